@@ -1,0 +1,14 @@
+//! The machine: NUMA nodes, distances, CPUs, cores, sockets, caches, memory and hugepages.
+//!
+//! [`machine`], [`set`] and [`units`] are plain types that every other crate may use. The readers of
+//! sysfs and procfs are behind the feature `sysfs`, so that pure crates cannot reach a file.
+
+#![forbid(unsafe_code)]
+
+pub mod machine;
+pub mod set;
+pub mod units;
+
+pub use machine::{CacheId, CoreId, Cpu, HugepagePool, Machine, Node, SocketId};
+pub use set::{CpuId, CpuSet, NodeId, NodeSet};
+pub use units::{Bytes, HugepageSize, ZoneKind};

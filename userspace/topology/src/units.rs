@@ -1,0 +1,143 @@
+//! Quantities with their unit in the type.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Bytes(pub u64);
+
+impl Bytes {
+    /// `count` KiB, at most `u64::MAX` bytes.
+    pub const fn kib(count: u64) -> Self {
+        Self(count.saturating_mul(1 << 10))
+    }
+
+    /// `count` MiB, at most `u64::MAX` bytes.
+    pub const fn mib(count: u64) -> Self {
+        Self(count.saturating_mul(1 << 20))
+    }
+
+    /// `count` GiB, at most `u64::MAX` bytes.
+    pub const fn gib(count: u64) -> Self {
+        Self(count.saturating_mul(1 << 30))
+    }
+}
+
+impl fmt::Display for Bytes {
+    /// The largest binary unit that divides the number: `1536Mi`, `2Gi`, `4097`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (shift, unit) in [(60, "Ei"), (50, "Pi"), (40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")] {
+            if self.0 != 0 && self.0.trailing_zeros() >= shift {
+                return write!(f, "{}{unit}", self.0 >> shift);
+            }
+        }
+        write!(f, "{}", self.0)
+    }
+}
+
+/// The size of a huge page. Prints as Kubernetes writes it in resource names: `2Mi`, `1Gi`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HugepageSize(pub Bytes);
+
+impl fmt::Display for HugepageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A kind of memory: base pages or huge pages of one size.
+///
+/// Prints as the Kubernetes resource: `memory`, `hugepages-2Mi`, `hugepages-1Gi`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ZoneKind {
+    /// Huge pages of one size, taken from the node's pool. Before `Memory`, as names sort.
+    Hugepages(HugepageSize),
+    /// Base pages.
+    Memory,
+}
+
+impl fmt::Display for ZoneKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory"),
+            Self::Hugepages(size) => write!(f, "hugepages-{size}"),
+        }
+    }
+}
+
+/// A text names no kind of memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a kind of memory (expected `memory` or `hugepages-SIZE`, such as `hugepages-2Mi`)")]
+pub struct ZoneKindError(pub String);
+
+impl FromStr for ZoneKind {
+    type Err = ZoneKindError;
+
+    fn from_str(text: &str) -> Result<Self, ZoneKindError> {
+        if text == "memory" {
+            return Ok(Self::Memory);
+        }
+        let size = || {
+            let size = text.strip_prefix("hugepages-")?;
+            let digits = size.find(|c: char| !c.is_ascii_digit())?;
+            let (count, unit) = size.split_at(digits);
+            let shift = match unit {
+                "Ki" => 10,
+                "Mi" => 20,
+                "Gi" => 30,
+                _ => return None,
+            };
+            let count: u64 = count.parse().ok().filter(|&count| count > 0)?;
+            Some(HugepageSize(Bytes(count.checked_mul(1 << shift)?)))
+        };
+        size().map(Self::Hugepages).ok_or_else(|| ZoneKindError(text.to_owned()))
+    }
+}
+
+impl Serialize for ZoneKind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ZoneKind {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_parse_and_print() {
+        for text in ["memory", "hugepages-2Mi", "hugepages-1Gi", "hugepages-64Ki"] {
+            assert_eq!(text.parse::<ZoneKind>().unwrap().to_string(), text);
+        }
+        assert_eq!("hugepages-1024Mi".parse::<ZoneKind>().unwrap().to_string(), "hugepages-1Gi");
+        for text in [
+            "",
+            "cpu",
+            "hugepages-",
+            "hugepages-2",
+            "hugepages-0Mi",
+            "hugepages-2M",
+            "hugepages-99999999999999999Gi",
+        ] {
+            assert!(text.parse::<ZoneKind>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_print_in_the_largest_unit_that_divides_them() {
+        assert_eq!(Bytes(0).to_string(), "0");
+        assert_eq!(Bytes(4097).to_string(), "4097");
+        assert_eq!(Bytes::mib(1536).to_string(), "1536Mi");
+        assert_eq!(Bytes::gib(2).to_string(), "2Gi");
+    }
+}
