@@ -1,1 +1,5 @@
-//! Empty.
+//! The daemon as a library.
+
+#![forbid(unsafe_code)]
+
+pub mod config;

@@ -1,0 +1,325 @@
+//! The configuration: a YAML file, then `NUMAWARD_*` variables, then flags; later ones win.
+//!
+//! All three become one tree that knows where each value was given ([`tree`]). The tree is held
+//! against the JSON schema that is generated from [`Config`] (unknown keys, ranges), then read by
+//! serde as often as it takes: each value that does not fit is reported and taken out, until the rest
+//! fits. So one run reports every error, each with its line, variable or flag.
+//!
+//! Nothing here reads the environment or the command line: the caller passes both in [`Sources`].
+
+mod schema;
+pub mod tree;
+mod types;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    schema::json_schema,
+    tree::{Origin, Position},
+    types::{Interval, ListenAddress, LogFormat, LogLevel},
+};
+use self::{
+    schema::{Known, closest},
+    tree::{Node, Value},
+};
+
+/// Where the configuration is looked for when no file is named.
+pub const DEFAULT_FILE: &str = "/etc/numaward/config.yaml";
+/// Names the file, like the flag `--config`.
+pub const FILE_VARIABLE: &str = "NUMAWARD_CONFIG";
+/// All variables start with this.
+pub const VARIABLE_PREFIX: &str = "NUMAWARD_";
+
+/// A file above this size is not a configuration.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// numaward's configuration. Every key may be left out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Config {
+    /// Address and port of the read-only HTTP server: metrics, health, API.
+    pub listen: ListenAddress,
+    /// What is logged, and how.
+    pub log: Log,
+    /// The eBPF probes.
+    pub probes: Probes,
+    /// How this host is observed.
+    pub observe: Observe,
+    /// Where the host's file system is found; not `/` where a container mounts it elsewhere.
+    pub host_root: PathBuf,
+    /// Where cgroup v2 is mounted. Left out: found in the host's mount table.
+    pub cgroup_mount: Option<PathBuf>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: ListenAddress(SocketAddr::from((Ipv4Addr::LOCALHOST, 9560))),
+            log: Log::default(),
+            probes: Probes::default(),
+            observe: Observe::default(),
+            host_root: PathBuf::from("/"),
+            cgroup_mount: None,
+        }
+    }
+}
+
+/// What is logged, and how. Logs go to standard error.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Log {
+    /// The least severe level that is logged.
+    pub level: LogLevel,
+    /// One line of text or one JSON object for each event.
+    pub format: LogFormat,
+}
+
+/// The eBPF probes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Probes {
+    /// Counts page allocations.
+    pub allocation: AllocationProbe,
+    /// How many workloads can have counters of their own. Those that come later are counted together
+    /// as `other`. The counters take 64 bytes for each workload and node, on some hosts times CPUs.
+    #[schemars(range(min = 1, max = 16_384))]
+    pub slots: u32,
+}
+
+impl Default for Probes {
+    fn default() -> Self {
+        Self { allocation: AllocationProbe::default(), slots: 512 }
+    }
+}
+
+/// The probe that counts page allocations.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct AllocationProbe {
+    /// Whether it is attached.
+    pub enabled: bool,
+    /// Logs single allocations at level `debug`. Costs much: for fault finding only.
+    pub debug_log: bool,
+}
+
+impl Default for AllocationProbe {
+    fn default() -> Self {
+        Self { enabled: true, debug_log: false }
+    }
+}
+
+/// How this host is observed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Observe {
+    /// How often where each workload's memory lies is read (`memory.numa_stat`). At least 5s: the
+    /// kernel adds the numbers up on each reading.
+    pub residency_interval: Interval,
+    /// How often the machine is read again: hotplug, hugepage pools.
+    pub topology_interval: Interval,
+    /// How long the series of a workload that went away are still served, so that the last
+    /// values are scraped.
+    pub keep_removed: Interval,
+}
+
+impl Default for Observe {
+    fn default() -> Self {
+        Self {
+            residency_interval: Interval(Duration::from_secs(10)),
+            topology_interval: Interval(Duration::from_secs(60)),
+            keep_removed: Interval(Duration::from_secs(300)),
+        }
+    }
+}
+
+/// From where the configuration is taken.
+#[derive(Debug, Default)]
+pub struct Sources {
+    /// The file that was named, by `--config` for one. It must exist, unlike [`DEFAULT_FILE`].
+    pub file: Option<PathBuf>,
+    /// The environment. Only names with [`VARIABLE_PREFIX`] are looked at.
+    pub variables: BTreeMap<String, String>,
+    /// Flags that were given.
+    pub flags: Vec<Flag>,
+}
+
+/// A flag that sets a value.
+#[derive(Debug)]
+pub struct Flag {
+    /// The flag, dashes included: `--listen`.
+    pub name: &'static str,
+    /// The key it sets, with dots: `log.level`.
+    pub key: &'static str,
+    /// Its value as given.
+    pub value: String,
+}
+
+/// A configuration and how it came about.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// The file that was read, if there was one.
+    pub file: Option<PathBuf>,
+    /// What is odd but no error.
+    pub warnings: Vec<String>,
+}
+
+/// One thing that is wrong with the configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    /// Where it was given.
+    #[serde(flatten)]
+    pub origin: Origin,
+    /// The key, with dots; empty if none is concerned.
+    pub path: String,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.origin, self.message)
+    }
+}
+
+/// Everything that is wrong with the configuration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Problems(pub Vec<Problem>);
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.len() {
+            1 => write!(f, "the configuration has a problem:")?,
+            count => write!(f, "the configuration has {count} problems:")?,
+        }
+        self.0.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
+    }
+}
+
+/// Reads, merges and checks the configuration.
+pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
+    let known = Known::new();
+    let mut problems = Vec::new();
+    let mut warnings = Vec::new();
+
+    let named = sources.file.clone().or_else(|| sources.variables.get(FILE_VARIABLE).map(PathBuf::from));
+    let path = named.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
+    let (mut tree, file) = match read(&path) {
+        Ok(text) => (tree::parse(&text, &path, &mut problems), Some(path.clone())),
+        Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
+            (tree::empty(&path), None)
+        }
+        Err(error) => {
+            let origin = Origin::File { file: path.clone(), position: None };
+            let message = format!("cannot be read: {error}");
+            problems.push(Problem { origin, path: String::new(), message });
+            (tree::empty(&path), None)
+        }
+    };
+    if let Value::Scalar(serde_json::Value::Null) = tree.value {
+        tree = tree::empty(&path);
+    }
+    if !matches!(tree.value, Value::Mapping(_)) {
+        problems.push(Problem {
+            origin: tree.origin.clone(),
+            path: String::new(),
+            message: "expected keys and values, such as \"listen: 127.0.0.1:9560\"".to_owned(),
+        });
+        tree = tree::empty(&path);
+    }
+
+    overlay(&mut tree, sources, &known, &mut warnings);
+    known.check(&mut tree, &mut problems);
+    let config = read_values(tree, &mut problems);
+    if problems.is_empty() { Ok(Loaded { config, file, warnings }) } else { Err(Problems(problems)) }
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    let size = std::fs::metadata(path)?.len();
+    if size > MAX_FILE_BYTES {
+        let message = format!("{size} bytes are more than the {MAX_FILE_BYTES} a configuration may have");
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, message));
+    }
+    std::fs::read_to_string(path)
+}
+
+/// Puts variables and flags over what the file says.
+fn overlay(tree: &mut Node, sources: &Sources, known: &Known, warnings: &mut Vec<String>) {
+    let keys: BTreeMap<String, &[String]> = known.leaves().map(|path| (variable_name(path), path)).collect();
+    let ours = sources.variables.iter().filter(|(name, _)| name.starts_with(VARIABLE_PREFIX));
+    for (name, text) in ours.filter(|(name, _)| *name != FILE_VARIABLE) {
+        let Some(path) = keys.get(name) else {
+            // No error: Kubernetes gives every container variables named after the services around
+            // it, and one may be called numaward.
+            let hint =
+                closest(name, keys.keys()).map_or(String::new(), |key| format!("; did you mean {key}?"));
+            warnings.push(format!("variable {name} sets nothing{hint}"));
+            continue;
+        };
+        let path: Vec<&str> = path.iter().map(String::as_str).collect();
+        tree.set(&path, known.scalar(&path, text), &Origin::Variable { variable: name.clone() });
+    }
+    for flag in &sources.flags {
+        let path: Vec<&str> = flag.key.split('.').collect();
+        tree.set(&path, known.scalar(&path, &flag.value), &Origin::Flag { flag: flag.name.to_owned() });
+    }
+}
+
+/// `log.level` is set by `NUMAWARD_LOG_LEVEL`, `hostRoot` by `NUMAWARD_HOST_ROOT`.
+fn variable_name(path: &[String]) -> String {
+    let mut name = VARIABLE_PREFIX.trim_end_matches('_').to_owned();
+    for key in path {
+        name.push('_');
+        for c in key.chars() {
+            if c.is_ascii_uppercase() {
+                name.push('_');
+            }
+            name.push(c.to_ascii_uppercase());
+        }
+    }
+    name
+}
+
+/// Reads the tree by serde, taking out what does not fit until the rest does.
+fn read_values(mut tree: Node, problems: &mut Vec<Problem>) -> Config {
+    loop {
+        let error = match serde_path_to_error::deserialize::<_, Config>(tree.to_json()) {
+            Ok(config) => return config,
+            Err(error) => error,
+        };
+        let path: Vec<String> = error
+            .path()
+            .iter()
+            .filter_map(|segment| match segment {
+                serde_path_to_error::Segment::Map { key } => Some(key.clone()),
+                serde_path_to_error::Segment::Seq { index } => Some(index.to_string()),
+                serde_path_to_error::Segment::Enum { .. } | serde_path_to_error::Segment::Unknown => None,
+            })
+            .collect();
+        let removed = tree.remove(&path);
+        let key = path.join(".");
+        let name = if key.is_empty() { String::new() } else { format!("{key}: ") };
+        let found = removed.is_some();
+        problems.push(Problem {
+            origin: removed.unwrap_or_else(|| tree.origin.clone()),
+            path: key,
+            message: format!("{name}{}", error.inner()),
+        });
+        if !found {
+            return Config::default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

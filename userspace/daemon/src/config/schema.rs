@@ -1,0 +1,145 @@
+//! What the configuration may hold, taken from the JSON schema that [`Config`] generates, so that the
+//! schema users see and the checks made here cannot differ.
+
+use serde_json::Value as Json;
+
+use super::{
+    Config, Problem,
+    tree::{Node, Value, resolve},
+};
+
+/// The JSON schema of the configuration, for editors and for values of a chart.
+pub fn json_schema() -> Json {
+    let settings = schemars::generate::SchemaSettings::draft2020_12().with(|settings| {
+        // The checks walk the schema; without references that is plain descent.
+        settings.inline_subschemas = true;
+    });
+    let mut schema = settings.into_generator().into_root_schema_for::<Config>().to_value();
+    if let Some(schema) = schema.as_object_mut() {
+        schema.insert("title".to_owned(), "numaward configuration".into());
+    }
+    schema
+}
+
+/// The keys that exist.
+pub(super) struct Known {
+    schema: Json,
+    leaves: Vec<Vec<String>>,
+}
+
+impl Known {
+    pub(super) fn new() -> Self {
+        let schema = json_schema();
+        let mut leaves = Vec::new();
+        collect_leaves(&schema, &mut Vec::new(), &mut leaves);
+        Self { schema, leaves }
+    }
+
+    /// The path of every key that holds a value.
+    pub(super) fn leaves(&self) -> impl Iterator<Item = &[String]> {
+        self.leaves.iter().map(Vec::as_slice)
+    }
+
+    /// What the text of a variable or flag means at this key: where a string is expected, itself.
+    pub(super) fn scalar(&self, path: &[&str], text: &str) -> Json {
+        let mut schema = &self.schema;
+        for key in path {
+            schema = &schema["properties"][*key];
+        }
+        if has_type(schema, "boolean") || has_type(schema, "integer") || has_type(schema, "number") {
+            resolve(text)
+        } else {
+            text.into()
+        }
+    }
+
+    /// Takes unknown keys and numbers out of range from the tree and reports them.
+    pub(super) fn check(&self, tree: &mut Node, problems: &mut Vec<Problem>) {
+        self.check_below(tree, &self.schema, &mut Vec::new(), problems);
+    }
+
+    fn check_below(
+        &self,
+        node: &mut Node,
+        schema: &Json,
+        path: &mut Vec<String>,
+        problems: &mut Vec<Problem>,
+    ) {
+        let Some(properties) = schema["properties"].as_object() else { return };
+        let Value::Mapping(entries) = &mut node.value else { return };
+        entries.retain_mut(|entry| {
+            path.push(entry.key.clone());
+            let problem = match properties.get(&entry.key) {
+                None => Some((entry.origin.clone(), self.unknown(path, properties.keys()))),
+                Some(schema) => match out_of_range(&entry.node, schema) {
+                    Some(message) => {
+                        Some((entry.node.origin.clone(), format!("{}: {message}", path.join("."))))
+                    }
+                    None => {
+                        self.check_below(&mut entry.node, schema, path, problems);
+                        None
+                    }
+                },
+            };
+            let keep = problem.is_none();
+            if let Some((origin, message)) = problem {
+                problems.push(Problem { origin, path: path.join("."), message });
+            }
+            path.pop();
+            keep
+        });
+    }
+
+    fn unknown<'a>(&self, path: &[String], siblings: impl Iterator<Item = &'a String> + Clone) -> String {
+        let Some((key, parents)) = path.split_last() else { return String::new() };
+        let place = if parents.is_empty() { String::new() } else { format!(" in {:?}", parents.join(".")) };
+        let hint = if let Some(sibling) = closest(key, siblings.clone()) {
+            format!("did you mean {sibling:?}?")
+        } else if let Some(leaf) = self.leaves.iter().find(|leaf| leaf.last() == Some(key)) {
+            format!("did you mean {:?}?", leaf.join("."))
+        } else {
+            let all: Vec<&str> = siblings.map(String::as_str).collect();
+            format!("known keys are {}", all.join(", "))
+        };
+        format!("unknown key {key:?}{place}; {hint}")
+    }
+}
+
+fn collect_leaves(schema: &Json, path: &mut Vec<String>, leaves: &mut Vec<Vec<String>>) {
+    let Some(properties) = schema["properties"].as_object() else {
+        leaves.push(path.clone());
+        return;
+    };
+    for (key, schema) in properties {
+        path.push(key.clone());
+        collect_leaves(schema, path, leaves);
+        path.pop();
+    }
+}
+
+fn has_type(schema: &Json, name: &str) -> bool {
+    match &schema["type"] {
+        Json::String(one) => one == name,
+        Json::Array(several) => several.iter().any(|one| one == name),
+        _ => false,
+    }
+}
+
+fn out_of_range(node: &Node, schema: &Json) -> Option<String> {
+    let Value::Scalar(Json::Number(number)) = &node.value else { return None };
+    let value = number.as_f64()?;
+    let (min, max) = (schema["minimum"].as_f64()?, schema["maximum"].as_f64()?);
+    (value < min || value > max).then(|| format!("{number} is not between {min} and {max}"))
+}
+
+/// The candidate that was most likely meant, if one is near enough.
+pub(super) fn closest<'a>(name: &str, candidates: impl Iterator<Item = &'a String>) -> Option<&'a str> {
+    let lower = name.to_ascii_lowercase();
+    candidates
+        .map(|candidate| {
+            (strsim::damerau_levenshtein(&lower, &candidate.to_ascii_lowercase()), candidate.as_str())
+        })
+        .filter(|(distance, candidate)| *distance <= 1 + candidate.len().min(name.len()) / 4)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}

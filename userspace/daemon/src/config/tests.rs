@@ -1,0 +1,160 @@
+use super::*;
+
+fn with_file(text: &str, variables: &[(&str, &str)], flags: Vec<Flag>) -> Result<Loaded, Vec<String>> {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.yaml");
+    std::fs::write(&file, text).unwrap();
+    let variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+    let prefix = format!("{}/", dir.path().display());
+    load(&Sources { file: Some(file), variables, flags })
+        .map_err(|problems| problems.0.iter().map(|p| p.to_string().replace(&prefix, "")).collect())
+}
+
+#[test]
+fn an_empty_file_gives_the_defaults() {
+    for text in ["", "# only a comment\n", "---\n", "probes:\nlog:\n"] {
+        assert_eq!(with_file(text, &[], vec![]).unwrap().config, Config::default(), "{text:?}");
+    }
+}
+
+#[test]
+fn flags_win_over_variables_and_those_over_the_file() {
+    let file = "listen: 127.0.0.1:1\nlog: {level: warn, format: json}\nprobes: {slots: 7, allocation: {enabled: true}}";
+    let variables = [
+        ("NUMAWARD_LISTEN", "127.0.0.1:2"),
+        ("NUMAWARD_LOG_LEVEL", "error"),
+        ("NUMAWARD_PROBES_ALLOCATION_ENABLED", "false"),
+        ("NUMAWARD_HOST_ROOT", "/host"),
+        ("NUMAWARD_OBSERVE_KEEP_REMOVED", "1m30s"),
+        ("HOME", "/x"),
+    ];
+    let flags = vec![Flag { name: "--listen", key: "listen", value: "[::1]:3".to_owned() }];
+    let loaded = with_file(file, &variables, flags).unwrap();
+    let expected = Config {
+        listen: "[::1]:3".parse().unwrap(),
+        log: Log { level: LogLevel::Error, format: LogFormat::Json },
+        probes: Probes { slots: 7, allocation: AllocationProbe { enabled: false, debug_log: false } },
+        observe: Observe { keep_removed: Interval(Duration::from_secs(90)), ..Observe::default() },
+        host_root: PathBuf::from("/host"),
+        cgroup_mount: None,
+    };
+    assert_eq!(loaded.config, expected);
+    assert_eq!(loaded.warnings, Vec::<String>::new());
+}
+
+#[test]
+fn every_error_is_reported_at_once_with_its_place() {
+    let file = "\
+lisen: 127.0.0.1:9560
+log:
+  level: loud
+  debugLog: true
+probes:
+  slots: 0
+  allocation: {enabled: yes, color: red}
+observe:
+  residencyInterval: 10
+hostRoot: [a]
+";
+    let variables = [("NUMAWARD_OBSERVE_KEEP_REMOVED", "soon"), ("NUMAWARD_PROBES_SLOTS", "70000")];
+    let flags = vec![Flag { name: "--listen", key: "listen", value: "localhost".to_owned() }];
+    let mut errors = with_file(file, &variables, flags).unwrap_err();
+    errors.sort();
+    assert_eq!(
+        errors,
+        [
+            "config.yaml:10:11: hostRoot: invalid type: sequence, expected path string",
+            "config.yaml:1:1: unknown key \"lisen\"; did you mean \"listen\"?",
+            "config.yaml:3:10: log.level: unknown variant `loud`, expected one of `error`, `warn`, `info`, `debug`, `trace`",
+            "config.yaml:4:3: unknown key \"debugLog\" in \"log\"; did you mean \"probes.allocation.debugLog\"?",
+            "config.yaml:7:25: probes.allocation.enabled: invalid type: string \"yes\", expected a boolean",
+            "config.yaml:7:30: unknown key \"color\" in \"probes.allocation\"; known keys are debugLog, enabled",
+            "config.yaml:9:22: observe.residencyInterval: invalid type: integer `10`, expected a string",
+            "flag --listen: listen: \"localhost\" is not an address and port (write it like 127.0.0.1:9560, \
+             0.0.0.0:9560 or [::]:9560)",
+            "variable NUMAWARD_OBSERVE_KEEP_REMOVED: observe.keepRemoved: \"soon\" is not a duration such as 10s or \
+             1m30s: expected number at 0",
+            "variable NUMAWARD_PROBES_SLOTS: probes.slots: 70000 is not between 1 and 16384",
+        ]
+    );
+}
+
+#[test]
+fn a_syntax_error_does_not_hide_the_others() {
+    let errors = with_file("lisen: x\nlog: {level: [", &[("NUMAWARD_LISTEN", "x")], vec![]).unwrap_err();
+    assert_eq!(errors.len(), 4, "{errors:?}");
+    assert!(errors.iter().any(|error| error.contains("not valid YAML")), "{errors:?}");
+    assert!(errors.iter().any(|error| error.contains("\"lisen\"")), "{errors:?}");
+    assert!(errors.iter().any(|error| error.contains("NUMAWARD_LISTEN")), "{errors:?}");
+}
+
+#[test]
+fn what_is_no_mapping_is_refused() {
+    for text in ["- a\n- b\n", "just words\n", "42\n"] {
+        let errors = with_file(text, &[], vec![]).unwrap_err();
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        assert!(errors[0].starts_with("config.yaml:1:1: expected keys and values"), "{errors:?}");
+    }
+}
+
+#[test]
+fn a_named_file_must_exist_and_a_directory_is_none() {
+    for file in ["/nonexistent/config.yaml", "/"] {
+        let sources = Sources { file: Some(PathBuf::from(file)), ..Sources::default() };
+        let error = load(&sources).unwrap_err().to_string();
+        assert!(error.contains(&format!("{file}: cannot be read")), "{error}");
+    }
+    let variables = BTreeMap::from([(FILE_VARIABLE.to_owned(), "/nonexistent.yaml".to_owned())]);
+    assert!(load(&Sources { variables, ..Sources::default() }).is_err());
+}
+
+#[test]
+fn an_unknown_variable_is_a_warning() {
+    let loaded =
+        with_file("", &[("NUMAWARD_LOGLEVEL", "info"), ("NUMAWARD_SERVICE_HOST", "10.0.0.1")], vec![])
+            .unwrap();
+    assert_eq!(
+        loaded.warnings,
+        [
+            "variable NUMAWARD_LOGLEVEL sets nothing; did you mean NUMAWARD_LOG_LEVEL?",
+            "variable NUMAWARD_SERVICE_HOST sets nothing",
+        ]
+    );
+}
+
+/// Every property of the schema can be given, and the defaults fit it.
+#[test]
+fn the_schema_and_the_defaults_agree() {
+    fn check(schema: &serde_json::Value, value: &serde_json::Value, path: &str) {
+        if let Some(properties) = schema["properties"].as_object() {
+            assert_eq!(schema["additionalProperties"], false, "{path}");
+            let object = value.as_object().unwrap();
+            assert!(object.keys().all(|key| properties.contains_key(key)), "{path}: {object:?}");
+            for (key, schema) in properties {
+                assert!(
+                    schema["description"].is_string() || schema["oneOf"].is_array(),
+                    "{path}.{key} has no description"
+                );
+                check(schema, &value[key], &format!("{path}.{key}"));
+            }
+        } else if value.is_null() {
+            assert!(schema["type"].as_array().is_some_and(|types| types.contains(&"null".into())), "{path}");
+        } else if let Some(variants) = schema["oneOf"].as_array() {
+            assert!(variants.iter().any(|variant| &variant["const"] == value), "{path}: {value}");
+        } else {
+            let expected = match value {
+                serde_json::Value::String(_) => "string",
+                serde_json::Value::Number(_) => "integer",
+                serde_json::Value::Bool(_) => "boolean",
+                other => panic!("{path}: {other}"),
+            };
+            let types = &schema["type"];
+            assert!(
+                types == expected || types.as_array().is_some_and(|types| types.contains(&expected.into())),
+                "{path}"
+            );
+        }
+    }
+    let default = serde_json::to_value(Config::default()).unwrap();
+    check(&json_schema(), &default, "");
+}

@@ -1,0 +1,358 @@
+//! A configuration as a tree whose every value knows where it came from.
+//!
+//! The YAML file, the variables and the flags become one tree before anything is interpreted, so that
+//! each later error can name a line and column, a variable or a flag. YAML is read by the core schema
+//! of YAML 1.2 (`yes` and `0777` are not what YAML 1.1 made of them); aliases and tags are refused.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span};
+use serde::Serialize;
+
+use super::Problem;
+
+/// Where a value was given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", tag = "source")]
+pub enum Origin {
+    /// In the configuration file.
+    #[serde(rename_all = "camelCase")]
+    File {
+        /// The file.
+        file: PathBuf,
+        /// Line, from 1; none if the whole file is meant.
+        #[serde(flatten)]
+        position: Option<Position>,
+    },
+    /// In a variable of the environment.
+    Variable {
+        /// Its name.
+        variable: String,
+    },
+    /// In a flag of the command line.
+    Flag {
+        /// The flag, dashes included.
+        flag: String,
+    },
+}
+
+/// A place in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Position {
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { file, position: Some(Position { line, column }) } => {
+                write!(f, "{}:{line}:{column}", file.display())
+            }
+            Self::File { file, position: None } => write!(f, "{}", file.display()),
+            Self::Variable { variable } => write!(f, "variable {variable}"),
+            Self::Flag { flag } => write!(f, "flag {flag}"),
+        }
+    }
+}
+
+/// A value and where it was given.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) origin: Origin,
+    pub(super) value: Value,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Value {
+    Scalar(serde_json::Value),
+    Sequence(Vec<Node>),
+    Mapping(Vec<Entry>),
+}
+
+/// A key of a mapping. Its place is the key's, not the value's.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) key: String,
+    pub(super) origin: Origin,
+    pub(super) node: Node,
+}
+
+impl Node {
+    /// The value without its origins. A key without a value counts as absent.
+    pub(super) fn to_json(&self) -> serde_json::Value {
+        match &self.value {
+            Value::Scalar(scalar) => scalar.clone(),
+            Value::Sequence(nodes) => nodes.iter().map(Self::to_json).collect(),
+            Value::Mapping(entries) => entries
+                .iter()
+                .filter(|entry| !matches!(entry.node.value, Value::Scalar(serde_json::Value::Null)))
+                .map(|entry| (entry.key.clone(), entry.node.to_json()))
+                .collect(),
+        }
+    }
+
+    /// Puts a scalar at a path, replacing what is there and adding the mappings that lead to it.
+    pub(super) fn set(&mut self, path: &[&str], scalar: serde_json::Value, origin: &Origin) {
+        let Some((&key, rest)) = path.split_first() else {
+            *self = Self { origin: origin.clone(), value: Value::Scalar(scalar) };
+            return;
+        };
+        if !matches!(self.value, Value::Mapping(_)) {
+            self.value = Value::Mapping(Vec::new());
+        }
+        let Value::Mapping(entries) = &mut self.value else { return };
+        let index = entries.iter().position(|entry| entry.key == key).unwrap_or_else(|| {
+            let node = Self { origin: origin.clone(), value: Value::Mapping(Vec::new()) };
+            entries.push(Entry { key: key.to_owned(), origin: origin.clone(), node });
+            entries.len() - 1
+        });
+        entries[index].node.set(rest, scalar, origin);
+    }
+
+    /// Removes what is at a path; says where it was.
+    pub(super) fn remove(&mut self, path: &[String]) -> Option<Origin> {
+        let (key, rest) = path.split_first()?;
+        match &mut self.value {
+            Value::Scalar(_) => None,
+            Value::Sequence(nodes) => {
+                let index = key.parse::<usize>().ok().filter(|&index| index < nodes.len())?;
+                if rest.is_empty() { Some(nodes.remove(index).origin) } else { nodes[index].remove(rest) }
+            }
+            Value::Mapping(entries) => {
+                let index = entries.iter().position(|entry| &entry.key == key)?;
+                if rest.is_empty() {
+                    Some(entries.remove(index).node.origin)
+                } else {
+                    entries[index].node.remove(rest)
+                }
+            }
+        }
+    }
+}
+
+/// Reads a YAML file. Problems are added to `problems`; what was understood is returned.
+pub(super) fn parse(text: &str, file: &Path, problems: &mut Vec<Problem>) -> Node {
+    let mut reader = Reader { file, problems, open: Vec::new(), root: None };
+    let mut parser = Parser::new_from_str(text);
+    while let Some(event) = parser.next_event() {
+        match event {
+            Ok((event, span)) => {
+                if !reader.take(&event, span) {
+                    break;
+                }
+            }
+            Err(error) => {
+                reader.problem(*error.marker(), format!("not valid YAML: {}", error.info()));
+                break;
+            }
+        }
+    }
+    // What is still open belongs to a text that broke off: keep what was read.
+    while !reader.open.is_empty() {
+        reader.close();
+    }
+    reader.root.unwrap_or_else(|| empty(file))
+}
+
+/// A file without content.
+pub(super) fn empty(file: &Path) -> Node {
+    Node { origin: Origin::File { file: file.to_owned(), position: None }, value: Value::Mapping(Vec::new()) }
+}
+
+/// Deeper nesting than any configuration has; keeps hostile files from exhausting the stack later.
+const MAX_DEPTH: usize = 32;
+
+struct Reader<'a> {
+    file: &'a Path,
+    problems: &'a mut Vec<Problem>,
+    open: Vec<Open>,
+    root: Option<Node>,
+}
+
+/// A collection whose end has not been read. A mapping waits for a key, or for the value of one.
+struct Open {
+    node: Node,
+    key: Option<(String, Origin)>,
+}
+
+impl Reader<'_> {
+    /// `false` if reading on makes no sense.
+    fn take(&mut self, event: &Event<'_>, span: Span) -> bool {
+        let at = span.start;
+        match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                if *anchor != 0 || tag.is_some() {
+                    self.problem(at, "anchors and tags are not supported".to_owned());
+                }
+                match self.open.last_mut() {
+                    Some(Open { node: Node { value: Value::Mapping(_), .. }, key: key @ None }) => {
+                        *key = Some((text.to_string(), place(self.file, at)));
+                    }
+                    _ => {
+                        let plain = *style == ScalarStyle::Plain;
+                        let scalar = if plain { resolve(text) } else { text.as_ref().into() };
+                        self.add(Node { origin: place(self.file, at), value: Value::Scalar(scalar) });
+                    }
+                }
+                true
+            }
+            Event::SequenceStart(anchor, tag) | Event::MappingStart(anchor, tag) => {
+                if *anchor != 0 || tag.is_some() {
+                    self.problem(at, "anchors and tags are not supported".to_owned());
+                }
+                if self.open.len() == MAX_DEPTH {
+                    self.problem(at, format!("nested deeper than {MAX_DEPTH} levels"));
+                    return false;
+                }
+                if let Some(Open { node: Node { value: Value::Mapping(_), .. }, key: None }) =
+                    self.open.last()
+                {
+                    self.problem(at, "a key must be a plain word".to_owned());
+                    return false;
+                }
+                let value = match event {
+                    Event::SequenceStart(..) => Value::Sequence(Vec::new()),
+                    _ => Value::Mapping(Vec::new()),
+                };
+                self.open.push(Open { node: Node { origin: place(self.file, at), value }, key: None });
+                true
+            }
+            Event::SequenceEnd | Event::MappingEnd => {
+                self.close();
+                true
+            }
+            Event::Alias(_) => {
+                self.problem(at, "aliases are not supported: write the value out".to_owned());
+                false
+            }
+            Event::DocumentStart(_) if self.root.is_some() => {
+                self.problem(at, "a second document: the file holds one configuration".to_owned());
+                false
+            }
+            _ => true,
+        }
+    }
+
+    fn close(&mut self) {
+        if let Some(Open { node, .. }) = self.open.pop() {
+            self.add(node);
+        }
+    }
+
+    fn add(&mut self, node: Node) {
+        let Some(parent) = self.open.last_mut() else {
+            self.root = Some(node);
+            return;
+        };
+        match (&mut parent.node.value, parent.key.take()) {
+            (Value::Sequence(nodes), _) => nodes.push(node),
+            (Value::Mapping(entries), Some((key, origin))) => {
+                if let Some(first) = entries.iter().find(|entry| entry.key == key) {
+                    let message = format!("the key {key:?} was given before, at {}", first.origin);
+                    self.problems.push(Problem { origin, path: key, message });
+                } else {
+                    entries.push(Entry { key, origin, node });
+                }
+            }
+            (Value::Mapping(_) | Value::Scalar(_), _) => {}
+        }
+    }
+
+    fn problem(&mut self, at: Marker, message: String) {
+        let origin = place(self.file, at);
+        self.problems.push(Problem { origin, path: String::new(), message });
+    }
+}
+
+fn place(file: &Path, at: Marker) -> Origin {
+    let position = Some(Position { line: at.line(), column: at.col() + 1 });
+    Origin::File { file: file.to_owned(), position }
+}
+
+/// What a plain scalar means by YAML 1.2's core schema (section 10.3.2).
+pub(super) fn resolve(text: &str) -> serde_json::Value {
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" => return serde_json::Value::Null,
+        "true" | "True" | "TRUE" => return true.into(),
+        "false" | "False" | "FALSE" => return false.into(),
+        _ => {}
+    }
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let radix = |digits: &str, radix| u64::from_str_radix(digits, radix).ok().map(serde_json::Value::from);
+    let number = if let Some(octal) = text.strip_prefix("0o") {
+        radix(octal, 8)
+    } else if let Some(hex) = text.strip_prefix("0x") {
+        radix(hex, 16)
+    } else if digits.starts_with(|c: char| c.is_ascii_digit() || c == '.')
+        && digits.contains(|c: char| c.is_ascii_digit())
+    {
+        let text = text.strip_prefix('+').unwrap_or(text);
+        text.parse::<u64>()
+            .map(Into::into)
+            .or_else(|_| text.parse::<i64>().map(Into::into))
+            .ok()
+            .or_else(|| text.parse::<f64>().ok().map(Into::into))
+    } else {
+        None
+    };
+    number.unwrap_or_else(|| text.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> (serde_json::Value, Vec<String>) {
+        let mut problems = Vec::new();
+        let node = parse(text, Path::new("f.yaml"), &mut problems);
+        (node.to_json(), problems.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn scalars_follow_the_core_schema() {
+        for (text, expected) in [
+            ("a: 1", serde_json::json!({"a": 1})),
+            ("a: -1", serde_json::json!({"a": -1})),
+            ("a: 0x10", serde_json::json!({"a": 16})),
+            ("a: 0o17", serde_json::json!({"a": 15})),
+            ("a: 1.5", serde_json::json!({"a": 1.5})),
+            ("a: yes", serde_json::json!({"a": "yes"})),
+            ("a: '1'", serde_json::json!({"a": "1"})),
+            ("a: True", serde_json::json!({"a": true})),
+            ("a: 127.0.0.1:1", serde_json::json!({"a": "127.0.0.1:1"})),
+            ("a: ~\nb: [x, 2]", serde_json::json!({"b": ["x", 2]})),
+            ("# nothing", serde_json::json!({})),
+        ] {
+            assert_eq!(read(text), (expected, vec![]), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_configuration_is_refused_with_its_place() {
+        for (text, expected) in [
+            ("a: 1\na: 2", "f.yaml:2:1: the key \"a\" was given before, at f.yaml:1:1"),
+            ("a: &x 1\nb: *x", "f.yaml:1:4: anchors and tags are not supported"),
+            ("a: !!str 1", "f.yaml:1:4: anchors and tags are not supported"),
+            ("? [a]\n: 1", "f.yaml:1:3: a key must be a plain word"),
+            ("a: 1\n---\nb: 1", "f.yaml:2:1: a second document: the file holds one configuration"),
+            ("a: 1\nb: [1", "not valid YAML"),
+            ("a:\n\t- 1", "f.yaml:2:"),
+        ] {
+            let problems = read(text).1;
+            assert!(problems.first().is_some_and(|first| first.contains(expected)), "{text}: {problems:?}");
+        }
+        let deep = "[".repeat(100_000);
+        assert!(read(&deep).1[0].contains("nested deeper"));
+    }
+
+    #[test]
+    fn what_stood_before_a_syntax_error_is_kept() {
+        assert_eq!(read("a: 1\nb: {c: 2\n").0, serde_json::json!({"a": 1, "b": {"c": 2}}));
+    }
+}

@@ -1,0 +1,120 @@
+//! Values with a form of their own.
+
+use std::{borrow::Cow, fmt, net::SocketAddr, str::FromStr, time::Duration};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+/// How severe an event must be to be logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// What failed.
+    Error,
+    /// And what works less well than it could.
+    Warn,
+    /// And what changed.
+    #[default]
+    Info,
+    /// And each request and decision.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+impl From<LogLevel> for tracing::Level {
+    fn from(level: LogLevel) -> Self {
+        match level {
+            LogLevel::Error => Self::ERROR,
+            LogLevel::Warn => Self::WARN,
+            LogLevel::Info => Self::INFO,
+            LogLevel::Debug => Self::DEBUG,
+            LogLevel::Trace => Self::TRACE,
+        }
+    }
+}
+
+/// The form of a logged event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// A line for people.
+    #[default]
+    Text,
+    /// A JSON object on a line.
+    Json,
+}
+
+/// Address and port to listen on. Port 0 takes any free one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenAddress(pub SocketAddr);
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for ListenAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|_| {
+            format!("{text:?} is not an address and port (write it like 127.0.0.1:9560, 0.0.0.0:9560 or [::]:9560)")
+        })
+    }
+}
+
+/// A span of time: `10s`, `1m30s`, `500ms`. Serves as an interval, so it is never zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interval(pub Duration);
+
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // As Kubernetes writes durations: without spaces.
+        f.write_str(&humantime::format_duration(self.0).to_string().replace(' ', ""))
+    }
+}
+
+impl FromStr for Interval {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match humantime::parse_duration(text) {
+            Ok(duration) if duration.is_zero() => Err("a duration must be above zero".to_owned()),
+            Ok(duration) => Ok(Self(duration)),
+            Err(error) => Err(format!("{text:?} is not a duration such as 10s or 1m30s: {error}")),
+        }
+    }
+}
+
+macro_rules! as_text {
+    ($name:ident, $example:literal, $pattern:literal) => {
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                Cow::<'de, str>::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn inline_schema() -> bool {
+                true
+            }
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({ "type": "string", "pattern": $pattern, "examples": [$example] })
+            }
+        }
+    };
+}
+
+as_text!(ListenAddress, "127.0.0.1:9560", r"^(\d+\.\d+\.\d+\.\d+|\[[0-9a-fA-F:.]+(%\d+)?\]):\d+$");
+as_text!(Interval, "1m30s", r"^(\d+\s*[a-zµ]+\s*)+$");
