@@ -5,10 +5,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod builder;
 pub mod machine;
 pub mod set;
 pub mod units;
 
+pub use builder::MachineBuilder;
 pub use machine::{CacheId, CoreId, Cpu, HugepagePool, Machine, Node, SocketId};
 pub use set::{CpuId, CpuSet, NodeId, NodeSet};
 pub use units::{Bytes, HugepageSize, ZoneKind};

@@ -12,6 +12,14 @@ use crate::{
     units::{Bytes, HugepageSize},
 };
 
+/// The distance of a node to itself (ACPI SLIT; `LOCAL_DISTANCE` of the kernel).
+pub const LOCAL_DISTANCE: u32 = 10;
+/// The distance between two nodes where the firmware tells none (`REMOTE_DISTANCE` of the kernel).
+pub const REMOTE_DISTANCE: u32 = 20;
+
+/// Size of the sections of memory that [`Machine::memory_sections`] numbers.
+pub const SECTION_SIZE: Bytes = Bytes::mib(128);
+
 /// A host's CPUs and memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
@@ -100,5 +108,60 @@ impl Machine {
     /// The distance between two nodes, where the machine reports one.
     pub fn distance(&self, from: NodeId, to: NodeId) -> Option<u32> {
         self.nodes.get(&from)?.distances.get(&to).copied()
+    }
+
+    /// The node of each section of physical memory, by section number: section `n` starts at
+    /// `n *` [`SECTION_SIZE`].
+    ///
+    /// A section that two nodes share (a memory block may span nodes, or be smaller than a section) is left
+    /// out: its pages cannot be told apart by their address.
+    pub fn memory_sections(&self) -> impl Iterator<Item = (u64, NodeId)> + use<> {
+        let mut sections: BTreeMap<u64, Option<NodeId>> = BTreeMap::new();
+        let size = self.memory_block_size.0;
+        for (&id, node) in &self.nodes {
+            for (first, past) in node.memory_blocks.iter().filter_map(|&block| {
+                let start = block.checked_mul(size)?;
+                Some((start / SECTION_SIZE.0, start.checked_add(size)?.div_ceil(SECTION_SIZE.0)))
+            }) {
+                for section in first..past {
+                    sections
+                        .entry(section)
+                        .and_modify(|owner| *owner = owner.filter(|&owner| owner == id))
+                        .or_insert(Some(id));
+                }
+            }
+        }
+        sections.into_iter().filter_map(|(section, node)| Some((section, node?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sections(block: Bytes, blocks: &[(u32, &[u64])]) -> Vec<(u64, u32)> {
+        let nodes = blocks
+            .iter()
+            .map(|&(id, blocks)| (NodeId(id), Node { memory_blocks: blocks.to_vec(), ..Node::default() }));
+        let machine = Machine { nodes: nodes.collect(), memory_block_size: block, ..Machine::default() };
+        machine.memory_sections().map(|(section, node)| (section, node.0)).collect()
+    }
+
+    #[test]
+    fn each_section_has_the_node_of_its_block() {
+        assert_eq!(sections(Bytes::mib(128), &[(0, &[0, 1]), (1, &[4])]), [(0, 0), (1, 0), (4, 1)]);
+        assert_eq!(sections(Bytes::mib(256), &[(0, &[0]), (3, &[2])]), [(0, 0), (1, 0), (4, 3), (5, 3)]);
+    }
+
+    #[test]
+    fn a_section_of_two_nodes_is_left_out() {
+        assert_eq!(sections(Bytes::mib(128), &[(0, &[0, 1]), (1, &[1, 2])]), [(0, 0), (2, 1)]);
+        assert_eq!(sections(Bytes::mib(16), &[(0, &[0, 1, 8]), (1, &[9, 16])]), [(0, 0), (2, 1)]);
+    }
+
+    #[test]
+    fn without_blocks_or_beyond_all_addresses_there_is_none() {
+        assert_eq!(sections(Bytes(0), &[(0, &[0, 1])]), []);
+        assert_eq!(sections(Bytes::gib(2), &[(0, &[u64::MAX])]), []);
     }
 }
