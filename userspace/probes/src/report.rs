@@ -1,0 +1,93 @@
+//! What each probe is, how it runs, and why not better.
+
+use std::{fmt, time::Duration};
+
+use numaward_topology::NodeSet;
+
+/// A family of eBPF programs that answers one question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Probe {
+    /// Where pages are allocated: the tracepoint `kmem:mm_page_alloc`.
+    Alloc,
+}
+
+impl fmt::Display for Probe {
+    /// The metric label `probe`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Alloc => "alloc",
+        })
+    }
+}
+
+/// How a probe is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Mode {
+    /// A BTF-typed raw tracepoint: the cheapest hook, reads kernel structures directly.
+    TpBtf,
+    /// A classic tracepoint through perf: dearer, needs tracefs.
+    Tracepoint,
+    /// Not attached.
+    Absent,
+}
+
+impl fmt::Display for Mode {
+    /// The metric label `mode`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TpBtf => "tp_btf",
+            Self::Tracepoint => "tracepoint",
+            Self::Absent => "absent",
+        })
+    }
+}
+
+/// Whether a probe's counts were compared with known allocations after it was attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SelfCheck {
+    /// Pages touched on these nodes were counted on them.
+    Passed(NodeSet),
+    /// Not compared, and why. The probe counts nevertheless.
+    Unchecked(String),
+}
+
+/// The state of one probe. Every known probe has one report, also where it could not be loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbeReport {
+    /// Which probe.
+    pub probe: Probe,
+    /// How it is attached.
+    pub mode: Mode,
+    /// Why it is not attached by a better mode; `None` for the best one.
+    pub reason: Option<String>,
+    /// The comparison with known allocations; `None` where the probe is absent.
+    pub self_check: Option<SelfCheck>,
+}
+
+/// What a probe costs, as the kernel counts it.
+///
+/// The kernel counts runs and their time only while somebody asks for statistics
+/// ([`crate::Probes::stats_window`]); both then include some 30–40 ns a run for reading the clock twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeStats {
+    /// Which probe.
+    pub probe: Probe,
+    /// Time spent in it while statistics were on, over all CPUs, since it was attached.
+    pub run_time: Duration,
+    /// Runs while statistics were on, since it was attached.
+    pub run_count: u64,
+    /// Events that the kernel did not hand to the probe because it interrupted the probe itself on
+    /// the same CPU, since it was attached. Counted whether or not statistics are on.
+    pub events_lost: u64,
+}
+
+/// How full a map is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapUsage {
+    /// The map's name; the metric label `map`.
+    pub map: &'static str,
+    /// Entries in use.
+    pub entries: u64,
+    /// Entries it can hold.
+    pub capacity: u64,
+}
