@@ -1,0 +1,281 @@
+//! Turns a [`Snapshot`] into metric families, at each scrape.
+
+use std::{fmt, sync::Arc};
+
+use numaward_topology::Bytes;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{
+        DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, LabelSetEncoder,
+        MetricEncoder, NoLabelSet,
+    },
+    metrics::MetricType,
+    registry::Unit,
+};
+
+use super::snapshot::{Snapshot, WorkloadFigures};
+
+/// Gives the current figures. Called once for each scrape, on a thread that may block.
+pub trait Source: fmt::Debug + Send + Sync + 'static {
+    /// Takes them.
+    fn snapshot(&self) -> Snapshot;
+}
+
+/// Serves what a [`Source`] gives.
+#[derive(Debug)]
+pub(super) struct Figures(pub(super) Arc<dyn Source>);
+
+impl Collector for Figures {
+    fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
+        let snapshot = self.0.snapshot();
+        let nodes: Vec<String> = snapshot.nodes.iter().map(|node| node.node.to_string()).collect();
+        let mut families = Families { encoder, snapshot: &snapshot, nodes: &nodes };
+        families.allocated()?;
+        families.resident()?;
+        families.trouble()?;
+        families.node_memory()?;
+        families.own()
+    }
+}
+
+struct Families<'a, 'e> {
+    encoder: DescriptorEncoder<'e>,
+    snapshot: &'a Snapshot,
+    nodes: &'a [String],
+}
+
+impl Families<'_, '_> {
+    fn allocated(&mut self) -> fmt::Result {
+        let (snapshot, nodes) = (self.snapshot, self.nodes);
+        let mut family = Family::counter(
+            &mut self.encoder,
+            "memory_allocated",
+            "User memory allocated, by node of the page and whether the allocating CPU was of that node",
+            Some(&Unit::Bytes),
+        )?;
+        let counted = || {
+            snapshot.workloads.iter().filter_map(|workload| Some((workload, workload.allocated.as_ref()?)))
+        };
+        for (workload, allocated) in counted() {
+            let mut labels = LeadingLabels::new(&workload.name);
+            for (node, bytes) in nodes.iter().zip(allocated) {
+                let key = labels.then(node, "locality");
+                family.count([(key, "local")], &bytes.local.0)?;
+                family.count([(key, "remote")], &bytes.remote.0)?;
+            }
+        }
+        let mut family = Family::counter(
+            &mut self.encoder,
+            "kernel_memory_allocated",
+            "Kernel memory allocated on behalf of the workload, by node of the page; a lower bound",
+            Some(&Unit::Bytes),
+        )?;
+        for (workload, allocated) in counted() {
+            for (node, bytes) in nodes.iter().zip(allocated) {
+                family.count([("workload", &*workload.name), ("node", node)], &bytes.kernel.0)?;
+            }
+        }
+        let mut family = Family::counter(
+            &mut self.encoder,
+            "unknown_node_allocated",
+            "Memory allocated on a page whose node the probe could not tell",
+            Some(&Unit::Bytes),
+        )?;
+        match snapshot.unknown_node {
+            Some(Bytes(bytes)) => family.0.encode_counter::<NoLabelSet, _, u64>(&bytes, None),
+            None => Ok(()),
+        }
+    }
+
+    fn resident(&mut self) -> fmt::Result {
+        let mut family = Family::gauge(
+            &mut self.encoder,
+            "memory_resident",
+            "Memory of the workload by the node it lies on (memory.numa_stat)",
+            Some(&Unit::Bytes),
+        )?;
+        for workload in &self.snapshot.workloads {
+            let Some(resident) = &workload.resident else { continue };
+            let mut labels = LeadingLabels::new(&workload.name);
+            for (node, bytes) in self.nodes.iter().zip(resident.iter()) {
+                let key = labels.then(node, "type");
+                for (kind, Bytes(bytes)) in
+                    [("anon", bytes.anon), ("file", bytes.file), ("kernel", bytes.kernel)]
+                {
+                    family.set([(key, kind)], &bytes)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn trouble(&mut self) -> fmt::Result {
+        let mut seconds = |name, help, value: fn(&WorkloadFigures) -> Option<f64>| {
+            let mut family = Family::counter(&mut self.encoder, name, help, Some(&Unit::Seconds))?;
+            self.snapshot
+                .workloads
+                .iter()
+                .filter_map(|workload| Some((workload, value(workload)?)))
+                .try_for_each(|(workload, seconds)| family.count([("workload", &*workload.name)], &seconds))
+        };
+        seconds(
+            "memory_pressure_waiting",
+            "Time in which a task of the workload waited for memory",
+            |workload| Some(workload.pressure?.waiting.as_secs_f64()),
+        )?;
+        seconds(
+            "memory_pressure_stalled",
+            "Time in which all tasks of the workload that had work waited for memory",
+            |workload| Some(workload.pressure?.stalled.as_secs_f64()),
+        )?;
+        let mut family = Family::counter(
+            &mut self.encoder,
+            "oom_kills",
+            "Processes of the workload that the OOM killer took (memory.events)",
+            None,
+        )?;
+        for workload in &self.snapshot.workloads {
+            if let Some(kills) = workload.oom_kills {
+                family.count([("workload", &*workload.name)], &kills)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn node_memory(&mut self) -> fmt::Result {
+        let help = "Memory of the node by kind (base pages or huge pages of one size) and state";
+        let mut family = Family::gauge(&mut self.encoder, "node_memory", help, Some(&Unit::Bytes))?;
+        for (node, memory) in self.nodes.iter().zip(&self.snapshot.nodes) {
+            for (kind, total, free) in &memory.kinds {
+                let kind = kind.to_string();
+                for (state, bytes) in [("total", Some(*total)), ("free", *free)] {
+                    if let Some(Bytes(bytes)) = bytes {
+                        family.set([("node", node.as_str()), ("kind", &kind), ("state", state)], &bytes)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What numaward says of itself.
+    fn own(&mut self) -> fmt::Result {
+        let snapshot = self.snapshot;
+        let help = "Workloads that are observed, by whether they have counters of their own";
+        let mut family = Family::gauge(&mut self.encoder, "workloads", help, None)?;
+        family.set([("counters", "own")], &snapshot.workloads_with_slot)?;
+        family.set([("counters", "other")], &snapshot.workloads_without_slot)?;
+
+        let help = "The probes: how each is attached and why not better; the value is always 1";
+        let mut family = Family::gauge(&mut self.encoder, "probe", help, None)?;
+        for probe in &snapshot.probes {
+            family
+                .set([("probe", &*probe.probe), ("mode", &probe.mode), ("reason", &probe.reason)], &1_u64)?;
+        }
+        let mut family = Family::counter(
+            &mut self.encoder,
+            "probe_runtime",
+            "Time spent in the probe, where the kernel measures it (kernel.bpf_stats_enabled)",
+            Some(&Unit::Seconds),
+        )?;
+        for probe in &snapshot.probes {
+            if let Some(runtime) = probe.runtime {
+                family.count([("probe", &*probe.probe)], &runtime.as_secs_f64())?;
+            }
+        }
+        let mut family =
+            Family::gauge(&mut self.encoder, "probe_map_entries", "Entries in use in the map", None)?;
+        for map in &snapshot.maps {
+            family.set([("map", &*map.map)], &map.entries)?;
+        }
+        let help = "Entries the map has room for";
+        let mut family = Family::gauge(&mut self.encoder, "probe_map_capacity", help, None)?;
+        for map in &snapshot.maps {
+            family.set([("map", &*map.map)], &map.capacity)?;
+        }
+        Ok(())
+    }
+}
+
+/// One family being written.
+struct Family<'e>(MetricEncoder<'e>);
+
+impl<'e> Family<'e> {
+    fn counter(
+        encoder: &'e mut DescriptorEncoder<'_>,
+        name: &'e str,
+        help: &str,
+        unit: Option<&'e Unit>,
+    ) -> Result<Self, fmt::Error> {
+        encoder.encode_descriptor(name, help, unit, MetricType::Counter).map(Self)
+    }
+
+    fn gauge(
+        encoder: &'e mut DescriptorEncoder<'_>,
+        name: &'e str,
+        help: &str,
+        unit: Option<&'e Unit>,
+    ) -> Result<Self, fmt::Error> {
+        encoder.encode_descriptor(name, help, unit, MetricType::Gauge).map(Self)
+    }
+
+    fn count<const N: usize>(
+        &mut self,
+        labels: [(&str, &str); N],
+        value: &impl EncodeCounterValue,
+    ) -> fmt::Result {
+        self.0.encode_family(&Labels(labels))?.encode_counter::<NoLabelSet, _, u64>(value, None)
+    }
+
+    fn set<const N: usize>(
+        &mut self,
+        labels: [(&str, &str); N],
+        value: &impl EncodeGaugeValue,
+    ) -> fmt::Result {
+        self.0.encode_family(&Labels(labels))?.encode_gauge(value)
+    }
+}
+
+struct Labels<'a, const N: usize>([(&'a str, &'a str); N]);
+
+impl<const N: usize> EncodeLabelSet for Labels<'_, N> {
+    fn encode(&self, encoder: &mut LabelSetEncoder) -> fmt::Result {
+        self.0.as_slice().encode(encoder)
+    }
+}
+
+/// The labels `workload` and `node`, rendered once for all lines that share them.
+///
+/// The encoder hands on label by label in five writes each, and there are hundreds of thousands of
+/// lines: rendered labels ride in front of the key of the last one, which the encoder writes as it is.
+struct LeadingLabels {
+    text: String,
+    workload_bytes: usize,
+}
+
+impl LeadingLabels {
+    fn new(workload: &str) -> Self {
+        let mut text = String::with_capacity(workload.len() + 48);
+        text.push_str("workload=\"");
+        for c in workload.chars() {
+            match c {
+                '\\' => text.push_str("\\\\"),
+                '"' => text.push_str("\\\""),
+                '\n' => text.push_str("\\n"),
+                c => text.push(c),
+            }
+        }
+        text.push_str("\",node=\"");
+        let workload_bytes = text.len();
+        Self { text, workload_bytes }
+    }
+
+    /// The key of the label that follows, with the labels before it.
+    fn then(&mut self, node: &str, key: &str) -> &str {
+        self.text.truncate(self.workload_bytes);
+        self.text.push_str(node);
+        self.text.push_str("\",");
+        self.text.push_str(key);
+        &self.text
+    }
+}

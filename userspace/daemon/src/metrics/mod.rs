@@ -1,0 +1,64 @@
+//! Metrics: what this host does, in the text formats of Prometheus and OpenMetrics.
+//!
+//! Nothing is counted twice: figures are taken from their source at each scrape ([`Source`]) and
+//! written straight to the response ([`encode`]). Only what numaward itself does (scrapes) is kept in
+//! the registry, which is made once and passed in.
+
+mod collector;
+mod exposition;
+mod snapshot;
+
+use std::{fmt, sync::Arc, time::Instant};
+
+use bytes::Bytes;
+use prometheus_client::{
+    metrics::{histogram::Histogram, info::Info},
+    registry::{Registry, Unit},
+};
+
+pub use self::{
+    collector::Source,
+    exposition::Format,
+    snapshot::{
+        Allocated, MapFigures, NodeMemory, Pressure, ProbeFigures, Resident, Snapshot, WorkloadFigures,
+    },
+};
+
+/// All metrics of the daemon.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    scrape_duration: Histogram,
+}
+
+impl Metrics {
+    /// Registers what the source gives and what numaward says of itself.
+    pub fn new(source: Arc<dyn Source>) -> Self {
+        let mut registry = Registry::with_prefix("numaward");
+        registry.register(
+            "build",
+            "The build of numaward that runs",
+            Info::new([("version", crate::VERSION)]),
+        );
+        let scrape_duration = Histogram::new([0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0]);
+        registry.register_with_unit(
+            "scrape_duration",
+            "Time taken to write the metrics, until the reader had them",
+            Unit::Seconds,
+            scrape_duration.clone(),
+        );
+        registry.register_collector(Box::new(collector::Figures(source)));
+        Self { registry, scrape_duration }
+    }
+
+    /// Writes all metrics, piece by piece. Blocks; ends early when the sink returns `false`.
+    pub fn encode(&self, format: Format, sink: impl FnMut(Bytes) -> bool) -> fmt::Result {
+        let start = Instant::now();
+        exposition::encode(&self.registry, format, sink)?;
+        self.scrape_duration.observe(start.elapsed().as_secs_f64());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

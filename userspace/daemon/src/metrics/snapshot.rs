@@ -1,0 +1,103 @@
+//! What one scrape serves: plain numbers, taken at one time. Tests and benchmarks make their own.
+
+use std::{sync::Arc, time::Duration};
+
+use numaward_topology::{Bytes, NodeId, ZoneKind};
+
+/// Everything that is known of this host at one time.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// The online nodes.
+    pub nodes: Vec<NodeMemory>,
+    /// The workloads, the collective `other` among them.
+    pub workloads: Vec<WorkloadFigures>,
+    /// Allocations on a node that the probe could not tell, if it runs.
+    pub unknown_node: Option<Bytes>,
+    /// The probes.
+    pub probes: Vec<ProbeFigures>,
+    /// The maps of the probes.
+    pub maps: Vec<MapFigures>,
+    /// Workloads with counters of their own.
+    pub workloads_with_slot: u64,
+    /// Workloads that are counted as `other` for want of a slot.
+    pub workloads_without_slot: u64,
+}
+
+/// A node's memory by kind.
+#[derive(Clone, Debug)]
+pub struct NodeMemory {
+    /// The node.
+    pub node: NodeId,
+    /// Kind, all of it, and what is free where that is known.
+    pub kinds: Vec<(ZoneKind, Bytes, Option<Bytes>)>,
+}
+
+/// A workload's figures. A part that cannot be read is absent, never zero.
+#[derive(Clone, Debug)]
+pub struct WorkloadFigures {
+    /// The value of the label `workload`.
+    pub name: Arc<str>,
+    /// By node, in the order of [`Snapshot::nodes`]: what was allocated since the daemon saw it first.
+    pub allocated: Option<Vec<Allocated>>,
+    /// By node, in the order of [`Snapshot::nodes`]: where its memory lies.
+    pub resident: Option<Arc<[Resident]>>,
+    /// From `memory.pressure`.
+    pub pressure: Option<Pressure>,
+    /// Processes that the OOM killer took (`oom_kill` of `memory.events`).
+    pub oom_kills: Option<u64>,
+}
+
+/// Bytes allocated on one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allocated {
+    /// User memory, by a CPU of this node.
+    pub local: Bytes,
+    /// User memory, by a CPU of another node.
+    pub remote: Bytes,
+    /// Kernel memory; a lower bound.
+    pub kernel: Bytes,
+}
+
+/// Bytes that lie on one node (`memory.numa_stat`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resident {
+    /// Anonymous memory.
+    pub anon: Bytes,
+    /// Page cache, tmpfs and shared memory.
+    pub file: Bytes,
+    /// Kernel stacks, page tables and slabs.
+    pub kernel: Bytes,
+}
+
+/// Time lost for want of memory (`memory.pressure`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pressure {
+    /// At least one task waited.
+    pub waiting: Duration,
+    /// All tasks that had work waited.
+    pub stalled: Duration,
+}
+
+/// A probe and how it runs.
+#[derive(Clone, Debug)]
+pub struct ProbeFigures {
+    /// Its name.
+    pub probe: String,
+    /// How it is attached, or `absent`.
+    pub mode: String,
+    /// Why not better; empty where nothing is wanting.
+    pub reason: String,
+    /// Time spent in it, if the kernel measures that (`kernel.bpf_stats_enabled`).
+    pub runtime: Option<Duration>,
+}
+
+/// How full a map is.
+#[derive(Clone, Debug)]
+pub struct MapFigures {
+    /// Its name.
+    pub map: String,
+    /// Entries in use.
+    pub entries: u64,
+    /// Entries it has room for.
+    pub capacity: u64,
+}

@@ -1,0 +1,151 @@
+use std::time::Duration;
+
+use numaward_topology::{Bytes, NodeId, ZoneKind};
+
+use super::*;
+
+#[derive(Debug)]
+struct Fixed(Snapshot);
+
+impl Source for Fixed {
+    fn snapshot(&self) -> Snapshot {
+        self.0.clone()
+    }
+}
+
+fn written(snapshot: Snapshot, format: Format) -> String {
+    let mut text = Vec::new();
+    Metrics::new(Arc::new(Fixed(snapshot)))
+        .encode(format, |piece| {
+            text.extend_from_slice(&piece);
+            true
+        })
+        .unwrap();
+    String::from_utf8(text).unwrap()
+}
+
+fn snapshot() -> Snapshot {
+    let workload = |name: &str| WorkloadFigures {
+        name: name.into(),
+        allocated: Some(vec![Allocated { local: Bytes(4096), remote: Bytes(8192), kernel: Bytes(0) }]),
+        resident: Some([Resident { anon: Bytes(1), file: Bytes(2), kernel: Bytes(3) }].into()),
+        pressure: Some(Pressure { waiting: Duration::from_millis(1500), stalled: Duration::ZERO }),
+        oom_kills: Some(0),
+    };
+    let blind = WorkloadFigures {
+        allocated: None,
+        resident: None,
+        pressure: None,
+        oom_kills: None,
+        ..workload("blind")
+    };
+    Snapshot {
+        nodes: vec![NodeMemory {
+            node: NodeId(2),
+            kinds: vec![
+                ("hugepages-2Mi".parse().unwrap(), Bytes::mib(4), Some(Bytes::mib(2))),
+                (ZoneKind::Memory, Bytes::gib(1), None),
+            ],
+        }],
+        workloads: vec![workload("a\\b\"c\nd.service"), blind],
+        unknown_node: Some(Bytes(0)),
+        probes: vec![ProbeFigures {
+            probe: "alloc".to_owned(),
+            mode: "absent".to_owned(),
+            reason: "no BTF".to_owned(),
+            runtime: None,
+        }],
+        maps: vec![MapFigures { map: "LEAF".to_owned(), entries: 3, capacity: 16 }],
+        workloads_with_slot: 1,
+        workloads_without_slot: 1,
+    }
+}
+
+/// What both formats share: lines of samples.
+const SAMPLES: &str = r#"numaward_build_info{version="VERSION"} 1
+numaward_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",node="2",locality="local"} 4096
+numaward_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",node="2",locality="remote"} 8192
+numaward_kernel_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",node="2"} 0
+numaward_unknown_node_allocated_bytes_total 0
+numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="anon"} 1
+numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="file"} 2
+numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="kernel"} 3
+numaward_memory_pressure_waiting_seconds_total{workload="a\\b\"c\nd.service"} 1.5
+numaward_memory_pressure_stalled_seconds_total{workload="a\\b\"c\nd.service"} 0.0
+numaward_oom_kills_total{workload="a\\b\"c\nd.service"} 0
+numaward_node_memory_bytes{node="2",kind="hugepages-2Mi",state="total"} 4194304
+numaward_node_memory_bytes{node="2",kind="hugepages-2Mi",state="free"} 2097152
+numaward_node_memory_bytes{node="2",kind="memory",state="total"} 1073741824
+numaward_workloads{counters="own"} 1
+numaward_workloads{counters="other"} 1
+numaward_probe{probe="alloc",mode="absent",reason="no BTF"} 1
+numaward_probe_map_entries{map="LEAF"} 3
+numaward_probe_map_capacity{map="LEAF"} 16
+"#;
+
+fn samples(text: &str) -> String {
+    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.contains("scrape_duration"));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+#[test]
+fn both_formats_carry_the_same_samples() {
+    let expected = SAMPLES.replace("VERSION", crate::VERSION);
+    assert_eq!(samples(&written(snapshot(), Format::OpenMetrics)), expected);
+    assert_eq!(samples(&written(snapshot(), Format::Prometheus)), expected);
+}
+
+#[test]
+fn open_metrics_names_families_without_suffix_and_ends() {
+    let text = written(snapshot(), Format::OpenMetrics);
+    assert!(text.contains(
+        "# TYPE numaward_memory_allocated_bytes counter\n# UNIT numaward_memory_allocated_bytes bytes\n"
+    ));
+    assert!(text.contains("# TYPE numaward_build info\n"));
+    assert!(text.ends_with("\n# EOF\n"));
+}
+
+#[test]
+fn prometheus_text_names_families_as_their_samples() {
+    let text = written(snapshot(), Format::Prometheus);
+    assert!(text.contains(
+        "# HELP numaward_oom_kills_total Processes of the workload that the OOM killer took (memory.events)\n\
+         # TYPE numaward_oom_kills_total counter\n\
+         numaward_oom_kills_total{"
+    ));
+    assert!(text.contains("# TYPE numaward_build_info gauge\nnumaward_build_info{"));
+    assert!(text.contains("# TYPE numaward_scrape_duration_seconds histogram\n"));
+    assert!(!text.contains("# UNIT") && !text.contains("# EOF"), "{text}");
+}
+
+/// Each family is declared once, before its samples, and every sample belongs to the family above it.
+#[test]
+fn samples_follow_their_family() {
+    for format in [Format::Prometheus, Format::OpenMetrics] {
+        let text = written(snapshot(), format);
+        let mut families = Vec::new();
+        for line in text.lines() {
+            if let Some(declared) = line.strip_prefix("# TYPE ") {
+                let name = declared.split(' ').next().unwrap().to_owned();
+                assert!(!families.contains(&name), "{name} twice");
+                families.push(name);
+            } else if !line.starts_with('#') {
+                assert!(line.starts_with(families.last().unwrap()), "{line}");
+            }
+        }
+        assert!(families.iter().all(|name| name.starts_with("numaward_")), "{families:?}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_writing() {
+    let mut pieces = 0;
+    let workloads = vec![snapshot().workloads.remove(0); 10_000];
+    let metrics = Metrics::new(Arc::new(Fixed(Snapshot { workloads, ..snapshot() })));
+    let result = metrics.encode(Format::Prometheus, |_| {
+        pieces += 1;
+        false
+    });
+    assert!(result.is_err());
+    assert_eq!(pieces, 1);
+}
