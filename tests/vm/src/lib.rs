@@ -1,0 +1,37 @@
+//! Virtual machines with several NUMA nodes.
+//!
+//! The problem: what numaward promises can only be proven on machines with several nodes, on several kernels, as
+//! root, and without leaving a trace on the host. So each proof boots a machine under QEMU (software emulation: no
+//! `/dev/kvm` is needed), runs one shell script in it as root and takes the exit code home.
+//!
+//! Terms: the *host* runs QEMU, the *guest* is inside. A [`Machine`] says which nodes the guest has, a [`Kernel`] is
+//! one unpacked by `cargo xtask setup`, a [`Vm`] is both with what is copied in.
+//!
+//! The guest has three serial ports, so that nothing a script prints can be taken for something else:
+//! `ttyS0` is the kernel's console (kept, its tail is shown in errors), `ttyS1` carries the script's output,
+//! `ttyS2` carries one line `exit CODE` after the script has ended.
+//!
+//! Invariants: a guest never outlives the process that started it nor its time limit; the only ways out are the
+//! script's exit code and an [`Error`].
+
+#![forbid(unsafe_code)]
+
+mod cache;
+mod error;
+mod initramfs;
+mod machine;
+mod vm;
+
+pub use cache::{Cache, Kernel};
+pub use error::Error;
+pub use machine::{Machine, Node, SpecError};
+pub use vm::{Forward, Running, Vm, find_tool};
+
+/// What must be on the host's PATH (or in `/usr/sbin`, `/sbin`) to boot a guest, with the Debian package of each.
+pub const TOOLS: &[(&str, &str)] = &[
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("busybox", "busybox-static"),
+    ("cpio", "cpio"),
+    ("timeout", "coreutils"),
+    ("setpriv", "util-linux"),
+];

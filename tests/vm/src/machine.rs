@@ -1,0 +1,281 @@
+//! Which nodes a guest has, from the command line's notation to QEMU's.
+
+use std::fmt::Write as _;
+
+/// One NUMA node of a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Node {
+    /// CPUs; 0 makes a memory-only node.
+    pub cpus: u32,
+    /// Memory in MiB; 0 makes a node without memory.
+    pub memory_mib: u64,
+}
+
+/// The nodes of a guest and, if given, their distances (`distances[from][to]`, as in the ACPI SLIT).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Machine {
+    nodes: Vec<Node>,
+    distances: Option<Vec<Vec<u8>>>,
+}
+
+/// The description of a machine is wrong.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SpecError {
+    /// A list does not have one entry per node.
+    #[error("{option} has {given} entries, but there are {nodes} nodes: give one per node")]
+    Count {
+        /// The option.
+        option: &'static str,
+        /// Entries in it.
+        given: usize,
+        /// Nodes.
+        nodes: usize,
+    },
+    /// An entry cannot be read.
+    #[error("{option}: `{value}` is not {expected}")]
+    Value {
+        /// The option.
+        option: &'static str,
+        /// The entry.
+        value: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// More than QEMU or a guest can do.
+    #[error("{0}")]
+    Impossible(String),
+}
+
+/// What a node gets when nothing is said.
+const DEFAULT_NODE: Node = Node { cpus: 2, memory_mib: 512 };
+const DEFAULT_NODES: usize = 2;
+/// Limits of QEMU's q35 machine.
+const MAX_NODES: usize = 128;
+const MAX_CPUS: u32 = 255;
+/// Below this in all, a kernel with an initramfs does not come up.
+const MIN_TOTAL_MIB: u64 = 192;
+const LOCAL_DISTANCE: u8 = 10;
+
+impl Machine {
+    /// From the options of `cargo xtask vm run`: the number of nodes (else the length of the longest list, else 2),
+    /// CPUs per node (`2,2,0`), memory per node (`512M,1G,256M`) and distances row by row (`10,21;21,10`).
+    pub fn parse(
+        nodes: Option<usize>,
+        cpus: Option<&str>,
+        memory: Option<&str>,
+        distances: Option<&str>,
+    ) -> Result<Self, SpecError> {
+        let cpus =
+            cpus.map(|text| list(text, "--cpus", "a number of CPUs", |v| v.parse().ok())).transpose()?;
+        let memory = memory.map(|text| list(text, "--memory", SIZE, mebibytes)).transpose()?;
+        let distances = distances
+            .map(|text| {
+                text.split(';')
+                    .map(|row| list(row, "--distances", "a distance from 10 to 254", distance))
+                    .collect::<Result<Vec<_>, _>>()
+            })
+            .transpose()?;
+        let count = nodes
+            .or(cpus.as_ref().map(Vec::len))
+            .or(memory.as_ref().map(Vec::len))
+            .or(distances.as_ref().map(Vec::len))
+            .unwrap_or(DEFAULT_NODES);
+        let cpus = cpus.unwrap_or_else(|| vec![DEFAULT_NODE.cpus; count]);
+        let memory = memory.unwrap_or_else(|| vec![DEFAULT_NODE.memory_mib; count]);
+        for (option, given) in [("--cpus", cpus.len()), ("--memory", memory.len())] {
+            if given != count {
+                return Err(SpecError::Count { option, given, nodes: count });
+            }
+        }
+        let nodes =
+            cpus.into_iter().zip(memory).map(|(cpus, memory_mib)| Node { cpus, memory_mib }).collect();
+        Self::new(nodes, distances)
+    }
+
+    /// From values; the same checks as [`Machine::parse`].
+    pub fn new(nodes: Vec<Node>, distances: Option<Vec<Vec<u8>>>) -> Result<Self, SpecError> {
+        let impossible = |text: String| Err(SpecError::Impossible(text));
+        if nodes.is_empty() || nodes.len() > MAX_NODES {
+            return impossible(format!("{} nodes: a machine has 1 to {MAX_NODES}", nodes.len()));
+        }
+        if let Some(empty) = nodes.iter().position(|node| node.cpus == 0 && node.memory_mib == 0) {
+            return impossible(format!("node {empty} has neither CPUs nor memory: give it one of them"));
+        }
+        let cpus = nodes.iter().fold(0, |sum: u32, node| sum.saturating_add(node.cpus));
+        if cpus == 0 || cpus > MAX_CPUS {
+            return impossible(format!("{cpus} CPUs in all: a machine has 1 to {MAX_CPUS}"));
+        }
+        let total = nodes.iter().fold(0, |sum: u64, node| sum.saturating_add(node.memory_mib));
+        if total < MIN_TOTAL_MIB {
+            return impossible(format!(
+                "{total} MiB of memory in all: a kernel needs {MIN_TOTAL_MIB} MiB to come up"
+            ));
+        }
+        if let Some(rows) = &distances {
+            if rows.len() != nodes.len() {
+                return Err(SpecError::Count {
+                    option: "--distances",
+                    given: rows.len(),
+                    nodes: nodes.len(),
+                });
+            }
+            for (from, row) in rows.iter().enumerate() {
+                if row.len() != nodes.len() {
+                    return impossible(format!(
+                        "--distances: row {from} has {} entries, but there are {} nodes",
+                        row.len(),
+                        nodes.len()
+                    ));
+                }
+                for (to, &value) in row.iter().enumerate() {
+                    if (from == to) != (value == LOCAL_DISTANCE) {
+                        return impossible(format!(
+                            "--distances: from node {from} to node {to} it is {value}; {LOCAL_DISTANCE} is the distance of a node to itself, all others are 11 to 254"
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(Self { nodes, distances })
+    }
+
+    /// The nodes; the index is the node's id.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// QEMU's arguments for CPUs, memory and nodes.
+    pub(crate) fn qemu_args(&self) -> Vec<String> {
+        let total_cpus: u32 = self.nodes.iter().map(|node| node.cpus).sum();
+        let total_memory: u64 = self.nodes.iter().map(|node| node.memory_mib).sum();
+        let mut args = Vec::new();
+        let mut push = |name: &str, value: String| args.extend([name.to_owned(), value]);
+
+        // A socket must not span nodes (the kernel would complain about its caches), so each node with CPUs is a
+        // socket where they are all of one size, and each CPU is one where they are not.
+        let sizes: Vec<u32> = self.nodes.iter().map(|node| node.cpus).filter(|&cpus| cpus > 0).collect();
+        let cores = if sizes.windows(2).all(|pair| pair[0] == pair[1]) { sizes[0] } else { 1 };
+        push("-smp", format!("{total_cpus},sockets={},cores={cores}", total_cpus / cores));
+        push("-m", format!("{total_memory}M"));
+
+        let mut first_cpu = 0;
+        for (id, node) in self.nodes.iter().enumerate() {
+            let mut numa = format!("node,nodeid={id}");
+            if node.cpus > 0 {
+                // Writing to a String cannot fail.
+                let _ = write!(numa, ",cpus={first_cpu}-{}", first_cpu + node.cpus - 1);
+                first_cpu += node.cpus;
+            }
+            if node.memory_mib > 0 {
+                push("-object", format!("memory-backend-ram,id=m{id},size={}M", node.memory_mib));
+                let _ = write!(numa, ",memdev=m{id}");
+            }
+            push("-numa", numa);
+        }
+        for (from, row) in self.distances.iter().flatten().enumerate() {
+            for (to, value) in row.iter().enumerate() {
+                push("-numa", format!("dist,src={from},dst={to},val={value}"));
+            }
+        }
+        args
+    }
+}
+
+fn list<T>(
+    text: &str,
+    option: &'static str,
+    expected: &'static str,
+    parse: impl Fn(&str) -> Option<T>,
+) -> Result<Vec<T>, SpecError> {
+    text.split(',')
+        .map(|entry| {
+            let entry = entry.trim();
+            parse(entry).ok_or_else(|| SpecError::Value { option, value: entry.to_owned(), expected })
+        })
+        .collect()
+}
+
+const SIZE: &str = "a size such as 512M or 2G";
+
+fn mebibytes(text: &str) -> Option<u64> {
+    if text == "0" {
+        return Some(0);
+    }
+    let (number, factor) = match text.strip_suffix(['M', 'm']) {
+        Some(number) => (number, 1),
+        None => (text.strip_suffix(['G', 'g'])?, 1024),
+    };
+    number.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+fn distance(text: &str) -> Option<u8> {
+    text.parse().ok().filter(|value| (LOCAL_DISTANCE..=254).contains(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(machine: &Machine) -> String {
+        machine.qemu_args().join(" ")
+    }
+
+    #[test]
+    fn the_default_is_two_nodes() {
+        let machine = Machine::parse(None, None, None, None).unwrap();
+        assert_eq!(machine.nodes(), [DEFAULT_NODE; 2]);
+        assert_eq!(
+            args(&machine),
+            "-smp 4,sockets=2,cores=2 -m 1024M \
+             -object memory-backend-ram,id=m0,size=512M -numa node,nodeid=0,cpus=0-1,memdev=m0 \
+             -object memory-backend-ram,id=m1,size=512M -numa node,nodeid=1,cpus=2-3,memdev=m1"
+        );
+    }
+
+    #[test]
+    fn nodes_may_be_uneven_and_lack_cpus_or_memory() {
+        let machine = Machine::parse(Some(3), Some("2,1,0"), Some("512M,0,1G"), None).unwrap();
+        assert_eq!(
+            args(&machine),
+            "-smp 3,sockets=3,cores=1 -m 1536M \
+             -object memory-backend-ram,id=m0,size=512M -numa node,nodeid=0,cpus=0-1,memdev=m0 \
+             -numa node,nodeid=1,cpus=2-2 \
+             -object memory-backend-ram,id=m2,size=1024M -numa node,nodeid=2,memdev=m2"
+        );
+    }
+
+    #[test]
+    fn distances_give_the_number_of_nodes_and_every_pair() {
+        let machine = Machine::parse(None, None, None, Some("10,21;31,10")).unwrap();
+        assert!(args(&machine).ends_with(
+            "-numa dist,src=0,dst=0,val=10 -numa dist,src=0,dst=1,val=21 \
+             -numa dist,src=1,dst=0,val=31 -numa dist,src=1,dst=1,val=10"
+        ));
+    }
+
+    #[test]
+    fn wrong_descriptions_are_named() {
+        type Options = (Option<usize>, Option<&'static str>, Option<&'static str>, Option<&'static str>);
+        let table: &[(Options, &str)] = &[
+            ((Some(0), None, None, None), "0 nodes: a machine has 1 to 128"),
+            ((Some(2), Some("2,2,0"), None, None), "--cpus has 3 entries, but there are 2 nodes"),
+            ((None, Some("2,2"), Some("1G"), None), "--memory has 1 entries, but there are 2 nodes"),
+            ((None, Some("2,x"), None, None), "--cpus: `x` is not a number of CPUs"),
+            ((None, None, Some("512,1G"), None), "--memory: `512` is not a size such as 512M or 2G"),
+            ((None, None, Some("99999999999999999999G"), None), "is not a size"),
+            ((None, Some("0,0"), None, None), "0 CPUs in all"),
+            ((None, Some("200,200"), None, None), "400 CPUs in all: a machine has 1 to 255"),
+            ((None, Some("2,0"), Some("1G,0"), None), "node 1 has neither CPUs nor memory"),
+            ((None, None, Some("64M"), None), "64 MiB of memory in all"),
+            ((None, None, None, Some("10,21;21")), "row 1 has 1 entries"),
+            ((Some(3), None, None, Some("10,21;21,10")), "--distances has 2 entries, but there are 3 nodes"),
+            ((None, None, None, Some("10,10;21,10")), "from node 0 to node 1 it is 10"),
+            ((None, None, None, Some("11,21;21,10")), "from node 0 to node 0 it is 11"),
+            ((None, None, None, Some("10,255;21,10")), "`255` is not a distance from 10 to 254"),
+        ];
+        for ((nodes, cpus, memory, distances), message) in table {
+            let error = Machine::parse(*nodes, *cpus, *memory, *distances).unwrap_err().to_string();
+            assert!(error.contains(message), "{error:?} should contain {message:?}");
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! Booting a guest and taking its exit code home.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use std::{env, str};
+
+use tempfile::TempDir;
+
+use crate::initramfs::Initramfs;
+use crate::{Error, Kernel, Machine, TOOLS};
+
+/// The order matters: each needs those before it.
+const NETWORK_MODULES: &[&str] = &[
+    "virtio",
+    "virtio_ring",
+    "virtio_pci_modern_dev",
+    "virtio_pci_legacy_dev",
+    "virtio_pci",
+    "failover",
+    "net_failover",
+    "virtio_net",
+];
+/// Lines of the console shown in an error.
+const TAIL_LINES: usize = 40;
+const DEFAULT_LIMIT: Duration = Duration::from_secs(180);
+/// How `timeout` ends when it had to stop its command: politely, and by SIGKILL.
+const TIMED_OUT: [i32; 2] = [124, 137];
+
+/// A TCP port of the host's loopback interface that leads to one of the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Forward {
+    /// On 127.0.0.1 of the host.
+    pub host: u16,
+    /// In the guest.
+    pub guest: u16,
+}
+
+impl str::FromStr for Forward {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let port = |text: &str| text.parse::<u16>().ok().filter(|&port| port > 0);
+        text.split_once(':')
+            .and_then(|(host, guest)| Some(Self { host: port(host)?, guest: port(guest)? }))
+            .ok_or_else(|| format!("`{text}` is not HOSTPORT:GUESTPORT"))
+    }
+}
+
+/// A guest to be booted.
+#[derive(Debug, Clone)]
+pub struct Vm {
+    kernel: Kernel,
+    machine: Machine,
+    append: Vec<String>,
+    files: Vec<(PathBuf, String)>,
+    forwards: Vec<Forward>,
+    limit: Duration,
+}
+
+impl Vm {
+    /// Such a machine with this kernel; it may run for three minutes.
+    pub fn new(kernel: Kernel, machine: Machine) -> Self {
+        Self {
+            kernel,
+            machine,
+            append: Vec::new(),
+            files: Vec::new(),
+            forwards: Vec::new(),
+            limit: DEFAULT_LIMIT,
+        }
+    }
+
+    /// More arguments for the kernel.
+    #[must_use]
+    pub fn append(mut self, arguments: impl Into<String>) -> Self {
+        self.append.push(arguments.into());
+        self
+    }
+
+    /// Copies a file of the host into the guest, mode included.
+    #[must_use]
+    pub fn file(mut self, host: impl Into<PathBuf>, guest: impl Into<String>) -> Self {
+        self.files.push((host.into(), guest.into()));
+        self
+    }
+
+    /// Lets the host's loopback interface reach a port of the guest. Nothing else gets in, nothing gets out.
+    #[must_use]
+    pub fn forward(mut self, forward: Forward) -> Self {
+        self.forwards.push(forward);
+        self
+    }
+
+    /// The time after which the guest is stopped, booting included.
+    #[must_use]
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Boots, runs `script` (busybox sh) as root with its output going to `output` as it comes, and returns its
+    /// exit code.
+    pub fn run(&self, script: &str, output: &mut dyn Write) -> Result<u8, Error> {
+        self.start(script)?.finish(output)
+    }
+
+    /// Boots and returns at once. The guest is stopped when the returned value is dropped.
+    pub fn start(&self, script: &str) -> Result<Running, Error> {
+        let mut busybox = PathBuf::new();
+        for (tool, package) in TOOLS {
+            let path = find_tool(tool).ok_or(Error::NoTool { tool, package })?;
+            if *tool == "busybox" {
+                busybox = path;
+            }
+        }
+        let folder = tempfile::Builder::new()
+            .prefix("numaward-vm-")
+            .tempdir()
+            .map_err(Error::io("creating a folder in", env::temp_dir()))?;
+        let initrd = folder.path().join("initrd");
+        self.stage(folder.path().join("root"), &busybox, script)?.pack(&initrd)?;
+
+        let [console, status, stderr] = ["console", "status", "stderr"].map(|name| folder.path().join(name));
+        let errors = File::create(&stderr).map_err(Error::io("creating", &stderr))?;
+        let chardev = |id: &str, path: &Path| format!("file,id={id},path={}", path.display());
+        let kernel_arguments =
+            ["console=ttyS0 panic=-1 oops=panic quiet", &self.append.join(" ")].join(" ").trim().to_owned();
+        let child = Command::new("setpriv")
+            // When this process dies, however it dies, so does the guest.
+            .args(["--pdeathsig", "TERM", "timeout", "--foreground", "--kill-after=5"])
+            .arg(self.limit.as_secs().max(1).to_string())
+            .args(["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-M", "q35"])
+            // Without `-cx16`, kernel 6.12 panics at boot under the emulation of QEMU 7.2.
+            .args(["-accel", "tcg,thread=multi", "-cpu", "max,-cx16"])
+            .args(["-display", "none", "-monitor", "none", "-no-reboot"])
+            .args(self.machine.qemu_args())
+            .arg("-kernel")
+            .arg(self.kernel.image())
+            .arg("-initrd")
+            .arg(&initrd)
+            .args(["-append", &kernel_arguments])
+            .args(["-chardev", &chardev("console", &console), "-serial", "chardev:console"])
+            .args(["-chardev", "stdio,id=output,signal=off", "-serial", "chardev:output"])
+            .args(["-chardev", &chardev("status", &status), "-serial", "chardev:status"])
+            .args(self.network_args())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(errors)
+            .spawn()
+            .map_err(Error::io("starting", "setpriv"))?;
+        Ok(Running { child, _folder: folder, console, status, stderr, limit: self.limit })
+    }
+
+    fn stage(&self, folder: PathBuf, busybox: &Path, script: &str) -> Result<Initramfs, Error> {
+        let tree = Initramfs::new(folder)?;
+        tree.text(include_str!("init.sh"), "/init")?;
+        tree.text(script, "/numaward-vm/script")?;
+        tree.file(busybox, "/bin/busybox")?;
+        if !self.forwards.is_empty() {
+            let modules: Vec<_> =
+                NETWORK_MODULES.iter().filter_map(|name| Some((*name, self.kernel.module(name)?))).collect();
+            for (name, path) in &modules {
+                tree.file(path, &format!("/numaward-vm/{name}.ko"))?;
+            }
+            let names: Vec<_> = modules.iter().map(|(name, _)| *name).collect();
+            tree.text(&names.join("\n"), "/numaward-vm/modules")?;
+            tree.text("", "/numaward-vm/network")?;
+        }
+        for (host, guest) in &self.files {
+            tree.file(host, guest)?;
+        }
+        Ok(tree)
+    }
+
+    fn network_args(&self) -> Vec<String> {
+        if self.forwards.is_empty() {
+            return Vec::new();
+        }
+        let forwards: String = self
+            .forwards
+            .iter()
+            .map(|forward| format!(",hostfwd=tcp:127.0.0.1:{}-:{}", forward.host, forward.guest))
+            .collect();
+        [
+            "-netdev",
+            &format!("user,id=n0,restrict=on{forwards}"),
+            "-device",
+            "virtio-net-pci,netdev=n0,romfile=",
+        ]
+        .map(str::to_owned)
+        .to_vec()
+    }
+}
+
+/// A guest that has been started.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    /// Removed with everything in it on drop.
+    _folder: TempDir,
+    console: PathBuf,
+    status: PathBuf,
+    stderr: PathBuf,
+    limit: Duration,
+}
+
+impl Running {
+    /// The process to signal (SIGTERM) to stop the guest.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether the guest has ended.
+    pub fn ended(&mut self) -> io::Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
+    /// Passes the script's output on until the guest ends, and returns the script's exit code.
+    pub fn finish(mut self, output: &mut dyn Write) -> Result<u8, Error> {
+        if let Some(mut stdout) = self.child.stdout.take() {
+            let mut buffer = [0; 8192];
+            loop {
+                let count = match stdout.read(&mut buffer) {
+                    Ok(0) => break,
+                    Ok(count) => count,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                    Err(error) => {
+                        return Err(Error::io("reading the output of", "qemu-system-x86_64")(error));
+                    }
+                };
+                output
+                    .write_all(&buffer[..count])
+                    .and_then(|()| output.flush())
+                    .map_err(Error::io("passing on the output of", "qemu-system-x86_64"))?;
+            }
+        }
+        let status = self.child.wait().map_err(Error::io("waiting for", "qemu-system-x86_64"))?;
+        let text = |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
+        let console = text(&self.console);
+        if let Some(code) = exit_code(&text(&self.status)) {
+            return Ok(code);
+        }
+        if let Some(reason) = console.lines().find(|line| line.contains("Kernel panic")) {
+            return Err(Error::Panic { reason: reason.trim().to_owned(), console: tail(&console) });
+        }
+        match status.code() {
+            Some(0) => Err(Error::NoExitCode { console: tail(&console) }),
+            Some(code) if TIMED_OUT.contains(&code) => {
+                Err(Error::Timeout { limit: self.limit, console: tail(&console) })
+            }
+            _ => Err(Error::Qemu { status, stderr: text(&self.stderr).trim().to_owned() }),
+        }
+    }
+
+    /// The last lines of the guest's console so far.
+    pub fn console_tail(&self) -> String {
+        tail(&String::from_utf8_lossy(&fs::read(&self.console).unwrap_or_default()))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Already waited for in the ordinary case. SIGKILL to `timeout` would orphan QEMU; it passes SIGTERM on.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// The one line that the guest's init writes, and nothing else.
+fn exit_code(status: &str) -> Option<u8> {
+    status.strip_prefix("exit ")?.strip_suffix('\n')?.parse().ok()
+}
+
+fn tail(console: &str) -> String {
+    let lines: Vec<_> = console.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+    if lines.is_empty() {
+        return "The console is empty: the kernel did not get to its first message.".to_owned();
+    }
+    let shown = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+    format!("The console's last lines:\n    {}", shown.join("\n    "))
+}
+
+/// The path of one of [`TOOLS`], from PATH or the folders of the administrator's tools, which an ordinary user's PATH may lack.
+pub fn find_tool(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
+        .map(|folder| folder.join(name))
+        .find(|candidate| candidate.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_marker_is_an_exit_code() {
+        assert_eq!(exit_code("exit 0\n"), Some(0));
+        assert_eq!(exit_code("exit 255\n"), Some(255));
+        for wrong in ["", "exit", "exit 3", "exit 256\n", "exit -1\n", "exit 0\nexit 1\n", "x\nexit 0\n"] {
+            assert_eq!(exit_code(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn forwards_are_read() {
+        assert_eq!("19560:9560".parse(), Ok(Forward { host: 19560, guest: 9560 }));
+        for wrong in ["", "1", "1:", ":1", "0:1", "1:70000", "a:b", "1:2:3"] {
+            assert!(wrong.parse::<Forward>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_tail_is_the_end() {
+        let console: String = (0..100).map(|line| format!("line {line}\r\n\r\n")).collect();
+        let tail = tail(&console);
+        assert!(
+            tail.ends_with("line 99") && tail.contains("line 60\n") && !tail.contains("line 59\n"),
+            "{tail}"
+        );
+    }
+}
