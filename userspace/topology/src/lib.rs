@@ -8,6 +8,8 @@
 pub mod builder;
 pub mod machine;
 pub mod set;
+#[cfg(feature = "sysfs")]
+pub mod sysfs;
 pub mod units;
 
 pub use builder::MachineBuilder;

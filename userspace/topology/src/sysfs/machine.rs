@@ -1,0 +1,344 @@
+//! [`read`]: the machine's nodes and CPUs.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use super::{
+    ReadError,
+    memory::{NO_NUMA_NODE, mem_total},
+    source::Source,
+};
+use crate::{
+    machine::{CacheId, CoreId, Cpu, HugepagePool, LOCAL_DISTANCE, Machine, Node, REMOTE_DISTANCE, SocketId},
+    set::{CpuId, CpuSet, NodeId},
+    units::{Bytes, HugepageSize},
+};
+
+pub(super) const NODES: &str = "sys/devices/system/node";
+const CPUS: &str = "sys/devices/system/cpu";
+const MEMORY: &str = "sys/devices/system/memory";
+const HUGEPAGES: &str = "sys/kernel/mm/hugepages";
+
+/// Far above the 2 GiB of today's kernels, and low enough to count sections by.
+const LARGEST_MEMORY_BLOCK: u64 = 1 << 40;
+
+/// Reads the machine below `root` (see [the module](super)).
+///
+/// Offline CPUs and nodes are left out. A CPU of unknown package (`-1`, as on Arm boards without ACPI) counts
+/// as socket 0. The last-level cache of a CPU is its unified cache of the highest level.
+pub fn read(root: &Path) -> Result<Machine, ReadError> {
+    let source = Source { root };
+    let online: CpuSet = source.ids(&format!("{CPUS}/online"), "the online CPUs; is sysfs mounted?")?;
+    if online.is_empty() {
+        return Err(ReadError::malformed(
+            &source.path(&format!("{CPUS}/online")),
+            None,
+            "",
+            "a CPU list with at least one CPU",
+        ));
+    }
+    let possible: Option<CpuSet> = source.optional_ids(&format!("{CPUS}/possible"), "the possible CPUs")?;
+    let isolated: Option<CpuSet> = source.optional_ids(&format!("{CPUS}/isolated"), "the isolated CPUs")?;
+
+    let mut nodes = if source.exists(NODES) {
+        numa_nodes(source, &online)?
+    } else {
+        BTreeMap::from([(NO_NUMA_NODE, whole_machine(source, &online)?)])
+    };
+    let sizes: BTreeSet<HugepageSize> = hugepage_sizes(source, HUGEPAGES)?
+        .into_iter()
+        .chain(nodes.values().flat_map(|node| node.hugepages.keys().copied()))
+        .collect();
+    for node in nodes.values_mut() {
+        for &size in &sizes {
+            // Nodes without memory have no pool directories.
+            node.hugepages.entry(size).or_default();
+        }
+    }
+
+    let cpus = cpus(source, &online, &nodes)?;
+    Ok(Machine {
+        memory_block_size: memory_block_size(source)?,
+        possible_cpus: &possible.unwrap_or_default() | &online,
+        isolated_cpus: &isolated.unwrap_or_default() & &online,
+        nodes,
+        cpus,
+    })
+}
+
+fn numa_nodes(source: Source<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeId, Node>, ReadError> {
+    let list = format!("{NODES}/online");
+    let ids = source.ids(&list, "the online NUMA nodes")?;
+    if ids.is_empty() {
+        let expected = "a node list with at least one node";
+        return Err(ReadError::malformed(&source.path(&list), None, "", expected));
+    }
+    let ids: Vec<NodeId> = ids.iter().collect();
+    let mut nodes = BTreeMap::new();
+    for &id in &ids {
+        let dir = format!("{NODES}/node{id}");
+        let cpus: CpuSet = source.ids(&format!("{dir}/cpulist"), "the node's CPUs")?;
+        let node = Node {
+            // Some architectures list offline CPUs too.
+            cpus: &cpus & online_cpus,
+            memory: mem_total(source, id)?,
+            hugepages: hugepage_pools(source, &format!("{dir}/hugepages"))?,
+            distances: distances(source, id, &ids)?,
+            memory_blocks: source.numbered_entries(&dir, "memory", "", "the node's memory blocks")?,
+        };
+        nodes.insert(id, node);
+    }
+    Ok(nodes)
+}
+
+/// The only node of a kernel without NUMA.
+fn whole_machine(source: Source<'_>, online_cpus: &CpuSet) -> Result<Node, ReadError> {
+    Ok(Node {
+        cpus: online_cpus.clone(),
+        memory: mem_total(source, NO_NUMA_NODE)?,
+        hugepages: hugepage_pools(source, HUGEPAGES)?,
+        distances: BTreeMap::from([(NO_NUMA_NODE, LOCAL_DISTANCE)]),
+        memory_blocks: source.numbered_entries(MEMORY, "memory", "", "the memory blocks")?,
+    })
+}
+
+/// One value for each online node, in id order. Where the file is missing or short, the kernel's defaults.
+fn distances(source: Source<'_>, from: NodeId, nodes: &[NodeId]) -> Result<BTreeMap<NodeId, u32>, ReadError> {
+    let file = format!("{NODES}/node{from}/distance");
+    let text = source.optional_text(&file, "the node's distances")?.unwrap_or_default();
+    let values = text
+        .split_whitespace()
+        .map(|value| value.parse().ok().filter(|&distance: &u32| distance > 0))
+        .collect::<Option<Vec<u32>>>();
+    let Some(values) = values.filter(|values| values.len() <= nodes.len()) else {
+        let expected = format!("one distance for each of the {} online nodes", nodes.len());
+        return Err(ReadError::malformed(&source.path(&file), None, &text, expected));
+    };
+    let default = |to| if to == from { LOCAL_DISTANCE } else { REMOTE_DISTANCE };
+    let rest = nodes.iter().skip(values.len()).map(|&to| default(to));
+    Ok(nodes.iter().copied().zip(values.iter().copied().chain(rest)).collect())
+}
+
+fn hugepage_sizes(source: Source<'_>, dir: &str) -> Result<Vec<HugepageSize>, ReadError> {
+    let kib = source.numbered_entries(dir, "hugepages-", "kB", "the hugepage pools")?;
+    Ok(kib.into_iter().map(|kib| HugepageSize(Bytes::kib(kib))).collect())
+}
+
+pub(super) fn hugepage_pools(
+    source: Source<'_>,
+    dir: &str,
+) -> Result<BTreeMap<HugepageSize, HugepagePool>, ReadError> {
+    let mut pools = BTreeMap::new();
+    for size in hugepage_sizes(source, dir)? {
+        let pool = format!("{dir}/hugepages-{}kB", size.0.0 >> 10);
+        let pool = HugepagePool {
+            total: source.number(&format!("{pool}/nr_hugepages"), "pages in the pool")?,
+            free: source.number(&format!("{pool}/free_hugepages"), "free pages in the pool")?,
+            surplus: source.number(&format!("{pool}/surplus_hugepages"), "surplus pages in the pool")?,
+        };
+        pools.insert(size, pool);
+    }
+    Ok(pools)
+}
+
+/// The file holds the size in hexadecimal, without a prefix.
+fn memory_block_size(source: Source<'_>) -> Result<Bytes, ReadError> {
+    let file = format!("{MEMORY}/block_size_bytes");
+    let Some(text) = source.optional_text(&file, "the size of memory blocks")? else { return Ok(Bytes(0)) };
+    u64::from_str_radix(text.trim(), 16)
+        .ok()
+        .filter(|size| size.is_power_of_two() && *size <= LARGEST_MEMORY_BLOCK)
+        .map(Bytes)
+        .ok_or_else(|| {
+            let expected = "a block size in hexadecimal bytes (a power of two, at most 1 TiB)";
+            ReadError::malformed(&source.path(&file), None, &text, expected)
+        })
+}
+
+fn cpus(
+    source: Source<'_>,
+    online: &CpuSet,
+    nodes: &BTreeMap<NodeId, Node>,
+) -> Result<BTreeMap<CpuId, Cpu>, ReadError> {
+    let mut node_of = BTreeMap::new();
+    for (&id, node) in nodes {
+        for cpu in node.cpus.iter() {
+            if let Some(other) = node_of.insert(cpu, id) {
+                return Err(ReadError::Inconsistent {
+                    path: source.path(&format!("{NODES}/node{id}/cpulist")),
+                    problem: format!("lists CPU {cpu}, which node {other} lists too"),
+                });
+            }
+        }
+    }
+    online
+        .iter()
+        .map(|id| {
+            let &node = node_of.get(&id).ok_or_else(|| ReadError::Inconsistent {
+                path: source.path(&format!("{CPUS}/online")),
+                problem: format!("lists CPU {id}, which no online node has"),
+            })?;
+            let cpu = Cpu {
+                node,
+                core: core(source, id, online)?,
+                socket: socket(source, id)?,
+                last_level_cache: last_level_cache(source, id, online)?,
+            };
+            Ok((id, cpu))
+        })
+        .collect()
+}
+
+/// The core is named by its lowest CPU. Without topology files, each CPU is a core.
+fn core(source: Source<'_>, cpu: CpuId, online: &CpuSet) -> Result<CoreId, ReadError> {
+    // The second is the name of kernels before 5.3.
+    for file in ["core_cpus_list", "thread_siblings_list"] {
+        if let Some(lowest) = lowest_of_shared(source, &format!("topology/{file}"), cpu, online)? {
+            return Ok(CoreId(lowest.0));
+        }
+    }
+    Ok(CoreId(cpu.0))
+}
+
+fn socket(source: Source<'_>, cpu: CpuId) -> Result<SocketId, ReadError> {
+    let file = format!("{CPUS}/cpu{cpu}/topology/physical_package_id");
+    match source.optional_number::<i64>(&file, "the package id")? {
+        None | Some(-1) => Ok(SocketId(0)),
+        Some(id) => u32::try_from(id).map(SocketId).map_err(|_| {
+            let expected = "a package id (-1 where it is unknown)";
+            ReadError::malformed(&source.path(&file), None, &id.to_string(), expected)
+        }),
+    }
+}
+
+fn last_level_cache(source: Source<'_>, cpu: CpuId, online: &CpuSet) -> Result<Option<CacheId>, ReadError> {
+    let dir = format!("{CPUS}/cpu{cpu}/cache");
+    let mut last = None;
+    for index in source.numbered_entries(&dir, "index", "", "the CPU's caches")? {
+        let dir = format!("{dir}/index{index}");
+        let level: Option<u32> = source.optional_number(&format!("{dir}/level"), "the cache level")?;
+        let kind = source.optional_text(&format!("{dir}/type"), "the kind of cache")?;
+        // Firmware may leave a cache undescribed.
+        let (Some(level), Some(kind)) = (level, kind) else { continue };
+        match kind.trim() {
+            "Unified" => last = last.max(Some((level, index))),
+            "Data" | "Instruction" => {}
+            _ => {
+                let expected = "a kind of cache (Unified, Data or Instruction)";
+                return Err(ReadError::malformed(
+                    &source.path(&format!("{dir}/type")),
+                    None,
+                    &kind,
+                    expected,
+                ));
+            }
+        }
+    }
+    let Some((_, index)) = last else { return Ok(None) };
+    let lowest = lowest_of_shared(source, &format!("cache/index{index}/shared_cpu_list"), cpu, online)?;
+    Ok(lowest.map(|lowest| CacheId(lowest.0)))
+}
+
+/// The lowest online CPU of those that share something with `cpu`, where the file is there.
+fn lowest_of_shared(
+    source: Source<'_>,
+    file: &str,
+    cpu: CpuId,
+    online: &CpuSet,
+) -> Result<Option<CpuId>, ReadError> {
+    let file = format!("{CPUS}/cpu{cpu}/{file}");
+    let Some(shared) = source.optional_ids::<CpuId>(&file, "the CPUs that share it")? else {
+        return Ok(None);
+    };
+    if !shared.contains(cpu) {
+        let problem = format!("{:?} does not list CPU {cpu} itself", shared.to_string());
+        return Err(ReadError::Inconsistent { path: source.path(&file), problem });
+    }
+    Ok((&shared & online).first())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// The least that a kernel has: two CPUs, no NUMA, no caches, no topology, no hugepages, no memory blocks.
+    const BARE: [(&str, &str); 2] = [
+        ("sys/devices/system/cpu/online", "0-1\n"),
+        ("proc/meminfo", "MemTotal: 1024 kB\nMemFree: 512 kB\n"),
+    ];
+
+    fn read_with(files: &[(&str, &str)]) -> Result<Machine, ReadError> {
+        let root = tempfile::tempdir().unwrap();
+        for (path, content) in BARE.iter().chain(files) {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        read(root.path())
+    }
+
+    #[test]
+    fn a_bare_kernel_is_one_node() {
+        let machine = read_with(&[]).unwrap();
+        let node = Node {
+            cpus: "0-1".parse().unwrap(),
+            memory: Bytes::mib(1),
+            distances: BTreeMap::from([(NodeId(0), 10)]),
+            ..Node::default()
+        };
+        assert_eq!(machine.nodes, BTreeMap::from([(NodeId(0), node)]));
+        assert_eq!(machine.possible_cpus.to_string(), "0-1");
+        assert_eq!(machine.cpus[&CpuId(1)].core, CoreId(1));
+        assert_eq!(machine.cpus[&CpuId(1)].socket, SocketId(0));
+        assert_eq!(machine.cpus[&CpuId(1)].last_level_cache, None);
+        assert_eq!(machine.memory_block_size, Bytes(0));
+    }
+
+    #[test]
+    fn without_numa_pools_and_blocks_are_the_machines() {
+        let machine = read_with(&[
+            ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "5\n"),
+            ("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "4\n"),
+            ("sys/kernel/mm/hugepages/hugepages-2048kB/surplus_hugepages", "1\n"),
+            ("sys/devices/system/memory/block_size_bytes", "8000000\n"),
+            ("sys/devices/system/memory/memory0/state", "online\n"),
+            ("sys/devices/system/memory/memory32/state", "online\n"),
+        ])
+        .unwrap();
+        let node = &machine.nodes[&NodeId(0)];
+        let pool = HugepagePool { total: 5, free: 4, surplus: 1 };
+        assert_eq!(node.hugepages, BTreeMap::from([(HugepageSize(Bytes::mib(2)), pool)]));
+        assert_eq!(node.memory_blocks, [0, 32]);
+        assert_eq!(machine.memory_block_size, Bytes::mib(128));
+        assert_eq!(machine.memory_sections().collect::<Vec<_>>(), [(0, NodeId(0)), (32, NodeId(0))]);
+    }
+
+    #[test]
+    fn siblings_have_an_older_name_too() {
+        let machine =
+            read_with(&[("sys/devices/system/cpu/cpu1/topology/thread_siblings_list", "0-1\n")]).unwrap();
+        assert_eq!(machine.cpus[&CpuId(1)].core, CoreId(0));
+    }
+
+    #[test]
+    fn a_core_whose_lowest_cpu_is_offline_is_named_by_the_next() {
+        let machine = read_with(&[
+            ("sys/devices/system/cpu/online", "1-2\n"),
+            ("sys/devices/system/cpu/cpu1/topology/core_cpus_list", "0-2\n"),
+        ])
+        .unwrap();
+        assert_eq!(machine.cpus[&CpuId(1)].core, CoreId(1));
+    }
+
+    #[test]
+    fn without_the_online_cpus_there_is_no_machine() {
+        let root = tempfile::tempdir().unwrap();
+        let error = read(root.path()).unwrap_err().to_string();
+        assert!(error.contains("sys/devices/system/cpu/online: No such file"), "{error}");
+        assert!(error.contains("is sysfs mounted?"), "{error}");
+    }
+}

@@ -1,0 +1,319 @@
+//! Reads the machines of `fixtures/`, whole, with files missing, and with files corrupt.
+
+mod tree;
+
+use std::{fs, path::Path};
+
+use numaward_topology::{
+    Bytes, CacheId, CoreId, CpuId, HugepageSize, Machine, NodeId, SocketId,
+    sysfs::{NumaStat, ReadError, node_memory, numastat, read},
+};
+
+const INTEL: &str = include_str!("fixtures/intel-2s.txt");
+const AMD: &str = include_str!("fixtures/amd-nps4.txt");
+const ARM: &str = include_str!("fixtures/arm-2s.txt");
+const CXL: &str = include_str!("fixtures/cxl.txt");
+
+const TWO_MIB: HugepageSize = HugepageSize(Bytes::mib(2));
+const ONE_GIB: HugepageSize = HugepageSize(Bytes::gib(1));
+
+fn read_fixture(fixture: &str) -> Machine {
+    read(tree::unpack(fixture).path()).unwrap()
+}
+
+/// Memory blocks depend on the holes in the address space, which the builder does not know.
+fn without_blocks(mut machine: Machine) -> Machine {
+    for node in machine.nodes.values_mut() {
+        node.memory_blocks.clear();
+    }
+    machine.memory_block_size = Bytes(0);
+    machine
+}
+
+fn blocks(machine: &Machine, node: u32) -> (Option<u64>, Option<u64>, usize) {
+    let blocks = &machine.nodes[&NodeId(node)].memory_blocks;
+    (blocks.first().copied(), blocks.last().copied(), blocks.len())
+}
+
+#[test]
+fn an_intel_machine_of_two_sockets() {
+    let machine = read_fixture(INTEL);
+    let mut expected = Machine::builder()
+        .nodes(2)
+        .sockets(2)
+        .cores_per_node(8)
+        .smt(2)
+        .distances([[10, 21], [21, 10]])
+        .hugepages(ONE_GIB, 4)
+        .node(NodeId(0), |node| node.memory(Bytes::kib(98_537_472)).hugepages(TWO_MIB, 512))
+        .node(NodeId(1), |node| node.memory(Bytes::kib(99_090_432)))
+        .isolated_cpus("6-7,22-23".parse().unwrap())
+        .build()
+        .unwrap();
+    expected.possible_cpus = "0-63".parse().unwrap();
+    let pool = expected.nodes.get_mut(&NodeId(0)).unwrap().hugepages.get_mut(&TWO_MIB).unwrap();
+    (pool.free, pool.surplus) = (500, 2);
+    assert_eq!(without_blocks(machine.clone()), without_blocks(expected));
+
+    assert_eq!(machine.memory_block_size, Bytes::gib(2));
+    assert_eq!(blocks(&machine, 0), (Some(0), Some(48), 48));
+    assert_eq!(blocks(&machine, 1), (Some(49), Some(96), 48));
+    let sections: Vec<(u64, NodeId)> = machine.memory_sections().collect();
+    assert_eq!(sections.len(), 96 * 16);
+    assert_eq!(sections[15..17], [(15, NodeId(0)), (32, NodeId(0))]);
+    assert!(sections.contains(&(49 * 16 - 1, NodeId(0))) && sections.contains(&(49 * 16, NodeId(1))));
+}
+
+#[test]
+fn an_amd_machine_of_eight_nodes() {
+    let machine = read_fixture(AMD);
+    let expected = Machine::builder()
+        .nodes(8)
+        .sockets(2)
+        .cores_per_node(8)
+        .smt(2)
+        .caches_per_node(2)
+        .memory(Bytes::gib(32))
+        .hugepages(TWO_MIB, 0)
+        .node(NodeId(5), |node| node.memory(Bytes(0)))
+        .socket_distances(12, 32)
+        .build()
+        .unwrap();
+    assert_eq!(machine, expected);
+}
+
+#[test]
+fn an_arm_machine() {
+    let machine = read_fixture(ARM);
+    assert_eq!(machine.node_ids().to_string(), "0-1");
+    assert_eq!(machine.cpu_ids().to_string(), "0-4,6-31");
+    assert_eq!(machine.possible_cpus.to_string(), "0-31");
+    assert_eq!(machine.nodes[&NodeId(0)].cpus.to_string(), "0-4,6-15");
+    let cpu = machine.cpus[&CpuId(17)];
+    assert_eq!((cpu.node, cpu.core, cpu.socket), (NodeId(1), CoreId(17), SocketId(3180)));
+    assert_eq!(cpu.last_level_cache, Some(CacheId(16)));
+    assert_eq!(machine.cpus[&CpuId(6)].socket, SocketId(36));
+    assert_eq!(machine.distance(NodeId(1), NodeId(0)), Some(20));
+    assert_eq!(machine.distance(NodeId(1), NodeId(1)), Some(10), "the kernel's default fills a short file");
+    let sizes: Vec<String> = machine.nodes[&NodeId(0)].hugepages.keys().map(ToString::to_string).collect();
+    assert_eq!(sizes, ["512Mi"]);
+    assert_eq!(machine.memory_block_size, Bytes::mib(512));
+    let sections: Vec<(u64, NodeId)> = machine.memory_sections().collect();
+    assert_eq!(sections[0], (16, NodeId(0)));
+    assert_eq!(sections[64], (80, NodeId(1)));
+}
+
+#[test]
+fn a_machine_with_a_memory_only_node() {
+    let machine = read_fixture(CXL);
+    assert_eq!(machine.node_ids().to_string(), "0,2");
+    let expander = &machine.nodes[&NodeId(2)];
+    assert!(expander.cpus.is_empty());
+    assert_eq!(expander.memory, Bytes::gib(64));
+    assert_eq!(machine.distance(NodeId(0), NodeId(2)), Some(14));
+    assert_eq!(machine.distance(NodeId(0), NodeId(1)), None, "node 1 is possible, not online");
+    assert_eq!(blocks(&machine, 2), (Some(64), Some(95), 32));
+    assert_eq!(machine.cpus[&CpuId(9)].core, CoreId(1));
+    assert!(machine.isolated_cpus.is_empty());
+}
+
+#[test]
+fn what_a_nodes_memory_holds_is_read_beside_it() {
+    let root = tree::unpack(INTEL);
+    let memory = node_memory(root.path(), NodeId(0)).unwrap();
+    assert_eq!(memory.total, Bytes::kib(98_537_472));
+    assert_eq!(memory.free, Bytes::kib(90_177_536));
+    assert_eq!(memory.used(), Bytes::kib(8_359_936));
+    assert_eq!(memory.file_pages, Bytes::gib(4));
+    assert_eq!(memory.hugepages[&TWO_MIB].free, 500);
+    let expected = NumaStat {
+        numa_hit: 1000,
+        numa_miss: 1,
+        numa_foreign: 2,
+        interleave_hit: 3,
+        local_node: 900,
+        other_node: 101,
+    };
+    assert_eq!(numastat(root.path(), NodeId(1)).unwrap(), Some(expected));
+}
+
+/// What is done to one path of a machine.
+enum Change {
+    Missing,
+    Text(&'static str),
+    /// A directory in the place of a file: what root cannot read either.
+    Unreadable,
+}
+
+/// Reads a machine with one path changed, then puts the path back.
+fn read_changed(root: &Path, path: &str, change: &Change) -> Result<Machine, ReadError> {
+    let (file, aside) = (root.join(path), root.join("aside"));
+    let was_there = fs::rename(&file, &aside).is_ok();
+    match change {
+        Change::Missing => assert!(was_there, "{path} is missing anyway"),
+        Change::Text(text) => fs::write(&file, text).unwrap(),
+        Change::Unreadable => fs::create_dir(&file).unwrap(),
+    }
+    let result = read(root);
+    match change {
+        Change::Missing => {}
+        Change::Text(_) => fs::remove_file(&file).unwrap(),
+        Change::Unreadable => fs::remove_dir(&file).unwrap(),
+    }
+    if was_there {
+        fs::rename(&aside, &file).unwrap();
+    }
+    result
+}
+
+#[test]
+fn what_a_platform_may_lack_is_left_out() {
+    let root = tree::unpack(INTEL);
+    let whole = read(root.path()).unwrap();
+    type Expect = fn(&mut Machine);
+    let cases: [(&str, Expect); 8] = [
+        ("sys/devices/system/cpu/possible", |m| m.possible_cpus = "0-31".parse().unwrap()),
+        ("sys/devices/system/cpu/isolated", |m| m.isolated_cpus = "".parse().unwrap()),
+        ("sys/devices/system/cpu/cpu9/cache", |m| {
+            m.cpus.get_mut(&CpuId(9)).unwrap().last_level_cache = None;
+        }),
+        ("sys/devices/system/cpu/cpu9/cache/index3/type", |m| {
+            m.cpus.get_mut(&CpuId(9)).unwrap().last_level_cache = Some(CacheId(9));
+        }),
+        ("sys/devices/system/cpu/cpu9/topology", |m| {
+            m.cpus.get_mut(&CpuId(9)).unwrap().socket = SocketId(0);
+        }),
+        ("sys/devices/system/node/node0/distance", |m| {
+            m.nodes.get_mut(&NodeId(0)).unwrap().distances = [(NodeId(0), 10), (NodeId(1), 20)].into();
+        }),
+        ("sys/devices/system/node/node1/hugepages", |m| {
+            for pool in m.nodes.get_mut(&NodeId(1)).unwrap().hugepages.values_mut() {
+                *pool = numaward_topology::HugepagePool::default();
+            }
+        }),
+        ("sys/devices/system/memory/block_size_bytes", |m| m.memory_block_size = Bytes(0)),
+    ];
+    for (path, expect) in cases {
+        let mut expected = whole.clone();
+        expect(&mut expected);
+        assert_eq!(read_changed(root.path(), path, &Change::Missing).unwrap(), expected, "{path}");
+        assert_ne!(expected, whole, "{path}");
+    }
+}
+
+#[test]
+fn an_unknown_package_is_socket_0() {
+    let path = "sys/devices/system/cpu/cpu9/topology/physical_package_id";
+    let root = tree::unpack(INTEL);
+    let machine = read_changed(root.path(), path, &Change::Text("-1\n")).unwrap();
+    assert_eq!(machine.cpus[&CpuId(9)].socket, SocketId(0));
+}
+
+#[test]
+fn what_is_missing_or_corrupt_is_named() {
+    use Change::{Missing, Text, Unreadable};
+    let root = tree::unpack(INTEL);
+    let cases = [
+        ("sys/devices/system/cpu/online", Missing, "No such file"),
+        ("sys/devices/system/cpu/online", Text("\n"), "at least one CPU"),
+        (
+            "sys/devices/system/cpu/online",
+            Text("0-x\n"),
+            "is not a CPU list such as `0-3,8`: \"x\" is not an id",
+        ),
+        ("sys/devices/system/cpu/online", Text("0-32\n"), "lists CPU 32, which no online node has"),
+        ("sys/devices/system/cpu/online", Unreadable, "Is a directory"),
+        ("sys/devices/system/cpu/possible", Text("0-99999999\n"), "above 65535"),
+        ("sys/devices/system/cpu/isolated", Text("3-2\n"), "the range \"3-2\" is reversed"),
+        ("sys/devices/system/cpu/isolated", Unreadable, "Is a directory"),
+        (
+            "sys/devices/system/cpu/cpu9/topology/physical_package_id",
+            Text("one\n"),
+            "\"one\" is not a number",
+        ),
+        (
+            "sys/devices/system/cpu/cpu9/topology/physical_package_id",
+            Text("-7\n"),
+            "\"-7\" is not a package id",
+        ),
+        ("sys/devices/system/cpu/cpu9/topology/core_cpus_list", Text("8,24\n"), "does not list CPU 9 itself"),
+        (
+            "sys/devices/system/cpu/cpu9/cache/index3/shared_cpu_list",
+            Text("0-7\n"),
+            "does not list CPU 9 itself",
+        ),
+        (
+            "sys/devices/system/cpu/cpu9/cache/index3/type",
+            Text("Trace\n"),
+            "\"Trace\" is not a kind of cache",
+        ),
+        (
+            "sys/devices/system/cpu/cpu9/cache/index3/level",
+            Text("\n"),
+            "\"\" is not a number (the cache level)",
+        ),
+        ("sys/devices/system/node/online", Missing, "No such file"),
+        ("sys/devices/system/node/online", Text("\n"), "at least one node"),
+        (
+            "sys/devices/system/node/online",
+            Text("0-2\n"),
+            "sys/devices/system/node/node2/cpulist: No such file",
+        ),
+        ("sys/devices/system/node/node1/cpulist", Missing, "No such file"),
+        ("sys/devices/system/node/node1/cpulist", Text("7-15\n"), "lists CPU 7, which node 0 lists too"),
+        ("sys/devices/system/node/node1/meminfo", Missing, "No such file"),
+        ("sys/devices/system/node/node1/meminfo", Text("Node 1 MemFree: 1 kB\n"), "`MemTotal:`"),
+        ("sys/devices/system/node/node1/meminfo", Text("Node 1 MemTotal: -1 kB\n"), "meminfo:1: "),
+        (
+            "sys/devices/system/node/node1/distance",
+            Text("21 ten\n"),
+            "\"21 ten\" is not one distance for each of the 2",
+        ),
+        (
+            "sys/devices/system/node/node1/distance",
+            Text("21 10 21\n"),
+            "is not one distance for each of the 2",
+        ),
+        ("sys/devices/system/node/node1/distance", Text("21 0\n"), "is not one distance for each of the 2"),
+        ("sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages", Missing, "No such file"),
+        (
+            "sys/devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages",
+            Text("many"),
+            "\"many\" is not a number",
+        ),
+        ("sys/devices/system/node/node1/memory99999999999999999999", Text(""), "is not memoryNUMBER"),
+        ("sys/devices/system/memory/block_size_bytes", Text("0x8000000\n"), "hexadecimal"),
+        ("sys/devices/system/memory/block_size_bytes", Text("8000001\n"), "a power of two"),
+        ("sys/devices/system/memory/block_size_bytes", Text("8000000000000000\n"), "at most 1 TiB"),
+    ];
+    for (path, change, message) in cases {
+        let error = read_changed(root.path(), path, &change).expect_err(path).to_string();
+        assert!(error.contains(message), "{path}: {error:?} does not say {message:?}");
+        let named = path.rsplit_once('/').unwrap().0;
+        assert!(error.contains(named) || message.contains("node"), "{path}: {error:?} does not name it");
+    }
+}
+
+#[test]
+fn bytes_that_are_no_text_are_refused() {
+    let root = tree::unpack(INTEL);
+    fs::write(root.path().join("sys/devices/system/node/online"), [0xff, 0xfe]).unwrap();
+    let error = read(root.path()).unwrap_err().to_string();
+    assert!(error.contains("is not UTF-8 text"), "{error}");
+}
+
+#[test]
+fn the_machine_that_runs_this_is_read() {
+    let root = Path::new("/");
+    let machine = read(root).unwrap();
+    let usable = std::thread::available_parallelism().unwrap().get();
+    assert!(machine.cpus.len() >= usable, "{machine:?} has {usable} CPUs");
+    assert_eq!(machine.cpus_of(&machine.node_ids()), machine.cpu_ids());
+    for (&id, node) in &machine.nodes {
+        assert_eq!(machine.distance(id, id), Some(10));
+        assert_eq!(node.distances.len(), machine.nodes.len());
+        let memory = node_memory(root, id).unwrap();
+        assert!(memory.free <= memory.total, "{memory:?}");
+        numastat(root, id).unwrap();
+    }
+}
