@@ -1,1 +1,5 @@
-//! Empty.
+//! cgroup v2: knobs.
+
+#![forbid(unsafe_code)]
+
+pub mod knob;
