@@ -25,7 +25,7 @@ const NETWORK_MODULES: &[&str] = &[
 ];
 /// Lines of the console shown in an error.
 const TAIL_LINES: usize = 40;
-const DEFAULT_LIMIT: Duration = Duration::from_secs(180);
+const DEFAULT_LIMIT: Duration = Duration::from_mins(3);
 /// How `timeout` ends when it had to stop its command: politely, and by SIGKILL.
 const TIMED_OUT: [i32; 2] = [124, 137];
 
@@ -179,19 +179,10 @@ impl Vm {
         if self.forwards.is_empty() {
             return Vec::new();
         }
-        let forwards: String = self
-            .forwards
-            .iter()
-            .map(|forward| format!(",hostfwd=tcp:127.0.0.1:{}-:{}", forward.host, forward.guest))
-            .collect();
-        [
-            "-netdev",
-            &format!("user,id=n0,restrict=on{forwards}"),
-            "-device",
-            "virtio-net-pci,netdev=n0,romfile=",
-        ]
-        .map(str::to_owned)
-        .to_vec()
+        let netdev = self.forwards.iter().fold("user,id=n0,restrict=on".to_owned(), |netdev, forward| {
+            format!("{netdev},hostfwd=tcp:127.0.0.1:{}-:{}", forward.host, forward.guest)
+        });
+        ["-netdev", &netdev, "-device", "virtio-net-pci,netdev=n0,romfile="].map(str::to_owned).to_vec()
     }
 }
 
@@ -317,7 +308,7 @@ mod tests {
 
     #[test]
     fn the_tail_is_the_end() {
-        let console: String = (0..100).map(|line| format!("line {line}\r\n\r\n")).collect();
+        let console = (0..100).fold(String::new(), |console, line| format!("{console}line {line}\r\n\r\n"));
         let tail = tail(&console);
         assert!(
             tail.ends_with("line 99") && tail.contains("line 60\n") && !tail.contains("line 59\n"),

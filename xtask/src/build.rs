@@ -1,0 +1,66 @@
+//! `cargo xtask build`, and the static programs that go into virtual machines.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use serde::Deserialize;
+
+use crate::command;
+use crate::setup::{self, Part};
+
+/// What a static program is built for: virtual machines have no shared libraries.
+const STATIC_TARGET: &str = "x86_64-unknown-linux-gnu";
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// A static program, that runs on any x86-64 Linux, instead of one for this host
+    #[arg(long = "static")]
+    is_static: bool,
+}
+
+pub(crate) fn main(arguments: &Arguments) -> Result<()> {
+    setup::ensure(&[Part::Ebpf])?;
+    let programs = if arguments.is_static {
+        static_programs(&["numaward"], "release")?
+    } else {
+        programs(&["numaward"], "release", false)?
+    };
+    for (name, path) in programs {
+        println!("{name}: {}", path.display());
+    }
+    Ok(())
+}
+
+/// Builds the packages' programs statically and returns the name and path of each.
+pub(crate) fn static_programs(packages: &[&str], profile: &str) -> Result<Vec<(String, PathBuf)>> {
+    programs(packages, profile, true)
+}
+
+/// The part of cargo's messages that matters here.
+#[derive(Deserialize)]
+struct Message {
+    executable: Option<PathBuf>,
+}
+
+pub(crate) fn programs(packages: &[&str], profile: &str, is_static: bool) -> Result<Vec<(String, PathBuf)>> {
+    let mut cargo = command::cargo();
+    cargo.args(["build", "--bins", "--message-format=json-render-diagnostics", "--profile", profile]);
+    cargo.args(packages.iter().flat_map(|package| ["-p", package]));
+    if is_static {
+        // With a target named, the flags do not touch build scripts and procedural macros.
+        cargo.args(["--target", STATIC_TARGET]).env("RUSTFLAGS", "-C target-feature=+crt-static");
+    }
+    let output = cargo.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
+    anyhow::ensure!(output.status.success(), "cannot build {}: see above", packages.join(", "));
+    let mut programs = Vec::new();
+    for line in output.stdout.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
+        let message: Message = serde_json::from_slice(line).context("cannot read cargo's messages")?;
+        if let Some(path) = message.executable {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            programs.push((name, path));
+        }
+    }
+    Ok(programs)
+}

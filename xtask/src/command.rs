@@ -1,0 +1,106 @@
+//! Running other programs.
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+/// A long command says that it lives at this pace.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+/// Lines of a failed command's output that are kept.
+const TAIL_LINES: usize = 25;
+
+/// The checkout.
+pub(crate) fn root() -> &'static Path {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here)
+}
+
+/// Cargo itself, in the checkout.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+/// Runs a command that talks to the user itself.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let name = display(command);
+    let status = command.status().with_context(|| format!("cannot run `{name}`"))?;
+    if !status.success() {
+        bail!("`{name}` failed ({status})");
+    }
+    Ok(())
+}
+
+/// A command's standard output; its errors are part of ours.
+pub(crate) fn read(command: &mut Command) -> Result<String> {
+    let name = display(command);
+    let Output { status, stdout, stderr } =
+        command.stdin(Stdio::null()).output().with_context(|| format!("cannot run `{name}`"))?;
+    if !status.success() {
+        bail!("`{name}` failed ({status}): {}", String::from_utf8_lossy(&stderr).trim());
+    }
+    String::from_utf8(stdout).with_context(|| format!("`{name}` printed something that is not UTF-8"))
+}
+
+/// Runs a command that takes long: its output is shown only as a sign of life now and then, and its last lines in
+/// the error.
+pub(crate) fn run_slowly(what: &str, command: &mut Command) -> Result<()> {
+    let name = display(command);
+    let (reader, writer) = io::pipe()?;
+    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn().with_context(|| format!("cannot run `{name}`"))?;
+    // Our ends of the pipe would keep the reader waiting.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+
+    let (sender, lines) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
+            if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
+                break;
+            }
+        }
+    });
+    let started = Instant::now();
+    let mut beat = started;
+    let mut tail = VecDeque::new();
+    loop {
+        match lines.recv_timeout((beat + HEARTBEAT).saturating_duration_since(Instant::now())) {
+            Ok(line) if line.is_empty() => {}
+            Ok(line) => {
+                tail.push_back(line);
+                if tail.len() > TAIL_LINES {
+                    tail.pop_front();
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                beat = Instant::now();
+                let last = tail.back().map_or("", String::as_str);
+                eprintln!("setup: {what}: {} s: {last}", started.elapsed().as_secs());
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        let tail = tail.make_contiguous().join("\n    ");
+        bail!("`{name}` failed ({status}):\n    {tail}");
+    }
+    Ok(())
+}
+
+/// The path of a program, as the shell would find it.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    numaward_vm::find_tool(program)
+}
+
+fn display(command: &Command) -> String {
+    let words = [command.get_program()].into_iter().chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}

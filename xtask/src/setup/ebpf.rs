@@ -1,0 +1,164 @@
+//! The toolchain that builds the probes: a Rust compiler that may use unstable features, with the sources of `core`,
+//! and bpf-linker, which must be linked to an LLVM no older than the compiler's.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::apt::explained;
+use super::{packages, say, sources};
+use crate::command;
+
+const LINKER: &str = "bpf-linker";
+const LINKER_VERSION: &str = "0.13.0";
+/// The LLVM versions that this bpf-linker can be built for.
+const LINKER_LLVMS: std::ops::RangeInclusive<u32> = 19..=22;
+/// Debian's compiler for what must follow browsers: new, and with its sources packaged.
+const DEBIAN_TOOLCHAIN: [&str; 3] = ["rustc-web", "rust-web-src", "cargo-web"];
+
+struct Toolchain {
+    name: String,
+    /// Major version of the LLVM inside.
+    llvm: u32,
+}
+
+pub(crate) fn ensure() -> Result<()> {
+    let part = "eBPF toolchain";
+    let toolchain = match detect() {
+        Some(toolchain) => toolchain,
+        None if sources::debian_codename(Path::new("/")).is_some() => {
+            packages::install(part, &DEBIAN_TOOLCHAIN)?;
+            detect()
+                .context("rustc-web is installed, but /usr/bin/rustc has no sources of `core` beside it")?
+        }
+        None => bail!(
+            "{part}: no nightly with the sources of `core` is here: run `rustup toolchain install nightly --component rust-src`, \
+             then this again"
+        ),
+    };
+    say(part, &format!("ready: {}, LLVM {}", toolchain.name, toolchain.llvm));
+    linker(&toolchain)
+}
+
+/// A nightly of rustup with its sources, else Debian's compiler with its sources.
+fn detect() -> Option<Toolchain> {
+    let rustup = command::find("rustup").map(|_| {
+        let mut rustc = Command::new("rustup");
+        rustc.args(["run", "nightly", "rustc"]);
+        rustc
+    });
+    let debian = Path::new("/usr/bin/rustc");
+    let debian = debian.is_file().then(|| Command::new(debian));
+    [("nightly", rustup), ("Debian's", debian)].into_iter().find_map(|(name, rustc)| toolchain(name, rustc?))
+}
+
+fn toolchain(name: &str, mut rustc: Command) -> Option<Toolchain> {
+    // Not the flags and toolchain of the cargo that runs us.
+    rustc.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTC");
+    let sysroot = command::read(rustc.args(["--print", "sysroot", "--version", "--verbose"])).ok()?;
+    let (version, llvm) = version(&sysroot)?;
+    let sysroot = PathBuf::from(sysroot.lines().find(|line| line.starts_with('/'))?);
+    let has_sources = sysroot.join("lib/rustlib/src/rust/library/core/src/lib.rs").is_file();
+    has_sources.then(|| Toolchain { name: format!("{name} rustc {version}"), llvm })
+}
+
+/// The compiler's version and its LLVM's major version, from `rustc --version --verbose`.
+fn version(text: &str) -> Option<(String, u32)> {
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
+    let llvm = field("LLVM version: ")?.split('.').next()?.parse().ok()?;
+    Some((field("release: ")?.to_owned(), llvm))
+}
+
+fn linker(toolchain: &Toolchain) -> Result<()> {
+    let llvm = toolchain.llvm;
+    let home = env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")))
+        .context("neither CARGO_HOME nor HOME is set")?;
+    let own = home.join("bin").join(LINKER);
+    let path = if own.is_file() { Some(own) } else { command::find(LINKER) };
+    if let Some(path) = path {
+        let version = command::read(Command::new(&path).arg("--version"));
+        let linked =
+            command::read(Command::new("ldd").arg(&path)).ok().and_then(|libraries| linked_llvm(&libraries));
+        match (version, linked) {
+            (Ok(version), Some(linked)) if linked < llvm => say(
+                LINKER,
+                &format!(
+                    "{} is linked to LLVM {linked}, the compiler to {llvm}: building another",
+                    version.trim()
+                ),
+            ),
+            (Ok(version), linked) => {
+                let linked =
+                    linked.map_or_else(|| "its own LLVM".to_owned(), |linked| format!("LLVM {linked}"));
+                say(
+                    LINKER,
+                    &format!("ready: {}, {linked}", version.trim().trim_start_matches("bpf-linker ")),
+                );
+                return Ok(());
+            }
+            (Err(error), _) => say(LINKER, &format!("it does not start, building it again: {error:#}")),
+        }
+    }
+    if !LINKER_LLVMS.contains(&llvm) {
+        bail!(
+            "{LINKER} {LINKER_VERSION} can be built for LLVM {LINKER_LLVMS:?}, but {} has LLVM {llvm}",
+            toolchain.name
+        );
+    }
+    let prefix = PathBuf::from(format!("/usr/lib/llvm-{llvm}"));
+    let headers =
+        [prefix.join("include/llvm-c/Core.h"), "/usr/include/zlib.h".into(), "/usr/include/zstd.h".into()];
+    if !headers.iter().all(|path| path.exists()) || !has_polly(&prefix) {
+        let [llvm_dev, polly] = [format!("llvm-{llvm}-dev"), format!("libpolly-{llvm}-dev")];
+        packages::install(LINKER, &[&llvm_dev, &polly, "zlib1g-dev", "libzstd-dev", "g++"])?;
+    }
+    say(LINKER, &format!("building {LINKER_VERSION} for LLVM {llvm}, this takes some minutes"));
+    let feature = format!("llvm-{llvm}");
+    let mut install = command::cargo();
+    install
+        .args(["install", "--locked", "--force", "--no-default-features", "--features", &feature])
+        .arg(format!("{LINKER}@{LINKER_VERSION}"))
+        .current_dir(env::temp_dir())
+        .env("LLVM_PREFIX", &prefix)
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_TARGET_DIR");
+    command::run_slowly(LINKER, &mut install)
+        .map_err(|error| explained(&error, &format!("cannot build {LINKER} {LINKER_VERSION}")))?;
+    say(LINKER, &format!("installed {LINKER_VERSION}"));
+    Ok(())
+}
+
+fn has_polly(prefix: &Path) -> bool {
+    fs::read_dir(prefix.join("lib")).is_ok_and(|entries| {
+        entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("libPolly"))
+    })
+}
+
+/// The major version in `ldd`'s line for libLLVM; none if LLVM is part of the program.
+fn linked_llvm(libraries: &str) -> Option<u32> {
+    let name = libraries.split_whitespace().find_map(|word| word.strip_prefix("libLLVM"))?;
+    name.trim_start_matches(['.', '-', 's', 'o']).split('.').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_versions() {
+        let text = "/usr\nrustc 1.96.0 (x)\nbinary: rustc\nrelease: 1.96.0\nLLVM version: 22.1.8\n";
+        assert_eq!(version(text), Some(("1.96.0".to_owned(), 22)));
+        assert_eq!(version("release: 1.96.0\nLLVM version: x\n"), None);
+        assert_eq!(version(""), None);
+        assert_eq!(
+            linked_llvm("\tlibLLVM.so.22.1 => /usr/lib/llvm-22/lib/libLLVM.so.22.1 (0x0)\n"),
+            Some(22)
+        );
+        assert_eq!(linked_llvm("\tlibLLVM-19.so => /x (0x0)\n"), Some(19));
+        assert_eq!(linked_llvm("\tlibc.so.6 => /x (0x0)\n"), None);
+    }
+}

@@ -1,0 +1,188 @@
+//! Kernels for virtual machines: Debian's cloud kernels, of which only the image and a few modules are kept.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use numaward_vm::Cache;
+
+use super::apt::{self, Suite};
+use super::{say, sources, store};
+use crate::command;
+
+/// The kernel that machines boot when none is named.
+pub(crate) const DEFAULT: &str = "6.12";
+
+/// A small package that depends on the release's current kernel.
+const META_PACKAGE: &str = "linux-image-cloud-amd64";
+
+/// Where a kernel comes from.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    /// As in `--kernel`.
+    pub(crate) name: &'static str,
+    /// The Debian release.
+    suite: &'static str,
+}
+
+/// The oldest and the current long-term kernel, and the newest there is.
+pub(crate) const SOURCES: &[Source] = &[
+    Source { name: "6.1", suite: "bookworm" },
+    Source { name: "6.12", suite: "bookworm-backports" },
+    Source { name: "latest", suite: "sid" },
+];
+
+/// Modules that machines may need: the network of a machine with a forwarded port, its disk, and container images.
+const MODULES: &[&str] = &[
+    "failover",
+    "net_failover",
+    "overlay",
+    "virtio",
+    "virtio_blk",
+    "virtio_net",
+    "virtio_pci",
+    "virtio_pci_legacy_dev",
+    "virtio_pci_modern_dev",
+    "virtio_ring",
+];
+
+/// The values of `--kernel`.
+pub(crate) fn names() -> clap::builder::PossibleValuesParser {
+    SOURCES.iter().map(|source| source.name).collect::<Vec<_>>().into()
+}
+
+/// The source with this name.
+pub(crate) fn find(name: &str) -> Result<&'static Source> {
+    SOURCES
+        .iter()
+        .find(|source| source.name == name)
+        .with_context(|| format!("there is no kernel called {name}"))
+}
+
+/// Makes sure that the kernel is in the cache.
+pub(crate) fn ensure(cache: &Cache, source: &Source, update: bool) -> Result<()> {
+    let part = format!("kernel {}", source.name);
+    let folder = cache.kernel_dir(source.name);
+    let recipe = format!("{META_PACKAGE} of {}: {}\n", source.suite, MODULES.join(" "));
+    match store::state(&folder, &recipe) {
+        store::State::Whole if !update => {
+            say(&part, &format!("ready: {}", version(&folder)));
+            return Ok(());
+        }
+        store::State::Damaged => say(&part, "what the cache holds is damaged or outdated: fetching it again"),
+        store::State::Whole | store::State::Missing => {}
+    }
+    let started = Instant::now();
+    let mirror = sources::mirror(Path::new("/")).with_context(|| {
+        format!(
+            "cannot fetch {part} (or put vmlinuz, modules/*.ko and version into {} yourself)",
+            folder.display()
+        )
+    })?;
+    let suite = Suite::fetch(cache, &mirror, source.suite)?;
+    store::replace(&folder, &recipe, |folder| fetch(&suite, folder))?;
+    say(&part, &format!("ready after {} s: {}", started.elapsed().as_secs(), version(&folder)));
+    Ok(())
+}
+
+fn version(folder: &Path) -> String {
+    fs::read_to_string(folder.join("version")).unwrap_or_default().trim().to_owned()
+}
+
+fn fetch(suite: &Suite, folder: &Path) -> Result<()> {
+    // The image's own package, or several where a release has it in parts; not the tools that would install it.
+    let packages =
+        suite.closure(META_PACKAGE, |name| name.starts_with("linux-") && name.contains("-cloud-"))?;
+    let scratch = store::scratch(folder.parent().unwrap_or(folder))?;
+    let tree = scratch.path().join("tree");
+    for package in &packages {
+        let deb = suite.download(package, scratch.path())?;
+        apt::unpack(&deb, &tree)?;
+    }
+    pick(&tree, folder)
+}
+
+/// Takes what is kept from an unpacked kernel.
+fn pick(tree: &Path, folder: &Path) -> Result<()> {
+    let mut files = Vec::new();
+    walk(tree, &mut files)?;
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mut images = files.iter().filter(|path| name(path).starts_with("vmlinuz-"));
+    let (Some(image), None) = (images.next(), images.next()) else {
+        bail!("the kernel's packages hold no vmlinuz, or several: Debian has changed their layout");
+    };
+    fs::copy(image, folder.join("vmlinuz"))?;
+    let release = name(image).trim_start_matches("vmlinuz-").to_owned();
+    fs::write(folder.join("version"), format!("{release}\n"))?;
+    if let Some(config) = files.iter().find(|path| name(path) == format!("config-{release}")) {
+        fs::copy(config, folder.join("config"))?;
+    }
+    let modules = folder.join("modules");
+    fs::create_dir(&modules)?;
+    for path in &files {
+        let file = name(path);
+        let Some((module, compressed)) = file
+            .strip_suffix(".ko.xz")
+            .map(|name| (name, true))
+            .or(file.strip_suffix(".ko").map(|name| (name, false)))
+        else {
+            continue;
+        };
+        if MODULES.contains(&module) {
+            fs::copy(path, modules.join(&file))?;
+            if compressed {
+                command::run(Command::new("xz").args(["--decompress", "--"]).arg(modules.join(&file)))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            walk(&entry.path(), files)?;
+        } else {
+            files.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn picks_the_image_and_known_modules() {
+        let root = tempfile::tempdir().unwrap();
+        let tree = root.path().join("tree");
+        let drivers = tree.join("usr/lib/modules/7.2-cloud/kernel/drivers");
+        for folder in [tree.join("boot"), drivers.clone(), root.path().join("made")] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        for name in ["virtio_net.ko", "e1000.ko", "virtio.ko.txt"] {
+            fs::write(drivers.join(name), name).unwrap();
+        }
+        fs::write(drivers.join("overlay.ko"), "overlay").unwrap();
+        command::run(Command::new("xz").arg(drivers.join("overlay.ko"))).unwrap();
+        let made = root.path().join("made");
+        let error = pick(&tree, &made).unwrap_err().to_string();
+        assert!(error.contains("hold no vmlinuz"), "{error}");
+
+        fs::write(tree.join("boot/vmlinuz-7.2-cloud"), "kernel").unwrap();
+        fs::write(tree.join("boot/config-7.2-cloud"), "CONFIG_NUMA=y").unwrap();
+        pick(&tree, &made).unwrap();
+        let mut kept = Vec::new();
+        walk(&made, &mut kept).unwrap();
+        kept.sort();
+        let kept: Vec<_> =
+            kept.iter().map(|path| path.strip_prefix(&made).unwrap().to_str().unwrap()).collect();
+        assert_eq!(kept, ["config", "modules/overlay.ko", "modules/virtio_net.ko", "version", "vmlinuz"]);
+        assert_eq!(version(&made), "7.2-cloud");
+        assert_eq!(fs::read_to_string(made.join("modules/overlay.ko")).unwrap(), "overlay");
+    }
+}

@@ -1,0 +1,104 @@
+//! `cargo xtask setup`: installs what is missing, once.
+//!
+//! The problem: eBPF, QEMU and kernels are no ordinary dependencies. Each [`Part`] detects first and installs only
+//! what is missing, so that a machine where all is there never touches the network, and an interrupted setup goes on
+//! where it stopped.
+//!
+//! What comes from the distribution as a program is installed by apt. What is only unpacked (kernels, container
+//! runtimes) is fetched by apt into the cache from a private list of sources ([`apt`]), so that signatures are checked
+//! and the system's configuration stays as it is.
+//!
+//! Invariants: the cache holds only whole entries (they are made beside their place and renamed); a damaged entry is
+//! noticed by its checksums and fetched again; two setups do not run at once.
+
+mod apt;
+mod containerd;
+mod ebpf;
+mod explain;
+pub(crate) mod kernels;
+mod packages;
+mod sources;
+mod store;
+
+use std::fs::{self, File, TryLockError};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use numaward_vm::Cache;
+
+use kernels::Source;
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Also what only later or rare tests need: container runtimes
+    #[arg(long)]
+    all: bool,
+    /// Fetches the newest kernels and container runtimes even if the cache holds some
+    #[arg(long)]
+    update: bool,
+}
+
+/// Something that a task may need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// A Rust toolchain for the BPF target and bpf-linker.
+    Ebpf,
+    /// QEMU and what packs a machine's files.
+    Qemu,
+    /// A kernel for virtual machines.
+    Kernel(&'static Source),
+    /// containerd and runc, with the libraries they need.
+    Containerd,
+}
+
+pub(crate) fn main(arguments: &Arguments) -> Result<()> {
+    let mut parts = vec![Part::Ebpf, Part::Qemu];
+    parts.extend(kernels::SOURCES.iter().map(Part::Kernel));
+    if arguments.all {
+        parts.push(Part::Containerd);
+    }
+    install(&parts, arguments.update)
+}
+
+/// Makes sure that these parts are there.
+pub(crate) fn ensure(parts: &[Part]) -> Result<()> {
+    install(parts, false)
+}
+
+fn install(parts: &[Part], update: bool) -> Result<()> {
+    let cache = Cache::locate()?;
+    let root = cache.root();
+    fs::create_dir_all(root).with_context(|| format!("cannot create the cache {}", root.display()))?;
+    let _lock = lock(&cache)?;
+    store::remove_leftovers(root)?;
+    for part in parts {
+        match part {
+            Part::Ebpf => ebpf::ensure(),
+            Part::Qemu => packages::ensure("QEMU", numaward_vm::TOOLS),
+            Part::Kernel(source) => kernels::ensure(&cache, source, update),
+            Part::Containerd => containerd::ensure(&cache, update),
+        }?;
+    }
+    Ok(())
+}
+
+/// Held while setting up; ends with the process, however that ends.
+fn lock(cache: &Cache) -> Result<File> {
+    let path = cache.root().join("lock");
+    let context = || format!("cannot lock {}", path.display());
+    let file = File::create(&path).with_context(context)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            say("cache", "another setup is at work, waiting for it");
+            file.lock().with_context(context)?;
+        }
+        Err(TryLockError::Error(error)) => return Err(error).with_context(context),
+    }
+    Ok(file)
+}
+
+/// One line per step, on standard error: standard output belongs to what runs afterwards.
+fn say(part: &str, text: &str) {
+    eprintln!("setup: {part}: {text}");
+}

@@ -1,0 +1,160 @@
+//! `cargo xtask vm`: a machine for one script.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use clap::{Args, Subcommand};
+use numaward_vm::{Cache, Forward, Kernel, Machine, Vm};
+
+use crate::build;
+use crate::setup::{self, Part, kernels};
+
+/// `vm run` ends with the script's exit code; with this one where there is none (as docker and podman do).
+const NO_EXIT_CODE: u8 = 125;
+
+#[derive(Subcommand)]
+pub(crate) enum Task {
+    /// Boots a machine, runs a script as root inside, and ends with its exit code (125 if the machine failed)
+    Run(Box<Run>),
+}
+
+pub(crate) fn main(task: &Task) -> Result<ExitCode> {
+    match task {
+        Task::Run(run) => run.main(),
+    }
+}
+
+/// The nodes of a machine.
+#[derive(Args, Clone)]
+pub(crate) struct Layout {
+    /// Number of NUMA nodes [default: as many as the lists below have entries, else 2]
+    #[arg(long)]
+    nodes: Option<usize>,
+    /// CPUs of each node, such as 2,2,0; 0 makes a memory-only node [default: 2 each]
+    #[arg(long)]
+    cpus: Option<String>,
+    /// Memory of each node, such as 512M,1G,256M [default: 512M each]
+    #[arg(long)]
+    memory: Option<String>,
+    /// Distances row by row, such as '10,21;21,10' [default: the kernel's 10 and 20]
+    #[arg(long)]
+    distances: Option<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct Run {
+    /// Kernel to boot
+    #[arg(long, default_value = kernels::DEFAULT, value_parser = kernels::names())]
+    kernel: String,
+    #[command(flatten)]
+    layout: Layout,
+    /// More arguments for the kernel
+    #[arg(long, value_name = "ARGS", allow_hyphen_values = true)]
+    append: Option<String>,
+    /// Seconds after which the machine is stopped
+    #[arg(long, value_name = "S", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: u64,
+    /// Copies a file into the machine, mode included; may be repeated
+    #[arg(long, value_name = "HOSTFILE:GUESTPATH", value_parser = copy)]
+    copy: Vec<(PathBuf, String)>,
+    /// Leads a TCP port of 127.0.0.1 to a port of the machine; may be repeated
+    #[arg(long, value_name = "HOSTPORT:GUESTPORT")]
+    forward: Vec<Forward>,
+    /// Does not build numaward into the machine
+    #[arg(long)]
+    no_daemon: bool,
+    /// The script (busybox sh) to run
+    #[arg(long, value_name = "FILE", required_unless_present = "command")]
+    script: Option<PathBuf>,
+    /// A command to run instead of a script
+    #[arg(last = true, conflicts_with = "script")]
+    command: Vec<String>,
+}
+
+impl Run {
+    fn main(&self) -> Result<ExitCode> {
+        let layout = &self.layout;
+        let machine = Machine::parse(
+            layout.nodes,
+            layout.cpus.as_deref(),
+            layout.memory.as_deref(),
+            layout.distances.as_deref(),
+        )?;
+        let script = match &self.script {
+            Some(path) => fs::read_to_string(path)
+                .with_context(|| format!("cannot read the script {}", path.display()))?,
+            None => self.command.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" "),
+        };
+        setup::ensure(&[Part::Qemu, Part::Kernel(kernels::find(&self.kernel)?)])?;
+        let mut vm = Vm::new(Kernel::find(&Cache::locate()?, &self.kernel)?, machine)
+            .limit(Duration::from_secs(self.timeout));
+        for (name, path) in programs(!self.no_daemon)? {
+            vm = vm.file(path, format!("/bin/{name}"));
+        }
+        for (host, guest) in &self.copy {
+            vm = vm.file(host, guest);
+        }
+        for &forward in &self.forward {
+            vm = vm.forward(forward);
+        }
+        if let Some(arguments) = &self.append {
+            vm = vm.append(arguments);
+        }
+        match vm.run(&script, &mut io::stdout().lock()) {
+            Ok(code) => Ok(ExitCode::from(code)),
+            Err(error) => {
+                eprintln!("error: {error}");
+                Ok(ExitCode::from(NO_EXIT_CODE))
+            }
+        }
+    }
+}
+
+/// The static programs that every machine has on its PATH.
+pub(crate) fn programs(with_daemon: bool) -> Result<Vec<(String, PathBuf)>> {
+    let packages: &[&str] = if with_daemon { &["numaward", "numaward-load"] } else { &["numaward-load"] };
+    if with_daemon {
+        setup::ensure(&[Part::Ebpf])?;
+    }
+    build::static_programs(packages, "vm")
+}
+
+fn copy(text: &str) -> Result<(PathBuf, String), String> {
+    match text.rsplit_once(':') {
+        Some((host, guest)) if !host.is_empty() && guest.starts_with('/') => {
+            Ok((host.into(), guest.to_owned()))
+        }
+        _ => Err("give HOSTFILE:GUESTPATH, with an absolute GUESTPATH".to_owned()),
+    }
+}
+
+/// A word as one word of a shell.
+fn quote(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command;
+
+    #[test]
+    fn words_survive_the_shell() {
+        let words = ["plain", "two words", "it's", "$HOME `x` \"y\" \\"];
+        let script = format!("printf '%s\\n' {}", words.map(quote).join(" "));
+        let output = command::read(std::process::Command::new("sh").args(["-c", &script])).unwrap();
+        assert_eq!(output.lines().collect::<Vec<_>>(), words);
+    }
+
+    #[test]
+    fn copies_are_read() {
+        assert_eq!(copy("a:b:/c"), Ok(("a:b".into(), "/c".to_owned())));
+        for wrong in ["", "a", "a:", ":/b", "a:b"] {
+            assert!(copy(wrong).is_err(), "{wrong}");
+        }
+    }
+}
