@@ -1,5 +1,7 @@
 //! Unpacks the fixtures; their format is in `fixtures/README.md`.
 
+#![expect(clippy::expect_used, clippy::panic, reason = "a fixture that cannot be unpacked fails the test")]
+
 use std::{fs, path::Path};
 
 use numaward_topology::CpuSet;
