@@ -11,14 +11,31 @@
 //! `CAP_SYS_ADMIN`, where `kernel.perf_event_paranoid` is above 2). All file descriptors are held from
 //! then on, and everything but [`Probes::stats_window`] works after these privileges are gone.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod alloc;
+mod btf;
+mod explain;
 pub mod report;
+mod rows;
+mod self_check;
+mod slots;
+mod sys;
+mod tracefs;
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Instant,
+};
 
 use numaward_topology::{Machine, NodeId, NodeSet};
 
+use crate::{
+    alloc::Alloc,
+    slots::{Holder, Slots},
+};
 pub use report::{MapUsage, Mode, Probe, ProbeReport, ProbeStats, SelfCheck};
 
 /// Slots where [`Options::slots`] is not set otherwise.
@@ -37,8 +54,17 @@ pub struct Options<'a> {
     pub self_check: bool,
     /// Whether the probes write debug messages; they are read by [`Probes::flush_log`].
     pub debug_log: bool,
-    /// For tests on hosts with one node: every CPU is taken to be of this node.
-    pub fake_cpu_node: Option<NodeId>,
+    /// For tests.
+    pub fakes: Fakes,
+}
+
+/// Untruths for tests on hosts with one node.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fakes {
+    /// Every CPU is taken to be of this node.
+    pub cpu_node: Option<NodeId>,
+    /// Where the node id is taken to begin in `page->flags`.
+    pub node_shift: Option<u32>,
 }
 
 impl<'a> Options<'a> {
@@ -50,7 +76,7 @@ impl<'a> Options<'a> {
             alloc_modes: &[Mode::TpBtf, Mode::Tracepoint],
             self_check: true,
             debug_log: false,
-            fake_cpu_node: None,
+            fakes: Fakes::default(),
         }
     }
 }
@@ -124,7 +150,7 @@ pub struct MapAccessError {
     pub action: &'static str,
     /// What the kernel said.
     #[source]
-    pub source: std::io::Error,
+    pub source: io::Error,
 }
 
 /// A slot is not registered.
@@ -138,23 +164,38 @@ pub enum SlotError {
     Map(#[from] MapAccessError),
 }
 
+/// The kernel's BPF statistics cannot be switched on.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot switch on the kernel's BPF statistics: {0}")]
+pub struct StatsError(String);
+
+/// While it lives, the kernel counts runs and time of all BPF programs on the host.
+#[derive(Debug)]
+pub struct StatsWindow(#[expect(dead_code, reason = "held until the window closes")] OwnedFd);
+
 /// The probes of this host.
 #[derive(Debug)]
 pub struct Probes {
+    alloc: Option<Alloc>,
+    slots: Slots,
     reports: Vec<ProbeReport>,
 }
 
 impl Probes {
     /// Loads and attaches every probe, each on its own.
-    pub fn load(_options: &Options<'_>) -> Self {
-        Self {
-            reports: vec![ProbeReport {
-                probe: Probe::Alloc,
-                mode: Mode::Absent,
-                reason: Some("not built".to_owned()),
-                self_check: None,
-            }],
-        }
+    pub fn load(options: &Options<'_>) -> Self {
+        let mut refusals = Vec::new();
+        let alloc = options.alloc_modes.iter().find_map(|&mode| {
+            let loaded = Alloc::load(options, mode);
+            loaded.map_err(|refusal| refusals.push(format!("{mode}: {refusal}"))).ok()
+        });
+        let report = ProbeReport {
+            probe: Probe::Alloc,
+            mode: alloc.as_ref().map_or(Mode::Absent, |alloc| alloc.mode),
+            reason: (!refusals.is_empty()).then(|| refusals.join("; ")),
+            self_check: alloc.as_ref().map(|alloc| alloc.self_check.clone()),
+        };
+        Self { alloc, slots: Slots::new(options.slots), reports: vec![report] }
     }
 
     /// The state of every probe.
@@ -166,37 +207,99 @@ impl Probes {
     ///
     /// `allowed` are the nodes promised to it; `None` where nothing is promised. Deeper registered
     /// cgroups keep their own slots.
-    pub fn register(
-        &mut self,
-        _cgroup: CgroupId,
-        _allowed: Option<&NodeSet>,
-    ) -> Result<SlotId, RegisterError> {
-        Err(RegisterError::NoSlot { slots: 0 })
+    pub fn register(&mut self, cgroup: CgroupId, allowed: Option<&NodeSet>) -> Result<SlotId, RegisterError> {
+        if self.slots.is_registered(cgroup) {
+            return Err(RegisterError::Registered(cgroup));
+        }
+        let slot = self.slots.next(Instant::now());
+        let slot = slot.ok_or(RegisterError::NoSlot { slots: self.slots.capacity() })?;
+        let mut base = Vec::new();
+        if let Some(alloc) = &mut self.alloc {
+            base = alloc.read(slot)?;
+            alloc.add_root(cgroup, slot, allowed)?;
+        }
+        self.slots.take(slot, Holder { cgroup, base });
+        Ok(SlotId(slot))
     }
 
     /// Changes the nodes promised to a registered workload.
-    pub fn set_allowed(&mut self, slot: SlotId, _allowed: Option<&NodeSet>) -> Result<(), SlotError> {
-        Err(SlotError::Free(slot))
+    pub fn set_allowed(&mut self, slot: SlotId, allowed: Option<&NodeSet>) -> Result<(), SlotError> {
+        self.slots.holder(slot.0).ok_or(SlotError::Free(slot))?;
+        if let Some(alloc) = &mut self.alloc {
+            alloc.set_allowed(slot.0, allowed)?;
+        }
+        Ok(())
     }
 
     /// Takes a workload's slot back and returns its last counts. Afterwards its cgroups, if they
     /// still exist, are counted for the next registered cgroup above, or as [`Snapshot::other`].
+    ///
+    /// On an error the workload keeps its slot.
     pub fn release(&mut self, slot: SlotId) -> Result<NodeCounters, SlotError> {
-        Err(SlotError::Free(slot))
+        let holder = self.slots.holder(slot.0).ok_or(SlotError::Free(slot))?;
+        let mut last = NodeCounters::new();
+        if let Some(alloc) = &mut self.alloc {
+            alloc.remove_root(holder.cgroup)?;
+            last = alloc.since(&holder.base, &alloc.read(slot.0)?);
+        }
+        self.slots.free(slot.0, Instant::now());
+        Ok(last)
     }
 
     /// Reads all counters.
     pub fn counters(&self) -> Result<Snapshot, MapAccessError> {
-        Ok(Snapshot::default())
+        let Some(alloc) = &self.alloc else { return Ok(Snapshot::default()) };
+        let now = alloc.read_up_to(self.slots.in_use_up_to())?;
+        let of = |slot: u32| {
+            let nodes = alloc.nodes_per_slot();
+            let start = slot as usize * nodes;
+            now.get(start..start + nodes).unwrap_or_default()
+        };
+        let slots = self.slots.holders();
+        Ok(Snapshot {
+            slots: slots.map(|(slot, holder)| (SlotId(slot), alloc.since(&holder.base, of(slot)))).collect(),
+            other: alloc.since(&[], of(numaward_abi::OTHER_SLOT)),
+            unknown_node: Pages(alloc.totals()?.unknown_node),
+        })
     }
 
     /// How full the maps are.
     pub fn map_usage(&self) -> Vec<MapUsage> {
-        Vec::new()
+        let Some(alloc) = &self.alloc else { return Vec::new() };
+        let (held, slots) = (self.slots.held() as u64, u64::from(self.slots.capacity()));
+        let (counter_map, per_slot) = alloc.counter_map();
+        vec![
+            MapUsage { map: "ROOTS", entries: held, capacity: slots },
+            // One slot more, for all that is not registered.
+            MapUsage { map: counter_map, entries: (held + 1) * per_slot, capacity: (slots + 1) * per_slot },
+        ]
     }
 
     /// What each attached probe has cost so far.
-    pub fn stats(&self) -> Vec<ProbeStats> {
-        Vec::new()
+    pub fn stats(&self) -> io::Result<Vec<ProbeStats>> {
+        self.alloc.iter().map(Alloc::stats).collect()
+    }
+
+    /// Lets the kernel count runs and time of BPF programs until the window is dropped.
+    ///
+    /// This is a switch of the whole host; it costs every BPF program some 30–40 ns a run, so keep the
+    /// window short. The kernel counts its users: closing the window disturbs nobody else's. Needs
+    /// `CAP_SYS_ADMIN`.
+    pub fn stats_window(&self) -> Result<StatsWindow, StatsError> {
+        let window = aya::sys::enable_stats(aya::sys::Stats::RunTime);
+        window.map(StatsWindow).map_err(|error| StatsError(explain::explain(&error)))
+    }
+
+    /// Passes the probes' debug messages on to the `log` crate. Nothing to do unless
+    /// [`Options::debug_log`] is set.
+    pub fn flush_log(&mut self) {
+        if let Some(alloc) = &mut self.alloc {
+            alloc.flush_log();
+        }
+    }
+
+    /// Readable when there are debug messages to flush; `None` unless [`Options::debug_log`] is set.
+    pub fn log_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.alloc.as_ref().and_then(Alloc::logger).map(AsFd::as_fd)
     }
 }

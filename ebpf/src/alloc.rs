@@ -1,0 +1,267 @@
+//! Counts page allocations per workload slot and node of the page: local, remote, outside the promised
+//! nodes; pages of the kernel apart.
+//!
+//! **Hook.** The tracepoint `kmem:mm_page_alloc`, as `tp_btf` (the node is in `page->flags`) or, where
+//! that is refused, as a classic tracepoint (the node is looked up by the page's memory section). Neither
+//! program calls `bpf_probe_read_kernel`, so that `tp_btf` loads under `lockdown=confidentiality`.
+//!
+//! **From cgroup to slot.** ROOTS holds the registered cgroups. A task's cgroup belongs to the deepest
+//! of them among itself and its ancestors. The search costs a lookup for each level, so each CPU remembers
+//! its last answers in CACHE, a small direct-mapped table. An answer is good while GENERATION is what it
+//! was when the search began: userspace raises it after each change of ROOTS or SLOTS, so nothing in the
+//! cache ever needs to be found and removed, be it a freed slot, a new mask, or a cgroup that had no
+//! slot before.
+//!
+//! **No races.** The kernel runs a tracing program at most once at a time on each CPU: what would
+//! interrupt it (an allocation in an interrupt) is not delivered but counted as `recursion_misses`
+//! (`prog->active` for `tp_btf`, `bpf_prog_active` for tracepoints), and tasks do not migrate inside. So what
+//! is per CPU (CACHE, CTR, TOTALS) has one writer, and needs no atomics. CTR_SHARED has many and uses them.
+
+#![no_std]
+#![no_main]
+#![feature(asm_experimental_arch)]
+
+mod common;
+
+use core::arch::asm;
+
+use aya_ebpf::{
+    EbpfContext, Global,
+    helpers::{bpf_get_current_ancestor_cgroup_id, bpf_get_current_cgroup_id, bpf_get_numa_node_id},
+    macros::{btf_tracepoint, map, tracepoint},
+    maps::{Array, HashMap, PerCpuArray},
+    programs::{BtfTracePointContext, TracePointContext},
+};
+use aya_log_ebpf::debug;
+use numaward_abi::{
+    AllocCounters, AllocTotals, MAX_NODE_IDS, MAX_NODES, NodeTable, OTHER_SLOT, Slot, UNKNOWN_NODE,
+};
+
+/// A user page: anonymous memory and page cache. `___GFP_MOVABLE` of `linux/gfp_types.h`.
+const GFP_MOVABLE: u32 = 0x08;
+
+/// Levels of the cgroup tree that are searched for a registered cgroup, from the root down.
+const MAX_LEVELS: i32 = 24;
+
+const CACHE_BITS: u32 = 6;
+
+/// What a CPU remembers of a cgroup. One cache line.
+#[repr(C)]
+struct CacheEntry {
+    cgroup: u64,
+    /// GENERATION when the search began; it starts at 1, so that an empty entry never fits.
+    generation: u64,
+    /// Copied from [`Slot`].
+    allowed: [u64; MAX_NODES / 64],
+    /// The first row of the slot (in the shard of this CPU) in CTR or CTR_SHARED; one row per node follows.
+    row: u32,
+    /// The index of this CPU's home node: its own, or the nearest with memory.
+    home: u32,
+    padding: u64,
+}
+
+/// Where the node id begins in `page->flags`; 64 on kernels with one node.
+#[unsafe(no_mangle)]
+static NODE_SHIFT: Global<u32> = Global::new(64);
+/// Rows per slot: nodes of the machine.
+#[unsafe(no_mangle)]
+static NODES: Global<u32> = Global::new(1);
+/// Shards of CTR_SHARED; 0 where counters are per CPU, in CTR.
+#[unsafe(no_mangle)]
+static SHARDS: Global<u32> = Global::new(0);
+/// Rows per shard.
+#[unsafe(no_mangle)]
+static SHARD_ROWS: Global<u32> = Global::new(0);
+/// Where the section number begins in a page frame number.
+#[unsafe(no_mangle)]
+static SECTION_SHIFT: Global<u32> = Global::new(15);
+
+// Sizes that depend on the machine are set by userspace.
+
+/// The slot of each registered cgroup.
+#[map]
+static ROOTS: HashMap<u64, u32> = HashMap::with_max_entries(1, 0);
+/// By slot.
+#[map]
+static SLOTS: Array<Slot> = Array::with_max_entries(1, 0);
+/// See the module's comment.
+#[map]
+static GENERATION: Array<u64> = Array::with_max_entries(1, 0);
+/// One entry.
+#[map]
+static NODE_TABLE: Array<NodeTable> = Array::with_max_entries(1, 0);
+/// The node index of each memory section.
+#[map]
+static SECTION_NODE: Array<u16> = Array::with_max_entries(1, 0);
+#[map]
+static CACHE: PerCpuArray<CacheEntry> = PerCpuArray::with_max_entries(1 << CACHE_BITS, 0);
+/// By slot * NODES + node index.
+#[map]
+static CTR: PerCpuArray<AllocCounters> = PerCpuArray::with_max_entries(1, 0);
+/// By shard * SHARD_ROWS + slot * NODES + node index. Serves where CTR would be too large: a shard is
+/// shared by the CPUs of one home node or several.
+#[map]
+static CTR_SHARED: Array<AllocCounters> = Array::with_max_entries(1, 0);
+#[map]
+static TOTALS: PerCpuArray<AllocTotals> = PerCpuArray::with_max_entries(1, 0);
+
+#[btf_tracepoint(function = "mm_page_alloc")]
+fn alloc_tp_btf(ctx: BtfTracePointContext) -> i32 {
+    // TP_PROTO(struct page *page, unsigned int order, gfp_t gfp_flags, int migratetype)
+    let page: *const u64 = ctx.arg(0);
+    if page.is_null() {
+        return 0;
+    }
+    let order: u32 = ctx.arg(1);
+    let gfp: u32 = ctx.arg(2);
+    // SAFETY: `page` is a `struct page` of the kernel, not null; `flags` is its first member (userspace
+    // checks this in the kernel's BTF). The verifier turns the load into one that cannot fault.
+    let flags = unsafe { *page };
+    let id = match NODE_SHIFT.load() {
+        shift @ 0..64 => flags >> shift,
+        _ => 0,
+    };
+    let node = match NODE_TABLE.get(0) {
+        Some(nodes) if id < MAX_NODE_IDS as u64 => nodes.index[id as usize],
+        _ => UNKNOWN_NODE,
+    };
+    count(&ctx, node, order, gfp);
+    0
+}
+
+#[tracepoint]
+fn alloc_tracepoint(ctx: TracePointContext) -> u32 {
+    // /sys/kernel/tracing/events/kmem/mm_page_alloc/format; userspace compares it before attaching.
+    let record = ctx.as_ptr().cast::<u8>();
+    // SAFETY: the offset is inside the record, and the verifier checks it.
+    let pfn = unsafe { *record.add(8).cast::<u64>() };
+    // SAFETY: as above.
+    let order = unsafe { *record.add(16).cast::<u32>() };
+    // SAFETY: as above.
+    let gfp = unsafe { *record.add(24).cast::<u64>() };
+    // The allocation failed.
+    if pfn == u64::MAX {
+        return 0;
+    }
+    let section = pfn >> SECTION_SHIFT.load();
+    let node = match u32::try_from(section) {
+        Ok(section) => SECTION_NODE.get(section).copied().unwrap_or(UNKNOWN_NODE),
+        Err(_) => UNKNOWN_NODE,
+    };
+    count(&ctx, node, order, gfp as u32);
+    0
+}
+
+#[inline(always)]
+fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) {
+    let pages = 1u64 << (order & 63);
+    if node == UNKNOWN_NODE {
+        if let Some(totals) = TOTALS.get_ptr_mut(0) {
+            // SAFETY: this CPU is the only writer, and the program does not interrupt itself.
+            unsafe { (*totals).unknown_node += pages };
+        }
+        return;
+    }
+    let node = u32::from(node);
+
+    // SAFETY: the helper takes nothing and always succeeds.
+    let cgroup = unsafe { bpf_get_current_cgroup_id() };
+    // Ids are inode numbers and step by the number of files in a cgroup's directory; multiplying by the
+    // golden ratio spreads such steps over the table.
+    let bucket = cgroup.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - CACHE_BITS);
+    let Some(entry) = CACHE.get_ptr_mut(bucket as u32) else { return };
+    let Some(generation) = GENERATION.get_ptr_mut(0) else { return };
+    // SAFETY: this CPU is the only user, and the program does not interrupt itself.
+    let entry = unsafe { &mut *entry };
+    // SAFETY: the pointer is of the map's value, which lives as long as the program.
+    if entry.cgroup != cgroup || entry.generation != unsafe { generation.read_volatile() } {
+        if !resolve(entry, cgroup, generation) {
+            return;
+        }
+        debug!(ctx, "cgroup {} counts in row {}", cgroup, entry.row);
+    }
+
+    let user = gfp & GFP_MOVABLE != 0;
+    let remote = node != entry.home;
+    let outside = entry.allowed[(node / 64) as usize % (MAX_NODES / 64)] >> (node % 64) & 1 == 0;
+    let row = entry.row + node;
+    let Some(counters) =
+        (if SHARDS.load() == 0 { CTR.get_ptr_mut(row) } else { CTR_SHARED.get_ptr_mut(row) })
+    else {
+        return;
+    };
+    // SAFETY: `counters` is a valid pointer to a value of the map.
+    unsafe {
+        let counter = match (user, remote) {
+            (false, _) => &raw mut (*counters).kernel,
+            (true, false) => &raw mut (*counters).user_local,
+            (true, true) => &raw mut (*counters).user_remote,
+        };
+        add(counter, pages);
+        if user && outside {
+            add(&raw mut (*counters).user_outside, pages);
+        }
+    }
+}
+
+/// Searches the slot of the current task's cgroup and fills the entry; `false` where a map has no
+/// such value, which userspace rules out.
+#[inline(never)]
+fn resolve(entry: &mut CacheEntry, cgroup: u64, generation: *mut u64) -> bool {
+    // Read before what it vouches for. A fetching atomic is a full barrier on every architecture, a
+    // plain load is not.
+    // SAFETY: the caller passes the map's value.
+    let generation = unsafe { fetch_add(generation, 0) };
+    let mut slot = OTHER_SLOT;
+    for level in 0..MAX_LEVELS {
+        // SAFETY: any level is allowed; the helper returns 0 below the current cgroup.
+        let ancestor = unsafe { bpf_get_current_ancestor_cgroup_id(level) };
+        if ancestor == 0 {
+            break;
+        }
+        // SAFETY: the value is copied at once; userspace replaces an entry, it never changes one.
+        if let Some(found) = unsafe { ROOTS.get(ancestor) } {
+            slot = *found;
+        }
+    }
+    let Some(slot_value) = SLOTS.get(slot) else { return false };
+    let Some(nodes) = NODE_TABLE.get(0) else { return false };
+    // SAFETY: the helper takes nothing and always succeeds.
+    let own_node = unsafe { bpf_get_numa_node_id() } as usize;
+    let home = if own_node < MAX_NODE_IDS { nodes.home[own_node] } else { UNKNOWN_NODE };
+    let shard = u32::from(home).checked_rem(SHARDS.load()).unwrap_or(0);
+    entry.cgroup = cgroup;
+    entry.allowed = slot_value.allowed;
+    entry.row = shard * SHARD_ROWS.load() + slot * NODES.load();
+    entry.home = u32::from(home);
+    entry.generation = generation;
+    if let Some(totals) = TOTALS.get_ptr_mut(0) {
+        // SAFETY: as in `count`.
+        unsafe { (*totals).resolved += 1 };
+    }
+    true
+}
+
+/// # Safety
+///
+/// `counter` points into a value of CTR, or of CTR_SHARED where SHARDS is not 0.
+#[inline(always)]
+unsafe fn add(counter: *mut u64, pages: u64) {
+    if SHARDS.load() == 0 {
+        // SAFETY: the caller's promise; this CPU is the only writer.
+        unsafe { *counter += pages };
+    } else {
+        // SAFETY: the caller's promise. The target has no atomic intrinsics.
+        unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) pages) };
+    }
+}
+
+/// # Safety
+///
+/// `word` points into a map's value.
+#[inline(always)]
+unsafe fn fetch_add(word: *mut u64, mut value: u64) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { asm!("{1} = atomic_fetch_add((u64 *)({0} + 0), {1})", in(reg) word, inout(reg) value) };
+    value
+}

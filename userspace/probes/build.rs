@@ -1,0 +1,165 @@
+//! Builds the probes' eBPF objects from source, where a toolchain for them is there.
+//!
+//! It takes a Rust toolchain with the sources of `core` (the BPF target is not distributed as a
+//! binary) and bpf-linker. Two Rust toolchains are looked for: a nightly of rustup with the component
+//! `rust-src`, and Debian's `rustc-web` with `rust-web-src`. Both run with `RUSTC_BOOTSTRAP=1`, since
+//! `-Zbuild-std` and inline assembly for BPF are unstable.
+//!
+//! Without them the library is built all the same; it then has no probes and says so when asked to load
+//! them. `NUMAWARD_EBPF=require` makes that an error, `NUMAWARD_EBPF=skip` does not even look.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+};
+
+type Result<T> = std::result::Result<T, String>;
+
+fn main() -> ExitCode {
+    println!("cargo::rustc-check-cfg=cfg(numaward_ebpf)");
+    println!("cargo::rerun-if-env-changed=NUMAWARD_EBPF");
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("cargo::error={}", error.replace('\n', " | "));
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let root = variable("CARGO_MANIFEST_DIR").map(PathBuf::from)?;
+    let root = root.ancestors().nth(2).ok_or("the crate is not in its workspace")?.to_owned();
+    for path in ["ebpf/Cargo.toml", "ebpf/src", "ebpf/abi/Cargo.toml", "ebpf/abi/src", "Cargo.lock"] {
+        println!("cargo::rerun-if-changed={}", root.join(path).display());
+    }
+    let wish = env::var("NUMAWARD_EBPF").unwrap_or_default();
+    let toolchain = match wish.as_str() {
+        "skip" => Err("NUMAWARD_EBPF=skip was set for its build".to_owned()),
+        "" | "require" => Toolchain::find(),
+        other => return Err(format!("NUMAWARD_EBPF={other:?}: expected `skip` or `require`")),
+    };
+    match toolchain {
+        Ok(toolchain) => {
+            let objects = toolchain.build(&root)?;
+            println!("cargo::rustc-cfg=numaward_ebpf");
+            println!("cargo::rustc-env=NUMAWARD_EBPF_DIR={}", objects.display());
+        }
+        Err(missing) if wish == "require" => return Err(format!("NUMAWARD_EBPF=require, but {missing}")),
+        Err(missing) => {
+            println!("cargo::warning=no probes are built: {missing}");
+            println!("cargo::rustc-env=NUMAWARD_EBPF_MISSING={missing}");
+        }
+    }
+    Ok(())
+}
+
+struct Toolchain {
+    cargo: PathBuf,
+    rustc: PathBuf,
+    linker: PathBuf,
+}
+
+impl Toolchain {
+    fn find() -> Result<Self> {
+        const MEND: &str = "`cargo xtask setup` installs what the probes need";
+        let linker = find_linker().ok_or(format!("bpf-linker was not found; {MEND}"))?;
+        let (cargo, rustc) = rustup_nightly().or_else(debian).ok_or(format!(
+            "neither a rustup nightly with rust-src nor Debian's rustc-web with rust-web-src was found; {MEND}"
+        ))?;
+        for path in [&cargo, &rustc, &linker] {
+            println!("cargo::rerun-if-changed={}", path.display());
+        }
+        Ok(Self { cargo, rustc, linker })
+    }
+
+    /// Builds the package `numaward-ebpf` and returns the folder with its objects.
+    fn build(&self, root: &Path) -> Result<PathBuf> {
+        let target = match variable("CARGO_CFG_TARGET_ENDIAN")?.to_str() {
+            Some("little") => "bpfel-unknown-none",
+            _ => "bpfeb-unknown-none",
+        };
+        let out = Path::new(&variable("OUT_DIR")?).join("ebpf");
+        let mut flags = OsString::from("--cfg=bpf_target_arch=\"");
+        flags.push(variable("CARGO_CFG_TARGET_ARCH")?);
+        // The linker writes BTF from debug information.
+        flags.push("\"\x1f-Cdebuginfo=2\x1f-Clink-arg=--btf\x1f-Clinker=");
+        flags.push(&self.linker);
+
+        let mut command = Command::new(&self.cargo);
+        command
+            .current_dir(root)
+            .args(["build", "--locked", "--release", "--package=numaward-ebpf", "--bins"])
+            .args(["-Zbuild-std=core", "--target", target, "--target-dir"])
+            .arg(&out)
+            .stdin(Stdio::null());
+        // What this build was told is not meant for that one.
+        for (name, _) in env::vars_os().filter(|(name, _)| is_of_this_build(name)) {
+            command.env_remove(name);
+        }
+        command.env("RUSTC", &self.rustc).env("RUSTC_BOOTSTRAP", "1").env("CARGO_ENCODED_RUSTFLAGS", flags);
+
+        let output =
+            command.output().map_err(|error| format!("cannot run {}: {error}", self.cargo.display()))?;
+        if !output.status.success() {
+            let messages = String::from_utf8_lossy(&output.stderr);
+            return Err(format!("building the probes failed ({}): {messages}", output.status));
+        }
+        Ok(out.join(target).join("release"))
+    }
+}
+
+/// Whether a variable is set by cargo or rustup for this build, or steers it.
+fn is_of_this_build(name: &OsStr) -> bool {
+    let Some(name) = name.to_str() else { return false };
+    let kept = ["CARGO_HOME", "RUSTUP_HOME", "RUST_BACKTRACE"].contains(&name)
+        || ["CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTR", "CARGO_SOURCE_"]
+            .iter()
+            .any(|kind| name.starts_with(kind));
+    (name.starts_with("CARGO") || name.starts_with("RUST")) && !kept
+}
+
+/// Cargo and rustc of a rustup toolchain `nightly` with the component `rust-src`.
+fn rustup_nightly() -> Option<(PathBuf, PathBuf)> {
+    let rustc = output(Command::new("rustup").args(["which", "--toolchain=nightly", "rustc"]))?;
+    with_sources(Path::new(&rustc).parent()?)
+}
+
+/// Cargo and rustc of Debian's packages cargo-web and rustc-web, with the sources of rust-web-src.
+fn debian() -> Option<(PathBuf, PathBuf)> {
+    with_sources(Path::new("/usr/bin"))
+}
+
+/// Cargo and rustc of a folder, if core's sources belong to them.
+fn with_sources(bin: &Path) -> Option<(PathBuf, PathBuf)> {
+    let (cargo, rustc) = (bin.join("cargo"), bin.join("rustc"));
+    let sysroot = output(Command::new(&rustc).arg("--print=sysroot"))?;
+    let core = Path::new(&sysroot).join("lib/rustlib/src/rust/library/core/Cargo.toml");
+    (cargo.is_file() && core.is_file()).then_some((cargo, rustc))
+}
+
+fn find_linker() -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let cargo_home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = env::home_dir().map(|home| home.join(".cargo"));
+    let folders =
+        env::split_paths(&path).chain([cargo_home, home].into_iter().flatten().map(|dir| dir.join("bin")));
+    folders
+        .map(|folder| folder.join("bpf-linker"))
+        .find(|file| fs::metadata(file).is_ok_and(|file| file.is_file()))
+}
+
+/// What a command prints, if it runs and succeeds.
+fn output(command: &mut Command) -> Option<String> {
+    let output = command.stdin(Stdio::null()).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_owned())
+}
+
+fn variable(name: &str) -> Result<OsString> {
+    env::var_os(name).ok_or(format!("{name} is not set; run this through cargo"))
+}

@@ -1,0 +1,200 @@
+//! Where the kernel keeps the node in `page->flags`, from its BTF.
+//!
+//! The node id is in the highest bits of `flags`, `log2(MAX_NUMNODES)` of them (`include/linux/page-flags-layout.h`,
+//! for 64-bit kernels with a virtual memory map). `MAX_NUMNODES` is a constant of the build. BTF has no
+//! constants, but arrays that were sized with them:
+//!
+//! - `struct pglist_data`: `struct zone node_zones[MAX_NR_ZONES]`
+//! - `struct zonelist`: `struct zoneref _zonerefs[MAX_NUMNODES * MAX_NR_ZONES + 1]`
+//!
+//! Format: Documentation/bpf/btf.rst. Only what this question needs is read.
+
+use std::collections::HashMap;
+
+/// The kernel's BTF does not tell where the node is.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BtfError {
+    #[error("the kernel's BTF is malformed at byte {0}")]
+    Malformed(usize),
+    #[error("the kernel's BTF has types of the unknown kind {0}")]
+    UnknownKind(u32),
+    #[error("the kernel's BTF has no {0}")]
+    Missing(&'static str),
+    #[error("the kernel's struct page begins with {0} bits before its flags; expected none")]
+    FlagsMoved(u32),
+    #[error(
+        "the kernel's zonelists hold {zonerefs} entries for {zones} zones a node, which fits no number of nodes"
+    )]
+    NoNodeCount { zonerefs: u32, zones: u32 },
+}
+
+const MAGIC: u32 = 0xeb9f;
+const KIND_ARRAY: u32 = 3;
+const KIND_STRUCT: u32 = 4;
+
+/// The number of bits by which to shift `page->flags` right to get the node id; 64 where the kernel
+/// supports one node only.
+pub(crate) fn node_shift(data: &[u8]) -> Result<u32, BtfError> {
+    let btf = Btf::parse(data)?;
+    let (_, flags_offset) = btf.member("page", "flags", "struct page with flags")?;
+    if flags_offset != 0 {
+        return Err(BtfError::FlagsMoved(flags_offset));
+    }
+    let zones = btf.array_len("pglist_data", "node_zones", "array pglist_data.node_zones")?;
+    let zonerefs = btf.array_len("zonelist", "_zonerefs", "array zonelist._zonerefs")?;
+    let nodes = zonerefs.checked_sub(1).and_then(|entries| {
+        let nodes = entries.checked_div(zones)?;
+        (nodes * zones == entries && nodes.is_power_of_two()).then_some(nodes)
+    });
+    nodes.map(|nodes| 64 - nodes.ilog2()).ok_or(BtfError::NoNodeCount { zonerefs, zones })
+}
+
+struct Btf<'a> {
+    types: &'a [u8],
+    strings: &'a [u8],
+    /// Where each type begins in `types`, by id; id 0 is void and has no place.
+    places: Vec<usize>,
+    /// The structs with names of interest, by name.
+    structs: HashMap<&'a [u8], usize>,
+}
+
+impl<'a> Btf<'a> {
+    fn parse(data: &'a [u8]) -> Result<Self, BtfError> {
+        if word(data, 0)? & 0xffff != MAGIC {
+            return Err(BtfError::Malformed(0));
+        }
+        let header = word(data, 4)? as usize;
+        let section = |at: usize| -> Result<&'a [u8], BtfError> {
+            let start = header.checked_add(word(data, at)? as usize);
+            let end =
+                start.and_then(|start| Some((start, start.checked_add(word(data, at + 4).ok()? as usize)?)));
+            end.and_then(|(start, end)| data.get(start..end)).ok_or(BtfError::Malformed(at))
+        };
+        let mut btf =
+            Self { types: section(8)?, strings: section(16)?, places: vec![0], structs: HashMap::new() };
+        let mut at = 0;
+        while at < btf.types.len() {
+            let info = word(btf.types, at + 4)?;
+            let (kind, members) = (info >> 24 & 0x1f, (info & 0xffff) as usize);
+            let more = match kind {
+                1 | 14 | 17 => 4,
+                KIND_ARRAY => 12,
+                KIND_STRUCT | 5 | 15 | 19 => 12 * members,
+                6 | 13 => 8 * members,
+                2 | 7..=12 | 16 | 18 => 0,
+                _ => return Err(BtfError::UnknownKind(kind)),
+            };
+            let name = btf.name(word(btf.types, at)?)?;
+            if kind == KIND_STRUCT && [&b"page"[..], b"pglist_data", b"zonelist"].contains(&name) {
+                btf.structs.insert(name, at);
+            }
+            btf.places.push(at);
+            at += 12 + more;
+        }
+        Ok(btf)
+    }
+
+    fn name(&self, offset: u32) -> Result<&'a [u8], BtfError> {
+        let rest = self.strings.get(offset as usize..).ok_or(BtfError::Malformed(offset as usize))?;
+        Ok(rest.split(|&byte| byte == 0).next().unwrap_or_default())
+    }
+
+    /// The type id and the offset in bits of a member of a struct.
+    fn member(&self, of: &str, name: &str, what: &'static str) -> Result<(u32, u32), BtfError> {
+        let at = *self.structs.get(of.as_bytes()).ok_or(BtfError::Missing(what))?;
+        let members = (word(self.types, at + 4)? & 0xffff) as usize;
+        for member in (0..members).map(|index| at + 12 + 12 * index) {
+            if self.name(word(self.types, member)?)? == name.as_bytes() {
+                // With bit fields in the struct, the highest byte is a width; it is 0 without.
+                return Ok((word(self.types, member + 4)?, word(self.types, member + 8)? & 0x00ff_ffff));
+            }
+        }
+        Err(BtfError::Missing(what))
+    }
+
+    /// The number of elements of a member that is an array.
+    fn array_len(&self, of: &str, name: &str, what: &'static str) -> Result<u32, BtfError> {
+        let (id, _) = self.member(of, name, what)?;
+        let at = *self.places.get(id as usize).filter(|_| id != 0).ok_or(BtfError::Missing(what))?;
+        if word(self.types, at + 4)? >> 24 & 0x1f != KIND_ARRAY {
+            return Err(BtfError::Missing(what));
+        }
+        word(self.types, at + 20)
+    }
+}
+
+fn word(data: &[u8], at: usize) -> Result<u32, BtfError> {
+    let bytes = data.get(at..).and_then(|rest| rest.first_chunk());
+    bytes.map(|&bytes| u32::from_ne_bytes(bytes)).ok_or(BtfError::Malformed(at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// BTF of `struct page`, `pglist_data` and `zonelist`, as a kernel for `nodes` nodes has it.
+    fn btf(zones: u32, zonerefs: u32, flags_offset: u32, zonelist: &str) -> Vec<u8> {
+        let mut strings = vec![0];
+        let mut name = |name: &str| {
+            let at = u32::try_from(strings.len()).unwrap();
+            strings.extend_from_slice(name.as_bytes());
+            strings.push(0);
+            at
+        };
+        let one_member = 4 << 24 | 1;
+        #[rustfmt::skip]
+        let types = [
+            name("long unsigned int"), 1 << 24, 8, 64,                                      // 1: int
+            0, 3 << 24, 0, 1, 1, zones,                                                     // 2: array
+            0, 3 << 24, 0, 1, 1, zonerefs,                                                  // 3: array
+            name("page"), one_member, 64, name("flags"), 1, flags_offset,                   // 4: struct
+            name("pglist_data"), one_member, 64, name("node_zones"), 2, 0,                  // 5: struct
+            name(zonelist), one_member | 1 << 31, 64, name("_zonerefs"), 3, 0,              // 6: struct
+        ];
+        let types: Vec<u8> = types.iter().flat_map(|word: &u32| word.to_ne_bytes()).collect();
+        let [types_len, strings_len] = [types.len(), strings.len()].map(|len| u32::try_from(len).unwrap());
+        let header = [MAGIC | 1 << 16, 24, 0, types_len, types_len, strings_len];
+        header.iter().flat_map(|word| word.to_ne_bytes()).chain(types).chain(strings).collect()
+    }
+
+    #[test]
+    fn the_shift_follows_from_the_number_of_nodes() {
+        for (nodes, shift) in [(1, 64), (2, 63), (64, 58), (1024, 54)] {
+            assert_eq!(node_shift(&btf(4, nodes * 4 + 1, 0, "zonelist")), Ok(shift), "{nodes}");
+        }
+    }
+
+    #[test]
+    fn an_unexpected_layout_is_refused() {
+        for (data, error) in [
+            (btf(4, 4097, 64, "zonelist"), BtfError::FlagsMoved(64)),
+            (btf(4, 4097, 0, "other"), BtfError::Missing("array zonelist._zonerefs")),
+            (btf(4, 4096, 0, "zonelist"), BtfError::NoNodeCount { zonerefs: 4096, zones: 4 }),
+            (btf(4, 13, 0, "zonelist"), BtfError::NoNodeCount { zonerefs: 13, zones: 4 }),
+            (btf(0, 13, 0, "zonelist"), BtfError::NoNodeCount { zonerefs: 13, zones: 0 }),
+            (btf(4, 0, 0, "zonelist"), BtfError::NoNodeCount { zonerefs: 0, zones: 4 }),
+        ] {
+            assert_eq!(node_shift(&data), Err(error));
+        }
+    }
+
+    #[test]
+    fn corrupt_data_is_an_error_and_never_a_panic() {
+        let good = btf(4, 4097, 0, "zonelist");
+        for end in 0..good.len() {
+            // What is cut off is either needed, or the end of the strings.
+            let cut = node_shift(&good[..end]);
+            assert!(cut.is_err(), "{end}: {cut:?}");
+        }
+        for at in 0..good.len() {
+            for byte in [0, 0x7f, 0xff] {
+                let mut bad = good.clone();
+                bad[at] = byte;
+                let _any = node_shift(&bad);
+            }
+        }
+        let mut kind = good.clone();
+        kind[24 + 7] = 31;
+        assert_eq!(node_shift(&kind), Err(BtfError::UnknownKind(31)));
+    }
+}

@@ -1,0 +1,159 @@
+//! The system calls that no crate here offers, each behind a safe function.
+
+#![expect(unsafe_code, reason = "raw system calls")]
+
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+    ptr,
+};
+
+use libc::{c_int, c_long, c_ulong, c_void};
+
+/// `BPF_MAP_LOOKUP_BATCH`: reads up to `count` values that follow the key `after` (the first ones for
+/// `None`) of an array into `values`.
+///
+/// `value_size` is the size of one value as the kernel copies it: rounded up to 8 bytes, and for per-CPU
+/// maps once for each possible CPU. Returns the number of values read.
+pub(crate) fn lookup_batch(
+    map: BorrowedFd<'_>,
+    after: Option<u32>,
+    count: u32,
+    value_size: usize,
+    values: &mut [u64],
+) -> io::Result<u32> {
+    /// The member `batch` of `union bpf_attr`, linux/bpf.h; `in_batch` and `out_batch` are keys here.
+    #[repr(C)]
+    struct Batch {
+        previous: u64,
+        last: u64,
+        keys: u64,
+        values: u64,
+        count: u32,
+        map_fd: u32,
+        elem_flags: u64,
+        flags: u64,
+    }
+    const BPF_MAP_LOOKUP_BATCH: c_int = 24;
+
+    if size_of_val(values) < count as usize * value_size {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the buffer is too small for the batch"));
+    }
+    let mut keys = vec![0u32; count as usize];
+    let mut last = 0u32;
+    let mut batch = Batch {
+        previous: after.as_ref().map_or(0, |after| ptr::from_ref(after) as u64),
+        last: &raw mut last as u64,
+        keys: keys.as_mut_ptr() as u64,
+        values: values.as_mut_ptr() as u64,
+        count,
+        map_fd: map.as_raw_fd().cast_unsigned(),
+        elem_flags: 0,
+        flags: 0,
+    };
+    // SAFETY: the kernel writes at most `count` keys of 4 bytes, `count` values of `value_size` (checked
+    // above), one key to `last`, and the new count to `batch`; all of these outlive the call.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_LOOKUP_BATCH, &raw mut batch, size_of::<Batch>()) };
+    match result {
+        0 => Ok(batch.count),
+        _ => match io::Error::last_os_error() {
+            // The map's end was reached.
+            error if error.raw_os_error() == Some(libc::ENOENT) => Ok(batch.count),
+            error => Err(error),
+        },
+    }
+}
+
+/// Private anonymous memory, without huge pages.
+pub(crate) struct Mapping {
+    start: *mut c_void,
+    page_size: usize,
+    pages: usize,
+}
+
+impl Mapping {
+    pub(crate) fn new(pages: usize) -> io::Result<Self> {
+        let page_size = page_size();
+        let length = pages * page_size;
+        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping at a place of the kernel's choice touches no memory of ours.
+        let start = unsafe { libc::mmap(ptr::null_mut(), length, access, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let mapping = Self { start, page_size, pages };
+        // Kernels without transparent huge pages refuse the advice, and need none.
+        // SAFETY: the range is the mapping's.
+        unsafe { libc::madvise(start, length, libc::MADV_NOHUGEPAGE) };
+        Ok(mapping)
+    }
+
+    /// `mbind(2)` with `MPOL_PREFERRED`: the node is used while it has free memory.
+    pub(crate) fn prefer_node(&self, node: u32) -> io::Result<()> {
+        const MPOL_PREFERRED: c_int = 1;
+        let bits = c_ulong::BITS;
+        let mut mask: Vec<c_ulong> = vec![0; (node / bits) as usize + 1];
+        mask[(node / bits) as usize] = 1 << (node % bits);
+        // The kernel takes one bit less than it is told.
+        let max_node = mask.len() * bits as usize + 1;
+        let length = self.pages * self.page_size;
+        // SAFETY: the range is the mapping's, and `mask` has `max_node - 1` bits.
+        let result = unsafe {
+            libc::syscall(libc::SYS_mbind, self.start, length, MPOL_PREFERRED, mask.as_ptr(), max_node, 0)
+        };
+        check(result)
+    }
+
+    /// Writes to each page, so that it is allocated.
+    pub(crate) fn touch(&mut self) {
+        for page in 0..self.pages {
+            // SAFETY: the byte is in the mapping.
+            let byte = unsafe { self.start.cast::<u8>().add(page * self.page_size) };
+            // SAFETY: as above; `&mut self` makes this the only access.
+            unsafe { byte.write_volatile(1) };
+        }
+    }
+
+    /// The node of each page, by `move_pages(2)`; negative error numbers for pages that have none.
+    pub(crate) fn nodes(&self) -> io::Result<Vec<i32>> {
+        let addresses: Vec<*const c_void> = (0..self.pages)
+            .map(|page| self.start.wrapping_byte_add(page * self.page_size).cast_const())
+            .collect();
+        let mut nodes = vec![-1i32; self.pages];
+        let nowhere = ptr::null::<c_int>();
+        let (own, count, flags) = (0, self.pages, 0);
+        // SAFETY: `addresses` and `nodes` have `count` elements; without target nodes nothing is moved.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_move_pages,
+                own,
+                count,
+                addresses.as_ptr(),
+                nowhere,
+                nodes.as_mut_ptr(),
+                flags,
+            )
+        };
+        check(result)?;
+        Ok(nodes)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and nothing borrows from it any more.
+        unsafe { libc::munmap(self.start, self.pages * self.page_size) };
+    }
+}
+
+/// The size of a base page in bytes.
+pub(crate) fn page_size() -> usize {
+    // SAFETY: no pointers are involved.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
+}
+
+fn check(result: c_long) -> io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

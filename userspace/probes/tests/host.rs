@@ -1,0 +1,470 @@
+//! The probes on this host's own kernel. Needs root, BPF, and a cgroup v2 hierarchy.
+//!
+//! What is counted is compared with processes that touch a known number of pages in cgroups of their
+//! own. One node is enough: nodes that the host does not have are made up where they are needed.
+//!
+//! Not a libtest harness, because this program is also the process that touches pages:
+//! `host touch`.
+
+#![expect(clippy::unwrap_used, reason = "a test without libtest, which clippy does not take for one")]
+
+use std::{
+    fs,
+    io::{self, BufRead as _, BufReader, Write as _},
+    os::unix::fs::MetadataExt as _,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitCode, Stdio},
+    sync::Mutex,
+    thread,
+    time::Duration,
+};
+
+use numaward_probes::{
+    CgroupId, Counters, Fakes, Mode, NodeCounters, Options, Probes, RegisterError, SelfCheck, SlotError,
+    SlotId,
+};
+use numaward_topology::{Machine, NodeId, NodeSet, sysfs};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
+/// What a process touches: 32 MiB.
+const PAGES: u64 = 8192;
+
+type Test = fn(&Host);
+
+const TESTS: &[(&str, Test)] = &[
+    ("pages_are_counted_by_tp_btf", |host| pages_are_counted(host, Mode::TpBtf, 512, "CTR")),
+    ("pages_are_counted_by_the_tracepoint", |host| pages_are_counted(host, Mode::Tracepoint, 512, "CTR")),
+    ("pages_are_counted_in_shared_counters", |host| {
+        pages_are_counted(host, Mode::TpBtf, 2_000_000, "CTR_SHARED");
+    }),
+    ("pages_outside_the_allowed_nodes_are_told", outside),
+    ("pages_of_another_node_are_remote", remote),
+    ("a_wrong_node_shift_falls_back_to_the_tracepoint", wrong_shift),
+    ("a_slot_is_reused_without_going_back", slot_reuse),
+    ("a_nested_cgroup_is_booked_to_its_workload", nested),
+    ("without_a_slot_pages_are_booked_to_the_rest", no_slot),
+    ("runs_and_their_time_are_read", stats),
+    ("debug_messages_arrive", debug_log),
+    ("after_loading_no_privilege_is_needed", without_privileges_after_loading),
+    ("without_privileges_the_reason_is_told", without_privileges),
+];
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let filter = arguments.find(|argument| !argument.starts_with('-'));
+    if filter.as_deref() == Some("touch") {
+        return touch();
+    }
+    let host = match Host::new() {
+        Ok(host) => host,
+        Err(reason) if std::env::var("CI").as_deref() == Ok("true") => {
+            println!("host: FAILED: cannot run on this host: {reason}");
+            return ExitCode::FAILURE;
+        }
+        Err(reason) => {
+            println!("host: skipped: {reason}");
+            return ExitCode::SUCCESS;
+        }
+    };
+    let mut failed = false;
+    for (name, test) in
+        TESTS.iter().filter(|(name, _)| filter.as_deref().is_none_or(|text| name.contains(text)))
+    {
+        let passed = catch_unwind(AssertUnwindSafe(|| test(&host))).is_ok();
+        println!("host: {name}: {}", if passed { "ok" } else { "FAILED" });
+        failed |= !passed;
+    }
+    ExitCode::from(u8::from(failed))
+}
+
+/// The process that touches pages: as many as each line of its input says, with a line in reply.
+fn touch() -> ExitCode {
+    let mut held = Vec::new();
+    for line in io::stdin().lock().lines() {
+        let Some(pages) = line.ok().and_then(|line| line.parse::<usize>().ok()) else {
+            return ExitCode::FAILURE;
+        };
+        let mut memory = vec![0u8; pages * 4096];
+        memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+        held.push(memory);
+        println!("done");
+    }
+    ExitCode::SUCCESS
+}
+
+/// A process in a cgroup.
+struct Toucher {
+    child: Child,
+    replies: BufReader<std::process::ChildStdout>,
+}
+
+impl Toucher {
+    fn new(cgroup: &Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .arg("touch")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        fs::write(cgroup.join("cgroup.procs"), child.id().to_string()).unwrap();
+        let replies = BufReader::new(child.stdout.take().unwrap());
+        let mut toucher = Self { child, replies };
+        // Whatever the process needs to start is allocated now.
+        toucher.touch(1);
+        toucher
+    }
+
+    fn touch(&mut self, pages: u64) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{pages}").unwrap();
+        let mut reply = String::new();
+        self.replies.read_line(&mut reply).unwrap();
+        assert_eq!(reply, "done\n");
+    }
+}
+
+impl Drop for Toucher {
+    fn drop(&mut self) {
+        let _ended_already = self.child.kill();
+        let _status = self.child.wait();
+    }
+}
+
+/// An empty cgroup, removed when dropped.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new(parent: &Path, name: &str) -> Self {
+        let path = parent.join(format!("{name}-{}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn id(&self) -> CgroupId {
+        CgroupId(fs::metadata(&self.0).unwrap().ino())
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // A process that was just killed may linger for a moment.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        println!("host: cannot remove {}", self.0.display());
+    }
+}
+
+struct Host {
+    machine: Machine,
+    /// Where the cgroup v2 hierarchy is mounted.
+    cgroups: PathBuf,
+    node: NodeId,
+}
+
+impl Host {
+    fn new() -> Result<Self, String> {
+        let machine = sysfs::read(Path::new("/")).map_err(|error| error.to_string())?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
+        // mountinfo: ID PARENT DEVICE ROOT PLACE OPTIONS… - TYPE SOURCE OPTIONS
+        let cgroups = mounts.lines().find(|line| line.contains(" - cgroup2 "));
+        let cgroups =
+            cgroups.and_then(|line| line.split(' ').nth(4)).ok_or("no cgroup v2 hierarchy is mounted")?;
+        if fs::read_dir("/sys/kernel/tracing").is_ok_and(|mut entries| entries.next().is_none()) {
+            // Where systemd is, it is mounted already. If this fails, the tests of the tracepoint say so.
+            let _result =
+                Command::new("mount").args(["-t", "tracefs", "tracefs", "/sys/kernel/tracing"]).status();
+        }
+        let probes = Probes::load(&Options::new(&machine));
+        let reason = probes.reports()[0].reason.clone().unwrap_or_default();
+        // Any other reason is a fault of the probes.
+        if ["tp_btf: EPERM", "tp_btf: this binary has no probes"]
+            .iter()
+            .any(|start| reason.starts_with(start))
+        {
+            return Err(reason);
+        }
+        let node = machine.node_ids().first().ok_or("the machine has no node")?;
+        Ok(Self { cgroups: cgroups.into(), node, machine })
+    }
+
+    fn options(&self) -> Options<'_> {
+        Options::new(&self.machine)
+    }
+
+    fn probes(&self, mode: Mode) -> Probes {
+        let modes = [mode];
+        let probes = Probes::load(&Options { alloc_modes: &modes, ..self.options() });
+        assert_eq!(probes.reports()[0].mode, mode, "{:?}", probes.reports());
+        probes
+    }
+
+    fn cgroup(&self, name: &str) -> Cgroup {
+        Cgroup::new(&self.cgroups, name)
+    }
+}
+
+fn sum(nodes: &NodeCounters) -> Counters {
+    nodes.values().fold(Counters::default(), |mut sum, node| {
+        sum.user_local.0 += node.user_local.0;
+        sum.user_remote.0 += node.user_remote.0;
+        sum.user_outside.0 += node.user_outside.0;
+        sum.kernel.0 += node.kernel.0;
+        sum
+    })
+}
+
+fn counted(probes: &Probes, slot: SlotId) -> Counters {
+    sum(&probes.counters().unwrap().slots[&slot])
+}
+
+/// What was counted is what was touched, and at most 1 % more: the process also needs memory for itself.
+#[track_caller]
+fn assert_pages(counted: u64, touched: u64) {
+    assert!((touched..=touched + touched / 100).contains(&counted), "{counted} counted, {touched} touched");
+}
+
+fn pages_are_counted(host: &Host, mode: Mode, slots: u32, map: &str) {
+    let modes = [mode];
+    let mut probes = Probes::load(&Options { alloc_modes: &modes, slots, ..host.options() });
+    let report = &probes.reports()[0];
+    assert_eq!((report.mode, &report.reason), (mode, &None));
+    assert!(
+        matches!(&report.self_check, Some(SelfCheck::Passed(nodes)) if nodes.contains(host.node)),
+        "{report:?}"
+    );
+
+    let cgroup = host.cgroup("count");
+    let mut process = Toucher::new(&cgroup.0);
+    let slot = probes.register(cgroup.id(), None).unwrap();
+    assert!(matches!(probes.register(cgroup.id(), None), Err(RegisterError::Registered(_))));
+    process.touch(PAGES);
+    let now = counted(&probes, slot);
+    assert_pages(now.user_local.0, PAGES);
+    if host.machine.nodes.len() == 1 {
+        assert_eq!((now.user_remote.0, now.user_outside.0), (0, 0));
+    }
+    // Page tables: one page maps 512.
+    assert!(now.kernel.0 >= PAGES / 512 && now.kernel.0 < PAGES / 64, "{now:?}");
+    process.touch(PAGES);
+    assert_pages(counted(&probes, slot).user_local.0, 2 * PAGES);
+    assert_eq!(probes.counters().unwrap().unknown_node.0, 0);
+
+    let usage = probes.map_usage();
+    assert_eq!((usage[0].map, usage[0].entries, usage[0].capacity), ("ROOTS", 1, u64::from(slots)));
+    assert_eq!(usage[1].map, map);
+    drop(process);
+    assert_pages(sum(&probes.release(slot).unwrap()).user_local.0, 2 * PAGES);
+    assert!(matches!(probes.release(slot), Err(SlotError::Free(_))));
+}
+
+fn outside(host: &Host) {
+    let mut probes = host.probes(Mode::TpBtf);
+    let cgroup = host.cgroup("outside");
+    let mut process = Toucher::new(&cgroup.0);
+    let nowhere = NodeSet::single(NodeId(77));
+    let slot = probes.register(cgroup.id(), Some(&nowhere)).unwrap();
+    process.touch(PAGES);
+    let now = counted(&probes, slot);
+    assert_pages(now.user_outside.0, PAGES);
+    assert_eq!(now.user_outside.0, now.user_local.0 + now.user_remote.0);
+
+    // From the next event on, the new nodes are what counts, on every CPU.
+    probes.set_allowed(slot, Some(&host.machine.node_ids())).unwrap();
+    process.touch(PAGES);
+    let then = counted(&probes, slot);
+    assert_eq!(then.user_outside, now.user_outside);
+    assert_pages(then.user_local.0 + then.user_remote.0, 2 * PAGES);
+    probes.set_allowed(slot, Some(&nowhere)).unwrap();
+    process.touch(PAGES);
+    assert_pages(counted(&probes, slot).user_outside.0 - then.user_outside.0, PAGES);
+}
+
+fn remote(host: &Host) {
+    for node in [NodeId(77), host.node] {
+        let fakes = Fakes { cpu_node: Some(node), ..Fakes::default() };
+        let mut probes = Probes::load(&Options { fakes, ..host.options() });
+        let cgroup = host.cgroup("remote");
+        let mut process = Toucher::new(&cgroup.0);
+        let slot = probes.register(cgroup.id(), None).unwrap();
+        process.touch(PAGES);
+        let now = counted(&probes, slot);
+        if node == NodeId(77) {
+            assert_pages(now.user_remote.0, PAGES);
+            assert_eq!(now.user_local.0, 0);
+        } else if host.machine.nodes.len() == 1 {
+            assert_pages(now.user_local.0, PAGES);
+            assert_eq!(now.user_remote.0, 0);
+        }
+        assert_eq!(now.user_outside.0, 0);
+    }
+}
+
+fn wrong_shift(host: &Host) {
+    let fakes = Fakes { node_shift: Some(3), ..Fakes::default() };
+    let probes = Probes::load(&Options { fakes, ..host.options() });
+    let report = &probes.reports()[0];
+    assert_eq!(report.mode, Mode::Tracepoint, "{report:?}");
+    let reason = report.reason.as_deref().unwrap();
+    assert!(reason.starts_with("tp_btf: self-check: 64 pages"), "{reason}");
+    assert!(matches!(report.self_check, Some(SelfCheck::Passed(_))));
+}
+
+fn slot_reuse(host: &Host) {
+    let mut probes = Probes::load(&Options { slots: 1, ..host.options() });
+    let (first, second) = (host.cgroup("first"), host.cgroup("second"));
+    let mut process = Toucher::new(&first.0);
+    let slot = probes.register(first.id(), None).unwrap();
+    process.touch(PAGES);
+    let before = counted(&probes, slot);
+    assert_pages(before.user_local.0, PAGES);
+    let last = sum(&probes.release(slot).unwrap());
+    assert!(last.user_local >= before.user_local && last.kernel >= before.kernel, "{before:?} {last:?}");
+
+    // The first workload goes on for a while: nobody is charged for it but the rest of the host.
+    process.touch(PAGES);
+    assert!(
+        matches!(probes.register(second.id(), None), Err(RegisterError::NoSlot { slots: 1 })),
+        "it cools"
+    );
+    thread::sleep(Duration::from_millis(1100));
+    let reused = probes.register(second.id(), None).unwrap();
+    assert_eq!(reused, slot);
+    assert_eq!(counted(&probes, reused), Counters::default());
+    process.touch(PAGES);
+    assert_eq!(counted(&probes, reused), Counters::default());
+    let mut process = Toucher::new(&second.0);
+    let start = counted(&probes, reused).user_local.0;
+    process.touch(PAGES);
+    assert_pages(counted(&probes, reused).user_local.0 - start, PAGES);
+}
+
+fn nested(host: &Host) {
+    let mut probes = host.probes(Mode::TpBtf);
+    let workload = host.cgroup("workload");
+    let middle = Cgroup::new(&workload.0, "middle");
+    let inner = Cgroup::new(&middle.0, "inner");
+    let mut process = Toucher::new(&inner.0);
+    // The cgroup allocated before it was registered, so every CPU has an answer for it.
+    process.touch(PAGES);
+    let slot = probes.register(workload.id(), None).unwrap();
+    process.touch(PAGES);
+    let outer = counted(&probes, slot).user_local.0;
+    assert_pages(outer, PAGES);
+
+    // The deepest registered cgroup owns the pages.
+    let inner_slot = probes.register(inner.id(), None).unwrap();
+    process.touch(PAGES);
+    assert_pages(counted(&probes, inner_slot).user_local.0, PAGES);
+    assert_eq!(counted(&probes, slot).user_local.0, outer);
+
+    // And when it is given up, the next one above.
+    probes.release(inner_slot).unwrap();
+    process.touch(PAGES);
+    assert_pages(counted(&probes, slot).user_local.0, outer + PAGES);
+}
+
+fn no_slot(host: &Host) {
+    let mut probes = Probes::load(&Options { slots: 0, ..host.options() });
+    let cgroup = host.cgroup("other");
+    let mut process = Toucher::new(&cgroup.0);
+    assert!(matches!(probes.register(cgroup.id(), None), Err(RegisterError::NoSlot { slots: 0 })));
+    let other = |probes: &Probes| sum(&probes.counters().unwrap().other).user_local.0;
+    let before = other(&probes);
+    process.touch(PAGES);
+    assert!(other(&probes) >= before + PAGES);
+}
+
+fn stats(host: &Host) {
+    let probes = host.probes(Mode::TpBtf);
+    let cgroup = host.cgroup("stats");
+    let mut process = Toucher::new(&cgroup.0);
+    let before = probes.stats().unwrap()[0];
+    let window = probes.stats_window().unwrap();
+    process.touch(PAGES);
+    drop(window);
+    let after = probes.stats().unwrap()[0];
+    let runs = after.run_count - before.run_count;
+    let time = after.run_time - before.run_time;
+    // With huge pages, one event is 512 pages.
+    assert!(runs >= PAGES / 512, "{runs}");
+    assert!(
+        time > Duration::ZERO && time / u32::try_from(runs).unwrap() < Duration::from_micros(50),
+        "{time:?}"
+    );
+}
+
+fn debug_log(host: &Host) {
+    struct Lines;
+    static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    impl log::Log for Lines {
+        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+            true
+        }
+        fn log(&self, record: &log::Record<'_>) {
+            LINES.lock().unwrap().push(record.args().to_string());
+        }
+        fn flush(&self) {}
+    }
+    log::set_logger(&Lines).unwrap();
+    log::set_max_level(log::LevelFilter::Debug);
+
+    let mut probes = Probes::load(&Options { debug_log: true, ..host.options() });
+    assert!(probes.log_fd().is_some(), "{:?}", probes.reports());
+    let cgroup = host.cgroup("log");
+    let mut process = Toucher::new(&cgroup.0);
+    probes.register(cgroup.id(), None).unwrap();
+    process.touch(PAGES);
+    probes.flush_log();
+    let expected = format!("cgroup {} counts in row ", cgroup.id().0);
+    let lines = LINES.lock().unwrap();
+    assert!(
+        lines.iter().any(|line| line.starts_with(&expected)),
+        "no {expected:?} among {} lines",
+        lines.len()
+    );
+}
+
+/// Runs `f` on a thread without any capability.
+fn unprivileged<T: Send>(f: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let none = CapabilitySet::empty();
+            set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+                .unwrap();
+            f()
+        });
+        thread.join().unwrap()
+    })
+}
+
+fn without_privileges_after_loading(host: &Host) {
+    let mut probes = host.probes(Mode::TpBtf);
+    let cgroup = host.cgroup("unprivileged");
+    let mut process = Toucher::new(&cgroup.0);
+    unprivileged(|| {
+        let slot = probes.register(cgroup.id(), None).unwrap();
+        process.touch(PAGES);
+        assert_pages(counted(&probes, slot).user_local.0, PAGES);
+        probes.set_allowed(slot, Some(&NodeSet::new())).unwrap();
+        probes.stats().unwrap();
+        let error = probes.stats_window().unwrap_err().to_string();
+        assert!(error.contains("EPERM"), "{error}");
+        probes.release(slot).unwrap();
+    });
+}
+
+fn without_privileges(host: &Host) {
+    let probes = unprivileged(|| Probes::load(&host.options()));
+    let report = &probes.reports()[0];
+    assert_eq!((report.mode, &report.self_check), (Mode::Absent, &None));
+    let reason = report.reason.as_deref().unwrap();
+    assert!(reason.contains("tp_btf: EPERM") && reason.contains("CAP_BPF"), "{reason}");
+    let mut probes = probes;
+    let slot = probes.register(CgroupId(1), None).unwrap();
+    assert!(probes.counters().unwrap().slots.is_empty());
+    probes.release(slot).unwrap();
+}
