@@ -270,7 +270,7 @@ fn exit_code(status: &str) -> Option<u8> {
 fn tail(console: &str) -> String {
     let lines: Vec<_> = console.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
     if lines.is_empty() {
-        return "The console is empty: the kernel did not get to its first message.".to_owned();
+        return "The console is empty.".to_owned();
     }
     let shown = &lines[lines.len().saturating_sub(TAIL_LINES)..];
     format!("The console's last lines:\n    {}", shown.join("\n    "))

@@ -42,26 +42,22 @@ pub(crate) fn ensure() -> Result<()> {
     linker(&toolchain)
 }
 
-/// A nightly of rustup with its sources, else Debian's compiler with its sources.
+/// A nightly of rustup with its sources, else Debian's compiler with its sources: as the probes' build script looks.
 fn detect() -> Option<Toolchain> {
-    let rustup = command::find("rustup").map(|_| {
-        let mut rustc = Command::new("rustup");
-        rustc.args(["run", "nightly", "rustc"]);
-        rustc
-    });
-    let debian = Path::new("/usr/bin/rustc");
-    let debian = debian.is_file().then(|| Command::new(debian));
-    [("nightly", rustup), ("Debian's", debian)].into_iter().find_map(|(name, rustc)| toolchain(name, rustc?))
+    let nightly = command::read(Command::new("rustup").args(["which", "--toolchain=nightly", "rustc"])).ok();
+    let nightly = nightly.map(|path| PathBuf::from(path.trim()));
+    let debian = Some(PathBuf::from("/usr/bin/rustc"));
+    [("nightly", nightly), ("Debian's", debian)]
+        .into_iter()
+        .find_map(|(name, rustc)| toolchain(name, &rustc?))
 }
 
-fn toolchain(name: &str, mut rustc: Command) -> Option<Toolchain> {
-    // Not the flags and toolchain of the cargo that runs us.
-    rustc.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTC");
-    let sysroot = command::read(rustc.args(["--print", "sysroot", "--version", "--verbose"])).ok()?;
-    let (version, llvm) = version(&sysroot)?;
-    let sysroot = PathBuf::from(sysroot.lines().find(|line| line.starts_with('/'))?);
-    let has_sources = sysroot.join("lib/rustlib/src/rust/library/core/src/lib.rs").is_file();
-    has_sources.then(|| Toolchain { name: format!("{name} rustc {version}"), llvm })
+fn toolchain(name: &str, rustc: &Path) -> Option<Toolchain> {
+    let sysroot = command::read(Command::new(rustc).arg("--print=sysroot")).ok()?;
+    let sources = Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library/core/Cargo.toml");
+    let has_cargo = rustc.with_file_name("cargo").is_file();
+    let (version, llvm) = version(&command::read(Command::new(rustc).arg("-vV")).ok()?)?;
+    (sources.is_file() && has_cargo).then(|| Toolchain { name: format!("{name} rustc {version}"), llvm })
 }
 
 /// The compiler's version and its LLVM's major version, from `rustc --version --verbose`.
@@ -150,7 +146,7 @@ mod tests {
 
     #[test]
     fn reads_versions() {
-        let text = "/usr\nrustc 1.96.0 (x)\nbinary: rustc\nrelease: 1.96.0\nLLVM version: 22.1.8\n";
+        let text = "rustc 1.96.0 (x)\nbinary: rustc\nrelease: 1.96.0\nLLVM version: 22.1.8\n";
         assert_eq!(version(text), Some(("1.96.0".to_owned(), 22)));
         assert_eq!(version("release: 1.96.0\nLLVM version: x\n"), None);
         assert_eq!(version(""), None);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use numaward_vm::Cache;
 
 use super::apt::{self, Suite};
@@ -104,19 +104,26 @@ fn fetch(suite: &Suite, folder: &Path) -> Result<()> {
     pick(&tree, folder)
 }
 
-/// Takes what is kept from an unpacked kernel.
+/// Takes what is kept from an unpacked kernel. In Debian 12 and 13 the image and its configuration are
+/// `/boot/NAME-RELEASE`, later they are `/usr/lib/modules/RELEASE/NAME`.
 fn pick(tree: &Path, folder: &Path) -> Result<()> {
     let mut files = Vec::new();
     walk(tree, &mut files)?;
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let mut images = files.iter().filter(|path| name(path).starts_with("vmlinuz-"));
-    let (Some(image), None) = (images.next(), images.next()) else {
-        bail!("the kernel's packages hold no vmlinuz, or several: Debian has changed their layout");
+    let find = |stem: &str| {
+        files.iter().find_map(|path| {
+            let release = match name(path).strip_prefix(stem)? {
+                "" => name(path.parent()?),
+                suffix => suffix.strip_prefix('-')?.to_owned(),
+            };
+            Some((path, release))
+        })
     };
+    let (image, release) =
+        find("vmlinuz").context("the kernel's packages hold no vmlinuz: Debian has changed their layout")?;
     fs::copy(image, folder.join("vmlinuz"))?;
-    let release = name(image).trim_start_matches("vmlinuz-").to_owned();
     fs::write(folder.join("version"), format!("{release}\n"))?;
-    if let Some(config) = files.iter().find(|path| name(path) == format!("config-{release}")) {
+    if let Some((config, _)) = find("config") {
         fs::copy(config, folder.join("config"))?;
     }
     let modules = folder.join("modules");
@@ -183,6 +190,17 @@ mod tests {
             kept.iter().map(|path| path.strip_prefix(&made).unwrap().to_str().unwrap()).collect();
         assert_eq!(kept, ["config", "modules/overlay.ko", "modules/virtio_net.ko", "version", "vmlinuz"]);
         assert_eq!(version(&made), "7.2-cloud");
+
+        let newer = root.path().join("newer");
+        let modules = newer.join("usr/lib/modules/7.3-cloud");
+        let made_newer = root.path().join("made-newer");
+        for folder in [&modules, &made_newer] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        fs::write(modules.join("vmlinuz"), "kernel").unwrap();
+        pick(&newer, &made_newer).unwrap();
+        assert_eq!(version(&made_newer), "7.3-cloud");
+
         assert_eq!(fs::read_to_string(made.join("modules/overlay.ko")).unwrap(), "overlay");
     }
 }
