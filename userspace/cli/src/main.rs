@@ -1,2 +1,202 @@
-//! Not yet.
-fn main() {}
+//! The command `numaward`: the daemon, and what reads from it and from this host.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod client;
+mod doctor;
+mod status;
+mod table;
+mod topology;
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::Path,
+    process::ExitCode,
+};
+
+use anyhow::Context;
+use clap::{CommandFactory, Parser};
+use numaward_daemon::{
+    api::{self, Version},
+    config::{self, Flag, Sources},
+    doctor::examine,
+    logging, service,
+};
+use numaward_probes::{Options, Probes};
+use serde::Serialize;
+
+use crate::{
+    args::{CheckConfig, Cli, Command, Doctor, Format, Output, Run, Status, Topology},
+    client::ClientError,
+};
+
+/// The daemon is not reachable.
+const UNREACHABLE: u8 = 4;
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Run(args) => run(args),
+        Command::Topology(args) => topology(&args),
+        Command::Status(args) => status(args),
+        Command::Doctor(args) => doctor(&args),
+        Command::CheckConfig(args) => check_config(args),
+        Command::ConfigSchema => print_json(&config::json_schema()).map(|()| ExitCode::SUCCESS),
+        Command::Completions { shell } => completions(shell),
+        Command::Version(output) => version(output),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("numaward: {error:#}");
+            match error.downcast_ref() {
+                Some(ClientError::Unreachable { .. }) => ExitCode::from(UNREACHABLE),
+                _ => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+/// Whoever read the output has enough: `numaward topology | head -1`.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+fn run(args: Run) -> anyhow::Result<ExitCode> {
+    let flag = |name, key, value: Option<String>| value.map(|value| Flag { name, key, value });
+    let flags = [
+        flag("--listen", "listen", args.listen),
+        flag("--log-level", "log.level", args.log_level),
+        flag("--log-format", "log.format", args.log_format),
+    ];
+    let flags = flags.into_iter().flatten().collect();
+    let loaded = config::load(&Sources { file: args.config, variables: variables(), flags })?;
+    logging::start(&loaded.config.log);
+    for warning in &loaded.warnings {
+        eprintln!("numaward: {warning}");
+    }
+    service::run(&loaded.config)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn topology(args: &Topology) -> anyhow::Result<ExitCode> {
+    let machine = numaward_topology::sysfs::read(&args.root).context("the machine cannot be read")?;
+    let topology = api::Topology::from(&machine);
+    print(args.output, &topology, topology::render)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn status(args: Status) -> anyhow::Result<ExitCode> {
+    let address = match args.address {
+        Some(text) => text.parse::<config::ListenAddress>().map_err(anyhow::Error::msg)?.0,
+        None => {
+            let sources = Sources { file: args.config, variables: variables(), flags: Vec::new() };
+            reachable(config::load(&sources)?.config.listen.0)
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let report = runtime.block_on(async {
+        let status = client::get(address, "/api/v1/status").await?;
+        let workloads = client::get(address, "/api/v1/workloads").await?;
+        Ok::<_, ClientError>(status::Report::new(status, workloads))
+    })?;
+    print(args.output, &report, status::render)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Where a daemon that listens on all addresses is reached from its own host.
+fn reachable(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listen.port())
+}
+
+fn doctor(args: &Doctor) -> anyhow::Result<ExitCode> {
+    // Probes can be tried on the running kernel only.
+    let probes = if args.root == Path::new("/") {
+        let machine = numaward_topology::sysfs::read(&args.root).unwrap_or_default();
+        Some(Probes::load(&Options::new(&machine)))
+    } else {
+        None
+    };
+    let checks = examine(&args.root, probes.as_ref().map_or(&[], Probes::reports));
+    print(args.output, &checks, |checks| doctor::render(checks))?;
+    Ok(if doctor::passes(&checks) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+#[derive(Serialize)]
+struct Checked<'a> {
+    valid: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<&'a Path>,
+    errors: &'a [config::Problem],
+    warnings: &'a [String],
+}
+
+fn check_config(args: CheckConfig) -> anyhow::Result<ExitCode> {
+    let sources = Sources { file: args.file, variables: variables(), flags: Vec::new() };
+    match config::load(&sources) {
+        Ok(loaded) => {
+            let (file, warnings) = (loaded.file.as_deref(), loaded.warnings.as_slice());
+            print(args.output, &Checked { valid: true, file, errors: &[], warnings }, |checked| {
+                let source = checked.file.map_or_else(
+                    || format!("no file ({} is absent): the defaults are", config::DEFAULT_FILE),
+                    |file| format!("{}:", file.display()),
+                );
+                let warnings: String =
+                    warnings.iter().map(|warning| format!("warning: {warning}\n")).collect();
+                format!("{warnings}{source} valid\n")
+            })?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(problems) if args.output.output == Format::Json => {
+            print_json(&Checked { valid: false, file: None, errors: &problems.0, warnings: &[] })?;
+            Ok(ExitCode::FAILURE)
+        }
+        Err(problems) => Err(problems.into()),
+    }
+}
+
+fn completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "numaward", &mut script);
+    io::stdout().write_all(&script)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn version(output: Output) -> anyhow::Result<ExitCode> {
+    print(output, &Version::current(), |version| {
+        format!("numaward {} ({}), Linux {}\n", version.version, version.architecture, version.kernel)
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// numaward's variables. One that is not Unicode is kept as far as it is, so that its key is checked.
+fn variables() -> BTreeMap<String, String> {
+    std::env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+        .filter(|(name, _)| name.starts_with(config::VARIABLE_PREFIX))
+        .collect()
+}
+
+fn print<T: Serialize>(output: Output, value: &T, render: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
+    match output.output {
+        Format::Json => print_json(value),
+        Format::Table => Ok(io::stdout().write_all(render(value).as_bytes())?),
+    }
+}
+
+fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
+    let mut text = serde_json::to_string_pretty(value)?;
+    text.push('\n');
+    Ok(io::stdout().write_all(text.as_bytes())?)
+}

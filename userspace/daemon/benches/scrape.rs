@@ -79,10 +79,12 @@ impl Source for Synthetic {
                 mode: "tp_btf".to_owned(),
                 reason: String::new(),
                 runtime: Some(Duration::from_millis(1)),
+                events_lost: Some(0),
             }],
-            maps: vec![MapFigures { map: "LEAF".to_owned(), entries: 10_000, capacity: 16_384 }],
+            maps: vec![MapFigures { map: "LEAF", entries: 10_000, capacity: 16_384 }],
             workloads_with_slot: self.names.len() as u64,
             workloads_without_slot: 0,
+            degraded: Vec::new(),
         }
     }
 }

@@ -244,6 +244,13 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
     if problems.is_empty() { Ok(Loaded { config, file, warnings }) } else { Err(Problems(problems)) }
 }
 
+/// Reads a YAML text that is not numaward's own configuration.
+pub(crate) fn read_yaml(text: &str, file: &Path) -> Result<serde_json::Value, Problems> {
+    let mut problems = Vec::new();
+    let tree = tree::parse(text, file, &mut problems);
+    if problems.is_empty() { Ok(tree.to_json()) } else { Err(Problems(problems)) }
+}
+
 fn read(path: &Path) -> std::io::Result<String> {
     let size = std::fs::metadata(path)?.len();
     if size > MAX_FILE_BYTES {

@@ -166,6 +166,12 @@ impl Families<'_, '_> {
         family.set([("counters", "own")], &snapshot.workloads_with_slot)?;
         family.set([("counters", "other")], &snapshot.workloads_without_slot)?;
 
+        let help = "Parts that work less well than they should, see `numaward status`; the value is always 1";
+        let mut family = Family::gauge(&mut self.encoder, "degraded", help, None)?;
+        for part in &snapshot.degraded {
+            family.set([("part", *part)], &1_u64)?;
+        }
+
         let help = "The probes: how each is attached and why not better; the value is always 1";
         let mut family = Family::gauge(&mut self.encoder, "probe", help, None)?;
         for probe in &snapshot.probes {
@@ -183,15 +189,22 @@ impl Families<'_, '_> {
                 family.count([("probe", &*probe.probe)], &runtime.as_secs_f64())?;
             }
         }
+        let help = "Events that the kernel did not hand to the probe";
+        let mut family = Family::counter(&mut self.encoder, "probe_events_lost", help, None)?;
+        for probe in &snapshot.probes {
+            if let Some(lost) = probe.events_lost {
+                family.count([("probe", &*probe.probe)], &lost)?;
+            }
+        }
         let mut family =
             Family::gauge(&mut self.encoder, "probe_map_entries", "Entries in use in the map", None)?;
         for map in &snapshot.maps {
-            family.set([("map", &*map.map)], &map.entries)?;
+            family.set([("map", map.map)], &map.entries)?;
         }
         let help = "Entries the map has room for";
         let mut family = Family::gauge(&mut self.encoder, "probe_map_capacity", help, None)?;
         for map in &snapshot.maps {
-            family.set([("map", &*map.map)], &map.capacity)?;
+            family.set([("map", map.map)], &map.capacity)?;
         }
         Ok(())
     }

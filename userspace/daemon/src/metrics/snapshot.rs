@@ -21,6 +21,8 @@ pub struct Snapshot {
     pub workloads_with_slot: u64,
     /// Workloads that are counted as `other` for want of a slot.
     pub workloads_without_slot: u64,
+    /// Parts of the daemon that work less well than they should.
+    pub degraded: Vec<&'static str>,
 }
 
 /// A node's memory by kind.
@@ -87,15 +89,17 @@ pub struct ProbeFigures {
     pub mode: String,
     /// Why not better; empty where nothing is wanting.
     pub reason: String,
-    /// Time spent in it, if the kernel measures that (`kernel.bpf_stats_enabled`).
+    /// Time spent in it while the kernel measures that (`kernel.bpf_stats_enabled`).
     pub runtime: Option<Duration>,
+    /// Events that the kernel did not hand to it.
+    pub events_lost: Option<u64>,
 }
 
 /// How full a map is.
 #[derive(Clone, Debug)]
 pub struct MapFigures {
     /// Its name.
-    pub map: String,
+    pub map: &'static str,
     /// Entries in use.
     pub entries: u64,
     /// Entries it has room for.

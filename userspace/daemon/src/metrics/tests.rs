@@ -54,10 +54,12 @@ fn snapshot() -> Snapshot {
             mode: "absent".to_owned(),
             reason: "no BTF".to_owned(),
             runtime: None,
+            events_lost: Some(0),
         }],
-        maps: vec![MapFigures { map: "LEAF".to_owned(), entries: 3, capacity: 16 }],
+        maps: vec![MapFigures { map: "LEAF", entries: 3, capacity: 16 }],
         workloads_with_slot: 1,
         workloads_without_slot: 1,
+        degraded: vec!["topology"],
     }
 }
 
@@ -78,7 +80,9 @@ numaward_node_memory_bytes{node="2",kind="hugepages-2Mi",state="free"} 2097152
 numaward_node_memory_bytes{node="2",kind="memory",state="total"} 1073741824
 numaward_workloads{counters="own"} 1
 numaward_workloads{counters="other"} 1
+numaward_degraded{part="topology"} 1
 numaward_probe{probe="alloc",mode="absent",reason="no BTF"} 1
+numaward_probe_events_lost_total{probe="alloc"} 0
 numaward_probe_map_entries{map="LEAF"} 3
 numaward_probe_map_capacity{map="LEAF"} 16
 "#;

@@ -1,0 +1,187 @@
+//! `numaward status`: how the daemon is doing.
+
+use std::{cmp::Reverse, fmt::Write};
+
+use numaward_daemon::api::{Counters, Status, Workload, Workloads};
+use serde::Serialize;
+
+use crate::table::{columns, row, size, wrap};
+
+/// Workloads that the table shows; programs get all.
+const SHOWN: usize = 20;
+
+/// What the daemon said.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// How it is doing.
+    #[serde(flatten)]
+    pub(crate) status: Status,
+    /// What it watches.
+    #[serde(rename = "workloadList")]
+    pub(crate) workloads: Vec<Workload>,
+}
+
+impl Report {
+    pub(crate) fn new(status: Status, workloads: Workloads) -> Self {
+        Self { status, workloads: workloads.workloads }
+    }
+}
+
+/// The report for people.
+pub(crate) fn render(report: &Report) -> String {
+    let Report { status, workloads } = report;
+    let mut text = format!("numaward {}, up {}\n\n", status.version, uptime(status.uptime_seconds));
+    let mut rows = vec![row(["PROBE", "MODE", "NS/EVENT", "LOST", "NOTE"])];
+    for probe in &status.probes {
+        let or_dash = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
+        let (cost, lost) = (or_dash(probe.nanoseconds_per_event), or_dash(probe.events_lost));
+        let note = probe.reason.as_deref().or(probe.self_check.as_deref()).unwrap_or_default();
+        rows.push(row([&probe.probe, &probe.mode, &cost, &lost, note]));
+    }
+    text.push_str(&columns(&rows));
+    if !status.maps.is_empty() {
+        let mut rows = vec![row(["MAP", "ENTRIES", "CAPACITY"])];
+        rows.extend(
+            status
+                .maps
+                .iter()
+                .map(|map| row([&map.map, &map.entries.to_string(), &map.capacity.to_string()])),
+        );
+        text.push('\n');
+        text.push_str(&columns(&rows));
+    }
+    for degraded in &status.degraded {
+        let head = format!("{}: ", degraded.part);
+        let _ = write!(text, "\n{head}{}\n", wrap(&degraded.reason, head.len(), 2));
+    }
+    let count = status.workloads;
+    let _ = writeln!(
+        text,
+        "\n{} cgroups of workloads have counters of their own, {} have none",
+        count.own, count.other
+    );
+    if !workloads.is_empty() {
+        text.push('\n');
+        text.push_str(&workload_table(workloads));
+    }
+    text
+}
+
+fn workload_table(workloads: &[Workload]) -> String {
+    let mut sorted: Vec<&Workload> = workloads.iter().collect();
+    sorted.sort_by_key(|workload| Reverse((resident(workload), allocated(workload))));
+    let mut rows = vec![row(["RESIDENT", "ALLOCATED", "REMOTE", "COUNTERS", "WORKLOAD"])];
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    for workload in sorted.iter().take(SHOWN) {
+        let remote = allocated(workload).filter(|(all, _)| *all > 0).map(|(all, remote)| {
+            // Tenths of a percent; 128 bits hold a thousand times any size.
+            let share = u128::from(remote) * 1000 / u128::from(all);
+            format!("{}.{} %", share / 10, share % 10)
+        });
+        let counters = match workload.counters {
+            Counters::Own => "own",
+            Counters::Other => "other",
+            Counters::None => "none",
+            Counters::Removed => "removed",
+        };
+        rows.push(row([
+            &or_dash(resident(workload).map(size)),
+            &or_dash(allocated(workload).map(|(all, _)| size(all))),
+            &or_dash(remote),
+            counters,
+            &workload.workload,
+        ]));
+    }
+    let mut text = columns(&rows);
+    if sorted.len() > SHOWN {
+        let _ = writeln!(text, "and {} more: -o json lists all", sorted.len() - SHOWN);
+    }
+    text
+}
+
+fn resident(workload: &Workload) -> Option<u64> {
+    let nodes = workload.nodes.iter().filter_map(|node| node.resident);
+    nodes.map(|bytes| bytes.anon_bytes + bytes.file_bytes + bytes.kernel_bytes).reduce(|a, b| a + b)
+}
+
+/// User memory: all and remote.
+fn allocated(workload: &Workload) -> Option<(u64, u64)> {
+    let nodes = workload.nodes.iter().filter_map(|node| node.allocated);
+    nodes
+        .map(|bytes| (bytes.local_bytes + bytes.remote_bytes, bytes.remote_bytes))
+        .reduce(|a, b| (a.0 + b.0, a.1 + b.1))
+}
+
+fn uptime(seconds: u64) -> String {
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match () {
+        () if days > 0 => format!("{days}d {hours}h"),
+        () if hours > 0 => format!("{hours}h {minutes}m"),
+        () if minutes > 0 => format!("{minutes}m {}s", seconds % 60),
+        () => format!("{seconds}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_daemon::api::{Allocated, Degraded, Map, Probe, Resident, WorkloadCount, WorkloadNode};
+
+    use super::*;
+
+    #[test]
+    fn a_report_for_people() {
+        let workload = |name: &str, counters, remote_bytes, resident| Workload {
+            workload: name.to_owned(),
+            kind: "unit".to_owned(),
+            cgroups: vec![],
+            counters,
+            nodes: vec![WorkloadNode {
+                node: 0,
+                allocated: Some(Allocated { local_bytes: 3 << 20, remote_bytes, kernel_bytes: 0 }),
+                resident,
+            }],
+            pressure: None,
+            oom_kills: None,
+        };
+        let lies = Resident { anon_bytes: 1 << 20, file_bytes: 0, kernel_bytes: 512 << 10 };
+        let report = Report {
+            status: Status {
+                version: "1.2.3".to_owned(),
+                uptime_seconds: 3 * 3600 + 65,
+                probes: vec![Probe {
+                    probe: "alloc".to_owned(),
+                    mode: "absent".to_owned(),
+                    reason: Some("no BTF".to_owned()),
+                    self_check: None,
+                    nanoseconds_per_event: None,
+                    events_lost: None,
+                }],
+                maps: vec![Map { map: "LEAF".to_owned(), entries: 3, capacity: 16 }],
+                workloads: WorkloadCount { own: 1, other: 0 },
+                degraded: vec![Degraded { part: "cgroups".to_owned(), reason: "none mounted".to_owned() }],
+            },
+            workloads: vec![
+                workload("other", Counters::Own, 0, None),
+                workload("a.service", Counters::Removed, 1 << 20, Some(lies)),
+            ],
+        };
+        let expected = "\
+numaward 1.2.3, up 3h 1m
+
+PROBE  MODE    NS/EVENT  LOST  NOTE
+alloc  absent  -         -     no BTF
+
+MAP   ENTRIES  CAPACITY
+LEAF  3        16
+
+cgroups: none mounted
+
+1 cgroups of workloads have counters of their own, 0 have none
+
+RESIDENT  ALLOCATED  REMOTE  COUNTERS  WORKLOAD
+1.5 MiB   4.0 MiB    25.0 %  removed   a.service
+-         3.0 MiB    0.0 %   own       other
+";
+        assert_eq!(render(&report), expected);
+    }
+}

@@ -1,0 +1,151 @@
+//! `numaward topology`: the machine as tables.
+
+use std::fmt::Write;
+
+use numaward_daemon::api::Topology;
+
+use crate::table::{columns, row, size};
+
+/// The machine for people.
+pub(crate) fn render(topology: &Topology) -> String {
+    let mut text = summary(topology);
+    text.push_str("\n\n");
+    text.push_str(&nodes(topology));
+    if topology.nodes.len() > 1 {
+        text.push('\n');
+        text.push_str(&distances(topology));
+    }
+    text.push('\n');
+    text.push_str(&sockets(topology));
+    let caches = caches(topology);
+    if !caches.is_empty() {
+        let _ = writeln!(text, "\nLast-level caches: {caches}");
+    }
+    if !topology.isolated_cpus.is_empty() {
+        let _ = writeln!(text, "\nIsolated CPUs: {}", topology.isolated_cpus);
+    }
+    text
+}
+
+fn count(number: usize, one: &str) -> String {
+    if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
+}
+
+fn summary(topology: &Topology) -> String {
+    let memory = topology.nodes.iter().map(|node| node.memory_bytes).sum();
+    let cores: u32 = topology.sockets.iter().map(|socket| socket.cores).sum();
+    [
+        count(topology.nodes.len(), "node"),
+        count(topology.sockets.len(), "socket"),
+        count(cores as usize, "core"),
+        count(list_len(&topology.online_cpus), "CPU"),
+        size(memory),
+    ]
+    .join(", ")
+}
+
+/// How many ids a list of the kernel's format names.
+fn list_len(list: &str) -> usize {
+    list.parse::<numaward_topology::CpuSet>().map_or(0, |cpus| cpus.len())
+}
+
+fn nodes(topology: &Topology) -> String {
+    let sizes: Vec<&str> = topology
+        .nodes
+        .first()
+        .map(|node| node.hugepages.iter().map(|pool| pool.size.as_str()).collect())
+        .unwrap_or_default();
+    let mut header = row(["NODE", "CPUS", "MEMORY"]);
+    header.extend(sizes.iter().map(|size| format!("HUGEPAGES {size}")));
+    let mut rows = vec![header];
+    for node in &topology.nodes {
+        let cpus = if node.memory_only { "none: memory only" } else { node.cpus.as_str() };
+        let mut cells = row([&node.node.to_string(), cpus, &size(node.memory_bytes)]);
+        cells.extend(sizes.iter().map(|size| {
+            let pool = node.hugepages.iter().find(|pool| pool.size == *size);
+            match pool.map(|pool| (pool.total_pages, pool.free_pages)) {
+                None | Some((0, _)) => "-".to_owned(),
+                Some((total, free)) => format!("{total} ({free} free)"),
+            }
+        }));
+        rows.push(cells);
+    }
+    columns(&rows)
+}
+
+fn distances(topology: &Topology) -> String {
+    let mut header = row(["DISTANCE"]);
+    header.extend(topology.nodes.iter().map(|node| node.node.to_string()));
+    let mut rows = vec![header];
+    for from in &topology.nodes {
+        let mut cells = row([&from.node.to_string()]);
+        cells.extend(
+            topology
+                .nodes
+                .iter()
+                .map(|to| from.distances.get(&to.node).map_or_else(|| "?".to_owned(), ToString::to_string)),
+        );
+        rows.push(cells);
+    }
+    columns(&rows)
+}
+
+fn sockets(topology: &Topology) -> String {
+    let mut rows = vec![row(["SOCKET", "NODES", "CORES", "CPUS"])];
+    rows.extend(topology.sockets.iter().map(|socket| {
+        row([&socket.socket.to_string(), &socket.nodes, &socket.cores.to_string(), &socket.cpus])
+    }));
+    columns(&rows)
+}
+
+fn caches(topology: &Topology) -> String {
+    let sharers: Vec<usize> = topology.last_level_caches.iter().map(|cache| list_len(&cache.cpus)).collect();
+    match (sharers.iter().min(), sharers.iter().max()) {
+        (Some(&least), Some(&most)) if least == most => {
+            format!("{}, each of {}", sharers.len(), count(least, "CPU"))
+        }
+        (Some(&least), Some(&most)) => format!("{}, of {least} to {most} CPUs each", sharers.len()),
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_topology::{Bytes, HugepageSize, Machine, NodeId};
+
+    use super::*;
+
+    #[test]
+    fn a_machine_with_a_memory_only_node() {
+        let machine = Machine::builder()
+            .nodes(2)
+            .sockets(2)
+            .cores_per_node(2)
+            .smt(2)
+            .memory(Bytes::mib(1536))
+            .hugepages(HugepageSize(Bytes::mib(2)), 4)
+            .node(NodeId(4), |node| node.cores(0).memory(Bytes::gib(16)))
+            .build()
+            .unwrap();
+        let expected = "\
+3 nodes, 2 sockets, 4 cores, 8 CPUs, 19.0 GiB
+
+NODE  CPUS               MEMORY    HUGEPAGES 2Mi
+0     0-1,4-5            1.5 GiB   4 (4 free)
+1     2-3,6-7            1.5 GiB   4 (4 free)
+4     none: memory only  16.0 GiB  4 (4 free)
+
+DISTANCE  0   1   4
+0         10  20  20
+1         20  10  20
+4         20  20  10
+
+SOCKET  NODES  CORES  CPUS
+0       0      2      0-1,4-5
+1       1      2      2-3,6-7
+
+Last-level caches: 2, each of 4 CPUs
+";
+        assert_eq!(render(&Topology::from(&machine)), expected);
+    }
+}

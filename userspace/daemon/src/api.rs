@@ -1,0 +1,372 @@
+//! What the API serves and `-o json` prints. Names are camelCase, sizes are in bytes, sets are lists in
+//! the kernel's format (`0-3,8`), nodes are numbers.
+
+use std::collections::BTreeMap;
+
+use numaward_topology::{CpuSet, Machine, NodeSet, SocketId};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The machine: nodes, distances, sockets, caches.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Topology {
+    /// The online NUMA nodes, by id.
+    pub nodes: Vec<TopologyNode>,
+    /// The sockets, by id.
+    pub sockets: Vec<Socket>,
+    /// The last-level caches.
+    pub last_level_caches: Vec<Cache>,
+    /// Online CPUs, as a list.
+    #[schema(examples("0-7"))]
+    pub online_cpus: String,
+    /// CPUs that may ever come online, as a list.
+    pub possible_cpus: String,
+    /// CPUs kept from the scheduler's load balancing (`isolcpus=`), as a list.
+    pub isolated_cpus: String,
+    /// Size of a memory block (the unit of memory hotplug); 0 where there are none.
+    pub memory_block_size_bytes: u64,
+}
+
+/// A NUMA node as part of the machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TopologyNode {
+    /// Its id.
+    pub node: u32,
+    /// Its CPUs, as a list; empty for a memory-only node.
+    pub cpus: String,
+    /// Its usable memory, hugepage pools included.
+    pub memory_bytes: u64,
+    /// Its hugepage pools, by page size.
+    pub hugepages: Vec<Hugepages>,
+    /// Relative distance to each node by id; 10 is the node itself.
+    pub distances: BTreeMap<u32, u32>,
+    /// Whether it has memory but no CPUs.
+    pub memory_only: bool,
+}
+
+/// Huge pages of one size on one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Hugepages {
+    /// The page size, as Kubernetes writes it.
+    #[schema(examples("2Mi", "1Gi"))]
+    pub size: String,
+    /// The page size.
+    pub size_bytes: u64,
+    /// Pages in the pool.
+    pub total_pages: u64,
+    /// Pages not in use.
+    pub free_pages: u64,
+    /// Pages above the configured number.
+    pub surplus_pages: u64,
+}
+
+/// A socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Socket {
+    /// Its id (`physical_package_id`).
+    pub socket: u32,
+    /// Its online CPUs, as a list.
+    pub cpus: String,
+    /// The nodes of its CPUs, as a list.
+    pub nodes: String,
+    /// Number of physical cores that are online.
+    pub cores: u32,
+}
+
+/// A last-level cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Cache {
+    /// The CPUs that share it, as a list.
+    pub cpus: String,
+}
+
+impl From<&Machine> for Topology {
+    fn from(machine: &Machine) -> Self {
+        let mut sockets: BTreeMap<SocketId, (CpuSet, NodeSet, Vec<_>)> = BTreeMap::new();
+        let mut caches: BTreeMap<_, CpuSet> = BTreeMap::new();
+        for (&id, cpu) in &machine.cpus {
+            let (cpus, nodes, cores) = sockets.entry(cpu.socket).or_default();
+            cpus.insert(id);
+            nodes.insert(cpu.node);
+            cores.push(cpu.core);
+            if let Some(cache) = cpu.last_level_cache {
+                caches.entry(cache).or_default().insert(id);
+            }
+        }
+        Self {
+            nodes: machine
+                .nodes
+                .iter()
+                .map(|(id, node)| TopologyNode {
+                    node: id.0,
+                    cpus: node.cpus.to_string(),
+                    memory_bytes: node.memory.0,
+                    hugepages: node
+                        .hugepages
+                        .iter()
+                        .map(|(size, pool)| Hugepages {
+                            size: size.to_string(),
+                            size_bytes: size.0.0,
+                            total_pages: pool.total,
+                            free_pages: pool.free,
+                            surplus_pages: pool.surplus,
+                        })
+                        .collect(),
+                    distances: node.distances.iter().map(|(node, distance)| (node.0, *distance)).collect(),
+                    memory_only: node.cpus.is_empty() && node.memory.0 > 0,
+                })
+                .collect(),
+            sockets: sockets
+                .into_iter()
+                .map(|(id, (cpus, nodes, mut cores))| {
+                    cores.sort();
+                    cores.dedup();
+                    Socket {
+                        socket: id.0,
+                        cpus: cpus.to_string(),
+                        nodes: nodes.to_string(),
+                        cores: u32::try_from(cores.len()).unwrap_or(u32::MAX),
+                    }
+                })
+                .collect(),
+            last_level_caches: caches.values().map(|cpus| Cache { cpus: cpus.to_string() }).collect(),
+            online_cpus: machine.cpu_ids().to_string(),
+            possible_cpus: machine.possible_cpus.to_string(),
+            isolated_cpus: machine.isolated_cpus.to_string(),
+            memory_block_size_bytes: machine.memory_block_size.0,
+        }
+    }
+}
+
+/// The nodes and what happens on them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Nodes {
+    /// The online nodes, by id.
+    pub nodes: Vec<Node>,
+}
+
+/// A node and what happens on it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Node {
+    /// Its id.
+    pub node: u32,
+    /// Its CPUs, as a list; empty for a memory-only node.
+    pub cpus: String,
+    /// Its memory by kind.
+    pub memory: Vec<NodeMemory>,
+    /// What all workloads allocated on it; absent where no probe counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocated: Option<Allocated>,
+}
+
+/// Memory of one kind on one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeMemory {
+    /// The kind.
+    #[schema(examples("memory", "hugepages-2Mi"))]
+    pub kind: String,
+    /// All of it.
+    pub total_bytes: u64,
+    /// What is not in use; absent where that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub free_bytes: Option<u64>,
+}
+
+/// Bytes allocated on a node since numaward saw the workload first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Allocated {
+    /// User memory, allocated by a CPU of this node.
+    pub local_bytes: u64,
+    /// User memory, allocated by a CPU of another node.
+    pub remote_bytes: u64,
+    /// Kernel memory; a lower bound.
+    pub kernel_bytes: u64,
+}
+
+/// The workloads of this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Workloads {
+    /// The workloads, by name.
+    pub workloads: Vec<Workload>,
+}
+
+/// A workload and its memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Workload {
+    /// Its name: the label `workload` of the metrics.
+    #[schema(examples("system.slice/postgresql.service"))]
+    pub workload: String,
+    /// What it is.
+    #[schema(examples("unit", "container", "cgroup", "other"))]
+    pub kind: String,
+    /// The paths of its cgroups below the cgroup mount; deeper ones fold into these. None for `other`.
+    pub cgroups: Vec<String>,
+    /// Whether it has counters of its own, is counted in `other`, or is gone.
+    pub counters: Counters,
+    /// Its memory by node.
+    pub nodes: Vec<WorkloadNode>,
+    /// Time its tasks lost for want of memory; absent where it cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pressure: Option<Pressure>,
+    /// Processes that the OOM killer took; absent where it cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oom_kills: Option<u64>,
+}
+
+/// Where a workload's allocations are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Counters {
+    /// In counters of its own.
+    Own,
+    /// Together with others, for want of a slot.
+    Other,
+    /// Nowhere: no probe counts.
+    None,
+    /// In counters of its own until its cgroup was removed; these are its last values.
+    Removed,
+}
+
+/// A workload's memory on one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkloadNode {
+    /// The node.
+    pub node: u32,
+    /// What it allocated there; absent where it is not counted by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocated: Option<Allocated>,
+    /// What lies there now; absent where it cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resident: Option<Resident>,
+}
+
+/// Bytes that lie on a node (`memory.numa_stat`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Resident {
+    /// Anonymous memory.
+    pub anon_bytes: u64,
+    /// Page cache, tmpfs and shared memory.
+    pub file_bytes: u64,
+    /// Kernel stacks, page tables and slabs.
+    pub kernel_bytes: u64,
+}
+
+/// Time lost for want of memory (`memory.pressure`), in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Pressure {
+    /// At least one task waited.
+    pub waiting_micros: u64,
+    /// All tasks that had work waited.
+    pub stalled_micros: u64,
+}
+
+/// How numaward itself is doing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// Its version.
+    pub version: String,
+    /// Seconds since it started.
+    pub uptime_seconds: u64,
+    /// The probes.
+    pub probes: Vec<Probe>,
+    /// The maps of the probes.
+    pub maps: Vec<Map>,
+    /// How many workloads there are.
+    pub workloads: WorkloadCount,
+    /// What does not work, why, and what to do.
+    pub degraded: Vec<Degraded>,
+}
+
+/// A probe.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Probe {
+    /// Its name.
+    pub probe: String,
+    /// How it is attached.
+    #[schema(examples("tp_btf", "tracepoint", "absent"))]
+    pub mode: String,
+    /// Why not better; absent for the best way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Its counts against known allocations at the start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub self_check: Option<String>,
+    /// Nanoseconds of an event on average; absent unless the kernel measures it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nanoseconds_per_event: Option<u64>,
+    /// Events that the kernel did not hand to it; absent where it is not attached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub events_lost: Option<u64>,
+}
+
+/// A map of the probes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Map {
+    /// Its name.
+    pub map: String,
+    /// Entries in use.
+    pub entries: u64,
+    /// Entries it has room for.
+    pub capacity: u64,
+}
+
+/// How many workloads there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkloadCount {
+    /// With counters of their own.
+    pub own: u64,
+    /// Counted together as `other`.
+    pub other: u64,
+}
+
+/// Something that does not work.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Degraded {
+    /// The part.
+    #[schema(examples("cgroups", "topology"))]
+    pub part: String,
+    /// Why, and what to do.
+    pub reason: String,
+}
+
+/// The version that runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Version {
+    /// numaward's version.
+    pub version: String,
+    /// The kernel's release.
+    pub kernel: String,
+    /// The architecture it was built for.
+    pub architecture: String,
+}
+
+impl Version {
+    /// The version that runs here.
+    pub fn current() -> Self {
+        Self {
+            version: crate::VERSION.to_owned(),
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            architecture: std::env::consts::ARCH.to_owned(),
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! The order in which knobs are written.
+//!
+//! Problem: a change touches several knobs, each of which the kernel changes at once, but not together.
+//! Between two writes a cgroup must never have an empty set or one that is wider than both the old and the
+//! new, be out of memory because its nodes narrowed before its limit rose, or stand unprotected.
+//!
+//! Answer: one write a knob, straight from old to new, in these phases:
+//!
+//! 1. a partition that ends becomes a member, while its CPUs are still its own;
+//! 2. limits rise (`memory.max` before `memory.high`: above the maximum, a high limit does nothing);
+//! 3. protection rises, ancestors first, as it counts only as far as theirs reaches;
+//! 4. `cpuset.cpus.exclusive`, ancestors first, as a child may only take what they have;
+//! 5. `cpuset.cpus`, before `cpuset.mems`: it is quick, and others may be waiting for these CPUs, while the
+//!    write of the nodes moves pages and can take seconds. What is allocated on the old nodes in between is
+//!    moved as well;
+//! 6. `cpuset.mems`;
+//! 7. a partition begins, as its CPUs are in place;
+//! 8. limits fall (`memory.high` before `memory.max`: reclaim before out of memory), after the pages moved;
+//! 9. protection falls, the deepest first;
+//! 10. exclusive CPUs are given back, the deepest first.
+
+use std::cmp::Reverse;
+
+use numaward_cgroup::knob::{Knob, Partition, Value};
+
+use super::{CgroupPath, book::Owner};
+
+/// One write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The cgroup.
+    pub cgroup: CgroupPath,
+    /// Who writes it.
+    pub owner: Owner,
+    /// The knob.
+    pub knob: Knob,
+    /// What it holds now.
+    pub from: Value,
+    /// What it is to hold.
+    pub to: Value,
+}
+
+/// Puts the writes in order. An ancestor's exclusive CPUs that change both ways change in two steps.
+pub(super) fn ordered(steps: Vec<Step>, is_ancestor: impl Fn(&CgroupPath) -> bool) -> Vec<Step> {
+    let mut steps: Vec<_> = steps
+        .into_iter()
+        .flat_map(|step| match (&step.from, &step.to) {
+            (Value::Cpus(from), Value::Cpus(to))
+                if step.knob == Knob::CpusetCpusExclusive
+                    && is_ancestor(&step.cgroup)
+                    && !from.is_subset(to)
+                    && !to.is_subset(from) =>
+            {
+                let both = Value::Cpus(from | to);
+                vec![Step { to: both.clone(), ..step.clone() }, Step { from: both, ..step }]
+            }
+            _ => vec![step],
+        })
+        .collect();
+    steps.sort_by_cached_key(|step| key(step, is_ancestor(&step.cgroup)));
+    steps
+}
+
+/// Phase, then depth (down where it must not run ahead of the parent, up where the parent must not run
+/// ahead of it), then knob.
+fn key(step: &Step, is_ancestor: bool) -> (u8, usize, Reverse<usize>, u8) {
+    let depth = step.cgroup.components().count();
+    let down = |phase, rank| (phase, depth, Reverse(0), rank);
+    let up = |phase, rank| (phase, 0, Reverse(depth), rank);
+    let rises = match (&step.from, &step.to) {
+        (Value::Limit(from), Value::Limit(to)) => to > from,
+        (Value::Cpus(from), Value::Cpus(to)) => from.is_subset(to),
+        _ => true,
+    };
+    match step.knob {
+        Knob::CpusetPartition => match &step.to {
+            Value::Partition(to) if to.partition == Partition::Member => down(1, 0),
+            _ => down(7, 0),
+        },
+        Knob::MemoryMax => down(if rises { 2 } else { 8 }, if rises { 0 } else { 1 }),
+        Knob::MemoryHigh => down(if rises { 2 } else { 8 }, if rises { 1 } else { 0 }),
+        Knob::HugetlbMax(_) => down(if rises { 2 } else { 8 }, 2),
+        Knob::MemoryMin if rises => down(3, 0),
+        Knob::MemoryMin => up(9, 0),
+        Knob::MemoryLow if rises => down(3, 1),
+        Knob::MemoryLow => up(9, 1),
+        Knob::CpusetCpusExclusive if rises || !is_ancestor => down(4, 0),
+        Knob::CpusetCpusExclusive => up(10, 0),
+        Knob::CpusetCpus => down(5, 0),
+        Knob::CpusetMems => down(6, 0),
+        // Never written as a step.
+        Knob::CpusetCpusEffective | Knob::CpusetMemsEffective | Knob::SubtreeControl | Knob::Procs => down(0, 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(cgroup: &str, knob: &str, from: &str, to: &str) -> Step {
+        let knob: Knob = knob.parse().unwrap();
+        Step {
+            cgroup: cgroup.parse().unwrap(),
+            owner: Owner::Cgroupfs,
+            knob,
+            from: knob.parse(from).unwrap(),
+            to: knob.parse(to).unwrap(),
+        }
+    }
+
+    /// Puts the steps in order, last one first, and prints what is written.
+    fn written(steps: &[(&str, &str, &str, &str)]) -> Vec<String> {
+        let steps = steps.iter().rev().map(|&(cgroup, knob, from, to)| step(cgroup, knob, from, to)).collect();
+        ordered(steps, |path| path.to_string() != "/a/b")
+            .iter()
+            .map(|step| format!("{} {} {}", step.cgroup, step.knob, step.to))
+            .collect()
+    }
+
+    #[test]
+    fn a_guarantee_is_given_from_the_outside_in() {
+        assert_eq!(
+            written(&[
+                ("/a/b", "memory.max", "1048576", "max"),
+                ("/a/b", "memory.high", "1048576", "2097152"),
+                ("/a", "memory.min", "0", "8192"),
+                ("/a/b", "memory.min", "0", "8192"),
+                ("/a", "cpuset.cpus.exclusive", "", "2-3"),
+                ("/a/b", "cpuset.cpus.exclusive", "", "2-3"),
+                ("/a/b", "cpuset.cpus", "0-1", "2-3"),
+                ("/a/b", "cpuset.mems", "0", "1"),
+                ("/a/b", "cpuset.cpus.partition", "member", "root"),
+            ]),
+            [
+                "/a/b memory.max max",
+                "/a/b memory.high 2097152",
+                "/a memory.min 8192",
+                "/a/b memory.min 8192",
+                "/a cpuset.cpus.exclusive 2-3",
+                "/a/b cpuset.cpus.exclusive 2-3",
+                "/a/b cpuset.cpus 2-3",
+                "/a/b cpuset.mems 1",
+                "/a/b cpuset.cpus.partition root",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_guarantee_is_taken_back_from_the_inside_out() {
+        assert_eq!(
+            written(&[
+                ("/a/b", "cpuset.cpus.partition", "root", "member"),
+                ("/a/b", "cpuset.cpus.exclusive", "2-3", ""),
+                ("/a/b", "cpuset.cpus", "2-3", "0-3"),
+                ("/a/b", "cpuset.mems", "1", "0-1"),
+                ("/a/b", "memory.high", "max", "2097152"),
+                ("/a/b", "memory.max", "max", "4194304"),
+                ("/a/b", "memory.min", "8192", "0"),
+                ("/a", "memory.min", "8192", "0"),
+                ("/a", "cpuset.cpus.exclusive", "2-3", ""),
+            ]),
+            [
+                "/a/b cpuset.cpus.partition member",
+                "/a/b cpuset.cpus.exclusive ",
+                "/a/b cpuset.cpus 0-3",
+                "/a/b cpuset.mems 0-1",
+                "/a/b memory.high 2097152",
+                "/a/b memory.max 4194304",
+                "/a/b memory.min 0",
+                "/a memory.min 0",
+                "/a cpuset.cpus.exclusive ",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_partition_that_moves_has_its_cpus_from_every_ancestor_at_every_moment() {
+        assert_eq!(
+            written(&[
+                ("/a", "cpuset.cpus.exclusive", "0-1", "1-2"),
+                ("/a/b", "cpuset.cpus.exclusive", "0-1", "1-2"),
+                ("/a/b", "cpuset.cpus", "0-1", "1-2"),
+            ]),
+            [
+                "/a cpuset.cpus.exclusive 0-2",
+                "/a/b cpuset.cpus.exclusive 1-2",
+                "/a/b cpuset.cpus 1-2",
+                "/a cpuset.cpus.exclusive 1-2",
+            ]
+        );
+    }
+}

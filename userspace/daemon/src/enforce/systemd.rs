@@ -1,0 +1,259 @@
+//! Units' knobs through systemd's manager on the system bus.
+//!
+//! systemd writes the knobs of its units itself, and again at its own times: a value that is to last through
+//! `daemon-reload` and restarts of the unit has to be a property of the unit. They are set with
+//! `SetUnitProperties(runtime = true)`, so they end with the next boot, as a guarantee does.
+//!
+//! systemd answers before it has written the knob, and only logs when the kernel refuses it: whoever sets a
+//! property looks at the knob afterwards.
+//!
+//! Source: org.freedesktop.systemd1(5), systemd.resource-control(5).
+
+use std::{path::Path, sync::Mutex, time::Duration};
+
+use numaward_cgroup::knob::{Knob, Limit, Value};
+use numaward_topology::{
+    Bytes,
+    set::{Id, IdSet},
+};
+use tokio::runtime::Handle;
+use zbus::{Connection, DynamicType, Message, ObjectPath, OwnedObjectPath, OwnedVariant, Variant, connection};
+
+use super::EnforceError;
+
+const MANAGER: &str = "org.freedesktop.systemd1";
+const MANAGER_PATH: &str = "/org/freedesktop/systemd1";
+const MANAGER_INTERFACE: &str = "org.freedesktop.systemd1.Manager";
+const PROPERTIES_INTERFACE: &str = "org.freedesktop.DBus.Properties";
+/// An answer takes milliseconds, unless systemd is busy with a `daemon-reload`.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The manager of the host's units.
+///
+/// Calls block: they belong on a thread that may, never into a task of the runtime.
+#[derive(Debug)]
+pub struct Systemd {
+    runtime: Handle,
+    /// Made at the first call, and again after it broke.
+    connection: Mutex<Option<Connection>>,
+}
+
+/// Whether systemd is the init of the host with this root (sd_booted(3)).
+pub fn is_init(root: &Path) -> bool {
+    root.join("run/systemd/system").is_dir()
+}
+
+/// The property of a unit that sets this knob, if there is one.
+pub(super) fn property(knob: Knob) -> Option<&'static str> {
+    match knob {
+        Knob::CpusetCpus => Some("AllowedCPUs"),
+        Knob::CpusetMems => Some("AllowedMemoryNodes"),
+        Knob::MemoryMin => Some("MemoryMin"),
+        Knob::MemoryLow => Some("MemoryLow"),
+        Knob::MemoryHigh => Some("MemoryHigh"),
+        Knob::MemoryMax => Some("MemoryMax"),
+        _ => None,
+    }
+}
+
+impl Systemd {
+    /// A manager that is asked on the system bus; the runtime drives the connection.
+    pub fn new(runtime: Handle) -> Self {
+        Self { runtime, connection: Mutex::new(None) }
+    }
+
+    /// What the unit's property says that sets this knob.
+    pub(super) fn read(&self, unit: &str, knob: Knob, property: &str) -> Result<Value, EnforceError> {
+        // `LoadUnit` also knows units that are not running; one that does not exist has no properties of
+        // that kind, which is an error of the next call.
+        let path: OwnedObjectPath = self
+            .call(unit, MANAGER_PATH.try_into(), MANAGER_INTERFACE, "LoadUnit", &(unit,))?
+            .body()
+            .deserialize()
+            .map_err(|error| refused(unit, error))?;
+        let interface = format!("org.freedesktop.systemd1.{}", interface_of(unit));
+        let value: OwnedVariant = self
+            .call(unit, Ok(path.as_ref()), PROPERTIES_INTERFACE, "Get", &(interface.as_str(), property))?
+            .body()
+            .deserialize()
+            .map_err(|error| refused(unit, error))?;
+        from_bus(knob, value).ok_or_else(|| EnforceError::Systemd {
+            unit: unit.to_owned(),
+            message: format!("{property} has a type that is not known here"),
+        })
+    }
+
+    /// Sets properties of a unit, until the next boot. Knobs that have no property are left out.
+    pub(super) fn write(&self, unit: &str, values: &[(Knob, &Value)]) -> Result<(), EnforceError> {
+        let properties: Vec<(&str, Variant<'_>)> = values
+            .iter()
+            .filter_map(|(knob, value)| Some((property(*knob)?, to_bus(value)?)))
+            .collect();
+        let runtime = true;
+        self.call(
+            unit,
+            MANAGER_PATH.try_into(),
+            MANAGER_INTERFACE,
+            "SetUnitProperties",
+            &(unit, runtime, properties),
+        )
+        .map(drop)
+    }
+
+    fn call<B: serde::Serialize + DynamicType>(
+        &self,
+        unit: &str,
+        path: Result<ObjectPath<'_>, zbus::Error>,
+        interface: &str,
+        method: &str,
+        body: &B,
+    ) -> Result<Message, EnforceError> {
+        let path = path.map_err(|error| refused(unit, error))?;
+        let mut held = self.connection.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let kept = held.as_ref().filter(|connection| !connection.is_closed()).cloned();
+        self.runtime.block_on(async {
+            let connection = match kept {
+                Some(connection) => connection,
+                None => {
+                    let new = connection::Builder::system().method_timeout(TIMEOUT).build().await;
+                    new.map_err(|error| EnforceError::NoBus { message: error.to_string() })?
+                }
+            };
+            let answer =
+                connection.call_method(Some(MANAGER), path, Some(interface), method, body).await;
+            *held = Some(connection);
+            answer.map_err(|error| {
+                let error = refused(unit, error);
+                if matches!(error, EnforceError::NoBus { .. }) {
+                    *held = None;
+                }
+                error
+            })
+        })
+    }
+}
+
+/// The last part of the name of the D-Bus interface that has a unit's resource properties.
+fn interface_of(unit: &str) -> &'static str {
+    match unit.rsplit_once('.') {
+        Some((_, "slice")) => "Slice",
+        Some((_, "scope")) => "Scope",
+        Some((_, "socket")) => "Socket",
+        Some((_, "mount")) => "Mount",
+        Some((_, "swap")) => "Swap",
+        _ => "Service",
+    }
+}
+
+fn refused(unit: &str, error: zbus::Error) -> EnforceError {
+    let unit = unit.to_owned();
+    match error {
+        zbus::Error::MethodError(name, message, _) => {
+            let message = message.unwrap_or_default();
+            match name.as_str() {
+                "org.freedesktop.systemd1.NoSuchUnit" => EnforceError::UnknownUnit { unit },
+                _ => EnforceError::Systemd { unit, message: format!("{name}: {message}") },
+            }
+        }
+        zbus::Error::FDO(error) => match *error {
+            zbus::fdo::Error::AccessDenied(message)
+            | zbus::fdo::Error::AuthFailed(message)
+            | zbus::fdo::Error::InteractiveAuthorizationRequired(message) => {
+                EnforceError::AccessDenied { unit, message }
+            }
+            // How a unit that does not exist answers for its properties.
+            zbus::fdo::Error::UnknownObject(_) | zbus::fdo::Error::UnknownInterface(_) => {
+                EnforceError::UnknownUnit { unit }
+            }
+            zbus::fdo::Error::ServiceUnknown(message)
+            | zbus::fdo::Error::NameHasNoOwner(message)
+            | zbus::fdo::Error::Disconnected(message)
+            | zbus::fdo::Error::NoReply(message) => EnforceError::NoBus { message },
+            error => EnforceError::Systemd { unit, message: error.to_string() },
+        },
+        zbus::Error::InputOutput(error) => EnforceError::NoBus { message: error.to_string() },
+        error => EnforceError::Systemd { unit, message: error.to_string() },
+    }
+}
+
+/// A set as systemd has it on the bus: one bit an id, least significant byte first, no zeros at the end.
+fn mask<T: Id>(set: &IdSet<T>) -> Vec<u8> {
+    let mut bytes: Vec<u8> = set.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+    bytes.truncate(bytes.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1));
+    bytes
+}
+
+fn unmask<T: Id>(bytes: &[u8]) -> IdSet<T> {
+    let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    IdSet::from_words(bytes.chunks(8).map(word).collect::<Vec<_>>())
+}
+
+/// systemd's `infinity`.
+const INFINITY: u64 = u64::MAX;
+
+fn to_bus(value: &Value) -> Option<Variant<'static>> {
+    match value {
+        Value::Cpus(cpus) => Some(mask(cpus).into()),
+        Value::Nodes(nodes) => Some(mask(nodes).into()),
+        Value::Limit(Limit::Bytes(Bytes(bytes))) => Some((*bytes).into()),
+        Value::Limit(Limit::Max) => Some(INFINITY.into()),
+        Value::Partition(_) | Value::Controllers(_) | Value::Processes(_) => None,
+    }
+}
+
+fn from_bus(knob: Knob, value: OwnedVariant) -> Option<Value> {
+    match knob {
+        Knob::CpusetCpus => Vec::try_from(value).ok().map(|bytes: Vec<u8>| Value::Cpus(unmask(&bytes))),
+        Knob::CpusetMems => Vec::try_from(value).ok().map(|bytes: Vec<u8>| Value::Nodes(unmask(&bytes))),
+        _ => u64::try_from(value).ok().map(|bytes| {
+            Value::Limit(if bytes == INFINITY { Limit::Max } else { Limit::Bytes(Bytes(bytes)) })
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_topology::CpuSet;
+
+    use super::*;
+
+    #[test]
+    fn sets_are_masks_with_the_least_significant_byte_first() {
+        for (list, bytes) in
+            [("", &[][..]), ("2-3", &[12]), ("0,9", &[1, 2]), ("64", &[0, 0, 0, 0, 0, 0, 0, 0, 1])]
+        {
+            let set: CpuSet = list.parse().unwrap();
+            assert_eq!(mask(&set), bytes, "{list}");
+            assert_eq!(unmask(bytes), set, "{list}");
+        }
+        assert_eq!(unmask(&[1, 0, 0]), "0".parse::<CpuSet>().unwrap(), "zeros at the end");
+    }
+
+    #[test]
+    fn values_go_over_the_bus_and_back() {
+        for (knob, text) in [
+            (Knob::CpusetCpus, "0-3,70"),
+            (Knob::CpusetMems, "1"),
+            (Knob::CpusetCpus, ""),
+            (Knob::MemoryMin, "4096"),
+            (Knob::MemoryMax, "max"),
+        ] {
+            let value = knob.parse(text).unwrap();
+            let sent: OwnedVariant = to_bus(&value).unwrap().try_into().unwrap();
+            assert_eq!(from_bus(knob, sent), Some(value), "{knob} {text}");
+        }
+        assert_eq!(from_bus(Knob::CpusetCpus, OwnedVariant::from(1u64)), None);
+    }
+
+    #[test]
+    fn a_host_without_the_bus_says_so() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        assert!(!is_init(tempfile::tempdir().unwrap().path()));
+        let systemd = Systemd::new(runtime.handle().clone());
+        // Where the tests run there is either no bus, or no such unit on it.
+        let error = systemd.read("numaward-no-such-unit.service", Knob::MemoryMin, "MemoryMin");
+        if let Ok(value) = error {
+            assert_eq!(value, Knob::MemoryMin.parse("0").unwrap());
+        }
+    }
+}

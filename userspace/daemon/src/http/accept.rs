@@ -1,0 +1,155 @@
+//! Which of the media types on offer a client wants (RFC 9110, section 12.5.1).
+
+use axum::http::{HeaderMap, header};
+
+/// A media type on offer.
+#[derive(Debug)]
+pub(super) struct Offer<T> {
+    pub(super) media_type: &'static str,
+    pub(super) subtype: &'static str,
+    /// The value of the parameter `version`; a client that asks for another version does not get this.
+    pub(super) version: Option<&'static str>,
+    pub(super) gives: T,
+}
+
+/// The offer that the client prefers; `None` if it takes none. Where it likes several equally, the one
+/// that it names more exactly, then the earlier one. Without the header, the first.
+pub(super) fn choose<'a, T>(headers: &HeaderMap, offers: &'a [Offer<T>]) -> Option<&'a T> {
+    let mut ranges: Vec<Range> = Vec::new();
+    for value in headers.get_all(header::ACCEPT) {
+        // What is no text names no media type, and so accepts none.
+        ranges.extend(value.to_str().unwrap_or("").split(',').filter_map(Range::parse));
+    }
+    if !headers.contains_key(header::ACCEPT) {
+        return offers.first().map(|offer| &offer.gives);
+    }
+    let mut best: Option<(u16, u8, &T)> = None;
+    for offer in offers {
+        // The most exact range that matches decides for an offer.
+        let range = ranges
+            .iter()
+            .filter_map(|range| Some((range.matches(offer)?, range.quality)))
+            .max_by_key(|&(exactness, quality)| (exactness, quality));
+        let Some((exactness, quality)) = range.filter(|&(_, quality)| quality > 0) else { continue };
+        if best.is_none_or(|(q, e, _)| (quality, exactness) > (q, e)) {
+            best = Some((quality, exactness, &offer.gives));
+        }
+    }
+    best.map(|(_, _, gives)| gives)
+}
+
+struct Range {
+    media_type: String,
+    subtype: String,
+    version: Option<String>,
+    /// In thousandths: quality values have at most three decimals.
+    quality: u16,
+}
+
+impl Range {
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split(';').map(|part| part.trim().to_ascii_lowercase());
+        let name = parts.next()?;
+        let (media_type, subtype) = name.split_once('/')?;
+        let mut range = Self {
+            media_type: media_type.to_owned(),
+            subtype: subtype.to_owned(),
+            version: None,
+            quality: 1000,
+        };
+        for part in parts {
+            let Some((key, value)) = part.split_once('=') else { continue };
+            match key {
+                "version" => range.version = Some(value.trim_matches('"').to_owned()),
+                // A quality that is none makes the range unusable.
+                "q" => range.quality = parse_quality(value)?,
+                // `charset`, `escaping`: what is served is UTF-8 with names that need no escaping.
+                _ => {}
+            }
+        }
+        Some(range)
+    }
+
+    /// How exactly the range names the offer; `None` if it does not.
+    fn matches<T>(&self, offer: &Offer<T>) -> Option<u8> {
+        let exactness = match (self.media_type.as_str(), self.subtype.as_str()) {
+            ("*", "*") => 0,
+            (media_type, "*") if media_type == offer.media_type => 1,
+            (media_type, subtype) if media_type == offer.media_type && subtype == offer.subtype => 2,
+            _ => return None,
+        };
+        match self.version.as_deref() {
+            None => Some(exactness),
+            version if version == offer.version => Some(3),
+            Some(_) => None,
+        }
+    }
+}
+
+fn parse_quality(text: &str) -> Option<u16> {
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
+    if !matches!(whole, "0" | "1") || decimals.len() > 3 {
+        return None;
+    }
+    let quality: u16 = format!("{whole}{decimals:0<3}").parse().ok()?;
+    (quality <= 1000).then_some(quality)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OFFERS: [Offer<&str>; 2] = [
+        Offer { media_type: "text", subtype: "plain", version: Some("0.0.4"), gives: "text" },
+        Offer {
+            media_type: "application",
+            subtype: "openmetrics-text",
+            version: Some("1.0.0"),
+            gives: "openmetrics",
+        },
+    ];
+
+    #[test]
+    fn the_client_decides() {
+        for (accept, expected) in [
+            ("*/*", Some("text")),
+            ("text/plain", Some("text")),
+            ("text/*", Some("text")),
+            ("application/openmetrics-text", Some("openmetrics")),
+            ("application/openmetrics-text; version=1.0.0; charset=utf-8", Some("openmetrics")),
+            ("application/openmetrics-text;version=2.0.0", None),
+            ("application/openmetrics-text;version=2.0.0, */*;q=0.1", Some("text")),
+            // What Prometheus 3 sends.
+            (
+                "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,\
+                 application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,\
+                 text/plain;version=0.0.4;q=0.2,*/*;q=0.1",
+                Some("openmetrics"),
+            ),
+            ("application/openmetrics-text;q=0.3, text/plain;q=0.30001", Some("openmetrics")),
+            ("application/openmetrics-text;q=0.3, text/plain;q=0.4", Some("text")),
+            ("application/openmetrics-text, */*", Some("openmetrics")),
+            ("application/openmetrics-text;q=0, */*", Some("text")),
+            ("text/plain;q=0, */*;q=0.5", Some("openmetrics")),
+            ("TEXT/PLAIN; Version=\"0.0.4\"", Some("text")),
+            ("text/html,application/xhtml+xml,*/*;q=0.8", Some("text")),
+            ("application/json", None),
+            ("*/*;q=0", None),
+            ("", None),
+            ("nonsense", None),
+            ("text/plain;q=2", None),
+        ] {
+            let headers = HeaderMap::from_iter([(header::ACCEPT, accept.parse().unwrap())]);
+            assert_eq!(choose(&headers, &OFFERS).copied(), expected, "{accept:?}");
+        }
+        assert_eq!(choose(&HeaderMap::new(), &OFFERS).copied(), Some("text"));
+    }
+
+    #[test]
+    fn several_headers_count_as_one_list() {
+        let mut headers = HeaderMap::new();
+        headers.append(header::ACCEPT, "text/plain;q=0.1".parse().unwrap());
+        headers.append(header::ACCEPT, "application/openmetrics-text".parse().unwrap());
+        assert_eq!(choose(&headers, &OFFERS).copied(), Some("openmetrics"));
+    }
+}

@@ -1,0 +1,138 @@
+//! The read-only HTTP server: metrics, health, API.
+//!
+//! Requests are bounded in size, in time and in number: a client can neither exhaust the daemon nor
+//! keep it from stopping. Every error is a problem detail (RFC 9457).
+
+mod accept;
+mod problem;
+mod routes;
+mod scrape;
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::{Router, extract::Request, http::StatusCode, middleware, middleware::Next, response::Response};
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulShutdown,
+    service::TowerToHyperService,
+};
+use tokio::{
+    net::TcpListener,
+    sync::Semaphore,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tower_http::{limit::RequestBodyLimitLayer, timeout::TimeoutLayer};
+
+pub use self::{
+    problem::{CONTENT_TYPE as PROBLEM_CONTENT_TYPE, Problem},
+    routes::{App, open_api},
+};
+
+/// Largest body that is taken. No request of this server needs one.
+pub const MAX_BODY_BYTES: usize = 16 << 10;
+/// A request is answered, or given up, within this time; a response is taken by the client within it.
+pub const TIME_LIMIT: Duration = Duration::from_secs(30);
+/// Connections that are served at once; more wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 128;
+/// A client must have sent its request's head within this time.
+const HEAD_TIME_LIMIT: Duration = Duration::from_secs(10);
+/// Requests under way when the daemon stops may take this long to end.
+const STOP_TIME_LIMIT: Duration = Duration::from_secs(5);
+
+/// The address cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Somebody else does.
+    #[error(
+        "the address {0} is in use, perhaps by another numaward; stop that one, or choose another address \
+         with --listen, NUMAWARD_LISTEN or \"listen\" in the configuration"
+    )]
+    InUse(SocketAddr),
+    /// Something else is wrong with it.
+    #[error(
+        "cannot listen on {address}: {source}; choose another address with --listen, NUMAWARD_LISTEN or \
+         \"listen\" in the configuration"
+    )]
+    Other {
+        /// The address.
+        address: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Starts to listen. Ports below 1024 need `CAP_NET_BIND_SERVICE`.
+pub fn listen(address: SocketAddr) -> Result<std::net::TcpListener, ListenError> {
+    let listen = || {
+        let listener = std::net::TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    listen().map_err(|source: io::Error| match source.kind() {
+        io::ErrorKind::AddrInUse => ListenError::InUse(address),
+        _ => ListenError::Other { address, source },
+    })
+}
+
+/// The routes with everything around them.
+pub fn router(app: Arc<App>) -> Router {
+    routes::router(app)
+        .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, TIME_LIMIT))
+        .layer(RequestBodyLimitLayer::new(MAX_BODY_BYTES))
+        .layer(middleware::from_fn(problem::layer))
+        .layer(middleware::from_fn(log))
+}
+
+async fn log(request: Request, next: Next) -> Response {
+    let start = Instant::now();
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let response = next.run(request).await;
+    let status = response.status().as_u16();
+    tracing::debug!(%method, %uri, status, elapsed = ?start.elapsed(), "request");
+    response
+}
+
+/// Serves until the token is cancelled, then lets requests under way end.
+pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME_LIMIT).max_buf_size(64 << 10);
+    let service = TowerToHyperService::new(router);
+    let graceful = GracefulShutdown::new();
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let accepted = async {
+            let place = places.clone().acquire_owned().await;
+            (place, listener.accept().await)
+        };
+        let (place, stream) = tokio::select! {
+            () = stop.cancelled() => break,
+            (place, accepted) = accepted => match accepted {
+                Ok((stream, _)) => (place, stream),
+                Err(error) => {
+                    // Out of file descriptors, or the client went away again: neither ends the server.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            },
+        };
+        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service.clone()));
+        tokio::spawn(async move {
+            let _place = place;
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "connection");
+            }
+        });
+    }
+    drop(listener);
+    if timeout(STOP_TIME_LIMIT, graceful.shutdown()).await.is_err() {
+        tracing::warn!("requests were cut off: they did not end within {STOP_TIME_LIMIT:?}");
+    }
+}

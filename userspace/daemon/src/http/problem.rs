@@ -1,0 +1,74 @@
+//! Errors as problem details (RFC 9457).
+
+use axum::{
+    body::{Body, to_bytes},
+    extract::Request,
+    http::{HeaderValue, StatusCode, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The media type of problem details.
+pub const CONTENT_TYPE: &str = "application/problem+json";
+
+/// What went wrong with a request (RFC 9457). The type is always `about:blank`: the status says it all.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// The status as words.
+    pub title: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// What was wrong with this request, and what to do.
+    pub detail: String,
+    /// The path that was asked for.
+    pub instance: String,
+}
+
+/// An error with its detail; becomes a problem on its way out.
+#[derive(Debug)]
+pub(super) struct Failure(pub(super) StatusCode, pub(super) String);
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        (self.0, self.1).into_response()
+    }
+}
+
+/// Turns every error response, whoever made it, into problem details. What the response said becomes
+/// the detail.
+pub(super) async fn layer(request: Request, next: Next) -> Response {
+    let path = request.uri().path().to_owned();
+    let method = request.method().clone();
+    let response = next.run(request).await;
+    let status = response.status();
+    if !status.is_client_error() && !status.is_server_error() {
+        return response;
+    }
+    let (mut parts, body) = response.into_parts();
+    let said = to_bytes(body, 4096).await.unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
+    let detail = match status {
+        StatusCode::METHOD_NOT_ALLOWED => {
+            let allowed = parts.headers.get(header::ALLOW).and_then(|allow| allow.to_str().ok());
+            format!("{path} does not take {method}; it takes {}", allowed.unwrap_or("other methods"))
+        }
+        StatusCode::NOT_FOUND if said.is_empty() => {
+            format!("there is nothing at {path}; /openapi.json says what there is")
+        }
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            format!("the body is larger than the {} bytes that are taken", super::MAX_BODY_BYTES)
+        }
+        StatusCode::SERVICE_UNAVAILABLE if said.is_empty() => {
+            format!("no answer within {} seconds", super::TIME_LIMIT.as_secs())
+        }
+        _ => said.into_owned(),
+    };
+    let title = status.canonical_reason().unwrap_or("Error").to_owned();
+    let problem = Problem { title, status: status.as_u16(), detail, instance: path };
+    let body = serde_json::to_vec(&problem).unwrap_or_default();
+    parts.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE));
+    parts.headers.insert(header::CONTENT_LENGTH, body.len().into());
+    Response::from_parts(parts, Body::from(body))
+}

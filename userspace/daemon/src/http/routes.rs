@@ -1,0 +1,329 @@
+//! The routes.
+
+#![expect(unused_qualifications, reason = "utoipa's macro writes types in a way the lint mistakes")]
+
+use std::{fmt::Write, sync::Arc};
+
+use axum::{
+    Json, Router,
+    extract::{Query, State},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::Deserialize;
+use tokio::sync::Semaphore;
+use utoipa::{IntoParams, OpenApi};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{
+    accept::{Offer, choose},
+    problem::{CONTENT_TYPE, Failure, Problem},
+    scrape,
+};
+use crate::{
+    api,
+    health::{Heartbeat, Readiness},
+    metrics::{Format, Metrics},
+    observe::Observer,
+};
+
+/// What the routes serve from.
+#[derive(Debug)]
+pub struct App {
+    observer: Arc<Observer>,
+    metrics: Arc<Metrics>,
+    readiness: Readiness,
+    heartbeat: Heartbeat,
+    /// Scrapes that are written at once; each takes a thread.
+    scrapes: Arc<Semaphore>,
+    /// The OpenAPI document as JSON.
+    open_api: serde_json::Value,
+}
+
+/// Scrapes at once: a Prometheus pair and a person.
+const MAX_SCRAPES: usize = 4;
+
+impl App {
+    /// Puts the parts together.
+    pub fn new(
+        observer: Arc<Observer>,
+        metrics: Arc<Metrics>,
+        readiness: Readiness,
+        heartbeat: Heartbeat,
+    ) -> Arc<Self> {
+        let scrapes = Arc::new(Semaphore::new(MAX_SCRAPES));
+        Arc::new(Self { observer, metrics, readiness, heartbeat, scrapes, open_api: open_api() })
+    }
+
+    /// Runs what reads files or maps on a thread that may block.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Observer) -> T + Send + 'static,
+    ) -> Result<Json<T>, Failure> {
+        let observer = self.observer.clone();
+        tokio::task::spawn_blocking(move || work(&observer)).await.map(Json).map_err(|error| {
+            tracing::error!(%error, "a request failed");
+            Failure(StatusCode::INTERNAL_SERVER_ERROR, "numaward failed; its log says more".to_owned())
+        })
+    }
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "numaward",
+        description = "What numaward sees of this host. Read only. Errors are problem details (RFC 9457).",
+        contact(),
+        license(name = "MIT OR Apache-2.0")
+    ),
+    servers((url = "http://127.0.0.1:9560")),
+    components(schemas(Problem))
+)]
+struct Document;
+
+/// The OpenAPI document of the routes.
+pub fn open_api() -> serde_json::Value {
+    let mut document = serde_json::to_value(documented().into_openapi()).unwrap_or_default();
+    // Every route may answer so; said once for all of them.
+    if let Some(paths) = document["paths"].as_object_mut() {
+        for operation in paths.values_mut().filter_map(|path| path.get_mut("get")) {
+            operation["responses"]["default"] = serde_json::json!({
+                "description": "An error, as problem details (RFC 9457)",
+                "content": { CONTENT_TYPE: { "schema": { "$ref": "#/components/schemas/Problem" } } }
+            });
+        }
+    }
+    document
+}
+
+fn documented() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(metrics))
+        .routes(routes!(livez))
+        .routes(routes!(readyz))
+        .routes(routes!(topology))
+        .routes(routes!(nodes))
+        .routes(routes!(workloads))
+        .routes(routes!(status))
+        .routes(routes!(version))
+        .routes(routes!(document))
+}
+
+pub(super) fn router(app: Arc<App>) -> Router {
+    let (router, _) = documented().split_for_parts();
+    router.with_state(app)
+}
+
+/// A query without any field.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NoQuery {}
+
+const JSON: [Offer<()>; 1] = [Offer { media_type: "application", subtype: "json", version: None, gives: () }];
+const TEXT: [Offer<()>; 1] = [Offer { media_type: "text", subtype: "plain", version: None, gives: () }];
+const METRICS: [Offer<Format>; 2] = [
+    Offer { media_type: "text", subtype: "plain", version: Some("0.0.4"), gives: Format::Prometheus },
+    Offer {
+        media_type: "application",
+        subtype: "openmetrics-text",
+        version: Some("1.0.0"),
+        gives: Format::OpenMetrics,
+    },
+];
+
+fn accepted<'a, T>(headers: &HeaderMap, offers: &'a [Offer<T>]) -> Result<&'a T, Failure> {
+    choose(headers, offers).ok_or_else(|| {
+        let offered: Vec<String> = offers
+            .iter()
+            .map(|offer| match offer.version {
+                Some(version) => format!("{}/{}; version={version}", offer.media_type, offer.subtype),
+                None => format!("{}/{}", offer.media_type, offer.subtype),
+            })
+            .collect();
+        let detail = format!("the header Accept takes none of what is offered: {}", offered.join(", "));
+        Failure(StatusCode::NOT_ACCEPTABLE, detail)
+    })
+}
+
+/// Metrics for Prometheus: OpenMetrics 1.0 or Prometheus text 0.0.4, as the header Accept asks.
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    tag = "metrics",
+    responses(
+        (status = 200, description = "The metrics", content(
+            (String = "text/plain; version=0.0.4; charset=utf-8"),
+            (String = "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        )),
+        (status = 406, description = "Neither format is accepted", body = Problem, content_type = CONTENT_TYPE),
+    )
+)]
+async fn metrics(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    _: Query<NoQuery>,
+) -> Result<Response, Failure> {
+    let format = *accepted(&headers, &METRICS)?;
+    // The semaphore is never closed; without a place, the scrape would merely not be counted.
+    let place = app.scrapes.clone().acquire_owned().await.ok();
+    let body = scrape::body(app.metrics.clone(), format, place);
+    Ok(([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")], body).into_response())
+}
+
+/// Whether the daemon is alive: its observing loop comes round.
+#[utoipa::path(
+    get,
+    path = "/livez",
+    tag = "health",
+    responses(
+        (status = 200, description = "Alive", body = String, content_type = "text/plain; charset=utf-8"),
+        (status = 503, description = "Hung", body = Problem, content_type = CONTENT_TYPE),
+    )
+)]
+async fn livez(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    _: Query<NoQuery>,
+) -> Result<&'static str, Failure> {
+    accepted(&headers, &TEXT)?;
+    if app.heartbeat.is_alive() {
+        return Ok("ok\n");
+    }
+    let detail = format!("the observing loop has not come round for {} s", app.heartbeat.age().as_secs());
+    Err(Failure(StatusCode::SERVICE_UNAVAILABLE, detail))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ReadyQuery {
+    /// Lists each part. Takes no value.
+    #[param(allow_reserved, required = false)]
+    verbose: Option<String>,
+}
+
+/// Whether the daemon is ready: every part has done what it could. A part that works less well than it
+/// could, for want of a privilege for one, does not make the daemon unready: see `/api/v1/status`.
+#[utoipa::path(
+    get,
+    path = "/readyz",
+    tag = "health",
+    params(ReadyQuery),
+    responses(
+        (status = 200, description = "Ready", body = String, content_type = "text/plain; charset=utf-8"),
+        (status = 503, description = "Not ready yet", body = Problem, content_type = CONTENT_TYPE),
+    )
+)]
+async fn readyz(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    Query(query): Query<ReadyQuery>,
+) -> Result<String, Failure> {
+    accepted(&headers, &TEXT)?;
+    let waiting: Vec<&str> =
+        app.readiness.parts().filter(|(_, ready)| !ready).map(|(part, _)| part).collect();
+    if !waiting.is_empty() {
+        let detail = format!("not ready yet: {}", waiting.join(", "));
+        return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, detail));
+    }
+    let mut text = String::new();
+    if query.verbose.is_some() {
+        for (part, _) in app.readiness.parts() {
+            let _ = writeln!(text, "[+] {part}");
+        }
+    }
+    text.push_str("ok\n");
+    Ok(text)
+}
+
+/// The machine: nodes, distances, CPUs, sockets, caches, hugepages.
+#[utoipa::path(
+    get,
+    path = "/api/v1/topology",
+    tag = "api",
+    responses((status = 200, description = "The machine", body = api::Topology))
+)]
+async fn topology(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    _: Query<NoQuery>,
+) -> Result<Json<api::Topology>, Failure> {
+    accepted(&headers, &JSON)?;
+    app.blocking(|observer| api::Topology::from(&*observer.machine())).await
+}
+
+/// The nodes: their memory by kind, and what is allocated on them.
+#[utoipa::path(
+    get,
+    path = "/api/v1/nodes",
+    tag = "api",
+    responses((status = 200, description = "The nodes", body = api::Nodes))
+)]
+async fn nodes(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    _: Query<NoQuery>,
+) -> Result<Json<api::Nodes>, Failure> {
+    accepted(&headers, &JSON)?;
+    app.blocking(Observer::nodes).await
+}
+
+/// The workloads: what they allocated, where their memory lies, what they lost for want of it.
+#[utoipa::path(
+    get,
+    path = "/api/v1/workloads",
+    tag = "api",
+    responses((status = 200, description = "The workloads", body = api::Workloads))
+)]
+async fn workloads(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    _: Query<NoQuery>,
+) -> Result<Json<api::Workloads>, Failure> {
+    accepted(&headers, &JSON)?;
+    app.blocking(Observer::workloads).await
+}
+
+/// How numaward itself is doing: its probes, their maps, what does not work and why.
+#[utoipa::path(
+    get,
+    path = "/api/v1/status",
+    tag = "api",
+    responses((status = 200, description = "The status", body = api::Status))
+)]
+async fn status(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    _: Query<NoQuery>,
+) -> Result<Json<api::Status>, Failure> {
+    accepted(&headers, &JSON)?;
+    app.blocking(Observer::status).await
+}
+
+/// The version that runs.
+#[utoipa::path(
+    get,
+    path = "/api/v1/version",
+    tag = "api",
+    responses((status = 200, description = "The version", body = api::Version))
+)]
+async fn version(headers: HeaderMap, _: Query<NoQuery>) -> Result<Json<api::Version>, Failure> {
+    accepted(&headers, &JSON)?;
+    Ok(Json(api::Version::current()))
+}
+
+/// This document.
+#[utoipa::path(
+    get,
+    path = "/openapi.json",
+    tag = "api",
+    responses((status = 200, description = "The OpenAPI document", body = Object))
+)]
+async fn document(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    _: Query<NoQuery>,
+) -> Result<Json<serde_json::Value>, Failure> {
+    accepted(&headers, &JSON)?;
+    Ok(Json(app.open_api.clone()))
+}

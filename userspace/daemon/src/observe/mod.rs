@@ -1,0 +1,442 @@
+//! What this host does: its machine, its workloads, and what the probes count.
+//!
+//! One [`Observer`] holds the state; two threads keep it up to date ([`spawn`]): one follows the cgroups and
+//! the machine, the other reads where each workload's memory lies, but only while somebody asks. Scrapes
+//! and the API read the probes' counters at once and the rest from memory.
+//!
+//! Nothing here ends the daemon. What does not work is logged once, listed by `/api/v1/status`, and
+//! tried again.
+
+mod follow;
+mod residency;
+mod table;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use numaward_probes::{
+    self as probes, Counters, Mode, NodeCounters, Pages, Probe, ProbeReport, ProbeStats, Probes, SelfCheck,
+};
+use numaward_topology::{Bytes, Machine, NodeId, ZoneKind, sysfs};
+
+use self::table::{OTHER, Table};
+use crate::{
+    api,
+    config::Config,
+    metrics::{self, Allocated, MapFigures, ProbeFigures, Resident, Source, WorkloadFigures},
+};
+
+pub use self::follow::{Latches, spawn};
+
+/// A part of the daemon that can work less well than it should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// Reading the machine.
+    Topology,
+    /// Finding workloads.
+    Cgroups,
+    /// Reading the nodes' memory.
+    NodeMemory,
+    /// Counting.
+    Counters,
+    /// Reading what the probes cost.
+    ProbeStats,
+    /// Reading where memory lies.
+    Residency,
+}
+
+impl Part {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Topology => "topology",
+            Self::Cgroups => "cgroups",
+            Self::NodeMemory => "node memory",
+            Self::Counters => "counters",
+            Self::ProbeStats => "probe statistics",
+            Self::Residency => "residency",
+        }
+    }
+}
+
+/// The state of this host as last seen.
+#[derive(Debug)]
+pub struct Observer {
+    config: Config,
+    start: Instant,
+    page_size: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    machine: Arc<Machine>,
+    probes: Probes,
+    table: Table,
+    degraded: BTreeMap<Part, String>,
+    /// When somebody last asked for the workloads' figures.
+    asked: Option<Instant>,
+}
+
+impl Observer {
+    /// Reads the machine and attaches the probes. What fails is noted, not returned: the rest works.
+    ///
+    /// Attaching needs privileges; nothing later does.
+    pub fn new(config: &Config) -> Self {
+        let mut degraded = BTreeMap::new();
+        let machine = sysfs::read(&config.host_root).unwrap_or_else(|error| {
+            tracing::error!(error = %chain(&error), "the machine cannot be read: no figures by node");
+            degraded.insert(Part::Topology, chain(&error));
+            Machine::default()
+        });
+        let probes = Probes::load(&probe_options(config, &machine));
+        for report in probes.reports() {
+            let (probe, mode) = (report.probe, report.mode);
+            let reason = report.reason.as_deref();
+            match mode {
+                Mode::Absent if !config.probes.allocation.enabled => tracing::info!(%probe, "switched off"),
+                Mode::Absent => {
+                    tracing::warn!(%probe, reason, "cannot be attached; `numaward doctor` says more")
+                }
+                _ => tracing::info!(%probe, %mode, reason, "attached"),
+            }
+        }
+        let machine = Arc::new(machine);
+        let state = State { machine, probes, table: Table::default(), degraded, asked: None };
+        Self {
+            config: config.clone(),
+            start: Instant::now(),
+            page_size: rustix::param::page_size() as u64,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// The machine as last read.
+    pub fn machine(&self) -> Arc<Machine> {
+        self.lock().machine.clone()
+    }
+
+    /// The nodes and what happens on them.
+    pub fn nodes(&self) -> api::Nodes {
+        let snapshot = self.snapshot();
+        let machine = self.machine();
+        let nodes = snapshot.nodes.iter().enumerate().map(|(index, memory)| {
+            let allocated =
+                snapshot.workloads.iter().filter_map(|workload| workload.allocated.as_ref()?.get(index));
+            let sum = allocated.fold(None, |sum: Option<api::Allocated>, bytes| {
+                let sum = sum.unwrap_or_default();
+                Some(api::Allocated {
+                    local_bytes: sum.local_bytes + bytes.local.0,
+                    remote_bytes: sum.remote_bytes + bytes.remote.0,
+                    kernel_bytes: sum.kernel_bytes + bytes.kernel.0,
+                })
+            });
+            let kinds = memory.kinds.iter().map(|(kind, total, free)| api::NodeMemory {
+                kind: kind.to_string(),
+                total_bytes: total.0,
+                free_bytes: free.map(|free| free.0),
+            });
+            api::Node {
+                node: memory.node.0,
+                cpus: machine.nodes.get(&memory.node).map_or(String::new(), |node| node.cpus.to_string()),
+                memory: kinds.collect(),
+                allocated: sum,
+            }
+        });
+        api::Nodes { nodes: nodes.collect() }
+    }
+
+    /// The workloads.
+    pub fn workloads(&self) -> api::Workloads {
+        let mut state = self.lock();
+        state.asked = Some(Instant::now());
+        let counted = state.counters();
+        let machine = state.machine.clone();
+        let nodes: Vec<NodeId> = machine.nodes.keys().copied().collect();
+        let by_node = |allocated: Option<&NodeCounters>, resident: Option<&Arc<[Resident]>>| {
+            let allocated = allocated.map(|allocated| self.bytes(&nodes, allocated));
+            let nodes = nodes.iter().enumerate().map(|(index, node)| api::WorkloadNode {
+                node: node.0,
+                allocated: allocated.as_ref().map(|allocated| api::Allocated {
+                    local_bytes: allocated[index].local.0,
+                    remote_bytes: allocated[index].remote.0,
+                    kernel_bytes: allocated[index].kernel.0,
+                }),
+                resident: resident.and_then(|resident| resident.get(index)).map(|bytes| api::Resident {
+                    anon_bytes: bytes.anon.0,
+                    file_bytes: bytes.file.0,
+                    kernel_bytes: bytes.kernel.0,
+                }),
+            });
+            nodes.collect()
+        };
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let mut workloads: Vec<_> = state
+            .table
+            .iter()
+            .map(|(name, entry)| {
+                let allocated = counted.as_ref().and_then(|counted| entry.counters(counted));
+                let trouble = entry.trouble();
+                api::Workload {
+                    workload: name.to_string(),
+                    kind: entry.kind.to_owned(),
+                    cgroups: entry.members.values().map(|member| member.path.clone()).collect(),
+                    counters: match () {
+                        () if counted.is_none() => api::Counters::None,
+                        () if entry.is_removed() => api::Counters::Removed,
+                        () if entry.has_slot() => api::Counters::Own,
+                        () => api::Counters::Other,
+                    },
+                    nodes: by_node(allocated.as_ref(), entry.resident().as_ref()),
+                    pressure: trouble.pressure.map(|pressure| api::Pressure {
+                        waiting_micros: micros(pressure.waiting),
+                        stalled_micros: micros(pressure.stalled),
+                    }),
+                    oom_kills: trouble.oom_kills,
+                }
+            })
+            .collect();
+        if let Some(counted) = &counted {
+            workloads.push(api::Workload {
+                workload: OTHER.to_owned(),
+                kind: OTHER.to_owned(),
+                cgroups: Vec::new(),
+                counters: api::Counters::Own,
+                nodes: by_node(Some(&state.table.other(counted)), None),
+                pressure: None,
+                oom_kills: None,
+            });
+        }
+        api::Workloads { workloads }
+    }
+
+    /// How the daemon itself is doing.
+    pub fn status(&self) -> api::Status {
+        let mut state = self.lock();
+        let stats = state.stats();
+        let probes = state.probes.reports().iter().map(|report| {
+            let stats = stats.iter().find(|stats| stats.probe == report.probe);
+            api::Probe {
+                probe: report.probe.to_string(),
+                mode: report.mode.to_string(),
+                reason: self.reason(report),
+                self_check: report.self_check.as_ref().map(|check| match check {
+                    SelfCheck::Passed(nodes) => format!("passed on nodes {nodes}"),
+                    SelfCheck::Unchecked(reason) => format!("not done: {reason}"),
+                }),
+                nanoseconds_per_event: stats.and_then(|stats| {
+                    let runs = u128::from(stats.run_count);
+                    u64::try_from(stats.run_time.as_nanos().checked_div(runs)?).ok()
+                }),
+                events_lost: stats.map(|stats| stats.events_lost),
+            }
+        });
+        let maps = state.probes.map_usage().into_iter().map(|usage| api::Map {
+            map: usage.map.to_owned(),
+            entries: usage.entries,
+            capacity: usage.capacity,
+        });
+        let (own, other) = state.table.slots();
+        api::Status {
+            version: crate::VERSION.to_owned(),
+            uptime_seconds: self.start.elapsed().as_secs(),
+            probes: probes.collect(),
+            maps: maps.collect(),
+            workloads: api::WorkloadCount { own, other },
+            degraded: state
+                .degraded
+                .iter()
+                .map(|(part, reason)| api::Degraded { part: part.name().to_owned(), reason: reason.clone() })
+                .collect(),
+        }
+    }
+
+    /// Why a probe is not attached better.
+    fn reason(&self, report: &ProbeReport) -> Option<String> {
+        if report.mode == Mode::Absent && !self.config.probes.allocation.enabled {
+            return Some("switched off by probes.allocation.enabled".to_owned());
+        }
+        report.reason.clone()
+    }
+
+    /// The memory of each node as it is now.
+    fn node_memory(&self) -> Vec<metrics::NodeMemory> {
+        let machine = self.machine();
+        let mut failed = None;
+        let nodes = machine.nodes.keys().map(|&node| {
+            let kinds = match sysfs::node_memory(&self.config.host_root, node) {
+                Ok(memory) => kinds(&memory),
+                Err(error) => {
+                    failed = Some(chain(&error));
+                    Vec::new()
+                }
+            };
+            metrics::NodeMemory { node, kinds }
+        });
+        let nodes = nodes.collect();
+        self.note(Part::NodeMemory, failed.map_or(Ok(()), Err));
+        nodes
+    }
+
+    /// Pages as bytes, in the order of `nodes`.
+    fn bytes(&self, nodes: &[NodeId], counters: &NodeCounters) -> Vec<Allocated> {
+        let bytes = |pages: Pages| Bytes(pages.0 * self.page_size);
+        let of = |node| {
+            let counters: Counters = counters.get(node).copied().unwrap_or_default();
+            Allocated {
+                local: bytes(counters.user_local),
+                remote: bytes(counters.user_remote),
+                kernel: bytes(counters.kernel),
+            }
+        };
+        nodes.iter().map(of).collect()
+    }
+
+    /// Notes that a part works, or why not; logs what changed.
+    fn note(&self, part: Part, result: Result<(), String>) {
+        self.lock().note(part, result);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic of another thread leaves at worst one workload's books incomplete.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// What the probes counted; `None` where none counts.
+    fn counters(&mut self) -> Option<probes::Snapshot> {
+        let counts = |report: &ProbeReport| report.probe == Probe::Alloc && report.mode != Mode::Absent;
+        if !self.probes.reports().iter().any(counts) {
+            return None;
+        }
+        let counted = self.probes.counters().map_err(|error| chain(&error));
+        self.note(Part::Counters, counted.as_ref().map(|_| ()).map_err(Clone::clone));
+        counted.ok()
+    }
+
+    /// What the probes cost; nothing where that cannot be read.
+    fn stats(&mut self) -> Vec<ProbeStats> {
+        let stats = self.probes.stats().map_err(|error| chain(&error));
+        self.note(Part::ProbeStats, stats.as_ref().map(|_| ()).map_err(Clone::clone));
+        stats.unwrap_or_default()
+    }
+
+    fn note(&mut self, part: Part, result: Result<(), String>) {
+        match result {
+            Ok(()) => {
+                if self.degraded.remove(&part).is_some() {
+                    tracing::info!(part = part.name(), "works again");
+                }
+            }
+            Err(reason) => {
+                if self.degraded.get(&part) != Some(&reason) {
+                    tracing::warn!(part = part.name(), reason, "works less well than it should");
+                    self.degraded.insert(part, reason);
+                }
+            }
+        }
+    }
+}
+
+impl Source for Observer {
+    fn snapshot(&self) -> metrics::Snapshot {
+        let node_memory = self.node_memory();
+        let nodes: Vec<NodeId> = node_memory.iter().map(|memory| memory.node).collect();
+        let mut state = self.lock();
+        state.asked = Some(Instant::now());
+        let counted = state.counters();
+        let mut workloads: Vec<_> = state
+            .table
+            .iter()
+            .map(|(name, entry)| {
+                let allocated = counted.as_ref().and_then(|counted| entry.counters(counted));
+                let trouble = entry.trouble();
+                WorkloadFigures {
+                    name: name.clone(),
+                    allocated: allocated.map(|allocated| self.bytes(&nodes, &allocated)),
+                    resident: entry.resident(),
+                    pressure: trouble.pressure,
+                    oom_kills: trouble.oom_kills,
+                }
+            })
+            .collect();
+        if let Some(counted) = &counted {
+            workloads.push(WorkloadFigures {
+                name: OTHER.into(),
+                allocated: Some(self.bytes(&nodes, &state.table.other(counted))),
+                resident: None,
+                pressure: None,
+                oom_kills: None,
+            });
+        }
+        let stats = state.stats();
+        let probes = state.probes.reports().iter().map(|report| {
+            let stats = stats.iter().find(|stats| stats.probe == report.probe);
+            ProbeFigures {
+                probe: report.probe.to_string(),
+                mode: report.mode.to_string(),
+                reason: self.reason(report).unwrap_or_default(),
+                runtime: stats.map(|stats| stats.run_time),
+                events_lost: stats.map(|stats| stats.events_lost),
+            }
+        });
+        let maps = state.probes.map_usage().into_iter().map(|usage| MapFigures {
+            map: usage.map,
+            entries: usage.entries,
+            capacity: usage.capacity,
+        });
+        let (workloads_with_slot, workloads_without_slot) = state.table.slots();
+        metrics::Snapshot {
+            nodes: node_memory,
+            workloads,
+            unknown_node: counted.map(|counted| Bytes(counted.unknown_node.0 * self.page_size)),
+            probes: probes.collect(),
+            maps: maps.collect(),
+            workloads_with_slot,
+            workloads_without_slot,
+            degraded: state.degraded.keys().map(|part| part.name()).collect(),
+        }
+    }
+}
+
+/// Hugepages by size and what they leave of the node's memory.
+fn kinds(memory: &sysfs::NodeMemory) -> Vec<(ZoneKind, Bytes, Option<Bytes>)> {
+    let mut base = memory.total.0;
+    let mut kinds = Vec::new();
+    for (&size, pool) in &memory.hugepages {
+        let bytes = |pages: u64| Bytes(pages.saturating_mul(size.0.0));
+        base = base.saturating_sub(bytes(pool.total).0);
+        kinds.push((ZoneKind::Hugepages(size), bytes(pool.total), Some(bytes(pool.free))));
+    }
+    kinds.push((ZoneKind::Memory, Bytes(base), Some(memory.free)));
+    kinds
+}
+
+fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::Options<'a> {
+    let defaults = probes::Options::new(machine);
+    probes::Options {
+        slots: config.probes.slots,
+        alloc_modes: if config.probes.allocation.enabled { defaults.alloc_modes } else { &[] },
+        debug_log: config.probes.allocation.debug_log,
+        ..defaults
+    }
+}
+
+/// An error with its causes, on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let cause = error.to_string();
+        // Some errors repeat their cause.
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+        source = error.source();
+    }
+    text
+}

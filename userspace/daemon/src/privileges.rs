@@ -1,0 +1,46 @@
+//! Gives up the privileges that are not needed once the probes are attached.
+
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
+
+/// What is kept, and why.
+///
+/// - `CAP_DAC_READ_SEARCH`: a cgroup delegated to a user may be unreadable for others, and root without
+///   this is one of them. It only reads.
+const KEPT: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
+
+/// Drops every capability but [`KEPT`] from this thread and from those it starts later; none can be had
+/// back. Call it while the process has one thread. Returns what is left.
+pub(crate) fn drop_unneeded() -> rustix::io::Result<CapabilitySet> {
+    let held = capabilities(None)?;
+    let kept = held.permitted & KEPT;
+    set_capabilities(
+        None,
+        CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() },
+    )?;
+    // Nothing is executed; if ever, a set-user-id program gives nothing back.
+    set_no_new_privs(true)?;
+    Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Capabilities are a thread's own, so the test gives up those of a thread it starts.
+    #[test]
+    fn nothing_but_what_is_kept_is_left_and_none_can_be_had_back() {
+        std::thread::spawn(|| {
+            let before = capabilities(None).unwrap();
+            let kept = drop_unneeded().unwrap();
+            assert_eq!(kept, before.permitted & KEPT);
+            let after = capabilities(None).unwrap();
+            assert_eq!((after.effective, after.permitted), (kept, kept));
+            assert!(!after.permitted.contains(CapabilitySet::SYS_ADMIN));
+            if !before.permitted.is_empty() {
+                assert!(set_capabilities(None, before).is_err());
+            }
+        })
+        .join()
+        .unwrap();
+    }
+}

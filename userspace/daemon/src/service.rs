@@ -1,0 +1,123 @@
+//! The life of the daemon: build the parts, listen, give up privileges, serve, stop.
+
+use std::{io, sync::Arc, time::Duration};
+
+use sd_notify::NotifyState;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    time::interval,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    config::Config,
+    health::{Heartbeat, Readiness},
+    http::{self, App, ListenError},
+    metrics::Metrics,
+    observe::{self, Observer},
+    privileges,
+};
+
+/// The daemon cannot run at all.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Nothing could be served.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// Threads, signals or timers cannot be had.
+    #[error("the daemon cannot start: {0}")]
+    Runtime(#[from] io::Error),
+}
+
+/// Runs the daemon until SIGTERM or SIGINT. Call it while the process has one thread.
+///
+/// What fails while observing degrades the daemon and does not end it. An address that cannot be
+/// listened on does: nobody could see what it does.
+pub fn run(config: &Config) -> Result<(), RunError> {
+    let mut readiness = Readiness::default();
+    let latches = observe::Latches::new(&mut readiness);
+    let heartbeat = Heartbeat::new();
+    let observer = Arc::new(Observer::new(config));
+    let metrics = Arc::new(Metrics::new(observer.clone()));
+    let app = App::new(observer.clone(), metrics, readiness.clone(), heartbeat.clone());
+    let listener = http::listen(config.listen.0)?;
+    match privileges::drop_unneeded() {
+        Ok(kept) => tracing::debug!(?kept, "privileges given up"),
+        Err(error) => tracing::warn!(%error, "privileges cannot be given up; the daemon keeps them"),
+    }
+    // Requests are few and short; what may block has threads of its own, started as needed.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let stop = CancellationToken::new();
+    let threads = observe::spawn(&observer, latches, &heartbeat, &stop)?;
+    let served = runtime.block_on(async {
+        let stop = stop.clone();
+        // Whatever ends this block ends the threads too.
+        let _stop_all = stop.clone().drop_guard();
+        let listener = TcpListener::from_std(listener)?;
+        let address = listener.local_addr()?;
+        stop_on_signals(stop.clone())?;
+        tokio::spawn(tell_service_manager(readiness, heartbeat, stop.clone()));
+        tracing::info!(version = crate::VERSION, %address, "serving");
+        http::serve(listener, http::router(app), stop).await;
+        Ok::<_, io::Error>(())
+    });
+    for thread in threads {
+        if thread.join().is_err() {
+            tracing::error!("an observing thread had panicked");
+        }
+    }
+    // A scrape whose client hangs must not hold up the end.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    served?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn stop_on_signals(stop: CancellationToken) -> io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::spawn(async move {
+        let name = tokio::select! {
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+        };
+        tracing::info!(signal = name, "stopping");
+        stop.cancel();
+    });
+    Ok(())
+}
+
+/// Tells systemd when the daemon is ready, that it is alive, and when it stops (`sd_notify(3)`).
+/// Without systemd this does nothing.
+async fn tell_service_manager(readiness: Readiness, heartbeat: Heartbeat, stop: CancellationToken) {
+    let tell = |state: NotifyState<'_>| {
+        if let Err(error) = sd_notify::notify(&[state]) {
+            tracing::warn!(%error, "the service manager cannot be told");
+        }
+    };
+    // Half the watchdog's time leaves room for one late turn.
+    let watchdog = sd_notify::watchdog_enabled().map(|time| time / 2);
+    let turn = watchdog.unwrap_or(Duration::from_secs(1)).min(Duration::from_secs(1));
+    let mut ticks = interval(turn);
+    let mut told_ready = false;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            _ = ticks.tick() => {}
+        }
+        if !told_ready && readiness.is_ready() {
+            told_ready = true;
+            tracing::info!("ready");
+            tell(NotifyState::Ready);
+            if watchdog.is_none() {
+                break;
+            }
+        }
+        if watchdog.is_some() && heartbeat.is_alive() {
+            tell(NotifyState::Watchdog);
+        }
+    }
+    stop.cancelled().await;
+    tell(NotifyState::Stopping);
+}
