@@ -1,0 +1,30 @@
+//! Runs the conformance vectors of a directory, by default those that come with the sources.
+//!
+//! `cargo run --release -p numaward-engine --example conformance -- [DIR]`
+
+use std::{path::PathBuf, process::ExitCode};
+
+#[path = "../tests/runner/mod.rs"]
+mod runner;
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    let directory = match arguments.as_slice() {
+        [] => runner::own_vectors(),
+        [directory] => PathBuf::from(directory),
+        _ => {
+            eprintln!("usage: conformance [DIR]");
+            return ExitCode::from(2);
+        }
+    };
+    match runner::run(&directory) {
+        Ok(report) => {
+            println!("{report}");
+            if report.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! `memory_manager_state`.
+//!
+//! Older files and documents call a node's group `nodes` instead of `cells`; both are read, and the checksum is
+//! taken with the name that is there.
+
+use std::collections::BTreeMap;
+
+use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind, set::MAX_ID};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    CheckpointError,
+    dump::{Dump, checksum},
+    go_json,
+};
+use crate::{
+    ledger::{Block, KindAccount, Ledger, NodeAccount},
+    request::{ContainerName, OwnerId},
+};
+
+/// The state of the Memory Manager.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryCheckpoint {
+    /// The policy that wrote it: `None` or `Static`.
+    pub policy: String,
+    /// The accounts of the nodes.
+    pub nodes: BTreeMap<NodeId, NodeAccount>,
+    /// Blocks by owner and container.
+    pub entries: BTreeMap<OwnerId, BTreeMap<ContainerName, Vec<Block>>>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct File {
+    policy_name: String,
+    /// Ids as text, in their order as text.
+    machine_state: BTreeMap<String, FileNode>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    entries: BTreeMap<String, BTreeMap<String, Vec<FileBlock>>>,
+    checksum: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct FileNode {
+    number_of_assignments: u64,
+    memory_map: BTreeMap<String, FileTable>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cells: Option<Vec<u32>>,
+    /// The older name of `cells`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    nodes: Option<Vec<u32>>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct FileTable {
+    total: u64,
+    system_reserved: u64,
+    allocatable: u64,
+    reserved: u64,
+    free: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct FileBlock {
+    #[serde(rename = "numaAffinity")]
+    affinity: Vec<u32>,
+    #[serde(rename = "type")]
+    kind: String,
+    size: u64,
+}
+
+fn dump_table(dump: &mut Dump, table: &FileTable) {
+    dump.inner_pointer();
+    dump.fields(|fields| {
+        for (name, value) in [
+            ("TotalMemSize", table.total),
+            ("SystemReserved", table.system_reserved),
+            ("Allocatable", table.allocatable),
+            ("Reserved", table.reserved),
+            ("Free", table.free),
+        ] {
+            fields.field(name, "uint64", |dump| dump.value(value));
+        }
+    });
+}
+
+fn dump_node(dump: &mut Dump, node: &FileNode) {
+    dump.inner_pointer();
+    dump.fields(|fields| {
+        fields.field("NumberOfAssignments", "int", |dump| dump.value(node.number_of_assignments));
+        fields.field("MemoryMap", "map[v1.ResourceName]*state.MemoryTable", |dump| {
+            dump.map(&node.memory_map, dump_table);
+        });
+        let (name, group) = match (&node.cells, &node.nodes) {
+            (None, Some(nodes)) => ("Nodes", nodes.as_slice()),
+            (cells, _) => ("Cells", cells.as_deref().unwrap_or_default()),
+        };
+        fields.field(name, "[]int", |dump| dump.list(group, Dump::value));
+    });
+}
+
+fn dump_block(dump: &mut Dump, block: &FileBlock) {
+    dump.fields(|fields| {
+        fields.field("NUMAAffinity", "[]int", |dump| dump.list(&block.affinity, Dump::value));
+        fields.field("Type", "v1.ResourceName", |dump| dump.value(&block.kind));
+        fields.field("Size", "uint64", |dump| dump.value(block.size));
+    });
+}
+
+impl File {
+    /// The nodes by their ids as numbers.
+    fn nodes(&self) -> Result<BTreeMap<u32, &FileNode>, CheckpointError> {
+        let id = |text: &String| {
+            let id = text.parse().ok().filter(|id: &u32| *id <= MAX_ID && *text == id.to_string());
+            id.ok_or_else(|| CheckpointError::Node { place: "machineState".to_owned(), text: text.clone() })
+        };
+        self.machine_state.iter().map(|(text, node)| Ok((id(text)?, node))).collect()
+    }
+
+    fn hash_input(&self) -> Result<String, CheckpointError> {
+        let nodes = self.nodes()?;
+        let mut dump = Dump::pointer_to("state.MemoryManagerCheckpoint");
+        dump.fields(|fields| {
+            fields.field("PolicyName", "string", |dump| dump.value(&self.policy_name));
+            fields.field("MachineState", "state.NUMANodeMap", |dump| dump.map(nodes, dump_node));
+            fields.field("Entries", "state.ContainerMemoryAssignments", |dump| {
+                dump.map(&self.entries, |dump, containers| {
+                    dump.map(containers, |dump, blocks| dump.list(blocks, dump_block));
+                });
+            });
+            fields.field("Checksum", "checksum.Checksum", |dump| dump.value(0));
+        });
+        Ok(dump.text())
+    }
+}
+
+fn kind(text: &str, place: impl FnOnce() -> String) -> Result<ZoneKind, CheckpointError> {
+    text.parse().map_err(|_| CheckpointError::Kind { place: place(), text: text.to_owned() })
+}
+
+fn node_set(ids: &[u32], place: impl Fn() -> String) -> Result<NodeSet, CheckpointError> {
+    let node = |&id: &u32| match id <= MAX_ID {
+        true => Ok(NodeId(id)),
+        false => Err(CheckpointError::Node { place: place(), text: id.to_string() }),
+    };
+    ids.iter().map(node).collect()
+}
+
+fn ids(nodes: &NodeSet) -> Vec<u32> {
+    nodes.iter().map(|node| node.0).collect()
+}
+
+fn account(node: u32, kind: &str, table: &FileTable) -> Result<KindAccount, CheckpointError> {
+    let &FileTable { total, system_reserved, allocatable, reserved, free } = table;
+    if reserved.checked_add(free) != Some(allocatable) {
+        return Err(CheckpointError::Account { node, kind: kind.to_owned(), reserved, free, allocatable });
+    }
+    Ok(KindAccount {
+        total: Bytes(total),
+        reserved: Bytes(system_reserved),
+        allocatable: Bytes(allocatable),
+        promised: Bytes(reserved),
+        free: Bytes(free),
+    })
+}
+
+impl MemoryCheckpoint {
+    /// The name of the file.
+    pub const FILE: &str = "memory_manager_state";
+
+    /// The state of a ledger.
+    pub fn of(policy: &str, ledger: &Ledger) -> Self {
+        let mut entries: BTreeMap<OwnerId, BTreeMap<ContainerName, Vec<Block>>> = BTreeMap::new();
+        for (owner, container, allocation) in ledger.allocations() {
+            if !allocation.blocks.is_empty() {
+                let mut blocks = allocation.blocks.clone();
+                blocks.sort();
+                entries.entry(owner.clone()).or_default().insert(container.clone(), blocks);
+            }
+        }
+        Self { policy: policy.to_owned(), nodes: ledger.nodes.clone(), entries }
+    }
+
+    fn file(&self) -> Result<File, CheckpointError> {
+        let table = |account: &KindAccount| FileTable {
+            total: account.total.0,
+            system_reserved: account.reserved.0,
+            allocatable: account.allocatable.0,
+            reserved: account.promised.0,
+            free: account.free.0,
+        };
+        let node = |account: &NodeAccount| FileNode {
+            number_of_assignments: account.assignments,
+            memory_map: account.kinds.iter().map(|(kind, of)| (kind.to_string(), table(of))).collect(),
+            cells: Some(ids(&account.group)),
+            nodes: None,
+        };
+        let block = |block: &Block| FileBlock {
+            affinity: ids(&block.affinity),
+            kind: block.kind.to_string(),
+            size: block.bytes.0,
+        };
+        let containers = |containers: &BTreeMap<ContainerName, Vec<Block>>| {
+            let blocks = |blocks: &Vec<Block>| blocks.iter().map(block).collect();
+            containers.iter().map(|(name, of)| (name.to_string(), blocks(of))).collect()
+        };
+        let mut file = File {
+            policy_name: self.policy.clone(),
+            machine_state: self.nodes.iter().map(|(id, account)| (id.to_string(), node(account))).collect(),
+            entries: self.entries.iter().map(|(owner, of)| (owner.to_string(), containers(of))).collect(),
+            checksum: 0,
+        };
+        file.checksum = checksum(&file.hash_input()?);
+        Ok(file)
+    }
+
+    /// The text over which the checksum is taken.
+    pub fn hash_input(&self) -> Result<String, CheckpointError> {
+        self.file()?.hash_input()
+    }
+
+    /// The content of the file.
+    pub fn write(&self) -> Result<String, CheckpointError> {
+        go_json(&self.file()?)
+    }
+
+    /// Reads the content of a file.
+    pub fn read(text: &str) -> Result<Self, CheckpointError> {
+        let file: File = serde_json::from_str(text)?;
+        let (stored, computed) = (file.checksum, checksum(&file.hash_input()?));
+        if stored != computed {
+            return Err(CheckpointError::Checksum { stored, computed });
+        }
+        let mut nodes = BTreeMap::new();
+        for (id, node) in file.nodes()? {
+            let mut kinds = BTreeMap::new();
+            for (name, table) in &node.memory_map {
+                let kind = kind(name, || format!("machineState, {id}"))?;
+                kinds.insert(kind, account(id, name, table)?);
+            }
+            let group = node.cells.as_ref().or(node.nodes.as_ref()).map_or(&[][..], Vec::as_slice);
+            let group = node_set(group, || format!("machineState, {id}, cells"))?;
+            nodes.insert(NodeId(id), NodeAccount { assignments: node.number_of_assignments, group, kinds });
+        }
+        let mut entries = BTreeMap::new();
+        for (owner, containers) in file.entries {
+            let mut of_owner = BTreeMap::new();
+            for (container, blocks) in containers {
+                let place = || format!("entries, {owner}, {container}");
+                let block = |block: &FileBlock| {
+                    Ok::<_, CheckpointError>(Block {
+                        kind: kind(&block.kind, place)?,
+                        affinity: node_set(&block.affinity, place)?,
+                        bytes: Bytes(block.size),
+                    })
+                };
+                let blocks = blocks.iter().map(block).collect::<Result<_, _>>()?;
+                of_owner.insert(container.as_str().into(), blocks);
+            }
+            entries.insert(owner.as_str().into(), of_owner);
+        }
+        Ok(Self { policy: file.policy_name, nodes, entries })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checkpoint() -> MemoryCheckpoint {
+        let account = KindAccount {
+            total: Bytes(12),
+            reserved: Bytes(2),
+            allocatable: Bytes(10),
+            promised: Bytes(4),
+            free: Bytes(6),
+        };
+        let node = NodeAccount {
+            assignments: 1,
+            group: "0,10".parse().unwrap(),
+            kinds: BTreeMap::from([(ZoneKind::Memory, account)]),
+        };
+        let block = Block { kind: ZoneKind::Memory, affinity: "0,10".parse().unwrap(), bytes: Bytes(8) };
+        MemoryCheckpoint {
+            policy: "Static".to_owned(),
+            nodes: [0, 2, 10].map(|id| (NodeId(id), node.clone())).into(),
+            entries: BTreeMap::from([("p1".into(), BTreeMap::from([("c0".into(), vec![block])]))]),
+        }
+    }
+
+    /// The content with another text in it, and the checksum that fits.
+    fn edited(from: &str, to: &str) -> String {
+        let text = checkpoint().write().unwrap().replace(from, to);
+        let mut file: File = serde_json::from_str(&text).unwrap();
+        file.checksum = checksum(&file.hash_input().unwrap());
+        go_json(&file).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_reads_again() {
+        let text = checkpoint().write().unwrap();
+        assert_eq!(MemoryCheckpoint::read(&text), Ok(checkpoint()));
+        // Keys are sorted as text in the file, and as numbers for the checksum.
+        assert!(text.find("\"10\":") < text.find("\"2\":"), "{text}");
+        let input = checkpoint().hash_input().unwrap();
+        assert!(input.find(" 2:<*>") < input.find(" 10:<*>"), "{input}");
+    }
+
+    #[test]
+    fn the_older_name_of_a_group_is_read() {
+        let text = edited("\"cells\"", "\"nodes\"");
+        assert!(text.contains("\"nodes\":[0,10]") && !text.contains("cells"), "{text}");
+        assert_eq!(MemoryCheckpoint::read(&text), Ok(checkpoint()));
+        assert_ne!(checkpoint().write().unwrap().split("checksum").last(), text.split("checksum").last());
+    }
+
+    #[test]
+    fn corrupt_files_say_what_is_wrong() {
+        let good = checkpoint().write().unwrap();
+        for (text, message) in [
+            (String::new(), "no JSON of the expected form: EOF"),
+            (good[..40].to_owned(), "(line 1, column 40)"),
+            (good.replace("\"size\":8", "\"size\":9"), "corrupted: its checksum is"),
+            (good.replace("\"size\":8", "\"size\":-8"), "invalid value: integer `-8`"),
+            (good.replace("\"10\":", "\"010\":"), "machineState: \"010\" is not the id of a NUMA node"),
+            (good.replace("\"10\":", "\"70000\":"), "\"70000\" is not the id of a NUMA node"),
+            (edited("\"cells\":[0,10]", "\"cells\":[0,70000]"), "cells: \"70000\" is not the id"),
+            (edited("\"type\":\"memory\"", "\"type\":\"disk\""), "entries, p1, c0: \"disk\" is not a kind"),
+            (edited("\"memory\":{", "\"disk\":{"), "machineState, 0: \"disk\" is not a kind"),
+            (edited("\"free\":6", "\"free\":7"), "4 bytes promised and 7 free do not add up to 10"),
+        ] {
+            let error = MemoryCheckpoint::read(&text).unwrap_err().to_string();
+            assert!(error.contains(message), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_checksum_of_zero_is_refused() {
+        let text = checkpoint().write().unwrap();
+        let (head, _) = text.rsplit_once(':').unwrap();
+        let error = MemoryCheckpoint::read(&format!("{head}:0}}")).unwrap_err();
+        assert!(matches!(error, CheckpointError::Checksum { stored: 0, .. }), "{error}");
+    }
+}

@@ -1,0 +1,143 @@
+//! Why a decision came out as it did, as data.
+//!
+//! An explanation keeps every hint of every provider and the result of each merge. What follows from these,
+//! the candidates of a merge and why each lost, is worked out when asked for: on a large machine there are
+//! many, and nobody looks at most of them.
+
+use std::fmt;
+
+use numaward_topology::NodeSet;
+
+use crate::{
+    hint::{Hint, Mask, NodeIndex, Provider, ProviderHints},
+    kubelet::merge::{self, Rule},
+    policy::TopologyPolicy,
+    request::ContainerName,
+};
+
+/// Why a decision came out as it did.
+#[derive(Clone, Debug, Default)]
+pub struct Explanation {
+    /// The merges, in order. Without a topology policy there are none.
+    pub merges: Vec<Merge>,
+}
+
+/// One merge of hints.
+#[derive(Clone, Debug)]
+pub struct Merge {
+    /// For which container; `None` for all of them together.
+    pub container: Option<ContainerName>,
+    /// What each provider said.
+    pub hints: Vec<(Provider, ProviderHints)>,
+    /// The result.
+    pub best: Hint,
+    /// Whether the topology policy took it.
+    pub accepted: bool,
+    pub(crate) rule: Rule,
+    pub(crate) nodes: NodeIndex,
+}
+
+/// A set of nodes that could have been the result of a merge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// The nodes.
+    pub affinity: NodeSet,
+    /// Whether every resource prefers just these nodes.
+    pub preferred: bool,
+    /// What became of it.
+    pub verdict: Verdict,
+}
+
+/// What became of a candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is the result.
+    Chosen,
+    /// The policy takes one node only, preferred by every resource.
+    NotOnePreferredNode,
+    /// Another is preferred, this is not.
+    NotPreferred,
+    /// It has more nodes than the chosen one.
+    Wider {
+        /// How many it has.
+        nodes: u32,
+        /// How many the chosen one has.
+        chosen: u32,
+    },
+    /// It has fewer nodes than the most demanding resource needs, and the chosen one comes closer.
+    TooNarrow {
+        /// How many it has.
+        nodes: u32,
+        /// How many are needed.
+        needed: u32,
+    },
+    /// Its nodes are farther from each other.
+    Farther {
+        /// The sum of its distances.
+        distance: u64,
+        /// The sum of the distances of the chosen one.
+        chosen: u64,
+    },
+    /// It is as good, but the chosen one has lower node ids.
+    HigherIds,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Chosen => f.write_str("chosen"),
+            Self::NotOnePreferredNode => f.write_str("not one node that every resource prefers"),
+            Self::NotPreferred => f.write_str("not preferred by every resource, while another is"),
+            Self::Wider { nodes, chosen } => write!(f, "{nodes} nodes where {chosen} do"),
+            Self::TooNarrow { nodes, needed } => write!(f, "{nodes} nodes where a resource needs {needed}"),
+            Self::Farther { distance, chosen } => {
+                write!(f, "distances add up to {distance}, those of the chosen nodes to {chosen}")
+            }
+            Self::HigherIds => f.write_str("as good, but its node ids are higher"),
+        }
+    }
+}
+
+impl Merge {
+    /// All candidates, best first, and why each but the first lost.
+    ///
+    /// Takes n·2ⁿ steps for n nodes.
+    pub fn candidates(&self) -> Vec<Candidate> {
+        let lists = merge::lists(self.hints.iter().map(|(_, hints)| hints));
+        let candidates = merge::candidates(&self.rule, &self.nodes, &lists);
+        let aim = merge::aim(&lists);
+        let chosen = self.best.affinity.as_ref().map_or(self.nodes.all(), |set| self.nodes.mask(set));
+        let found = candidates.iter().any(|candidate| candidate.mask == chosen);
+        candidates
+            .into_iter()
+            .map(|candidate| Candidate {
+                affinity: self.nodes.set(candidate.mask),
+                preferred: candidate.preferred,
+                verdict: self.verdict(candidate, (chosen, found), aim),
+            })
+            .collect()
+    }
+
+    fn verdict(&self, candidate: merge::Candidate, (chosen, found): (Mask, bool), aim: u32) -> Verdict {
+        if candidate.mask == chosen && candidate.preferred == self.best.preferred {
+            return Verdict::Chosen;
+        }
+        if self.rule.policy == TopologyPolicy::SingleNumaNode && !candidate.preferred || !found {
+            return Verdict::NotOnePreferredNode;
+        }
+        if self.best.preferred && !candidate.preferred {
+            return Verdict::NotPreferred;
+        }
+        let (nodes, best) = (candidate.mask.count_ones(), chosen.count_ones());
+        if nodes < best {
+            return Verdict::TooNarrow { nodes, needed: aim };
+        }
+        if nodes > best {
+            return Verdict::Wider { nodes, chosen: best };
+        }
+        match (self.rule.distance(candidate.mask), self.rule.distance(chosen)) {
+            (Some(distance), Some(chosen)) if distance > chosen => Verdict::Farther { distance, chosen },
+            _ => Verdict::HigherIds,
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! The static CPU Manager: exclusive CPUs for Guaranteed containers that request whole CPUs.
+//!
+//! Terms. The *shared pool* are the CPUs that nobody has exclusively; containers without exclusive CPUs run
+//! there. *Reserved* CPUs stay in the shared pool for ever, or with `strict-cpu-reservation` outside of
+//! everything. *Available* is the shared pool without the reserved CPUs.
+//!
+//! Hints. A set of nodes is a hint if the CPUs available there suffice, and if it has all nodes of the CPUs
+//! that init containers hand on. Those of the least size whose CPUs would suffice if all were available are
+//! preferred.
+//!
+//! Allocation. From the nodes of the chosen affinity first, then from any: see [`take`] and [`distribute`].
+//!
+//! Init containers hand their CPUs on to the containers after them.
+
+mod distribute;
+mod take;
+mod topology;
+
+use numaward_topology::{CpuSet, Machine, NodeId};
+
+use self::{
+    take::{Order, Packing},
+    topology::CpuTopology,
+};
+use super::{Affinity, AllocateError, HintProvider, Reusable, Scope, defects};
+use crate::{
+    decision::Shortfall,
+    hint::{HintList, Mask, NodeIndex, Provider, ProviderHints, Resource, for_each_subset, positions},
+    ledger::Ledger,
+    policy::{self, CpuOptions, PolicyConfig, StartProblem, StaticCpuProblem, TopologyPolicy},
+    qos::QosClass,
+    request::{ContainerName, ContainerRequest, OwnerId, Request},
+};
+
+/// Why CPUs cannot be given. The texts are the kubelet's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CpuError {
+    /// With `full-pcpus-only`: the request is no multiple of a core.
+    #[error("SMT Alignment Error: requested {requested} cpus not multiple cpus per core = {cpus_per_core}")]
+    NotWholeCores {
+        /// CPUs that were requested.
+        requested: usize,
+        /// CPUs of a core.
+        cpus_per_core: usize,
+    },
+    /// With `full-pcpus-only`: there are not enough free cores.
+    #[error(
+        "SMT Alignment Error: not enough free physical CPUs: available physical CPUs = {available}, requested \
+         CPUs = {requested}, CPUs per core = {cpus_per_core}"
+    )]
+    NotEnoughCores {
+        /// CPUs of cores of which none is reserved.
+        available: usize,
+        /// CPUs that were requested.
+        requested: usize,
+        /// CPUs of a core.
+        cpus_per_core: usize,
+    },
+    /// There are not enough CPUs.
+    #[error("not enough cpus available to satisfy request: requested={requested}, available={available}")]
+    NotEnough {
+        /// CPUs that were missing.
+        requested: usize,
+        /// CPUs to choose from.
+        available: usize,
+    },
+    /// There are enough CPUs, but they could not be collected.
+    #[error("failed to allocate cpus")]
+    Failed,
+    /// A distribution over nodes gave fewer CPUs than it should have.
+    #[error("accounting error, not enough CPUs allocated, remaining: {missing}")]
+    TooFewDistributed {
+        /// How many are missing.
+        missing: i64,
+    },
+    /// A distribution over nodes gave more CPUs than it should have.
+    #[error("accounting error, too many CPUs allocated, remaining: {missing}")]
+    TooManyDistributed {
+        /// How many are too many, negative.
+        missing: i64,
+    },
+}
+
+impl CpuError {
+    /// Whether cores could not be given whole.
+    pub fn is_alignment(self) -> bool {
+        matches!(self, Self::NotWholeCores { .. } | Self::NotEnoughCores { .. })
+    }
+}
+
+/// The CPU Manager with policy `static`.
+#[derive(Clone, Debug)]
+pub(crate) struct StaticCpus {
+    topology: CpuTopology,
+    nodes: NodeIndex,
+    options: CpuOptions,
+    reserved: CpuSet,
+    /// The reserved CPUs and their siblings.
+    reserved_cores: CpuSet,
+    /// All CPUs of each node, by position.
+    capacity: Vec<usize>,
+}
+
+impl StaticCpus {
+    /// Checks options and reservation against the machine.
+    pub(crate) fn new(
+        machine: &Machine,
+        nodes: &NodeIndex,
+        config: &PolicyConfig,
+        topology_policy: TopologyPolicy,
+    ) -> Result<Self, StartProblem> {
+        let topology = CpuTopology::new(machine, nodes);
+        if topology.size == 0 {
+            return Err(StartProblem::NoCpus);
+        }
+        let needed = match config.reserved_system_cpus.len() {
+            0 => {
+                let reservation = config.cpu_reservation.ok_or(StartProblem::NoCpuReservation)?;
+                reservation.millis().unwrap_or(u64::MAX).div_ceil(1000)
+            }
+            explicit => explicit as u64,
+        };
+        if needed == 0 {
+            return Err(StartProblem::ZeroCpuReservation);
+        }
+        let options = CpuOptions::parse(config).map_err(StartProblem::StaticCpu)?;
+        let mut manager = Self {
+            capacity: topology.count_by_position(&topology.all),
+            topology,
+            nodes: nodes.clone(),
+            options,
+            reserved: config.reserved_system_cpus.clone(),
+            reserved_cores: CpuSet::new(),
+        };
+        manager.check_machine(topology_policy).map_err(StartProblem::StaticCpu)?;
+        manager.reserve(needed).map_err(StartProblem::StaticCpu)?;
+        Ok(manager)
+    }
+
+    fn check_machine(&self, topology_policy: TopologyPolicy) -> Result<(), StaticCpuProblem> {
+        let (sockets, nodes) = (self.topology.sockets.len(), self.topology.nodes.len());
+        if self.options.align_by_socket && topology_policy == TopologyPolicy::SingleNumaNode {
+            let topology_policy = topology_policy.name();
+            let option = policy::ALIGN_BY_SOCKET;
+            return Err(StaticCpuProblem::IncompatibleTopologyPolicy { topology_policy, option });
+        }
+        if self.options.align_by_socket && sockets > nodes {
+            return Err(StaticCpuProblem::MoreSocketsThanNodes { sockets, nodes });
+        }
+        Ok(())
+    }
+
+    /// Picks the reserved CPUs, unless they are given, and finds their siblings.
+    fn reserve(&mut self, needed: u64) -> Result<(), StaticCpuProblem> {
+        if self.reserved.is_empty() {
+            let count = usize::try_from(needed).unwrap_or(usize::MAX);
+            self.reserved = self.take(&self.topology.all, count).unwrap_or_default();
+        }
+        if self.reserved.len() as u64 != needed {
+            return Err(StaticCpuProblem::CannotReserve { reserved: self.reserved.clone(), needed });
+        }
+        if let Some(cpu) = (&self.reserved - &self.topology.all).first() {
+            return Err(StaticCpuProblem::UnknownReservedCpu { cpu });
+        }
+        let cores = self.topology.cores.iter().filter(|core| core.cpus.intersects(&self.reserved));
+        self.reserved_cores = cores.flat_map(|core| core.cpus.iter()).collect();
+        Ok(())
+    }
+
+    /// The CPUs that the shared pool of an idle machine has.
+    pub(crate) fn idle_pool(&self) -> CpuSet {
+        if self.options.strict_reservation { self.allocatable() } else { self.topology.all.clone() }
+    }
+
+    /// The CPUs that can become exclusive.
+    pub(crate) fn allocatable(&self) -> CpuSet {
+        &self.topology.all - &self.reserved
+    }
+
+    /// Checks a shared pool and allocations of an earlier run. An empty state is a new one.
+    pub(crate) fn check(&self, ledger: &mut Ledger) -> Result<(), StartProblem> {
+        let idle = self.idle_pool();
+        let shared_pool = ledger.shared_pool.clone();
+        let exclusive = |ledger: &Ledger| {
+            let of =
+                |(owner, container, allocation): (&OwnerId, &ContainerName, &crate::ledger::Allocation)| {
+                    allocation.cpus.clone().map(|cpus| (owner.to_string(), container.to_string(), cpus))
+                };
+            ledger.allocations().filter_map(of).collect::<Vec<_>>()
+        };
+        let exclusive = exclusive(ledger);
+        if shared_pool.is_empty() {
+            if !exclusive.is_empty() {
+                return Err(StartProblem::EmptySharedPool);
+            }
+            ledger.shared_pool = idle;
+            return Ok(());
+        }
+        let reserved_and_shared = &self.reserved & &shared_pool;
+        if self.options.strict_reservation {
+            if !reserved_and_shared.is_empty() {
+                return Err(StartProblem::ReservedShared { shared: reserved_and_shared, shared_pool });
+            }
+        } else if reserved_and_shared != self.reserved {
+            return Err(StartProblem::ReservedNotShared { reserved: self.reserved.clone(), shared_pool });
+        }
+        let mut known = shared_pool.clone();
+        for (owner, container, cpus) in exclusive {
+            if cpus.intersects(&shared_pool) {
+                return Err(StartProblem::ExclusiveAndShared { owner, container, cpus, shared_pool });
+            }
+            known = &known | &cpus;
+        }
+        if known == idle { Ok(()) } else { Err(StartProblem::OtherCpus { machine: idle, state: known }) }
+    }
+
+    /// The CPUs that can be given away now.
+    fn available(&self, ledger: &Ledger) -> CpuSet {
+        &ledger.shared_pool - &self.reserved
+    }
+
+    /// The whole CPUs that a container gets exclusively; zero for most.
+    fn exclusive(request: &Request, container: &ContainerRequest) -> usize {
+        if request.qos() != QosClass::Guaranteed {
+            return 0;
+        }
+        let cpus = container.requests.cpu.and_then(crate::quantity::Quantity::whole_cpus).unwrap_or(0);
+        usize::try_from(cpus).unwrap_or(usize::MAX)
+    }
+
+    /// The whole CPUs that an owner gets exclusively: what runs together, or what an init container needs
+    /// together with the sidecars before it, whichever is more.
+    fn exclusive_in_all(request: &Request) -> usize {
+        let (mut init, mut sidecars) = (0usize, 0usize);
+        for container in &request.init_containers {
+            let cpus = Self::exclusive(request, container);
+            if container.restartable {
+                sidecars = sidecars.saturating_add(cpus);
+            } else {
+                init = init.max(sidecars.saturating_add(cpus));
+            }
+        }
+        let apps = request.containers.iter().map(|container| Self::exclusive(request, container));
+        init.max(apps.fold(sidecars, usize::saturating_add))
+    }
+
+    /// The hints for so many CPUs out of the available ones and those that are handed on.
+    fn calculate(&self, available: &CpuSet, reusable: &CpuSet, needed: usize) -> HintList {
+        let free = self.topology.count_by_position(available);
+        let handed_on = self.topology.count_by_position(reusable);
+        let must_have: Mask =
+            (0..handed_on.len()).filter(|&at| handed_on[at] > 0).fold(0, |mask, at| mask | 1 << at);
+        let reused: usize = handed_on.iter().sum();
+        let mut least = self.topology.nodes.len();
+        let mut masks = Vec::new();
+        let sum = |counts: &[usize], mask: Mask| positions(mask).map(|at| counts[at]).sum::<usize>();
+        for_each_subset(self.topology.nodes_with_cpus(), |mask| {
+            let size = mask.count_ones() as usize;
+            if size < least && sum(&self.capacity, mask) >= needed {
+                least = size;
+            }
+            if must_have & !mask == 0 && sum(&free, mask) + reused >= needed {
+                masks.push(mask);
+            }
+        });
+        let aligned = |mask: Mask| self.options.align_by_socket && self.is_socket_aligned(mask, least);
+        HintList::new(&self.nodes, masks, u32::try_from(least).unwrap_or(u32::MAX), aligned)
+    }
+
+    /// Whether a set of nodes spans as few sockets as the least number of nodes would.
+    fn is_socket_aligned(&self, mask: Mask, least: usize) -> bool {
+        let nodes_per_socket = self.topology.nodes.len() / self.topology.sockets.len();
+        nodes_per_socket > 0 && self.topology.sockets_of(mask).len() == least.div_ceil(nodes_per_socket)
+    }
+
+    /// Takes CPUs as the options say.
+    fn take(&self, available: &CpuSet, needed: usize) -> Result<CpuSet, CpuError> {
+        let order = if self.options.distribute_across_cores { Order::Spread } else { Order::Packed };
+        let packing = Packing { order, by_cache: self.options.align_by_cache };
+        if self.options.distribute_across_numa {
+            let group = if self.options.full_pcpus_only { self.topology.cpus_per_core } else { 1 };
+            distribute::distributed(&self.topology, available, needed, group, packing)
+        } else {
+            take::packed(&self.topology, available, needed, packing)
+        }
+    }
+
+    /// The CPUs of the chosen nodes; with `align-by-socket` of all their sockets.
+    fn aligned(&self, mask: Mask) -> CpuSet {
+        if self.options.align_by_socket {
+            let sockets = self.topology.sockets_of(mask);
+            sockets.into_iter().flat_map(|socket| self.topology.sockets[socket].cpus.iter()).collect()
+        } else {
+            positions(mask).filter_map(|at| self.topology.cpus_at(at)).flat_map(CpuSet::iter).collect()
+        }
+    }
+
+    /// Chooses CPUs: from the nodes of the affinity first, then from any.
+    fn choose(&self, allocatable: &CpuSet, needed: usize, affinity: Affinity) -> Result<CpuSet, CpuError> {
+        let mut chosen = CpuSet::new();
+        if let Some(mask) = affinity.mask {
+            let aligned = allocatable & &self.aligned(mask);
+            chosen = self.take(&aligned, needed.min(aligned.len()))?;
+        }
+        let rest = self.take(&(allocatable - &chosen), needed.saturating_sub(chosen.len()))?;
+        Ok(&chosen | &rest)
+    }
+
+    /// With `full-pcpus-only`: whether whole cores can be given.
+    fn check_cores(&self, ledger: &Ledger, requested: usize) -> Result<(), CpuError> {
+        let cpus_per_core = self.topology.cpus_per_core;
+        if !self.options.full_pcpus_only || cpus_per_core == 0 {
+            return Ok(());
+        }
+        if !requested.is_multiple_of(cpus_per_core) {
+            return Err(CpuError::NotWholeCores { requested, cpus_per_core });
+        }
+        let available = (&ledger.shared_pool - &self.reserved_cores).len();
+        if requested > available {
+            return Err(CpuError::NotEnoughCores { available, requested, cpus_per_core });
+        }
+        Ok(())
+    }
+
+    /// Gives back what containers hold that nobody wants any more.
+    fn remove_stale(ledger: &mut Ledger) {
+        if ledger.notes.restoring {
+            return;
+        }
+        for (owner, container) in ledger.stale() {
+            release(ledger, &owner, &container);
+        }
+    }
+}
+
+impl HintProvider for StaticCpus {
+    fn provider(&self) -> Provider {
+        Provider::Cpus
+    }
+
+    fn hints(&self, ledger: &mut Ledger, request: &Request, scope: Scope<'_>) -> ProviderHints {
+        Self::remove_stale(ledger);
+        let owner = &request.owner;
+        let needed = match scope {
+            Scope::Container(container) => Self::exclusive(request, container),
+            Scope::Owner => Self::exclusive_in_all(request),
+        };
+        if needed == 0 {
+            return ProviderHints::NoPreference;
+        }
+        let by_cpu = |hints| ProviderHints::ByResource(vec![(Resource::Cpu, hints)]);
+        let impossible = || by_cpu(HintList::new(&self.nodes, Vec::new(), 0, |_| false));
+        let mut held = CpuSet::new();
+        match scope {
+            Scope::Container(container) => {
+                if let Some(cpus) = ledger.exclusive_cpus(owner, &container.name) {
+                    if cpus.len() != needed {
+                        return impossible();
+                    }
+                    return by_cpu(self.calculate(cpus, &CpuSet::new(), needed));
+                }
+            }
+            Scope::Owner => {
+                for container in request.all_containers() {
+                    let Some(cpus) = ledger.exclusive_cpus(owner, &container.name) else { continue };
+                    if cpus.len() != Self::exclusive(request, container) {
+                        return impossible();
+                    }
+                    held = &held | cpus;
+                }
+                if held.len() == needed {
+                    return by_cpu(self.calculate(&held, &CpuSet::new(), needed));
+                }
+            }
+        }
+        let reusable = &ledger.notes.reusable.cpus(owner) | &held;
+        by_cpu(self.calculate(&self.available(ledger), &reusable, needed))
+    }
+
+    fn allocate(
+        &self,
+        ledger: &mut Ledger,
+        request: &Request,
+        container: &ContainerRequest,
+        affinity: Affinity,
+    ) -> Result<(), AllocateError> {
+        Self::remove_stale(ledger);
+        let (owner, name) = (&request.owner, &container.name);
+        let needed = Self::exclusive(request, container);
+        if needed == 0 {
+            return Ok(());
+        }
+        let held = ledger.exclusive_cpus(owner, name).cloned();
+        if defects::CORES_ARE_COUNTED_BEFORE_LOOKING_AT_WHAT_IS_HELD || held.is_none() {
+            self.check_cores(ledger, needed)?;
+        }
+        if let Some(cpus) = held {
+            ledger.notes.reusable.update_cpus(request, name, &cpus);
+            return Ok(());
+        }
+        let allocatable = &self.available(ledger) | &ledger.notes.reusable.cpus(owner);
+        let cpus = self.choose(&allocatable, needed, affinity)?;
+        ledger.shared_pool = &ledger.shared_pool - &cpus;
+        ledger.notes.reusable.update_cpus(request, name, &cpus);
+        ledger.allocation_mut(owner, name).cpus = Some(cpus);
+        Ok(())
+    }
+
+    fn remove(&self, ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
+        release(ledger, owner, container);
+    }
+
+    fn shortfalls(&self, ledger: &Ledger, request: &Request, scope: Scope<'_>) -> Vec<Shortfall> {
+        let requested = match scope {
+            Scope::Container(container) => Self::exclusive(request, container),
+            Scope::Owner => Self::exclusive_in_all(request),
+        };
+        if requested == 0 {
+            return Vec::new();
+        }
+        let free = self.topology.count_by_position(&self.available(ledger));
+        let shortfall = |(&node, free): (&NodeId, usize)| Shortfall {
+            node,
+            resource: Resource::Cpu,
+            requested: requested as u64,
+            free: free as u64,
+        };
+        self.nodes.ids().iter().zip(free).map(shortfall).collect()
+    }
+}
+
+/// Gives back the exclusive CPUs of a container, but for those that it shares with others of its owner (which
+/// took them over from it, or it from them).
+pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
+    let Some(cpus) = ledger.exclusive_cpus(owner, container).cloned() else { return };
+    ledger.allocation_mut(owner, container).cpus = None;
+    let in_use: CpuSet = ledger
+        .owner(owner)
+        .into_iter()
+        .flat_map(|account| account.containers.values())
+        .filter_map(|allocation| allocation.cpus.as_ref())
+        .flat_map(CpuSet::iter)
+        .collect();
+    ledger.drop_empty(owner, Some(container));
+    ledger.shared_pool = &ledger.shared_pool | &(&cpus - &in_use);
+}
+
+impl Reusable {
+    /// The CPUs that the owner's init containers hand on.
+    fn cpus(&self, owner: &OwnerId) -> CpuSet {
+        self.cpus.as_ref().filter(|(of, _)| of == owner).map_or_else(CpuSet::new, |(_, cpus)| cpus.clone())
+    }
+
+    /// Takes note of what a container holds: an init container hands its CPUs on, another container uses up
+    /// what was handed on.
+    fn update_cpus(&mut self, request: &Request, container: &ContainerName, cpus: &CpuSet) {
+        let before = self.cpus(&request.owner);
+        let after = if request.is_regular_init(container) { &before | cpus } else { &before - cpus };
+        self.cpus = Some((request.owner.clone(), after));
+    }
+}

@@ -1,0 +1,245 @@
+//! Taking CPUs packed: whole sockets and nodes first, then whole caches, whole cores, single CPUs.
+//!
+//! At each step the fullest domain that still suffices is preferred, so that large free ones stay whole: domains
+//! are tried in ascending order of their free CPUs, then of their ids. Where a socket has several nodes, nodes
+//! are ordered within sockets, else sockets within nodes; cores are ordered within both.
+
+use numaward_topology::CpuSet;
+
+use super::{
+    CpuError,
+    topology::{CpuTopology, Domain, shared},
+};
+
+/// How single CPUs are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Core by core.
+    Packed,
+    /// Cores are not taken whole; CPUs go by their ids within a socket. As siblings have distant ids on most
+    /// machines, this takes one CPU a core.
+    Spread,
+}
+
+/// How CPUs are taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packing {
+    pub(crate) order: Order,
+    /// Take CPUs that share a last-level cache where possible.
+    pub(crate) by_cache: bool,
+}
+
+/// Collects CPUs until there are as many as needed.
+pub(crate) struct Accumulator<'a> {
+    topology: &'a CpuTopology,
+    /// CPUs that can be taken.
+    pub(crate) free: CpuSet,
+    /// CPUs that are missing; negative if too many were taken.
+    pub(crate) needed: i64,
+    /// CPUs that were taken.
+    pub(crate) taken: CpuSet,
+}
+
+fn to_i64(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+impl<'a> Accumulator<'a> {
+    /// Checks that there are enough at all.
+    pub(crate) fn new(
+        topology: &'a CpuTopology,
+        available: &CpuSet,
+        needed: usize,
+    ) -> Result<Self, CpuError> {
+        let free = available & &topology.all;
+        if needed > free.len() {
+            return Err(CpuError::NotEnough { requested: needed, available: available.len() });
+        }
+        Ok(Self { topology, free, needed: to_i64(needed), taken: CpuSet::new() })
+    }
+
+    pub(crate) fn done(&self) -> bool {
+        self.needed < 1
+    }
+
+    fn needs(&self, count: usize) -> bool {
+        self.needed >= to_i64(count)
+    }
+
+    /// Takes CPUs. All of them count, also those that were taken before or were not free.
+    pub(crate) fn take(&mut self, cpus: &CpuSet) {
+        self.taken = &self.taken | cpus;
+        self.free = &self.free - &self.taken;
+        self.needed -= to_i64(cpus.len());
+    }
+
+    pub(crate) fn free_in(&self, domain: &Domain) -> usize {
+        shared(&domain.cpus, &self.free)
+    }
+
+    /// Sorts domains by their free CPUs, then by their ids.
+    fn sorted(&self, of: &[Domain], members: impl Iterator<Item = usize>) -> Vec<usize> {
+        let mut members: Vec<(usize, usize)> =
+            members.map(|index| (self.free_in(&of[index]), index)).collect();
+        members.sort_unstable();
+        members.into_iter().map(|(_, index)| index).collect()
+    }
+
+    /// Domains with free CPUs, sorted.
+    fn available(&self, of: &[Domain]) -> Vec<usize> {
+        self.sorted(of, (0..of.len()).filter(|&index| self.free_in(&of[index]) > 0))
+    }
+
+    /// Domains with free CPUs within the given outer ones, sorted within each of these.
+    fn nested(&self, outer: &[Domain], order: &[usize], inner: &[Domain]) -> Vec<usize> {
+        order
+            .iter()
+            .flat_map(|&index| self.sorted(inner, CpuTopology::within(inner, &outer[index], &self.free)))
+            .collect()
+    }
+
+    /// Whether a node has one socket or more, so that nodes come before sockets.
+    fn nodes_first(&self) -> bool {
+        self.topology.sockets.len() >= self.topology.nodes.len()
+    }
+
+    /// Nodes with free CPUs, in the order in which they are tried.
+    pub(crate) fn nodes(&self) -> Vec<usize> {
+        let CpuTopology { nodes, sockets, .. } = self.topology;
+        if self.nodes_first() {
+            self.available(nodes)
+        } else {
+            self.nested(sockets, &self.available(sockets), nodes)
+        }
+    }
+
+    fn sockets(&self) -> Vec<usize> {
+        let CpuTopology { nodes, sockets, .. } = self.topology;
+        if self.nodes_first() {
+            self.nested(nodes, &self.available(nodes), sockets)
+        } else {
+            self.available(sockets)
+        }
+    }
+
+    fn cores(&self) -> Vec<usize> {
+        let CpuTopology { nodes, sockets, cores, .. } = self.topology;
+        if self.nodes_first() {
+            self.nested(sockets, &self.sockets(), cores)
+        } else {
+            self.nested(nodes, &self.nodes(), cores)
+        }
+    }
+
+    fn caches(&self) -> Vec<usize> {
+        let CpuTopology { nodes, caches, .. } = self.topology;
+        self.nested(nodes, &self.nodes(), caches)
+    }
+
+    fn cpus(&self, order: Order) -> Vec<numaward_topology::CpuId> {
+        let (of, domains) = match order {
+            Order::Packed => (&self.topology.cores, self.cores()),
+            Order::Spread => (&self.topology.sockets, self.sockets()),
+        };
+        domains
+            .into_iter()
+            .flat_map(|index| (&of[index].cpus & &self.free).iter().collect::<Vec<_>>())
+            .collect()
+    }
+
+    /// Takes each of the given domains that is free in full and no larger than what is needed.
+    /// `full_size` is what counts as full; without it, the domain's own size.
+    fn take_full(&mut self, of: &[Domain], order: &[usize], full_size: Option<usize>) {
+        let is_full = |&index: &usize| self.free_in(&of[index]) == full_size.unwrap_or(of[index].size);
+        for index in order.iter().copied().filter(is_full).collect::<Vec<_>>() {
+            if self.needs(of[index].size) {
+                self.take(&of[index].cpus);
+            }
+        }
+    }
+
+    fn take_full_nodes(&mut self) {
+        self.take_full(&self.topology.nodes, &self.nodes(), None);
+    }
+
+    fn take_full_sockets(&mut self) {
+        self.take_full(&self.topology.sockets, &self.sockets(), Some(self.topology.cpus_per_socket));
+    }
+
+    fn take_full_cores(&mut self) {
+        self.take_full(&self.topology.cores, &self.cores(), Some(self.topology.cpus_per_core));
+    }
+
+    /// Takes whole caches, and what is left from one cache if a cache has just enough.
+    fn take_caches(&mut self) {
+        for index in self.caches() {
+            if self.needs(self.topology.cpus_per_cache) {
+                self.take_full(&self.topology.caches, &self.caches(), None);
+            }
+            if self.done() {
+                return;
+            }
+            self.take_part_of_cache(&self.topology.caches[index]);
+            if self.done() {
+                return;
+            }
+        }
+    }
+
+    /// Takes the free CPUs of the lowest cores of a cache if they are just as many as needed.
+    fn take_part_of_cache(&mut self, cache: &Domain) {
+        let cores_needed = usize::try_from(self.needed)
+            .ok()
+            .and_then(|needed| needed.checked_div(self.topology.cpus_per_core))
+            .unwrap_or(0);
+        let cores = &self.topology.cores;
+        let part: CpuSet = CpuTopology::within(cores, cache, &self.free)
+            .take(cores_needed)
+            .flat_map(|index| (&cores[index].cpus & &self.free).iter().collect::<Vec<_>>())
+            .collect();
+        if to_i64(part.len()) == self.needed {
+            self.take(&part);
+        }
+    }
+
+    fn take_single(&mut self, order: Order) {
+        for cpu in self.cpus(order) {
+            self.take(&CpuSet::single(cpu));
+            if self.done() {
+                return;
+            }
+        }
+    }
+}
+
+/// Takes `needed` of the available CPUs.
+pub(crate) fn packed(
+    topology: &CpuTopology,
+    available: &CpuSet,
+    needed: usize,
+    packing: Packing,
+) -> Result<CpuSet, CpuError> {
+    let mut accumulator = Accumulator::new(topology, available, needed)?;
+    let steps: [fn(&mut Accumulator<'_>, Packing); 5] = [
+        |a, _| if a.nodes_first() { a.take_full_nodes() } else { a.take_full_sockets() },
+        |a, _| if a.nodes_first() { a.take_full_sockets() } else { a.take_full_nodes() },
+        |a, packing| {
+            if packing.by_cache {
+                a.take_caches();
+            }
+        },
+        |a, packing| {
+            if packing.order == Order::Packed {
+                a.take_full_cores();
+            }
+        },
+        |a, packing| a.take_single(packing.order),
+    ];
+    for step in steps {
+        if accumulator.done() {
+            break;
+        }
+        step(&mut accumulator, packing);
+    }
+    if accumulator.done() { Ok(accumulator.taken) } else { Err(CpuError::Failed) }
+}

@@ -1,0 +1,201 @@
+//! The kubelet's defects, each by name.
+//!
+//! The strategy `kubelet` decides as the kubelet does, faults included, so that whoever moves away from it
+//! gets the same placements. What is a fault is done through an item of this module, or named here, so that
+//! no other strategy inherits it by accident. They are known for Kubernetes v1.32.
+//!
+//! | defect | where |
+//! |---|---|
+//! | memory that nobody can give counts as "no preference" | [`NOTHING_FEASIBLE_IS_NO_PREFERENCE`] |
+//! | a node of a live group can be given to a container alone | [`one_node_skips_the_growth_rule`] |
+//! | after a restart the total of an owner is compared with its first container | [`first_blocks_found`] |
+//! | init containers hand on the largest of their blocks, not their sum | [`largest_init_container`] |
+//! | init containers that ended keep their CPUs | [`INIT_CONTAINERS_KEEP_CPUS`] |
+//! | after a restart, init containers that ended are allocated again | [`INIT_CONTAINERS_ARE_ALLOCATED_AGAIN`] |
+//! | what a rejected owner was given stays until the next admission | [`REJECTED_OWNERS_KEEP_ALLOCATIONS`] |
+//! | a container that has its cores is rejected when no others are free | [`CORES_ARE_COUNTED_BEFORE_LOOKING_AT_WHAT_IS_HELD`] |
+//! | a chosen combination of nodes is overwritten by a later one | [`Combinations`] |
+
+use std::{cell::Cell, ops::ControlFlow, rc::Rc};
+
+use crate::{
+    hint::Mask,
+    ledger::{Block, Ledger},
+    request::Request,
+};
+
+/// A Memory Manager that finds no set of nodes says nothing at all, and the merge takes silence for consent.
+/// The owner is then rejected later, while its memory is allocated, when it has CPUs already.
+///
+/// Upstream: kubernetes #120733, #128708.
+pub const NOTHING_FEASIBLE_IS_NO_PREFERENCE: bool = true;
+
+/// A rejected owner keeps what its first containers were given, until the stale allocations are cleared at
+/// the next admission of anybody.
+///
+/// Upstream: kubernetes #120733.
+pub const REJECTED_OWNERS_KEEP_ALLOCATIONS: bool = true;
+
+/// Nobody knows after a restart which init containers have ended, so they are allocated again; where others
+/// took their memory in the meantime, a running owner is rejected.
+///
+/// Upstream: kubernetes #123971.
+pub const INIT_CONTAINERS_ARE_ALLOCATED_AGAIN: bool = true;
+
+/// With `full-pcpus-only`, whether enough cores are free is checked before whether the container has its
+/// cores already. After a restart on a full machine, running owners are rejected.
+///
+/// Upstream: kubernetes #129078.
+pub const CORES_ARE_COUNTED_BEFORE_LOOKING_AT_WHAT_IS_HELD: bool = true;
+
+/// An allocation on one node is not checked against the growth rule, so it can be taken from a node that
+/// belongs to a live group. The books of that group are wrong from then on: memory is lost for ever, and the
+/// next start may refuse the state.
+///
+/// Reached where the merged affinity is narrower than the memory hints (memory on two nodes, CPUs on one of
+/// them), and where the total of an owner is infeasible but its first container is not.
+///
+/// Upstream: kubernetes #113035, #113130.
+pub(crate) fn one_node_skips_the_growth_rule(mask: Mask) -> bool {
+    mask.count_ones() == 1
+}
+
+/// In pod scope, what an owner holds is taken to be what the first of its containers holds that holds
+/// anything. As this is compared with the total, an owner of several containers has no hints after a restart.
+pub(crate) fn first_blocks_found<'a>(ledger: &'a Ledger, request: &Request) -> Option<&'a [Block]> {
+    request
+        .all_containers()
+        .map(|container| ledger.blocks(&request.owner, &container.name))
+        .find(|blocks| !blocks.is_empty())
+}
+
+/// What several init containers hand on: as much as the largest of them holds, although each may have been
+/// charged in addition to those before it.
+pub(crate) fn largest_init_container(before: u64, bytes: u64) -> u64 {
+    before.max(bytes)
+}
+
+/// The CPUs of init containers stay theirs when the next container starts. Their memory is given back at that
+/// moment; their CPUs only when the owner is gone.
+///
+/// Upstream: kubernetes #112228.
+pub const INIT_CONTAINERS_KEEP_CPUS: bool = true;
+
+/// All combinations of `k` of some items, as the kubelet's iterator hands them out.
+///
+/// It builds a combination by appending to a Go slice, and the caller keeps combinations without copying
+/// them. Appending to a slice that is full makes a larger copy, of twice the capacity; appending to one that
+/// is not full writes into the array that it shares with its siblings. A slice of length d is full where d is
+/// 0, 1, 2, 4, 8, 16 …; so the elements at the indices 3, 5, 6, 7, 9 and so on are overwritten by the
+/// combinations that follow with the same beginning. A combination that was kept as the best one can thus
+/// change afterwards.
+pub(crate) struct Combinations<'a> {
+    items: &'a [usize],
+}
+
+/// A combination: the first elements of an array that others may still write to.
+#[derive(Clone, Debug)]
+pub(crate) struct Combination {
+    array: Rc<[Cell<usize>]>,
+    len: usize,
+}
+
+impl Combination {
+    /// The elements as they are now.
+    pub(crate) fn items(&self) -> impl Iterator<Item = usize> + '_ {
+        self.array.iter().take(self.len).map(Cell::get)
+    }
+
+    /// Appends as Go does.
+    fn append(&self, item: usize) -> Self {
+        let array = if self.len < self.array.len() {
+            Rc::clone(&self.array)
+        } else {
+            let capacity = (2 * self.len).max(1);
+            self.items().chain(std::iter::repeat(0)).take(capacity).map(Cell::new).collect()
+        };
+        if let Some(slot) = array.get(self.len) {
+            slot.set(item);
+        }
+        Self { array, len: self.len + 1 }
+    }
+}
+
+impl<'a> Combinations<'a> {
+    pub(crate) fn of(items: &'a [usize]) -> Self {
+        Self { items }
+    }
+
+    /// Visits the combinations of `k` items, in the order of the items, until told to stop. There are none of
+    /// no items.
+    pub(crate) fn for_each(&self, k: usize, mut visit: impl FnMut(&Combination) -> ControlFlow<()>) {
+        if k > 0 {
+            let empty = Combination { array: Rc::from([]), len: 0 };
+            let _ = self.extend(&empty, 0, k, &mut visit);
+        }
+    }
+
+    fn extend(
+        &self,
+        beginning: &Combination,
+        start: usize,
+        missing: usize,
+        visit: &mut impl FnMut(&Combination) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        if missing == 0 {
+            return visit(beginning);
+        }
+        for index in start..self.items.len().saturating_sub(missing - 1) {
+            self.extend(&beginning.append(self.items[index]), index + 1, missing - 1, visit)?;
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keeps the combination at the given index, and says what it is in the end.
+    fn kept(items: &[usize], k: usize, index: usize) -> Vec<usize> {
+        let mut kept = Vec::new();
+        let mut seen = 0;
+        Combinations::of(items).for_each(k, |combination| {
+            if seen == index {
+                kept.push(combination.clone());
+            }
+            seen += 1;
+            ControlFlow::Continue(())
+        });
+        kept.iter().flat_map(|combination| combination.items().collect::<Vec<_>>()).collect()
+    }
+
+    #[test]
+    fn kept_combinations_change_at_the_indices_that_go_shares() {
+        let items: Vec<usize> = (0..8).collect();
+        for k in [1, 2, 3, 5] {
+            assert_eq!(kept(&items, k, 0), (0..k).collect::<Vec<_>>(), "{k} are safe");
+        }
+        assert_eq!(kept(&items, 4, 0), [0, 1, 2, 7], "the last of four is overwritten");
+        assert_eq!(kept(&items, 6, 0), [0, 1, 2, 3, 4, 7]);
+        assert_eq!(kept(&items, 7, 0), [0, 1, 2, 3, 4, 6, 7], "the last two of seven");
+    }
+
+    #[test]
+    fn combinations_are_all_there_and_can_be_stopped() {
+        let mut seen = Vec::new();
+        Combinations::of(&[4, 5, 6]).for_each(2, |combination| {
+            seen.push(combination.items().collect::<Vec<_>>());
+            ControlFlow::Continue(())
+        });
+        assert_eq!(seen, [[4, 5], [4, 6], [5, 6]]);
+        let mut count = 0;
+        Combinations::of(&[4, 5, 6]).for_each(1, |_| {
+            count += 1;
+            if count == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        assert_eq!(count, 2);
+        Combinations::of(&[]).for_each(1, |_| panic!("there are none"));
+        Combinations::of(&[1]).for_each(0, |_| panic!("there are none of nothing"));
+    }
+}

@@ -1,0 +1,614 @@
+//! The static Memory Manager: memory and hugepages of Guaranteed requests on sets of nodes.
+//!
+//! Terms. The *capacity* of a set of nodes is what could be promised there on an idle machine, its *free*
+//! memory what can be promised now. A node that takes part in a block over several nodes joins them in a
+//! *group*.
+//!
+//! The growth rule. A node serves either blocks of its own or blocks of one group, never both; a group neither
+//! grows nor shrinks. So a set of several nodes can serve a block only if each of its nodes is unused or
+//! belongs to just this set as its group. A node leaves its group with its last block.
+//!
+//! Hints. A set of nodes is a hint if its capacity suffices for every kind, the growth rule allows it, and its
+//! free memory suffices. Those of the least size whose *capacity* suffices are preferred, be there anything
+//! free or not. The same sets are hints for every kind.
+//!
+//! Allocation. The affinity that the merge of hints chose is taken if its free memory suffices; else it is
+//! extended to the best hint that includes it. Nodes are drained in ascending order.
+//!
+//! Init containers. What a regular init container holds is handed on to the containers after it: memory on the
+//! same set of nodes, as much as the largest of them holds. When a later container starts, the init containers
+//! before it give the rest back.
+//!
+//! Invariant: on every node and for every kind `allocatable == promised + free`.
+
+use std::collections::BTreeMap;
+
+use numaward_topology::{Bytes, Machine, NodeId, NodeSet, ZoneKind};
+
+use super::{Affinity, AllocateError, HintProvider, Reusable, Scope, defects};
+use crate::{
+    decision::Shortfall,
+    hint::{HintList, Mask, NodeIndex, Provider, ProviderHints, Resource, for_each_subset, positions},
+    ledger::{Block, KindAccount, Ledger, NodeAccount},
+    policy::{MachineProblem, PolicyConfig, StartProblem},
+    qos::QosClass,
+    quantity::Quantity,
+    request::{ContainerName, ContainerRequest, OwnerId, Request, Resources},
+};
+
+/// Why memory cannot be given. The texts are the kubelet's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// A quantity is spelt as no whole number of bytes.
+    #[error("[memorymanager] failed to represent quantity as int64")]
+    NotInteger {
+        /// The kind of memory.
+        kind: ZoneKind,
+        /// What was requested.
+        quantity: Quantity,
+    },
+    /// No affinity was chosen, and no set of nodes can serve the request.
+    #[error(
+        "[memorymanager] failed to get the default NUMA affinity, no NUMA nodes with enough memory is available"
+    )]
+    NoDefaultHint,
+    /// No affinity was chosen, and the best set of nodes is not a preferred one.
+    #[error("[memorymanager] failed to find the default preferred hint")]
+    DefaultHintNotPreferred {
+        /// The best set.
+        affinity: NodeSet,
+    },
+    /// The chosen affinity is too small, and no set of nodes that includes it can serve the request.
+    #[error("[memorymanager] failed to find NUMA nodes to extend the current topology hint")]
+    NoExtension {
+        /// The chosen affinity.
+        affinity: NodeSet,
+    },
+    /// The chosen affinity is preferred but too small, and the best set that includes it is not preferred.
+    #[error("[memorymanager] failed to find the extended preferred hint")]
+    ExtensionNotPreferred {
+        /// The chosen affinity.
+        affinity: NodeSet,
+        /// The best set that includes it.
+        extension: NodeSet,
+    },
+    /// The growth rule forbids the affinity.
+    #[error("[memorymanager] preferred hint violates NUMA node allocation")]
+    GroupViolation {
+        /// The affinity.
+        affinity: NodeSet,
+        /// The node that belongs elsewhere.
+        node: NodeId,
+        /// Where it belongs.
+        group: NodeSet,
+    },
+}
+
+/// The Memory Manager with policy `Static`.
+#[derive(Clone, Debug)]
+pub(crate) struct StaticMemory {
+    nodes: NodeIndex,
+    /// The accounts of an idle machine.
+    idle: BTreeMap<NodeId, NodeAccount>,
+}
+
+/// The kinds of memory of a request, and how many bytes of each.
+type Requested = BTreeMap<ZoneKind, u64>;
+
+impl StaticMemory {
+    /// Checks the reservations against the machine and opens the accounts.
+    pub(crate) fn new(
+        machine: &Machine,
+        nodes: &NodeIndex,
+        config: &PolicyConfig,
+    ) -> Result<Self, StartProblem> {
+        let mut reserved: BTreeMap<ZoneKind, Quantity> = BTreeMap::new();
+        for reservation in &config.reserved_memory {
+            if !machine.nodes.contains_key(&reservation.numa_node) {
+                return Err(StartProblem::ReservationOnUnknownNode { node: reservation.numa_node });
+            }
+            for (&kind, &quantity) in &reservation.limits {
+                let sum = reserved.entry(kind).or_default();
+                *sum = sum.checked_add(quantity).unwrap_or(quantity);
+            }
+        }
+        if let Some(node_reservation) = &config.node_reservation {
+            let kinds: std::collections::BTreeSet<_> =
+                reserved.keys().chain(node_reservation.keys()).collect();
+            for &kind in kinds {
+                let [sum, expected] =
+                    [&reserved, node_reservation].map(|of| of.get(&kind).copied().unwrap_or_default());
+                if sum != expected {
+                    let [reserved, node_reservation] =
+                        [sum, expected].map(|quantity| Bytes(quantity.units().unwrap_or(u64::MAX)));
+                    return Err(StartProblem::ReservationMismatch { kind, reserved, node_reservation });
+                }
+            }
+        }
+        let by_node = reservations(config)?;
+        if reserved.get(&ZoneKind::Memory).is_none_or(|sum| sum.is_zero()) {
+            return Err(StartProblem::NoMemoryReservation);
+        }
+        let mut idle = BTreeMap::new();
+        for (&id, node) in &machine.nodes {
+            let mut kinds = BTreeMap::new();
+            let mut base = node.memory;
+            for (&size, pool) in &node.hugepages {
+                let total = Bytes(pool.total.saturating_mul(size.0.0));
+                let memory = node.memory;
+                base.0 = base.0.checked_sub(total.0).ok_or(MachineProblem::HugepagesTooLarge {
+                    node: id,
+                    hugepages: hugepages_of(node),
+                    memory,
+                })?;
+                kinds.insert(ZoneKind::Hugepages(size), (total, total));
+            }
+            kinds.insert(ZoneKind::Memory, (node.memory, base));
+            let of_node = by_node.get(&id);
+            if let Some(&kind) =
+                of_node.and_then(|of_node| of_node.keys().find(|kind| !kinds.contains_key(kind)))
+            {
+                return Err(StartProblem::ReservationOfUnknownKind { node: id, kind });
+            }
+            let account = |(kind, (total, available)): (ZoneKind, (Bytes, Bytes))| {
+                let reserved = of_node.and_then(|of_node| of_node.get(&kind)).copied().unwrap_or_default();
+                let too_large = StartProblem::ReservationTooLarge { node: id, kind, reserved, available };
+                let allocatable = Bytes(available.0.checked_sub(reserved.0).ok_or(too_large)?);
+                let account =
+                    KindAccount { total, reserved, allocatable, promised: Bytes(0), free: allocatable };
+                Ok::<_, StartProblem>((kind, account))
+            };
+            let kinds = kinds.into_iter().map(account).collect::<Result<_, _>>()?;
+            idle.insert(id, NodeAccount { assignments: 0, group: NodeSet::single(id), kinds });
+        }
+        Ok(Self { nodes: nodes.clone(), idle })
+    }
+
+    /// The accounts of an idle machine.
+    pub(crate) fn idle(&self) -> &BTreeMap<NodeId, NodeAccount> {
+        &self.idle
+    }
+
+    /// Gives back what containers hold that nobody wants any more.
+    fn remove_stale(ledger: &mut Ledger) {
+        if ledger.notes.restoring {
+            return;
+        }
+        for (owner, container) in ledger.stale() {
+            release(ledger, &owner, &container);
+        }
+    }
+
+    /// What is requested in the given scope. A container's request; or that of the whole owner: what runs
+    /// together, or what an init container needs together with the sidecars before it, whichever is more.
+    fn requested(request: &Request, scope: Scope<'_>) -> Result<Option<Requested>, MemoryError> {
+        let Scope::Owner = scope else {
+            let Scope::Container(container) = scope else { return Ok(None) };
+            return bytes(&container.requests).map(Some);
+        };
+        let (mut init, mut sidecars, mut apps) = (Requested::new(), Requested::new(), Requested::new());
+        // Sums beyond 64 bits cannot be satisfied and are no basis for hints.
+        let add = |sum: &mut u64, amount: u64| sum.checked_add(amount).map(|total| *sum = total);
+        for container in &request.init_containers {
+            for (kind, amount) in bytes(&container.requests)? {
+                let before = sidecars.entry(kind).or_default();
+                if add(before, amount).is_none() {
+                    return Ok(None);
+                }
+                if !container.restartable {
+                    let peak = init.entry(kind).or_default();
+                    *peak = (*peak).max(*before);
+                    *before -= amount;
+                }
+            }
+        }
+        for container in &request.containers {
+            for (kind, amount) in bytes(&container.requests)? {
+                if add(apps.entry(kind).or_default(), amount).is_none() {
+                    return Ok(None);
+                }
+            }
+        }
+        for (kind, running) in &mut apps {
+            if add(running, sidecars.get(kind).copied().unwrap_or(0)).is_none() {
+                return Ok(None);
+            }
+            *running = (*running).max(init.get(kind).copied().unwrap_or(0));
+        }
+        Ok(Some(apps))
+    }
+
+    /// The hints for a request on the ledger as it is.
+    fn calculate(&self, ledger: &Ledger, owner: &OwnerId, requested: &Requested) -> HintList {
+        let view = View::new(self, ledger, owner, requested);
+        let mut least = self.nodes.ids().len();
+        let mut masks = Vec::new();
+        for_each_subset(self.nodes.all(), |mask| {
+            if !view.enough(mask, |kind| &kind.allocatable, |_| 0) {
+                return;
+            }
+            least = least.min(mask.count_ones() as usize);
+            if view.group_allows_hint(mask)
+                && view.enough(mask, |kind| &kind.free, |kind| kind.reusable(mask))
+            {
+                masks.push(mask);
+            }
+        });
+        HintList::new(&self.nodes, masks, u32::try_from(least).unwrap_or(u32::MAX), |_| false)
+    }
+
+    /// The best of some hints: preferred ones first, then smaller ones, then lower ids.
+    fn best(hints: impl Iterator<Item = (Mask, bool)>) -> Option<(Mask, bool)> {
+        hints.min_by_key(|&(mask, preferred)| (!preferred, mask.count_ones(), mask))
+    }
+
+    /// The nodes on which a container gets its memory.
+    fn choose(
+        &self,
+        ledger: &Ledger,
+        owner: &OwnerId,
+        requested: &Requested,
+        affinity: Affinity,
+    ) -> Result<Mask, MemoryError> {
+        let (mut mask, preferred) = if let Some(mask) = affinity.mask {
+            (mask, affinity.preferred)
+        } else {
+            let hints = self.calculate(ledger, owner, requested);
+            let (mask, preferred) = Self::best(hints.masks()).ok_or(MemoryError::NoDefaultHint)?;
+            if affinity.preferred && !preferred {
+                return Err(MemoryError::DefaultHintNotPreferred { affinity: self.nodes.set(mask) });
+            }
+            (mask, preferred)
+        };
+        let view = View::new(self, ledger, owner, requested);
+        if !view.enough(mask, |kind| &kind.free, |_| 0) {
+            let hints = self.calculate(ledger, owner, requested);
+            let including = hints.masks().filter(|(hint, _)| hint & mask == mask);
+            let affinity = || self.nodes.set(mask);
+            let (extension, extension_preferred) =
+                Self::best(including).ok_or_else(|| MemoryError::NoExtension { affinity: affinity() })?;
+            if preferred && !extension_preferred {
+                let extension = self.nodes.set(extension);
+                return Err(MemoryError::ExtensionNotPreferred { affinity: affinity(), extension });
+            }
+            mask = extension;
+        }
+        match view.group_violation(mask) {
+            None => Ok(mask),
+            Some(position) => Err(MemoryError::GroupViolation {
+                affinity: self.nodes.set(mask),
+                node: self.nodes.ids()[position],
+                group: self.nodes.set(view.groups[position]),
+            }),
+        }
+    }
+}
+
+/// The reservations by node and kind.
+fn reservations(config: &PolicyConfig) -> Result<BTreeMap<NodeId, BTreeMap<ZoneKind, Bytes>>, StartProblem> {
+    let mut by_node: BTreeMap<NodeId, BTreeMap<ZoneKind, Bytes>> = BTreeMap::new();
+    for reservation in &config.reserved_memory {
+        let node = reservation.numa_node;
+        for (&kind, &quantity) in &reservation.limits {
+            let bytes =
+                quantity.as_int64().ok_or(StartProblem::ReservationNotInteger { node, kind, quantity })?;
+            by_node.entry(node).or_default().insert(kind, Bytes(bytes));
+        }
+    }
+    Ok(by_node)
+}
+
+fn hugepages_of(node: &numaward_topology::Node) -> Bytes {
+    let sizes = node.hugepages.iter().map(|(size, pool)| pool.total.saturating_mul(size.0.0));
+    Bytes(sizes.fold(0, u64::saturating_add))
+}
+
+/// The bytes of each kind that a container requests.
+fn bytes(resources: &Resources) -> Result<Requested, MemoryError> {
+    let amount = |(&kind, &quantity): (&ZoneKind, &Quantity)| {
+        let bytes = quantity.as_int64().ok_or(MemoryError::NotInteger { kind, quantity })?;
+        Ok((kind, bytes))
+    };
+    resources.memory.iter().map(amount).collect()
+}
+
+/// The accounts as far as one request needs them, by position.
+struct View {
+    kinds: Vec<KindView>,
+    /// Nodes that are in use.
+    assigned: Mask,
+    /// The group of each node.
+    groups: Vec<Mask>,
+}
+
+struct KindView {
+    requested: u64,
+    allocatable: Vec<u64>,
+    free: Vec<u64>,
+    /// What the owner's init containers leave, by set of nodes.
+    reusable: Vec<(Mask, u64)>,
+}
+
+impl KindView {
+    fn reusable(&self, mask: Mask) -> u64 {
+        self.reusable.iter().find(|(nodes, _)| *nodes == mask).map_or(0, |(_, bytes)| *bytes)
+    }
+}
+
+impl View {
+    fn new(memory: &StaticMemory, ledger: &Ledger, owner: &OwnerId, requested: &Requested) -> Self {
+        let accounts: Vec<_> = memory.nodes.ids().iter().map(|id| ledger.nodes.get(id)).collect();
+        let kind_view = |(&kind, &requested): (&ZoneKind, &u64)| {
+            // A size that a node does not have is a size of which it has nothing. (The kubelet crashes.)
+            let column = |value: fn(&KindAccount) -> Bytes| {
+                let of_node = |account: &Option<&NodeAccount>| {
+                    account.and_then(|account| account.kinds.get(&kind)).map_or(0, |account| value(account).0)
+                };
+                accounts.iter().map(of_node).collect()
+            };
+            KindView {
+                requested,
+                allocatable: column(|account| account.allocatable),
+                free: column(|account| account.free),
+                reusable: ledger.notes.reusable.memory_by_set(owner, kind, &memory.nodes),
+            }
+        };
+        let mut assigned = 0;
+        let mut groups = Vec::with_capacity(accounts.len());
+        for (position, account) in accounts.iter().enumerate() {
+            groups.push(account.map_or(1 << position, |account| memory.nodes.mask(&account.group)));
+            if account.is_some_and(|account| account.assignments > 0) {
+                assigned |= 1 << position;
+            }
+        }
+        Self { kinds: requested.iter().map(kind_view).collect(), assigned, groups }
+    }
+
+    /// Whether a set of nodes has enough of every kind.
+    fn enough(
+        &self,
+        mask: Mask,
+        column: impl Fn(&KindView) -> &Vec<u64>,
+        extra: impl Fn(&KindView) -> u64,
+    ) -> bool {
+        self.kinds.iter().all(|kind| {
+            let column = column(kind);
+            // The sum over all nodes fits 64 bits: the machine was checked.
+            let sum: u64 = positions(mask).map(|position| column[position]).sum();
+            sum >= kind.requested || sum.saturating_add(extra(kind)) >= kind.requested
+        })
+    }
+
+    /// Whether the growth rule allows a set of nodes as a hint.
+    fn group_allows_hint(&self, mask: Mask) -> bool {
+        if mask.count_ones() == 1 {
+            return self.groups[mask.trailing_zeros() as usize].count_ones() <= 1;
+        }
+        self.foreign(mask).is_none()
+    }
+
+    /// A node of the set that is in use by another group, if any.
+    fn foreign(&self, mask: Mask) -> Option<usize> {
+        positions(mask & self.assigned).find(|&position| self.groups[position] != mask)
+    }
+
+    /// A node for which the growth rule forbids an allocation on this set of nodes.
+    fn group_violation(&self, mask: Mask) -> Option<usize> {
+        if defects::one_node_skips_the_growth_rule(mask) { None } else { self.foreign(mask) }
+    }
+}
+
+impl HintProvider for StaticMemory {
+    fn provider(&self) -> Provider {
+        Provider::Memory
+    }
+
+    fn hints(&self, ledger: &mut Ledger, request: &Request, scope: Scope<'_>) -> ProviderHints {
+        Self::remove_stale(ledger);
+        if request.qos() != QosClass::Guaranteed {
+            return ProviderHints::NoPreference;
+        }
+        let Ok(Some(requested)) = Self::requested(request, scope) else { return ProviderHints::NoPreference };
+        let held = match scope {
+            Scope::Container(container) => Some(ledger.blocks(&request.owner, &container.name)),
+            Scope::Owner => defects::first_blocks_found(ledger, request),
+        };
+        if let Some(blocks) = held
+            && !blocks.is_empty()
+        {
+            return self.regenerate(blocks, &requested);
+        }
+        let hints = self.calculate(ledger, &request.owner, &requested);
+        if hints.is_empty() || requested.is_empty() {
+            return ProviderHints::NothingFeasible;
+        }
+        let by_kind = requested.keys().map(|&kind| (Resource::Memory(kind), hints.clone()));
+        ProviderHints::ByResource(by_kind.collect())
+    }
+
+    fn allocate(
+        &self,
+        ledger: &mut Ledger,
+        request: &Request,
+        container: &ContainerRequest,
+        affinity: Affinity,
+    ) -> Result<(), AllocateError> {
+        Self::remove_stale(ledger);
+        if request.qos() != QosClass::Guaranteed {
+            return Ok(());
+        }
+        let (owner, name) = (&request.owner, &container.name);
+        let held = ledger.blocks(owner, name);
+        if !held.is_empty() {
+            let held = held.to_vec();
+            ledger.notes.reusable.update_memory(request, name, &held);
+            return Ok(());
+        }
+        let requested = bytes(&container.requests)?;
+        let mask = self.choose(ledger, owner, &requested, affinity)?;
+        let affinity = self.nodes.set(mask);
+        let mut blocks = Vec::with_capacity(requested.len());
+        for (&kind, &bytes) in &requested {
+            let inherited = ledger.notes.reusable.memory(owner, kind, &affinity);
+            self.charge(ledger, (owner, name), kind, mask, bytes.saturating_sub(inherited));
+            blocks.push(Block { kind, affinity: affinity.clone(), bytes: Bytes(bytes) });
+        }
+        ledger.notes.reusable.update_memory(request, name, &blocks);
+        ledger.allocation_mut(owner, name).blocks.clone_from(&blocks);
+        inherit(ledger, request, name, &blocks);
+        ledger.drop_empty(owner, Some(name));
+        Ok(())
+    }
+
+    fn remove(&self, ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
+        release(ledger, owner, container);
+    }
+
+    fn shortfalls(&self, ledger: &Ledger, request: &Request, scope: Scope<'_>) -> Vec<Shortfall> {
+        if request.qos() != QosClass::Guaranteed {
+            return Vec::new();
+        }
+        let Ok(Some(requested)) = Self::requested(request, scope) else { return Vec::new() };
+        let of_kind = |(&kind, &requested): (&ZoneKind, &u64)| {
+            let free =
+                move |account: &NodeAccount| account.kinds.get(&kind).map_or(0, |account| account.free.0);
+            let shortfall = move |(&node, account): (&NodeId, &NodeAccount)| Shortfall {
+                node,
+                resource: Resource::Memory(kind),
+                requested,
+                free: free(account),
+            };
+            ledger.nodes.iter().map(shortfall).collect::<Vec<_>>()
+        };
+        requested.iter().flat_map(of_kind).collect()
+    }
+}
+
+impl StaticMemory {
+    /// The hints for what is already held: just its nodes. Where it is not what is requested, none.
+    fn regenerate(&self, blocks: &[Block], requested: &Requested) -> ProviderHints {
+        if blocks.len() != requested.len() {
+            return ProviderHints::NoPreference;
+        }
+        let mut by_kind = BTreeMap::new();
+        for block in blocks {
+            if requested.get(&block.kind) != Some(&block.bytes.0) {
+                return ProviderHints::NoPreference;
+            }
+            let mask = self.nodes.mask(&block.affinity);
+            let hints = HintList::new(&self.nodes, vec![mask], mask.count_ones(), |_| false);
+            by_kind.insert(Resource::Memory(block.kind), hints);
+        }
+        ProviderHints::ByResource(by_kind.into_iter().collect())
+    }
+
+    /// Charges bytes to a set of nodes, the lowest one first, for a container. Every node counts the block.
+    fn charge(
+        &self,
+        ledger: &mut Ledger,
+        (owner, container): (&OwnerId, &ContainerName),
+        kind: ZoneKind,
+        mask: Mask,
+        mut bytes: u64,
+    ) {
+        let group = self.nodes.set(mask);
+        for node in self.nodes.nodes(mask) {
+            let Some(account) = ledger.nodes.get_mut(&node) else { continue };
+            account.assignments += 1;
+            account.group.clone_from(&group);
+            let Some(account) = account.kinds.get_mut(&kind) else { continue };
+            let share = account.charge(bytes);
+            bytes -= share;
+            ledger.allocation_mut(owner, container).place(kind, node, share);
+        }
+    }
+}
+
+/// Shrinks the blocks of the init containers before a container by what it takes over from them.
+fn inherit(ledger: &mut Ledger, request: &Request, container: &ContainerName, blocks: &[Block]) {
+    for block in blocks {
+        let mut wanted = block.bytes.0;
+        for init in request.init_containers.iter().take_while(|init| &init.name != container) {
+            if init.restartable || ledger.blocks(&request.owner, &init.name).is_empty() {
+                continue;
+            }
+            let allocation = ledger.allocation_mut(&request.owner, &init.name);
+            let mut moved = Vec::new();
+            let same = |held: &&mut Block| held.kind == block.kind && held.affinity == block.affinity;
+            if let Some(held) = allocation.blocks.iter_mut().find(same) {
+                let share = held.bytes.0.min(wanted);
+                held.bytes.0 -= share;
+                wanted -= share;
+                moved = allocation.displace(block.kind, share);
+            }
+            let heir = ledger.allocation_mut(&request.owner, container);
+            for (node, bytes) in moved {
+                heir.place(block.kind, node, bytes);
+            }
+        }
+    }
+}
+
+/// Gives back what a container holds. As the kubelet does not know which node gave how much, the lowest nodes
+/// of each block get their bytes back first.
+pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
+    if ledger.blocks(owner, container).is_empty() {
+        return;
+    }
+    let allocation = ledger.allocation_mut(owner, container);
+    let blocks = std::mem::take(&mut allocation.blocks);
+    allocation.placed.clear();
+    ledger.drop_empty(owner, Some(container));
+    for block in blocks {
+        let mut bytes = block.bytes.0;
+        for node in block.affinity.iter() {
+            let Some(account) = ledger.nodes.get_mut(&node) else { continue };
+            account.assignments = account.assignments.saturating_sub(1);
+            if account.assignments == 0 {
+                account.group = NodeSet::single(node);
+            }
+            if let Some(account) = account.kinds.get_mut(&block.kind) {
+                bytes -= account.refund(bytes);
+            }
+        }
+    }
+}
+
+impl Reusable {
+    /// What the owner's init containers leave on a set of nodes, by set.
+    fn memory_by_set(&self, owner: &OwnerId, kind: ZoneKind, nodes: &NodeIndex) -> Vec<(Mask, u64)> {
+        let Some((_, sets)) = self.memory.as_ref().filter(|(of, _)| of == owner) else { return Vec::new() };
+        sets.iter()
+            .filter_map(|(set, kinds)| kinds.get(&kind).map(|&bytes| (nodes.mask(set), bytes)))
+            .collect()
+    }
+
+    /// What the owner's init containers leave on a set of nodes.
+    fn memory(&self, owner: &OwnerId, kind: ZoneKind, set: &NodeSet) -> u64 {
+        let of_owner = self.memory.as_ref().filter(|(of, _)| of == owner);
+        of_owner.and_then(|(_, sets)| sets.get(set)?.get(&kind)).copied().unwrap_or(0)
+    }
+
+    /// Takes note of what a container holds: an init container's blocks can be handed on, another container
+    /// uses up what was handed on.
+    fn update_memory(&mut self, request: &Request, container: &ContainerName, blocks: &[Block]) {
+        if self.memory.as_ref().is_some_and(|(of, _)| of != &request.owner) {
+            self.memory = None;
+        }
+        if request.is_regular_init(container) {
+            let (_, sets) = self.memory.get_or_insert_with(|| (request.owner.clone(), BTreeMap::new()));
+            for block in blocks {
+                let bytes = sets.entry(block.affinity.clone()).or_default().entry(block.kind).or_default();
+                *bytes = defects::largest_init_container(*bytes, block.bytes.0);
+            }
+        } else if let Some((_, sets)) = &mut self.memory {
+            for block in blocks {
+                if let Some(bytes) =
+                    sets.get_mut(&block.affinity).and_then(|kinds| kinds.get_mut(&block.kind))
+                {
+                    *bytes = bytes.saturating_sub(block.bytes.0);
+                }
+            }
+        }
+    }
+}

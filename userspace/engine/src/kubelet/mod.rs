@@ -1,0 +1,455 @@
+//! The strategy `kubelet`: the decisions of the kubelet's CPU Manager, Memory Manager and Topology Manager, as
+//! of Kubernetes v1.32, bit for bit.
+//!
+//! An admission asks each provider of hints (CPUs, memory) on which sets of nodes it could serve a container, or
+//! in pod scope all containers together; merges the hints into one set of nodes, the *affinity*; and lets each
+//! provider allocate there. Without a topology policy there are no hints, and each provider places as it likes.
+//!
+//! | part | where |
+//! |---|---|
+//! | exclusive CPUs | [`cpu`] |
+//! | memory and hugepages | [`memory`] |
+//! | the merge of hints | [`merge`] |
+//! | taking over the state of an earlier run | [`restore`] |
+//! | what the kubelet gets wrong | [`defects`] |
+//!
+//! The strategy is a pure function of machine, configuration, ledger and request. All sets of nodes are looked
+//! at, 2ⁿ for n nodes; hence [`MAX_NODES`].
+
+pub(crate) mod cpu;
+pub mod defects;
+pub(crate) mod memory;
+pub(crate) mod merge;
+pub(crate) mod numa;
+pub(crate) mod restore;
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use numaward_topology::{Bytes, CpuSet, Machine, NodeId, NodeSet, ZoneKind, set::MAX_ID};
+
+pub use self::{
+    cpu::CpuError,
+    memory::MemoryError,
+    restore::{Checkpoints, Restored},
+};
+use self::{cpu::StaticCpus, memory::StaticMemory, merge::Rule, numa::Distances};
+use crate::{
+    decision::{Cause, Decision, Grant, Rejection, Shortfall},
+    explain::{Explanation, Merge},
+    hint::{Hint, Mask, NodeIndex, Provider, ProviderHints},
+    ledger::Ledger,
+    policy::{
+        Component, MachineProblem, Phase, PolicyConfig, StartError, StartProblem, TopologyOptions,
+        TopologyPolicy, TopologyScope,
+    },
+    request::{ContainerName, ContainerRequest, OwnerId, Request},
+    strategy::Strategy,
+};
+
+/// The most NUMA nodes of a machine. Every set of them is looked at, a million for 20 nodes.
+pub const MAX_NODES: usize = 20;
+
+/// Whom hints are for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Scope<'a> {
+    /// One container.
+    Container(&'a ContainerRequest),
+    /// All containers of an owner together.
+    Owner,
+}
+
+/// What came out of a merge: where to allocate.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Affinity {
+    /// `None`: anywhere.
+    pub(crate) mask: Option<Mask>,
+    pub(crate) preferred: bool,
+}
+
+/// Why a provider could not allocate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AllocateError {
+    /// CPUs.
+    #[error(transparent)]
+    Cpus(#[from] CpuError),
+    /// Memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+/// A source of hints that can also allocate. Each call first gives back what is stale, as the kubelet's
+/// managers do. A further one, for devices, joins by implementing this.
+pub(crate) trait HintProvider: fmt::Debug + Send + Sync {
+    /// Which one it is.
+    fn provider(&self) -> Provider;
+
+    /// On which sets of nodes it could serve a request.
+    fn hints(&self, ledger: &mut Ledger, request: &Request, scope: Scope<'_>) -> ProviderHints;
+
+    /// Serves a container, on the given nodes if possible. On failure it gives nothing.
+    fn allocate(
+        &self,
+        ledger: &mut Ledger,
+        request: &Request,
+        container: &ContainerRequest,
+        affinity: Affinity,
+    ) -> Result<(), AllocateError>;
+
+    /// Gives back what a container holds.
+    fn remove(&self, ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName);
+
+    /// What is requested, and what each node has free of it.
+    fn shortfalls(&self, ledger: &Ledger, request: &Request, scope: Scope<'_>) -> Vec<Shortfall>;
+}
+
+/// What init containers leave to the containers after them, for the owner that was admitted last.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reusable {
+    pub(crate) cpus: Option<(OwnerId, CpuSet)>,
+    pub(crate) memory: Option<(OwnerId, BTreeMap<NodeSet, BTreeMap<ZoneKind, u64>>)>,
+}
+
+/// The strategy `kubelet`.
+#[derive(Debug)]
+pub struct Kubelet {
+    nodes: NodeIndex,
+    topology: TopologyOptions,
+    rule: Rule,
+    cpus: Option<Arc<StaticCpus>>,
+    memory: Option<Arc<StaticMemory>>,
+    /// In the order in which they are asked and allocate.
+    providers: Vec<Arc<dyn HintProvider>>,
+}
+
+/// What the strategy can promise at most.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocatable {
+    /// CPUs that can become exclusive.
+    pub cpus: CpuSet,
+    /// Bytes by node and kind, without zeros.
+    pub memory: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
+}
+
+impl Kubelet {
+    /// Checks a configuration against a machine, in the order in which the kubelet makes its managers.
+    pub fn new(machine: &Machine, config: &PolicyConfig) -> Result<Self, StartError> {
+        let (strategy, mut problems) = Self::check(machine, config);
+        match strategy {
+            Some(strategy) => Ok(strategy),
+            None => Err(problems.swap_remove(0)),
+        }
+    }
+
+    /// Everything that is wrong with a configuration for a machine: at most one fault a component.
+    pub fn problems(machine: &Machine, config: &PolicyConfig) -> Vec<StartError> {
+        Self::check(machine, config).1
+    }
+
+    fn check(machine: &Machine, config: &PolicyConfig) -> (Option<Self>, Vec<StartError>) {
+        let mut problems = Vec::new();
+        let mut refuse =
+            |component, problem| problems.push(StartError { component, phase: Phase::New, problem });
+        if let Err(problem) = check_machine(machine) {
+            refuse(Component::Configuration, problem.into());
+            return (None, problems);
+        }
+        if let Err(problem) = check_reservations(config) {
+            refuse(Component::Configuration, problem);
+        }
+        let nodes = NodeIndex::new(machine.nodes.keys().copied());
+        let topology = TopologyOptions::parse(config, nodes.ids().len()).and_then(|options| {
+            let distances = match options.prefer_closest {
+                true => Some(Arc::new(Distances::new(machine, &nodes)?)),
+                false => None,
+            };
+            Ok((options, distances))
+        });
+        let topology = topology.map_err(|problem| refuse(Component::TopologyManager, problem)).ok();
+        let topology_policy = topology.as_ref().map_or(TopologyPolicy::None, |(options, _)| options.policy);
+        let cpus = match config.cpu_manager_policy.as_str() {
+            "none" if config.cpu_manager_policy_options.is_empty() => Ok(None),
+            "none" => Err(StartProblem::OptionsWithoutPolicy(config.cpu_manager_policy_options.clone())),
+            "static" => StaticCpus::new(machine, &nodes, config, topology_policy).map(Arc::new).map(Some),
+            unknown => Err(StartProblem::UnknownPolicy(unknown.to_owned())),
+        };
+        let cpus = cpus.map_err(|problem| refuse(Component::CpuManager, problem)).ok();
+        let memory = match config.memory_manager_policy.as_str() {
+            "None" => Ok(None),
+            "Static" => StaticMemory::new(machine, &nodes, config).map(Arc::new).map(Some),
+            unknown => Err(StartProblem::UnknownPolicy(unknown.to_owned())),
+        };
+        let memory = memory.map_err(|problem| refuse(Component::MemoryManager, problem)).ok();
+        let strategy = match (topology, cpus, memory) {
+            (Some((topology, distances)), Some(cpus), Some(memory)) if problems.is_empty() => {
+                let mut providers: Vec<Arc<dyn HintProvider>> = Vec::new();
+                providers.extend(cpus.clone().map(|cpus| cpus as Arc<dyn HintProvider>));
+                providers.extend(memory.clone().map(|memory| memory as Arc<dyn HintProvider>));
+                let rule = Rule { policy: topology.policy, distances };
+                Some(Self { nodes, topology, rule, cpus, memory, providers })
+            }
+            _ => None,
+        };
+        (strategy, problems)
+    }
+
+    /// What can be promised at most.
+    pub fn allocatable(&self) -> Allocatable {
+        let mut memory: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>> = BTreeMap::new();
+        for (&node, account) in self.memory.iter().flat_map(|memory| memory.idle()) {
+            for (&kind, account) in account.kinds.iter().filter(|(_, account)| account.allocatable.0 > 0) {
+                memory.entry(kind).or_default().insert(node, account.allocatable);
+            }
+        }
+        Allocatable { cpus: self.cpus.as_ref().map(|cpus| cpus.allocatable()).unwrap_or_default(), memory }
+    }
+
+    /// The name of the CPU policy, as in a checkpoint.
+    pub(crate) fn cpu_policy(&self) -> &'static str {
+        if self.cpus.is_some() { "static" } else { "none" }
+    }
+
+    /// The name of the memory policy, as in a checkpoint.
+    pub(crate) fn memory_policy(&self) -> &'static str {
+        if self.memory.is_some() { "Static" } else { "None" }
+    }
+
+    /// Asks all providers and merges what they say.
+    fn merge(&self, ledger: &mut Ledger, request: &Request, scope: Scope<'_>) -> (Affinity, Merge) {
+        let hints: Vec<(Provider, ProviderHints)> = [Provider::Cpus, Provider::Memory]
+            .into_iter()
+            .map(|name| {
+                let provider = self.providers.iter().find(|provider| provider.provider() == name);
+                let hints = provider
+                    .map_or(ProviderHints::NoPreference, |provider| provider.hints(ledger, request, scope));
+                (name, hints)
+            })
+            .collect();
+        let best = self.rule.merge(self.nodes.all(), &merge::lists(hints.iter().map(|(_, hints)| hints)));
+        let accepted = self.rule.accepts(best);
+        let container = match scope {
+            Scope::Container(container) => Some(container.name.clone()),
+            Scope::Owner => None,
+        };
+        let hint = Hint { affinity: best.mask.map(|mask| self.nodes.set(mask)), preferred: best.preferred };
+        let (rule, nodes) = (self.rule.clone(), self.nodes.clone());
+        let merge = Merge { container, hints, best: hint, accepted, rule, nodes };
+        (Affinity { mask: best.mask, preferred: best.preferred }, merge)
+    }
+
+    fn allocate(
+        &self,
+        ledger: &mut Ledger,
+        request: &Request,
+        container: &ContainerRequest,
+        affinity: Affinity,
+    ) -> Result<(), Cause> {
+        let name = &container.name;
+        if ledger.notes.restoring
+            && !defects::INIT_CONTAINERS_ARE_ALLOCATED_AGAIN
+            && request.is_regular_init(name)
+            && ledger.allocation(&request.owner, name).is_none()
+        {
+            return Ok(());
+        }
+        for provider in &self.providers {
+            provider.allocate(ledger, request, container, affinity)?;
+        }
+        Ok(())
+    }
+
+    /// Admits a request as far as it goes. A failure says at which container, unless for all together.
+    fn attempt(
+        &self,
+        ledger: &mut Ledger,
+        request: &Request,
+        merges: &mut Vec<Merge>,
+    ) -> Result<(), (Option<ContainerName>, Cause)> {
+        let mut merged = |ledger: &mut Ledger, scope: Scope<'_>| {
+            let (affinity, merge) = self.merge(ledger, request, scope);
+            let failed_at = merge.container.clone();
+            let accepted = merge.accepted;
+            merges.push(merge);
+            if accepted { Ok(affinity) } else { Err((failed_at, Cause::Topology)) }
+        };
+        let anywhere = Affinity { mask: None, preferred: false };
+        let for_all = match (self.topology.policy, self.topology.scope) {
+            (TopologyPolicy::None, _) => Some(anywhere),
+            (_, TopologyScope::Pod) => Some(merged(ledger, Scope::Owner)?),
+            (_, TopologyScope::Container) => None,
+        };
+        for container in request.all_containers() {
+            let affinity = match for_all {
+                Some(affinity) => affinity,
+                None => merged(ledger, Scope::Container(container))?,
+            };
+            self.allocate(ledger, request, container, affinity)
+                .map_err(|cause| (Some(container.name.clone()), cause))?;
+        }
+        Ok(())
+    }
+
+    fn rejection(
+        &self,
+        ledger: &Ledger,
+        request: &Request,
+        (container, cause): (Option<ContainerName>, Cause),
+    ) -> Rejection {
+        let failed = container.as_ref().and_then(|name| request.all_containers().find(|c| &c.name == name));
+        let scope = failed.map_or(Scope::Owner, Scope::Container);
+        let shortfalls =
+            self.providers.iter().flat_map(|provider| provider.shortfalls(ledger, request, scope)).collect();
+        Rejection {
+            owner: request.owner.clone(),
+            container,
+            reason: cause.reason(),
+            message: cause.message(),
+            cause,
+            shortfalls,
+        }
+    }
+}
+
+impl Strategy for Kubelet {
+    fn admit(&self, ledger: &Ledger, request: &Request) -> Decision {
+        if let Err(cause) = check_request(request) {
+            let rejection = Rejection {
+                owner: request.owner.clone(),
+                container: None,
+                reason: cause.reason(),
+                message: cause.message(),
+                cause,
+                shortfalls: Vec::new(),
+            };
+            let explanation = Explanation::default();
+            return Decision { outcome: Err(Box::new(rejection)), explanation, ledger: ledger.clone() };
+        }
+        let mut next = ledger.clone();
+        next.owner_mut(&request.owner).request = Some(Arc::new(request.clone()));
+        let mut merges = Vec::new();
+        let attempt = self.attempt(&mut next, request, &mut merges);
+        let outcome = match attempt {
+            Ok(()) => {
+                let grant = |container: &ContainerRequest| Grant {
+                    container: container.name.clone(),
+                    allocation: next.allocation(&request.owner, &container.name).cloned().unwrap_or_default(),
+                };
+                Ok(request.all_containers().map(grant).collect())
+            }
+            Err(failure) => {
+                let rejection = self.rejection(&next, request, failure);
+                if !defects::REJECTED_OWNERS_KEEP_ALLOCATIONS {
+                    next = ledger.clone();
+                }
+                forget(&mut next, &request.owner);
+                Err(Box::new(rejection))
+            }
+        };
+        Decision { outcome, explanation: Explanation { merges }, ledger: next }
+    }
+
+    fn started(&self, ledger: &Ledger, owner: &OwnerId, container: &ContainerName) -> Ledger {
+        let mut next = ledger.clone();
+        let Some(request) = next.owner(owner).and_then(|account| account.request.clone()) else {
+            return next;
+        };
+        if !request.has_container(container) {
+            return next;
+        }
+        next.owner_mut(owner).started.insert(container.clone());
+        for init in request.init_containers.iter().take_while(|init| &init.name != container) {
+            if init.restartable {
+                continue;
+            }
+            memory::release(&mut next, owner, &init.name);
+            if !defects::INIT_CONTAINERS_KEEP_CPUS {
+                cpu::release(&mut next, owner, &init.name);
+            }
+        }
+        next
+    }
+
+    fn removed(&self, ledger: &Ledger, owner: &OwnerId) -> Ledger {
+        let mut next = ledger.clone();
+        let Some(account) = next.owner(owner) else { return next };
+        let started = account.started.clone();
+        for container in &started {
+            for provider in &self.providers {
+                provider.remove(&mut next, owner, container);
+            }
+        }
+        forget(&mut next, owner);
+        next
+    }
+}
+
+/// Nobody wants this owner any more. What it still holds is stale.
+fn forget(ledger: &mut Ledger, owner: &OwnerId) {
+    if ledger.owner(owner).is_some() {
+        let account = ledger.owner_mut(owner);
+        account.request = None;
+        account.started.clear();
+        ledger.drop_empty(owner, None);
+    }
+}
+
+fn check_request(request: &Request) -> Result<(), Cause> {
+    if request.containers.is_empty() {
+        return Err(Cause::NoContainers);
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    match request.all_containers().find(|container| !seen.insert(&container.name)) {
+        Some(container) => Err(Cause::DuplicateContainer(container.name.to_string())),
+        None => Ok(()),
+    }
+}
+
+/// What the arithmetic relies on.
+fn check_machine(machine: &Machine) -> Result<(), MachineProblem> {
+    let nodes = machine.nodes.len();
+    if nodes == 0 {
+        return Err(MachineProblem::NoNodes);
+    }
+    if nodes > MAX_NODES {
+        return Err(MachineProblem::TooManyNodes { nodes, limit: MAX_NODES });
+    }
+    let mut memory = 0u64;
+    let mut hugepages: BTreeMap<_, u64> = BTreeMap::new();
+    for (&node, data) in &machine.nodes {
+        if node.0 > MAX_ID {
+            return Err(MachineProblem::IdTooLarge { what: "NUMA node", id: node.0 });
+        }
+        let too_large = MachineProblem::MemoryTooLarge { node };
+        memory = memory.checked_add(data.memory.0).ok_or(too_large)?;
+        for (&size, pool) in &data.hugepages {
+            let sum = hugepages.entry(size).or_default();
+            *sum =
+                pool.total.checked_mul(size.0.0).and_then(|pool| sum.checked_add(pool)).ok_or(too_large)?;
+        }
+    }
+    for (&cpu, data) in &machine.cpus {
+        if cpu.0 > MAX_ID {
+            return Err(MachineProblem::IdTooLarge { what: "CPU", id: cpu.0 });
+        }
+        if !machine.nodes.contains_key(&data.node) {
+            return Err(MachineProblem::CpuOnUnknownNode { cpu, node: data.node });
+        }
+    }
+    Ok(())
+}
+
+/// What the kubelet checks of reservations before it makes its managers.
+fn check_reservations(config: &PolicyConfig) -> Result<(), StartProblem> {
+    let mut seen = BTreeMap::new();
+    for reservation in &config.reserved_memory {
+        let node = reservation.numa_node;
+        for (&kind, &quantity) in &reservation.limits {
+            if quantity.is_zero() {
+                return Err(StartProblem::ZeroReservation { node, kind });
+            }
+            if let Some(first) = seen.insert((node, kind), quantity) {
+                return Err(StartProblem::DuplicateReservation { node, kind, first, second: quantity });
+            }
+        }
+    }
+    Ok(())
+}

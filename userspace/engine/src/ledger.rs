@@ -1,0 +1,262 @@
+//! The ledger: who holds what. All allocations, and per node and kind of memory what is promised and free.
+//!
+//! A ledger is a value. A strategy reads one and gives back its successor; nothing here does I/O. It is cheap
+//! to clone: the accounts of owners are shared until they change.
+//!
+//! Terms: an *owner* is a pod, or a workload outside Kubernetes; it is *active* while somebody wants it to
+//! run. A *block* promises memory on a set of nodes; a *group* is what a block over several nodes joins.
+//!
+//! The ledger keeps two books of memory. [`Allocation::blocks`] says what was promised on which set of nodes;
+//! this is all that the kubelet knows. [`Allocation::placed`] says in addition how many bytes were charged to
+//! which node for this container.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    kubelet::Reusable,
+    request::{ContainerName, OwnerId, Request},
+};
+
+/// Memory promised on a set of nodes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Block {
+    /// The kind of memory.
+    pub kind: ZoneKind,
+    /// The nodes on which it is promised.
+    pub affinity: NodeSet,
+    /// How much, over all these nodes.
+    pub bytes: Bytes,
+}
+
+/// What one container holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Allocation {
+    /// CPUs that only this container may use. Without any, it runs on the shared pool.
+    pub cpus: Option<CpuSet>,
+    /// Memory promised to it, at most one block a kind.
+    pub blocks: Vec<Block>,
+    /// The bytes charged to each node for it, by kind. Zeros are left out.
+    pub placed: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
+}
+
+impl Allocation {
+    /// Whether nothing is held.
+    pub fn is_empty(&self) -> bool {
+        self.cpus.is_none() && self.blocks.is_empty()
+    }
+
+    /// The nodes on which memory is promised (`cpuset.mems`); empty if none is.
+    pub fn memory_nodes(&self) -> NodeSet {
+        self.blocks.iter().flat_map(|block| block.affinity.iter()).collect()
+    }
+
+    /// Adds to the bytes charged to a node.
+    pub(crate) fn place(&mut self, kind: ZoneKind, node: NodeId, bytes: u64) {
+        if bytes > 0 {
+            let placed = self.placed.entry(kind).or_default().entry(node).or_default();
+            placed.0 = placed.0.saturating_add(bytes);
+        }
+    }
+
+    /// Takes up to `bytes` charged bytes of a kind away, lowest node first, and says from where.
+    pub(crate) fn displace(&mut self, kind: ZoneKind, mut bytes: u64) -> Vec<(NodeId, u64)> {
+        let mut taken = Vec::new();
+        if let Some(nodes) = self.placed.get_mut(&kind) {
+            for (&node, placed) in nodes.iter_mut() {
+                let share = placed.0.min(bytes);
+                placed.0 -= share;
+                bytes -= share;
+                if share > 0 {
+                    taken.push((node, share));
+                }
+            }
+            nodes.retain(|_, placed| placed.0 > 0);
+            if nodes.is_empty() {
+                self.placed.remove(&kind);
+            }
+        }
+        taken
+    }
+}
+
+/// The account of one kind of memory on one node, in bytes.
+///
+/// `allocatable == promised + free` always holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KindAccount {
+    /// All there is (`MemTotal` of the node, pages in hugepage pools included; or the pool).
+    pub total: Bytes,
+    /// Kept for the system.
+    pub reserved: Bytes,
+    /// What can be promised: the total without the reservation, for base pages also without hugepage pools.
+    pub allocatable: Bytes,
+    /// What is promised.
+    pub promised: Bytes,
+    /// What can still be promised.
+    pub free: Bytes,
+}
+
+impl KindAccount {
+    /// Promises up to `bytes` and says how much it was.
+    pub(crate) fn charge(&mut self, bytes: u64) -> u64 {
+        let share = self.free.0.min(bytes);
+        self.free.0 -= share;
+        self.promised.0 += share;
+        share
+    }
+
+    /// Gives up to `bytes` of what is promised back and says how much it was.
+    pub(crate) fn refund(&mut self, bytes: u64) -> u64 {
+        let share = self.promised.0.min(bytes);
+        self.promised.0 -= share;
+        self.free.0 += share;
+        share
+    }
+}
+
+/// The account of one node's memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeAccount {
+    /// Blocks that name this node; one a block, whatever its size.
+    pub assignments: u64,
+    /// The nodes that share blocks with this one, itself included (the kubelet's `cells`).
+    pub group: NodeSet,
+    /// By kind of memory.
+    pub kinds: BTreeMap<ZoneKind, KindAccount>,
+}
+
+/// The account of one owner.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnerAccount {
+    /// What it asked for, while it is active. Without it the account is stale: nobody wants it any more.
+    pub request: Option<Arc<Request>>,
+    /// Containers that have been started.
+    pub started: BTreeSet<ContainerName>,
+    /// What its containers hold. Containers that hold nothing are left out.
+    pub containers: BTreeMap<ContainerName, Allocation>,
+}
+
+/// All promises, and what is left to promise. Compared by promises alone: the strategy's short-lived notes
+/// (which are lost in a restart) do not count.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Ledger {
+    /// Memory by node. Empty where memory is not managed.
+    pub nodes: BTreeMap<NodeId, NodeAccount>,
+    /// CPUs that are exclusive to nobody. Empty where CPUs are not managed.
+    pub shared_pool: CpuSet,
+    owners: BTreeMap<OwnerId, Arc<OwnerAccount>>,
+    #[serde(skip)]
+    pub(crate) notes: Notes,
+}
+
+/// What a strategy remembers between decisions, but not over a restart.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Notes {
+    /// Owners are being admitted again after a restart: what nobody asked for yet is not stale.
+    pub(crate) restoring: bool,
+    /// What the init containers of the owner admitted last leave to its later containers.
+    pub(crate) reusable: Reusable,
+}
+
+impl PartialEq for Ledger {
+    fn eq(&self, other: &Self) -> bool {
+        self.nodes == other.nodes && self.shared_pool == other.shared_pool && self.owners == other.owners
+    }
+}
+
+impl Eq for Ledger {}
+
+impl Ledger {
+    /// The accounts of all owners.
+    pub fn owners(&self) -> impl Iterator<Item = (&OwnerId, &OwnerAccount)> {
+        self.owners.iter().map(|(owner, account)| (owner, account.as_ref()))
+    }
+
+    /// The account of an owner.
+    pub fn owner(&self, owner: &OwnerId) -> Option<&OwnerAccount> {
+        self.owners.get(owner).map(Arc::as_ref)
+    }
+
+    /// What every container holds, in the order of names.
+    pub fn allocations(&self) -> impl Iterator<Item = (&OwnerId, &ContainerName, &Allocation)> {
+        self.owners.iter().flat_map(|(owner, account)| {
+            account.containers.iter().map(move |(container, allocation)| (owner, container, allocation))
+        })
+    }
+
+    /// What a container holds, if anything.
+    pub fn allocation(&self, owner: &OwnerId, container: &ContainerName) -> Option<&Allocation> {
+        self.owners.get(owner)?.containers.get(container)
+    }
+
+    /// The CPUs on which a container may run: its own, else the shared pool.
+    pub fn cpus_of(&self, owner: &OwnerId, container: &ContainerName) -> &CpuSet {
+        self.allocation(owner, container)
+            .and_then(|allocation| allocation.cpus.as_ref())
+            .unwrap_or(&self.shared_pool)
+    }
+
+    /// Takes note that a container of an active owner runs since before a restart.
+    pub fn set_started(&mut self, owner: &OwnerId, container: &ContainerName) {
+        if self.owner(owner).is_some_and(|account| account.request.is_some()) {
+            self.owner_mut(owner).started.insert(container.clone());
+        }
+    }
+
+    /// The exclusive CPUs of a container.
+    pub(crate) fn exclusive_cpus(&self, owner: &OwnerId, container: &ContainerName) -> Option<&CpuSet> {
+        self.allocation(owner, container)?.cpus.as_ref()
+    }
+
+    /// The blocks of a container; none if it holds no memory.
+    pub(crate) fn blocks(&self, owner: &OwnerId, container: &ContainerName) -> &[Block] {
+        self.allocation(owner, container).map_or(&[], |allocation| &allocation.blocks)
+    }
+
+    /// The account of an owner, made if there is none.
+    pub(crate) fn owner_mut(&mut self, owner: &OwnerId) -> &mut OwnerAccount {
+        Arc::make_mut(self.owners.entry(owner.clone()).or_default())
+    }
+
+    /// What a container holds, made if it holds nothing. To be followed by [`Self::drop_empty`] if it may
+    /// still hold nothing afterwards.
+    pub(crate) fn allocation_mut(&mut self, owner: &OwnerId, container: &ContainerName) -> &mut Allocation {
+        self.owner_mut(owner).containers.entry(container.clone()).or_default()
+    }
+
+    /// Forgets a container that holds nothing, and an owner that is stale and holds nothing.
+    pub(crate) fn drop_empty(&mut self, owner: &OwnerId, container: Option<&ContainerName>) {
+        let Some(account) = self.owners.get_mut(owner) else { return };
+        if let Some(container) = container
+            && account.containers.get(container).is_some_and(Allocation::is_empty)
+        {
+            Arc::make_mut(account).containers.remove(container);
+        }
+        if account.request.is_none() && account.containers.is_empty() {
+            self.owners.remove(owner);
+        }
+    }
+
+    /// Containers that hold something although no active owner has them.
+    pub(crate) fn stale(&self) -> Vec<(OwnerId, ContainerName)> {
+        let is_stale = |account: &OwnerAccount, container: &ContainerName| {
+            !account.request.as_ref().is_some_and(|request| request.has_container(container))
+        };
+        self.owners
+            .iter()
+            .flat_map(|(owner, account)| {
+                account
+                    .containers
+                    .keys()
+                    .filter(|container| is_stale(account, container))
+                    .map(|container| (owner.clone(), container.clone()))
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,133 @@
+//! The quality-of-service class of a request, as Kubernetes derives it.
+//!
+//! *Guaranteed*: every container has limits of CPU and memory, and over all containers requests and limits
+//! add up to the same. *BestEffort*: nothing is set. *Burstable*: everything else. Only Guaranteed requests
+//! are given exclusive CPUs or memory on nodes by the kubelet.
+//!
+//! Amounts of zero count as not set, and hugepages do not count at all.
+//!
+//! Source: `ComputePodQOS` in k8s.io/kubernetes, package `apis/core/v1/helper/qos`.
+
+use std::fmt;
+
+use numaward_topology::ZoneKind;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    quantity::Quantity,
+    request::{Request, Resources},
+};
+
+/// A quality-of-service class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum QosClass {
+    /// Limits are promised in full.
+    Guaranteed,
+    /// Something is promised or limited.
+    Burstable,
+    /// Nothing is promised.
+    BestEffort,
+}
+
+impl fmt::Display for QosClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Guaranteed => "Guaranteed",
+            Self::Burstable => "Burstable",
+            Self::BestEffort => "BestEffort",
+        })
+    }
+}
+
+/// CPU and memory, where set and not zero: the resources that decide the class.
+fn deciding(resources: &Resources) -> [Option<Quantity>; 2] {
+    [resources.cpu, resources.memory.get(&ZoneKind::Memory).copied()]
+        .map(|amount| amount.filter(|amount| !amount.is_zero()))
+}
+
+/// Adds to a sum; `false` where the sum does not fit any more.
+fn add(sum: &mut Option<Quantity>, amount: Option<Quantity>) -> bool {
+    let Some(amount) = amount else { return true };
+    let total = sum.unwrap_or_default().checked_add(amount);
+    *sum = Some(total.unwrap_or(amount));
+    total.is_some()
+}
+
+/// The class of a request.
+pub fn class_of(request: &Request) -> QosClass {
+    let (mut requested, mut limited) = ([None; 2], [None; 2]);
+    let mut guaranteed = true;
+    for container in request.all_containers() {
+        let requests = deciding(&container.requests);
+        let limits = deciding(&container.limits);
+        guaranteed &= limits.iter().all(Option::is_some);
+        for index in 0..2 {
+            // Sums beyond all bounds cannot be compared; no such request can be guaranteed.
+            guaranteed &= add(&mut requested[index], requests[index]);
+            guaranteed &= add(&mut limited[index], limits[index]);
+        }
+    }
+    if requested.iter().chain(&limited).all(Option::is_none) {
+        QosClass::BestEffort
+    } else if guaranteed && requested == limited {
+        QosClass::Guaranteed
+    } else {
+        QosClass::Burstable
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::ContainerRequest;
+
+    fn resources(cpu: &str, memory: &str) -> Resources {
+        let mut resources = Resources::none();
+        if !cpu.is_empty() {
+            resources = resources.with_cpu(cpu.parse().unwrap());
+        }
+        if !memory.is_empty() {
+            resources = resources.with_memory(memory.parse().unwrap());
+        }
+        resources
+    }
+
+    #[test]
+    fn classes() {
+        let cases: &[(&[[&str; 4]], QosClass)] = &[
+            (&[["1", "1Gi", "1", "1Gi"]], QosClass::Guaranteed),
+            (&[["1", "1Gi", "1000m", "1024Mi"]], QosClass::Guaranteed),
+            (&[["1", "1Gi", "1", "2Gi"]], QosClass::Burstable),
+            (&[["1", "1Gi", "1", ""]], QosClass::Burstable),
+            (&[["", "", "1", "1Gi"]], QosClass::Burstable),
+            (&[["", "", "", ""]], QosClass::BestEffort),
+            (&[["0", "0", "0", "0"]], QosClass::BestEffort),
+            (&[["1", "1Gi", "1", "1Gi"], ["", "", "", ""]], QosClass::Burstable),
+            (&[["1", "1Gi", "1", "1Gi"], ["2", "1Gi", "2", "1Gi"]], QosClass::Guaranteed),
+            (&[], QosClass::BestEffort),
+        ];
+        for (containers, class) in cases {
+            let containers =
+                containers.iter().enumerate().map(|(index, [cpu, memory, max_cpu, max_memory])| {
+                    ContainerRequest {
+                        name: format!("c{index}").into(),
+                        restartable: false,
+                        requests: resources(cpu, memory),
+                        limits: resources(max_cpu, max_memory),
+                    }
+                });
+            let request =
+                Request { owner: "p".into(), init_containers: vec![], containers: containers.collect() };
+            assert_eq!(request.qos(), *class, "{request:?}");
+        }
+    }
+
+    #[test]
+    fn init_containers_count() {
+        let full = ContainerRequest::guaranteed("c", resources("1", "1Gi"));
+        let mut init = full.clone();
+        init.limits = Resources::none();
+        let request = Request { owner: "p".into(), init_containers: vec![init], containers: vec![full] };
+        assert_eq!(request.qos(), QosClass::Burstable);
+    }
+}
