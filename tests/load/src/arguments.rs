@@ -1,0 +1,145 @@
+//! The command line.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::builder::TypedValueParser as _;
+use clap::{Parser, ValueEnum};
+use numaward_topology::CpuSet;
+use serde::Serialize;
+
+use crate::policy::Policy;
+
+/// Touches memory from given CPUs under a given memory policy, says where it went, and holds it
+#[derive(Parser)]
+#[command(name = "numaward-load", version)]
+pub(crate) struct Arguments {
+    /// CPUs to touch from, such as 0-1,4: thread after thread is bound to one of them
+    #[arg(long, value_name = "LIST")]
+    pub(crate) cpus: Option<CpuSet>,
+    /// Threads, each with an equal share of the memory [default: one per CPU, else 1]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024).map(usize::from))]
+    pub(crate) threads: Option<usize>,
+    /// default, bind:NODES, preferred:NODE or interleave:NODES
+    #[arg(long, default_value = "default")]
+    pub(crate) policy: Policy,
+    /// Bytes to touch, such as 64M
+    #[arg(long, default_value = "64M", value_parser = size)]
+    pub(crate) size: u64,
+    /// What the memory is
+    #[arg(long, value_enum, default_value_t = Kind::Anon)]
+    pub(crate) kind: Kind,
+    /// With --kind hugetlb, the size of a page: 2M or 1G
+    #[arg(long, value_name = "SIZE", default_value = "2M", value_parser = huge_page)]
+    pub(crate) huge_page: u64,
+    /// The file that --kind file makes, and removes at its end; its file system must support mmap
+    #[arg(long, required_if_eq("kind", "file"))]
+    pub(crate) path: Option<PathBuf>,
+    /// Keeps writing to every page in turn while holding
+    #[arg(long)]
+    pub(crate) walk: bool,
+    /// Ends after so many seconds [default: at SIGTERM or SIGINT]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) hold: Option<f64>,
+    /// The folder of a cgroup to enter before anything is touched
+    #[arg(long, value_name = "PATH")]
+    pub(crate) cgroup: Option<PathBuf>,
+    /// How to say where the pages are
+    #[arg(long, value_enum, default_value_t = Report::Text)]
+    pub(crate) report: Report,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// Private anonymous base pages
+    Anon,
+    /// Private anonymous memory in transparent huge pages
+    Thp,
+    /// Hugepages from the pool
+    Hugetlb,
+    /// Shared memory (a memfd)
+    Tmpfs,
+    /// Page cache of a file
+    File,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Anon => "anon",
+            Self::Thp => "thp",
+            Self::Hugetlb => "hugetlb",
+            Self::Tmpfs => "tmpfs",
+            Self::File => "file",
+        })
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Report {
+    Text,
+    Json,
+}
+
+/// `4096`, `64K`, `64M`, `2G`, not zero.
+fn size(text: &str) -> Result<u64, String> {
+    let split = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let shift = match unit {
+        "" => Some(0),
+        "K" => Some(10),
+        "M" => Some(20),
+        "G" => Some(30),
+        _ => None,
+    };
+    let bytes = shift.and_then(|shift| number.parse::<u64>().ok()?.checked_mul(1 << shift));
+    bytes.filter(|&bytes| bytes > 0).ok_or_else(|| "give a size such as 64M or 2G".to_owned())
+}
+
+fn huge_page(text: &str) -> Result<u64, String> {
+    match text {
+        "2M" => Ok(2 << 20),
+        "1G" => Ok(1 << 30),
+        _ => Err("hugepages are 2M or 1G".to_owned()),
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| seconds.is_finite() && *seconds >= 0.0);
+    seconds.ok_or_else(|| "give a number of seconds".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn reads_sizes_and_seconds() {
+        let table =
+            [("4096", Some(4096)), ("64K", Some(65536)), ("64M", Some(64 << 20)), ("2G", Some(2 << 30))];
+        for (text, bytes) in table {
+            assert_eq!(size(text).ok(), bytes, "{text}");
+        }
+        for wrong in ["", "0", "M", "1T", "-1", "1.5M", "99999999999999999999", "18446744073709551615G"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(seconds("1.5"), Ok(1.5));
+        for wrong in ["", "-1", "inf", "NaN", "x"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_file_needs_its_path() {
+        let error = Arguments::try_parse_from(["numaward-load", "--kind", "file"]).err().unwrap().to_string();
+        assert!(error.contains("--path"), "{error}");
+    }
+}

@@ -1,0 +1,337 @@
+//! The memory itself: mapping, touching, walking, and asking for its nodes.
+
+use std::ffi::c_void;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+use crate::arguments::{Arguments, Kind};
+use crate::error::Error;
+
+/// Bytes of a base page; the load is made for x86-64 machines.
+pub(crate) const PAGE: usize = 4096;
+const TRANSPARENT_HUGE_PAGE: usize = 2 << 20;
+const TRANSPARENT_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+/// Pages per question to the kernel: enough to be quick, few enough for small buffers.
+const QUESTION: usize = 512;
+/// Pages between two looks at whether a walk is over.
+const WALK_CHUNK: usize = 256;
+
+/// A mapping of at least the size asked for, none of it touched.
+pub(crate) struct Memory {
+    mapping: *mut c_void,
+    mapped: usize,
+    /// The aligned part that is used.
+    start: *mut u8,
+    size: usize,
+    /// What one touch brings in.
+    step: usize,
+    /// Whether a touch may fail by a signal (hugepages or file space run out), so that it is to be asked for.
+    ask: bool,
+    /// To be removed at the end.
+    path: Option<PathBuf>,
+}
+
+// SAFETY: the pointers are the mapping's, which lives as long as this value; its bytes are only accessed as atomics.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub(crate) fn map(arguments: &Arguments) -> Result<Self, Error> {
+        let step = match arguments.kind {
+            Kind::Hugetlb => usize::try_from(arguments.huge_page).unwrap_or(usize::MAX),
+            _ => PAGE,
+        };
+        let unaligned = || Error::Unaligned { size: arguments.size, page: step as u64 };
+        let size = usize::try_from(arguments.size).map_err(|_| unaligned())?;
+        if !size.is_multiple_of(step) {
+            return Err(unaligned());
+        }
+        let alignment = if arguments.kind == Kind::Thp { TRANSPARENT_HUGE_PAGE } else { step };
+        // Room to align within.
+        let mapped = size.checked_add(alignment - step).ok_or_else(unaligned)?;
+        let (file, path) = match arguments.kind {
+            Kind::Anon | Kind::Thp | Kind::Hugetlb => (None, None),
+            Kind::Tmpfs => (Some(memfd(arguments.size)?), None),
+            Kind::File => {
+                let path = arguments.path.clone().unwrap_or_default();
+                (Some(create(&path, arguments.size)?), Some(path))
+            }
+        };
+        let flags = match (arguments.kind, arguments.huge_page) {
+            (Kind::Hugetlb, 0x4000_0000) => MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_1GB,
+            (Kind::Hugetlb, _) => MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB,
+            (Kind::Anon | Kind::Thp, _) => MapFlags::PRIVATE | MapFlags::NORESERVE,
+            (Kind::Tmpfs | Kind::File, _) => MapFlags::SHARED,
+        };
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let result = match &file {
+            // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+            Some(file) => unsafe { mmap(ptr::null_mut(), mapped, protection, flags, file, 0) },
+            // SAFETY: as above.
+            None => unsafe { mmap_anonymous(ptr::null_mut(), mapped, protection, flags) },
+        };
+        let hint = if arguments.kind == Kind::Hugetlb {
+            " (not enough free hugepages of this size: see /sys/kernel/mm/hugepages)"
+        } else {
+            ""
+        };
+        let mapping =
+            result.map_err(|errno| Error::Map { size: arguments.size, source: errno.into(), hint })?;
+        let mut memory = Self {
+            mapping,
+            mapped,
+            start: mapping.cast(),
+            size,
+            step,
+            ask: !matches!(arguments.kind, Kind::Anon | Kind::Thp),
+            path,
+        };
+        let skip = memory.start.align_offset(alignment);
+        memory.start = memory.start.wrapping_add(skip);
+        memory.advise(arguments.kind)?;
+        Ok(memory)
+    }
+
+    /// Says whether huge pages are wanted, so that the system's default does not matter.
+    fn advise(&self, kind: Kind) -> Result<(), Error> {
+        let advice = match kind {
+            Kind::Thp => {
+                let path = Path::new(TRANSPARENT_ENABLED);
+                let value = fs::read_to_string(path).map_err(Error::file(path))?;
+                if value.contains("[never]") {
+                    return Err(Error::TransparentOff {
+                        path: path.to_owned(),
+                        value: value.trim().to_owned(),
+                    });
+                }
+                Advice::LinuxHugepage
+            }
+            Kind::Anon => Advice::LinuxNoHugepage,
+            Kind::Hugetlb | Kind::Tmpfs | Kind::File => return Ok(()),
+        };
+        // SAFETY: the range is within the mapping, and the advice does not change its contents.
+        match unsafe { madvise(self.start.cast(), self.size, advice) } {
+            // A kernel without transparent huge pages needs no telling to use none.
+            Err(rustix::io::Errno::INVAL) if kind == Kind::Anon => Ok(()),
+            result => result.map_err(|errno| Error::Map {
+                size: self.size as u64,
+                source: errno.into(),
+                hint: " (advising on huge pages)",
+            }),
+        }
+    }
+
+    /// Touches the share of thread `index` of `threads`, page by page.
+    pub(crate) fn touch(&self, index: usize, threads: usize) -> Result<(), Error> {
+        for step in self.share(index, threads) {
+            if self.ask {
+                let address = self.start.wrapping_add(step * self.step).cast();
+                // SAFETY: the range is within the mapping; populating leaves its contents as they are.
+                let asked = unsafe { madvise(address, self.step, Advice::LinuxPopulateWrite) };
+                asked.map_err(|errno| Error::Touch {
+                    page: step,
+                    source: errno.into(),
+                    hint: " (the pool of hugepages, the file system or the policy's nodes are full)",
+                })?;
+            }
+            self.byte(step * self.step).store(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Writes to each page of the share, over and over.
+    pub(crate) fn walk(&self, index: usize, threads: usize, is_over: impl Fn() -> bool) {
+        let pages = self.size / PAGE;
+        let share = share(pages, index, threads);
+        let mut chunks = share.clone().step_by(WALK_CHUNK).cycle();
+        while let Some(first) = chunks.next().filter(|_| !is_over()) {
+            for page in first..(first + WALK_CHUNK).min(share.end) {
+                self.byte(page * PAGE).fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The node of each base page; none for a page that is not in memory.
+    pub(crate) fn nodes_of_pages(&self) -> Result<Vec<Option<u32>>, Error> {
+        let mut nodes = Vec::with_capacity(self.size / PAGE);
+        let mut first = 0;
+        while first < self.size / PAGE {
+            let count = QUESTION.min(self.size / PAGE - first);
+            let mut addresses = [ptr::null_mut::<u8>(); QUESTION];
+            for (page, address) in addresses.iter_mut().enumerate().take(count) {
+                *address = self.start.wrapping_add((first + page) * PAGE);
+            }
+            let mut answers = [0_i32; QUESTION];
+            // SAFETY: the kernel reads `count` addresses and writes `count` answers; both arrays have as many. Without
+            // a list of nodes nothing moves.
+            let result = unsafe {
+                libc::syscall(
+                    libc::SYS_move_pages,
+                    0,
+                    count,
+                    addresses.as_ptr(),
+                    ptr::null::<i32>(),
+                    answers.as_mut_ptr(),
+                    0,
+                )
+            };
+            if result != 0 {
+                return Err(Error::MovePages(io::Error::last_os_error()));
+            }
+            nodes.extend(answers.iter().take(count).map(|&answer| u32::try_from(answer).ok()));
+            first += count;
+        }
+        Ok(nodes)
+    }
+
+    /// How much of the mapping is in transparent huge pages, by `smaps` (`proc_pid_smaps(5)`).
+    pub(crate) fn transparent_huge_bytes(&self, smaps: &Path) -> Result<u64, Error> {
+        let text = fs::read_to_string(smaps).map_err(Error::file(smaps))?;
+        Ok(huge_bytes(&text, self.start.addr(), self.start.addr() + self.size))
+    }
+
+    fn share(&self, index: usize, threads: usize) -> std::ops::Range<usize> {
+        share(self.size / self.step, index, threads)
+    }
+
+    fn byte(&self, offset: usize) -> &AtomicU8 {
+        debug_assert!(offset < self.size);
+        // SAFETY: the byte is within the mapping, which lives as long as `self` and is accessed only through atomics.
+        unsafe { AtomicU8::from_ptr(self.start.wrapping_add(offset)) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: this is the mapping that `map` made; nothing borrows from it any more.
+        let _ = unsafe { munmap(self.mapping, self.mapped) };
+        if let Some(path) = &self.path
+            && let Err(error) = fs::remove_file(path)
+        {
+            eprintln!("warning: cannot remove {}: {error}", path.display());
+        }
+    }
+}
+
+/// The part `index` of `0..count` in `parts` parts whose sizes differ by one at most.
+fn share(count: usize, index: usize, parts: usize) -> std::ops::Range<usize> {
+    let bound = |index: usize| count / parts * index + (count % parts).min(index);
+    bound(index)..bound(index + 1)
+}
+
+fn memfd(size: u64) -> Result<OwnedFd, Error> {
+    let path = Path::new("a memfd");
+    let file = memfd_create("numaward-load", MemfdFlags::CLOEXEC)
+        .map_err(|errno| Error::file(path)(errno.into()))?;
+    ftruncate(&file, size).map_err(|errno| Error::file(path)(errno.into()))?;
+    Ok(file)
+}
+
+/// Never one that exists: its pages may be in memory already, and it will be removed.
+fn create(path: &Path, size: u64) -> Result<OwnedFd, Error> {
+    let file =
+        OpenOptions::new().read(true).write(true).create_new(true).open(path).map_err(Error::file(path))?;
+    file.set_len(size).map_err(Error::file(path))?;
+    Ok(file.into())
+}
+
+/// The sum of `AnonHugePages` and `ShmemPmdMapped` of the mappings that overlap with `start..end`.
+fn huge_bytes(smaps: &str, start: usize, end: usize) -> u64 {
+    let mut inside = false;
+    let mut sum = 0;
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let (Some(first), second) = (words.next(), words.next()) else { continue };
+        if let Some((from, to)) = first.split_once('-') {
+            let bound = |text: &str| usize::from_str_radix(text, 16).unwrap_or_default();
+            inside = bound(from) < end && bound(to) > start;
+        } else if inside && ["AnonHugePages:", "ShmemPmdMapped:"].contains(&first) {
+            sum += second.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or_default() * 1024;
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    fn map(options: &str) -> Result<Memory, Error> {
+        let words = ["numaward-load"].into_iter().chain(options.split_whitespace());
+        Memory::map(&Arguments::try_parse_from(words).unwrap())
+    }
+
+    #[test]
+    fn shares_are_even_and_whole() {
+        for (count, parts) in [(10, 3), (2, 4), (0, 2), (16384, 7)] {
+            let shares: Vec<_> = (0..parts).map(|index| share(count, index, parts)).collect();
+            assert_eq!(shares.iter().map(ExactSizeIterator::len).sum::<usize>(), count);
+            assert!(shares.windows(2).all(|pair| pair[0].end == pair[1].start));
+            assert!(shares.iter().all(|share| share.len().abs_diff(count / parts) <= 1));
+        }
+    }
+
+    #[test]
+    fn pages_are_there_after_the_touch_and_not_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let file = format!("--size 1M --kind file --path {}", path.display());
+        for options in ["--size 1M", "--size 1M --kind tmpfs", &file] {
+            let memory = map(options).unwrap();
+            assert!(memory.nodes_of_pages().unwrap().iter().all(Option::is_none), "{options}");
+            for index in 0..3 {
+                memory.touch(index, 3).unwrap();
+            }
+            let nodes = memory.nodes_of_pages().unwrap();
+            assert_eq!((nodes.len(), nodes.iter().flatten().count()), (256, 256), "{options}");
+        }
+        assert!(!path.exists(), "the file is removed");
+    }
+
+    #[test]
+    fn a_walk_touches_its_share_until_told() {
+        let memory = map("--size 4M").unwrap();
+        let looks = std::cell::Cell::new(0);
+        memory.walk(1, 2, || looks.replace(looks.get() + 1) >= 4);
+        let nodes = memory.nodes_of_pages().unwrap();
+        assert!(nodes[..512].iter().all(Option::is_none) && nodes[512..].iter().all(Option::is_some));
+        assert_eq!(memory.byte(512 * PAGE).load(Ordering::Relaxed), 2, "two rounds of two chunks");
+    }
+
+    #[test]
+    fn wrong_requests_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let taken = folder.path().join("taken");
+        fs::write(&taken, "precious").unwrap();
+        let table = [
+            ("--size 4097".to_owned(), "--size 4097 is not a multiple of the page size 4096"),
+            ("--size 1M --kind hugetlb".to_owned(), "not a multiple of the page size 2097152"),
+            ("--size 1024G --kind hugetlb".to_owned(), "not enough free hugepages"),
+            (format!("--kind file --path {}", taken.display()), "File exists"),
+            ("--kind file --path /no/such/folder/file".to_owned(), "No such file"),
+        ];
+        for (options, message) in table {
+            let error = map(&options).err().unwrap().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+        assert_eq!(fs::read_to_string(taken).unwrap(), "precious");
+    }
+
+    #[test]
+    fn huge_pages_are_those_of_the_mapping() {
+        let smaps = "1000-3000 rw-p 0 00:00 0\nSize: 8 kB\nAnonHugePages: 4 kB\nShmemPmdMapped: 2 kB\n\
+                     3000-5000 rw-p 0 00:00 0\nAnonHugePages: 16 kB\n";
+        assert_eq!(huge_bytes(smaps, 0x2000, 0x3000), 6 * 1024);
+        assert_eq!(huge_bytes(smaps, 0x2000, 0x4000), 22 * 1024);
+        assert_eq!(huge_bytes(smaps, 0x6000, 0x7000), 0);
+        assert_eq!(huge_bytes("AnonHugePages: x kB\n\nz-z\nAnonHugePages:", 0, usize::MAX), 0);
+    }
+}

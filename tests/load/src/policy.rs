@@ -1,0 +1,121 @@
+//! Memory policies of a thread: `set_mempolicy(2)`.
+
+use std::fmt;
+use std::io;
+use std::ptr;
+use std::str::FromStr;
+
+use numaward_topology::{NodeId, NodeSet};
+
+use crate::error::Error;
+
+/// The kernel's limit is 1024 nodes (`NODES_SHIFT` 10).
+const MAX_NODES: usize = 1024;
+
+/// Where a thread's new pages shall go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Policy {
+    Default,
+    Bind(NodeSet),
+    Preferred(NodeId),
+    Interleave(NodeSet),
+}
+
+impl Policy {
+    /// The nodes named in it.
+    pub(crate) fn nodes(&self) -> NodeSet {
+        match self {
+            Self::Default => NodeSet::default(),
+            Self::Preferred(node) => NodeSet::single(*node),
+            Self::Bind(nodes) | Self::Interleave(nodes) => nodes.clone(),
+        }
+    }
+
+    /// Makes it the policy of the calling thread.
+    pub(crate) fn apply(&self) -> Result<(), Error> {
+        let mode = match self {
+            Self::Default => libc::MPOL_DEFAULT,
+            Self::Bind(_) => libc::MPOL_BIND,
+            Self::Preferred(_) => libc::MPOL_PREFERRED,
+            Self::Interleave(_) => libc::MPOL_INTERLEAVE,
+        };
+        let mut mask = [0_u64; MAX_NODES / 64];
+        for node in self.nodes().iter() {
+            let node = usize::try_from(node.0).unwrap_or(usize::MAX);
+            // A node beyond the mask is not there; `check_nodes` has said so before.
+            if let Some(word) = mask.get_mut(node / 64) {
+                *word |= 1 << (node % 64);
+            }
+        }
+        let mask = if *self == Self::Default { ptr::null() } else { mask.as_ptr() };
+        // The kernel reads one bit less than it is told.
+        let bits = MAX_NODES + 1;
+        // SAFETY: `mask` is null or has the `bits - 1` bits that the kernel reads; it keeps no pointer to it.
+        let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask, bits) };
+        if result == 0 {
+            return Ok(());
+        }
+        Err(Error::Policy { policy: self.to_string(), source: io::Error::last_os_error() })
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Bind(nodes) => write!(f, "bind:{nodes}"),
+            Self::Preferred(node) => write!(f, "preferred:{node}"),
+            Self::Interleave(nodes) => write!(f, "interleave:{nodes}"),
+        }
+    }
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        const EXPECTED: &str = "give default, bind:NODES, preferred:NODE or interleave:NODES";
+        let (mode, nodes) = match text.split_once(':') {
+            None if text == "default" => return Ok(Self::Default),
+            None => return Err(EXPECTED.to_owned()),
+            Some((mode, nodes)) => (mode, nodes.parse::<NodeSet>().map_err(|error| error.to_string())?),
+        };
+        let first = nodes.first().ok_or("name at least one node")?;
+        match mode {
+            "bind" => Ok(Self::Bind(nodes)),
+            "preferred" if nodes.len() == 1 => Ok(Self::Preferred(first)),
+            "preferred" => Err("preferred takes one node".to_owned()),
+            "interleave" => Ok(Self::Interleave(nodes)),
+            _ => Err(EXPECTED.to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_and_prints_policies() {
+        for text in ["default", "bind:0-1,3", "preferred:2", "interleave:0,2"] {
+            assert_eq!(text.parse::<Policy>().unwrap().to_string(), text);
+        }
+        for wrong in ["", "bind", "bind:", "bind:x", "preferred:0-1", "default:0", "local:0"] {
+            assert!(wrong.parse::<Policy>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_kernel_takes_them() {
+        // Every machine has a node 0 with memory but for rare ones; a thread of its own, as the policy is the thread's.
+        std::thread::spawn(|| {
+            for policy in ["bind:0", "preferred:0", "interleave:0", "default"] {
+                policy.parse::<Policy>().unwrap().apply().unwrap();
+            }
+            let error = "bind:1023".parse::<Policy>().unwrap().apply().unwrap_err().to_string();
+            assert!(error.contains("bind:1023") && error.contains("cpuset.mems"), "{error}");
+        })
+        .join()
+        .unwrap();
+    }
+}
