@@ -3,16 +3,31 @@
 use std::io::{IsTerminal, stderr};
 
 use tracing::level_filters::LevelFilter;
+use tracing_subscriber::{
+    Layer, filter::Targets, fmt, layer::SubscriberExt, registry, util::SubscriberInitExt,
+};
 
-use crate::config::{Log, LogFormat};
+use crate::config::{Log, LogFormat, LogLevel};
 
 /// Starts to log as configured. Where something logs already, as in tests, that one goes on.
 pub fn start(config: &Log) {
-    let level = LevelFilter::from_level(config.level.into());
-    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(stderr);
     let _ = match config.format {
-        // journald and container runtimes keep the bytes: colours only for people.
-        LogFormat::Text => builder.with_ansi(stderr().is_terminal()).with_target(false).try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+        LogFormat::Text => {
+            // journald and container runtimes keep the bytes: colours only for people.
+            let layer = fmt::layer().with_writer(stderr).with_ansi(stderr().is_terminal()).with_target(false);
+            registry().with(layer.with_filter(filter(config.level))).try_init()
+        }
+        LogFormat::Json => {
+            let layer = fmt::layer().with_writer(stderr).json().flatten_event(true);
+            registry().with(layer.with_filter(filter(config.level))).try_init()
+        }
     };
+}
+
+/// The level holds for numaward itself. Libraries tell their every step at `debug`, which is no help to
+/// who looks for numaward's: they are heard in full only at `trace`.
+fn filter(level: LogLevel) -> Targets {
+    let own = LevelFilter::from_level(level.into());
+    let others = if level == LogLevel::Trace { own } else { own.min(LevelFilter::INFO) };
+    Targets::new().with_default(others).with_target("numaward", own)
 }

@@ -7,6 +7,7 @@
 //!
 //! Nothing here reads the environment or the command line: the caller passes both in [`Sources`].
 
+pub mod policy;
 mod schema;
 pub mod tree;
 mod types;
@@ -28,6 +29,10 @@ pub use self::{
     types::{Interval, ListenAddress, LogFormat, LogLevel},
 };
 use self::{
+    policy::{
+        CpuList, CpuManagerPolicy, MemoryManagerPolicy, Reservation, ReservedMemory, TopologyManagerPolicy,
+        TopologyManagerScope,
+    },
     schema::{Known, closest},
     tree::{Node, Value},
 };
@@ -58,6 +63,34 @@ pub struct Config {
     pub host_root: PathBuf,
     /// Where cgroup v2 is mounted. Left out: found in the host's mount table.
     pub cgroup_mount: Option<PathBuf>,
+    /// The socket on which guarantees are asked for. Only root and the daemon's own user may.
+    pub control_socket: PathBuf,
+    /// Where the ledger is kept.
+    pub state_directory: PathBuf,
+    /// Whether memory is promised. Left out: `Static`.
+    pub memory_manager_policy: Option<MemoryManagerPolicy>,
+    /// Memory kept for the system, by node. Left out: a twentieth of each node, at least 64Mi and at most 1Gi.
+    pub reserved_memory: Option<Vec<ReservedMemory>>,
+    /// Whether CPUs are made exclusive. Left out: `static`.
+    pub cpu_manager_policy: Option<CpuManagerPolicy>,
+    /// Options of the CPU policy, as in Kubernetes.
+    pub cpu_manager_policy_options: BTreeMap<String, String>,
+    /// CPUs that are never exclusive. Left out: the first core, unless a reservation below says how many.
+    #[serde(rename = "reservedSystemCPUs")]
+    pub reserved_system_cpus: Option<CpuList>,
+    /// How the nodes of CPUs and memory have to agree. Left out: `restricted`.
+    pub topology_manager_policy: Option<TopologyManagerPolicy>,
+    /// For what they have to agree. Left out: `container`.
+    pub topology_manager_scope: Option<TopologyManagerScope>,
+    /// Options of the topology policy, as in Kubernetes.
+    pub topology_manager_policy_options: BTreeMap<String, String>,
+    /// What Kubernetes itself is kept. Where this, `systemReserved` or `evictionHard` is given, their sum must
+    /// be that of `reservedMemory`.
+    pub kube_reserved: Option<Reservation>,
+    /// What the system is kept.
+    pub system_reserved: Option<Reservation>,
+    /// The memory at which Kubernetes evicts: `memory.available`.
+    pub eviction_hard: Option<Reservation>,
 }
 
 impl Default for Config {
@@ -69,6 +102,19 @@ impl Default for Config {
             observe: Observe::default(),
             host_root: PathBuf::from("/"),
             cgroup_mount: None,
+            control_socket: PathBuf::from("/run/numaward/control.sock"),
+            state_directory: PathBuf::from("/var/lib/numaward"),
+            memory_manager_policy: None,
+            reserved_memory: None,
+            cpu_manager_policy: None,
+            cpu_manager_policy_options: BTreeMap::new(),
+            reserved_system_cpus: None,
+            topology_manager_policy: None,
+            topology_manager_scope: None,
+            topology_manager_policy_options: BTreeMap::new(),
+            kube_reserved: None,
+            system_reserved: None,
+            eviction_hard: None,
         }
     }
 }

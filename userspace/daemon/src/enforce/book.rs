@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeMap, fmt, path::Path};
 
-use super::{CgroupId, CgroupPath};
+use numaward_cgroup::{CgroupId, CgroupPath};
 use serde::{Deserialize, Serialize};
 
 use super::settings::{Settings, Values};

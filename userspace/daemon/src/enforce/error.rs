@@ -1,8 +1,11 @@
 //! What can go wrong between settings and the kernel.
 
-use numaward_cgroup::knob::{Knob, KnobError, Value};
+use numaward_cgroup::{
+    CgroupPath,
+    knob::{Knob, KnobError, Value},
+};
 
-use super::CgroupPath;
+
 
 /// Settings could not be enforced.
 #[derive(Debug, thiserror::Error)]

@@ -21,9 +21,12 @@
 
 use std::cmp::Reverse;
 
-use numaward_cgroup::knob::{Knob, Partition, Value};
+use numaward_cgroup::{
+    CgroupPath,
+    knob::{Knob, Partition, Value},
+};
 
-use super::{CgroupPath, book::Owner};
+use super::book::Owner;
 
 /// One write.
 #[derive(Clone, Debug, PartialEq, Eq)]

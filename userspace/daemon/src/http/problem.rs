@@ -51,8 +51,7 @@ pub(super) async fn layer(request: Request, next: Next) -> Response {
     let said = String::from_utf8_lossy(&said);
     let detail = match status {
         StatusCode::METHOD_NOT_ALLOWED => {
-            let allowed = parts.headers.get(header::ALLOW).and_then(|allow| allow.to_str().ok());
-            format!("{path} does not take {method}; it takes {}", allowed.unwrap_or("other methods"))
+            format!("{path} does not take {method}; the header Allow says what it takes")
         }
         StatusCode::NOT_FOUND if said.is_empty() => {
             format!("there is nothing at {path}; /openapi.json says what there is")

@@ -6,13 +6,12 @@ use std::{fmt::Write, sync::Arc};
 
 use axum::{
     Json, Router,
-    extract::{Query, State},
-    http::{HeaderMap, StatusCode, header},
+    extract::{FromRequestParts, State},
+    http::{HeaderMap, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
 };
-use serde::Deserialize;
 use tokio::sync::Semaphore;
-use utoipa::{IntoParams, OpenApi};
+use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
@@ -114,10 +113,32 @@ pub(super) fn router(app: Arc<App>) -> Router {
     router.with_state(app)
 }
 
-/// A query without any field.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct NoQuery {}
+/// The keys of the query that a resource takes; it has no values.
+struct Keys<const VERBOSE: bool> {
+    verbose: bool,
+}
+type NoQuery = Keys<false>;
+
+impl<const VERBOSE: bool, S: Sync> FromRequestParts<S> for Keys<VERBOSE> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        let mut keys = Self { verbose: false };
+        let query = parts.uri.query().unwrap_or_default();
+        for key in query.split('&').filter(|key| !key.is_empty()) {
+            match key.split('=').next() {
+                Some("verbose") if VERBOSE => keys.verbose = true,
+                _ => {
+                    let path = parts.uri.path();
+                    let taken = if VERBOSE { "verbose alone" } else { "none" };
+                    let detail = format!("unknown parameter {key:?}: {path} takes {taken}");
+                    return Err(Failure(StatusCode::BAD_REQUEST, detail));
+                }
+            }
+        }
+        Ok(keys)
+    }
+}
 
 const JSON: [Offer<()>; 1] = [Offer { media_type: "application", subtype: "json", version: None, gives: () }];
 const TEXT: [Offer<()>; 1] = [Offer { media_type: "text", subtype: "plain", version: None, gives: () }];
@@ -158,11 +179,7 @@ fn accepted<'a, T>(headers: &HeaderMap, offers: &'a [Offer<T>]) -> Result<&'a T,
         (status = 406, description = "Neither format is accepted", body = Problem, content_type = CONTENT_TYPE),
     )
 )]
-async fn metrics(
-    State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    _: Query<NoQuery>,
-) -> Result<Response, Failure> {
+async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap, _: NoQuery) -> Result<Response, Failure> {
     let format = *accepted(&headers, &METRICS)?;
     // The semaphore is never closed; without a place, the scrape would merely not be counted.
     let place = app.scrapes.clone().acquire_owned().await.ok();
@@ -180,11 +197,7 @@ async fn metrics(
         (status = 503, description = "Hung", body = Problem, content_type = CONTENT_TYPE),
     )
 )]
-async fn livez(
-    State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    _: Query<NoQuery>,
-) -> Result<&'static str, Failure> {
+async fn livez(State(app): State<Arc<App>>, headers: HeaderMap, _: NoQuery) -> Result<&'static str, Failure> {
     accepted(&headers, &TEXT)?;
     if app.heartbeat.is_alive() {
         return Ok("ok\n");
@@ -193,22 +206,13 @@ async fn livez(
     Err(Failure(StatusCode::SERVICE_UNAVAILABLE, detail))
 }
 
-#[derive(Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct ReadyQuery {
-    /// Lists each part. Takes no value.
-    #[param(allow_reserved, required = false)]
-    verbose: Option<String>,
-}
-
 /// Whether the daemon is ready: every part has done what it could. A part that works less well than it
 /// could, for want of a privilege for one, does not make the daemon unready: see `/api/v1/status`.
 #[utoipa::path(
     get,
     path = "/readyz",
     tag = "health",
-    params(ReadyQuery),
+    params(("verbose" = Option<String>, Query, description = "Lists each part; takes no value")),
     responses(
         (status = 200, description = "Ready", body = String, content_type = "text/plain; charset=utf-8"),
         (status = 503, description = "Not ready yet", body = Problem, content_type = CONTENT_TYPE),
@@ -217,7 +221,7 @@ struct ReadyQuery {
 async fn readyz(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
-    Query(query): Query<ReadyQuery>,
+    query: Keys<true>,
 ) -> Result<String, Failure> {
     accepted(&headers, &TEXT)?;
     let waiting: Vec<&str> =
@@ -227,7 +231,7 @@ async fn readyz(
         return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, detail));
     }
     let mut text = String::new();
-    if query.verbose.is_some() {
+    if query.verbose {
         for (part, _) in app.readiness.parts() {
             let _ = writeln!(text, "[+] {part}");
         }
@@ -246,7 +250,7 @@ async fn readyz(
 async fn topology(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
-    _: Query<NoQuery>,
+    _: NoQuery,
 ) -> Result<Json<api::Topology>, Failure> {
     accepted(&headers, &JSON)?;
     app.blocking(|observer| api::Topology::from(&*observer.machine())).await
@@ -262,7 +266,7 @@ async fn topology(
 async fn nodes(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
-    _: Query<NoQuery>,
+    _: NoQuery,
 ) -> Result<Json<api::Nodes>, Failure> {
     accepted(&headers, &JSON)?;
     app.blocking(Observer::nodes).await
@@ -278,7 +282,7 @@ async fn nodes(
 async fn workloads(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
-    _: Query<NoQuery>,
+    _: NoQuery,
 ) -> Result<Json<api::Workloads>, Failure> {
     accepted(&headers, &JSON)?;
     app.blocking(Observer::workloads).await
@@ -294,7 +298,7 @@ async fn workloads(
 async fn status(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
-    _: Query<NoQuery>,
+    _: NoQuery,
 ) -> Result<Json<api::Status>, Failure> {
     accepted(&headers, &JSON)?;
     app.blocking(Observer::status).await
@@ -307,7 +311,7 @@ async fn status(
     tag = "api",
     responses((status = 200, description = "The version", body = api::Version))
 )]
-async fn version(headers: HeaderMap, _: Query<NoQuery>) -> Result<Json<api::Version>, Failure> {
+async fn version(headers: HeaderMap, _: NoQuery) -> Result<Json<api::Version>, Failure> {
     accepted(&headers, &JSON)?;
     Ok(Json(api::Version::current()))
 }
@@ -322,7 +326,7 @@ async fn version(headers: HeaderMap, _: Query<NoQuery>) -> Result<Json<api::Vers
 async fn document(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
-    _: Query<NoQuery>,
+    _: NoQuery,
 ) -> Result<Json<serde_json::Value>, Failure> {
     accepted(&headers, &JSON)?;
     Ok(Json(app.open_api.clone()))

@@ -1,0 +1,276 @@
+//! Allocations: what is asked for, what is held, and why something is refused.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// A request for an allocation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct AllocationRequest {
+    /// The name of the workload; must not be in use.
+    #[schema(examples("redis"))]
+    pub name: String,
+    /// What the allocation is for.
+    pub target: Target,
+    /// Exclusive CPUs, at least 1.
+    #[schema(minimum = 1)]
+    pub cpus: u32,
+    /// Memory, as Kubernetes writes quantities; promised on the nodes of the allocation, and the most that
+    /// the workload may use.
+    #[schema(examples("8Gi"))]
+    pub memory: String,
+    /// Huge pages, in bytes by page size.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(examples(json!({"2Mi": "64Mi"})))]
+    pub hugepages: BTreeMap<String, String>,
+}
+
+/// What an allocation is for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Target {
+    /// A cgroup that is made for the allocation and removed with it. The allocation ends when the cgroup
+    /// is empty again, or when nothing entered it for a minute.
+    Exec,
+    /// A cgroup that exists: its path below the cgroup mount.
+    #[schema(examples("/batch/render"))]
+    Cgroup(String),
+    /// A unit of systemd that runs.
+    #[schema(examples("postgresql.service"))]
+    Unit(String),
+}
+
+/// The allocations of this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Allocations {
+    /// The allocations, by name.
+    pub allocations: Vec<Allocation>,
+    /// CPUs that are exclusive to nobody, as a list.
+    #[schema(examples("0-1"))]
+    pub shared_cpus: String,
+    /// What each node can still promise.
+    pub nodes: Vec<NodePromises>,
+}
+
+/// What is promised on a node, and what can still be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodePromises {
+    /// The node.
+    pub node: u32,
+    /// CPUs that can still become exclusive, as a list.
+    pub free_cpus: String,
+    /// By kind of memory.
+    pub memory: Vec<KindPromises>,
+}
+
+/// What is promised of one kind of memory on one node. `allocatable = promised + free`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct KindPromises {
+    /// The kind.
+    #[schema(examples("memory", "hugepages-2Mi"))]
+    pub kind: String,
+    /// All of it.
+    pub total_bytes: u64,
+    /// Kept for the system.
+    pub reserved_bytes: u64,
+    /// What can be promised at all.
+    pub allocatable_bytes: u64,
+    /// What is promised.
+    pub promised_bytes: u64,
+    /// What can still be promised.
+    pub free_bytes: u64,
+}
+
+/// What a workload holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Allocation {
+    /// The name of the workload.
+    pub name: String,
+    /// What the allocation is for.
+    pub target: Target,
+    /// The path of its cgroup below the cgroup mount.
+    #[schema(examples("/numaward/redis"))]
+    pub cgroup: String,
+    /// The directory of its cgroup on the host.
+    #[schema(examples("/sys/fs/cgroup/numaward/redis"))]
+    pub directory: String,
+    /// Its exclusive CPUs, as a list.
+    #[schema(examples("2-3"))]
+    pub cpus: String,
+    /// The nodes on which memory is promised to it, as a list.
+    #[schema(examples("1"))]
+    pub nodes: String,
+    /// Memory promised to it.
+    pub memory: Vec<Block>,
+    /// What its cgroup is to hold: values by knob.
+    #[schema(examples(json!({"cpuset.cpus": "2-3", "cpuset.mems": "1"})))]
+    pub settings: BTreeMap<String, String>,
+    /// Knobs that do not hold what was written, as last seen.
+    pub drift: Vec<Drift>,
+    /// Why it was placed there; absent for an allocation that was only decided about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub explanation: Option<Explanation>,
+}
+
+/// Memory of one kind promised on a set of nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Block {
+    /// The kind.
+    #[schema(examples("memory", "hugepages-2Mi"))]
+    pub kind: String,
+    /// The nodes, as a list.
+    pub nodes: String,
+    /// How much, over all these nodes.
+    pub bytes: u64,
+}
+
+/// A knob that does not hold what was written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Drift {
+    /// The cgroup.
+    pub cgroup: String,
+    /// The knob.
+    #[schema(examples("cpuset.cpus"))]
+    pub knob: String,
+    /// What it is to hold.
+    pub wanted: String,
+    /// What it holds, or why that cannot be told.
+    pub found: String,
+    /// Whether it is left as it is, as others keep writing it.
+    pub left: bool,
+}
+
+/// What would happen now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DryRun {
+    /// Whether the request would be admitted.
+    pub admitted: bool,
+    /// What it would hold; absent if it would be refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocation: Option<Allocation>,
+    /// Why it would be refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rejection: Option<Rejection>,
+    /// How the decision comes about.
+    pub explanation: Explanation,
+}
+
+/// Why a request is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Rejection {
+    /// In a word.
+    #[schema(examples("TopologyAffinityError"))]
+    pub reason: String,
+    /// In a sentence.
+    pub message: String,
+    /// What was requested and what was free, by node and resource.
+    pub shortfalls: Vec<Shortfall>,
+}
+
+/// What a node has for a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Shortfall {
+    /// The node.
+    pub node: u32,
+    /// The resource.
+    #[schema(examples("cpu", "memory", "hugepages-2Mi"))]
+    pub resource: String,
+    /// What was requested in all: CPUs, or bytes.
+    pub requested: u64,
+    /// What this node has free: CPUs, or bytes.
+    pub free: u64,
+}
+
+/// How a decision came about.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Explanation {
+    /// The merges of hints, in order. Without a topology policy there are none.
+    pub merges: Vec<Merge>,
+}
+
+/// One merge of hints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Merge {
+    /// What each resource could be served on.
+    pub hints: Vec<ResourceHints>,
+    /// The sets of nodes that could be the result, best first.
+    pub candidates: Vec<Candidate>,
+    /// The result, as a list; absent if every node is as good.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<String>,
+    /// Whether the topology policy takes the result.
+    pub accepted: bool,
+}
+
+/// On which sets of nodes a resource could be served.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceHints {
+    /// The resource, or the part of the engine that has nothing to say.
+    #[schema(examples("cpu", "memory"))]
+    pub resource: String,
+    /// The sets. None: it cannot be served at all. Absent: it has no preference.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sets: Option<Vec<Hint>>,
+}
+
+/// A set of nodes on which a resource could be served.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Hint {
+    /// The nodes, as a list.
+    pub nodes: String,
+    /// Whether no smaller set could do.
+    pub preferred: bool,
+}
+
+/// A set of nodes that could be the result of a merge.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Candidate {
+    /// The nodes, as a list.
+    pub nodes: String,
+    /// Whether every resource prefers just these.
+    pub preferred: bool,
+    /// What became of it.
+    pub verdict: String,
+}
+
+/// Why an allocation is not given, changed or released (RFC 9457). The type is always `about:blank`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Refusal {
+    /// The status as words.
+    pub title: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// What was wrong, and what to do.
+    pub detail: String,
+    /// The path that was asked for.
+    pub instance: String,
+    /// The field of the request that is wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub field: Option<String>,
+    /// What is allowed there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allowed: Option<String>,
+    /// The engine's decision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rejection: Option<Rejection>,
+    /// How it came about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub explanation: Option<Explanation>,
+}

@@ -1,0 +1,221 @@
+//! Drift: a knob that no longer holds what was written, and when to write it again.
+//!
+//! A knob that drifts is repaired at once. If it drifts again soon, somebody else writes it too, and each
+//! repair waits twice as long as the last. After `repairs` in a row the fight is given up: the knob is left
+//! to the other, flagged, and looked at no more than it must be. Peace for as long as `peace` ends a fight,
+//! also one that was given up.
+//!
+//! Time is a parameter: a duration since any fixed moment, which never goes back.
+
+use std::{collections::HashMap, fmt, time::Duration};
+
+use numaward_cgroup::{
+    CgroupPath,
+    knob::{Knob, Value},
+};
+
+
+
+/// A knob that does not hold what it should.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drift {
+    /// The cgroup.
+    pub cgroup: CgroupPath,
+    /// The knob.
+    pub knob: Knob,
+    /// What it should hold.
+    pub wanted: Value,
+    /// What it holds; `None` if the knob is not there any more (its controller was disabled).
+    pub found: Option<Value>,
+    /// What kind of drift.
+    pub kind: DriftKind,
+}
+
+/// Kinds of drift.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DriftKind {
+    /// The knob holds another value: writing it again helps.
+    Rewritten,
+    /// The knob holds the value, and the kernel gives less (`*.effective`): an ancestor was narrowed, or a CPU
+    /// or node went offline. Writing it again does not help.
+    Ineffective,
+}
+
+impl fmt::Display for Drift {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cgroup, knob, wanted, found, kind } = self;
+        match (found, kind) {
+            (Some(found), DriftKind::Rewritten) => write!(f, "{cgroup}: {knob} is {found}, should be {wanted}"),
+            (Some(found), DriftKind::Ineffective) => {
+                write!(f, "{cgroup}: of {knob} {wanted} only {found} is effective")
+            }
+            (None, _) => write!(f, "{cgroup}: {knob} is not there, should be {wanted}"),
+        }
+    }
+}
+
+/// How to fight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FightPolicy {
+    /// Repairs in a row after which a knob is left to the other.
+    pub repairs: u32,
+    /// The wait before the second repair; it doubles with each.
+    pub first_wait: Duration,
+    /// The longest wait.
+    pub longest_wait: Duration,
+    /// Without drift for so long, a fight is over.
+    pub peace: Duration,
+}
+
+impl Default for FightPolicy {
+    /// Ten repairs within some 50 seconds.
+    fn default() -> Self {
+        Self {
+            repairs: 10,
+            first_wait: Duration::from_millis(100),
+            longest_wait: Duration::from_secs(30),
+            peace: Duration::from_secs(60),
+        }
+    }
+}
+
+/// What to do about a knob that drifted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Write it again now.
+    Repair,
+    /// Look again at this time.
+    Wait(Duration),
+    /// This was once too often: leave it, and say so.
+    GiveUp,
+    /// It was given up before.
+    GivenUp,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Fight {
+    repairs: u32,
+    /// No repair before.
+    not_before: Duration,
+    /// When it last drifted.
+    last: Duration,
+    given_up: bool,
+}
+
+/// The fights over all knobs.
+#[derive(Debug)]
+pub struct Fights {
+    policy: FightPolicy,
+    fights: HashMap<(CgroupPath, Knob), Fight>,
+}
+
+impl Fights {
+    /// Peace everywhere.
+    pub fn new(policy: FightPolicy) -> Self {
+        Self { policy, fights: HashMap::new() }
+    }
+
+    /// The knob was seen to have drifted.
+    pub fn drifted(&mut self, cgroup: &CgroupPath, knob: Knob, now: Duration) -> Verdict {
+        let policy = self.policy;
+        let fight = self.fights.entry((cgroup.clone(), knob)).or_insert(Fight {
+            repairs: 0,
+            not_before: now,
+            last: now,
+            given_up: false,
+        });
+        if now.saturating_sub(fight.last) >= policy.peace {
+            *fight = Fight { repairs: 0, not_before: now, last: now, given_up: false };
+        }
+        fight.last = now;
+        if fight.given_up {
+            return Verdict::GivenUp;
+        }
+        if fight.repairs >= policy.repairs {
+            fight.given_up = true;
+            return Verdict::GiveUp;
+        }
+        if now < fight.not_before {
+            return Verdict::Wait(fight.not_before);
+        }
+        let wait = policy.first_wait.saturating_mul(1u32.checked_shl(fight.repairs).unwrap_or(u32::MAX));
+        fight.repairs += 1;
+        fight.not_before = now + wait.min(policy.longest_wait);
+        Verdict::Repair
+    }
+
+    /// The knob was seen to hold what it should; `true` if this ends a fight.
+    pub fn holds(&mut self, cgroup: &CgroupPath, knob: Knob, now: Duration) -> bool {
+        let key = (cgroup.clone(), knob);
+        let over = self.fights.get(&key).is_some_and(|fight| now.saturating_sub(fight.last) >= self.policy.peace);
+        over && self.fights.remove(&key).is_some()
+    }
+
+    /// The knobs that were given up.
+    pub fn given_up(&self) -> impl Iterator<Item = (&CgroupPath, Knob)> {
+        self.fights.iter().filter(|(_, fight)| fight.given_up).map(|((cgroup, knob), _)| (cgroup, *knob))
+    }
+
+    /// The cgroup is gone or released, or its settings are new: nothing to fight about.
+    pub fn forget(&mut self, cgroup: &CgroupPath) {
+        self.fights.retain(|(other, _), _| other != cgroup);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLICY: FightPolicy = FightPolicy {
+        repairs: 3,
+        first_wait: Duration::from_millis(100),
+        longest_wait: Duration::from_millis(150),
+        peace: Duration::from_secs(10),
+    };
+
+    fn at(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn repairs_back_off_and_end() {
+        let mut fights = Fights::new(POLICY);
+        let path: CgroupPath = "/a".parse().unwrap();
+        let mut drifted = |millis| fights.drifted(&path, Knob::CpusetCpus, at(millis));
+        assert_eq!(drifted(0), Verdict::Repair, "the first at once");
+        assert_eq!(drifted(10), Verdict::Wait(at(100)));
+        assert_eq!(drifted(100), Verdict::Repair);
+        assert_eq!(drifted(200), Verdict::Wait(at(250)), "100 doubled, but at most 150");
+        assert_eq!(drifted(250), Verdict::Repair);
+        assert_eq!(drifted(260), Verdict::GiveUp);
+        assert_eq!(drifted(9_000), Verdict::GivenUp);
+        assert_eq!(drifted(18_000), Verdict::GivenUp, "the other still writes");
+        assert_eq!(fights.given_up().count(), 1);
+        assert!(!fights.holds(&path, Knob::CpusetCpus, at(20_000)));
+        assert!(fights.holds(&path, Knob::CpusetCpus, at(28_000)), "peace ends it");
+        assert_eq!(fights.given_up().count(), 0);
+        assert_eq!(fights.drifted(&path, Knob::CpusetCpus, at(28_001)), Verdict::Repair);
+    }
+
+    #[test]
+    fn a_drift_now_and_then_is_always_repaired() {
+        let mut fights = Fights::new(POLICY);
+        let path: CgroupPath = "/a".parse().unwrap();
+        for round in 0..20 {
+            let now = at(round * 10_000);
+            assert_eq!(fights.drifted(&path, Knob::MemoryMin, now), Verdict::Repair, "{round}");
+        }
+    }
+
+    #[test]
+    fn each_knob_has_its_own_fight() {
+        let mut fights = Fights::new(POLICY);
+        let (a, b): (CgroupPath, CgroupPath) = ("/a".parse().unwrap(), "/b".parse().unwrap());
+        assert_eq!(fights.drifted(&a, Knob::CpusetCpus, at(0)), Verdict::Repair);
+        assert_eq!(fights.drifted(&a, Knob::CpusetMems, at(1)), Verdict::Repair);
+        assert_eq!(fights.drifted(&b, Knob::CpusetCpus, at(2)), Verdict::Repair);
+        fights.forget(&a);
+        assert_eq!(fights.drifted(&a, Knob::CpusetCpus, at(3)), Verdict::Repair);
+        assert_eq!(fights.drifted(&b, Knob::CpusetCpus, at(3)), Verdict::Wait(at(102)));
+    }
+}

@@ -1,0 +1,153 @@
+//! Moving pages: what a write to `cpuset.mems` does besides setting the knob.
+//!
+//! cgroup v2 moves the pages of a cgroup's processes to the new nodes before the write returns, however long
+//! that takes. The knob holds from the start of the write, so the caller waits for the pages only so long,
+//! and a thread goes on waiting. What moved is told from `memory.numa_stat` before and after; the kernel's
+//! counters lag by up to some 64 pages a CPU.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use numaward_cgroup::knob::{Knob, KnobError};
+use numaward_topology::{Bytes, NodeId, NodeSet};
+
+use super::EnforceError;
+
+/// User memory by node.
+pub type Resident = BTreeMap<NodeId, Bytes>;
+
+/// What a write to `cpuset.mems` moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Migration {
+    /// The nodes that the cgroup may use now.
+    pub nodes: NodeSet,
+    /// User memory (`anon` and `file`) by node before the write.
+    pub before: Resident,
+    /// The same afterwards.
+    pub after: Resident,
+    /// How long the write took.
+    pub took: Duration,
+}
+
+impl Migration {
+    /// User memory that was outside the nodes and is no longer: moved, or freed meanwhile.
+    pub fn moved(&self) -> Bytes {
+        Bytes(outside(&self.before, &self.nodes).0.saturating_sub(self.left().0))
+    }
+
+    /// User memory that is still outside the nodes: the kernel could not move it.
+    pub fn left(&self) -> Bytes {
+        outside(&self.after, &self.nodes)
+    }
+}
+
+fn outside(resident: &Resident, nodes: &NodeSet) -> Bytes {
+    Bytes(resident.iter().filter(|(node, _)| !nodes.contains(**node)).map(|(_, bytes)| bytes.0).sum())
+}
+
+/// A migration that was begun.
+#[derive(Debug)]
+pub enum Moving {
+    /// All is said.
+    Done(Migration),
+    /// The knob holds, the pages are still being moved. The result comes here.
+    Running(Receiver<Result<Migration, KnobError>>),
+}
+
+/// Runs `write`, which makes `cpuset.mems` of the cgroup with this directory hold `nodes`, and waits at most
+/// `wait` for the pages to follow.
+pub(super) fn migrate(
+    dir: &Path,
+    nodes: NodeSet,
+    wait: Duration,
+    write: impl FnOnce(&Path) -> Result<(), KnobError> + Send + 'static,
+) -> Result<Moving, EnforceError> {
+    let (sender, receiver) = mpsc::channel();
+    let dir: PathBuf = dir.to_owned();
+    thread::Builder::new()
+        .name("migrate".to_owned())
+        .spawn(move || {
+            // A cgroup without the memory controller moves pages all the same, uncounted.
+            let before = resident(&dir);
+            let started = Instant::now();
+            let written = write(&dir);
+            let took = started.elapsed();
+            // Nobody waits any more where the daemon is ending.
+            let _ = sender.send(written.map(|()| Migration { nodes, before, after: resident(&dir), took }));
+        })
+        .map_err(EnforceError::Thread)?;
+    match receiver.recv_timeout(wait) {
+        Ok(result) => Ok(Moving::Done(result?)),
+        Err(RecvTimeoutError::Timeout) => Ok(Moving::Running(receiver)),
+        Err(RecvTimeoutError::Disconnected) => {
+            Err(EnforceError::Thread(std::io::Error::other("the thread that writes cpuset.mems panicked")))
+        }
+    }
+}
+
+/// User memory of a cgroup and its descendants by node; empty where it cannot be told.
+pub(super) fn resident(dir: &Path) -> Resident {
+    std::fs::read_to_string(dir.join("memory.numa_stat")).map_or_else(|_| Resident::new(), |text| parse(&text))
+}
+
+fn parse(text: &str) -> Resident {
+    let mut resident = Resident::new();
+    for line in text.lines() {
+        let mut words = line.split_ascii_whitespace();
+        if !matches!(words.next(), Some("anon" | "file")) {
+            continue;
+        }
+        for (node, bytes) in words.filter_map(|word| word.strip_prefix('N')?.split_once('=')) {
+            if let (Ok(node), Ok(bytes)) = (node.parse(), bytes.parse::<u64>()) {
+                resident.entry(NodeId(node)).or_default().0 += bytes;
+            }
+        }
+    }
+    resident
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_memory_is_anon_and_file() {
+        let text = "anon N0=4096 N1=8192\nfile N0=4096 N1=0\nkernel_stack N0=99 N1=99\nshmem N0=4096 N1=0\n";
+        assert_eq!(parse(text), [(NodeId(0), Bytes(8192)), (NodeId(1), Bytes(8192))].into());
+        assert_eq!(parse("anon N0 Nx=1 N1=y\n"), Resident::new());
+    }
+
+    #[test]
+    fn what_is_outside_the_nodes_counts() {
+        let resident = |n0, n1| [(NodeId(0), Bytes(n0)), (NodeId(1), Bytes(n1))].into();
+        let migration = Migration {
+            nodes: "0".parse().unwrap(),
+            before: resident(10, 100),
+            after: resident(90, 20),
+            took: Duration::ZERO,
+        };
+        assert_eq!((migration.moved(), migration.left()), (Bytes(80), Bytes(20)));
+    }
+
+    #[test]
+    fn a_slow_write_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("cpuset.mems"), "0\n").unwrap();
+        let (go, wait_for_go) = mpsc::channel::<()>();
+        let moving = migrate(dir.path(), "1".parse().unwrap(), Duration::from_millis(20), move |dir| {
+            wait_for_go.recv().unwrap();
+            Knob::CpusetMems.write(dir, "1")
+        });
+        let Ok(Moving::Running(result)) = moving else { panic!("{moving:?}") };
+        go.send(()).unwrap();
+        let migration = result.recv().unwrap().unwrap();
+        assert_eq!(migration.nodes.to_string(), "1");
+        assert!(migration.took >= Duration::from_millis(10), "{:?}", migration.took);
+        assert_eq!(Knob::CpusetMems.read(dir.path()).unwrap().to_string(), "1");
+    }
+}

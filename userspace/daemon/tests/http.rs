@@ -1,0 +1,327 @@
+//! Every route, in process: formats, errors, limits. The host is a directory; no probe is attached.
+
+use std::{fs, path::Path, sync::Arc};
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    http::{HeaderMap, Request, StatusCode, header},
+};
+use numaward_daemon::{
+    api,
+    config::Config,
+    health::{Heartbeat, Latch, Readiness},
+    http::{App, MAX_BODY_BYTES, PROBLEM_CONTENT_TYPE, Problem, open_api, router},
+    metrics::Metrics,
+    observe::Observer,
+};
+use serde_json::Value;
+use tower::ServiceExt;
+
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+struct Daemon {
+    router: Router,
+    /// Not released yet: the test says when the daemon is ready.
+    latch: Latch,
+    _root: tempfile::TempDir,
+}
+
+/// A host with two nodes, the second without CPUs.
+fn host() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let path = dir.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    write("sys/devices/system/cpu/online", "0-1\n");
+    write("sys/devices/system/node/online", "0-1\n");
+    for (node, cpus, distance) in [(0, "0-1\n", "10 20\n"), (1, "\n", "20 10\n")] {
+        let path = format!("sys/devices/system/node/node{node}");
+        write(&format!("{path}/cpulist"), cpus);
+        write(&format!("{path}/distance"), distance);
+        let meminfo = format!("Node {node} MemTotal:  1048576 kB\nNode {node} MemFree:  524288 kB\n");
+        write(&format!("{path}/meminfo"), &meminfo);
+        for (file, pages) in [("nr_hugepages", 4), ("free_hugepages", 3), ("surplus_hugepages", 0)] {
+            write(&format!("{path}/hugepages/hugepages-2048kB/{file}"), &format!("{pages}\n"));
+        }
+    }
+    dir
+}
+
+fn daemon_on(root: tempfile::TempDir) -> Daemon {
+    let mut config = Config { host_root: root.path().to_owned(), ..Config::default() };
+    config.probes.allocation.enabled = false;
+    let observer = Arc::new(Observer::new(&config));
+    let metrics = Arc::new(Metrics::new(observer.clone()));
+    let mut readiness = Readiness::default();
+    let latch = readiness.latch("cgroups");
+    let app = App::new(observer, metrics, readiness, Heartbeat::new());
+    Daemon { router: router(app), latch, _root: root }
+}
+
+fn daemon() -> Daemon {
+    daemon_on(host())
+}
+
+impl Daemon {
+    async fn ask(&self, request: Request<Body>) -> (StatusCode, HeaderMap, String) {
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let body = to_bytes(body, usize::MAX).await.unwrap();
+        (parts.status, parts.headers, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    async fn get(&self, path: &str, accept: Option<&str>) -> (StatusCode, HeaderMap, String) {
+        let mut request = Request::get(path);
+        if let Some(accept) = accept {
+            request = request.header(header::ACCEPT, accept);
+        }
+        self.ask(request.body(Body::empty()).unwrap()).await
+    }
+
+    async fn json<T: serde::de::DeserializeOwned>(&self, path: &str) -> T {
+        let (status, headers, body) = self.get(path, Some("application/json")).await;
+        assert_eq!(status, StatusCode::OK, "{path}: {body}");
+        assert_eq!(headers[header::CONTENT_TYPE], "application/json");
+        serde_json::from_str(&body).unwrap()
+    }
+
+    async fn problem(&self, request: Request<Body>) -> (Problem, HeaderMap) {
+        let uri = request.uri().clone();
+        let (status, headers, body) = self.ask(request).await;
+        assert_eq!(headers[header::CONTENT_TYPE], PROBLEM_CONTENT_TYPE, "{uri}: {body}");
+        let problem: Problem = serde_json::from_str(&body).unwrap();
+        assert_eq!(problem.status, status.as_u16());
+        assert_eq!(problem.instance, uri.path());
+        assert!(!problem.detail.is_empty() && !problem.title.is_empty());
+        (problem, headers)
+    }
+}
+
+#[tokio::test]
+async fn metrics_come_in_the_format_asked_for() {
+    let daemon = daemon();
+    for (accept, expected) in [
+        (None, PROMETHEUS),
+        (Some("*/*"), PROMETHEUS),
+        (Some("text/plain;version=0.0.4;q=0.5,*/*;q=0.1"), PROMETHEUS),
+        (Some("application/openmetrics-text;version=1.0.0,text/plain;q=0.5"), OPEN_METRICS),
+        (Some("application/openmetrics-text;q=0.2,text/plain;q=0.5"), PROMETHEUS),
+    ] {
+        let (status, headers, body) = daemon.get("/metrics", accept).await;
+        assert_eq!((status, headers[header::CONTENT_TYPE].to_str().unwrap()), (StatusCode::OK, expected));
+        assert_eq!(body.ends_with("# EOF\n"), expected == OPEN_METRICS, "{accept:?}");
+        let node = "numaward_node_memory_bytes{node=\"1\",kind=";
+        assert!(
+            body.contains(&format!("{node}\"memory\",state=\"total\"}} {}\n", (1024 - 8) << 20)),
+            "{body}"
+        );
+        assert!(body.contains(&format!("{node}\"memory\",state=\"free\"}} {}\n", 512 << 20)), "{body}");
+        assert!(body.contains(&format!("{node}\"hugepages-2Mi\",state=\"free\"}} {}\n", 6 << 20)), "{body}");
+        let probe = "numaward_probe{probe=\"alloc\",mode=\"absent\",reason=\"switched off by probes.allocation.enabled\"} 1";
+        assert!(body.contains(probe), "{body}");
+        // What is not counted is not shown as zero.
+        assert!(!body.contains("numaward_memory_allocated_bytes_total{"), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn a_format_that_is_not_offered_is_not_acceptable() {
+    let daemon = daemon();
+    for (path, accept) in [
+        ("/metrics", "application/json"),
+        ("/metrics", "application/openmetrics-text;version=2.0.0"),
+        ("/livez", "application/json"),
+        ("/readyz", "image/png"),
+        ("/api/v1/topology", "text/html"),
+        ("/api/v1/nodes", "text/html"),
+        ("/api/v1/workloads", "text/html"),
+        ("/api/v1/status", "text/html"),
+        ("/api/v1/version", "text/html"),
+        ("/openapi.json", "text/html;q=0.9, application/json;q=0"),
+    ] {
+        let request = Request::get(path).header(header::ACCEPT, accept).body(Body::empty()).unwrap();
+        let (problem, _) = daemon.problem(request).await;
+        assert_eq!(problem.status, 406, "{path} {accept}");
+        assert!(problem.detail.contains("Accept"), "{problem:?}");
+    }
+}
+
+#[tokio::test]
+async fn ready_when_every_part_is() {
+    let daemon = daemon();
+    let (problem, _) = daemon.problem(Request::get("/readyz").body(Body::empty()).unwrap()).await;
+    assert_eq!((problem.status, problem.detail.as_str()), (503, "not ready yet: cgroups"));
+    assert_eq!(daemon.get("/livez", None).await.0, StatusCode::OK);
+
+    let Daemon { router, latch, _root } = daemon;
+    latch.release();
+    let get = |path: &str| router.clone().oneshot(Request::get(path).body(Body::empty()).unwrap());
+    for (path, expected) in
+        [("/readyz", "ok\n"), ("/readyz?verbose", "[+] cgroups\nok\n"), ("/livez", "ok\n")]
+    {
+        let response = get(path).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK, "{path}");
+        assert_eq!(to_bytes(response.into_body(), 1000).await.unwrap(), expected, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn the_machine_and_its_nodes_are_served() {
+    let daemon = daemon();
+    let topology: api::Topology = daemon.json("/api/v1/topology").await;
+    let nodes: Vec<_> = topology.nodes.iter().map(|n| (n.node, n.cpus.as_str(), n.memory_only)).collect();
+    assert_eq!(nodes, [(0, "0-1", false), (1, "", true)]);
+    assert_eq!(topology.nodes[0].distances, [(0, 10), (1, 20)].into());
+    assert_eq!(topology.nodes[1].hugepages[0].total_pages, 4);
+
+    let nodes: api::Nodes = daemon.json("/api/v1/nodes").await;
+    let memory: Vec<_> =
+        nodes.nodes[1].memory.iter().map(|m| (m.kind.as_str(), m.total_bytes, m.free_bytes)).collect();
+    assert_eq!(
+        memory,
+        [("hugepages-2Mi", 8 << 20, Some(6 << 20)), ("memory", (1024 - 8) << 20, Some(512 << 20))]
+    );
+    assert_eq!(nodes.nodes[1].allocated, None, "no probe counts");
+
+    let workloads: api::Workloads = daemon.json("/api/v1/workloads").await;
+    assert_eq!(workloads.workloads, []);
+    let version: api::Version = daemon.json("/api/v1/version").await;
+    assert_eq!(version.version, numaward_daemon::VERSION);
+    let status: api::Status = daemon.json("/api/v1/status").await;
+    assert_eq!(status.probes[0].mode, "absent");
+    assert_eq!(status.degraded, []);
+}
+
+#[tokio::test]
+async fn a_broken_host_is_told_and_served_nevertheless() {
+    for (break_it, said) in [
+        ((|path| fs::remove_dir_all(path)) as fn(&Path) -> std::io::Result<()>, "cannot"),
+        (|path| fs::write(path.join("devices/system/node/node1/meminfo"), "junk\n"), "node1/meminfo"),
+        (|path| fs::write(path.join("devices/system/cpu/online"), "x\n"), "cpu/online"),
+    ] {
+        let root = host();
+        break_it(&root.path().join("sys")).unwrap();
+        let daemon = daemon_on(root);
+        let status: api::Status = daemon.json("/api/v1/status").await;
+        assert_eq!(status.degraded[0].part, "topology", "{status:?}");
+        assert!(status.degraded[0].reason.contains(said), "{said}: {status:?}");
+        let (status, _, body) = daemon.get("/metrics", None).await;
+        assert_eq!(status, StatusCode::OK);
+        assert!(body.contains("numaward_degraded{part=\"topology\"} 1\n"), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_becomes_unreadable_degrades_and_recovers() {
+    let daemon = daemon();
+    let meminfo = daemon._root.path().join("sys/devices/system/node/node1/meminfo");
+    let good = fs::read(&meminfo).unwrap();
+    fs::remove_file(&meminfo).unwrap();
+    let (_, _, body) = daemon.get("/metrics", None).await;
+    assert!(body.contains("numaward_degraded{part=\"node memory\"} 1\n"), "{body}");
+    assert!(body.contains("numaward_node_memory_bytes{node=\"0\""), "{body}");
+    assert!(!body.contains("numaward_node_memory_bytes{node=\"1\""), "{body}");
+    fs::write(&meminfo, good).unwrap();
+    let (_, _, body) = daemon.get("/metrics", None).await;
+    assert!(!body.contains("numaward_degraded{"), "{body}");
+    assert!(body.contains("numaward_node_memory_bytes{node=\"1\""), "{body}");
+}
+
+#[tokio::test]
+async fn errors_are_problem_details() {
+    let daemon = daemon();
+    let get = |path: &str| Request::get(path).body(Body::empty()).unwrap();
+
+    for path in ["/nope", "/api/v1", "/metrics/", "//metrics"] {
+        let (problem, _) = daemon.problem(get(path)).await;
+        assert_eq!((problem.status, problem.title.as_str()), (404, "Not Found"));
+        assert!(problem.detail.contains(path), "{problem:?}");
+    }
+    for (path, said) in [
+        ("/metrics?collect=x", "\"collect=x\""),
+        ("/api/v1/workloads?limit=1", "takes none"),
+        ("/readyz?exclude=cgroups", "takes verbose alone"),
+        ("/api/v1/status?%ff", "\"%ff\""),
+    ] {
+        let (problem, _) = daemon.problem(get(path)).await;
+        assert_eq!(problem.status, 400, "{path}");
+        assert!(problem.detail.contains(said), "{problem:?}");
+    }
+    for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
+        let request = Request::builder().method(method).uri("/metrics").body(Body::empty()).unwrap();
+        let (problem, headers) = daemon.problem(request).await;
+        assert_eq!((problem.status, headers[header::ALLOW].to_str().unwrap()), (405, "GET,HEAD"));
+        assert!(problem.detail.contains(method), "{problem:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_too_large_is_refused() {
+    let daemon = daemon();
+    let request = |size: usize| {
+        let body = Body::from(vec![b'x'; size]);
+        Request::get("/livez").header(header::CONTENT_LENGTH, size).body(body).unwrap()
+    };
+    let (problem, _) = daemon.problem(request(MAX_BODY_BYTES + 1)).await;
+    assert_eq!(problem.status, 413);
+    assert!(problem.detail.contains(&MAX_BODY_BYTES.to_string()), "{problem:?}");
+    assert_eq!(daemon.ask(request(MAX_BODY_BYTES)).await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn head_has_no_body() {
+    let daemon = daemon();
+    let (status, headers, body) = daemon.ask(Request::head("/metrics").body(Body::empty()).unwrap()).await;
+    assert_eq!((status, body.as_str()), (StatusCode::OK, ""));
+    assert_eq!(headers[header::CONTENT_TYPE], PROMETHEUS);
+}
+
+/// The document in the repository is what the code serves. `UPDATE=1 cargo test -p numaward-daemon` writes it.
+#[tokio::test]
+async fn the_open_api_document_is_checked_in() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("openapi.json");
+    let served: Value = daemon().json("/openapi.json").await;
+    assert_eq!(served, open_api());
+    let text = format!("{}\n", serde_json::to_string_pretty(&served).unwrap());
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(&path, &text).unwrap();
+    }
+    assert_eq!(fs::read_to_string(&path).unwrap_or_default(), text, "UPDATE=1 writes {}", path.display());
+}
+
+/// What the document promises is there, and nothing else is.
+#[tokio::test]
+async fn every_route_is_documented_and_answers() {
+    let daemon = daemon();
+    let document = open_api();
+    let paths: Vec<&str> = document["paths"].as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(
+        paths,
+        [
+            "/api/v1/nodes",
+            "/api/v1/status",
+            "/api/v1/topology",
+            "/api/v1/version",
+            "/api/v1/workloads",
+            "/livez",
+            "/metrics",
+            "/openapi.json",
+            "/readyz",
+        ]
+    );
+    for path in paths {
+        let (status, headers, _) = daemon.get(path, None).await;
+        let responses = &document["paths"][path]["get"]["responses"];
+        let response = &responses[status.as_str()];
+        let content_type = headers[header::CONTENT_TYPE].to_str().unwrap();
+        assert!(
+            response["content"][content_type].is_object(),
+            "{path}: {status} {content_type} in {response}"
+        );
+        assert!(responses["default"]["content"][PROBLEM_CONTENT_TYPE].is_object(), "{path}");
+    }
+}
