@@ -7,7 +7,7 @@
 //! A fault is a [`StartError`]: which component refuses, at which phase, and why. Its text is the kubelet's
 //! own wherever the kubelet has one.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, error::Error, fmt};
 
 use numaward_topology::{Bytes, CpuId, CpuSet, NodeId, ZoneKind};
 use serde::{Deserialize, Serialize};
@@ -105,15 +105,32 @@ pub enum Phase {
 }
 
 /// A component refuses to start.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{problem}")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartError {
     /// Which one.
     pub component: Component,
     /// When.
     pub phase: Phase,
     /// Why. Its text is the whole message.
-    pub problem: StartProblem,
+    pub problem: Box<StartProblem>,
+}
+
+impl StartError {
+    pub(crate) fn new(component: Component, phase: Phase, problem: StartProblem) -> Self {
+        Self { component, phase, problem: Box::new(problem) }
+    }
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.problem.fmt(f)
+    }
+}
+
+impl Error for StartError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.problem.source()
+    }
 }
 
 /// Why a component refuses to start.
@@ -259,7 +276,8 @@ pub enum StartProblem {
         /// The file.
         file: String,
         /// What is wrong with it.
-        problem: RestoreProblem,
+        #[source]
+        problem: Box<RestoreProblem>,
     },
     /// The shared pool is empty although there are allocations.
     #[error("default cpuset cannot be empty")]
@@ -379,7 +397,7 @@ pub enum RestoreProblem {
     },
     /// It is damaged.
     #[error("checkpoint is corrupted")]
-    Corrupt(CheckpointError),
+    Corrupt(#[source] CheckpointError),
 }
 
 /// What a strategy cannot work with in a machine.

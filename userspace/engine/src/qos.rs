@@ -1,7 +1,7 @@
 //! The quality-of-service class of a request, as Kubernetes derives it.
 //!
 //! *Guaranteed*: every container has limits of CPU and memory, and over all containers requests and limits
-//! add up to the same. *BestEffort*: nothing is set. *Burstable*: everything else. Only Guaranteed requests
+//! add up to the same. *Best effort*: nothing is set. *Burstable*: everything else. Only Guaranteed requests
 //! are given exclusive CPUs or memory on nodes by the kubelet.
 //!
 //! Amounts of zero count as not set, and hugepages do not count at all.

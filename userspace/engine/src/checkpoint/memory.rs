@@ -141,9 +141,11 @@ fn kind(text: &str, place: impl FnOnce() -> String) -> Result<ZoneKind, Checkpoi
 }
 
 fn node_set(ids: &[u32], place: impl Fn() -> String) -> Result<NodeSet, CheckpointError> {
-    let node = |&id: &u32| match id <= MAX_ID {
-        true => Ok(NodeId(id)),
-        false => Err(CheckpointError::Node { place: place(), text: id.to_string() }),
+    let node = |&id: &u32| {
+        if id > MAX_ID {
+            return Err(CheckpointError::Node { place: place(), text: id.to_string() });
+        }
+        Ok(NodeId(id))
     };
     ids.iter().map(node).collect()
 }

@@ -11,6 +11,8 @@ mod cpu;
 mod dump;
 mod memory;
 
+use std::fmt::Write as _;
+
 use numaward_topology::set::ListError;
 
 pub use self::{
@@ -103,7 +105,8 @@ fn go_json(value: &impl serde::Serialize) -> Result<String, CheckpointError> {
         // These occur within strings only.
         match char {
             '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
-                text.push_str(&format!("\\u{:04x}", u32::from(char)));
+                // Writing to a String does not fail.
+                let _ = write!(text, "\\u{:04x}", u32::from(char));
             }
             _ => text.push(char),
         }

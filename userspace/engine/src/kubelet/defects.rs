@@ -57,7 +57,7 @@ pub const CORES_ARE_COUNTED_BEFORE_LOOKING_AT_WHAT_IS_HELD: bool = true;
 ///
 /// Upstream: kubernetes #113035, #113130.
 pub(crate) fn one_node_skips_the_growth_rule(mask: Mask) -> bool {
-    mask.count_ones() == 1
+    mask.is_power_of_two()
 }
 
 /// In pod scope, what an owner holds is taken to be what the first of its containers holds that holds

@@ -341,10 +341,10 @@ impl View {
         let kind_view = |(&kind, &requested): (&ZoneKind, &u64)| {
             // A size that a node does not have is a size of which it has nothing. (The kubelet crashes.)
             let column = |value: fn(&KindAccount) -> Bytes| {
-                let of_node = |account: &Option<&NodeAccount>| {
+                let of_node = |account: Option<&NodeAccount>| {
                     account.and_then(|account| account.kinds.get(&kind)).map_or(0, |account| value(account).0)
                 };
-                accounts.iter().map(of_node).collect()
+                accounts.iter().copied().map(of_node).collect()
             };
             KindView {
                 requested,
@@ -381,7 +381,7 @@ impl View {
 
     /// Whether the growth rule allows a set of nodes as a hint.
     fn group_allows_hint(&self, mask: Mask) -> bool {
-        if mask.count_ones() == 1 {
+        if mask.is_power_of_two() {
             return self.groups[mask.trailing_zeros() as usize].count_ones() <= 1;
         }
         self.foreign(mask).is_none()

@@ -58,9 +58,12 @@ pub(crate) fn lists<'a>(hints: impl IntoIterator<Item = &'a ProviderHints>) -> V
     for hints in hints {
         match hints {
             ProviderHints::ByResource(resources) => {
-                lists.extend(resources.iter().map(|(_, hints)| match hints.is_empty() {
-                    true => List::Any { preferred: false },
-                    false => List::Masks(hints.masks().collect()),
+                lists.extend(resources.iter().map(|(_, hints)| {
+                    if hints.is_empty() {
+                        List::Any { preferred: false }
+                    } else {
+                        List::Masks(hints.masks().collect())
+                    }
                 }));
             }
             ProviderHints::NoPreference => lists.push(List::Any { preferred: true }),
@@ -114,7 +117,7 @@ impl Rule {
                 List::Any { preferred: false } => return Vec::new(),
                 List::Masks(masks) => {
                     let eligible = |&(mask, preferred): &(Mask, bool)| {
-                        preferred && (self.policy != TopologyPolicy::SingleNumaNode || mask.count_ones() == 1)
+                        preferred && (self.policy != TopologyPolicy::SingleNumaNode || mask.is_power_of_two())
                     };
                     let mut named: Vec<Mask> =
                         masks.iter().filter(|hint| eligible(hint)).map(|&(mask, _)| mask).collect();

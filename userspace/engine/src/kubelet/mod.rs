@@ -106,8 +106,11 @@ pub(crate) trait HintProvider: fmt::Debug + Send + Sync {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reusable {
     pub(crate) cpus: Option<(OwnerId, CpuSet)>,
-    pub(crate) memory: Option<(OwnerId, BTreeMap<NodeSet, BTreeMap<ZoneKind, u64>>)>,
+    pub(crate) memory: Option<(OwnerId, BytesBySet)>,
 }
+
+/// Bytes by set of nodes and kind.
+pub(crate) type BytesBySet = BTreeMap<NodeSet, BTreeMap<ZoneKind, u64>>;
 
 /// The strategy `kubelet`.
 #[derive(Debug)]
@@ -147,8 +150,7 @@ impl Kubelet {
 
     fn check(machine: &Machine, config: &PolicyConfig) -> (Option<Self>, Vec<StartError>) {
         let mut problems = Vec::new();
-        let mut refuse =
-            |component, problem| problems.push(StartError { component, phase: Phase::New, problem });
+        let mut refuse = |component, problem| problems.push(StartError::new(component, Phase::New, problem));
         if let Err(problem) = check_machine(machine) {
             refuse(Component::Configuration, problem.into());
             return (None, problems);
@@ -158,11 +160,8 @@ impl Kubelet {
         }
         let nodes = NodeIndex::new(machine.nodes.keys().copied());
         let topology = TopologyOptions::parse(config, nodes.ids().len()).and_then(|options| {
-            let distances = match options.prefer_closest {
-                true => Some(Arc::new(Distances::new(machine, &nodes)?)),
-                false => None,
-            };
-            Ok((options, distances))
+            let distances = options.prefer_closest.then(|| Distances::new(machine, &nodes)).transpose()?;
+            Ok((options, distances.map(Arc::new)))
         });
         let topology = topology.map_err(|problem| refuse(Component::TopologyManager, problem)).ok();
         let topology_policy = topology.as_ref().map_or(TopologyPolicy::None, |(options, _)| options.policy);
@@ -264,7 +263,7 @@ impl Kubelet {
         request: &Request,
         merges: &mut Vec<Merge>,
     ) -> Result<(), (Option<ContainerName>, Cause)> {
-        let mut merged = |ledger: &mut Ledger, scope: Scope<'_>| {
+        let mut affinity_for = |ledger: &mut Ledger, scope: Scope<'_>| {
             let (affinity, merge) = self.merge(ledger, request, scope);
             let failed_at = merge.container.clone();
             let accepted = merge.accepted;
@@ -274,13 +273,13 @@ impl Kubelet {
         let anywhere = Affinity { mask: None, preferred: false };
         let for_all = match (self.topology.policy, self.topology.scope) {
             (TopologyPolicy::None, _) => Some(anywhere),
-            (_, TopologyScope::Pod) => Some(merged(ledger, Scope::Owner)?),
+            (_, TopologyScope::Pod) => Some(affinity_for(ledger, Scope::Owner)?),
             (_, TopologyScope::Container) => None,
         };
         for container in request.all_containers() {
             let affinity = match for_all {
                 Some(affinity) => affinity,
-                None => merged(ledger, Scope::Container(container))?,
+                None => affinity_for(ledger, Scope::Container(container))?,
             };
             self.allocate(ledger, request, container, affinity)
                 .map_err(|cause| (Some(container.name.clone()), cause))?;

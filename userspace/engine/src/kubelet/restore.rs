@@ -10,9 +10,10 @@ use numaward_topology::{Bytes, NodeId, ZoneKind};
 
 use super::{Kubelet, StaticMemory};
 use crate::{
-    checkpoint::{CpuCheckpoint, MemoryCheckpoint},
+    checkpoint::{CheckpointError, CpuCheckpoint, CpuState, MemoryCheckpoint},
     ledger::{Ledger, NodeAccount},
     policy::{Component, Phase, RestoreProblem, StartError, StartProblem, StateField},
+    request::{ContainerName, OwnerId},
 };
 
 /// The state files of an earlier run, if there are any.
@@ -22,6 +23,36 @@ pub struct Checkpoints {
     pub cpus: Option<CpuCheckpoint>,
     /// `memory_manager_state`
     pub memory: Option<MemoryCheckpoint>,
+}
+
+impl Checkpoints {
+    /// Reads the content of state files, where there are any. `containers` are the containers by the runtime's
+    /// ids, for a CPU state of version 1; `directory` is where the files are, for messages.
+    pub fn read(
+        cpus: Option<&str>,
+        memory: Option<&str>,
+        containers: &BTreeMap<String, (OwnerId, ContainerName)>,
+        directory: &str,
+    ) -> Result<Self, StartError> {
+        let corrupt = |component, manager, file: &str, error: CheckpointError| {
+            let file = format!("{directory}/{file}");
+            let problem = Box::new(RestoreProblem::Corrupt(error));
+            StartError::new(component, Phase::Start, StartProblem::Restore { manager, file, problem })
+        };
+        let read_cpus = |text| match CpuState::read(text)? {
+            CpuState::V1(state) => state.migrate(containers),
+            CpuState::V2(state) => Ok(state),
+        };
+        let cpus = cpus.map(read_cpus).transpose();
+        let memory = memory.map(MemoryCheckpoint::read).transpose();
+        Ok(Self {
+            cpus: cpus
+                .map_err(|error| corrupt(Component::CpuManager, "CPU manager", CpuCheckpoint::FILE, error))?,
+            memory: memory.map_err(|error| {
+                corrupt(Component::MemoryManager, "memory manager", MemoryCheckpoint::FILE, error)
+            })?,
+        })
+    }
 }
 
 /// The result of a start.
@@ -38,7 +69,7 @@ impl Kubelet {
     /// Takes over the state of an earlier run, or begins anew where there is none. `directory` is where the
     /// state files are, for messages.
     pub fn restore(&self, mut checkpoints: Checkpoints, directory: &str) -> Restored {
-        let refuse = |component, problem| StartError { component, phase: Phase::Start, problem };
+        let refuse = |component, problem| StartError::new(component, Phase::Start, problem);
         let mut ledger = Ledger::default();
         ledger.notes.restoring = true;
         let cpus = self.restore_cpus(&mut ledger, checkpoints.cpus.as_ref(), directory);
@@ -81,7 +112,7 @@ impl Kubelet {
                 return Err(StartProblem::Restore {
                     manager: "CPU manager",
                     file: format!("{directory}/{}", CpuCheckpoint::FILE),
-                    problem: RestoreProblem::OtherCpuPolicy { configured, saved },
+                    problem: RestoreProblem::OtherCpuPolicy { configured, saved }.into(),
                 });
             }
             ledger.shared_pool.clone_from(&checkpoint.shared_pool);
@@ -106,7 +137,7 @@ impl Kubelet {
                 return Err(StartProblem::Restore {
                     manager: "memory manager",
                     file: format!("{directory}/{}", MemoryCheckpoint::FILE),
-                    problem: RestoreProblem::OtherMemoryPolicy { configured, saved },
+                    problem: RestoreProblem::OtherMemoryPolicy { configured, saved }.into(),
                 });
             }
             ledger.nodes.clone_from(&checkpoint.nodes);

@@ -75,7 +75,8 @@ pub(crate) fn run(directory: &Path) -> Result<Report, String> {
     for entry in fs::read_dir(directory).map_err(|error| at(directory, &error))? {
         let path = entry.map_err(|error| at(directory, &error))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if name.ends_with(".json") || name.ends_with(".json.gz") {
+        let plain = name.strip_suffix(".gz").unwrap_or(&name);
+        if Path::new(plain).extension().is_some_and(|extension| extension == "json") {
             files.push((name, path));
         }
     }
@@ -133,16 +134,20 @@ fn run_vector(report: &mut Report, vector: String, value: Value) {
 
 /// Reads and writes a state file.
 fn check_state_file(vector: &StateFile) -> Vec<String> {
-    let read_and_write = || match vector.file.as_str() {
-        CpuCheckpoint::FILE => match CpuState::read(&vector.content)? {
-            CpuState::V2(state) => Ok((state.hash_input(), state.write()?)),
-            CpuState::V1(_) => Ok((String::new(), "read as version 1".to_owned())),
-        },
-        _ => {
+    let read_and_write = || {
+        if vector.file == CpuCheckpoint::FILE {
+            match CpuState::read(&vector.content)? {
+                CpuState::V2(state) => Ok((state.hash_input(), state.write()?)),
+                CpuState::V1(_) => Ok((String::new(), "read as version 1".to_owned())),
+            }
+        } else {
             let state = MemoryCheckpoint::read(&vector.content)?;
             Ok((state.hash_input()?, state.write()?))
         }
     };
+    if ![CpuCheckpoint::FILE, MemoryCheckpoint::FILE].contains(&vector.file.as_str()) {
+        return vec![format!("unknown state file {:?}", vector.file)];
+    }
     let mut differences = Vec::new();
     match read_and_write() {
         Err(error) => {
