@@ -1,5 +1,31 @@
-//! cgroup v2: knobs.
+//! cgroup v2: find the hierarchy, walk and watch it, tell workloads apart, read and write.
+//!
+//! - [`Hierarchy`] is a mounted tree: [`Hierarchy::open`] finds it, [`Hierarchy::walk`] lists its cgroups,
+//!   [`Hierarchy::path_of`] gives the path of an id, and the readers ([`read`]) give what a cgroup uses.
+//! - [`Watcher`] tells which cgroups came and went.
+//! - [`classify`] tells to which workload a cgroup belongs.
+//! - [`knob`] reads and writes settings.
+//!
+//! Everything is synchronous. A cgroup may vanish at any moment: that is never a failure of a walk or a
+//! watch, and a variant of its own in the readers' errors ([`ReadError::is_gone`]).
+//!
+//! Source: Documentation/admin-guide/cgroup-v2.rst.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod handle;
+mod hierarchy;
 pub mod knob;
+mod mounts;
+mod path;
+pub mod read;
+mod unescape;
+mod watch;
+mod workload;
+
+pub use hierarchy::{Cgroup, Hierarchy, OpenError, WalkError};
+pub use mounts::{Mounts, MountsError};
+pub use path::{CgroupId, CgroupPath, PathError};
+pub use read::ReadError;
+pub use watch::{Event, WatchMode, WatchOptions, Watcher};
+pub use workload::{Container, EXEC_PARENT, Workload, WorkloadKind, classify};

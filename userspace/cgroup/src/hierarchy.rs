@@ -1,0 +1,225 @@
+//! A mounted cgroup v2 hierarchy: finding it, walking it, ids and paths.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io,
+    os::{fd::AsFd, unix::fs::MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use crate::{CgroupId, CgroupPath, Mounts, MountsError, ReadError, handle, read::read_words};
+
+/// `CGROUP2_SUPER_MAGIC` of linux/magic.h.
+const CGROUP2_SUPER_MAGIC: u64 = 0x6367_7270;
+
+/// How to get a cgroup v2 hierarchy, for messages.
+const MEND: &str = "boot with `systemd.unified_cgroup_hierarchy=1` (without systemd: `cgroup_no_v1=all`), \
+                    or mount it: `mount -t cgroup2 none /sys/fs/cgroup`";
+
+/// A mounted cgroup v2 hierarchy.
+#[derive(Clone, Debug)]
+pub struct Hierarchy {
+    root: PathBuf,
+    /// Whether the root is on a cgroup2 file system, so that inodes are file handles.
+    is_cgroup2: bool,
+}
+
+/// A cgroup: its id and its path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cgroup {
+    /// The kernel's id.
+    pub id: CgroupId,
+    /// The path below the root of the hierarchy.
+    pub path: CgroupPath,
+}
+
+/// There is no cgroup v2 hierarchy to work with.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The mounts of this process cannot be read.
+    #[error(transparent)]
+    Mounts(#[from] MountsError),
+    /// None is mounted.
+    #[error("no cgroup v2 hierarchy is mounted: {MEND}")]
+    NotMounted,
+    /// The directory given cannot be used.
+    #[error("cannot open {path} as a cgroup v2 hierarchy: {source}", path = path.display())]
+    Unreadable {
+        /// The directory.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The directory given is on another file system.
+    #[error("{path} is not a cgroup v2 hierarchy (file system type {magic:#x}, expected {CGROUP2_SUPER_MAGIC:#x}): {MEND}", path = path.display())]
+    NotCgroup2 {
+        /// The directory.
+        path: PathBuf,
+        /// The magic number of its file system.
+        magic: u64,
+    },
+}
+
+/// The hierarchy cannot be walked.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot list the cgroups in {path}: {source}", path = path.display())]
+pub struct WalkError {
+    /// The directory that cannot be read. One that vanished is no error, unless it is the root.
+    pub path: PathBuf,
+    /// The system's error.
+    pub source: io::Error,
+}
+
+impl Hierarchy {
+    /// The cgroup v2 hierarchy of this host, wherever it is mounted: alone or, as `unified`, beside v1.
+    ///
+    /// Where several are mounted, the one that shows the most: in a container, the host's before its own.
+    pub fn open() -> Result<Self, OpenError> {
+        let mounts = Mounts::read(Path::new("/"))?;
+        Self::open_at(mounts.v2.first().ok_or(OpenError::NotMounted)?)
+    }
+
+    /// The cgroup v2 hierarchy mounted at `root`.
+    pub fn open_at(root: &Path) -> Result<Self, OpenError> {
+        match magic(root) {
+            Ok(CGROUP2_SUPER_MAGIC) => Ok(Self::at(root)),
+            Ok(magic) => Err(OpenError::NotCgroup2 { path: root.into(), magic }),
+            Err(source) => Err(OpenError::Unreadable { path: root.into(), source }),
+        }
+    }
+
+    /// The directory `root` taken for a hierarchy, whatever its file system: for tests and recorded trees.
+    pub fn at(root: &Path) -> Self {
+        Self { root: root.into(), is_cgroup2: magic(root).is_ok_and(|magic| magic == CGROUP2_SUPER_MAGIC) }
+    }
+
+    /// The directory of the root cgroup.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The directory of a cgroup.
+    pub fn dir(&self, path: &CgroupPath) -> PathBuf {
+        path.dir(&self.root)
+    }
+
+    /// The controllers that a cgroup may enable for its children (`cgroup.controllers`).
+    pub fn controllers(&self, path: &CgroupPath) -> Result<BTreeSet<String>, ReadError> {
+        read_words(&self.dir(path), "cgroup.controllers")
+    }
+
+    /// The controllers that a cgroup has enabled for its children (`cgroup.subtree_control`).
+    pub fn enabled_controllers(&self, path: &CgroupPath) -> Result<BTreeSet<String>, ReadError> {
+        read_words(&self.dir(path), "cgroup.subtree_control")
+    }
+
+    /// Every cgroup, the root first and each one before those below it.
+    ///
+    /// One that vanishes meanwhile may be in the list or not. One whose name is not UTF-8 is left out, with
+    /// all below it: it belongs to its parent then, as for the probes.
+    pub fn walk(&self) -> Result<Vec<Cgroup>, WalkError> {
+        let fail = |path: &Path, source| WalkError { path: path.into(), source };
+        let root = Stat::of(&self.root).map_err(|error| fail(&self.root, error))?;
+        let mut found = vec![Cgroup { id: root.id, path: CgroupPath::root() }];
+        let mut leaf = vec![root.is_leaf];
+        let mut next = 0;
+        while next < found.len() {
+            if !leaf[next] {
+                let parent = found[next].path.clone();
+                let dir = self.dir(&parent);
+                match self.children(&parent) {
+                    Ok(children) => {
+                        for (cgroup, is_leaf) in children {
+                            found.push(cgroup);
+                            leaf.push(is_leaf);
+                        }
+                    }
+                    Err(error) if is_gone(&error) && !parent.is_root() => {}
+                    Err(error) => return Err(fail(&dir, error)),
+                }
+            }
+            next += 1;
+        }
+        Ok(found)
+    }
+
+    /// The cgroups directly below one, and whether each is a leaf. Those that vanish meanwhile are left out.
+    pub(crate) fn children(&self, parent: &CgroupPath) -> io::Result<Vec<(Cgroup, bool)>> {
+        let dir = self.dir(parent);
+        let mut children = Vec::new();
+        for entry in fs::read_dir(&dir)? {
+            let entry = entry?;
+            if !entry.file_type()?.is_dir() {
+                continue;
+            }
+            let Some(path) = entry.file_name().to_str().and_then(|name| parent.child(name).ok()) else {
+                continue;
+            };
+            match Stat::of(&entry.path()) {
+                Ok(stat) => children.push((Cgroup { id: stat.id, path }, stat.is_leaf)),
+                Err(error) if is_gone(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(children)
+    }
+
+    /// The id of a cgroup; `None` where there is none (any more).
+    pub fn id_of(&self, path: &CgroupPath) -> Result<Option<CgroupId>, WalkError> {
+        let dir = self.dir(path);
+        match Stat::of(&dir) {
+            Ok(stat) => Ok(Some(stat.id)),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(source) => Err(WalkError { path: dir, source }),
+        }
+    }
+
+    /// The path of a cgroup; `None` where there is none (any more), or none below this hierarchy's root.
+    ///
+    /// Opens the cgroup by its id where this process may (`CAP_DAC_READ_SEARCH`), else walks the hierarchy.
+    pub fn path_of(&self, id: CgroupId) -> Result<Option<CgroupPath>, WalkError> {
+        if self.is_cgroup2 {
+            let opened = File::open(&self.root).and_then(|root| handle::open(&root, id));
+            match opened.and_then(|fd| handle::path_of(fd.as_fd())) {
+                Ok(dir) => {
+                    // A cgroup outside of what is mounted here has a path of its own making.
+                    let inside = dir.strip_prefix(&self.root).ok().and_then(Path::to_str);
+                    return Ok(inside.and_then(|path| format!("/{path}").parse().ok()));
+                }
+                Err(error) if error.raw_os_error() == Some(libc::ESTALE) => return Ok(None),
+                Err(_) => {}
+            }
+        }
+        Ok(self.walk()?.into_iter().find(|cgroup| cgroup.id == id).map(|cgroup| cgroup.path))
+    }
+}
+
+fn magic(path: &Path) -> io::Result<u64> {
+    // The type of the field differs by architecture.
+    Ok(u64::try_from(rustix::fs::statfs(path)?.f_type).unwrap_or(0))
+}
+
+/// What is asked of a directory.
+pub(crate) struct Stat {
+    pub(crate) id: CgroupId,
+    /// A directory has a link for itself and two names, and one for the parent entry of each directory in it.
+    /// Reading one without any would list some eighty files in vain. (Some file systems say 1 always.)
+    pub(crate) is_leaf: bool,
+}
+
+impl Stat {
+    pub(crate) fn of(dir: &Path) -> io::Result<Self> {
+        let metadata = fs::symlink_metadata(dir)?;
+        if !metadata.is_dir() {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        Ok(Self { id: CgroupId(metadata.ino()), is_leaf: metadata.nlink() == 2 })
+    }
+}
+
+/// Whether an error means that the cgroup vanished.
+pub(crate) fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
+        || error.kind() == io::ErrorKind::NotADirectory
+}

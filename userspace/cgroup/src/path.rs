@@ -1,0 +1,182 @@
+//! What a cgroup is called: by the kernel a number, by us a path.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+/// The id of a cgroup: the inode number of its directory, and what the kernel's probes call it.
+///
+/// Not reused while the machine runs (on 64-bit kernels).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CgroupId(pub u64);
+
+impl fmt::Display for CgroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The path of a cgroup below the root of the hierarchy, as in `/proc/PID/cgroup`: `/system.slice/a.service`.
+///
+/// Ordered by its names from the root down, so that a cgroup is directly followed by all that is below it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CgroupPath(String);
+
+impl CgroupPath {
+    /// The root of the hierarchy: `/`.
+    pub fn root() -> Self {
+        Self("/".into())
+    }
+
+    /// Whether this is the root of the hierarchy.
+    pub fn is_root(&self) -> bool {
+        self.0 == "/"
+    }
+
+    /// The path as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The names from the root down; none for the root itself.
+    pub fn components(&self) -> impl Iterator<Item = &str> {
+        self.0.split('/').filter(|name| !name.is_empty())
+    }
+
+    /// The parent; `None` for the root.
+    pub fn parent(&self) -> Option<Self> {
+        let (parent, _) = self.0.rsplit_once('/').filter(|_| !self.is_root())?;
+        Some(Self(if parent.is_empty() { "/" } else { parent }.to_owned()))
+    }
+
+    /// The cgroup called `name` directly below.
+    pub fn child(&self, name: &str) -> Result<Self, PathError> {
+        format!("{}/{name}", self.below_root()).parse()
+    }
+
+    /// Whether `other` is this cgroup or below it.
+    pub fn contains(&self, other: &Self) -> bool {
+        other.0.strip_prefix(self.below_root()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
+    /// This cgroup, its parent, and so on up to the root.
+    pub fn ancestors(&self) -> impl Iterator<Item = Self> {
+        std::iter::successors(Some(self.clone()), Self::parent)
+    }
+
+    /// The directory of the cgroup in a hierarchy mounted at `root`.
+    pub fn dir(&self, root: &Path) -> PathBuf {
+        match self.below_root() {
+            "" => root.to_owned(),
+            path => root.join(&path[1..]),
+        }
+    }
+
+    /// Empty for the root, else as it is.
+    fn below_root(&self) -> &str {
+        if self.is_root() { "" } else { &self.0 }
+    }
+}
+
+impl Ord for CgroupPath {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.components().cmp(other.components())
+    }
+}
+
+impl PartialOrd for CgroupPath {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// A text is no path of a cgroup.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not the path of a cgroup (expected one such as `/system.slice/nginx.service`)")]
+pub struct PathError(pub String);
+
+impl FromStr for CgroupPath {
+    type Err = PathError;
+
+    fn from_str(text: &str) -> Result<Self, PathError> {
+        // The kernel refuses line ends in names, because of /proc/PID/cgroup.
+        let sound = |name: &str| !matches!(name, "" | "." | "..") && !name.contains(['\0', '\n']);
+        match text.strip_prefix('/') {
+            Some("") => Ok(Self::root()),
+            Some(names) if names.split('/').all(sound) => Ok(Self(text.to_owned())),
+            _ => Err(PathError(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for CgroupPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Serialize for CgroupPath {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for CgroupPath {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> CgroupPath {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_path_is_names_below_the_root() {
+        for (text, parent, dir) in [
+            ("/", None, "/cg"),
+            ("/a", Some("/"), "/cg/a"),
+            ("/a.slice/b c.service", Some("/a.slice"), "/cg/a.slice/b c.service"),
+        ] {
+            let path = path(text);
+            assert_eq!(path.to_string(), text);
+            assert_eq!(path.parent().map(|parent| parent.to_string()).as_deref(), parent);
+            assert_eq!(path.dir(Path::new("/cg")), Path::new(dir));
+        }
+        assert_eq!(path("/").child("a").unwrap().child("b").unwrap(), path("/a/b"));
+        assert_eq!(path("/a/b").ancestors().map(|path| path.0).collect::<Vec<_>>(), ["/a/b", "/a", "/"]);
+    }
+
+    #[test]
+    fn what_is_no_path_is_refused() {
+        for text in ["", "a", "//", "/a/", "/a//b", "/a/../b", "/.", "/a\n", "/a\0"] {
+            assert!(text.parse::<CgroupPath>().is_err(), "{text:?}");
+        }
+        assert!(path("/a").child("b/..").is_err());
+        assert!(path("/a").child("").is_err());
+    }
+
+    #[test]
+    fn a_cgroup_contains_itself_and_what_is_below() {
+        assert!(path("/").contains(&path("/")) && path("/").contains(&path("/a")));
+        assert!(path("/a").contains(&path("/a")) && path("/a").contains(&path("/a/b")));
+        assert!(!path("/a").contains(&path("/ab")) && !path("/a/b").contains(&path("/a")));
+    }
+
+    #[test]
+    fn what_is_below_follows_directly() {
+        let mut paths = ["/a/b", "/a-1", "/a", "/b", "/", "/a.slice/c"].map(path);
+        paths.sort();
+        assert_eq!(paths.map(|path| path.0), ["/", "/a", "/a/b", "/a-1", "/a.slice/c", "/b"]);
+    }
+}

@@ -1,0 +1,579 @@
+//! Tells which cgroups came and went.
+//!
+//! Every directory of the hierarchy is watched with inotify, and a sweep (a walk of the whole hierarchy) now and
+//! then finds whatever the watches missed. Where inotify cannot serve (its limits are reached, or it may not
+//! be used), sweeps alone do, each within a second of the last, and [`Watcher::mode`] says why.
+//!
+//! Invariants: each cgroup is told as added once before it is told as removed; a parent is added before and
+//! removed after those below it; a new cgroup at the path of a removed one is another cgroup. A cgroup that
+//! came and went between two looks is not told.
+//!
+//! A directory is watched first and listed then, so that whatever is made in it is either listed or told by
+//! its watch, or both. When an event tells of a name, only what is found there now counts: events are old.
+//!
+//! Source: inotify(7).
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags},
+    io::Errno,
+    time::Timespec,
+};
+
+use crate::{
+    Cgroup, CgroupId, CgroupPath, Hierarchy, WalkError,
+    hierarchy::{Stat, is_gone},
+};
+
+/// A cgroup came or went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// It is new, or was there when the watch began.
+    Added(Cgroup),
+    /// It is gone.
+    Removed(Cgroup),
+}
+
+/// How new cgroups are noticed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WatchMode {
+    /// Each directory is watched; sweeps are only a safety net.
+    Watching,
+    /// By sweeps alone.
+    Sweeping {
+        /// Why, and what to do.
+        reason: String,
+    },
+}
+
+/// How often to sweep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WatchOptions {
+    /// Between two sweeps while directories are watched.
+    pub sweep_watched: Duration,
+    /// Between two sweeps where they cannot be. Bounds how late a cgroup is noticed then.
+    pub sweep_unwatched: Duration,
+}
+
+impl Default for WatchOptions {
+    /// 30 seconds, and 800 milliseconds.
+    fn default() -> Self {
+        Self { sweep_watched: Duration::from_secs(30), sweep_unwatched: Duration::from_millis(800) }
+    }
+}
+
+/// Follows a hierarchy.
+///
+/// [`next`](Self::next) blocks for at most the time it is given, so a thread can drive it. An event loop
+/// can wait until [`fd`](Self::fd) is readable or [`sweep_due`](Self::sweep_due) is reached, and call `next` with no
+/// time at all.
+#[derive(Debug)]
+pub struct Watcher {
+    hierarchy: Hierarchy,
+    options: WatchOptions,
+    inotify: Option<OwnedFd>,
+    mode: WatchMode,
+    known: BTreeMap<CgroupPath, Known>,
+    watched: HashMap<i32, CgroupPath>,
+    events: Vec<Event>,
+    sweep_due: Instant,
+    overflows: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    id: CgroupId,
+    watch: Option<i32>,
+}
+
+/// What inotify tells: a name in a watched directory.
+struct Told {
+    watch: i32,
+    flags: ReadFlags,
+    name: Option<String>,
+}
+
+impl Watcher {
+    /// Begins to follow a hierarchy. The first [`next`](Self::next) tells every cgroup that is there.
+    pub fn new(hierarchy: Hierarchy, options: WatchOptions) -> Self {
+        let (inotify, mode) = match inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK) {
+            Ok(fd) => (Some(fd), WatchMode::Watching),
+            Err(error) => (None, WatchMode::Sweeping { reason: why_unwatched(error, 0) }),
+        };
+        Self {
+            hierarchy,
+            options,
+            inotify,
+            mode,
+            known: BTreeMap::new(),
+            watched: HashMap::new(),
+            events: Vec::new(),
+            sweep_due: Instant::now(),
+            overflows: 0,
+        }
+    }
+
+    /// What came and went since the last call; waits for something at most `timeout`.
+    ///
+    /// An error says that the hierarchy itself cannot be listed. What was found is told by the next call.
+    pub fn next(&mut self, timeout: Duration) -> Result<Vec<Event>, WalkError> {
+        let start = Instant::now();
+        loop {
+            self.read_inotify()?;
+            let now = Instant::now();
+            if now >= self.sweep_due {
+                // Also where it fails, or a broken hierarchy would keep us busy.
+                self.sweep_due = now + self.sweep_interval();
+                self.sweep()?;
+                // It may have ended the watching.
+                self.sweep_due = now + self.sweep_interval();
+            }
+            let left = timeout.saturating_sub(start.elapsed());
+            if !self.events.is_empty() || left.is_zero() {
+                return Ok(std::mem::take(&mut self.events));
+            }
+            self.wait(left.min(self.sweep_due.saturating_duration_since(Instant::now())));
+        }
+    }
+
+    /// Readable when there is something to tell; `None` where nothing is watched.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inotify.as_ref().map(AsFd::as_fd)
+    }
+
+    /// When the next sweep is due.
+    pub fn sweep_due(&self) -> Instant {
+        self.sweep_due
+    }
+
+    /// How new cgroups are noticed. Falls from watching to sweeping for good.
+    pub fn mode(&self) -> &WatchMode {
+        &self.mode
+    }
+
+    /// How often more happened than inotify keeps. Each time, a sweep made up for it.
+    pub fn overflows(&self) -> u64 {
+        self.overflows
+    }
+
+    /// The cgroups that are there now, as told so far and by the next call. Each before those below it.
+    pub fn cgroups(&self) -> impl Iterator<Item = Cgroup> + '_ {
+        self.known.iter().map(|(path, known)| Cgroup { id: known.id, path: path.clone() })
+    }
+
+    fn sweep_interval(&self) -> Duration {
+        match self.mode {
+            WatchMode::Watching => self.options.sweep_watched,
+            WatchMode::Sweeping { .. } => self.options.sweep_unwatched,
+        }
+    }
+
+    fn wait(&self, time: Duration) {
+        let Some(inotify) = &self.inotify else { return std::thread::sleep(time) };
+        let Ok(timeout) = Timespec::try_from(time) else { return std::thread::sleep(time) };
+        // However this ends, the caller looks what there is.
+        let _ = poll(&mut [PollFd::new(inotify, PollFlags::IN)], Some(&timeout));
+    }
+
+    fn read_inotify(&mut self) -> Result<(), WalkError> {
+        for told in self.told() {
+            if told.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+                self.overflows += 1;
+                self.sweep_due = Instant::now();
+            } else if told.flags.contains(ReadFlags::IGNORED) {
+                self.watched.remove(&told.watch);
+            } else if let Some(name) = told.name.filter(|_| told.flags.contains(ReadFlags::ISDIR))
+                && let Some(parent) = self.watched.get(&told.watch)
+                && let Ok(path) = parent.child(&name)
+            {
+                self.look(path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All that inotify has to tell.
+    fn told(&mut self) -> Vec<Told> {
+        let mut all = Vec::new();
+        let Some(fd) = &self.inotify else { return all };
+        let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
+        let mut reader = inotify::Reader::new(fd, &mut buffer);
+        loop {
+            match reader.next() {
+                Ok(event) => all.push(Told {
+                    watch: event.wd(),
+                    flags: event.events(),
+                    name: event.file_name().and_then(|name| Some(name.to_str().ok()?.to_owned())),
+                }),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return all,
+                Err(error) => {
+                    self.stop_watching(format!("cannot read inotify events: {error}"));
+                    return all;
+                }
+            }
+        }
+    }
+
+    /// Compares the whole hierarchy with what is known.
+    fn sweep(&mut self) -> Result<(), WalkError> {
+        let found = self.hierarchy.walk()?;
+        let mut gone: BTreeMap<&CgroupPath, CgroupId> =
+            self.known.iter().map(|(path, known)| (path, known.id)).collect();
+        let new: Vec<&Cgroup> =
+            found.iter().filter(|cgroup| gone.remove(&cgroup.path) != Some(cgroup.id)).collect();
+        let gone: Vec<CgroupPath> = gone.into_keys().cloned().collect();
+        for path in gone {
+            self.look(path)?;
+        }
+        for cgroup in new {
+            self.look(cgroup.path.clone())?;
+        }
+        Ok(())
+    }
+
+    /// Makes what is known of `path`, and of all below if it is new, what is found there.
+    fn look(&mut self, path: CgroupPath) -> Result<(), WalkError> {
+        let mut unseen = vec![path];
+        while let Some(path) = unseen.pop() {
+            let dir = self.hierarchy.dir(&path);
+            let watch = self.watch(&path);
+            let stat = match Stat::of(&dir) {
+                Ok(stat) => stat,
+                Err(error) if is_gone(&error) => {
+                    self.forget(&path);
+                    self.unwatch(watch);
+                    continue;
+                }
+                Err(source) => return Err(WalkError { path: dir, source }),
+            };
+            match self.known.get(&path).copied() {
+                Some(known) if known.id == stat.id && known.watch == watch => continue,
+                // The watch was put on a cgroup that had the path before.
+                Some(known) if known.id == stat.id => self.unwatch(known.watch),
+                _ => {
+                    self.forget(&path);
+                    self.events.push(Event::Added(Cgroup { id: stat.id, path: path.clone() }));
+                }
+            }
+            self.known.insert(path.clone(), Known { id: stat.id, watch });
+            if let Some(watch) = watch {
+                self.watched.insert(watch, path.clone());
+            }
+            if stat.is_leaf {
+                continue;
+            }
+            match self.hierarchy.children(&path) {
+                Ok(children) => unseen.extend(children.into_iter().map(|(child, _)| child.path)),
+                Err(error) if is_gone(&error) => self.forget(&path),
+                Err(source) => return Err(WalkError { path: dir, source }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets the cgroup and all below it.
+    fn forget(&mut self, path: &CgroupPath) {
+        let below = self.known.range(path..).take_while(|(other, _)| path.contains(other));
+        let gone: Vec<(CgroupPath, Known)> = below.map(|(path, known)| (path.clone(), *known)).collect();
+        for (path, known) in gone.into_iter().rev() {
+            self.known.remove(&path);
+            self.unwatch(known.watch);
+            self.events.push(Event::Removed(Cgroup { id: known.id, path }));
+        }
+    }
+
+    /// Watches a directory, if there is one. `None` where it is not watched.
+    fn watch(&mut self, path: &CgroupPath) -> Option<i32> {
+        let flags = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW;
+        match inotify::add_watch(self.inotify.as_ref()?, self.hierarchy.dir(path), flags) {
+            Ok(watch) => Some(watch),
+            Err(error) if is_gone(&io::Error::from(error)) => None,
+            Err(error) => {
+                self.stop_watching(why_unwatched(error, self.watched.len()));
+                None
+            }
+        }
+    }
+
+    /// Ends a watch. Older kernels keep that of a removed cgroup otherwise, and with it the cgroup's memory.
+    fn unwatch(&mut self, watch: Option<i32>) {
+        if let (Some(watch), Some(inotify)) = (watch, &self.inotify) {
+            self.watched.remove(&watch);
+            // Other kernels have ended it already.
+            let _ = inotify::remove_watch(inotify, watch);
+        }
+    }
+
+    /// Leaves it to sweeps. The watches that there are go, for others to use.
+    fn stop_watching(&mut self, reason: String) {
+        self.inotify = None;
+        self.watched.clear();
+        for known in self.known.values_mut() {
+            known.watch = None;
+        }
+        self.mode = WatchMode::Sweeping { reason };
+        self.sweep_due = self.sweep_due.min(Instant::now() + self.options.sweep_unwatched);
+    }
+}
+
+fn why_unwatched(error: Errno, watches: usize) -> String {
+    match error {
+        Errno::NOSPC => format!(
+            "the limit of inotify watches was reached with {watches} of ours: raise fs.inotify.max_user_watches \
+             and restart"
+        ),
+        Errno::MFILE => "the limit of inotify instances or open files is reached: raise \
+                         fs.inotify.max_user_instances and restart"
+            .into(),
+        error => format!("inotify cannot be used: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path, process::Command};
+
+    use super::*;
+
+    /// Long enough for whatever is already there to be told.
+    const SOON: Duration = Duration::from_millis(500);
+
+    struct Tree {
+        dir: tempfile::TempDir,
+        watcher: Watcher,
+    }
+
+    impl Tree {
+        /// A tree with these directories, all told.
+        fn new(dirs: &[&str], options: WatchOptions) -> Self {
+            // In memory where that is possible: thousands of directories come and go.
+            let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+            for path in dirs {
+                fs::create_dir_all(dir.path().join(path)).unwrap();
+            }
+            let watcher = Watcher::new(Hierarchy::at(dir.path()), options);
+            let mut tree = Self { dir, watcher };
+            assert_eq!(tree.told().len(), tree.watcher.cgroups().count());
+            tree
+        }
+
+        /// Sweeps only to begin with, so that whatever is told comes from a watch.
+        fn without_sweeps(dirs: &[&str]) -> Self {
+            let never = Duration::from_hours(1);
+            Self::new(dirs, WatchOptions { sweep_watched: never, sweep_unwatched: never })
+        }
+
+        /// As `+PATH` and `-PATH`.
+        fn told(&mut self) -> Vec<String> {
+            let events = self.watcher.next(SOON).unwrap();
+            events
+                .iter()
+                .map(|event| match event {
+                    Event::Added(cgroup) => format!("+{}", cgroup.path),
+                    Event::Removed(cgroup) => format!("-{}", cgroup.path),
+                })
+                .collect()
+        }
+
+        fn path(&self, path: &str) -> std::path::PathBuf {
+            self.dir.path().join(path)
+        }
+
+        /// Whether what the watcher knows is what is there.
+        fn check(&self) {
+            let mut there = self.watcher.hierarchy.walk().unwrap();
+            there.sort_by(|a, b| a.path.cmp(&b.path));
+            assert_eq!(self.watcher.cgroups().collect::<Vec<_>>(), there);
+        }
+    }
+
+    #[test]
+    fn all_that_is_there_is_told_first_and_parents_before_children() {
+        let tree = tempfile::tempdir().unwrap();
+        fs::create_dir_all(tree.path().join("a/b/c")).unwrap();
+        fs::write(tree.path().join("a/cgroup.procs"), "").unwrap();
+        let mut watcher = Watcher::new(Hierarchy::at(tree.path()), WatchOptions::default());
+        let events = watcher.next(SOON).unwrap();
+        let paths: Vec<&str> = events
+            .iter()
+            .map(|event| match event {
+                Event::Added(cgroup) => cgroup.path.as_str(),
+                Event::Removed(cgroup) => panic!("{cgroup:?}"),
+            })
+            .collect();
+        assert_eq!(paths, ["/", "/a", "/a/b", "/a/b/c"]);
+        assert_eq!(watcher.mode(), &WatchMode::Watching);
+        assert_eq!(watcher.next(Duration::ZERO).unwrap(), []);
+    }
+
+    #[test]
+    fn what_comes_and_goes_is_told_by_the_watches() {
+        let mut tree = Tree::without_sweeps(&["a"]);
+        fs::create_dir(tree.path("a/b")).unwrap();
+        assert_eq!(tree.told(), ["+/a/b"]);
+        fs::create_dir(tree.path("a/b/c")).unwrap();
+        assert_eq!(tree.told(), ["+/a/b/c"], "a new directory is watched too");
+        fs::remove_dir(tree.path("a/b/c")).unwrap();
+        fs::remove_dir(tree.path("a/b")).unwrap();
+        assert_eq!(tree.told(), ["-/a/b/c", "-/a/b"]);
+        fs::write(tree.path("a/file"), "").unwrap();
+        assert!(tree.told().is_empty());
+        tree.check();
+    }
+
+    #[test]
+    fn what_is_made_in_a_directory_before_it_is_watched_is_told() {
+        let mut tree = Tree::without_sweeps(&[]);
+        fs::create_dir_all(tree.path("a/b/c")).unwrap();
+        assert_eq!(tree.told(), ["+/a", "+/a/b", "+/a/b/c"]);
+        fs::create_dir(tree.path("a/b/c/d")).unwrap();
+        assert_eq!(tree.told(), ["+/a/b/c/d"]);
+        tree.check();
+    }
+
+    #[test]
+    fn what_came_and_went_meanwhile_is_not_told() {
+        let mut tree = Tree::without_sweeps(&[]);
+        fs::create_dir_all(tree.path("a/b")).unwrap();
+        fs::remove_dir_all(tree.path("a")).unwrap();
+        assert!(tree.told().is_empty());
+    }
+
+    #[test]
+    fn a_new_cgroup_of_an_old_name_is_another() {
+        let mut tree = Tree::without_sweeps(&["a/b"]);
+        fs::remove_dir_all(tree.path("a")).unwrap();
+        // Keeps the file system from giving the same inode again, as the kernel never does for cgroups.
+        fs::create_dir_all(tree.path("other")).unwrap();
+        fs::create_dir_all(tree.path("other2")).unwrap();
+        fs::create_dir_all(tree.path("a/c")).unwrap();
+        let mut told = tree.told();
+        told.sort();
+        assert_eq!(told, ["+/a", "+/a/c", "+/other", "+/other2", "-/a", "-/a/b"]);
+        fs::create_dir(tree.path("a/c/d")).unwrap();
+        assert_eq!(tree.told(), ["+/a/c/d"]);
+        tree.check();
+    }
+
+    #[test]
+    fn many_that_come_and_go_are_told_right() {
+        let mut tree = Tree::without_sweeps(&["a"]);
+        let dir = tree.path("a");
+        let maker = std::thread::spawn(move || {
+            for turn in 0..200 {
+                let path = dir.join(format!("{}", turn % 7));
+                fs::create_dir_all(path.join("x/y")).unwrap();
+                if turn % 3 != 0 {
+                    fs::remove_dir_all(&path).unwrap();
+                }
+            }
+        });
+        let mut known: BTreeMap<CgroupPath, CgroupId> =
+            tree.watcher.cgroups().map(|cgroup| (cgroup.path, cgroup.id)).collect();
+        loop {
+            let done = maker.is_finished();
+            let events = tree.watcher.next(Duration::from_millis(50)).unwrap();
+            if done && events.is_empty() {
+                break;
+            }
+            for event in events {
+                match event {
+                    Event::Added(cgroup) => {
+                        assert!(
+                            known.contains_key(&cgroup.path.parent().unwrap()),
+                            "{cgroup:?} before its parent"
+                        );
+                        assert_eq!(known.insert(cgroup.path, cgroup.id), None);
+                    }
+                    Event::Removed(cgroup) => assert_eq!(known.remove(&cgroup.path), Some(cgroup.id)),
+                }
+            }
+        }
+        maker.join().unwrap();
+        tree.check();
+        assert_eq!(known.len(), tree.watcher.cgroups().count());
+        assert_eq!(tree.watcher.watched.len(), known.len(), "no watch is left behind");
+    }
+
+    #[test]
+    fn without_watches_sweeps_serve() {
+        let sweep = Duration::from_millis(20);
+        let mut tree =
+            Tree::new(&["a/b"], WatchOptions { sweep_watched: sweep * 1000, sweep_unwatched: sweep });
+        tree.watcher.stop_watching("told to".into());
+        assert_eq!(tree.watcher.mode(), &WatchMode::Sweeping { reason: "told to".into() });
+        assert!(tree.watcher.fd().is_none());
+        fs::create_dir_all(tree.path("c/d")).unwrap();
+        assert_eq!(tree.told(), ["+/c", "+/c/d"]);
+        fs::remove_dir_all(tree.path("a")).unwrap();
+        assert_eq!(tree.told(), ["-/a/b", "-/a"]);
+        tree.check();
+    }
+
+    #[test]
+    fn an_overflow_is_made_up_for() {
+        let mut tree = Tree::without_sweeps(&["a"]);
+        let limit: usize =
+            fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap().trim().parse().unwrap();
+        for _ in 0..=limit / 2 {
+            fs::create_dir(tree.path("a/again")).unwrap();
+            fs::remove_dir(tree.path("a/again")).unwrap();
+        }
+        fs::create_dir(tree.path("late")).unwrap();
+        assert_eq!(tree.told(), ["+/late"]);
+        assert_eq!(tree.watcher.overflows(), 1);
+        assert_eq!(tree.watcher.mode(), &WatchMode::Watching);
+    }
+
+    #[test]
+    fn a_hierarchy_that_is_not_there_is_an_error() {
+        let mut watcher = Watcher::new(Hierarchy::at(Path::new("/no/such/dir")), WatchOptions::default());
+        let error = watcher.next(Duration::ZERO).unwrap_err().to_string();
+        assert!(error.contains("/no/such/dir") && error.contains("No such file"), "{error}");
+    }
+
+    /// The limit is one of the user namespace, so this test runs itself in one with a limit of four.
+    #[test]
+    fn at_the_limit_of_watches_sweeps_take_over() {
+        const INSIDE: &str = "NUMAWARD_TEST_FOUR_WATCHES";
+        if std::env::var_os(INSIDE).is_some() {
+            let sweep = Duration::from_millis(20);
+            let options = WatchOptions { sweep_watched: sweep * 1000, sweep_unwatched: sweep };
+            let mut tree = Tree::new(&["a", "b"], options);
+            assert_eq!(tree.watcher.mode(), &WatchMode::Watching);
+            fs::create_dir_all(tree.path("c/d/e")).unwrap();
+            assert_eq!(tree.told(), ["+/c", "+/c/d", "+/c/d/e"]);
+            let WatchMode::Sweeping { reason } = tree.watcher.mode() else {
+                panic!("more than four watches")
+            };
+            assert!(reason.contains("fs.inotify.max_user_watches"), "{reason}");
+            fs::create_dir_all(tree.path("c/d/f")).unwrap();
+            assert_eq!(tree.told(), ["+/c/d/f"]);
+            return;
+        }
+        let namespace = |script: &str| {
+            let mut command = Command::new("unshare");
+            command.args(["--user", "--map-root-user", "sh", "-c", script]).env(INSIDE, "1");
+            command
+        };
+        let limit = "echo 4 > /proc/sys/user/max_inotify_watches";
+        if !namespace(limit).status().is_ok_and(|status| status.success()) {
+            assert!(std::env::var_os("CI").is_none(), "user namespaces are needed");
+            eprintln!("skipped: there are no user namespaces here");
+            return;
+        }
+        let name = "watch::tests::at_the_limit_of_watches_sweeps_take_over";
+        let script = format!("{limit} && exec \"$0\" --exact {name}");
+        let status = namespace(&script).arg(std::env::current_exe().unwrap()).status().unwrap();
+        assert!(status.success());
+    }
+}

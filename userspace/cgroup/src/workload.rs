@@ -1,0 +1,373 @@
+//! Which workload a cgroup belongs to. Pure: it looks at the path alone.
+//!
+//! Each cgroup belongs to exactly one workload, which owns a subtree. The workload of a cgroup is, in this order:
+//!
+//! 1. the deepest cgroup on its path that holds an allocation: what is promised to a subtree is used by all of
+//!    it. Where that cgroup is also one of the following, it keeps that name;
+//! 2. a command started by `numaward exec`: a child of the top-level cgroup [`EXEC_PARENT`];
+//! 3. a container of a Kubernetes pod; else any container. The outermost of several: what a container starts
+//!    is its own affair (but a pod's container beats the container that a whole Kubernetes node may run in, as
+//!    with kind). Pod and quality-of-service cgroups are no workloads;
+//! 4. a systemd unit, service or scope, directly in slices. Units inside a unit are its own affair too: those
+//!    of `user@1000.service` fold into it, or every desktop program would be a workload;
+//! 5. the top-level cgroup below the root; the root itself for the root.
+//!
+//! Sources: systemd.slice(5), systemd.unit(5) (escaping), Kubernetes' `pkg/kubelet/cm` (cgroup names of both
+//! drivers), and the names that containerd, CRI-O, Docker and Podman give to containers.
+
+use crate::{CgroupPath, unescape::unescape};
+
+/// The top-level cgroup whose children are commands started by `numaward exec`.
+pub const EXEC_PARENT: &str = "numaward";
+
+/// What owns a cgroup subtree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workload {
+    /// What it is.
+    pub kind: WorkloadKind,
+    /// Its name for people: unit, command, cgroup, or the first twelve digits of a container's id.
+    pub name: String,
+    /// Its cgroup. Those below belong to it, unless they are workloads of their own.
+    pub root: CgroupPath,
+    /// Which container it is.
+    pub container: Option<Container>,
+}
+
+/// What a workload is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WorkloadKind {
+    /// The root cgroup: kernel threads and what nobody put elsewhere.
+    Root,
+    /// A container.
+    Container,
+    /// A systemd service or scope.
+    Unit,
+    /// A command started by `numaward exec`.
+    Exec,
+    /// Another cgroup that has an allocation; named by its path.
+    Allocation,
+    /// A top-level cgroup, for all in it that is none of these.
+    TopLevel,
+}
+
+impl WorkloadKind {
+    /// The word for labels and the API.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Root => "root",
+            Self::Container => "container",
+            Self::Unit => "unit",
+            Self::Exec => "exec",
+            Self::Allocation => "allocation",
+            Self::TopLevel => "cgroup",
+        }
+    }
+}
+
+/// A container, as far as its cgroup's path tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Container {
+    /// The runtime's id.
+    pub id: String,
+    /// The Kubernetes pod it belongs to: `metadata.uid`, or the hash of a static pod's file.
+    pub pod_uid: Option<String>,
+    /// The prefix that the runtime gave to the cgroup: `cri-containerd`, `crio`, `docker`, `libpod`.
+    pub runtime: Option<String>,
+}
+
+/// Tells the workload of the cgroup at `path`. `has_allocation` tells of a cgroup whether the ledger has one
+/// for it.
+pub fn classify(path: &CgroupPath, has_allocation: impl Fn(&CgroupPath) -> bool) -> Workload {
+    let natural = by_path(path);
+    match path.ancestors().find(has_allocation) {
+        None => natural,
+        Some(promised) => {
+            let natural = by_path(&promised);
+            if natural.root == promised {
+                natural
+            } else {
+                let name = promised.to_string();
+                Workload { kind: WorkloadKind::Allocation, name, root: promised, container: None }
+            }
+        }
+    }
+}
+
+fn by_path(path: &CgroupPath) -> Workload {
+    let names: Vec<&str> = path.components().collect();
+    // The workload is the cgroup of the first `depth` names.
+    let workload = |kind, depth: usize, name: String, container| {
+        let below = path.components().count() - depth;
+        let root = path.ancestors().nth(below).unwrap_or_else(CgroupPath::root);
+        Workload { kind, name, root, container }
+    };
+    let Some(&top) = names.first() else {
+        return workload(WorkloadKind::Root, 0, "/".into(), None);
+    };
+    if let [EXEC_PARENT, command, ..] = names[..] {
+        return workload(WorkloadKind::Exec, 2, command.into(), None);
+    }
+    let container = (0..names.len())
+        .find_map(|index| Some((index, pod_container(&names, index)?)))
+        .or_else(|| names.iter().enumerate().find_map(|(index, name)| Some((index, plain_container(name)?))));
+    if let Some((index, container)) = container {
+        let name = container.id.chars().take(12).collect();
+        return workload(WorkloadKind::Container, index + 1, name, Some(container));
+    }
+    let unit = names.iter().position(|name| !has_suffix(name, ".slice"));
+    if let Some(index) = unit.filter(|&index| is_unit(names[index])) {
+        return workload(WorkloadKind::Unit, index + 1, display_name(names[index]), None);
+    }
+    workload(WorkloadKind::TopLevel, 1, display_name(top), None)
+}
+
+/// Whether a name ends so and is more than that.
+fn has_suffix(name: &str, suffix: &str) -> bool {
+    name.len() > suffix.len() && name.ends_with(suffix)
+}
+
+fn is_unit(name: &str) -> bool {
+    has_suffix(name, ".service") || has_suffix(name, ".scope")
+}
+
+/// The container at `names[index]`, if it is directly in a pod's cgroup.
+fn pod_container(names: &[&str], index: usize) -> Option<Container> {
+    let name = names[index];
+    // runc given systemd's notation without using systemd makes one cgroup of it: SLICE:RUNTIME:ID.
+    if let Some((slice, rest)) = name.split_once(':') {
+        let (runtime, id) = rest.split_once(':')?;
+        let pod_uid = Some(pod_of_slice(slice)?);
+        return Some(Container { id: id.into(), pod_uid, runtime: Some(runtime.into()) });
+    }
+    let parent = names[index.checked_sub(1)?];
+    let pod_uid = match parent.strip_prefix("pod") {
+        Some(uid) if !uid.is_empty() && names[..index - 1].iter().any(|name| is_kubepods(name)) => uid.into(),
+        _ => pod_of_slice(parent)?,
+    };
+    let mut container = plain_container(name).or_else(|| {
+        // An id of any shape, but for the monitors beside the containers and CRI-O's cgroup of the pod itself.
+        let other = name.contains("conmon") || is_unit(name) || has_suffix(name, ".slice");
+        (!other).then(|| Container { id: name.into(), pod_uid: None, runtime: None })
+    })?;
+    container.pod_uid = Some(pod_uid);
+    Some(container)
+}
+
+fn is_kubepods(name: &str) -> bool {
+    name == "kubepods" || name == "kubepods.slice" || has_suffix(name, "-kubepods.slice")
+}
+
+/// The pod of `kubepods[-QOS]-podUID.slice`, maybe below another slice (`kubelet-kubepods-…`). The systemd
+/// driver writes the dashes of a uid as underscores.
+fn pod_of_slice(name: &str) -> Option<String> {
+    let (parents, uid) = name.strip_suffix(".slice")?.rsplit_once("-pod")?;
+    let of_kubelet = parents.split('-').any(|part| part == "kubepods");
+    (of_kubelet && !uid.is_empty()).then(|| uid.replace('_', "-"))
+}
+
+/// The container that a name tells by itself: an id of 64 hexadecimal digits, alone or with its runtime, or a
+/// shorter one with a runtime that is known.
+fn plain_container(name: &str) -> Option<Container> {
+    const RUNTIMES: [&str; 5] = ["cri-containerd", "crio", "docker", "libpod", "nerdctl"];
+    let is_hex = |id: &str| id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let is_id = |id: &str| id.len() == 64 && is_hex(id);
+    if is_id(name) {
+        return Some(Container { id: name.into(), pod_uid: None, runtime: None });
+    }
+    let (runtime, id) = name.strip_suffix(".scope").unwrap_or(name).rsplit_once('-')?;
+    let known = RUNTIMES.contains(&runtime) && id.len() >= 12 && is_hex(id);
+    let is_container = known || (is_id(id) && !runtime.contains("conmon"));
+    is_container.then(|| Container { id: id.into(), pod_uid: None, runtime: Some(runtime.into()) })
+}
+
+/// The name of a unit as people write it: systemd escapes with `\x2d` what would be a separator.
+fn display_name(name: &str) -> String {
+    // An escape may make bytes that are no text: then the name is better as it was.
+    String::from_utf8(unescape(name.as_bytes(), br"\x", 2, 16)).unwrap_or_else(|_| name.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use WorkloadKind::{Allocation, Container as Ctr, Exec, Root, TopLevel, Unit};
+
+    const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    const ID2: &str = "fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210";
+    const POD: &str = "11111111-2222-3333-4444-555555555555";
+    const POD_: &str = "11111111_2222_3333_4444_555555555555";
+
+    fn of(path: &str) -> Workload {
+        let path =
+            path.replace("{ID}", ID).replace("{ID2}", ID2).replace("{POD}", POD).replace("{POD_}", POD_);
+        classify(&path.parse().unwrap(), |_| false)
+    }
+
+    fn root(path: &str) -> String {
+        of(path)
+            .root
+            .to_string()
+            .replace(ID, "{ID}")
+            .replace(ID2, "{ID2}")
+            .replace(POD, "{POD}")
+            .replace(POD_, "{POD_}")
+    }
+
+    #[test]
+    fn each_cgroup_has_its_workload() {
+        for (path, kind, name, workload_root) in [
+            ("/", Root, "/", "/"),
+            // systemd
+            ("/init.scope", Unit, "init.scope", "/init.scope"),
+            ("/system.slice/nginx.service", Unit, "nginx.service", "/system.slice/nginx.service"),
+            ("/system.slice/nginx.service/worker/1", Unit, "nginx.service", "/system.slice/nginx.service"),
+            (
+                r"/system.slice/systemd-fsck@dev-disk-by\x2duuid-1.service",
+                Unit,
+                "systemd-fsck@dev-disk-by-uuid-1.service",
+                r"/system.slice/systemd-fsck@dev-disk-by\x2duuid-1.service",
+            ),
+            (
+                "/user.slice/user-1000.slice/session-2.scope",
+                Unit,
+                "session-2.scope",
+                "/user.slice/user-1000.slice/session-2.scope",
+            ),
+            (
+                "/user.slice/user-1000.slice/user@1000.service/app.slice/firefox.service",
+                Unit,
+                "user@1000.service",
+                "/user.slice/user-1000.slice/user@1000.service",
+            ),
+            ("/system.slice", TopLevel, "system.slice", "/system.slice"),
+            ("/user.slice/user-1000.slice", TopLevel, "user.slice", "/user.slice"),
+            ("/system.slice/dev-hugepages.mount", TopLevel, "system.slice", "/system.slice"),
+            ("/system.slice/made-by-hand/a.service", TopLevel, "system.slice", "/system.slice"),
+            // what looks like an escape but is none
+            (r"/a\x2", TopLevel, r"a\x2", r"/a\x2"),
+            (r"/a\xff", TopLevel, r"a\xff", r"/a\xff"),
+            ("/.service", TopLevel, ".service", "/.service"),
+            // others
+            ("/batch/job1/step2", TopLevel, "batch", "/batch"),
+            ("/lxc.payload.web/system.slice/a.service", TopLevel, "lxc.payload.web", "/lxc.payload.web"),
+            // numaward exec
+            ("/numaward", TopLevel, "numaward", "/numaward"),
+            ("/numaward/bench-1", Exec, "bench-1", "/numaward/bench-1"),
+            ("/numaward/bench-1/child", Exec, "bench-1", "/numaward/bench-1"),
+            ("/system.slice/numaward.service", Unit, "numaward.service", "/system.slice/numaward.service"),
+            ("/batch/numaward/x", TopLevel, "batch", "/batch"),
+            // pods and quality of service are no workloads
+            ("/kubepods/burstable", TopLevel, "kubepods", "/kubepods"),
+            ("/kubepods/burstable/pod{POD}", TopLevel, "kubepods", "/kubepods"),
+            (
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD_}.slice",
+                TopLevel,
+                "kubepods.slice",
+                "/kubepods.slice",
+            ),
+            (
+                "/kubepods.slice/kubepods-pod{POD_}.slice/crio-conmon-{ID}.scope",
+                Unit,
+                "crio-conmon-0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef.scope",
+                "/kubepods.slice/kubepods-pod{POD_}.slice/crio-conmon-{ID}.scope",
+            ),
+        ] {
+            let found = of(path);
+            assert_eq!((found.kind, found.name.as_str()), (kind, name), "{path}");
+            assert_eq!(root(path), workload_root, "{path}");
+            assert_eq!(found.container, None, "{path}");
+        }
+    }
+
+    #[test]
+    fn containers_are_known_by_the_names_of_their_runtimes() {
+        let pod = Some(POD);
+        for (path, runtime, pod_uid, workload_root) in [
+            // cgroupfs driver
+            ("/kubepods/burstable/pod{POD}/{ID}", None, pod, "/kubepods/burstable/pod{POD}/{ID}"),
+            ("/kubepods/pod{POD}/{ID}/init.scope", None, pod, "/kubepods/pod{POD}/{ID}"),
+            // systemd driver
+            (
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD_}.slice/cri-containerd-{ID}.scope",
+                Some("cri-containerd"),
+                pod,
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD_}.slice/cri-containerd-{ID}.scope",
+            ),
+            (
+                "/kubepods.slice/kubepods-pod{POD_}.slice/crio-{ID}.scope/container",
+                Some("crio"),
+                pod,
+                "/kubepods.slice/kubepods-pod{POD_}.slice/crio-{ID}.scope",
+            ),
+            (
+                "/system.slice/containerd.service/kubepods-besteffort-pod{POD_}.slice:cri-containerd:{ID}",
+                Some("cri-containerd"),
+                pod,
+                "/system.slice/containerd.service/kubepods-besteffort-pod{POD_}.slice:cri-containerd:{ID}",
+            ),
+            // kind: a whole Kubernetes node in a container
+            (
+                "/system.slice/docker-{ID2}.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{POD_}.slice/cri-containerd-{ID}.scope",
+                Some("cri-containerd"),
+                pod,
+                "/system.slice/docker-{ID2}.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{POD_}.slice/cri-containerd-{ID}.scope",
+            ),
+            // Docker in a pod
+            ("/kubepods/pod{POD}/{ID}/docker/{ID2}", None, pod, "/kubepods/pod{POD}/{ID}"),
+            // without Kubernetes
+            ("/system.slice/docker-{ID}.scope", Some("docker"), None, "/system.slice/docker-{ID}.scope"),
+            ("/docker/{ID}/docker/{ID2}", None, None, "/docker/{ID}"),
+            (
+                "/machine.slice/libpod-{ID}.scope/container",
+                Some("libpod"),
+                None,
+                "/machine.slice/libpod-{ID}.scope",
+            ),
+            (
+                "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container",
+                Some("libpod"),
+                None,
+                "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope",
+            ),
+            ("/libpod_parent/libpod-{ID}", Some("libpod"), None, "/libpod_parent/libpod-{ID}"),
+        ] {
+            let found = of(path);
+            assert_eq!((found.kind, found.name.as_str()), (Ctr, "0123456789ab"), "{path}");
+            assert_eq!(root(path), workload_root, "{path}");
+            let container = found.container.unwrap();
+            assert_eq!(container.id, ID, "{path}");
+            assert_eq!(container.runtime.as_deref(), runtime, "{path}");
+            assert_eq!(container.pod_uid.as_deref(), pod_uid, "{path}");
+        }
+    }
+
+    #[test]
+    fn in_a_pod_an_id_may_have_any_shape() {
+        let workload = of("/kubepods/burstable/podabc/web-1");
+        assert_eq!((workload.kind, workload.name.as_str()), (Ctr, "web-1"));
+        assert_eq!(workload.container.unwrap().pod_uid.as_deref(), Some("abc"));
+        assert_eq!(of("/batch/podabc/web-1").kind, TopLevel, "only below kubepods");
+        assert_eq!(of("/system.slice/docker-proxy.service").kind, Unit);
+        assert_eq!(of("/machine.slice/libpod-conmon-{ID}.scope").kind, Unit);
+    }
+
+    #[test]
+    fn the_deepest_allocation_owns_what_is_below_it() {
+        let promised = |path: &CgroupPath| {
+            ["/batch/job1", "/batch/job1/deep", "/system.slice", "/system.slice/nginx.service"]
+                .contains(&path.as_str())
+        };
+        for (path, kind, name) in [
+            ("/batch", TopLevel, "batch"),
+            ("/batch/job1", Allocation, "/batch/job1"),
+            ("/batch/job1/step", Allocation, "/batch/job1"),
+            ("/batch/job1/deep/step", Allocation, "/batch/job1/deep"),
+            ("/batch/job2", TopLevel, "batch"),
+            ("/system.slice", TopLevel, "system.slice"),
+            ("/system.slice/redis.service", TopLevel, "system.slice"),
+            ("/system.slice/nginx.service/worker", Unit, "nginx.service"),
+        ] {
+            let found = classify(&path.parse().unwrap(), promised);
+            assert_eq!((found.kind, found.name.as_str()), (kind, name), "{path}");
+        }
+    }
+}
