@@ -1,0 +1,278 @@
+//! Where the cgroups of pods and containers are.
+//!
+//! The kubelet and the runtime name a cgroup in one of two ways, by *cgroup driver*:
+//!
+//! | driver | container | pod |
+//! |---|---|---|
+//! | cgroupfs | `/kubepods/burstable/podUID/ID` | `/kubepods/burstable/podUID` |
+//! | systemd | `kubepods-burstable-podUID.slice:cri-containerd:ID` | `kubepods-burstable-podUID.slice`, also with its parents before it |
+//!
+//! With systemd a slice lies within the slices that its name's dashes tell, dashes within the pod's UID are
+//! underscores, and the container is the scope `cri-containerd-ID.scope`. All paths here are absolute below the
+//! root of the cgroup hierarchy, without a `/` at the end.
+//!
+//! Sources: OCI runtime specification (`cgroupsPath`), systemd.slice(5), the kubelet's cgroup names
+//! (`kubepods`, `burstable`, `besteffort`, `podUID`).
+
+use std::path::{Component, Path};
+
+use numaward_engine::QosClass;
+
+/// A text does not name a cgroup.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{text:?} does not name a cgroup: {problem} \
+     (expected `/PARENT/NAME` or, with the systemd driver, `NAME.slice:PREFIX:NAME`)"
+)]
+pub struct CgroupPathError {
+    /// The whole text.
+    pub text: String,
+    /// What is wrong with it.
+    pub problem: &'static str,
+}
+
+/// The cgroup of a container, from `linux.cgroupsPath` of its OCI specification.
+pub fn of_container(cgroups_path: &str) -> Result<String, CgroupPathError> {
+    let fail = |problem| CgroupPathError { text: cgroups_path.to_owned(), problem };
+    let parts: Vec<&str> = cgroups_path.split(':').collect();
+    match parts[..] {
+        [path] => plain(path).map_err(fail),
+        [slice, prefix, name] => {
+            // What the runtimes do where no slice is given.
+            let slice = if slice.is_empty() { "system.slice" } else { slice };
+            let parent = expand_slice(slice).map_err(fail)?;
+            if prefix.is_empty() || name.is_empty() || [prefix, name].iter().any(|part| part.contains('/')) {
+                return Err(fail("the scope's prefix or name is empty, or has a `/`"));
+            }
+            Ok(format!("{parent}/{prefix}-{name}.scope"))
+        }
+        _ => Err(fail("it has colons, but not two")),
+    }
+}
+
+/// The cgroup of a pod, from the `cgroup_parent` that the kubelet gave the runtime.
+pub fn of_pod(cgroup_parent: &str) -> Result<String, CgroupPathError> {
+    let fail = |problem| CgroupPathError { text: cgroup_parent.to_owned(), problem };
+    let name = cgroup_parent.rsplit('/').next().unwrap_or(cgroup_parent);
+    if name.ends_with(".slice") { expand_slice(name) } else { plain(cgroup_parent) }.map_err(fail)
+}
+
+/// Checks a path as the cgroupfs driver gives it.
+fn plain(path: &str) -> Result<String, &'static str> {
+    if !path.starts_with('/') {
+        return Err("it is not absolute");
+    }
+    let mut clean = String::new();
+    for component in Path::new(path).components() {
+        match component {
+            Component::RootDir | Component::CurDir => {}
+            Component::Normal(name) => {
+                clean.push('/');
+                clean.push_str(&name.to_string_lossy());
+            }
+            Component::ParentDir | Component::Prefix(_) => return Err("it goes up with `..`"),
+        }
+    }
+    if clean.is_empty() { Err("it is the root") } else { Ok(clean) }
+}
+
+/// The path of a slice: `a-b.slice` is `/a.slice/a-b.slice`.
+fn expand_slice(slice: &str) -> Result<String, &'static str> {
+    let name = slice.strip_suffix(".slice").ok_or("the parent is not a slice")?;
+    if name == "-" {
+        return Ok(String::new());
+    }
+    if name.contains('/') || name.split('-').any(str::is_empty) {
+        return Err("the slice's name has an empty part or a `/`");
+    }
+    let ends = name.match_indices('-').map(|(at, _)| at).chain([name.len()]);
+    Ok(ends.map(|end| format!("/{}.slice", &name[..end])).collect())
+}
+
+/// A pod's or container's cgroup, recognised by its path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodCgroup {
+    /// The pod's class, which decides where its cgroup is.
+    pub qos: QosClass,
+    /// The pod's UID. For a static pod the hash of its manifest.
+    pub pod_uid: String,
+    /// The container's id, if the path is a container's or lies within one.
+    pub container_id: Option<String>,
+    /// The cgroups from the kubelet's own (`/kubepods`) down to the pod's, outermost first. A protection of
+    /// memory is only worth what all of them have.
+    pub ancestors: Vec<String>,
+}
+
+/// Recognises the cgroup of a pod, or of something within a pod. None for all others.
+///
+/// The kubelet's own cgroup may lie deeper than the root (`--cgroup-root`, nodes in containers).
+pub fn parse(path: &str) -> Option<PodCgroup> {
+    let names: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
+    let (pod, qos, pod_uid) = names.iter().enumerate().find_map(|(at, name)| {
+        let (qos, uid) = match name.strip_suffix(".slice") {
+            Some(slice) => systemd_pod(slice)?,
+            None => (cgroupfs_class(&names[..at])?, name.strip_prefix("pod")?.to_owned()),
+        };
+        (!uid.is_empty()).then_some((at, qos, uid))
+    })?;
+    let kubepods = names[..pod].iter().rposition(|name| {
+        let name = name.strip_suffix(".slice").unwrap_or(name);
+        name == "kubepods" || name.ends_with("-kubepods")
+    })?;
+    let ancestors = (kubepods..=pod).map(|end| format!("/{}", names[..=end].join("/"))).collect();
+    let container_id = names.get(pod + 1).map(|name| {
+        // `cri-containerd-ID.scope`, `crio-ID.scope`, `crio-ID` or `ID`: ids have no dash.
+        let name = name.strip_suffix(".scope").unwrap_or(name);
+        name.rsplit('-').next().unwrap_or(name).to_owned()
+    });
+    Some(PodCgroup { qos, pod_uid, container_id, ancestors })
+}
+
+/// The class that the names before `podUID` tell.
+fn cgroupfs_class(parents: &[&str]) -> Option<QosClass> {
+    match parents {
+        [.., "kubepods"] => Some(QosClass::Guaranteed),
+        [.., "kubepods", "burstable"] => Some(QosClass::Burstable),
+        [.., "kubepods", "besteffort"] => Some(QosClass::BestEffort),
+        _ => None,
+    }
+}
+
+/// Class and UID of a pod's slice, given without `.slice`.
+fn systemd_pod(slice: &str) -> Option<(QosClass, String)> {
+    let at = slice
+        .match_indices("kubepods-")
+        .map(|(at, _)| at)
+        .find(|&at| at == 0 || slice.as_bytes()[at - 1] == b'-')?;
+    let rest = &slice[at + "kubepods-".len()..];
+    let (qos, rest) = if let Some(rest) = rest.strip_prefix("burstable-") {
+        (QosClass::Burstable, rest)
+    } else if let Some(rest) = rest.strip_prefix("besteffort-") {
+        (QosClass::BestEffort, rest)
+    } else {
+        (QosClass::Guaranteed, rest)
+    };
+    let uid = rest.strip_prefix("pod").filter(|uid| !uid.contains('-'))?;
+    Some((qos, uid.replace('_', "-")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "0f2bd7cf-3ba1-4f26-a0a6-3b8a6d5c6b55";
+    const UID_UNIT: &str = "0f2bd7cf_3ba1_4f26_a0a6_3b8a6d5c6b55";
+
+    #[test]
+    fn containers_are_found_with_both_drivers() {
+        for (text, path) in [
+            (format!("/kubepods/burstable/pod{UID}/abc"), format!("/kubepods/burstable/pod{UID}/abc")),
+            (format!("/kubepods//pod{UID}/./abc/"), format!("/kubepods/pod{UID}/abc")),
+            (
+                format!("kubepods-burstable-pod{UID_UNIT}.slice:cri-containerd:abc"),
+                format!(
+                    "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_UNIT}.slice/\
+                     cri-containerd-abc.scope"
+                ),
+            ),
+            (
+                format!("kubepods-pod{UID_UNIT}.slice:crio:abc"),
+                format!("/kubepods.slice/kubepods-pod{UID_UNIT}.slice/crio-abc.scope"),
+            ),
+            (":runc:abc".to_owned(), "/system.slice/runc-abc.scope".to_owned()),
+            ("-.slice:runc:abc".to_owned(), "/runc-abc.scope".to_owned()),
+        ] {
+            assert_eq!(of_container(&text), Ok(path), "{text}");
+        }
+        for (text, problem) in [
+            ("", "not absolute"),
+            ("kubepods/abc", "not absolute"),
+            ("/", "the root"),
+            ("/kubepods/../../etc", "`..`"),
+            ("a.slice:b", "colons"),
+            ("a.slice:b:c:d", "colons"),
+            ("a:b:c", "not a slice"),
+            ("a--b.slice:b:c", "empty part"),
+            (".slice:b:c", "empty part"),
+            ("../a.slice:b:c", "a `/`"),
+            ("a.slice::c", "prefix or name"),
+            ("a.slice:b:../c", "prefix or name"),
+        ] {
+            let error = of_container(text).unwrap_err().to_string();
+            assert!(error.contains(problem), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn pods_are_found_with_both_drivers() {
+        let slices =
+            format!("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UID_UNIT}.slice");
+        for (text, path) in [
+            (format!("/kubepods/pod{UID}"), format!("/kubepods/pod{UID}")),
+            (slices.clone(), slices.clone()),
+            (format!("kubepods-besteffort-pod{UID_UNIT}.slice"), slices),
+        ] {
+            assert_eq!(of_pod(&text), Ok(path), "{text}");
+        }
+        for text in ["", "kubepods", "/a/../b", "/x/-a.slice"] {
+            assert!(of_pod(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn paths_are_recognised() {
+        use QosClass::{BestEffort, Burstable, Guaranteed};
+        let uid = UID;
+        let unit = UID_UNIT;
+        for (path, qos, container, ancestors) in [
+            (format!("/kubepods/pod{uid}"), Guaranteed, None, 2),
+            (format!("/kubepods/burstable/pod{uid}/abc"), Burstable, Some("abc"), 3),
+            (format!("/kubepods/besteffort/pod{uid}/crio-abc/inner"), BestEffort, Some("abc"), 3),
+            (
+                format!("/kubepods.slice/kubepods-pod{unit}.slice/cri-containerd-abc.scope"),
+                Guaranteed,
+                Some("abc"),
+                2,
+            ),
+            (
+                format!(
+                    "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{unit}.slice/crio-abc.scope"
+                ),
+                Burstable,
+                Some("abc"),
+                3,
+            ),
+            (
+                format!(
+                    "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/\
+                     kubelet-kubepods-besteffort-pod{unit}.slice"
+                ),
+                BestEffort,
+                None,
+                3,
+            ),
+            (format!("/kubelet/kubepods/pod{uid}/abc"), Guaranteed, Some("abc"), 2),
+        ] {
+            let got = parse(&path).unwrap_or_else(|| panic!("{path} is not recognised"));
+            assert_eq!((got.qos, got.pod_uid.as_str()), (qos, uid), "{path}");
+            assert_eq!(got.container_id.as_deref(), container, "{path}");
+            assert_eq!(got.ancestors.len(), ancestors, "{path}: {:?}", got.ancestors);
+            assert!(got.ancestors.iter().all(|ancestor| path.starts_with(ancestor.as_str())));
+            assert!(got.ancestors[0].contains("kubepods"), "{path}: {:?}", got.ancestors);
+        }
+        for path in [
+            "",
+            "/",
+            "/kubepods",
+            "/kubepods/burstable",
+            "/kubepods.slice/kubepods-burstable.slice",
+            "/kubepods/pod",
+            "/system.slice/podman.service",
+            "/machine.slice/libpod-abc.scope",
+            "/home/podcasts",
+            "/mykubepods-podx.slice",
+        ] {
+            assert_eq!(parse(path), None, "{path}");
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! From messages to types and back.
+//!
+//! Reading never fails: a field that makes no sense is left out and reported in `malformed`. A runtime's
+//! oddity in one field must not stop a node's pods from being created.
+
+use std::time::Duration;
+
+use numaward_topology::{Bytes, HugepageSize};
+
+use super::{
+    messages,
+    types::{
+        Container, ContainerState, Device, DeviceKind, Limit, Malformed, Pod, Resources, Settings, Update,
+    },
+};
+use crate::cgroup_path::{self, CgroupPathError};
+
+pub(crate) fn pod(message: messages::PodSandbox) -> Pod {
+    let mut malformed = Vec::new();
+    let linux = message.linux.unwrap_or_default();
+    Pod {
+        cgroup: cgroup(cgroup_path::of_pod, "linux.cgroup_parent", &linux.cgroup_parent, &mut malformed),
+        id: message.id,
+        name: message.name,
+        namespace: message.namespace,
+        uid: message.uid,
+        labels: message.labels,
+        annotations: message.annotations,
+        runtime_handler: message.runtime_handler,
+        overhead: linux.pod_overhead.map(resources),
+        resources: linux.pod_resources.map(resources),
+        malformed,
+    }
+}
+
+pub(crate) fn container(message: messages::Container) -> Container {
+    let mut malformed = Vec::new();
+    let linux = message.linux.unwrap_or_default();
+    Container {
+        cgroup: cgroup(cgroup_path::of_container, "linux.cgroups_path", &linux.cgroups_path, &mut malformed),
+        id: message.id,
+        pod_id: message.pod_sandbox_id,
+        name: message.name,
+        state: match message.state {
+            1 => ContainerState::Created,
+            2 => ContainerState::Paused,
+            3 => ContainerState::Running,
+            4 => ContainerState::Stopped,
+            _ => ContainerState::Unknown,
+        },
+        labels: message.labels,
+        annotations: message.annotations,
+        resources: linux.resources.map(resources).unwrap_or_default(),
+        oom_score_adj: linux.oom_score_adj.map(|adjustment| adjustment.value),
+        devices: linux.devices.into_iter().filter_map(|message| device(message, &mut malformed)).collect(),
+        pid: (message.pid != 0).then_some(message.pid),
+        malformed,
+    }
+}
+
+fn cgroup(
+    resolve: impl Fn(&str) -> Result<String, CgroupPathError>,
+    field: &'static str,
+    text: &str,
+    malformed: &mut Vec<Malformed>,
+) -> Option<String> {
+    if text.is_empty() {
+        return None;
+    }
+    let note = |error: CgroupPathError| Malformed {
+        field,
+        value: text.to_owned(),
+        problem: error.problem.to_owned(),
+    };
+    resolve(text).map_err(|error| malformed.push(note(error))).ok()
+}
+
+/// A device; none for named pipes and the like, which have no place.
+fn device(message: messages::LinuxDevice, malformed: &mut Vec<Malformed>) -> Option<Device> {
+    let kind = match message.kind.as_str() {
+        "b" => DeviceKind::Block,
+        "c" | "u" => DeviceKind::Character,
+        _ => return None,
+    };
+    match (u32::try_from(message.major), u32::try_from(message.minor)) {
+        (Ok(major), Ok(minor)) => Some(Device { path: message.path, kind, major, minor }),
+        _ => {
+            malformed.push(Malformed {
+                field: "linux.devices",
+                value: format!("{}:{}", message.major, message.minor),
+                problem: format!("not the numbers of a device ({})", message.path),
+            });
+            None
+        }
+    }
+}
+
+pub(crate) fn resources(message: messages::LinuxResources) -> Resources {
+    let mut malformed = Vec::new();
+    let cpu = message.cpu.unwrap_or_default();
+    let cpus = list("cpu.cpus", &cpu.cpus, &mut malformed);
+    let mems = list("cpu.mems", &cpu.mems, &mut malformed);
+    let mut hugepage_limits = std::collections::BTreeMap::new();
+    for limit in message.hugepage_limits {
+        match hugepage_size(&limit.page_size) {
+            // The runtime keeps all it was ever told; the kernel has what came last.
+            Some(size) => drop(hugepage_limits.insert(size, Bytes(limit.limit))),
+            None => malformed.push(Malformed {
+                field: "hugepage_limits",
+                value: limit.page_size,
+                problem: "not the size of a huge page (expected such as `2MB`)".to_owned(),
+            }),
+        }
+    }
+    Resources {
+        // Zero is "not set" in a container's OCI specification.
+        cpu_shares: cpu.shares.map(|shares| shares.value).filter(|&shares| shares != 0),
+        cpu_quota: limit(cpu.quota, Duration::from_micros),
+        cpu_period: cpu.period.filter(|period| period.value != 0).map(|p| Duration::from_micros(p.value)),
+        cpus,
+        mems,
+        memory_limit: limit(message.memory.unwrap_or_default().limit, Bytes),
+        hugepage_limits,
+        unified: message.unified,
+        malformed,
+    }
+}
+
+/// A limit: zero is "not set", a negative number "unlimited".
+fn limit<T>(message: Option<messages::OptionalI64>, at: impl Fn(u64) -> T) -> Option<Limit<T>> {
+    match message?.value {
+        0 => None,
+        value => Some(u64::try_from(value).map_or(Limit::Unlimited, |value| Limit::At(at(value)))),
+    }
+}
+
+fn list<T>(field: &'static str, text: &str, malformed: &mut Vec<Malformed>) -> Option<T>
+where
+    T: std::str::FromStr<Err = numaward_topology::set::ListError>,
+{
+    if text.trim().is_empty() {
+        return None;
+    }
+    let note = |error: numaward_topology::set::ListError| Malformed {
+        field,
+        value: error.text,
+        problem: error.problem,
+    };
+    text.parse().map_err(|error| malformed.push(note(error))).ok()
+}
+
+/// `2MB`, `1GB`, `64KB`: powers of 1024 in spite of their names.
+fn hugepage_size(text: &str) -> Option<HugepageSize> {
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let (count, unit) = text.split_at(digits);
+    let shift = match unit {
+        "KB" => 10,
+        "MB" => 20,
+        "GB" => 30,
+        _ => return None,
+    };
+    let bytes = count.parse::<u64>().ok().filter(|&count| count > 0)?.checked_mul(1 << shift)?;
+    Some(HugepageSize(Bytes(bytes)))
+}
+
+/// Settings as the runtime's message; none where nothing is to be set.
+pub(crate) fn settings(settings: &Settings) -> Option<messages::LinuxResources> {
+    if settings.is_empty() {
+        return None;
+    }
+    let (quota, period) = match settings.cpu_max {
+        None => (None, None),
+        Some(Limit::Unlimited) => (Some(-1), None),
+        Some(Limit::At(bandwidth)) => (
+            Some(i64::try_from(bandwidth.quota.as_micros()).unwrap_or(i64::MAX)),
+            Some(u64::try_from(bandwidth.period.as_micros()).unwrap_or(u64::MAX)),
+        ),
+    };
+    let unified = [
+        ("memory.min", settings.memory_min),
+        ("memory.low", settings.memory_low),
+        ("memory.high", settings.memory_high),
+    ];
+    Some(messages::LinuxResources {
+        cpu: Some(messages::LinuxCpu {
+            quota: quota.map(|value| messages::OptionalI64 { value }),
+            period: period.map(|value| messages::OptionalU64 { value }),
+            cpus: settings.cpus.as_ref().map(ToString::to_string).unwrap_or_default(),
+            mems: settings.mems.as_ref().map(ToString::to_string).unwrap_or_default(),
+            ..messages::LinuxCpu::default()
+        }),
+        unified: unified
+            .into_iter()
+            .filter_map(|(knob, value)| {
+                let value = match value? {
+                    Limit::Unlimited => "max".to_owned(),
+                    Limit::At(bytes) => bytes.0.to_string(),
+                };
+                Some((knob.to_owned(), value))
+            })
+            .collect(),
+        ..messages::LinuxResources::default()
+    })
+}
+
+pub(crate) fn update(update: &Update) -> messages::ContainerUpdate {
+    messages::ContainerUpdate {
+        container_id: update.container.clone(),
+        linux: Some(messages::LinuxContainerUpdate { resources: settings(&update.settings) }),
+        ignore_failure: update.ignore_failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nri::types::CpuBandwidth;
+
+    #[test]
+    fn what_cannot_be_read_is_left_out_and_told() {
+        let message = messages::Container {
+            id: "c1".to_owned(),
+            state: 3,
+            linux: Some(messages::LinuxContainer {
+                cgroups_path: "kubepods/relative".to_owned(),
+                devices: vec![
+                    messages::LinuxDevice {
+                        path: "/dev/nvme0n1".to_owned(),
+                        kind: "b".to_owned(),
+                        major: 259,
+                        minor: 0,
+                    },
+                    messages::LinuxDevice {
+                        path: "/dev/x".to_owned(),
+                        kind: "c".to_owned(),
+                        major: -1,
+                        minor: 0,
+                    },
+                    messages::LinuxDevice {
+                        path: "/pipe".to_owned(),
+                        kind: "p".to_owned(),
+                        major: -1,
+                        minor: 0,
+                    },
+                ],
+                resources: Some(messages::LinuxResources {
+                    cpu: Some(messages::LinuxCpu {
+                        shares: Some(messages::OptionalU64 { value: 512 }),
+                        quota: Some(messages::OptionalI64 { value: -1 }),
+                        period: Some(messages::OptionalU64 { value: 100_000 }),
+                        cpus: "0-3,x".to_owned(),
+                        mems: "1".to_owned(),
+                    }),
+                    memory: Some(messages::LinuxMemory {
+                        limit: Some(messages::OptionalI64 { value: 1 << 30 }),
+                    }),
+                    hugepage_limits: vec![
+                        messages::HugepageLimit { page_size: "2MB".to_owned(), limit: 1 },
+                        messages::HugepageLimit { page_size: "2MB".to_owned(), limit: 4 << 20 },
+                        messages::HugepageLimit { page_size: "1PB".to_owned(), limit: 1 },
+                    ],
+                    ..messages::LinuxResources::default()
+                }),
+                ..messages::LinuxContainer::default()
+            }),
+            ..messages::Container::default()
+        };
+        let got = container(message);
+        assert_eq!(got.state, ContainerState::Running);
+        assert_eq!((got.cgroup, got.pid), (None, None));
+        assert_eq!(got.devices.len(), 1);
+        assert_eq!(got.devices[0].major, 259);
+        let told: Vec<&str> = got.malformed.iter().map(|field| field.field).collect();
+        assert_eq!(told, ["linux.cgroups_path", "linux.devices"]);
+
+        let resources = got.resources;
+        assert_eq!(resources.cpu_shares, Some(512));
+        assert_eq!(resources.cpu_quota, Some(Limit::Unlimited));
+        assert_eq!(resources.cpu_period, Some(Duration::from_millis(100)));
+        assert_eq!((resources.cpus, resources.mems), (None, Some("1".parse().unwrap())));
+        assert_eq!(resources.memory_limit, Some(Limit::At(Bytes::gib(1))));
+        let limits: Vec<_> = resources.hugepage_limits.into_iter().collect();
+        assert_eq!(limits, [(HugepageSize(Bytes::mib(2)), Bytes::mib(4))]);
+        let told: Vec<String> = resources.malformed.iter().map(ToString::to_string).collect();
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert_eq!(told[0], r#"cpu.cpus = "0-3,x": "x" is not an id"#);
+        assert!(told[1].starts_with(r#"hugepage_limits = "1PB""#), "{told:?}");
+    }
+
+    #[test]
+    fn settings_become_what_the_runtime_expects() {
+        assert_eq!(settings(&Settings::default()), None);
+        let message = settings(&Settings {
+            cpus: Some("2-3".parse().unwrap()),
+            mems: Some("1".parse().unwrap()),
+            cpu_max: Some(Limit::Unlimited),
+            memory_min: Some(Limit::At(Bytes::mib(1))),
+            memory_high: Some(Limit::Unlimited),
+            ..Settings::default()
+        })
+        .unwrap();
+        let cpu = message.cpu.unwrap();
+        assert_eq!((cpu.cpus.as_str(), cpu.mems.as_str()), ("2-3", "1"));
+        assert_eq!(cpu.quota, Some(messages::OptionalI64 { value: -1 }));
+        assert_eq!((cpu.period, cpu.shares), (None, None));
+        let unified: Vec<_> =
+            message.unified.iter().map(|(knob, value)| (knob.as_str(), value.as_str())).collect();
+        assert_eq!(unified, [("memory.high", "max"), ("memory.min", "1048576")]);
+        assert_eq!((message.memory, message.hugepage_limits.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_bandwidth_is_sent_with_its_period() {
+        let bandwidth = CpuBandwidth { quota: Duration::from_millis(30), period: Duration::from_millis(20) };
+        let half = Settings { cpu_max: Some(Limit::At(bandwidth)), ..Settings::default() };
+        let cpu = settings(&half).unwrap().cpu.unwrap();
+        assert_eq!(cpu.quota, Some(messages::OptionalI64 { value: 30_000 }));
+        assert_eq!(cpu.period, Some(messages::OptionalU64 { value: 20_000 }));
+    }
+
+    #[test]
+    fn an_unset_set_is_sent_as_unchanged() {
+        let only_mems = Settings { mems: Some("0".parse().unwrap()), ..Settings::default() };
+        let cpu = settings(&only_mems).unwrap().cpu.unwrap();
+        assert_eq!((cpu.cpus.as_str(), cpu.quota, cpu.period), ("", None, None));
+    }
+}

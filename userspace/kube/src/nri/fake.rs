@@ -1,0 +1,1096 @@
+//! A container runtime's side of NRI, for tests.
+//!
+//! It does what containerd's does, as far as a plugin can tell, and is as unforgiving:
+//!
+//! - a frame that does not fit the buffer it is read into closes the connection (the rule of 4096 bytes, see
+//!   the module `wire`), as do 256 frames that nobody has read;
+//! - a call that takes longer than [`Config::request_timeout`] throws the plugin out, and goes on without it;
+//! - a subscription to an unknown event throws the plugin out;
+//! - what runs is told in parts of at most [`Config::message_limit`] bytes, and each part but the last must be
+//!   acknowledged without updates;
+//! - plugins are asked in the order of their index, each sees what the ones before have set, and two that set
+//!   the same field fail the creation;
+//! - one lock holds all calls apart, a plugin's `UpdateContainers` included;
+//! - an empty set of CPUs or nodes means "unchanged"; sets that the kernel would refuse fail at the start;
+//! - messages to the plugin come in frames of at most 4096 bytes.
+//!
+//! Time is tokio's, so tests may pause it, and connections are in memory, unless [`FakeRuntime::listen`] is
+//! used.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    io,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use numaward_topology::Bytes;
+use prost::Message as _;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, DuplexStream},
+    net::UnixListener,
+    sync::{Mutex as Lock, mpsc, watch},
+    time::Instant,
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{
+    EventMask, NriVersion, UNIMPLEMENTED, convert,
+    link::{CallError, Link},
+    messages::{
+        self, ContainerRequest, Empty, LinuxResources, PLUGIN_SERVICE, RUNTIME_SERVICE, Request, Response,
+    },
+    status,
+    types::{Container, Online},
+    version::EventKind,
+    wire::{self, Connection, MAX_FRAME, MAX_MESSAGE, MESSAGE_HEADER, Message, TooLong},
+};
+
+/// The buffer through which the runtime reads, in bytes.
+const READ_BUFFER: usize = 4096;
+/// Frames of one connection that may wait to be read.
+const FRAME_QUEUE: usize = 256;
+/// What a stream in memory holds, in bytes.
+const STREAM_BUFFER: usize = 64 << 10;
+
+/// What the runtime is, and how patient.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The runtime's name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// Its NRI version, if it tells one.
+    pub nri_version: Option<NriVersion>,
+    /// The events it knows.
+    pub events: EventMask,
+    /// Whether every event is a call of its own (from NRI 0.12 on), rather than a `StateChange`.
+    pub dedicated_calls: bool,
+    /// How long a plugin may take to register.
+    pub registration_timeout: Duration,
+    /// How long a plugin may take for an answer.
+    pub request_timeout: Duration,
+    /// Whether it tells the plugin these two.
+    pub tells_timeouts: bool,
+    /// The longest part of a `Synchronize`, in bytes.
+    pub message_limit: usize,
+    /// Whether calls are held apart, as in every real runtime.
+    pub serial: bool,
+    /// What the kernel accepts.
+    pub online: Online,
+}
+
+impl Config {
+    /// containerd 1.7.24: NRI 0.6.1, tells neither its version nor its timeouts.
+    pub fn containerd_1_7(online: Online) -> Self {
+        Self {
+            name: "containerd".to_owned(),
+            version: "1.7.24~ds1".to_owned(),
+            nri_version: None,
+            events: EventMask::BASIC,
+            dedicated_calls: false,
+            registration_timeout: Duration::from_secs(5),
+            request_timeout: Duration::from_secs(2),
+            tells_timeouts: false,
+            message_limit: MAX_MESSAGE,
+            serial: true,
+            online,
+        }
+    }
+
+    /// containerd 2.1.9: NRI 0.8.0.
+    pub fn containerd_2_1(online: Online) -> Self {
+        Self { version: "v2.1.9".to_owned(), tells_timeouts: true, ..Self::containerd_1_7(online) }
+    }
+
+    /// containerd 2.3.0: NRI 0.12.0, with all events and calls of their own.
+    pub fn containerd_2_3(online: Online) -> Self {
+        Self {
+            version: "v2.3.0".to_owned(),
+            nri_version: Some(NriVersion::new(0, 12, 0)),
+            events: EventMask(0x3fff),
+            dedicated_calls: true,
+            ..Self::containerd_2_1(online)
+        }
+    }
+}
+
+/// A pod to run.
+#[derive(Clone, Debug, Default)]
+pub struct PodSpec {
+    /// The sandbox's id.
+    pub id: String,
+    /// The pod's name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its UID.
+    pub uid: String,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// The cgroup that the kubelet made for it.
+    pub cgroup_parent: String,
+}
+
+/// A container to create.
+#[derive(Clone, Debug, Default)]
+pub struct ContainerSpec {
+    /// Its id.
+    pub id: String,
+    /// Its pod's sandbox.
+    pub pod_id: String,
+    /// Its name.
+    pub name: String,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// `linux.cgroupsPath` of its OCI specification.
+    pub cgroups_path: String,
+    /// `cpuset.cpus` that the kubelet asks for; empty: none.
+    pub cpus: String,
+    /// `cpuset.mems` that the kubelet asks for; empty: none.
+    pub mems: String,
+    /// Its CPU shares.
+    pub cpu_shares: Option<u64>,
+    /// Its memory limit.
+    pub memory_limit: Option<Bytes>,
+    /// Its limits of huge pages: size such as `2MB`, and bytes.
+    pub hugepage_limits: Vec<(String, u64)>,
+}
+
+/// A container runtime in memory. Clones are the same runtime; it stops with the last one.
+#[derive(Clone)]
+pub struct FakeRuntime {
+    inner: Arc<Inner>,
+    _stops: Arc<DropGuard>,
+}
+
+struct Inner {
+    config: Config,
+    /// Holds calls to the plugins, and from them, apart.
+    lock: Lock<()>,
+    state: Mutex<State>,
+    /// The plugins that are synchronized, by index and name.
+    names: watch::Sender<BTreeSet<String>>,
+    stop: CancellationToken,
+}
+
+#[derive(Default)]
+struct State {
+    pods: BTreeMap<String, messages::PodSandbox>,
+    containers: BTreeMap<String, messages::Container>,
+    plugins: BTreeMap<String, Arc<Peer>>,
+    connections: Vec<CancellationToken>,
+    log: Vec<String>,
+    down: bool,
+    fails_to_update: BTreeSet<String>,
+    updates_received: usize,
+}
+
+/// A plugin, seen from the runtime.
+struct Peer {
+    /// Index and name.
+    name: String,
+    link: Arc<Link>,
+    events: EventMask,
+}
+
+impl FakeRuntime {
+    /// A runtime that runs nothing.
+    pub fn new(config: Config) -> Self {
+        let stop = CancellationToken::new();
+        let inner = Inner {
+            config,
+            lock: Lock::default(),
+            state: Mutex::default(),
+            names: watch::Sender::default(),
+            stop: stop.clone(),
+        };
+        Self { inner: Arc::new(inner), _stops: Arc::new(stop.drop_guard()) }
+    }
+
+    /// Connects a plugin in memory.
+    pub fn connect(&self) -> io::Result<DuplexStream> {
+        if self.inner.state().down {
+            return Err(io::Error::from(io::ErrorKind::ConnectionRefused));
+        }
+        let (ours, theirs) = tokio::io::duplex(STREAM_BUFFER);
+        self.inner.accept(ours);
+        Ok(theirs)
+    }
+
+    /// What [`super::Plugin::run_with`] takes.
+    pub fn connector(&self) -> impl FnMut() -> std::future::Ready<io::Result<DuplexStream>> + Send + use<> {
+        let runtime = self.clone();
+        move || std::future::ready(runtime.connect())
+    }
+
+    /// Accepts plugins at a socket until [`stop`](Self::stop).
+    pub fn listen(&self, socket: &Path) -> io::Result<()> {
+        let listener = UnixListener::bind(socket)?;
+        let inner = Arc::clone(&self.inner);
+        let ends = inner.stop.child_token();
+        inner.state().connections.push(ends.clone());
+        tokio::spawn(ends.run_until_cancelled_owned(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                inner.accept(stream);
+            }
+        }));
+        Ok(())
+    }
+
+    /// Stops the runtime: every connection ends and none is accepted. What runs goes on.
+    pub fn stop(&self) {
+        let mut state = self.inner.state();
+        state.down = true;
+        state.connections.drain(..).for_each(|connection| connection.cancel());
+        std::mem::take(&mut state.plugins).values().for_each(|peer| peer.link.close());
+        drop(state);
+        self.inner.names.send_modify(BTreeSet::clear);
+    }
+
+    /// Starts the runtime again.
+    pub fn start(&self) {
+        self.inner.state().down = false;
+    }
+
+    /// Waits until exactly these plugins (such as `90-numaward`) are synchronized; whether they are, within ten
+    /// minutes.
+    #[must_use]
+    pub async fn has_plugins(&self, names: &[&str]) -> bool {
+        let names: BTreeSet<String> = names.iter().map(|&name| name.to_owned()).collect();
+        let mut now = self.inner.names.subscribe();
+        let there = tokio::time::timeout(Duration::from_secs(600), now.wait_for(|now| *now == names));
+        matches!(there.await, Ok(Ok(_)))
+    }
+
+    /// What the runtime logged: plugins that came, and why they went.
+    pub fn log(&self) -> Vec<String> {
+        self.inner.state().log.clone()
+    }
+
+    /// A container with the resources that are in force.
+    pub fn container(&self, id: &str) -> Option<Container> {
+        self.inner.state().containers.get(id).cloned().map(convert::container)
+    }
+
+    /// The ids of all containers.
+    pub fn containers(&self) -> Vec<String> {
+        self.inner.state().containers.keys().cloned().collect()
+    }
+
+    /// How many updates of containers plugins have asked for, those in answers included.
+    pub fn updates_received(&self) -> usize {
+        self.inner.state().updates_received
+    }
+
+    /// From now on the runtime fails to update this container.
+    pub fn fail_updates_of(&self, id: &str) {
+        self.inner.state().fails_to_update.insert(id.to_owned());
+    }
+
+    /// Adds a pod and a container that runs, as if from before any plugin came.
+    pub fn add_running(&self, pod: &PodSpec, container: &ContainerSpec) {
+        let mut state = self.inner.state();
+        state.pods.insert(pod.id.clone(), pod.message());
+        let container = messages::Container { state: 3, pid: 1000, ..container.message() };
+        state.containers.insert(container.id.clone(), container);
+    }
+
+    /// Writes bytes into a plugin's connection, whatever they are.
+    pub async fn send_raw(&self, plugin: &str, bytes: &[u8]) -> Result<(), String> {
+        let peer = self.inner.state().plugins.get(plugin).cloned();
+        let peer = peer.ok_or_else(|| format!("no plugin {plugin}"))?;
+        peer.link.send(bytes.to_vec()).await.map_err(|error| error.to_string())
+    }
+
+    /// Calls any method of a plugin. The error is the plugin's status code and message.
+    pub async fn call_raw(
+        &self,
+        plugin: &str,
+        service: &str,
+        method: &str,
+        payload: &[u8],
+    ) -> Result<(), String> {
+        let peer = self.inner.state().plugins.get(plugin).cloned();
+        let peer = peer.ok_or_else(|| format!("no plugin {plugin}"))?;
+        let timeout = self.inner.config.request_timeout;
+        let called = peer.link.call_encoded(service, method, payload.to_vec(), timeout).await;
+        called.map(drop).map_err(|error| match error {
+            CallError::Status { code, message } => format!("{code} {message}"),
+            error => error.to_string(),
+        })
+    }
+
+    /// Runs a pod's sandbox.
+    pub async fn run_pod(&self, pod: &PodSpec) -> Result<(), String> {
+        let _lock = self.inner.lock().await;
+        let message = pod.message();
+        self.inner.notify(EventKind::RunPodSandbox, Some(&message), None).await?;
+        self.inner.state().pods.insert(pod.id.clone(), message);
+        Ok(())
+    }
+
+    /// Changes a pod's resources. Asks only plugins that subscribed to it.
+    pub async fn update_pod(&self, id: &str, memory_limit: Bytes) -> Result<(), String> {
+        let _lock = self.inner.lock().await;
+        let pod = self.inner.pod(id)?;
+        let memory = messages::LinuxMemory { limit: Some(optional(memory_limit)) };
+        let request = messages::UpdatePodSandboxRequest {
+            pod: Some(pod.clone()),
+            linux_resources: Some(LinuxResources { memory: Some(memory), ..LinuxResources::default() }),
+            ..messages::UpdatePodSandboxRequest::default()
+        };
+        for peer in self.inner.subscribers(EventKind::UpdatePodSandbox) {
+            let _: Option<Empty> = self.inner.call(&peer, "UpdatePodSandbox", &request).await?;
+        }
+        self.inner.notify(EventKind::PostUpdatePodSandbox, Some(&pod), None).await
+    }
+
+    /// Stops and removes a pod's sandbox and all of its containers.
+    pub async fn remove_pod(&self, id: &str) -> Result<(), String> {
+        let pod = self.inner.pod(id)?;
+        let containers: Vec<String> = {
+            let state = self.inner.state();
+            let own = state.containers.values().filter(|container| container.pod_sandbox_id == id);
+            own.map(|container| container.id.clone()).collect()
+        };
+        for container in containers {
+            self.stop_container(&container).await?;
+            self.remove_container(&container).await?;
+        }
+        let _lock = self.inner.lock().await;
+        for event in [EventKind::StopPodSandbox, EventKind::RemovePodSandbox] {
+            let _logged_only = self.inner.notify(event, Some(&pod), None).await;
+        }
+        self.inner.state().pods.remove(id);
+        Ok(())
+    }
+
+    /// Creates a container.
+    pub async fn create_container(&self, container: &ContainerSpec) -> Result<Container, String> {
+        let _lock = self.inner.lock().await;
+        let pod = self.inner.pod(&container.pod_id)?;
+        let mut message = container.message();
+        let mut owners = Owners::default();
+        let mut updates = Vec::new();
+        for peer in self.inner.subscribers(EventKind::CreateContainer) {
+            let request = ContainerRequest { pod: Some(pod.clone()), container: Some(message.clone()) };
+            let asked = self.inner.call(&peer, "CreateContainer", &request).await;
+            let applied = asked.and_then(|answer: Option<messages::CreateContainerResponse>| {
+                let Some(answer) = answer else { return Ok(()) };
+                let wanted = answer.adjust.and_then(|adjust| adjust.linux?.resources);
+                if let Some(wanted) = wanted {
+                    owners.claim(&container.id, &peer.name, &wanted)?;
+                    merge(resources_of(&mut message), &wanted);
+                }
+                for update in answer.update {
+                    if update.container_id == container.id {
+                        return Err(format!(
+                            "plugin {:?} asked update of {:?} during creation",
+                            peer.name, container.id
+                        ));
+                    }
+                    owners.claim(&update.container_id, &peer.name, &wanted_of(&update))?;
+                    updates.push(update);
+                }
+                Ok(())
+            });
+            if let Err(error) = applied {
+                // The undo of the creation.
+                self.inner.stopped(&pod, &message).await;
+                let _logged_only =
+                    self.inner.notify(EventKind::RemoveContainer, Some(&pod), Some(&message)).await;
+                return Err(format!("failed to get NRI adjustment for container: {error}"));
+            }
+        }
+        message.state = 1;
+        self.inner.state().containers.insert(container.id.clone(), message.clone());
+        self.inner.apply(&updates);
+        let _logged_only =
+            self.inner.notify(EventKind::PostCreateContainer, Some(&pod), Some(&message)).await;
+        Ok(convert::container(message))
+    }
+
+    /// Starts a container. Here the kernel sees its settings for the first time.
+    pub async fn start_container(&self, id: &str) -> Result<(), String> {
+        let _lock = self.inner.lock().await;
+        let (pod, mut container) = self.inner.container(id)?;
+        container.pid = 1000;
+        self.inner.check(resources_of(&mut container))?;
+        self.inner.notify(EventKind::StartContainer, Some(&pod), Some(&container)).await?;
+        container.state = 3;
+        self.inner.state().containers.insert(id.to_owned(), container.clone());
+        let _logged_only =
+            self.inner.notify(EventKind::PostStartContainer, Some(&pod), Some(&container)).await;
+        Ok(())
+    }
+
+    /// Changes a container's resources, as the kubelet does. What is empty or none stays.
+    pub async fn update_container(&self, id: &str, to: &ContainerSpec) -> Result<Container, String> {
+        let _lock = self.inner.lock().await;
+        let (pod, mut container) = self.inner.container(id)?;
+        let mut requested = to.resources();
+        let mut owners = Owners::default();
+        let mut updates = Vec::new();
+        for peer in self.inner.subscribers(EventKind::UpdateContainer) {
+            let request = messages::UpdateContainerRequest {
+                pod: Some(pod.clone()),
+                container: Some(container.clone()),
+                linux_resources: Some(requested.clone()),
+            };
+            let answer: Option<messages::UpdatesResponse> =
+                self.inner.call(&peer, "UpdateContainer", &request).await?;
+            for update in answer.map(|answer| answer.update).unwrap_or_default() {
+                owners.claim(&update.container_id, &peer.name, &wanted_of(&update))?;
+                if update.container_id == id {
+                    merge(&mut requested, &wanted_of(&update));
+                } else {
+                    updates.push(update);
+                }
+            }
+        }
+        self.inner.check(&requested)?;
+        merge(resources_of(&mut container), &requested);
+        self.inner.state().containers.insert(id.to_owned(), container.clone());
+        self.inner.apply(&updates);
+        let _logged_only =
+            self.inner.notify(EventKind::PostUpdateContainer, Some(&pod), Some(&container)).await;
+        Ok(convert::container(container))
+    }
+
+    /// Stops a container.
+    pub async fn stop_container(&self, id: &str) -> Result<(), String> {
+        let _lock = self.inner.lock().await;
+        let (pod, mut container) = self.inner.container(id)?;
+        self.inner.stopped(&pod, &container).await;
+        container.state = 4;
+        self.inner.state().containers.insert(id.to_owned(), container);
+        Ok(())
+    }
+
+    /// Removes a container.
+    pub async fn remove_container(&self, id: &str) -> Result<(), String> {
+        let _lock = self.inner.lock().await;
+        let (pod, container) = self.inner.container(id)?;
+        let _logged_only = self.inner.notify(EventKind::RemoveContainer, Some(&pod), Some(&container)).await;
+        self.inner.state().containers.remove(id);
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn lock(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        if self.config.serial { Some(self.lock.lock().await) } else { None }
+    }
+
+    fn log(&self, line: String) {
+        self.state().log.push(line);
+    }
+
+    fn pod(&self, id: &str) -> Result<messages::PodSandbox, String> {
+        self.state().pods.get(id).cloned().ok_or_else(|| format!("no pod {id:?}"))
+    }
+
+    fn container(&self, id: &str) -> Result<(messages::PodSandbox, messages::Container), String> {
+        let container = self.state().containers.get(id).cloned();
+        let container = container.ok_or_else(|| format!("no container {id:?}"))?;
+        Ok((self.pod(&container.pod_sandbox_id)?, container))
+    }
+
+    fn subscribers(&self, event: EventKind) -> Vec<Arc<Peer>> {
+        let bit = 1 << (event as i32 - 1);
+        self.state().plugins.values().filter(|peer| peer.events.0 & bit != 0).cloned().collect()
+    }
+
+    /// The answer of a plugin; none if it died or was late, which throws it out.
+    async fn call<Q: prost::Message, P: prost::Message + Default>(
+        &self,
+        peer: &Peer,
+        method: &str,
+        request: &Q,
+    ) -> Result<Option<P>, String> {
+        let timeout = self.config.request_timeout;
+        match peer.link.call(PLUGIN_SERVICE, method, request, timeout).await {
+            Ok(answer) => Ok(Some(answer)),
+            Err(CallError::Status { code, message }) => {
+                Err(format!("rpc error: code = {code} desc = {message}"))
+            }
+            Err(error) => {
+                self.throw_out(&peer.name, &peer.link, &format!("{method}: {error}"));
+                Ok(None)
+            }
+        }
+    }
+
+    fn throw_out(&self, name: &str, link: &Arc<Link>, why: &str) {
+        self.log(format!("closing plugin {name}, {why}"));
+        link.close();
+        let mut state = self.state();
+        if state.plugins.get(name).is_some_and(|peer| Arc::ptr_eq(&peer.link, link)) {
+            state.plugins.remove(name);
+            self.names.send_if_modified(|names| names.remove(name));
+        }
+    }
+
+    /// Tells an event that has no answer of its own.
+    async fn notify(
+        &self,
+        event: EventKind,
+        pod: Option<&messages::PodSandbox>,
+        container: Option<&messages::Container>,
+    ) -> Result<(), String> {
+        for peer in self.subscribers(event) {
+            let (pod, container) = (pod.cloned(), container.cloned());
+            if self.config.dedicated_calls {
+                let request = ContainerRequest { pod: pod.clone(), container: container.clone() };
+                let told: Result<Option<Empty>, String> = self.call(&peer, event.method(), &request).await;
+                match told {
+                    // The fallback for plugins that know only changes of state.
+                    Err(error) if error.contains(&format!("code = {UNIMPLEMENTED} ")) => {}
+                    told => {
+                        told?;
+                        continue;
+                    }
+                }
+            }
+            let change = messages::StateChangeEvent { event: event as i32, pod, container };
+            let _: Option<Empty> = self.call(&peer, "StateChange", &change).await?;
+        }
+        Ok(())
+    }
+
+    async fn stopped(&self, pod: &messages::PodSandbox, container: &messages::Container) {
+        for peer in self.subscribers(EventKind::StopContainer) {
+            let request = ContainerRequest { pod: Some(pod.clone()), container: Some(container.clone()) };
+            match self.call(&peer, "StopContainer", &request).await {
+                Ok(answer) => {
+                    let answer: messages::UpdatesResponse = answer.unwrap_or_default();
+                    self.apply(&answer.update);
+                }
+                Err(error) => self.log(format!("StopContainer: {error}")),
+            }
+        }
+    }
+
+    /// Applies updates; returns those that failed. Unknown containers are skipped without a word.
+    fn apply(&self, updates: &[messages::ContainerUpdate]) -> Vec<messages::ContainerUpdate> {
+        let mut failed = Vec::new();
+        let mut state = self.state();
+        state.updates_received += updates.len();
+        for update in updates {
+            let wanted = wanted_of(update);
+            let fails = state.fails_to_update.contains(&update.container_id) || self.check(&wanted).is_err();
+            let Some(container) = state.containers.get_mut(&update.container_id) else { continue };
+            if fails {
+                if !update.ignore_failure {
+                    failed.push(update.clone());
+                }
+            } else {
+                merge(resources_of(container), &wanted);
+            }
+        }
+        failed
+    }
+
+    /// What the kernel says to a container's settings.
+    fn check(&self, resources: &LinuxResources) -> Result<(), String> {
+        let cpu = resources.cpu.clone().unwrap_or_default();
+        let refused =
+            |file: &str, value: &str| format!("failed to write {value:?}: {file}: invalid argument");
+        if !cpu
+            .cpus
+            .parse()
+            .is_ok_and(|cpus: numaward_topology::CpuSet| cpus.is_subset(&self.config.online.cpus))
+        {
+            return Err(refused("cpuset.cpus", &cpu.cpus));
+        }
+        if !cpu
+            .mems
+            .parse()
+            .is_ok_and(|mems: numaward_topology::NodeSet| mems.is_subset(&self.config.online.mems))
+        {
+            return Err(refused("cpuset.mems", &cpu.mems));
+        }
+        Ok(())
+    }
+
+    fn accept<S: AsyncRead + AsyncWrite + Send + 'static>(self: &Arc<Self>, stream: S) {
+        let inner = Arc::clone(self);
+        let ends = inner.stop.child_token();
+        inner.state().connections.push(ends.clone());
+        tokio::spawn(async move {
+            ends.run_until_cancelled(inner.serve(stream)).await;
+        });
+    }
+
+    /// Serves a plugin until its connection ends.
+    async fn serve<S: AsyncRead + AsyncWrite + Send + 'static>(&self, stream: S) {
+        let (reader, writer) = tokio::io::split(stream);
+        let (link, writing) = Link::new(Connection::Plugin, encode_as_go, writer);
+        let link = Arc::new(link);
+        let (to_answers, answers) = mpsc::channel(FRAME_QUEUE);
+        let (to_calls, calls) = mpsc::channel(FRAME_QUEUE);
+        let name = Mutex::new("??".to_owned());
+        let (registered, is_registered) = watch::channel(None);
+        let end = tokio::select! {
+            result = writing => format!("writing: {result:?}"),
+            why = read_frames(reader, &to_answers, &to_calls) => why,
+            why = read_answers(&link, BufferedReader::new(answers)) => why,
+            why = self.serve_calls(&link, BufferedReader::new(calls), &registered) => why,
+            why = self.converse(&link, is_registered, &name) => why,
+            () = link.closed.cancelled() => "the connection was closed".to_owned(),
+        };
+        let name = name.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.throw_out(&name, &link, &end);
+    }
+
+    /// The handshake; returns why it failed, or never.
+    async fn converse(
+        &self,
+        link: &Arc<Link>,
+        mut registered: watch::Receiver<Option<messages::RegisterPluginRequest>>,
+        name: &Mutex<String>,
+    ) -> String {
+        let config = &self.config;
+        let registration =
+            tokio::time::timeout(config.registration_timeout, registered.wait_for(Option::is_some)).await;
+        let Ok(Ok(Some(registration))) = registration.map(|known| known.map(|known| known.clone())) else {
+            return "plugin registration timed out".to_owned();
+        };
+        let full_name = format!("{}-{}", registration.plugin_idx, registration.plugin_name);
+        name.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&full_name);
+        let told = |timeout: Duration| {
+            if config.tells_timeouts { i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX) } else { 0 }
+        };
+        let request = messages::ConfigureRequest {
+            runtime_name: config.name.clone(),
+            runtime_version: config.version.clone(),
+            registration_timeout: told(config.registration_timeout),
+            request_timeout: told(config.request_timeout),
+            nri_version: config.nri_version.map(|version| version.to_string()).unwrap_or_default(),
+        };
+        let timeout = config.request_timeout;
+        let configured = link.call(PLUGIN_SERVICE, "Configure", &request, timeout).await;
+        let events = match configured {
+            Ok(messages::ConfigureResponse { events: 0 }) => config.events,
+            Ok(messages::ConfigureResponse { events }) if events & !config.events.0 == 0 => EventMask(events),
+            Ok(messages::ConfigureResponse { events }) => {
+                return format!("invalid plugin events: {:#x}", events & !config.events.0);
+            }
+            Err(error) => return format!("failed to configure plugin: {error}"),
+        };
+        let lock = self.lock().await;
+        match self.synchronize(link).await {
+            Ok(updates) => drop(self.apply(&updates)),
+            Err(error) => return error,
+        }
+        self.log(format!("plugin {full_name} synchronized"));
+        let peer = Arc::new(Peer { name: full_name.clone(), link: Arc::clone(link), events });
+        self.state().plugins.insert(full_name.clone(), peer);
+        self.names.send_if_modified(|names| names.insert(full_name));
+        drop(lock);
+        std::future::pending().await
+    }
+
+    async fn synchronize(&self, link: &Link) -> Result<Vec<messages::ContainerUpdate>, String> {
+        let deadline = Instant::now() + self.config.request_timeout;
+        for (request, more) in self.parts() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let answer: messages::SynchronizeResponse = link
+                .call(PLUGIN_SERVICE, "Synchronize", &request, left)
+                .await
+                .map_err(|error| format!("failed to synchronize plugin: {error}"))?;
+            if !more {
+                return Ok(answer.update);
+            }
+            if !answer.more || !answer.update.is_empty() {
+                return Err("plugin does not handle split sync requests".to_owned());
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// All that runs, in parts.
+    fn parts(&self) -> Vec<(messages::SynchronizeRequest, bool)> {
+        let limit = self.config.message_limit;
+        let mut parts = vec![messages::SynchronizeRequest::default()];
+        let state = self.state();
+        let pods = state.pods.values().map(|pod| (true, pod.encode_to_vec()));
+        let running = state.containers.values().filter(|container| container.state != 4);
+        let mut length = 0;
+        for (is_pod, object) in pods.chain(running.map(|container| (false, container.encode_to_vec()))) {
+            // A tag, and a length of at most four bytes.
+            length += object.len() + 5;
+            if length > limit {
+                length = object.len() + 5;
+                parts.push(messages::SynchronizeRequest::default());
+            }
+            if let Some(part) = parts.last_mut() {
+                if is_pod { part.pods.push(object) } else { part.containers.push(object) }
+            }
+        }
+        let last = parts.len() - 1;
+        let numbered = parts.into_iter().enumerate();
+        numbered
+            .map(|(i, part)| (messages::SynchronizeRequest { more: i < last, ..part }, i < last))
+            .collect()
+    }
+
+    /// Serves the plugin's calls, one at a time; returns why it stopped.
+    async fn serve_calls(
+        &self,
+        link: &Link,
+        mut calls: BufferedReader,
+        registered: &watch::Sender<Option<messages::RegisterPluginRequest>>,
+    ) -> String {
+        loop {
+            let message = match calls.message().await {
+                Ok(message) => message,
+                Err(why) => return why,
+            };
+            let response = match Request::decode(&*message.payload) {
+                Ok(request) => self.serve_call(&request, registered).await,
+                Err(error) => return format!("a call that cannot be read: {error}"),
+            };
+            if link.answer(Connection::Runtime, message.stream, &response).await.is_err() {
+                return "the connection was closed".to_owned();
+            }
+        }
+    }
+
+    async fn serve_call(
+        &self,
+        request: &Request,
+        registered: &watch::Sender<Option<messages::RegisterPluginRequest>>,
+    ) -> Response {
+        let ok = |payload| Response { status: None, payload };
+        match (request.service.as_str(), request.method.as_str()) {
+            (RUNTIME_SERVICE, "RegisterPlugin") => {
+                let Ok(registration) = messages::RegisterPluginRequest::decode(&*request.payload) else {
+                    return status(super::INVALID_ARGUMENT, "not a registration");
+                };
+                registered.send_replace(Some(registration));
+                ok(Vec::new())
+            }
+            (RUNTIME_SERVICE, "UpdateContainers") => {
+                let Ok(update) = messages::UpdateContainersRequest::decode(&*request.payload) else {
+                    return status(super::INVALID_ARGUMENT, "not an update of containers");
+                };
+                let _lock = self.lock().await;
+                let failed = self.apply(&update.update);
+                ok(messages::UpdateContainersResponse { failed }.encode_to_vec())
+            }
+            (service, method) => status(UNIMPLEMENTED, &format!("{service}/{method}")),
+        }
+    }
+}
+
+/// Reads frames into the queues of the two connections; returns why it stopped.
+async fn read_frames<R: AsyncRead + Unpin>(
+    mut reader: R,
+    answers: &mpsc::Sender<Vec<u8>>,
+    calls: &mpsc::Sender<Vec<u8>>,
+) -> String {
+    loop {
+        let (connection, length) = match (reader.read_u32().await, reader.read_u32().await) {
+            (Ok(connection), Ok(length)) => (connection, length),
+            _ => return "the plugin closed the connection".to_owned(),
+        };
+        // The real one would try to allocate it.
+        let Some(length) = usize::try_from(length).ok().filter(|&length| length <= MAX_FRAME) else {
+            return format!("a frame claims {length} bytes");
+        };
+        let mut frame = vec![0; length];
+        if reader.read_exact(&mut frame).await.is_err() {
+            return "the plugin closed the connection within a frame".to_owned();
+        }
+        let queue = match connection {
+            1 => answers,
+            2 => calls,
+            _ => continue,
+        };
+        if queue.try_send(frame).is_err() {
+            return format!("more than {FRAME_QUEUE} frames wait to be read");
+        }
+        // Readers run beside this in the real one.
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn read_answers(link: &Link, mut answers: BufferedReader) -> String {
+    loop {
+        match answers.message().await {
+            Ok(message) => link.answered(message),
+            Err(why) => return why,
+        }
+    }
+}
+
+/// One connection as the runtime reads it: through a buffer of 4096 bytes, on top of a multiplexer that has
+/// frames only as a whole.
+struct BufferedReader {
+    frames: mpsc::Receiver<Vec<u8>>,
+    buffer: Vec<u8>,
+}
+
+impl BufferedReader {
+    fn new(frames: mpsc::Receiver<Vec<u8>>) -> Self {
+        Self { frames, buffer: Vec::new() }
+    }
+
+    async fn message(&mut self) -> Result<Message, String> {
+        let header = self.read_full(MESSAGE_HEADER).await?;
+        let number = |at: usize| header[at..at + 4].iter().fold(0, |n, &byte| n << 8 | u32::from(byte));
+        let length = number(0) as usize;
+        if length > MAX_MESSAGE {
+            return Err(format!("a message claims {length} bytes"));
+        }
+        let payload = self.read_full(length).await?;
+        Ok(Message { stream: number(4), kind: header[8], payload })
+    }
+
+    /// Exactly so many bytes. Who wants at least a buffer's length is given the frame straight.
+    async fn read_full(&mut self, length: usize) -> Result<Vec<u8>, String> {
+        let mut bytes = Vec::new();
+        while bytes.len() < length {
+            let missing = length - bytes.len();
+            if self.buffer.is_empty() {
+                let frame = self.frames.recv().await.ok_or("the connection was closed")?;
+                let room = missing.max(READ_BUFFER);
+                if frame.len() > room {
+                    return Err(format!(
+                        "cannot allocate memory: a frame of {} bytes for a buffer of {room}",
+                        frame.len()
+                    ));
+                }
+                if missing >= READ_BUFFER {
+                    bytes.extend(frame);
+                    continue;
+                }
+                self.buffer = frame;
+            }
+            bytes.extend(self.buffer.drain(..missing.min(self.buffer.len())));
+        }
+        Ok(bytes)
+    }
+}
+
+/// Frames as the runtime writes them: through a buffer of 4096 bytes.
+fn encode_as_go(connection: Connection, message: &Message) -> Result<Vec<u8>, TooLong> {
+    let encoded = wire::encode(connection, message)?;
+    let header = &encoded[wire::FRAME_HEADER..wire::FRAME_HEADER + MESSAGE_HEADER];
+    let stream = [header, &message.payload].concat();
+    let frames = stream.chunks(READ_BUFFER).map(|part| {
+        let length = u32::try_from(part.len()).unwrap_or(u32::MAX);
+        [&connection.id().to_be_bytes()[..], &length.to_be_bytes(), part].concat()
+    });
+    Ok(frames.collect::<Vec<_>>().concat())
+}
+
+/// Which plugin has set which field of which container.
+#[derive(Default)]
+struct Owners(HashMap<(String, String), String>);
+
+impl Owners {
+    fn claim(&mut self, container: &str, plugin: &str, wanted: &LinuxResources) -> Result<(), String> {
+        let cpu = wanted.cpu.clone().unwrap_or_default();
+        let fields = [
+            (!cpu.cpus.is_empty(), "CPU pinning".to_owned()),
+            (!cpu.mems.is_empty(), "memory pinning".to_owned()),
+            (cpu.shares.is_some(), "CPU shares".to_owned()),
+            (cpu.quota.is_some(), "CPU quota".to_owned()),
+            (cpu.period.is_some(), "CPU period".to_owned()),
+            (wanted.memory.is_some_and(|memory| memory.limit.is_some()), "memory limit".to_owned()),
+        ];
+        let unified = wanted.unified.keys().map(|key| (true, format!("unified resource {key}")));
+        for (_, field) in fields.into_iter().chain(unified).filter(|(is_set, _)| *is_set) {
+            let key = (container.to_owned(), field);
+            if let Some(other) = self.0.get(&key) {
+                return Err(format!("plugins {plugin:?} and {other:?} both tried to set {}", key.1));
+            }
+            self.0.insert(key, plugin.to_owned());
+        }
+        Ok(())
+    }
+}
+
+fn wanted_of(update: &messages::ContainerUpdate) -> LinuxResources {
+    update.linux.as_ref().and_then(|linux| linux.resources.clone()).unwrap_or_default()
+}
+
+fn resources_of(container: &mut messages::Container) -> &mut LinuxResources {
+    container.linux.get_or_insert_default().resources.get_or_insert_default()
+}
+
+/// Lays new settings over those in force. What is empty or absent stays; hugepage limits are appended.
+fn merge(now: &mut LinuxResources, wanted: &LinuxResources) {
+    if let Some(cpu) = &wanted.cpu {
+        let now = now.cpu.get_or_insert_default();
+        now.shares = cpu.shares.or(now.shares);
+        now.quota = cpu.quota.or(now.quota);
+        now.period = cpu.period.or(now.period);
+        for (now, wanted) in [(&mut now.cpus, &cpu.cpus), (&mut now.mems, &cpu.mems)] {
+            if !wanted.is_empty() {
+                now.clone_from(wanted);
+            }
+        }
+    }
+    if let Some(memory) = &wanted.memory {
+        let now = now.memory.get_or_insert_default();
+        now.limit = memory.limit.or(now.limit);
+    }
+    now.hugepage_limits.extend(wanted.hugepage_limits.iter().cloned());
+    now.unified.extend(wanted.unified.clone());
+}
+
+fn optional(bytes: Bytes) -> messages::OptionalI64 {
+    messages::OptionalI64 { value: i64::try_from(bytes.0).unwrap_or(i64::MAX) }
+}
+
+impl PodSpec {
+    fn message(&self) -> messages::PodSandbox {
+        messages::PodSandbox {
+            id: self.id.clone(),
+            name: self.name.clone(),
+            uid: self.uid.clone(),
+            namespace: self.namespace.clone(),
+            annotations: self.annotations.clone(),
+            linux: Some(messages::LinuxPodSandbox {
+                cgroup_parent: self.cgroup_parent.clone(),
+                ..messages::LinuxPodSandbox::default()
+            }),
+            ..messages::PodSandbox::default()
+        }
+    }
+}
+
+impl ContainerSpec {
+    fn message(&self) -> messages::Container {
+        messages::Container {
+            id: self.id.clone(),
+            pod_sandbox_id: self.pod_id.clone(),
+            name: self.name.clone(),
+            annotations: self.annotations.clone(),
+            linux: Some(messages::LinuxContainer {
+                resources: Some(self.resources()),
+                cgroups_path: self.cgroups_path.clone(),
+                ..messages::LinuxContainer::default()
+            }),
+            ..messages::Container::default()
+        }
+    }
+
+    fn resources(&self) -> LinuxResources {
+        let limits = self.hugepage_limits.iter();
+        LinuxResources {
+            memory: Some(messages::LinuxMemory { limit: self.memory_limit.map(optional) }),
+            cpu: Some(messages::LinuxCpu {
+                shares: self.cpu_shares.map(|value| messages::OptionalU64 { value }),
+                cpus: self.cpus.clone(),
+                mems: self.mems.clone(),
+                ..messages::LinuxCpu::default()
+            }),
+            hugepage_limits: limits
+                .map(|(size, limit)| messages::HugepageLimit { page_size: size.clone(), limit: *limit })
+                .collect(),
+            ..LinuxResources::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::*;
+
+    fn online() -> Online {
+        Online { cpus: "0-3".parse().unwrap(), mems: "0-1".parse().unwrap() }
+    }
+
+    fn call(stream: u32, method: &str, payload: Vec<u8>) -> Message {
+        let request = Request {
+            service: RUNTIME_SERVICE.to_owned(),
+            method: method.to_owned(),
+            payload,
+            timeout_nano: 0,
+        };
+        Message { stream, kind: wire::REQUEST, payload: request.encode_to_vec() }
+    }
+
+    fn one_frame(message: &Message) -> Vec<u8> {
+        let two = wire::encode(Connection::Runtime, message).unwrap();
+        let header = &two[wire::FRAME_HEADER..wire::FRAME_HEADER + MESSAGE_HEADER];
+        frame(&[header, &message.payload].concat())
+    }
+
+    fn frame(payload: &[u8]) -> Vec<u8> {
+        [&2u32.to_be_bytes()[..], &u32::try_from(payload.len()).unwrap().to_be_bytes(), payload].concat()
+    }
+
+    /// What the runtime logs about a plugin that writes these bytes.
+    async fn fate(bytes: &[u8]) -> String {
+        let runtime = FakeRuntime::new(Config::containerd_2_1(online()));
+        let mut stream = runtime.connect().unwrap();
+        let _closed_halfway = stream.write_all(bytes).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        runtime.log().concat()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_frame_longer_than_the_read_buffer_must_be_a_payload_alone() {
+        let update = |length| call(1, "UpdateContainers", vec![0; length]);
+        let overhead = update(0).payload.len() + MESSAGE_HEADER + 3;
+        for (bytes, closes) in [
+            (one_frame(&update(1000)), false),
+            (one_frame(&update(4096 - overhead)), false),
+            (one_frame(&update(4096 - overhead + 1)), true),
+            (wire::encode(Connection::Runtime, &update(4096)).unwrap(), false),
+            (wire::encode(Connection::Runtime, &update(1 << 20)).unwrap(), false),
+        ] {
+            let log = fate(&bytes).await;
+            assert_eq!(log.contains("cannot allocate memory"), closes, "{} bytes: {log}", bytes.len());
+            assert_eq!(log.is_empty(), !closes, "{} bytes: {log}", bytes.len());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn garbage_and_silence_close_the_connection() {
+        for (bytes, why) in [
+            ([2u32.to_be_bytes(), u32::MAX.to_be_bytes()].concat(), "a frame claims 4294967295 bytes"),
+            (frame(&[0xff; 10]), "a message claims 4294967295 bytes"),
+            (frame(&[0, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0xff]), "a call that cannot be read"),
+            (vec![0; 8].repeat(1000), ""),
+            ([1u32.to_be_bytes(), 0u32.to_be_bytes()].concat().repeat(100), ""),
+        ] {
+            let log = fate(&bytes).await;
+            assert!(log.contains(why) && log.is_empty() == why.is_empty(), "{why}: {log}");
+        }
+        let runtime = FakeRuntime::new(Config::containerd_2_1(online()));
+        let _silent = runtime.connect().unwrap();
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        assert_eq!(runtime.log(), ["closing plugin ??, plugin registration timed out"]);
+    }
+
+    #[test]
+    fn what_runs_is_told_in_parts_that_fit() {
+        let runtime = FakeRuntime::new(Config { message_limit: 1000, ..Config::containerd_2_1(online()) });
+        let pod = PodSpec { id: "p".to_owned(), ..PodSpec::default() };
+        for i in 0..100 {
+            let container =
+                ContainerSpec { id: format!("c{i}"), pod_id: "p".to_owned(), ..ContainerSpec::default() };
+            runtime.add_running(&pod, &container);
+        }
+        let parts = runtime.inner.parts();
+        assert!(parts.len() > 1);
+        assert!(parts.iter().all(|(part, _)| part.encode_to_vec().len() <= 1000));
+        assert_eq!(parts.iter().map(|(part, _)| part.containers.len()).sum::<usize>(), 100);
+        assert!(parts.iter().rev().skip(1).all(|(part, more)| part.more && *more));
+        assert!(parts.last().is_some_and(|(part, more)| !part.more && !more));
+    }
+}

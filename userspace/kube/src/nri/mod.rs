@@ -1,0 +1,557 @@
+//! The plugin side of NRI, the Node Resource Interface of containerd and CRI-O.
+//!
+//! The runtime asks its plugins before it creates a container; what they answer goes into the container's
+//! OCI specification, so the container is pinned from its first instruction. Plugins may also change
+//! containers that run.
+//!
+//! NRI fails open. A plugin that answers late, dies or is not there loses its say, and the container starts
+//! unpinned; late, it is also thrown out. Therefore:
+//!
+//! - a call is answered within [`Options::answer_within`] less [`Options::answer_margin`], if need be with "no
+//!   change", and the owner is told by [`Handler::no_answer`], so that it can repair what started unpinned;
+//! - the connection is made again whenever it is lost, and every connection starts with
+//!   [`Handler::synchronize`], whose answer pins whatever runs without its pin;
+//! - an answer that would fail in the kernel or in the runtime is not sent: [`Settings::check`].
+//!
+//! Only a [`Refusal`] makes a creation fail.
+//!
+//! Layers, from the outside in: [`Plugin`] (reconnects), a session (handshake, one task per call, deadlines),
+//! a link (calls and answers), the wire (frames). Everything above the wire speaks in the types of [`types`].
+//!
+//! Sources: NRI's protocol `nri.pkg.api.v1alpha1` and its adaptation in containerd 1.7 and 2.1.
+
+mod convert;
+#[cfg(feature = "fake-runtime")]
+pub mod fake;
+mod link;
+mod messages;
+mod session;
+pub mod types;
+mod version;
+mod wire;
+
+use std::{
+    fmt, io,
+    path::PathBuf,
+    str::FromStr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::UnixStream,
+    sync::watch,
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+
+pub use self::{
+    link::CallError,
+    version::{EventMask, NriVersion, VersionError},
+    wire::{TooLong, WireError},
+};
+use self::{
+    link::Link,
+    messages::{RUNTIME_SERVICE, Response, RpcStatus, UpdateContainersRequest, UpdateContainersResponse},
+    types::{
+        Container, Creation, Event, InvalidSettings, NoAnswer, Online, Pod, Refusal, Resources, Snapshot,
+        Update,
+    },
+};
+
+/// Where containerd and CRI-O listen for plugins, unless told otherwise.
+pub const DEFAULT_SOCKET: &str = "/var/run/nri/nri.sock";
+
+const INVALID_ARGUMENT: i32 = 3;
+const RESOURCE_EXHAUSTED: i32 = 8;
+const FAILED_PRECONDITION: i32 = 9;
+const UNIMPLEMENTED: i32 = 12;
+
+fn status(code: i32, message: &str) -> Response {
+    Response { status: Some(RpcStatus { code, message: message.to_owned() }), payload: Vec::new() }
+}
+
+/// Who answers the runtime.
+///
+/// All answers must come from memory: the runtime serialises its calls, so what is spent here is added to the
+/// start of every pod. A future that is not done in time is dropped, and [`no_answer`](Self::no_answer) tells
+/// so; it must leave nothing half done wherever it awaits.
+///
+/// Nothing in here may wait for [`Handle::update_containers`]: the runtime does not take it before it has the
+/// answer. Changes to other containers go into the answer, or are made later from another task.
+pub trait Handler: Send + Sync + 'static {
+    /// The CPUs and nodes that containers may be pinned to.
+    fn online(&self) -> Online;
+
+    /// A connection was made: all that runs. The answer pins what lacks its pin.
+    fn synchronize(&self, snapshot: Snapshot) -> impl Future<Output = Vec<Update>> + Send;
+
+    /// A pod's sandbox is to run. A refusal fails the pod. Nothing can be set for it.
+    fn run_pod(&self, pod: Pod) -> impl Future<Output = Result<(), Refusal>> + Send;
+
+    /// A pod's resources are to change to `resources`. A refusal fails the change. Only from NRI 0.10 on.
+    fn update_pod(&self, pod: Pod, resources: Resources) -> impl Future<Output = Result<(), Refusal>> + Send;
+
+    /// A container is to be created. A refusal fails the creation.
+    ///
+    /// Not called for containers that are already pinned, unless [`Options::when_pinned`] says so.
+    fn create_container(
+        &self,
+        pod: Pod,
+        container: Container,
+    ) -> impl Future<Output = Result<Creation, Refusal>> + Send;
+
+    /// A container's resources are to change to `requested`; the update for the same container in the answer is
+    /// laid over that. A refusal fails the change.
+    fn update_container(
+        &self,
+        pod: Pod,
+        container: Container,
+        requested: Resources,
+    ) -> impl Future<Output = Result<Vec<Update>, Refusal>> + Send;
+
+    /// A container has ended, was stopped, or failed to be created. The answer may give others what it had.
+    fn stop_container(&self, pod: Pod, container: Container) -> impl Future<Output = Vec<Update>> + Send;
+
+    /// Something else happened. The runtime waits until this returns.
+    fn event(&self, event: Event) -> impl Future<Output = ()> + Send;
+
+    /// A call got no answer of ours. Must not block.
+    fn no_answer(&self, call: NoAnswer);
+}
+
+/// The name of a plugin: letters, digits and `_.+-`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PluginName(String);
+
+/// A text cannot be a plugin's name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} cannot name an NRI plugin (expected letters, digits and `_.+-`, at least one)")]
+pub struct PluginNameError(pub String);
+
+impl FromStr for PluginName {
+    type Err = PluginNameError;
+
+    fn from_str(text: &str) -> Result<Self, PluginNameError> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "_.+-".contains(c);
+        if text.is_empty() || !text.chars().all(allowed) {
+            return Err(PluginNameError(text.to_owned()));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Display for PluginName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A plugin's place among the others: two digits. They are asked in ascending order, and each sees what the
+/// ones before have set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PluginIndex(u8);
+
+/// A text cannot be a plugin's index.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} cannot be the index of an NRI plugin (expected two digits, such as `90`)")]
+pub struct PluginIndexError(pub String);
+
+impl FromStr for PluginIndex {
+    type Err = PluginIndexError;
+
+    fn from_str(text: &str) -> Result<Self, PluginIndexError> {
+        match text.as_bytes() {
+            [tens @ b'0'..=b'9', ones @ b'0'..=b'9'] => Ok(Self((tens - b'0') * 10 + (ones - b'0'))),
+            _ => Err(PluginIndexError(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for PluginIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:02}", self.0)
+    }
+}
+
+/// What to do with a container that a plugin of lower index, or the kubelet, has pinned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenPinned {
+    /// Leave it to them: the handler is not asked, only told by [`Handler::no_answer`].
+    #[default]
+    Yield,
+    /// Ask the handler all the same. Where a plugin had set it, the runtime fails the creation.
+    Override,
+}
+
+/// How long to wait before connecting again: doubles from `first` to `longest`, of which the second half is
+/// left to chance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    /// The first wait.
+    pub first: Duration,
+    /// The longest wait. A connection that held as long starts the count again.
+    pub longest: Duration,
+}
+
+impl Backoff {
+    /// The wait after `failures` failures in a row; `chance` is between 0 and 1.
+    fn wait(&self, failures: u32, chance: f64) -> Duration {
+        let doubled = self.first.saturating_mul(1u32.checked_shl(failures).unwrap_or(u32::MAX));
+        doubled.min(self.longest).mul_f64(0.5 + chance.clamp(0.0, 1.0) / 2.0)
+    }
+}
+
+/// How to be a plugin.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The runtime's socket.
+    pub socket: PathBuf,
+    /// The plugin's name.
+    pub name: PluginName,
+    /// Its place among the others.
+    pub index: PluginIndex,
+    /// From connecting until the runtime has registered and configured us. Longer, and it disconnects.
+    pub registration_timeout: Duration,
+    /// From being configured until all that runs has been told. The runtime first finishes the creations that
+    /// it is at.
+    pub synchronize_timeout: Duration,
+    /// The time that the runtime gives us for an answer, where it does not tell a shorter one.
+    pub answer_within: Duration,
+    /// How long before that time an answer must be sent; never more than half of it.
+    pub answer_margin: Duration,
+    /// How long [`Handle::update_containers`] may take. The kernel may move much memory meanwhile.
+    pub update_timeout: Duration,
+    /// What to do with containers that somebody else has pinned.
+    pub when_pinned: WhenPinned,
+    /// How long to wait before connecting again.
+    pub backoff: Backoff,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            socket: PathBuf::from(DEFAULT_SOCKET),
+            name: PluginName("numaward".to_owned()),
+            index: PluginIndex(90),
+            registration_timeout: Duration::from_secs(5),
+            synchronize_timeout: Duration::from_secs(60),
+            answer_within: Duration::from_secs(2),
+            answer_margin: Duration::from_millis(500),
+            update_timeout: Duration::from_secs(30),
+            when_pinned: WhenPinned::default(),
+            backoff: Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(5) },
+        }
+    }
+}
+
+/// How far the connection is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// There is none.
+    #[default]
+    Disconnected,
+    /// The stream is open; we have asked to be registered.
+    Registering,
+    /// The runtime has configured us, and will tell what runs.
+    Synchronizing,
+    /// Containers are placed as they are created.
+    Connected,
+}
+
+/// The runtime, as it introduced itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeInfo {
+    /// Its name, such as `containerd`.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// The version of NRI that it told, or that follows from its name and version; none where neither does.
+    pub nri_version: Option<NriVersion>,
+    /// The events that we subscribed to.
+    pub events: EventMask,
+    /// How long it waits for answers.
+    pub request_timeout: Duration,
+}
+
+/// The state of the connection.
+#[derive(Clone, Debug, Default)]
+pub struct Status {
+    /// How far it is.
+    pub phase: Phase,
+    /// The runtime of the present connection, or else of the last.
+    pub runtime: Option<RuntimeInfo>,
+    /// Why the last connection ended, or could not be made.
+    pub last_disconnect: Option<Arc<Disconnect>>,
+    /// How often [`Phase::Connected`] was reached.
+    pub connections: u64,
+    /// How often it was left.
+    pub disconnects: u64,
+}
+
+/// Why a connection ended, or could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Disconnect {
+    /// There is nobody at the socket.
+    #[error(
+        "cannot connect to the container runtime's NRI socket {}: {source} (is the runtime running, with NRI \
+         enabled? containerd 1.7 needs `disable = false` under [plugins.'io.containerd.nri.v1.nri'])",
+        socket.display()
+    )]
+    Connect {
+        /// The socket.
+        socket: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The runtime would not have us.
+    #[error("the runtime did not register the plugin: {0}")]
+    Register(CallError),
+    /// The runtime did not go on.
+    #[error("the runtime did not call {awaited} within {within:?}")]
+    Handshake {
+        /// The call that was waited for.
+        awaited: &'static str,
+        /// How long it was waited for.
+        within: Duration,
+    },
+    /// The runtime closed the connection while it was in this phase.
+    #[error("the runtime closed the connection ({}): {}", phase_text(*.0), closed_text(*.0))]
+    Closed(Phase),
+    /// The connection ended within a message.
+    #[error("the runtime closed the connection within a message: it was stopped, or is broken")]
+    CutShort,
+    /// Reading or writing failed.
+    #[error("the connection to the runtime failed: {0}")]
+    Io(#[source] io::Error),
+    /// What the runtime sent is not NRI.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// We were asked to stop.
+    #[error("stopped on request")]
+    Stopped,
+}
+
+fn phase_text(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Disconnected | Phase::Registering => "while registering",
+        Phase::Synchronizing => "while synchronizing",
+        Phase::Connected => "connected",
+    }
+}
+
+fn closed_text(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Disconnected | Phase::Registering => {
+            "it refuses external plugins (`disable_connections`), or was stopped"
+        }
+        Phase::Synchronizing => "it knows fewer events than its version tells, or was stopped",
+        Phase::Connected => "it was stopped, or an answer was late; its log tells which",
+    }
+}
+
+/// A change of containers failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UpdateError {
+    /// The runtime would not take the call before the handler has returned.
+    #[error("a handler must not wait for the runtime: put the update into the answer, or use another task")]
+    InsideHandler,
+    /// There is no connection to a runtime.
+    #[error("no container runtime is connected")]
+    NotConnected,
+    /// The kernel or the runtime would refuse the settings.
+    #[error(transparent)]
+    Invalid(#[from] InvalidSettings),
+    /// The call failed. Some of the containers may have been changed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// Asks the runtime to change containers, and tells how the connection is.
+#[derive(Clone)]
+pub struct Handle {
+    status: watch::Receiver<Status>,
+    link: watch::Receiver<Option<Arc<Link>>>,
+    online: Arc<dyn Fn() -> Online + Send + Sync>,
+    timeout: Duration,
+}
+
+impl Handle {
+    /// Changes containers that exist. Returns the ids of those that the runtime says it failed to change.
+    ///
+    /// The runtime silently skips containers that it does not know, and changes one value after another: read
+    /// the cgroups to know what came of it, and not before this has returned.
+    pub async fn update_containers(&self, updates: &[Update]) -> Result<Vec<String>, UpdateError> {
+        if session::in_handler() {
+            return Err(UpdateError::InsideHandler);
+        }
+        let link = self.link.borrow().clone().ok_or(UpdateError::NotConnected)?;
+        let update = session::check_updates(updates, None, &(self.online)())?;
+        if update.is_empty() {
+            return Ok(Vec::new());
+        }
+        let request = UpdateContainersRequest { update };
+        let response: UpdateContainersResponse =
+            link.call(RUNTIME_SERVICE, "UpdateContainers", &request, self.timeout).await?;
+        Ok(response.failed.into_iter().map(|update| update.container_id).collect())
+    }
+
+    /// How the connection is; the receiver can also wait for changes.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("status", &*self.status.borrow()).finish_non_exhaustive()
+    }
+}
+
+/// What all sessions of a plugin share.
+struct Shared<H> {
+    options: Options,
+    handler: Arc<H>,
+    status: watch::Sender<Status>,
+    link: watch::Sender<Option<Arc<Link>>>,
+    /// The runtime that closed the connection when it was asked for more than the basic events.
+    knows_only_basic_events: Mutex<Option<(String, String)>>,
+}
+
+/// An NRI plugin that keeps itself connected.
+pub struct Plugin<H> {
+    shared: Arc<Shared<H>>,
+}
+
+impl<H: Handler> Plugin<H> {
+    /// A plugin that is not connected yet.
+    pub fn new(options: Options, handler: Arc<H>) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                options,
+                handler,
+                status: watch::Sender::default(),
+                link: watch::Sender::default(),
+                knows_only_basic_events: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Access for everybody else.
+    pub fn handle(&self) -> Handle {
+        let handler = Arc::clone(&self.shared.handler);
+        Handle {
+            status: self.shared.status.subscribe(),
+            link: self.shared.link.subscribe(),
+            online: Arc::new(move || handler.online()),
+            timeout: self.shared.options.update_timeout,
+        }
+    }
+
+    /// Connects to the runtime's socket, and again whenever the connection is lost, until `shutdown`. Calls
+    /// that are being answered then are still answered.
+    pub async fn run(self, shutdown: CancellationToken) {
+        let socket = self.shared.options.socket.clone();
+        self.run_with(move || UnixStream::connect(socket.clone()), shutdown).await;
+    }
+
+    /// Like [`run`](Self::run), over any stream.
+    pub async fn run_with<C, F, S>(self, mut connect: C, shutdown: CancellationToken)
+    where
+        C: FnMut() -> F,
+        F: Future<Output = io::Result<S>>,
+        S: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let Options { socket, backoff, .. } = &self.shared.options;
+        let mut failures = 0;
+        let mut told = String::new();
+        loop {
+            let began = Instant::now();
+            let connected = tokio::select! {
+                stream = connect() => stream,
+                () = shutdown.cancelled() => return,
+            };
+            let end = match connected {
+                Ok(stream) => session::run(stream, Arc::clone(&self.shared), &shutdown).await,
+                Err(source) => Disconnect::Connect { socket: socket.clone(), source },
+            };
+            if matches!(end, Disconnect::Stopped) {
+                tracing::info!("NRI: stopped");
+                return self.disconnected(end);
+            }
+            if began.elapsed() >= backoff.longest {
+                failures = 0;
+            }
+            let wait = backoff.wait(failures, fastrand::f64());
+            failures = failures.saturating_add(1);
+            // The same trouble again and again is told once.
+            let text = end.to_string();
+            if text == told {
+                tracing::debug!(?wait, "NRI: {text}");
+            } else {
+                tracing::warn!(?wait, "NRI: {text}");
+                told = text;
+            }
+            self.disconnected(end);
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = shutdown.cancelled() => return,
+            }
+        }
+    }
+
+    fn disconnected(&self, end: Disconnect) {
+        self.shared.status.send_modify(|status| {
+            if status.phase == Phase::Connected {
+                status.disconnects += 1;
+            }
+            status.phase = Phase::Disconnected;
+            status.last_disconnect = Some(Arc::new(end));
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_indices_are_checked() {
+        for name in ["numaward", "a", "A_b.c+d-9"] {
+            assert_eq!(name.parse::<PluginName>().unwrap().to_string(), name);
+        }
+        for name in ["", "a b", "ä", "a/b", "a\n"] {
+            assert!(name.parse::<PluginName>().is_err(), "{name:?}");
+        }
+        for index in ["00", "07", "90"] {
+            assert_eq!(index.parse::<PluginIndex>().unwrap().to_string(), index);
+        }
+        for index in ["", "9", "100", "-1", "+1", "1a", "٠١"] {
+            assert!(index.parse::<PluginIndex>().is_err(), "{index:?}");
+        }
+        let defaults = Options::default();
+        assert_eq!((defaults.name.to_string(), defaults.index.to_string()), ("numaward".into(), "90".into()));
+    }
+
+    #[test]
+    fn waits_double_up_to_the_longest_and_vary() {
+        let backoff = Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(5) };
+        for (failures, chance, millis) in [
+            (0, 1.0, 100),
+            (0, 0.0, 50),
+            (1, 1.0, 200),
+            (4, 0.5, 1200),
+            (6, 1.0, 5000),
+            (31, 1.0, 5000),
+            (32, 0.0, 2500),
+            (u32::MAX, 1.0, 5000),
+        ] {
+            assert_eq!(
+                backoff.wait(failures, chance),
+                Duration::from_millis(millis),
+                "after {failures} failures"
+            );
+        }
+    }
+}

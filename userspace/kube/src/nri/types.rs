@@ -1,0 +1,480 @@
+//! What the runtime tells about pods and containers, and what can be asked of it.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use numaward_topology::{Bytes, CpuSet, HugepageSize, Machine, NodeSet};
+
+/// A limit that may be absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit<T> {
+    /// No limit: `-1` in the runtime's words, `max` in those of cgroup v2.
+    Unlimited,
+    /// At most this.
+    At(T),
+}
+
+/// CPU time in each period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuBandwidth {
+    /// The CPU time, of all CPUs together.
+    pub quota: Duration,
+    /// The length of the period.
+    pub period: Duration,
+}
+
+/// A pod, as the runtime knows it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pod {
+    /// The sandbox's id. A pod whose sandbox is replaced gets a new one.
+    pub id: String,
+    /// The pod's name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its UID in the API server. For a static pod the hash of its manifest.
+    pub uid: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// The runtime class's handler; empty: the default.
+    pub runtime_handler: String,
+    /// Its cgroup below the root of the hierarchy, where the runtime told one that can be resolved.
+    pub cgroup: Option<String>,
+    /// What the pod itself costs, where told.
+    pub overhead: Option<Resources>,
+    /// The sum of its containers' resources, where told.
+    pub resources: Option<Resources>,
+    /// What could not be read, and was left out.
+    pub malformed: Vec<Malformed>,
+}
+
+/// A container, as the runtime knows it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Container {
+    /// Its id.
+    pub id: String,
+    /// The id of its pod's sandbox.
+    pub pod_id: String,
+    /// Its name within the pod.
+    pub name: String,
+    /// Where it is in its life.
+    pub state: ContainerState,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// Its resources. In a creation, what plugins of lower index set is included.
+    pub resources: Resources,
+    /// What the kernel's OOM killer adds to its badness.
+    pub oom_score_adj: Option<i64>,
+    /// Its cgroup below the root of the hierarchy, where the runtime told one that can be resolved. Known
+    /// before the cgroup exists.
+    pub cgroup: Option<String>,
+    /// Its device files.
+    pub devices: Vec<Device>,
+    /// Its first process; none before the runtime has started it.
+    pub pid: Option<u32>,
+    /// What could not be read, and was left out.
+    pub malformed: Vec<Malformed>,
+}
+
+/// Where a container is in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ContainerState {
+    /// Not told, as during creation.
+    #[default]
+    Unknown,
+    /// Created, not started.
+    Created,
+    /// Frozen.
+    Paused,
+    /// Running.
+    Running,
+    /// Ended.
+    Stopped,
+}
+
+/// A device file of a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Its path in the container.
+    pub path: String,
+    /// Block or character device.
+    pub kind: DeviceKind,
+    /// Its major number.
+    pub major: u32,
+    /// Its minor number.
+    pub minor: u32,
+}
+
+/// The kind of a device file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// A block device.
+    Block,
+    /// A character device.
+    Character,
+}
+
+/// Limits and placement of a container or pod, as its OCI specification has them. None: not set; in a request
+/// to update, unchanged.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Resources {
+    /// The weight of its CPU time.
+    pub cpu_shares: Option<u64>,
+    /// The CPU time it may use in each period.
+    pub cpu_quota: Option<Limit<Duration>>,
+    /// The length of the period.
+    pub cpu_period: Option<Duration>,
+    /// `cpuset.cpus`.
+    pub cpus: Option<CpuSet>,
+    /// `cpuset.mems`.
+    pub mems: Option<NodeSet>,
+    /// `memory.max`.
+    pub memory_limit: Option<Limit<Bytes>>,
+    /// The most huge pages of each size, in bytes.
+    pub hugepage_limits: BTreeMap<HugepageSize, Bytes>,
+    /// Files of cgroup v2 and their contents.
+    pub unified: BTreeMap<String, String>,
+    /// What could not be read, and was left out.
+    pub malformed: Vec<Malformed>,
+}
+
+impl Resources {
+    /// Whether somebody else has said where it runs, also in words that could not be read.
+    pub fn is_pinned(&self) -> bool {
+        self.cpus.is_some()
+            || self.mems.is_some()
+            || self.malformed.iter().any(|field| matches!(field.field, "cpu.cpus" | "cpu.mems"))
+    }
+}
+
+/// A value from the runtime that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} = {value:?}: {problem}")]
+pub struct Malformed {
+    /// The field, such as `cpu.cpus`.
+    pub field: &'static str,
+    /// What it holds.
+    pub value: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+/// Everything that runs, as told after connecting.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// All pods by sandbox id.
+    pub pods: BTreeMap<String, Pod>,
+    /// All containers that have not ended. A container's pod may be missing.
+    pub containers: Vec<Container>,
+    /// Pods and containers that could not be read at all.
+    pub unreadable: usize,
+}
+
+/// What is to be set for a container. None: unchanged.
+///
+/// There is no way to say "no CPUs" or to take a pin back: a container is unpinned by [`Settings::unpinned`].
+/// Hugepage limits cannot be set: the runtime would append them at each update.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// `cpuset.cpus`: not empty, online CPUs only.
+    pub cpus: Option<CpuSet>,
+    /// `cpuset.mems`: not empty, online nodes with memory only.
+    pub mems: Option<NodeSet>,
+    /// `cpu.max`. Who has exclusive CPUs wants no limit.
+    pub cpu_max: Option<Limit<CpuBandwidth>>,
+    /// `memory.min`. Its ancestors limit what it is worth.
+    pub memory_min: Option<Limit<Bytes>>,
+    /// `memory.low`. Its ancestors limit what it is worth.
+    pub memory_low: Option<Limit<Bytes>>,
+    /// `memory.high`.
+    pub memory_high: Option<Limit<Bytes>>,
+}
+
+impl Settings {
+    /// What gives a container all of the machine again.
+    pub fn unpinned(online: &Online) -> Self {
+        Self { cpus: Some(online.cpus.clone()), mems: Some(online.mems.clone()), ..Self::default() }
+    }
+
+    /// Whether nothing is to be set.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Checks against the machine. What passes, the kernel takes.
+    pub fn check(&self, online: &Online) -> Result<(), InvalidSettings> {
+        if let Some(cpus) = &self.cpus {
+            if cpus.is_empty() {
+                return Err(InvalidSettings::Empty { knob: "cpuset.cpus" });
+            }
+            let offline = cpus - &online.cpus;
+            if !offline.is_empty() {
+                return Err(InvalidSettings::OfflineCpus { offline, online: online.cpus.clone() });
+            }
+        }
+        if let Some(mems) = &self.mems {
+            if mems.is_empty() {
+                return Err(InvalidSettings::Empty { knob: "cpuset.mems" });
+            }
+            let missing = mems - &online.mems;
+            if !missing.is_empty() {
+                return Err(InvalidSettings::NoMemory { missing, online: online.mems.clone() });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Settings that the kernel would refuse.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidSettings {
+    /// The runtime takes an empty set for "unchanged".
+    #[error("{knob} is empty, which the runtime takes for unchanged")]
+    Empty {
+        /// The file of cgroup v2.
+        knob: &'static str,
+    },
+    /// Some CPUs are not online.
+    #[error("cpuset.cpus has CPUs {offline} that are not online (online: {online})")]
+    OfflineCpus {
+        /// Those that are not.
+        offline: CpuSet,
+        /// All that are.
+        online: CpuSet,
+    },
+    /// Some nodes have no memory or do not exist.
+    #[error("cpuset.mems has nodes {missing} that have no memory or are not online (with memory: {online})")]
+    NoMemory {
+        /// Those that have none.
+        missing: NodeSet,
+        /// All that have some.
+        online: NodeSet,
+    },
+    /// Two updates of one container in one answer: the runtime takes the second for a conflict.
+    #[error("container {container} is updated twice in one answer")]
+    Twice {
+        /// Its id.
+        container: String,
+    },
+    /// A container that is being created is adjusted, not updated.
+    #[error("container {container} is updated while it is being created")]
+    BeingCreated {
+        /// Its id.
+        container: String,
+    },
+}
+
+/// What a container may be pinned to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Online {
+    /// The online CPUs.
+    pub cpus: CpuSet,
+    /// The online nodes with memory.
+    pub mems: NodeSet,
+}
+
+impl From<&Machine> for Online {
+    fn from(machine: &Machine) -> Self {
+        let with_memory = machine.nodes.iter().filter(|(_, node)| node.memory > Bytes(0));
+        Self { cpus: machine.cpu_ids(), mems: with_memory.map(|(&id, _)| id).collect() }
+    }
+}
+
+/// New settings for a container that exists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Update {
+    /// The container's id.
+    pub container: String,
+    /// What to set.
+    pub settings: Settings,
+    /// Whether all that the update belongs to shall go on when it fails.
+    pub ignore_failure: bool,
+}
+
+/// The answer to a creation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Creation {
+    /// What the new container gets.
+    pub settings: Settings,
+    /// What other containers get because of it, such as a smaller shared pool.
+    pub updates: Vec<Update>,
+}
+
+/// A refusal: what was asked for fails, and the text reaches the user by way of the kubelet.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refusal(pub String);
+
+/// Something happened that can neither be changed nor refused.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Of a pod.
+    Pod(PodEvent, Pod),
+    /// Of a container.
+    Container(ContainerEvent, Pod, Container),
+}
+
+/// What happened to a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodEvent {
+    /// Its resources were changed.
+    Updated,
+    /// Its sandbox was stopped.
+    Stopped,
+    /// Its sandbox was removed.
+    Removed,
+}
+
+/// What happened to a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContainerEvent {
+    /// It was created; its resources are final.
+    Created,
+    /// It is about to start: its process exists, its program does not run yet. The runtime waits.
+    Starting,
+    /// It was started.
+    Started,
+    /// Its resources were changed.
+    Updated,
+    /// It was removed.
+    Removed,
+}
+
+/// Why a call got no answer of ours.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoAnswerReason {
+    /// There was no answer in time.
+    #[error("there was no answer within {0:?}")]
+    Late(Duration),
+    /// The runtime went away before it had the answer.
+    #[error("the runtime went away before it had the answer")]
+    ConnectionLost,
+    /// The handler panicked.
+    #[error("the handler panicked")]
+    HandlerPanicked,
+    /// The answer would have failed in the kernel or in the runtime.
+    #[error("the answer was not sent: {0}")]
+    Invalid(#[from] InvalidSettings),
+    /// Another plugin or the kubelet had pinned the container already.
+    #[error("another plugin or the kubelet has pinned it already")]
+    PinnedByOther,
+    /// The request could not be read.
+    #[error("the request could not be read: {0}")]
+    Unreadable(String),
+}
+
+impl NoAnswerReason {
+    /// All short names, so that a metric can start with zeros.
+    pub const LABELS: [&'static str; 6] =
+        ["late", "connection_lost", "handler_panicked", "invalid_settings", "pinned_by_other", "unreadable"];
+
+    /// A short name, for a metric's label.
+    pub const fn label(&self) -> &'static str {
+        let [late, connection_lost, handler_panicked, invalid, pinned, unreadable] = Self::LABELS;
+        match self {
+            Self::Late(_) => late,
+            Self::ConnectionLost => connection_lost,
+            Self::HandlerPanicked => handler_panicked,
+            Self::Invalid(_) => invalid,
+            Self::PinnedByOther => pinned,
+            Self::Unreadable(_) => unreadable,
+        }
+    }
+}
+
+/// A call of the runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// All that runs is told.
+    Synchronize,
+    /// A pod's sandbox is to run.
+    RunPod,
+    /// A pod's resources are to change.
+    UpdatePod,
+    /// A container is to be created.
+    CreateContainer,
+    /// A container's resources are to change.
+    UpdateContainer,
+    /// A container was stopped.
+    StopContainer,
+    /// An [`Event`].
+    Event,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Synchronize => "Synchronize",
+            Self::RunPod => "RunPodSandbox",
+            Self::UpdatePod => "UpdatePodSandbox",
+            Self::CreateContainer => "CreateContainer",
+            Self::UpdateContainer => "UpdateContainer",
+            Self::StopContainer => "StopContainer",
+            Self::Event => "an event",
+        })
+    }
+}
+
+/// A call that got no answer of ours: the runtime went on as if there were no plugin.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NoAnswer {
+    /// What had been asked. With [`Call::CreateContainer`] the container starts unpinned.
+    pub call: Call,
+    /// About which pod, where it could be read.
+    pub pod: Option<Pod>,
+    /// About which container, where it could be read.
+    pub container: Option<Container>,
+    /// Why.
+    pub reason: NoAnswerReason,
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_topology::NodeId;
+
+    use super::*;
+
+    #[test]
+    fn settings_are_held_against_the_machine() {
+        let machine = Machine::builder()
+            .nodes(2)
+            .memory(Bytes::gib(1))
+            .node(NodeId(1), |node| node.memory(Bytes(0)))
+            .build()
+            .unwrap();
+        let online = Online::from(&machine);
+        assert_eq!(online.mems, "0".parse().unwrap(), "a node without memory is no place for memory");
+        let settings = |cpus: Option<&str>, mems: Option<&str>| Settings {
+            cpus: cpus.map(|cpus| cpus.parse().unwrap()),
+            mems: mems.map(|mems| mems.parse().unwrap()),
+            ..Settings::default()
+        };
+        assert_eq!(settings(None, None).check(&online), Ok(()));
+        assert_eq!(settings(Some("0"), Some("0")).check(&online), Ok(()));
+        assert_eq!(Settings::unpinned(&online).check(&online), Ok(()));
+        for (cpus, mems, problem) in [
+            (Some(""), None, "cpuset.cpus is empty"),
+            (None, Some(""), "cpuset.mems is empty"),
+            (Some("0,900-901"), None, "CPUs 900-901 that are not online"),
+            (Some("0"), Some("0-1,7"), "nodes 1,7 that have no memory"),
+        ] {
+            let error = settings(cpus, mems).check(&online).unwrap_err().to_string();
+            assert!(error.contains(problem), "{cpus:?} {mems:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_pin_in_words_that_cannot_be_read_is_a_pin() {
+        assert!(!Resources::default().is_pinned());
+        assert!(Resources { mems: Some("1".parse().unwrap()), ..Resources::default() }.is_pinned());
+        let malformed = |field| Resources {
+            malformed: vec![Malformed { field, value: "x".to_owned(), problem: String::new() }],
+            ..Resources::default()
+        };
+        assert!(malformed("cpu.cpus").is_pinned());
+        assert!(!malformed("memory.limit").is_pinned());
+    }
+}

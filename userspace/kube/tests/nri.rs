@@ -1,0 +1,1036 @@
+//! The plugin against a runtime that is as unforgiving as the real ones.
+//!
+//! Time is paused, unless said otherwise: nothing here depends on how fast the machine is.
+
+use std::{
+    collections::BTreeMap,
+    future::{Ready, pending, ready},
+    io,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use numaward_kube::nri::{
+    Backoff, Disconnect, EventMask, Handle, Handler, NriVersion, Options, Phase, Plugin, Status, UpdateError,
+    WhenPinned, WireError,
+    fake::{Config, ContainerSpec, FakeRuntime, PodSpec},
+    types::{
+        Call, Container, ContainerState, Creation, Event, InvalidSettings, Limit, NoAnswer, NoAnswerReason,
+        Online, Pod, Refusal, Resources, Settings, Snapshot, Update,
+    },
+};
+use numaward_topology::{Bytes, CpuId, CpuSet, NodeSet};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
+    sync::watch,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+const PLUGIN: &str = "90-numaward";
+
+/// What the handler does with creations.
+#[derive(Clone, Debug, Default)]
+enum Mood {
+    /// Gives each container a CPU.
+    #[default]
+    Place,
+    /// Thinks for so long first.
+    Slow(Duration),
+    Panic,
+    Refuse(String),
+    /// Answers just this.
+    Answer(Creation),
+}
+
+#[derive(Default)]
+struct Book {
+    mood: Mood,
+    pins: BTreeMap<String, CpuId>,
+    /// What happened, in order.
+    events: Vec<String>,
+    no_answers: Vec<NoAnswer>,
+    snapshots: Vec<Snapshot>,
+    refuses_pods: bool,
+    /// What an update inside of a handler came to.
+    inside: Option<Result<Vec<String>, UpdateError>>,
+    handle: Option<Handle>,
+}
+
+/// An allocator for a machine of 64 CPUs on two nodes: one CPU for each container, and its node.
+#[derive(Default)]
+struct Allocator(Mutex<Book>);
+
+impl Allocator {
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.0.lock().unwrap()
+    }
+
+    fn saw(&self, event: impl Into<String>) {
+        self.book().events.push(event.into());
+    }
+
+    fn pin(&self, id: &str) -> Settings {
+        let mut book = self.book();
+        let taken: CpuSet = book.pins.values().copied().collect();
+        let free = (&online().cpus - &taken).first().expect("a free CPU");
+        settings(*book.pins.entry(id.to_owned()).or_insert(free))
+    }
+
+    fn no_answers(&self) -> Vec<(Call, Option<String>, NoAnswerReason)> {
+        let name = |call: &NoAnswer| call.container.as_ref().map(|container| container.id.clone());
+        self.book().no_answers.iter().map(|call| (call.call, name(call), call.reason.clone())).collect()
+    }
+}
+
+fn online() -> Online {
+    Online { cpus: "0-63".parse().unwrap(), mems: "0-1".parse().unwrap() }
+}
+
+fn settings(cpu: CpuId) -> Settings {
+    let node = if cpu.0 < 32 { "0" } else { "1" };
+    Settings { cpus: Some(CpuSet::single(cpu)), mems: Some(node.parse().unwrap()), ..Settings::default() }
+}
+
+fn update(container: &str, settings: Settings) -> Update {
+    Update { container: container.to_owned(), settings, ignore_failure: false }
+}
+
+impl Handler for Allocator {
+    fn online(&self) -> Online {
+        online()
+    }
+
+    async fn synchronize(&self, snapshot: Snapshot) -> Vec<Update> {
+        let ids: Vec<String> = snapshot.containers.iter().map(|container| container.id.clone()).collect();
+        self.book().snapshots.push(snapshot);
+        ids.iter().map(|id| update(id, self.pin(id))).collect()
+    }
+
+    async fn run_pod(&self, pod: Pod) -> Result<(), Refusal> {
+        self.saw(format!("run {}", pod.name));
+        if self.book().refuses_pods { Err(Refusal("no room for the pod".to_owned())) } else { Ok(()) }
+    }
+
+    async fn update_pod(&self, pod: Pod, resources: Resources) -> Result<(), Refusal> {
+        self.saw(format!("update {} to {:?}", pod.name, resources.memory_limit));
+        if self.book().refuses_pods { Err(Refusal("no room for more".to_owned())) } else { Ok(()) }
+    }
+
+    async fn create_container(&self, _: Pod, container: Container) -> Result<Creation, Refusal> {
+        let id = container.id;
+        let mood = self.book().mood.clone();
+        self.saw(format!("create {id}"));
+        match mood {
+            Mood::Place => {}
+            Mood::Slow(time) => sleep(time).await,
+            Mood::Panic => panic!("as told"),
+            Mood::Refuse(why) => return Err(Refusal(why)),
+            Mood::Answer(creation) => return Ok(creation),
+        }
+        let handle = self.book().handle.clone();
+        if let Some(handle) = handle {
+            let came_to = handle.update_containers(&[]).await;
+            self.book().inside = Some(came_to);
+        }
+        Ok(Creation { settings: self.pin(&id), updates: Vec::new() })
+    }
+
+    async fn update_container(
+        &self,
+        _: Pod,
+        container: Container,
+        requested: Resources,
+    ) -> Result<Vec<Update>, Refusal> {
+        self.saw(format!("update {} to {:?}", container.id, requested.cpu_shares));
+        let mood = self.book().mood.clone();
+        match mood {
+            Mood::Refuse(why) => Err(Refusal(why)),
+            _ => Ok(vec![update(&container.id, self.pin(&container.id))]),
+        }
+    }
+
+    async fn stop_container(&self, _: Pod, container: Container) -> Vec<Update> {
+        self.saw(format!("stop {}", container.id));
+        self.book().pins.remove(&container.id);
+        Vec::new()
+    }
+
+    async fn event(&self, event: Event) {
+        self.saw(match event {
+            Event::Pod(what, pod) => format!("pod {what:?} {}", pod.name),
+            Event::Container(what, pod, container) => {
+                format!("container {what:?} {}/{} pid {:?}", pod.name, container.id, container.pid)
+            }
+        });
+    }
+
+    fn no_answer(&self, call: NoAnswer) {
+        self.book().no_answers.push(call);
+    }
+}
+
+/// Waits for a state, but not for ever: a paused clock runs ahead where nothing else happens.
+async fn wait(handle: &Handle, is: impl FnMut(&Status) -> bool) -> Status {
+    let mut status: watch::Receiver<Status> = handle.status();
+    let reached = timeout(Duration::from_secs(600), status.wait_for(is)).await.map(Result::unwrap);
+    match reached {
+        Ok(status) => status.clone(),
+        Err(_) => panic!("the state did not come: {:?}", handle.status().borrow()),
+    }
+}
+
+async fn disconnected_why(handle: &Handle) -> Arc<Disconnect> {
+    wait(handle, |status| status.last_disconnect.is_some()).await.last_disconnect.unwrap()
+}
+
+/// A runtime and a plugin that talk to each other.
+struct Rig {
+    runtime: FakeRuntime,
+    allocator: Arc<Allocator>,
+    handle: Handle,
+    shutdown: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Rig {
+    async fn new(config: Config) -> Self {
+        let rig = Self::on(&FakeRuntime::new(config), Options::default());
+        rig.connected().await;
+        rig
+    }
+
+    /// Not waiting for the connection.
+    fn on(runtime: &FakeRuntime, options: Options) -> Self {
+        Self::through(runtime, options, runtime.connector())
+    }
+
+    fn through<C>(runtime: &FakeRuntime, options: Options, connect: C) -> Self
+    where
+        C: FnMut() -> Ready<io::Result<DuplexStream>> + Send + 'static,
+    {
+        let allocator = Arc::new(Allocator::default());
+        let plugin = Plugin::new(options, Arc::clone(&allocator));
+        let handle = plugin.handle();
+        let shutdown = CancellationToken::new();
+        let task = tokio::spawn(plugin.run_with(connect, shutdown.clone()));
+        Self { runtime: runtime.clone(), allocator, handle, shutdown, task }
+    }
+
+    async fn is(&self, phase: Phase) {
+        wait(&self.handle, |status| status.phase == phase).await;
+    }
+
+    async fn connected(&self) {
+        self.is(Phase::Connected).await;
+    }
+
+    /// Waits for the next time after so many connections.
+    async fn connected_again(&self, connections: u64) {
+        wait(&self.handle, |now| now.connections > connections && now.phase == Phase::Connected).await;
+    }
+
+    async fn disconnected_why(&self) -> Arc<Disconnect> {
+        disconnected_why(&self.handle).await
+    }
+
+    fn mood(&self, mood: Mood) {
+        self.allocator.book().mood = mood;
+    }
+
+    fn pins(&self, id: &str) -> (String, String) {
+        pins(&self.runtime, id)
+    }
+}
+
+fn pins(runtime: &FakeRuntime, id: &str) -> (String, String) {
+    let resources = runtime.container(id).unwrap_or_else(|| panic!("{id} exists")).resources;
+    (
+        resources.cpus.as_ref().map(CpuSet::to_string).unwrap_or_default(),
+        resources.mems.as_ref().map(NodeSet::to_string).unwrap_or_default(),
+    )
+}
+
+fn pinned(cpus: &str, mems: &str) -> (String, String) {
+    (cpus.to_owned(), mems.to_owned())
+}
+
+fn pod(id: &str) -> PodSpec {
+    PodSpec {
+        id: id.to_owned(),
+        name: format!("name-{id}"),
+        namespace: "default".to_owned(),
+        uid: "0f2bd7cf-3ba1-4f26-a0a6-3b8a6d5c6b55".to_owned(),
+        cgroup_parent: "/kubepods/pod0f2bd7cf-3ba1-4f26-a0a6-3b8a6d5c6b55".to_owned(),
+        ..PodSpec::default()
+    }
+}
+
+fn container(id: &str) -> ContainerSpec {
+    ContainerSpec {
+        id: id.to_owned(),
+        pod_id: "p1".to_owned(),
+        name: "main".to_owned(),
+        cgroups_path: format!("kubepods-pod0f2bd7cf_3ba1_4f26_a0a6_3b8a6d5c6b55.slice:cri-containerd:{id}"),
+        cpu_shares: Some(512),
+        memory_limit: Some(Bytes::mib(256)),
+        hugepage_limits: vec![("2MB".to_owned(), 4 << 20)],
+        ..ContainerSpec::default()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_life_is_told_alike_by_all_runtimes() {
+    for (config, nri, events) in [
+        (Config::containerd_1_7(online()), NriVersion::new(0, 6, 1), 0x7ff),
+        (Config::containerd_2_1(online()), NriVersion::new(0, 8, 0), 0x7ff),
+        (Config::containerd_2_3(online()), NriVersion::new(0, 12, 0), 0x1fff),
+    ] {
+        let version = config.version.clone();
+        let rig = Rig::new(config).await;
+        let status = rig.handle.status().borrow().clone();
+        let runtime = status.runtime.unwrap();
+        assert_eq!((runtime.name.as_str(), &runtime.version), ("containerd", &version));
+        assert_eq!((runtime.nri_version, runtime.events), (Some(nri), EventMask(events)));
+        assert_eq!(runtime.request_timeout, Duration::from_secs(2));
+        assert_eq!((status.connections, status.disconnects), (1, 0));
+
+        rig.runtime.run_pod(&pod("p1")).await.unwrap();
+        let created = rig.runtime.create_container(&container("c1")).await.unwrap();
+        assert_eq!(rig.pins("c1"), pinned("0", "0"));
+        assert_eq!(created.state, ContainerState::Created);
+        assert_eq!(
+            created.cgroup.as_deref(),
+            Some(
+                "/kubepods.slice/kubepods-pod0f2bd7cf_3ba1_4f26_a0a6_3b8a6d5c6b55.slice/cri-containerd-c1.scope"
+            )
+        );
+        rig.runtime.start_container("c1").await.unwrap();
+        rig.runtime.remove_pod("p1").await.unwrap();
+        assert_eq!(
+            rig.allocator.book().events,
+            [
+                "run name-p1",
+                "create c1",
+                "container Created name-p1/c1 pid None",
+                "container Starting name-p1/c1 pid Some(1000)",
+                "container Started name-p1/c1 pid Some(1000)",
+                "stop c1",
+                "container Removed name-p1/c1 pid Some(1000)",
+                "pod Stopped name-p1",
+                "pod Removed name-p1",
+            ],
+            "{version}"
+        );
+        assert_eq!(rig.allocator.no_answers(), []);
+        assert_eq!(rig.runtime.log(), ["plugin 90-numaward synchronized"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_fails_the_creation_and_only_that() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    rig.runtime.run_pod(&pod("p1")).await.unwrap();
+    rig.mood(Mood::Refuse("memory on node 1: 8Gi requested, 2Gi free".to_owned()));
+    let error = rig.runtime.create_container(&container("c1")).await.unwrap_err();
+    assert_eq!(
+        error,
+        "failed to get NRI adjustment for container: rpc error: code = 9 desc = \
+         memory on node 1: 8Gi requested, 2Gi free"
+    );
+    assert_eq!(rig.runtime.container("c1"), None);
+    rig.mood(Mood::Place);
+    rig.runtime.create_container(&container("c2")).await.unwrap();
+    assert_eq!(rig.pins("c2"), pinned("0", "0"));
+    let events = rig.allocator.book().events.clone();
+    assert_eq!(
+        events[1..4],
+        ["create c1", "stop c1", "container Removed name-p1/c1 pid None"],
+        "the undo is told"
+    );
+    assert_eq!(rig.allocator.no_answers(), []);
+
+    rig.allocator.book().refuses_pods = true;
+    let error = rig.runtime.run_pod(&pod("p2")).await.unwrap_err();
+    assert!(error.ends_with("desc = no room for the pod"), "{error}");
+    rig.is(Phase::Connected).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_of_a_pod_can_be_refused() {
+    let rig = Rig::new(Config::containerd_2_3(online())).await;
+    rig.runtime.run_pod(&pod("p1")).await.unwrap();
+    rig.runtime.update_pod("p1", Bytes::mib(1)).await.unwrap();
+    rig.allocator.book().refuses_pods = true;
+    let error = rig.runtime.update_pod("p1", Bytes::gib(1)).await.unwrap_err();
+    assert!(error.contains("no room for more"), "{error}");
+    let events = rig.allocator.book().events.clone();
+    assert_eq!(
+        events[1..],
+        [
+            "update name-p1 to Some(At(Bytes(1048576)))",
+            "pod Updated name-p1",
+            "update name-p1 to Some(At(Bytes(1073741824)))"
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_handler_costs_the_pin_but_not_the_connection() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    rig.runtime.run_pod(&pod("p1")).await.unwrap();
+    rig.mood(Mood::Slow(Duration::from_secs(3600)));
+    rig.runtime.create_container(&container("c1")).await.unwrap();
+    assert_eq!(rig.pins("c1"), pinned("", ""));
+    assert_eq!(
+        rig.allocator.no_answers(),
+        [(Call::CreateContainer, Some("c1".to_owned()), NoAnswerReason::Late(Duration::from_millis(1500)))]
+    );
+    assert!(rig.allocator.book().pins.is_empty(), "the handler's future was dropped");
+
+    // The owner repairs it.
+    let repair = [update("c1", rig.allocator.pin("c1"))];
+    assert_eq!(rig.handle.update_containers(&repair).await, Ok(vec![]));
+    assert_eq!(rig.pins("c1"), pinned("0", "0"));
+    assert_eq!(rig.handle.status().borrow().disconnects, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_answer_comes_before_a_shorter_deadline_of_the_runtime() {
+    for (request_timeout, late) in [(1200, 700), (600, 300), (20_000, 1500)] {
+        let request_timeout = Duration::from_millis(request_timeout);
+        let rig = Rig::new(Config { request_timeout, ..Config::containerd_2_1(online()) }).await;
+        rig.runtime.run_pod(&pod("p1")).await.unwrap();
+        rig.mood(Mood::Slow(Duration::from_secs(3600)));
+        rig.runtime.create_container(&container("c1")).await.unwrap();
+        let (_, _, reason) = rig.allocator.no_answers().remove(0);
+        assert_eq!(reason, NoAnswerReason::Late(Duration::from_millis(late)), "{request_timeout:?}");
+        assert_eq!(rig.handle.status().borrow().disconnects, 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_panics_costs_no_more() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    rig.runtime.run_pod(&pod("p1")).await.unwrap();
+    rig.mood(Mood::Panic);
+    rig.runtime.create_container(&container("c1")).await.unwrap();
+    rig.mood(Mood::Place);
+    rig.runtime.create_container(&container("c2")).await.unwrap();
+    assert_eq!((rig.pins("c1"), rig.pins("c2")), (pinned("", ""), pinned("0", "0")));
+    let reasons: Vec<_> = rig.allocator.no_answers().into_iter().map(|(_, _, reason)| reason).collect();
+    assert_eq!(reasons, [NoAnswerReason::HandlerPanicked]);
+}
+
+/// A handler that blocks its thread until it is let go.
+struct Blocking {
+    until: Mutex<mpsc::Receiver<()>>,
+    no_answers: Mutex<Vec<NoAnswerReason>>,
+}
+
+impl Handler for Blocking {
+    fn online(&self) -> Online {
+        online()
+    }
+    async fn synchronize(&self, _: Snapshot) -> Vec<Update> {
+        Vec::new()
+    }
+    async fn run_pod(&self, _: Pod) -> Result<(), Refusal> {
+        Ok(())
+    }
+    async fn update_pod(&self, _: Pod, _: Resources) -> Result<(), Refusal> {
+        Ok(())
+    }
+    async fn create_container(&self, _: Pod, _: Container) -> Result<Creation, Refusal> {
+        self.until.lock().unwrap().recv().unwrap();
+        Ok(Creation { settings: settings(CpuId(0)), updates: Vec::new() })
+    }
+    async fn update_container(&self, _: Pod, _: Container, _: Resources) -> Result<Vec<Update>, Refusal> {
+        Ok(Vec::new())
+    }
+    async fn stop_container(&self, _: Pod, _: Container) -> Vec<Update> {
+        Vec::new()
+    }
+    async fn event(&self, _: Event) {}
+    fn no_answer(&self, call: NoAnswer) {
+        self.no_answers.lock().unwrap().push(call.reason);
+    }
+}
+
+/// In real time: the handler is let go only after the answer came.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn a_handler_that_blocks_does_not_hold_the_answer_up() {
+    let (let_go, until) = mpsc::channel();
+    let handler = Arc::new(Blocking { until: Mutex::new(until), no_answers: Mutex::default() });
+    let runtime = FakeRuntime::new(Config {
+        request_timeout: Duration::from_secs(600),
+        ..Config::containerd_2_1(online())
+    });
+    let options = Options { answer_within: Duration::from_millis(20), ..Options::default() };
+    let plugin = Plugin::new(options, Arc::clone(&handler));
+    tokio::spawn(plugin.run_with(runtime.connector(), CancellationToken::new()));
+    assert!(runtime.has_plugins(&[PLUGIN]).await);
+    runtime.run_pod(&pod("p1")).await.unwrap();
+    runtime.create_container(&container("c1")).await.unwrap();
+    assert_eq!(pins(&runtime, "c1"), pinned("", ""));
+    assert!(matches!(handler.no_answers.lock().unwrap()[..], [NoAnswerReason::Late(_)]));
+    let_go.send(()).unwrap();
+}
+
+/// Connects by way of a stream that holds back what the plugin says while `slow` is true.
+fn slow_stream(runtime: &FakeRuntime, slow: &Arc<AtomicBool>) -> io::Result<DuplexStream> {
+    let (mut from_runtime, mut to_runtime) = tokio::io::split(runtime.connect()?);
+    let (plugin, between) = tokio::io::duplex(1 << 16);
+    let (mut from_plugin, mut to_plugin) = tokio::io::split(between);
+    let slow = Arc::clone(slow);
+    let up = async move {
+        let mut buffer = [0; 4096];
+        while let Ok(length @ 1..) = from_plugin.read(&mut buffer).await {
+            if slow.load(Ordering::Relaxed) {
+                sleep(Duration::from_secs(1)).await;
+            }
+            if to_runtime.write_all(&buffer[..length]).await.is_err() {
+                break;
+            }
+        }
+    };
+    tokio::spawn(async move {
+        tokio::select! {
+            () = up => {}
+            _ = tokio::io::copy(&mut from_runtime, &mut to_plugin) => {}
+        }
+    });
+    Ok(plugin)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_arrives_late_costs_the_connection_and_is_repaired_by_the_next() {
+    let runtime = FakeRuntime::new(Config::containerd_1_7(online()));
+    let slow = Arc::new(AtomicBool::new(false));
+    let connect = {
+        let (runtime, slow) = (runtime.clone(), Arc::clone(&slow));
+        move || ready(slow_stream(&runtime, &slow))
+    };
+    let rig = Rig::through(&runtime, Options::default(), connect);
+    rig.connected().await;
+    runtime.run_pod(&pod("p1")).await.unwrap();
+    slow.store(true, Ordering::Relaxed);
+    rig.mood(Mood::Slow(Duration::from_millis(1400)));
+    runtime.create_container(&container("c1")).await.unwrap();
+    slow.store(false, Ordering::Relaxed);
+    assert_eq!(rig.pins("c1"), pinned("", ""));
+    let log = runtime.log();
+    assert_eq!(
+        log.last().unwrap(),
+        "closing plugin 90-numaward, CreateContainer: there was no answer within 2s"
+    );
+    assert_eq!(rig.allocator.no_answers(), [], "the plugin cannot know");
+    rig.connected_again(1).await;
+    assert!(runtime.has_plugins(&[PLUGIN]).await);
+    assert_eq!(rig.pins("c1"), pinned("0", "0"));
+    let status = rig.handle.status().borrow().clone();
+    assert_eq!((status.connections, status.disconnects), (2, 1));
+    assert!(matches!(*status.last_disconnect.unwrap(), Disconnect::Closed(Phase::Connected)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_cannot_be_sent_is_told() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    rig.runtime.run_pod(&pod("p1")).await.unwrap();
+    rig.mood(Mood::Slow(Duration::from_secs(1)));
+    let create = tokio::spawn({
+        let runtime = rig.runtime.clone();
+        async move { runtime.create_container(&container("c1")).await }
+    });
+    sleep(Duration::from_millis(500)).await;
+    rig.runtime.stop();
+    create.await.unwrap().unwrap();
+    rig.is(Phase::Disconnected).await;
+    assert_eq!(
+        rig.allocator.no_answers(),
+        [(Call::CreateContainer, Some("c1".to_owned()), NoAnswerReason::ConnectionLost)]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plugin_that_dies_in_a_call_leaves_the_container_unpinned() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    rig.runtime.run_pod(&pod("p1")).await.unwrap();
+    rig.mood(Mood::Slow(Duration::from_secs(1)));
+    let create = tokio::spawn({
+        let runtime = rig.runtime.clone();
+        async move { runtime.create_container(&container("c1")).await }
+    });
+    sleep(Duration::from_millis(500)).await;
+    rig.task.abort();
+    create.await.unwrap().unwrap();
+    assert_eq!(rig.pins("c1"), pinned("", ""));
+
+    let next = Rig::on(&rig.runtime, Options::default());
+    next.connected().await;
+    assert_eq!(rig.pins("c1"), pinned("0", "0"), "the next one repairs it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_runs_already_is_pinned_on_connecting() {
+    let runtime = FakeRuntime::new(Config::containerd_2_1(online()));
+    runtime.add_running(&pod("p1"), &container("c1"));
+    runtime.add_running(&pod("p1"), &container("c2"));
+    let rig = Rig::on(&runtime, Options::default());
+    rig.connected().await;
+    assert!(runtime.has_plugins(&[PLUGIN]).await);
+    assert_eq!((rig.pins("c1"), rig.pins("c2")), (pinned("0", "0"), pinned("1", "0")));
+    let book = rig.allocator.book();
+    let [snapshot] = &book.snapshots[..] else { panic!("one snapshot") };
+    assert_eq!(snapshot.pods["p1"].name, "name-p1");
+    assert_eq!(snapshot.containers[0].state, ContainerState::Running);
+    assert_eq!(snapshot.containers[0].resources.memory_limit, Some(Limit::At(Bytes::mib(256))));
+    assert_eq!(snapshot.unreadable, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_of_the_runtime_loses_nothing() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    rig.runtime.run_pod(&pod("p1")).await.unwrap();
+    for id in ["c1", "c2"] {
+        rig.runtime.create_container(&container(id)).await.unwrap();
+        rig.runtime.start_container(id).await.unwrap();
+    }
+    rig.runtime.stop();
+    rig.is(Phase::Disconnected).await;
+    assert_eq!(rig.handle.update_containers(&[]).await, Err(UpdateError::NotConnected));
+    sleep(Duration::from_secs(60)).await;
+    assert!(matches!(*rig.disconnected_why().await, Disconnect::Connect { .. }));
+    // It comes back with a container that started without us.
+    rig.runtime.add_running(&pod("p1"), &container("c3"));
+    rig.runtime.start();
+    rig.connected_again(1).await;
+    assert_eq!(
+        [rig.pins("c1"), rig.pins("c2"), rig.pins("c3")],
+        [pinned("0", "0"), pinned("1", "0"), pinned("2", "0")]
+    );
+    let status = rig.handle.status().borrow().clone();
+    assert_eq!((status.connections, status.disconnects), (2, 1));
+    assert_eq!(rig.allocator.no_answers(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_runs_may_be_told_in_many_parts() {
+    let runtime = FakeRuntime::new(Config { message_limit: 2000, ..Config::containerd_2_1(online()) });
+    for i in 0..60 {
+        runtime.add_running(&pod(&format!("p{i}")), &container(&format!("c{i:02}")));
+    }
+    runtime.add_running(&pod("p1"), &ContainerSpec { name: "in p1".to_owned(), ..container("last") });
+    let rig = Rig::on(&runtime, Options::default());
+    rig.connected().await;
+    let book = rig.allocator.book();
+    let [snapshot] = &book.snapshots[..] else { panic!("the handler is asked once") };
+    assert_eq!((snapshot.pods.len(), snapshot.containers.len()), (60, 61));
+    let all: CpuSet = book.pins.values().copied().collect();
+    assert_eq!(all.len(), 61);
+    drop(book);
+    assert!(runtime.has_plugins(&[PLUGIN]).await);
+    assert_eq!(rig.pins("last"), pinned("60", "1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_and_calls_may_be_longer_than_the_runtimes_buffer() {
+    let runtime = FakeRuntime::new(Config::containerd_2_1(online()));
+    let pin = |i: u32| settings(CpuId(i % 64));
+    let id = |i: u32| format!("container-with-a-long-id-0123456789abcdef0123456789abcdef-{i:03}");
+    runtime.add_running(&pod("p1"), &ContainerSpec { cpus: "63".to_owned(), ..container("old") });
+    for i in 0..60 {
+        runtime.add_running(&pod("p1"), &container(&id(i)));
+    }
+    let rig = Rig::on(&runtime, Options::default());
+    rig.connected().await;
+    assert!(runtime.has_plugins(&[PLUGIN]).await);
+    assert_eq!(runtime.updates_received(), 61, "as the answer to Synchronize");
+
+    for i in 60..100 {
+        runtime.add_running(&pod("p1"), &container(&id(i)));
+    }
+    let updates: Vec<Update> = (0..100).map(|i| update(&id(i), pin(i))).collect();
+    rig.mood(Mood::Answer(Creation { settings: pin(5), updates: updates.clone() }));
+    // A request of several frames.
+    let annotations = BTreeMap::from([("long".to_owned(), "x".repeat(20_000))]);
+    runtime.create_container(&ContainerSpec { annotations, ..container("new") }).await.unwrap();
+    assert_eq!(runtime.updates_received(), 161, "as the answer to a creation");
+    assert_eq!(rig.pins(&id(99)), pinned("35", "1"));
+    assert_eq!(runtime.container("new").unwrap().annotations["long"].len(), 20_000);
+
+    assert_eq!(rig.handle.update_containers(&updates).await, Ok(vec![]));
+    assert_eq!(runtime.updates_received(), 261, "as a call of our own");
+    assert_eq!(runtime.log(), ["plugin 90-numaward synchronized"]);
+    assert_eq!(rig.allocator.no_answers(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_plugins_that_pin_exclude_each_other_unless_one_yields() {
+    for when_pinned in [WhenPinned::Override, WhenPinned::Yield] {
+        let rig = Rig::new(Config::containerd_2_1(online())).await;
+        let options = Options {
+            name: "second".parse().unwrap(),
+            index: "95".parse().unwrap(),
+            when_pinned,
+            ..Options::default()
+        };
+        let second = Rig::on(&rig.runtime, options);
+        assert!(rig.runtime.has_plugins(&[PLUGIN, "95-second"]).await);
+        rig.runtime.run_pod(&pod("p1")).await.unwrap();
+        let created = rig.runtime.create_container(&container("c1")).await;
+        if when_pinned == WhenPinned::Override {
+            let error = created.unwrap_err();
+            assert!(
+                error.contains(r#"plugins "95-second" and "90-numaward" both tried to set CPU pinning"#),
+                "{error}"
+            );
+        } else {
+            created.unwrap();
+            assert_eq!(rig.pins("c1"), pinned("0", "0"));
+            assert_eq!(
+                second.allocator.no_answers(),
+                [(Call::CreateContainer, Some("c1".to_owned()), NoAnswerReason::PinnedByOther)]
+            );
+            assert!(!second.allocator.book().events.contains(&"create c1".to_owned()), "not asked");
+        }
+        assert_eq!(rig.allocator.no_answers(), []);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_cpu_is_given_twice_to_forty_at_once() {
+    for serial in [true, false] {
+        let rig = Rig::new(Config { serial, ..Config::containerd_2_1(online()) }).await;
+        rig.runtime.run_pod(&pod("p1")).await.unwrap();
+        // Long enough that calls overlap where the runtime lets them, and none is late where it does not.
+        rig.mood(Mood::Slow(Duration::from_millis(10)));
+        let creations: Vec<_> = (0..40)
+            .map(|i| {
+                let runtime = rig.runtime.clone();
+                tokio::spawn(async move { runtime.create_container(&container(&format!("c{i}"))).await })
+            })
+            .collect();
+        let mut cpus = CpuSet::new();
+        for creation in creations {
+            let resources = creation.await.unwrap().unwrap().resources;
+            let cpu = resources.cpus.unwrap();
+            assert!(!cpus.intersects(&cpu), "{cpu} twice");
+            cpus = &cpus | &cpu;
+        }
+        assert_eq!(cpus, "0-39".parse().unwrap());
+        assert_eq!(rig.allocator.no_answers(), []);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pin_outlives_the_kubelets_update() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    rig.runtime.run_pod(&pod("p1")).await.unwrap();
+    rig.runtime.create_container(&container("c1")).await.unwrap();
+    let to = ContainerSpec { cpus: "0-3".to_owned(), cpu_shares: Some(200), ..ContainerSpec::default() };
+    let updated = rig.runtime.update_container("c1", &to).await.unwrap().resources;
+    assert_eq!(updated.cpus, Some("0".parse().unwrap()));
+    assert_eq!(updated.cpu_shares, Some(200));
+    assert_eq!(updated.hugepage_limits.len(), 1);
+    rig.mood(Mood::Refuse("no room to grow".to_owned()));
+    let error = rig.runtime.update_container("c1", &to).await.unwrap_err();
+    assert!(error.contains("no room to grow"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pin_is_taken_back_by_the_full_sets() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    rig.runtime.run_pod(&pod("p1")).await.unwrap();
+    rig.runtime.create_container(&container("c1")).await.unwrap();
+    let only_memory = Settings { memory_min: Some(Limit::At(Bytes::mib(1))), ..Settings::default() };
+    rig.handle.update_containers(&[update("c1", only_memory)]).await.unwrap();
+    assert_eq!(rig.pins("c1"), pinned("0", "0"), "what is not set stays");
+    rig.handle.update_containers(&[update("c1", Settings::unpinned(&online()))]).await.unwrap();
+    assert_eq!(rig.pins("c1"), pinned("0-63", "0-1"));
+    let unified = rig.runtime.container("c1").unwrap().resources.unified;
+    assert_eq!(unified["memory.min"], "1048576");
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_that_the_kernel_would_refuse_are_not_sent() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    rig.runtime.run_pod(&pod("p1")).await.unwrap();
+    let of = |mems: &str| Settings { mems: Some(mems.parse().unwrap()), ..Settings::default() };
+    for (creation, problem) in [
+        (Creation { settings: of("7"), updates: vec![] }, "nodes 7 that have no memory"),
+        (Creation { settings: of(""), updates: vec![] }, "cpuset.mems is empty"),
+        (
+            Creation { settings: of("0"), updates: vec![update("c1", of("0"))] },
+            "c1 is updated while it is being created",
+        ),
+        (
+            Creation { settings: of("0"), updates: vec![update("x", of("0")), update("x", of("1"))] },
+            "x is updated twice",
+        ),
+        (Creation { settings: of("0"), updates: vec![update("x", of("0,9"))] }, "nodes 9"),
+    ] {
+        rig.mood(Mood::Answer(creation));
+        rig.runtime.create_container(&container("c1")).await.unwrap();
+        assert_eq!(rig.pins("c1"), pinned("", ""));
+        rig.runtime.start_container("c1").await.unwrap();
+        let (call, id, reason) = rig.allocator.no_answers().pop().unwrap();
+        assert_eq!((call, id.as_deref()), (Call::CreateContainer, Some("c1")));
+        assert!(reason.to_string().contains(problem), "{reason}");
+    }
+    let refused = rig.handle.update_containers(&[update("c1", of("7"))]).await;
+    assert!(matches!(refused, Err(UpdateError::Invalid(InvalidSettings::NoMemory { .. }))), "{refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn updates_of_our_own_tell_what_failed() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    rig.runtime.run_pod(&pod("p1")).await.unwrap();
+    for id in ["c1", "c2"] {
+        rig.runtime.create_container(&container(id)).await.unwrap();
+    }
+    rig.runtime.fail_updates_of("c2");
+    let updates = ["c1", "c2", "unknown"].map(|id| update(id, settings(CpuId(40))));
+    assert_eq!(rig.handle.update_containers(&updates).await, Ok(vec!["c2".to_owned()]));
+    assert_eq!((rig.pins("c1"), rig.pins("c2")), (pinned("40", "1"), pinned("1", "0")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_would_wait_for_the_runtime_is_told_so() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    rig.runtime.run_pod(&pod("p1")).await.unwrap();
+    rig.allocator.book().handle = Some(rig.handle.clone());
+    rig.runtime.create_container(&container("c1")).await.unwrap();
+    assert_eq!(rig.allocator.book().inside, Some(Err(UpdateError::InsideHandler)));
+    assert_eq!(rig.pins("c1"), pinned("0", "0"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_has_a_deadline() {
+    let runtime = FakeRuntime::new(Config::containerd_2_1(online()));
+    let rig = Rig::on(&runtime, Options { update_timeout: Duration::from_millis(900), ..Options::default() });
+    rig.connected().await;
+    runtime.run_pod(&pod("p1")).await.unwrap();
+    // The runtime is busy with a creation.
+    rig.mood(Mood::Slow(Duration::from_millis(1000)));
+    let create = tokio::spawn({
+        let runtime = runtime.clone();
+        async move { runtime.create_container(&container("c1")).await }
+    });
+    sleep(Duration::from_millis(10)).await;
+    let late = rig.handle.update_containers(&[update("c1", settings(CpuId(9)))]).await;
+    assert!(matches!(late, Err(UpdateError::Call(_))), "{late:?}");
+    create.await.unwrap().unwrap();
+    assert_eq!(rig.handle.update_containers(&[update("c1", settings(CpuId(8)))]).await, Ok(vec![]));
+    assert_eq!(rig.pins("c1"), pinned("8", "0"), "the late answer disturbed nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_knows_fewer_events_than_its_version_tells_is_asked_for_fewer() {
+    let rig = Rig::on(
+        &FakeRuntime::new(Config { events: EventMask::BASIC, ..Config::containerd_2_3(online()) }),
+        Options::default(),
+    );
+    rig.connected().await;
+    assert!(rig.runtime.log()[0].contains("invalid plugin events: 0x1800"), "{:?}", rig.runtime.log());
+    let status = rig.handle.status().borrow().clone();
+    assert_eq!(status.runtime.unwrap().events, EventMask::BASIC);
+    assert!(matches!(*status.last_disconnect.unwrap(), Disconnect::Closed(Phase::Synchronizing)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn garbage_ends_the_connection_and_nothing_else() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    rig.runtime.run_pod(&pod("p1")).await.unwrap();
+    rig.runtime.create_container(&container("c1")).await.unwrap();
+    let claim = |connection: u32, length: u32| [connection.to_be_bytes(), length.to_be_bytes()].concat();
+    let frame = |payload: &[u8]| [&claim(1, u32::try_from(payload.len()).unwrap())[..], payload].concat();
+    let mut connections = 1;
+    for (bytes, why) in [
+        (claim(1, u32::MAX), WireError::FrameTooLong { connection: 1, length: u32::MAX }),
+        (claim(7, 5 << 20), WireError::FrameTooLong { connection: 7, length: 5 << 20 }),
+        (frame(&[0xff; 10]), WireError::MessageTooLong { length: u32::MAX }),
+        (
+            b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
+            WireError::FrameTooLong { connection: 0x4854_5450, length: 0x2f31_2e31 },
+        ),
+    ] {
+        rig.runtime.send_raw(PLUGIN, &bytes).await.unwrap();
+        rig.connected_again(connections).await;
+        connections += 1;
+        let last = rig.disconnected_why().await;
+        assert!(matches!(&*last, Disconnect::Wire(error) if *error == why), "{last}");
+        assert!(rig.runtime.has_plugins(&[PLUGIN]).await);
+        assert_eq!(rig.pins("c1"), pinned("0", "0"));
+    }
+    // These keep the framing, so the connection stays: an unknown connection, an answer to nothing, a message
+    // of a type that is not used, and a request that cannot be read.
+    for bytes in [
+        [claim(9, 3), vec![1, 2, 3]].concat(),
+        [claim(2, 10), vec![0, 0, 0, 0, 0, 0, 0, 99, 2, 0]].concat(),
+        frame(&[0, 0, 0, 0, 0, 0, 0, 99, 3, 0]),
+        frame(&[0, 0, 0, 1, 0, 0, 0, 99, 1, 0, 0xff]),
+    ] {
+        rig.runtime.send_raw(PLUGIN, &bytes).await.unwrap();
+    }
+    rig.runtime.create_container(&container("c2")).await.unwrap();
+    assert_eq!(rig.pins("c2"), pinned("1", "0"));
+    assert_eq!(rig.handle.status().borrow().connections, connections);
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_make_no_sense_are_answered_in_time() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    let service = "nri.pkg.api.v1alpha1.Plugin";
+    let garbage = [0xff; 20];
+    // A pod without an id, and no container.
+    let incomplete = [0x0a, 0x00];
+    for (service, method, payload, answer) in [
+        (service, "FlyToTheMoon", &[][..], Err(r#"12 no method "FlyToTheMoon""#)),
+        ("other.Service", "CreateContainer", &[], Err(r#"12 no service "other.Service""#)),
+        (service, "Configure", &garbage, Err("3 the request could not be read")),
+        (service, "Synchronize", &garbage, Err("3 the request could not be read")),
+        (service, "ValidateContainerAdjustment", &garbage, Ok(())),
+        (service, "Shutdown", &[], Ok(())),
+        // An event that is not known.
+        (service, "StateChange", &[0x08, 0x63], Ok(())),
+        (service, "CreateContainer", &garbage, Ok(())),
+        (service, "CreateContainer", &incomplete, Ok(())),
+        (service, "UpdateContainer", &incomplete, Ok(())),
+        (service, "StopContainer", &incomplete, Ok(())),
+        (service, "RunPodSandbox", &incomplete, Ok(())),
+        (service, "UpdatePodSandbox", &garbage, Ok(())),
+        (service, "RemoveContainer", &garbage, Ok(())),
+        (service, "StateChange", &garbage, Ok(())),
+    ] {
+        let got = rig.runtime.call_raw(PLUGIN, service, method, payload).await;
+        match (&got, answer) {
+            (Ok(()), Ok(())) => {}
+            (Err(got), Err(text)) if got.starts_with(text) => {}
+            _ => panic!("{method}: {got:?} instead of {answer:?}"),
+        }
+    }
+    let told = rig.allocator.no_answers();
+    assert_eq!(told.len(), 8, "{told:?}");
+    assert!(told.iter().all(|(_, _, reason)| matches!(reason, NoAnswerReason::Unreadable(_))));
+    let calls: Vec<Call> = told.iter().map(|&(call, _, _)| call).collect();
+    assert_eq!(
+        calls,
+        [
+            Call::CreateContainer,
+            Call::CreateContainer,
+            Call::UpdateContainer,
+            Call::StopContainer,
+            Call::RunPod,
+            Call::UpdatePod,
+            Call::Event,
+            Call::Event
+        ]
+    );
+    rig.connected().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_says_nothing_is_given_up() {
+    let plugin = Plugin::new(Options::default(), Arc::new(Allocator::default()));
+    let handle = plugin.handle();
+    let (ours, _silent) = tokio::io::duplex(1 << 16);
+    let mut streams = vec![ours];
+    let connect = move || {
+        let stream = streams.pop();
+        async move {
+            match stream {
+                Some(stream) => Ok(stream),
+                None => pending().await,
+            }
+        }
+    };
+    tokio::spawn(plugin.run_with(connect, CancellationToken::new()));
+    assert_eq!(
+        disconnected_why(&handle).await.to_string(),
+        "the runtime did not register the plugin: there was no answer within 5s"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_does_not_tell_what_runs_is_given_up() {
+    // Its lock is held by the creation of a container that another plugin thinks about.
+    let runtime = FakeRuntime::new(Config {
+        request_timeout: Duration::from_secs(3600),
+        ..Config::containerd_2_1(online())
+    });
+    let first = Rig::on(
+        &runtime,
+        Options {
+            name: "first".parse().unwrap(),
+            answer_within: Duration::from_secs(3000),
+            ..Options::default()
+        },
+    );
+    first.connected().await;
+    runtime.run_pod(&pod("p1")).await.unwrap();
+    first.mood(Mood::Slow(Duration::from_secs(100)));
+    let create = tokio::spawn({
+        let runtime = runtime.clone();
+        async move { runtime.create_container(&container("c1")).await }
+    });
+    sleep(Duration::from_millis(10)).await;
+    let rig = Rig::on(&runtime, Options::default());
+    let why = rig.disconnected_why().await.to_string();
+    assert_eq!(why, "the runtime did not call Synchronize within 60s");
+    create.await.unwrap().unwrap();
+    rig.connected().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_asked_before_the_end_is_still_answered() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    rig.runtime.run_pod(&pod("p1")).await.unwrap();
+    rig.mood(Mood::Slow(Duration::from_secs(1)));
+    let create = tokio::spawn({
+        let runtime = rig.runtime.clone();
+        async move { runtime.create_container(&container("c1")).await }
+    });
+    sleep(Duration::from_millis(100)).await;
+    rig.shutdown.cancel();
+    create.await.unwrap().unwrap();
+    assert_eq!(rig.pins("c1"), pinned("0", "0"));
+    rig.task.await.unwrap();
+    let status = rig.handle.status().borrow().clone();
+    assert_eq!(status.phase, Phase::Disconnected);
+    assert!(matches!(*status.last_disconnect.unwrap(), Disconnect::Stopped));
+}
+
+/// In real time, at a real socket.
+#[tokio::test]
+async fn a_socket_that_appears_later_is_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("nri.sock");
+    let allocator = Arc::new(Allocator::default());
+    let milliseconds = Duration::from_millis;
+    let options = Options {
+        socket: socket.clone(),
+        backoff: Backoff { first: milliseconds(1), longest: milliseconds(20) },
+        ..Options::default()
+    };
+    let plugin = Plugin::new(options, Arc::clone(&allocator));
+    let handle = plugin.handle();
+    let shutdown = CancellationToken::new();
+    let task = tokio::spawn(plugin.run(shutdown.clone()));
+    let why = disconnected_why(&handle).await.to_string();
+    assert!(why.contains(&*socket.to_string_lossy()) && why.contains("disable = false"), "{why}");
+
+    let runtime = FakeRuntime::new(Config::containerd_2_1(online()));
+    runtime.listen(&socket).unwrap();
+    assert!(runtime.has_plugins(&[PLUGIN]).await);
+    runtime.run_pod(&pod("p1")).await.unwrap();
+    runtime.create_container(&container("c1")).await.unwrap();
+    assert_eq!(pins(&runtime, "c1"), pinned("0", "0"));
+    shutdown.cancel();
+    task.await.unwrap();
+}
