@@ -18,6 +18,9 @@ use std::path::{Component, Path};
 
 use numaward_engine::QosClass;
 
+/// What the names of slices end with.
+const SLICE: &str = ".slice";
+
 /// A text does not name a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -54,7 +57,7 @@ pub fn of_container(cgroups_path: &str) -> Result<String, CgroupPathError> {
 pub fn of_pod(cgroup_parent: &str) -> Result<String, CgroupPathError> {
     let fail = |problem| CgroupPathError { text: cgroup_parent.to_owned(), problem };
     let name = cgroup_parent.rsplit('/').next().unwrap_or(cgroup_parent);
-    if name.ends_with(".slice") { expand_slice(name) } else { plain(cgroup_parent) }.map_err(fail)
+    if name.strip_suffix(SLICE).is_some() { expand_slice(name) } else { plain(cgroup_parent) }.map_err(fail)
 }
 
 /// Checks a path as the cgroupfs driver gives it.
@@ -78,15 +81,20 @@ fn plain(path: &str) -> Result<String, &'static str> {
 
 /// The path of a slice: `a-b.slice` is `/a.slice/a-b.slice`.
 fn expand_slice(slice: &str) -> Result<String, &'static str> {
-    let name = slice.strip_suffix(".slice").ok_or("the parent is not a slice")?;
+    let name = slice.strip_suffix(SLICE).ok_or("the parent is not a slice")?;
     if name == "-" {
         return Ok(String::new());
     }
     if name.contains('/') || name.split('-').any(str::is_empty) {
         return Err("the slice's name has an empty part or a `/`");
     }
-    let ends = name.match_indices('-').map(|(at, _)| at).chain([name.len()]);
-    Ok(ends.map(|end| format!("/{}.slice", &name[..end])).collect())
+    let mut path = String::new();
+    for end in name.match_indices('-').map(|(at, _)| at).chain([name.len()]) {
+        path.push('/');
+        path.push_str(&name[..end]);
+        path.push_str(SLICE);
+    }
+    Ok(path)
 }
 
 /// A pod's or container's cgroup, recognised by its path.
@@ -109,14 +117,14 @@ pub struct PodCgroup {
 pub fn parse(path: &str) -> Option<PodCgroup> {
     let names: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
     let (pod, qos, pod_uid) = names.iter().enumerate().find_map(|(at, name)| {
-        let (qos, uid) = match name.strip_suffix(".slice") {
+        let (qos, uid) = match name.strip_suffix(SLICE) {
             Some(slice) => systemd_pod(slice)?,
             None => (cgroupfs_class(&names[..at])?, name.strip_prefix("pod")?.to_owned()),
         };
         (!uid.is_empty()).then_some((at, qos, uid))
     })?;
     let kubepods = names[..pod].iter().rposition(|name| {
-        let name = name.strip_suffix(".slice").unwrap_or(name);
+        let name = name.strip_suffix(SLICE).unwrap_or(name);
         name == "kubepods" || name.ends_with("-kubepods")
     })?;
     let ancestors = (kubepods..=pod).map(|end| format!("/{}", names[..=end].join("/"))).collect();

@@ -2,6 +2,13 @@
 //!
 //! Time is paused, unless said otherwise: nothing here depends on how fast the machine is.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "what cannot be unwrapped fails the test"
+)]
+
 use std::{
     collections::BTreeMap,
     future::{Ready, pending, ready},
@@ -178,11 +185,9 @@ impl Handler for Allocator {
 /// Waits for a state, but not for ever: a paused clock runs ahead where nothing else happens.
 async fn wait(handle: &Handle, is: impl FnMut(&Status) -> bool) -> Status {
     let mut status: watch::Receiver<Status> = handle.status();
-    let reached = timeout(Duration::from_secs(600), status.wait_for(is)).await.map(Result::unwrap);
-    match reached {
-        Ok(status) => status.clone(),
-        Err(_) => panic!("the state did not come: {:?}", handle.status().borrow()),
-    }
+    let reached = timeout(Duration::from_mins(10), status.wait_for(is)).await.map(Result::unwrap);
+    let Ok(status) = reached else { panic!("the state did not come: {:?}", handle.status().borrow()) };
+    status.clone()
 }
 
 async fn disconnected_why(handle: &Handle) -> Arc<Disconnect> {
@@ -384,7 +389,7 @@ async fn changes_of_a_pod_can_be_refused() {
 async fn a_late_handler_costs_the_pin_but_not_the_connection() {
     let rig = Rig::new(Config::containerd_2_1(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
-    rig.mood(Mood::Slow(Duration::from_secs(3600)));
+    rig.mood(Mood::Slow(Duration::from_hours(1)));
     rig.runtime.create_container(&container("c1")).await.unwrap();
     assert_eq!(rig.pins("c1"), pinned("", ""));
     assert_eq!(
@@ -406,7 +411,7 @@ async fn the_answer_comes_before_a_shorter_deadline_of_the_runtime() {
         let request_timeout = Duration::from_millis(request_timeout);
         let rig = Rig::new(Config { request_timeout, ..Config::containerd_2_1(online()) }).await;
         rig.runtime.run_pod(&pod("p1")).await.unwrap();
-        rig.mood(Mood::Slow(Duration::from_secs(3600)));
+        rig.mood(Mood::Slow(Duration::from_hours(1)));
         rig.runtime.create_container(&container("c1")).await.unwrap();
         let (_, _, reason) = rig.allocator.no_answers().remove(0);
         assert_eq!(reason, NoAnswerReason::Late(Duration::from_millis(late)), "{request_timeout:?}");
@@ -468,7 +473,7 @@ async fn a_handler_that_blocks_does_not_hold_the_answer_up() {
     let (let_go, until) = mpsc::channel();
     let handler = Arc::new(Blocking { until: Mutex::new(until), no_answers: Mutex::default() });
     let runtime = FakeRuntime::new(Config {
-        request_timeout: Duration::from_secs(600),
+        request_timeout: Duration::from_mins(10),
         ..Config::containerd_2_1(online())
     });
     let options = Options { answer_within: Duration::from_millis(20), ..Options::default() };
@@ -585,8 +590,8 @@ async fn what_runs_already_is_pinned_on_connecting() {
     rig.connected().await;
     assert!(runtime.has_plugins(&[PLUGIN]).await);
     assert_eq!((rig.pins("c1"), rig.pins("c2")), (pinned("0", "0"), pinned("1", "0")));
-    let book = rig.allocator.book();
-    let [snapshot] = &book.snapshots[..] else { panic!("one snapshot") };
+    let snapshots = rig.allocator.book().snapshots.clone();
+    let [snapshot] = &snapshots[..] else { panic!("one snapshot") };
     assert_eq!(snapshot.pods["p1"].name, "name-p1");
     assert_eq!(snapshot.containers[0].state, ContainerState::Running);
     assert_eq!(snapshot.containers[0].resources.memory_limit, Some(Limit::At(Bytes::mib(256))));
@@ -604,7 +609,7 @@ async fn a_restart_of_the_runtime_loses_nothing() {
     rig.runtime.stop();
     rig.is(Phase::Disconnected).await;
     assert_eq!(rig.handle.update_containers(&[]).await, Err(UpdateError::NotConnected));
-    sleep(Duration::from_secs(60)).await;
+    sleep(Duration::from_mins(1)).await;
     assert!(matches!(*rig.disconnected_why().await, Disconnect::Connect { .. }));
     // It comes back with a container that started without us.
     rig.runtime.add_running(&pod("p1"), &container("c3"));
@@ -628,12 +633,11 @@ async fn what_runs_may_be_told_in_many_parts() {
     runtime.add_running(&pod("p1"), &ContainerSpec { name: "in p1".to_owned(), ..container("last") });
     let rig = Rig::on(&runtime, Options::default());
     rig.connected().await;
-    let book = rig.allocator.book();
-    let [snapshot] = &book.snapshots[..] else { panic!("the handler is asked once") };
+    let snapshots = rig.allocator.book().snapshots.clone();
+    let [snapshot] = &snapshots[..] else { panic!("the handler is asked once") };
     assert_eq!((snapshot.pods.len(), snapshot.containers.len()), (60, 61));
-    let all: CpuSet = book.pins.values().copied().collect();
+    let all: CpuSet = rig.allocator.book().pins.values().copied().collect();
     assert_eq!(all.len(), 61);
-    drop(book);
     assert!(runtime.has_plugins(&[PLUGIN]).await);
     assert_eq!(rig.pins("last"), pinned("60", "1"));
 }
@@ -817,7 +821,7 @@ async fn an_update_has_a_deadline() {
     rig.connected().await;
     runtime.run_pod(&pod("p1")).await.unwrap();
     // The runtime is busy with a creation.
-    rig.mood(Mood::Slow(Duration::from_millis(1000)));
+    rig.mood(Mood::Slow(Duration::from_secs(1)));
     let create = tokio::spawn({
         let runtime = runtime.clone();
         async move { runtime.create_container(&container("c1")).await }
@@ -961,14 +965,14 @@ async fn a_runtime_that_says_nothing_is_given_up() {
 async fn a_runtime_that_does_not_tell_what_runs_is_given_up() {
     // Its lock is held by the creation of a container that another plugin thinks about.
     let runtime = FakeRuntime::new(Config {
-        request_timeout: Duration::from_secs(3600),
+        request_timeout: Duration::from_hours(1),
         ..Config::containerd_2_1(online())
     });
     let first = Rig::on(
         &runtime,
         Options {
             name: "first".parse().unwrap(),
-            answer_within: Duration::from_secs(3000),
+            answer_within: Duration::from_mins(50),
             ..Options::default()
         },
     );

@@ -82,17 +82,15 @@ fn device(message: messages::LinuxDevice, malformed: &mut Vec<Malformed>) -> Opt
         "c" | "u" => DeviceKind::Character,
         _ => return None,
     };
-    match (u32::try_from(message.major), u32::try_from(message.minor)) {
-        (Ok(major), Ok(minor)) => Some(Device { path: message.path, kind, major, minor }),
-        _ => {
-            malformed.push(Malformed {
-                field: "linux.devices",
-                value: format!("{}:{}", message.major, message.minor),
-                problem: format!("not the numbers of a device ({})", message.path),
-            });
-            None
-        }
+    if let (Ok(major), Ok(minor)) = (u32::try_from(message.major), u32::try_from(message.minor)) {
+        return Some(Device { path: message.path, kind, major, minor });
     }
+    malformed.push(Malformed {
+        field: "linux.devices",
+        value: format!("{}:{}", message.major, message.minor),
+        problem: format!("not the numbers of a device ({})", message.path),
+    });
+    None
 }
 
 pub(crate) fn resources(message: messages::LinuxResources) -> Resources {

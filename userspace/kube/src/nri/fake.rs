@@ -244,7 +244,9 @@ impl FakeRuntime {
         let mut state = self.inner.state();
         state.down = true;
         state.connections.drain(..).for_each(|connection| connection.cancel());
-        std::mem::take(&mut state.plugins).values().for_each(|peer| peer.link.close());
+        for peer in std::mem::take(&mut state.plugins).values() {
+            peer.link.close();
+        }
         drop(state);
         self.inner.names.send_modify(BTreeSet::clear);
     }
@@ -260,7 +262,7 @@ impl FakeRuntime {
     pub async fn has_plugins(&self, names: &[&str]) -> bool {
         let names: BTreeSet<String> = names.iter().map(|&name| name.to_owned()).collect();
         let mut now = self.inner.names.subscribe();
-        let there = tokio::time::timeout(Duration::from_secs(600), now.wait_for(|now| *now == names));
+        let there = tokio::time::timeout(Duration::from_mins(10), now.wait_for(|now| *now == names));
         matches!(there.await, Ok(Ok(_)))
     }
 
@@ -797,9 +799,8 @@ async fn read_frames<R: AsyncRead + Unpin>(
     calls: &mpsc::Sender<Vec<u8>>,
 ) -> String {
     loop {
-        let (connection, length) = match (reader.read_u32().await, reader.read_u32().await) {
-            (Ok(connection), Ok(length)) => (connection, length),
-            _ => return "the plugin closed the connection".to_owned(),
+        let (Ok(connection), Ok(length)) = (reader.read_u32().await, reader.read_u32().await) else {
+            return "the plugin closed the connection".to_owned();
         };
         // The real one would try to allocate it.
         let Some(length) = usize::try_from(length).ok().filter(|&length| length <= MAX_FRAME) else {
@@ -1065,7 +1066,7 @@ mod tests {
             ([2u32.to_be_bytes(), u32::MAX.to_be_bytes()].concat(), "a frame claims 4294967295 bytes"),
             (frame(&[0xff; 10]), "a message claims 4294967295 bytes"),
             (frame(&[0, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0xff]), "a call that cannot be read"),
-            (vec![0; 8].repeat(1000), ""),
+            ([0; 8].repeat(1000), ""),
             ([1u32.to_be_bytes(), 0u32.to_be_bytes()].concat().repeat(100), ""),
         ] {
             let log = fate(&bytes).await;

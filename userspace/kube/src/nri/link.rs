@@ -113,13 +113,13 @@ impl Link {
     /// Sends bytes as they are; returns when they were written.
     pub(crate) async fn send(&self, bytes: Vec<u8>) -> Result<(), Closed> {
         let (written, done) = oneshot::channel();
-        let send = async {
+        let sending = async {
             self.queue.send(Outgoing { bytes, written }).await.map_err(|_| Closed)?;
             done.await.map_err(|_| Closed)
         };
         tokio::select! {
             biased;
-            sent = send => sent,
+            result = sending => result,
             () = self.closed.cancelled() => Err(Closed),
         }
     }
@@ -203,7 +203,7 @@ impl Link {
         match self.calls().waiting.remove(&message.stream) {
             Some(call) if message.kind == wire::RESPONSE => drop(call.send(message.payload)),
             _ => {
-                tracing::debug!(stream = message.stream, kind = message.kind, "an answer that nobody awaits")
+                tracing::debug!(stream = message.stream, kind = message.kind, "an answer that nobody awaits");
             }
         }
     }

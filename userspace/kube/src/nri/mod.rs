@@ -236,7 +236,7 @@ impl Default for Options {
             name: PluginName("numaward".to_owned()),
             index: PluginIndex(90),
             registration_timeout: Duration::from_secs(5),
-            synchronize_timeout: Duration::from_secs(60),
+            synchronize_timeout: Duration::from_mins(1),
             answer_within: Duration::from_secs(2),
             answer_margin: Duration::from_millis(500),
             update_timeout: Duration::from_secs(30),

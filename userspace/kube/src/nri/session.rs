@@ -258,13 +258,14 @@ impl<H: Handler> Session<H> {
                 ok(&Empty {})
             }
             "StateChange" => match messages::StateChangeEvent::decode(payload) {
-                Ok(change) => match EventKind::of_number(change.event) {
-                    Some(kind) => self.event(kind, change.pod, change.container, deadline).await,
-                    None => {
+                Ok(change) => {
+                    if let Some(kind) = EventKind::of_number(change.event) {
+                        self.event(kind, change.pod, change.container, deadline).await
+                    } else {
                         tracing::debug!(event = change.event, "an unknown event is ignored");
                         ok(&Empty {})
                     }
-                },
+                }
                 Err(error) => self.unreadable(Call::Event, &error),
             },
             method => match EventKind::of_method(method) {
@@ -289,7 +290,7 @@ impl<H: Handler> Session<H> {
         let options = &self.shared.options;
         let told = u64::try_from(timeout_nano).ok().filter(|&nanos| nanos > 0).map(Duration::from_nanos);
         let within = options.answer_within.min(told.unwrap_or(Duration::MAX));
-        within - options.answer_margin.min(within / 2)
+        within.saturating_sub(options.answer_margin.min(within / 2))
     }
 
     /// The handler's answer, or why there is none.
@@ -314,9 +315,10 @@ impl<H: Handler> Session<H> {
         let pod = call.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
         let container = call.container.as_ref().map(|container| container.name.as_str());
         let reason = &call.reason;
-        match reason {
-            NoAnswerReason::PinnedByOther => tracing::info!(pod, container, "NRI: {reason}"),
-            _ => tracing::warn!(pod, container, "NRI: {} goes on without us: {reason}", call.call),
+        if *reason == NoAnswerReason::PinnedByOther {
+            tracing::info!(pod, container, "NRI: {reason}");
+        } else {
+            tracing::warn!(pod, container, "NRI: {} goes on without us: {reason}", call.call);
         }
         self.shared.handler.no_answer(call);
     }
@@ -600,7 +602,7 @@ impl<H: Handler> Session<H> {
         };
         let (pod, container) = match &event {
             Event::Pod(_, pod) => (pod.clone(), None),
-            Event::Container(_, pod, container) => (pod.clone(), Some(container.clone())),
+            Event::Container(_, pod, container) => (pod.clone(), Some((**container).clone())),
         };
         let handler = Arc::clone(&self.shared.handler);
         if let Err(reason) = self.ask(deadline, async move { handler.event(event).await }).await {
@@ -681,8 +683,9 @@ fn read_event(
     container: Option<messages::Container>,
 ) -> Result<Event, Missing> {
     let of_pod = |what, pod| read_pod(pod).map(|pod| Event::Pod(what, pod));
-    let of_container =
-        |what, pod| pair(pod, container).map(|(pod, container)| Event::Container(what, pod, container));
+    let of_container = |what, pod| {
+        pair(pod, container).map(|(pod, container)| Event::Container(what, pod, Box::new(container)))
+    };
     match kind {
         EventKind::StopPodSandbox => of_pod(PodEvent::Stopped, pod),
         EventKind::RemovePodSandbox => of_pod(PodEvent::Removed, pod),

@@ -314,7 +314,7 @@ pub enum Event {
     /// Of a pod.
     Pod(PodEvent, Pod),
     /// Of a container.
-    Container(ContainerEvent, Pod, Container),
+    Container(ContainerEvent, Pod, Box<Container>),
 }
 
 /// What happened to a pod.

@@ -47,6 +47,8 @@ impl Connection {
 pub(crate) const REQUEST: u8 = 1;
 /// The type of an answer to a request.
 pub(crate) const RESPONSE: u8 = 2;
+/// Flags are for calls that stream.
+const NO_FLAGS: u8 = 0;
 
 /// A ttrpc message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,18 +101,15 @@ pub(crate) fn encode(connection: Connection, message: &Message) -> Result<Vec<u8
     if length > MAX_MESSAGE {
         return Err(too_long);
     }
+    let header =
+        [&claimed.to_be_bytes()[..], &message.stream.to_be_bytes(), &[message.kind, NO_FLAGS]].concat();
     let mut bytes = Vec::with_capacity(2 * FRAME_HEADER + MESSAGE_HEADER + length);
-    let mut frame = |payload: &[&[u8]], length: u32| {
-        bytes.extend(connection.id().to_be_bytes());
-        bytes.extend(length.to_be_bytes());
-        payload.iter().for_each(|part| bytes.extend_from_slice(part));
-    };
-    frame(
-        &[&claimed.to_be_bytes(), &message.stream.to_be_bytes(), &[message.kind, 0]],
-        MESSAGE_HEADER as u32,
-    );
-    if claimed > 0 {
-        frame(&[&message.payload], claimed);
+    for payload in [&header, &message.payload] {
+        if !payload.is_empty() {
+            bytes.extend(connection.id().to_be_bytes());
+            bytes.extend(u32::try_from(payload.len()).map_err(|_| too_long)?.to_be_bytes());
+            bytes.extend(payload);
+        }
     }
     Ok(bytes)
 }
@@ -191,18 +190,17 @@ struct Assembler {
 impl Assembler {
     /// Takes bytes from the front of `input` until they complete a message, or all.
     fn next(&mut self, input: &mut &[u8]) -> Result<Option<Message>, WireError> {
-        let (length, stream, kind) = match self.begun {
-            Some(begun) => begun,
-            None => {
-                let Some(header) = self.header.fill(input) else { return Ok(None) };
-                let claimed = be_u32(&header, 0);
-                let length = usize::try_from(claimed)
-                    .ok()
-                    .filter(|&length| length <= MAX_MESSAGE)
-                    .ok_or(WireError::MessageTooLong { length: claimed })?;
-                self.payload.reserve_exact(length.min(FIRST_RESERVATION));
-                *self.begun.insert((length, be_u32(&header, 4), header[8]))
-            }
+        let (length, stream, kind) = if let Some(begun) = self.begun {
+            begun
+        } else {
+            let Some(header) = self.header.fill(input) else { return Ok(None) };
+            let claimed = be_u32(&header, 0);
+            let length = usize::try_from(claimed)
+                .ok()
+                .filter(|&length| length <= MAX_MESSAGE)
+                .ok_or(WireError::MessageTooLong { length: claimed })?;
+            self.payload.reserve_exact(length.min(FIRST_RESERVATION));
+            *self.begun.insert((length, be_u32(&header, 4), header[8]))
         };
         let (now, later) = input.split_at(input.len().min(length - self.payload.len()));
         self.payload.extend_from_slice(now);
