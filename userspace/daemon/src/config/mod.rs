@@ -23,11 +23,6 @@ use std::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use self::{
-    schema::json_schema,
-    tree::{Origin, Position},
-    types::{Interval, ListenAddress, LogFormat, LogLevel},
-};
 use self::{
     policy::{
         CpuList, CpuManagerPolicy, MemoryManagerPolicy, Reservation, ReservedMemory, TopologyManagerPolicy,
@@ -35,6 +30,11 @@ use self::{
     },
     schema::{Known, closest},
     tree::{Node, Value},
+};
+pub use self::{
+    schema::json_schema,
+    tree::{Origin, Position},
+    types::{Interval, ListenAddress, LogFormat, LogLevel},
 };
 
 /// Where the configuration is looked for when no file is named.
@@ -328,16 +328,19 @@ fn overlay(tree: &mut Node, sources: &Sources, known: &Known, warnings: &mut Vec
     }
 }
 
-/// `log.level` is set by `NUMAWARD_LOG_LEVEL`, `hostRoot` by `NUMAWARD_HOST_ROOT`.
+/// `log.level` is set by `NUMAWARD_LOG_LEVEL`, `hostRoot` by `NUMAWARD_HOST_ROOT`, `reservedSystemCPUs` by
+/// `NUMAWARD_RESERVED_SYSTEM_CPUS`.
 fn variable_name(path: &[String]) -> String {
     let mut name = VARIABLE_PREFIX.trim_end_matches('_').to_owned();
     for key in path {
         name.push('_');
+        let mut before = 'A';
         for c in key.chars() {
-            if c.is_ascii_uppercase() {
+            if c.is_ascii_uppercase() && !before.is_ascii_uppercase() {
                 name.push('_');
             }
             name.push(c.to_ascii_uppercase());
+            before = c;
         }
     }
     name
