@@ -246,3 +246,146 @@ pub(crate) fn candidates(rule: &Rule, nodes: &NodeIndex, lists: &[List]) -> Vec<
         .chain(others.into_iter().map(|mask| Candidate { mask, preferred: false }))
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use numaward_topology::{Bytes, Machine};
+    use proptest::{collection, prelude::*};
+
+    use super::*;
+
+    /// The kubelet's own comparison of a candidate with the best one so far.
+    fn better(rule: &Rule, best: (Mask, bool), candidate: (Mask, bool), aim: u32) -> (Mask, bool) {
+        let fitter = || {
+            let size = |mask: Mask| mask.count_ones();
+            let closer = if size(best.0) == size(candidate.0) { rule.distance(best.0) } else { None };
+            let is_fitter = match (closer, rule.distance(candidate.0)) {
+                (Some(best_distance), Some(distance)) if best_distance != distance => {
+                    distance < best_distance
+                }
+                _ => (size(candidate.0), candidate.0) < (size(best.0), best.0),
+            };
+            if is_fitter { candidate } else { best }
+        };
+        let (now, then) = (best.0.count_ones(), candidate.0.count_ones());
+        match (best.1, candidate.1) {
+            (false, true) => candidate,
+            (true, false) => best,
+            (true, true) => fitter(),
+            (false, false) if now > aim => fitter(),
+            (false, false) if now == aim => {
+                if then == aim {
+                    fitter()
+                } else {
+                    best
+                }
+            }
+            (false, false) if then > aim => best,
+            (false, false) if then == aim => candidate,
+            (false, false) => match then.cmp(&now) {
+                Ordering::Greater => candidate,
+                Ordering::Less => best,
+                Ordering::Equal => fitter(),
+            },
+        }
+    }
+
+    /// The merge as the kubelet does it: all combinations, one after another.
+    fn product(rule: &Rule, all: Mask, lists: &[List]) -> Best {
+        let single = rule.policy == TopologyPolicy::SingleNumaNode;
+        let hints = |list: &List| -> Vec<(Option<Mask>, bool)> {
+            let hints: Vec<_> = match list {
+                List::Any { preferred } => vec![(None, *preferred)],
+                List::Masks(masks) => {
+                    masks.iter().map(|&(mask, preferred)| (Some(mask), preferred)).collect()
+                }
+            };
+            let one = |mask: Option<Mask>| mask.is_none_or(|mask| mask.count_ones() == 1);
+            hints.into_iter().filter(|&(mask, preferred)| !single || preferred && one(mask)).collect()
+        };
+        let lists: Vec<Vec<(Option<Mask>, bool)>> = lists.iter().map(hints).collect();
+        let least = |list: &Vec<(Option<Mask>, bool)>| {
+            list.iter().filter_map(|(mask, _)| mask.map(Mask::count_ones)).min()
+        };
+        let aim = lists.iter().filter_map(least).max().unwrap_or(0);
+        let mut combinations: Vec<Vec<(Option<Mask>, bool)>> = vec![vec![]];
+        for list in &lists {
+            combinations = combinations
+                .iter()
+                .flat_map(|before| list.iter().map(|&hint| [before.as_slice(), &[hint]].concat()))
+                .collect();
+        }
+        let mut best: Option<(Mask, bool)> = None;
+        for combination in combinations {
+            let masks: Vec<Mask> = combination.iter().filter_map(|(mask, _)| *mask).collect();
+            let mask = masks.iter().fold(all, |common, mask| common & mask);
+            let equal = masks.iter().all(|mask| *mask == masks[0]);
+            let preferred = equal && combination.iter().all(|(_, preferred)| *preferred);
+            if mask != 0 {
+                let candidate = (mask, preferred);
+                best = Some(best.map_or(candidate, |best| better(rule, best, candidate, aim)));
+            }
+        }
+        let (mask, preferred) = best.unwrap_or((all, false));
+        Best { mask: (!single || mask != all).then_some(mask), preferred }
+    }
+
+    fn list(nodes: u32) -> impl Strategy<Value = List> {
+        let masks = collection::btree_map(1..1u32 << nodes, any::<bool>(), 1..8);
+        prop_oneof![
+            5 => masks.prop_map(|masks| List::Masks(masks.into_iter().collect())),
+            1 => any::<bool>().prop_map(|preferred| List::Any { preferred }),
+        ]
+    }
+
+    fn rule(nodes: u32) -> impl Strategy<Value = Rule> {
+        let policy = prop_oneof![
+            Just(TopologyPolicy::BestEffort),
+            Just(TopologyPolicy::Restricted),
+            Just(TopologyPolicy::SingleNumaNode),
+        ];
+        let distances = collection::vec(collection::vec(11u32..15, 5), 5);
+        (policy, proptest::option::of(distances)).prop_map(move |(policy, rows)| {
+            let distances = rows.map(|rows| {
+                let machine = Machine::builder().nodes(nodes).memory(Bytes::mib(1)).build();
+                let mut machine = machine.unwrap_or_else(|error| panic!("{error}"));
+                for (node, row) in machine.nodes.values_mut().zip(rows) {
+                    for (distance, random) in node.distances.values_mut().zip(row) {
+                        *distance = random;
+                    }
+                }
+                let index = NodeIndex::new(machine.nodes.keys().copied());
+                Arc::new(Distances::new(&machine, &index).unwrap_or_else(|error| panic!("{error}")))
+            });
+            Rule { policy, distances }
+        })
+    }
+
+    fn case() -> impl Strategy<Value = (u32, Rule, Vec<List>)> {
+        (1u32..=5).prop_flat_map(|nodes| (Just(nodes), rule(nodes), collection::vec(list(nodes), 0..=3)))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn the_merge_is_that_of_all_combinations((nodes, rule, lists) in case()) {
+            let all = (1 << nodes) - 1;
+            prop_assert_eq!(rule.merge(all, &lists), product(&rule, all, &lists));
+        }
+
+        #[test]
+        fn affinities_are_those_of_all_combinations((nodes, _, lists) in case()) {
+            let all = (1 << nodes) - 1;
+            let mut expected = std::collections::BTreeSet::from([all]);
+            for list in &lists {
+                if let List::Masks(masks) = list {
+                    let with = |&common: &Mask| masks.iter().map(move |(mask, _)| common & mask);
+                    expected = expected.iter().flat_map(with).collect();
+                }
+            }
+            expected.remove(&0);
+            prop_assert_eq!(affinities(all, &lists), expected.into_iter().collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,466 @@
+//! Faulty configurations, odd machines and requests that cannot be served: each has a clear answer.
+
+use std::collections::BTreeMap;
+
+use numaward_engine::{
+    Cause, ContainerRequest, Decision, Kubelet, Ledger, PolicyConfig, Quantity, Reason, Request, Resources,
+    Strategy as _,
+    checkpoint::CheckpointError,
+    explain::Verdict,
+    hint::Resource,
+    kubelet::{AllocateError, Checkpoints, MAX_NODES, MemoryError},
+    policy::{Component, MachineProblem, MemoryReservation, Phase, RestoreProblem, StartProblem},
+};
+use numaward_topology::{Bytes, CpuId, HugepageSize, Machine, NodeId, ZoneKind};
+
+const PAGE_2M: HugepageSize = HugepageSize(Bytes::mib(2));
+const PAGE_1G: HugepageSize = HugepageSize(Bytes::gib(1));
+
+fn machine() -> Machine {
+    Machine::builder()
+        .nodes(2)
+        .sockets(2)
+        .cores_per_node(4)
+        .smt(2)
+        .memory(Bytes::gib(10))
+        .hugepages(PAGE_2M, 512)
+        .build()
+        .unwrap()
+}
+
+fn reserved(amounts: &[(u32, ZoneKind, &str)]) -> Vec<MemoryReservation> {
+    let reservation = |&(node, kind, amount): &(u32, ZoneKind, &str)| MemoryReservation {
+        numa_node: NodeId(node),
+        limits: BTreeMap::from([(kind, amount.parse().unwrap())]),
+    };
+    amounts.iter().map(reservation).collect()
+}
+
+fn config() -> PolicyConfig {
+    PolicyConfig {
+        memory_manager_policy: "Static".to_owned(),
+        reserved_memory: reserved(&[(0, ZoneKind::Memory, "1Gi")]),
+        cpu_manager_policy: "static".to_owned(),
+        cpu_reservation: Some(Quantity::whole(1)),
+        topology_manager_policy: "single-numa-node".to_owned(),
+        ..PolicyConfig::default()
+    }
+}
+
+fn options(options: &[(&str, &str)]) -> BTreeMap<String, String> {
+    options.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+fn start(machine: &Machine, config: &PolicyConfig) -> (Kubelet, Ledger) {
+    let kubelet = Kubelet::new(machine, config).unwrap();
+    let ledger = kubelet.restore(Checkpoints::default(), "dir").ledger.unwrap();
+    let ledger = kubelet.ready(&ledger);
+    (kubelet, ledger)
+}
+
+fn full(cpus: u64, memory: Bytes) -> Resources {
+    Resources::none().with_cpu(Quantity::whole(cpus)).with_memory(Quantity::whole(memory.0))
+}
+
+#[test]
+fn faulty_configurations_name_both_sides() {
+    type Change = fn(&mut PolicyConfig);
+    let cases: &[(Change, Component, &[&str])] = &[
+        (
+            |c| c.reserved_memory = reserved(&[(0, ZoneKind::Memory, "1Gi"), (0, ZoneKind::Memory, "2Gi")]),
+            Component::Configuration,
+            &["duplicate value for NUMA node 0 and type memory: 1073741824 and 2147483648"],
+        ),
+        (
+            |c| c.reserved_memory = reserved(&[(0, ZoneKind::Memory, "0")]),
+            Component::Configuration,
+            &["memory on NUMA node 0 is zero"],
+        ),
+        (
+            |c| c.reserved_memory = reserved(&[(7, ZoneKind::Memory, "1Gi")]),
+            Component::MemoryManager,
+            &["references a NUMA node 7 that does not exist on this machine"],
+        ),
+        (
+            |c| c.reserved_memory.extend(reserved(&[(1, ZoneKind::Hugepages(PAGE_1G), "1Gi")])),
+            Component::MemoryManager,
+            &["hugepages-1Gi on NUMA node 1", "no such hugepages"],
+        ),
+        (
+            |c| c.reserved_memory.extend(reserved(&[(1, ZoneKind::Hugepages(PAGE_2M), "2Gi")])),
+            Component::MemoryManager,
+            &["hugepages-2Mi on NUMA node 1 is 2Gi, more than the 1Gi it has"],
+        ),
+        (
+            // 1 Gi of its 10 Gi is in hugepage pools.
+            |c| c.reserved_memory = reserved(&[(0, ZoneKind::Memory, "9217Mi")]),
+            Component::MemoryManager,
+            &["memory on NUMA node 0 is 9217Mi, more than the 9Gi it has"],
+        ),
+        (
+            |c| c.reserved_memory = reserved(&[(0, ZoneKind::Memory, "1.5Gi")]),
+            Component::MemoryManager,
+            &["could not covert a variable of type Quantity to int64", "memory on NUMA node 0"],
+        ),
+        (
+            |c| c.node_reservation = Some(BTreeMap::from([(ZoneKind::Memory, "2Gi".parse().unwrap())])),
+            Component::MemoryManager,
+            &["\"1Gi\" of type \"memory\" is not equal to the value \"2Gi\""],
+        ),
+        (
+            |c| {
+                c.node_reservation = Some(BTreeMap::from([
+                    (ZoneKind::Memory, "1Gi".parse().unwrap()),
+                    (ZoneKind::Hugepages(PAGE_2M), "4Mi".parse().unwrap()),
+                ]));
+            },
+            Component::MemoryManager,
+            &["\"0\" of type \"hugepages-2Mi\" is not equal to the value \"4Mi\""],
+        ),
+        (
+            |c| c.reserved_memory.clear(),
+            Component::MemoryManager,
+            &["you should specify the system reserved memory"],
+        ),
+        (
+            |c| c.memory_manager_policy = "static".into(),
+            Component::MemoryManager,
+            &["unknown policy: \"static\""],
+        ),
+        (
+            |c| c.cpu_reservation = None,
+            Component::CpuManager,
+            &["unable to determine reserved CPU resources for static policy"],
+        ),
+        (
+            |c| c.cpu_reservation = Some(Quantity::whole(0)),
+            Component::CpuManager,
+            &["to be greater than zero"],
+        ),
+        (
+            |c| c.cpu_reservation = Some(Quantity::whole(17)),
+            Component::CpuManager,
+            &["(size of  did not equal 17)"],
+        ),
+        (
+            |c| c.reserved_system_cpus = "0,99".parse().unwrap(),
+            Component::CpuManager,
+            &["unknown CPU ID: 99"],
+        ),
+        (|c| c.cpu_manager_policy = "Static".into(), Component::CpuManager, &["unknown policy: \"Static\""]),
+        (
+            |c| c.cpu_manager_policy_options = options(&[("align-by-socket", "true")]),
+            Component::CpuManager,
+            &["single-numa-node policy is incompatible with CPUManager align-by-socket"],
+        ),
+        (
+            |c| c.cpu_manager_policy_options = options(&[("full-cpus", "true")]),
+            Component::CpuManager,
+            &["unknown CPU Manager Policy option: \"full-cpus\""],
+        ),
+        (
+            |c| c.cpu_manager_policy_options = options(&[("full-pcpus-only", "yes")]),
+            Component::CpuManager,
+            &["bad value for option \"full-pcpus-only\"", "parsing \"yes\""],
+        ),
+        (
+            |c| {
+                c.cpu_manager_policy_options = options(&[
+                    ("distribute-cpus-across-numa", "true"),
+                    ("prefer-align-cpus-by-uncorecache", "true"),
+                ]);
+            },
+            Component::CpuManager,
+            &["prefer-align-cpus-by-uncorecache and distribute-cpus-across-numa can not be used"],
+        ),
+        (
+            |c| {
+                c.feature_gates = BTreeMap::from([("CPUManagerPolicyBetaOptions".to_owned(), false)]);
+                c.cpu_manager_policy_options = options(&[("full-pcpus-only", "true")]);
+            },
+            Component::CpuManager,
+            &["Beta-level Options not enabled, but option \"full-pcpus-only\" provided"],
+        ),
+        (
+            |c| {
+                c.cpu_manager_policy = "none".into();
+                c.cpu_manager_policy_options = options(&[("full-pcpus-only", "true"), ("x", "1")]);
+            },
+            Component::CpuManager,
+            &["received unsupported options=map[full-pcpus-only:true x:1]"],
+        ),
+        (
+            |c| c.topology_manager_policy = "strict".into(),
+            Component::TopologyManager,
+            &["unknown policy: \"strict\""],
+        ),
+        (
+            |c| c.topology_manager_scope = "node".into(),
+            Component::TopologyManager,
+            &["unknown scope: \"node\""],
+        ),
+        (
+            |c| c.topology_manager_policy_options = options(&[("foo", "true")]),
+            Component::TopologyManager,
+            &["unknown Topology Manager Policy option: \"foo\""],
+        ),
+        (
+            |c| c.topology_manager_policy_options = options(&[("max-allowable-numa-nodes", "eight")]),
+            Component::TopologyManager,
+            &["integer \"max-allowable-numa-nodes\": strconv.Atoi: parsing \"eight\": invalid syntax"],
+        ),
+        (
+            |c| c.topology_manager_policy_options = options(&[("max-allowable-numa-nodes", "4")]),
+            Component::TopologyManager,
+            &["\"max-allowable-numa-nodes\" should not be less than 8"],
+        ),
+    ];
+    for (change, component, texts) in cases {
+        let mut config = config();
+        change(&mut config);
+        let error = Kubelet::new(&machine(), &config).unwrap_err();
+        assert_eq!((error.component, error.phase), (*component, Phase::New), "{error}");
+        for text in *texts {
+            assert!(error.to_string().contains(text), "{error:?}\nlacks {text:?}");
+        }
+    }
+    assert!(Kubelet::problems(&machine(), &config()).is_empty());
+}
+
+#[test]
+fn all_components_report_their_faults_at_once() {
+    let config = PolicyConfig {
+        topology_manager_scope: "node".to_owned(),
+        cpu_reservation: None,
+        reserved_memory: Vec::new(),
+        ..config()
+    };
+    let components: Vec<_> =
+        Kubelet::problems(&machine(), &config).iter().map(|problem| problem.component).collect();
+    assert_eq!(components, [Component::TopologyManager, Component::CpuManager, Component::MemoryManager]);
+}
+
+#[test]
+fn machines_that_cannot_be_are_refused() {
+    let two_nodes = |change: fn(&mut Machine)| {
+        let mut machine = machine();
+        change(&mut machine);
+        *Kubelet::new(&machine, &config()).unwrap_err().problem
+    };
+    assert_eq!(two_nodes(|m| m.nodes.clear()), MachineProblem::NoNodes.into());
+    let nodes = MAX_NODES + 1;
+    let many = Machine::builder().nodes(u32::try_from(nodes).unwrap()).build().unwrap();
+    let error = Kubelet::new(&many, &config()).unwrap_err();
+    assert_eq!(*error.problem, MachineProblem::TooManyNodes { nodes, limit: MAX_NODES }.into());
+    let id = 70_000;
+    assert_eq!(
+        two_nodes(|m| {
+            let node = m.nodes[&NodeId(1)].clone();
+            m.nodes.insert(NodeId(70_000), node);
+        }),
+        MachineProblem::IdTooLarge { what: "NUMA node", id }.into()
+    );
+    assert_eq!(
+        two_nodes(|m| {
+            let cpu = m.cpus[&CpuId(1)];
+            m.cpus.insert(CpuId(70_000), cpu);
+        }),
+        MachineProblem::IdTooLarge { what: "CPU", id }.into()
+    );
+    assert_eq!(
+        two_nodes(|m| {
+            m.nodes.remove(&NodeId(1));
+        }),
+        MachineProblem::CpuOnUnknownNode { cpu: CpuId(4), node: NodeId(1) }.into()
+    );
+    assert_eq!(
+        two_nodes(|m| m.nodes.get_mut(&NodeId(1)).unwrap().memory = Bytes(u64::MAX)),
+        MachineProblem::MemoryTooLarge { node: NodeId(1) }.into()
+    );
+    assert_eq!(
+        two_nodes(|m| m.nodes.get_mut(&NodeId(1)).unwrap().memory = Bytes::mib(10)),
+        MachineProblem::HugepagesTooLarge {
+            node: NodeId(1),
+            hugepages: Bytes::gib(1),
+            memory: Bytes::mib(10)
+        }
+        .into()
+    );
+    assert_eq!(
+        *Kubelet::new(
+            &Machine::builder().nodes(9).memory(Bytes::gib(2)).build().unwrap(),
+            &PolicyConfig { topology_manager_policy: "restricted".to_owned(), ..config() }
+        )
+        .unwrap_err()
+        .problem,
+        StartProblem::TooManyNodes { allowed: 8, nodes: 9 }
+    );
+    let mut no_distances = machine();
+    no_distances.nodes.get_mut(&NodeId(1)).unwrap().distances.clear();
+    let closest = options(&[("prefer-closest-numa-nodes", "true")]);
+    let config = PolicyConfig { topology_manager_policy_options: closest, ..config() };
+    let error = Kubelet::new(&no_distances, &config).unwrap_err();
+    assert!(error.to_string().contains("none from node 1 to node 0"), "{error}");
+}
+
+#[test]
+fn what_crashes_the_kubelet_is_served() {
+    // Node ids of 64 and more, and ids beyond the number of nodes with `prefer-closest-numa-nodes`.
+    let machine = Machine::builder()
+        .node_ids([NodeId(0), NodeId(64), NodeId(250)])
+        .cores_per_node(4)
+        .memory(Bytes::gib(4))
+        .build()
+        .unwrap();
+    let closest = options(&[("prefer-closest-numa-nodes", "true")]);
+    let config = PolicyConfig {
+        topology_manager_policy: "restricted".to_owned(),
+        topology_manager_policy_options: closest,
+        ..config()
+    };
+    let (kubelet, ledger) = start(&machine, &config);
+    let decision = kubelet.admit(&ledger, &Request::workload("w", full(6, Bytes::gib(6))));
+    let grants = decision.outcome.unwrap();
+    assert_eq!(grants[0].allocation.memory_nodes(), "0,64".parse().unwrap());
+
+    // A hugepage size that a node does not have: it has none of it.
+    let mut machine = self::machine();
+    machine.nodes.get_mut(&NodeId(0)).unwrap().hugepages.clear();
+    let (kubelet, ledger) = start(&machine, &self::config());
+    let with_pages = |size, bytes: Bytes| {
+        let resources = full(1, Bytes::gib(1)).with_hugepages(size, Quantity::whole(bytes.0));
+        Request::workload("w", resources)
+    };
+    let grants = kubelet.admit(&ledger, &with_pages(PAGE_2M, Bytes::mib(4))).outcome.unwrap();
+    assert_eq!(grants[0].allocation.memory_nodes(), "1".parse().unwrap());
+    let rejection = kubelet.admit(&ledger, &with_pages(PAGE_1G, Bytes::gib(1))).outcome.unwrap_err();
+    assert_eq!(rejection.reason, Reason::UnexpectedAdmissionError);
+    let pages = ZoneKind::Hugepages(PAGE_1G);
+    assert!(rejection.shortfalls.iter().any(|of| of.resource == Resource::Memory(pages) && of.free == 0));
+}
+
+#[test]
+fn rejections_name_node_kind_requested_and_free() {
+    let (kubelet, ledger) = start(&machine(), &config());
+    let Decision { outcome, ledger, .. } =
+        kubelet.admit(&ledger, &Request::workload("a", full(2, Bytes::gib(4))));
+    assert_eq!(outcome.unwrap()[0].allocation.memory_nodes(), "0".parse().unwrap());
+
+    // More CPUs than a node has.
+    let rejection =
+        kubelet.admit(&ledger, &Request::workload("b", full(9, Bytes::gib(1)))).outcome.unwrap_err();
+    assert_eq!(rejection.reason, Reason::TopologyAffinityError);
+    assert_eq!(rejection.message, "Resources cannot be allocated with Topology locality");
+    assert_eq!(rejection.cause, Cause::Topology);
+    let shortfalls: Vec<_> = rejection.shortfalls.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        shortfalls,
+        [
+            "node 0: cpu requested 9, free 5",
+            "node 1: cpu requested 9, free 8",
+            "node 0: memory requested 1073741824, free 4294967296",
+            "node 1: memory requested 1073741824, free 9663676416",
+        ]
+    );
+
+    // More memory than a node has: the hints say nothing, the allocation fails.
+    let rejection =
+        kubelet.admit(&ledger, &Request::workload("c", full(1, Bytes::gib(10)))).outcome.unwrap_err();
+    assert_eq!(rejection.reason, Reason::UnexpectedAdmissionError);
+    assert!(matches!(
+        &rejection.cause,
+        Cause::Allocate(AllocateError::Memory(MemoryError::NoExtension { .. }))
+    ));
+    assert!(rejection.shortfalls.iter().any(|of| {
+        of.node == NodeId(1)
+            && of.resource == Resource::Memory(ZoneKind::Memory)
+            && of.requested == Bytes::gib(10).0
+            && of.free == Bytes::gib(9).0
+    }));
+}
+
+#[test]
+fn requests_that_contradict_themselves_are_rejected() {
+    let (kubelet, ledger) = start(&machine(), &config());
+    let mut twice = Request::workload("w", full(1, Bytes::gib(1)));
+    twice.init_containers = vec![ContainerRequest::guaranteed("w", Resources::none())];
+    let mut empty = twice.clone();
+    empty.containers.clear();
+    for (request, cause) in [(twice, Cause::DuplicateContainer("w".to_owned())), (empty, Cause::NoContainers)]
+    {
+        let decision = kubelet.admit(&ledger, &request);
+        let rejection = decision.outcome.unwrap_err();
+        assert_eq!((rejection.reason, &rejection.cause), (Reason::InvalidRequest, &cause));
+        assert_eq!(decision.ledger, ledger);
+    }
+}
+
+#[test]
+fn explanations_say_why_candidates_lost() {
+    let machine = Machine::builder()
+        .nodes(3)
+        .cores_per_node(4)
+        .memory(Bytes::gib(4))
+        .distances([[10, 30, 20], [30, 10, 30], [20, 30, 10]])
+        .build()
+        .unwrap();
+    let config = PolicyConfig {
+        topology_manager_policy: "restricted".to_owned(),
+        topology_manager_policy_options: options(&[("prefer-closest-numa-nodes", "true")]),
+        ..config()
+    };
+    let (kubelet, ledger) = start(&machine, &config);
+    let decision = kubelet.admit(&ledger, &Request::workload("w", full(6, Bytes::gib(6))));
+    let [merge] = decision.explanation.merges.as_slice() else { panic!("one merge") };
+    let candidates: Vec<_> =
+        merge.candidates().iter().map(|of| (of.affinity.to_string(), of.preferred, of.verdict)).collect();
+    assert_eq!(
+        candidates,
+        [
+            ("0,2".to_owned(), true, Verdict::Chosen),
+            ("0-1".to_owned(), true, Verdict::Farther { distance: 80, chosen: 60 }),
+            ("1-2".to_owned(), true, Verdict::Farther { distance: 80, chosen: 60 }),
+            ("0".to_owned(), false, Verdict::NotPreferred),
+            ("1".to_owned(), false, Verdict::NotPreferred),
+            ("2".to_owned(), false, Verdict::NotPreferred),
+            ("0-2".to_owned(), false, Verdict::NotPreferred),
+        ]
+    );
+    assert_eq!(merge.best.affinity, Some("0,2".parse().unwrap()));
+
+    // CPUs need one node and memory two: nothing is preferred, and two nodes are aimed at.
+    let config = PolicyConfig { topology_manager_policy: "best-effort".to_owned(), ..config };
+    let (kubelet, ledger) = start(&machine, &config);
+    let decision = kubelet.admit(&ledger, &Request::workload("w", full(1, Bytes::gib(6))));
+    let merge = &decision.explanation.merges[0];
+    assert!(!merge.best.preferred);
+    let verdicts: BTreeMap<_, _> =
+        merge.candidates().iter().map(|of| (of.affinity.to_string(), of.verdict)).collect();
+    assert_eq!(verdicts["0,2"], Verdict::Chosen);
+    assert_eq!(verdicts["1"], Verdict::TooNarrow { nodes: 1, needed: 2 });
+    assert_eq!(verdicts["0-2"], Verdict::Wider { nodes: 3, chosen: 2 });
+}
+
+#[test]
+fn damaged_state_files_are_reported_and_kept() {
+    use std::error::Error as _;
+
+    let none = BTreeMap::new();
+    let error = Checkpoints::read(None, Some("{}"), &none, "/var/lib/kubelet").unwrap_err();
+    assert_eq!((error.component, error.phase), (Component::MemoryManager, Phase::Start));
+    assert_eq!(
+        error.to_string(),
+        "could not restore state from checkpoint: checkpoint is corrupted, please drain this node and delete \
+         the memory manager checkpoint file \"/var/lib/kubelet/memory_manager_state\" before restarting Kubelet"
+    );
+    let problem = error.source().unwrap();
+    assert!(matches!(
+        problem.downcast_ref::<Box<RestoreProblem>>().map(|problem| &**problem),
+        Some(RestoreProblem::Corrupt(_))
+    ));
+    let reason = problem.source().unwrap();
+    assert!(matches!(reason.downcast_ref(), Some(CheckpointError::Json { line: 1, .. })), "{reason}");
+    assert!(reason.to_string().contains("missing field `policyName`"), "{reason}");
+    let error = Checkpoints::read(Some("x"), None, &none, "dir").unwrap_err();
+    assert!(error.to_string().contains("CPU manager checkpoint file \"dir/cpu_manager_state\""), "{error}");
+}
