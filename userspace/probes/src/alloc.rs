@@ -24,7 +24,7 @@ use numaward_topology::{Machine, NodeId, NodeSet, machine::SECTION_SIZE};
 
 use crate::{
     CgroupId, Counters, MapAccessError, Mode, NodeCounters, Options, Pages, Probe, ProbeStats, SelfCheck,
-    btf,
+    btf::{BtfError, KernelLayout},
     explain::explain,
     rows::{Layout, Rows},
     self_check, sys, tracefs,
@@ -48,7 +48,7 @@ pub(crate) enum Refusal {
     #[error("the kernel has no BTF (/sys/kernel/btf/vmlinux: {0}); it needs CONFIG_DEBUG_INFO_BTF")]
     NoBtf(io::Error),
     #[error(transparent)]
-    Btf(#[from] btf::BtfError),
+    Btf(#[from] BtfError),
     #[error(transparent)]
     Tracepoint(#[from] tracefs::FormatError),
     #[error("the machine's memory blocks are not known (CONFIG_MEMORY_HOTPLUG), and it has several nodes")]
@@ -104,6 +104,35 @@ impl Alloc {
     /// Loads and attaches the probe in one mode.
     pub(crate) fn load(options: &Options<'_>, mode: Mode) -> Result<Self, Refusal> {
         let object = OBJECT.map_err(Refusal::NotBuilt)?;
+        let kernel = fs::read("/sys/kernel/btf/vmlinux").map_err(Refusal::NoBtf);
+        let kernel = kernel.and_then(|data| Ok(KernelLayout::from_btf(&data)?));
+        let kernel = match (mode, kernel) {
+            (Mode::TpBtf, kernel) => {
+                let kernel = kernel?;
+                KernelLayout { node_shift: options.fakes.node_shift.unwrap_or(kernel.node_shift), ..kernel }
+            }
+            // Works without, only slower.
+            (_, kernel) => kernel.unwrap_or(KernelLayout { node_shift: 64, cgroup_path: None }),
+        };
+        Self::load_with(object, options, mode, kernel).or_else(|refusal| {
+            match (&refusal, kernel.cgroup_path) {
+                // Perhaps this kernel's verifier does not let the probe follow the path to the cgroup.
+                (Refusal::Kernel(reason), Some(_)) => {
+                    log::debug!("alloc by {mode} without a direct path to the cgroup's id: {reason}");
+                    Self::load_with(object, options, mode, KernelLayout { cgroup_path: None, ..kernel })
+                        .map_err(|_| refusal)
+                }
+                _ => Err(refusal),
+            }
+        })
+    }
+
+    fn load_with(
+        object: &[u8],
+        options: &Options<'_>,
+        mode: Mode,
+        kernel: KernelLayout,
+    ) -> Result<Self, Refusal> {
         let machine = options.machine;
         let nodes: Vec<NodeId> = machine
             .nodes
@@ -113,14 +142,6 @@ impl Alloc {
             .take(MAX_NODES)
             .collect();
         let node_count = u32::try_from(nodes.len()).unwrap_or(u32::MAX).max(1);
-
-        let node_shift: u32 = match (mode, options.fakes.node_shift) {
-            (Mode::TpBtf, None) => {
-                btf::node_shift(&fs::read("/sys/kernel/btf/vmlinux").map_err(Refusal::NoBtf)?)?
-            }
-            (Mode::TpBtf, Some(shift)) => shift,
-            _ => 64,
-        };
         let sections = match mode {
             Mode::TpBtf => Sections::none(),
             Mode::Tracepoint => {
@@ -138,6 +159,7 @@ impl Alloc {
         let layout = Layout::new(slots, node_count, to_u32(home_nodes), to_u32(cpus))
             .ok_or(Refusal::TooManySlots { slots, nodes: node_count })?;
 
+        let cgroup_path = kernel.cgroup_path.unwrap_or_default();
         let btf = Btf::from_sys_fs().ok();
         let (ctr, ctr_shared) = layout.entries();
         let shards = if layout.per_cpu { 0 } else { layout.copies };
@@ -145,7 +167,8 @@ impl Alloc {
         let log_size = if options.debug_log { 1 << 17 } else { to_u32(sys::page_size()) };
         let mut ebpf = EbpfLoader::new()
             .btf(btf.as_ref())
-            .override_global("NODE_SHIFT", &node_shift, true)
+            .override_global("NODE_SHIFT", &kernel.node_shift, true)
+            .override_global("CGROUP_PATH", &cgroup_path, true)
             .override_global("NODES", &node_count, true)
             .override_global("SHARDS", &shards, true)
             .override_global("SHARD_ROWS", &layout.rows, true)

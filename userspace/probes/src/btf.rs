@@ -1,13 +1,15 @@
-//! Where the kernel keeps the node in `page->flags`, from its BTF.
+//! What the allocation probe must know of the kernel's structures, from the kernel's BTF.
 //!
-//! The node id is in the highest bits of `flags`, `log2(MAX_NUMNODES)` of them (`include/linux/page-flags-layout.h`,
-//! for 64-bit kernels with a virtual memory map). `MAX_NUMNODES` is a constant of the build. BTF has no
-//! constants, but arrays that were sized with them:
+//! **The node of a page** is in the highest bits of `page->flags`, `log2(MAX_NUMNODES)` of them
+//! (`include/linux/page-flags-layout.h`, for 64-bit kernels with a virtual memory map). `MAX_NUMNODES` is a
+//! constant of the build. BTF has no constants, but arrays that were sized with them:
 //!
 //! - `struct pglist_data`: `struct zone node_zones[MAX_NR_ZONES]`
 //! - `struct zonelist`: `struct zoneref _zonerefs[MAX_NUMNODES * MAX_NR_ZONES + 1]`
 //!
-//! Format: Documentation/bpf/btf.rst. Only what this question needs is read.
+//! **The cgroup of a task** is at `task->cgroups->dfl_cgrp->kn->id`.
+//!
+//! Format: Documentation/bpf/btf.rst. Only what these questions need is read.
 
 use std::collections::HashMap;
 
@@ -29,24 +31,46 @@ pub(crate) enum BtfError {
 }
 
 const MAGIC: u32 = 0xeb9f;
+/// The structs that are looked into.
+const OF_INTEREST: [&[u8]; 7] =
+    [b"page", b"pglist_data", b"zonelist", b"task_struct", b"css_set", b"cgroup", b"kernfs_node"];
 const KIND_ARRAY: u32 = 3;
 const KIND_STRUCT: u32 = 4;
 
-/// The number of bits by which to shift `page->flags` right to get the node id; 64 where the kernel
-/// supports one node only.
-pub(crate) fn node_shift(data: &[u8]) -> Result<u32, BtfError> {
-    let btf = Btf::parse(data)?;
-    let (_, flags_offset) = btf.member("page", "flags", "struct page with flags")?;
-    if flags_offset != 0 {
-        return Err(BtfError::FlagsMoved(flags_offset));
+/// The kernel's structures, as the probe sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KernelLayout {
+    /// The number of bits by which to shift `page->flags` right to get the node id; 64 where the kernel
+    /// supports one node only.
+    pub(crate) node_shift: u32,
+    /// The offsets in bytes of `task_struct.cgroups`, `css_set.dfl_cgrp`, `cgroup.kn` and `kernfs_node.id`,
+    /// where the kernel has these.
+    pub(crate) cgroup_path: Option<[u32; 4]>,
+}
+
+impl KernelLayout {
+    pub(crate) fn from_btf(data: &[u8]) -> Result<Self, BtfError> {
+        let btf = Btf::parse(data)?;
+        let (_, flags_offset) = btf.member("page", "flags", "struct page with flags")?;
+        if flags_offset != 0 {
+            return Err(BtfError::FlagsMoved(flags_offset));
+        }
+        let zones = btf.array_len("pglist_data", "node_zones", "array pglist_data.node_zones")?;
+        let zonerefs = btf.array_len("zonelist", "_zonerefs", "array zonelist._zonerefs")?;
+        let nodes = zonerefs.checked_sub(1).and_then(|entries| {
+            let nodes = entries.checked_div(zones)?;
+            (nodes * zones == entries && nodes.is_power_of_two()).then_some(nodes)
+        });
+        let nodes = nodes.ok_or(BtfError::NoNodeCount { zonerefs, zones })?;
+        let offset = |of, name| Some(btf.member(of, name, name).ok()?.1 / 8);
+        let cgroup_path = || {
+            let cgroups = offset("task_struct", "cgroups")?;
+            let rest =
+                [offset("css_set", "dfl_cgrp")?, offset("cgroup", "kn")?, offset("kernfs_node", "id")?];
+            Some([cgroups, rest[0], rest[1], rest[2]])
+        };
+        Ok(Self { node_shift: 64 - nodes.ilog2(), cgroup_path: cgroup_path() })
     }
-    let zones = btf.array_len("pglist_data", "node_zones", "array pglist_data.node_zones")?;
-    let zonerefs = btf.array_len("zonelist", "_zonerefs", "array zonelist._zonerefs")?;
-    let nodes = zonerefs.checked_sub(1).and_then(|entries| {
-        let nodes = entries.checked_div(zones)?;
-        (nodes * zones == entries && nodes.is_power_of_two()).then_some(nodes)
-    });
-    nodes.map(|nodes| 64 - nodes.ilog2()).ok_or(BtfError::NoNodeCount { zonerefs, zones })
 }
 
 struct Btf<'a> {
@@ -85,7 +109,7 @@ impl<'a> Btf<'a> {
                 _ => return Err(BtfError::UnknownKind(kind)),
             };
             let name = btf.name(word(btf.types, at)?)?;
-            if kind == KIND_STRUCT && [&b"page"[..], b"pglist_data", b"zonelist"].contains(&name) {
+            if kind == KIND_STRUCT && OF_INTEREST.contains(&name) {
                 btf.structs.insert(name, at);
             }
             btf.places.push(at);
@@ -132,8 +156,8 @@ fn word(data: &[u8], at: usize) -> Result<u32, BtfError> {
 mod tests {
     use super::*;
 
-    /// BTF of `struct page`, `pglist_data` and `zonelist`, as a kernel for `nodes` nodes has it.
-    fn btf(zones: u32, zonerefs: u32, flags_offset: u32, zonelist: &str) -> Vec<u8> {
+    /// BTF of the structures of a kernel, as far as they matter. `cgroup` is the name of that struct.
+    fn btf(zones: u32, zonerefs: u32, flags_offset: u32, zonelist: &str, cgroup: &str) -> Vec<u8> {
         let mut strings = vec![0];
         let mut name = |name: &str| {
             let at = u32::try_from(strings.len()).unwrap();
@@ -142,14 +166,19 @@ mod tests {
             at
         };
         let one_member = 4 << 24 | 1;
+        let with_bit_fields = one_member | 1 << 31;
         #[rustfmt::skip]
         let types = [
             name("long unsigned int"), 1 << 24, 8, 64,                                      // 1: int
             0, 3 << 24, 0, 1, 1, zones,                                                     // 2: array
             0, 3 << 24, 0, 1, 1, zonerefs,                                                  // 3: array
             name("page"), one_member, 64, name("flags"), 1, flags_offset,                   // 4: struct
-            name("pglist_data"), one_member, 64, name("node_zones"), 2, 0,                  // 5: struct
-            name(zonelist), one_member | 1 << 31, 64, name("_zonerefs"), 3, 0,              // 6: struct
+            name("pglist_data"), one_member, 64, name("node_zones"), 2, 0,                  // and so on
+            name(zonelist), with_bit_fields, 64, name("_zonerefs"), 3, 0,
+            name("task_struct"), with_bit_fields, 64, name("cgroups"), 1, 2376 * 8,
+            name("css_set"), one_member, 64, name("dfl_cgrp"), 1, 112 * 8,
+            name(cgroup), one_member, 64, name("kn"), 1, 256 * 8,
+            name("kernfs_node"), one_member, 64, name("id"), 1, 96 * 8,
         ];
         let types: Vec<u8> = types.iter().flat_map(|word: &u32| word.to_ne_bytes()).collect();
         let [types_len, strings_len] = [types.len(), strings.len()].map(|len| u32::try_from(len).unwrap());
@@ -159,42 +188,50 @@ mod tests {
 
     #[test]
     fn the_shift_follows_from_the_number_of_nodes() {
-        for (nodes, shift) in [(1, 64), (2, 63), (64, 58), (1024, 54)] {
-            assert_eq!(node_shift(&btf(4, nodes * 4 + 1, 0, "zonelist")), Ok(shift), "{nodes}");
+        for (nodes, node_shift) in [(1, 64), (2, 63), (64, 58), (1024, 54)] {
+            let layout = KernelLayout::from_btf(&btf(4, nodes * 4 + 1, 0, "zonelist", "cgroup"));
+            let cgroup_path = Some([2376, 112, 256, 96]);
+            assert_eq!(layout, Ok(KernelLayout { node_shift, cgroup_path }), "{nodes} nodes");
         }
+    }
+
+    #[test]
+    fn the_path_to_the_cgroup_may_be_missing() {
+        let layout = KernelLayout::from_btf(&btf(4, 4097, 0, "zonelist", "other")).unwrap();
+        assert_eq!(layout.cgroup_path, None);
     }
 
     #[test]
     fn an_unexpected_layout_is_refused() {
         for (data, error) in [
-            (btf(4, 4097, 64, "zonelist"), BtfError::FlagsMoved(64)),
-            (btf(4, 4097, 0, "other"), BtfError::Missing("array zonelist._zonerefs")),
-            (btf(4, 4096, 0, "zonelist"), BtfError::NoNodeCount { zonerefs: 4096, zones: 4 }),
-            (btf(4, 13, 0, "zonelist"), BtfError::NoNodeCount { zonerefs: 13, zones: 4 }),
-            (btf(0, 13, 0, "zonelist"), BtfError::NoNodeCount { zonerefs: 13, zones: 0 }),
-            (btf(4, 0, 0, "zonelist"), BtfError::NoNodeCount { zonerefs: 0, zones: 4 }),
+            (btf(4, 4097, 64, "zonelist", "cgroup"), BtfError::FlagsMoved(64)),
+            (btf(4, 4097, 0, "other", "cgroup"), BtfError::Missing("array zonelist._zonerefs")),
+            (btf(4, 4096, 0, "zonelist", "cgroup"), BtfError::NoNodeCount { zonerefs: 4096, zones: 4 }),
+            (btf(4, 13, 0, "zonelist", "cgroup"), BtfError::NoNodeCount { zonerefs: 13, zones: 4 }),
+            (btf(0, 13, 0, "zonelist", "cgroup"), BtfError::NoNodeCount { zonerefs: 13, zones: 0 }),
+            (btf(4, 0, 0, "zonelist", "cgroup"), BtfError::NoNodeCount { zonerefs: 0, zones: 4 }),
         ] {
-            assert_eq!(node_shift(&data), Err(error));
+            assert_eq!(KernelLayout::from_btf(&data), Err(error));
         }
     }
 
     #[test]
     fn corrupt_data_is_an_error_and_never_a_panic() {
-        let good = btf(4, 4097, 0, "zonelist");
+        let good = btf(4, 4097, 0, "zonelist", "cgroup");
         for end in 0..good.len() {
-            // What is cut off is either needed, or the end of the strings.
-            let cut = node_shift(&good[..end]);
-            assert!(cut.is_err(), "{end}: {cut:?}");
+            let cut = KernelLayout::from_btf(&good[..end]);
+            assert!(cut.is_err(), "cut at {end}: {cut:?}");
         }
         for at in 0..good.len() {
             for byte in [0, 0x7f, 0xff] {
                 let mut bad = good.clone();
                 bad[at] = byte;
-                let _any = node_shift(&bad);
+                // Many bytes may change without harm; what counts is that none makes the reader panic.
+                let _any = KernelLayout::from_btf(&bad);
             }
         }
         let mut kind = good.clone();
         kind[24 + 7] = 31;
-        assert_eq!(node_shift(&kind), Err(BtfError::UnknownKind(31)));
+        assert_eq!(KernelLayout::from_btf(&kind), Err(BtfError::UnknownKind(31)));
     }
 }

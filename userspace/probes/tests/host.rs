@@ -388,7 +388,7 @@ fn stats(host: &Host) {
     drop(window);
     let after = probes.stats().unwrap()[0];
     let runs = after.run_count - before.run_count;
-    let time = after.run_time - before.run_time;
+    let time = after.run_time.saturating_sub(before.run_time);
     // With huge pages, one event is 512 pages.
     assert!(runs >= PAGES / 512, "{runs}");
     assert!(
