@@ -1,1 +1,200 @@
-//! End-to-end tests.
+//! What the end-to-end tests share: a bench that boots machines, and the report that a script inside gives.
+//!
+//! The problem: a boot takes seconds, so one boot should serve many checks; and a check should be made where its
+//! failure can be explained, which is here and not in a shell script.
+//!
+//! Algorithm: the script measures and prints, in sections (`section NAME` of `guest.sh`, which every script is
+//! preceded by); the test reads the sections as text or JSON and asserts.
+//!
+//! To add a test: a script `e2e/NAME.sh` that prints sections, and a function in `e2e/` that boots with it. Several
+//! functions may share the report of one boot.
+//!
+//! Invariant: a test that cannot run fails where `CI=true`; elsewhere it says that it was skipped, and why.
+
+#![forbid(unsafe_code)]
+#![expect(clippy::panic, reason = "a library of tests")]
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::{env, fmt};
+
+use numaward_vm::{Cache, Kernel, Machine, TOOLS, Vm, find_tool};
+
+/// The variable that names the kernel.
+pub const KERNEL: &str = "NUMAWARD_VM_KERNEL";
+/// The variable that names the folder of the static programs.
+pub const PROGRAMS: &str = "NUMAWARD_VM_PROGRAMS";
+
+/// The programs that are copied into each machine if they have been built.
+const NAMES: [&str; 2] = ["numaward", "numaward-load"];
+/// What every script is preceded by.
+const PRELUDE: &str = include_str!("guest.sh");
+
+/// A kernel and the programs under test.
+#[derive(Debug, Clone)]
+pub struct Bench {
+    kernel: Kernel,
+    programs: PathBuf,
+}
+
+impl Bench {
+    /// The bench that `cargo xtask vm test` has prepared; none, after saying why, where there is none.
+    ///
+    /// # Panics
+    ///
+    /// Where `CI=true`, instead of returning none.
+    pub fn open() -> Option<Self> {
+        match Self::find() {
+            Ok(bench) => Some(bench),
+            Err(reason) => {
+                assert!(env::var("CI").as_deref() != Ok("true"), "this test cannot run: {reason}");
+                eprintln!("skipped: {reason}");
+                None
+            }
+        }
+    }
+
+    fn find() -> Result<Self, String> {
+        let variable =
+            |name: &str| env::var(name).map_err(|_| format!("{name} is not set; run `cargo xtask vm test`"));
+        let (kernel, programs) = (variable(KERNEL)?, PathBuf::from(variable(PROGRAMS)?));
+        if let Some((tool, package)) = TOOLS.iter().find(|(tool, _)| find_tool(tool).is_none()) {
+            return Err(format!("{tool} (Debian package {package}) is missing"));
+        }
+        let kernel = Cache::locate().and_then(|cache| Kernel::find(&cache, &kernel));
+        Ok(Self { kernel: kernel.map_err(|error| error.to_string())?, programs })
+    }
+
+    /// The kernel that machines boot.
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    /// A machine with the programs on its PATH, to be changed as needed and then booted.
+    pub fn vm(&self, machine: Machine) -> Vm {
+        let programs = NAMES.iter().map(|name| (self.programs.join(name), format!("/bin/{name}")));
+        programs
+            .filter(|(path, _)| path.is_file())
+            .fold(Vm::new(self.kernel.clone(), machine), |vm, (path, guest)| vm.file(path, guest))
+    }
+}
+
+/// Boots, runs the script and returns its sections.
+///
+/// # Panics
+///
+/// If the machine fails or the script's exit code is not 0.
+pub fn boot(vm: &Vm, script: &str) -> Report {
+    let mut output = Vec::new();
+    let result = vm.run(&format!("{PRELUDE}\n{script}"), &mut output);
+    let report = Report { text: String::from_utf8_lossy(&output).into_owned() };
+    match result {
+        Ok(0) => report,
+        Ok(code) => panic!("the script ended with {code}; it printed:\n{report}"),
+        Err(error) => panic!("{error}\nThe script printed:\n{report}"),
+    }
+}
+
+/// What a script printed.
+#[derive(Debug)]
+pub struct Report {
+    text: String,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Report {
+    /// The text of a section, without the end of its last line.
+    ///
+    /// # Panics
+    ///
+    /// If the script has printed no such section.
+    pub fn section(&self, name: &str) -> &str {
+        self.find(name).unwrap_or_else(|| panic!("no section {name:?} in:\n{self}"))
+    }
+
+    /// The section read as JSON.
+    ///
+    /// # Panics
+    ///
+    /// If it is missing or not JSON.
+    pub fn json(&self, name: &str) -> serde_json::Value {
+        let text = self.section(name);
+        serde_json::from_str(text).unwrap_or_else(|error| panic!("section {name:?}: {error}:\n{text}"))
+    }
+
+    /// The section read as a file of cgroup v2 with a number per node, such as `memory.numa_stat`: `anon N0=1 N1=2`.
+    ///
+    /// # Panics
+    ///
+    /// If it is missing or looks otherwise.
+    pub fn numa_stat(&self, name: &str) -> BTreeMap<String, BTreeMap<u32, u64>> {
+        let line = |line: &str| {
+            let (key, values) = line.split_once(' ')?;
+            let values = values.split(' ').map(|value| {
+                let (node, number) = value.strip_prefix('N')?.split_once('=')?;
+                Some((node.parse().ok()?, number.parse().ok()?))
+            });
+            Some((key.to_owned(), values.collect::<Option<_>>()?))
+        };
+        let lines = self.section(name).lines();
+        lines
+            .map(|text| line(text).unwrap_or_else(|| panic!("section {name:?}: cannot read {text:?}")))
+            .collect()
+    }
+
+    fn find(&self, name: &str) -> Option<&str> {
+        let start = format!("=== {name}\n");
+        let begin =
+            if self.text.starts_with(&start) { 0 } else { self.text.find(&format!("\n{start}"))? + 1 };
+        let section = &self.text[begin + start.len()..];
+        let end =
+            if section.starts_with("=== ") { 0 } else { section.find("\n=== ").unwrap_or(section.len()) };
+        Some(section[..end].trim_end_matches('\n'))
+    }
+}
+
+/// Whether two numbers of pages or bytes agree within `percent` of `scale`.
+///
+/// # Panics
+///
+/// If they do not.
+pub fn assert_near(what: &str, found: u64, expected: u64, scale: u64, percent: u64) {
+    let off = found.abs_diff(expected);
+    assert!(
+        off.saturating_mul(100) <= scale.saturating_mul(percent),
+        "{what}: found {found}, expected {expected} within {percent} % of {scale}: off by {off}"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sections_are_told_apart() {
+        let text =
+            "noise\n=== a\n1\n\n=== empty\n=== a b\n{\"x\": [1]}\n=== stat\nanon N0=1 N1=20\nfile N0=3\n";
+        let report = Report { text: text.to_owned() };
+        assert_eq!(report.section("a"), "1");
+        assert_eq!(report.section("empty"), "");
+        assert_eq!(report.json("a b")["x"][0], 1);
+        let stat = report.numa_stat("stat");
+        assert_eq!((stat["anon"][&1], stat["file"][&0]), (20, 3));
+        assert_eq!(report.find("b"), None);
+        let first = Report { text: "=== a\n1".to_owned() };
+        assert_eq!(first.section("a"), "1");
+    }
+
+    #[test]
+    fn nearness_is_relative_to_the_scale() {
+        assert_near("x", 101, 100, 100, 1);
+        assert_near("x", 0, 1, 100, 1);
+        let far = std::panic::catch_unwind(|| assert_near("x", 102, 100, 100, 1));
+        assert!(far.is_err());
+    }
+}

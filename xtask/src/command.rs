@@ -1,6 +1,7 @@
 //! Running other programs.
 
 use std::collections::VecDeque;
+use std::env;
 use std::io::{self, BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -23,9 +24,18 @@ pub(crate) fn root() -> &'static Path {
 
 /// Cargo itself, in the checkout.
 pub(crate) fn cargo() -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
+    // Where tests must not be skipped, neither may the probes be left out.
+    if is_ci() && env::var_os("NUMAWARD_EBPF").is_none() {
+        command.env("NUMAWARD_EBPF", "require");
+    }
     command
+}
+
+/// Whether this is a run where nothing may be skipped.
+pub(crate) fn is_ci() -> bool {
+    env::var("CI").as_deref() == Ok("true")
 }
 
 /// Runs a command that talks to the user itself.

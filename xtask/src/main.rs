@@ -5,9 +5,13 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod build;
 mod command;
+mod dependencies;
+mod run;
 mod setup;
+mod test;
 mod vm;
 
 use std::process::ExitCode;
@@ -27,6 +31,14 @@ enum Task {
     Setup(setup::Arguments),
     /// Builds the programs
     Build(build::Arguments),
+    /// Builds the daemon and runs it on this host
+    Run(run::Arguments),
+    /// Runs everything that must hold
+    Test(test::Arguments),
+    /// Runs a benchmark
+    Bench(bench::Bench),
+    /// Replays the kubelet's recorded decisions
+    Conformance(bench::Conformance),
     /// Virtual machines with several NUMA nodes
     #[command(subcommand)]
     Vm(vm::Task),
@@ -36,6 +48,10 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Setup(arguments) => setup::main(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Build(arguments) => build::main(&arguments).map(|()| ExitCode::SUCCESS),
+        Task::Run(arguments) => run::main(&arguments),
+        Task::Test(arguments) => Ok(test::main(&arguments)),
+        Task::Bench(arguments) => bench::bench(&arguments),
+        Task::Conformance(arguments) => bench::conformance(&arguments),
         Task::Vm(task) => vm::main(&task),
     };
     result.unwrap_or_else(|error| {

@@ -3,29 +3,86 @@
 use std::fs;
 use std::io;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand};
 use numaward_vm::{Cache, Forward, Kernel, Machine, Vm};
 
-use crate::build;
 use crate::setup::{self, Part, kernels};
+use crate::{build, command};
 
 /// `vm run` ends with the script's exit code; with this one where there is none (as docker and podman do).
 const NO_EXIT_CODE: u8 = 125;
+
+/// The package of the end-to-end tests.
+const TESTS: &str = "numaward-tests";
+/// A machine booting keeps one CPU of the host busy.
+const MACHINES_AT_ONCE: usize = 2;
 
 #[derive(Subcommand)]
 pub(crate) enum Task {
     /// Boots a machine, runs a script as root inside, and ends with its exit code (125 if the machine failed)
     Run(Box<Run>),
+    /// Runs the end-to-end tests in machines, kernel after kernel
+    Test(Test),
 }
 
 pub(crate) fn main(task: &Task) -> Result<ExitCode> {
     match task {
         Task::Run(run) => run.main(),
+        Task::Test(test) => test.main(),
     }
+}
+
+#[derive(Args)]
+pub(crate) struct Test {
+    /// Only tests whose name contains one of these
+    names: Vec<String>,
+    /// Kernel to test on; may be repeated [default: all]
+    #[arg(long = "kernel", value_parser = kernels::names())]
+    kernels: Vec<String>,
+}
+
+impl Test {
+    fn main(&self) -> Result<ExitCode> {
+        let mut kernels: Vec<_> = self.kernels.iter().map(String::as_str).collect();
+        if kernels.is_empty() {
+            kernels = kernels::names();
+        }
+        let mut failed = Vec::new();
+        for kernel in kernels {
+            println!("kernel {kernel}");
+            if let Err(error) = test(kernel, &self.names) {
+                eprintln!("error: kernel {kernel}: {error:#}");
+                failed.push(kernel);
+            }
+        }
+        anyhow::ensure!(failed.is_empty(), "end-to-end tests failed on {}", failed.join(", "));
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Runs the end-to-end tests whose names contain one of `names` (all, if there are none) on one kernel.
+pub(crate) fn test(kernel: &str, names: &[String]) -> Result<()> {
+    setup::ensure(&[Part::Qemu, Part::Kernel(kernels::find(kernel)?)])?;
+    let programs = programs(true)?;
+    let folder =
+        programs.iter().find_map(|(_, path)| path.parent()).context("cargo has built no programs")?;
+    let cargo = || {
+        let mut cargo = command::cargo();
+        cargo.args(["test", "--package", TESTS, "--test", "e2e", "--"]).args(names);
+        cargo.env("NUMAWARD_VM_KERNEL", kernel).env("NUMAWARD_VM_PROGRAMS", folder);
+        cargo
+    };
+    let listed = command::read(cargo().arg("--list").stderr(Stdio::inherit()))?;
+    anyhow::ensure!(
+        listed.lines().any(|line| line.ends_with(": test")),
+        "no test is called {}",
+        names.join(" or ")
+    );
+    command::run(cargo().arg(format!("--test-threads={MACHINES_AT_ONCE}")))
 }
 
 /// The nodes of a machine.
@@ -140,7 +197,6 @@ fn quote(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command;
 
     #[test]
     fn words_survive_the_shell() {

@@ -11,8 +11,9 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use numaward_vm::Cache;
 
+use super::explain;
 use super::sources::Mirror;
-use super::{explain, say};
+use super::steps::say;
 use crate::command;
 
 /// A release whose index has been fetched.
@@ -266,7 +267,7 @@ mod tests {
     /// apt is everywhere where these tests matter; elsewhere they say so.
     fn has_apt() -> bool {
         let found = command::find("apt-get").is_some() && command::find("dpkg-deb").is_some();
-        assert!(found || std::env::var_os("CI").is_none(), "apt-get and dpkg-deb are needed");
+        assert!(found || !command::is_ci(), "apt-get and dpkg-deb are needed");
         if !found {
             eprintln!("skipped: apt-get and dpkg-deb are not here");
         }

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use anyhow::Result;
-use numaward_vm::Cache;
 
 use super::apt::Suite;
-use super::{say, sources, store};
+use super::steps::{Steps, say};
+use super::{sources, store};
 
 /// The release and its packages. runc needs a newer libc than an old host has, so that comes along.
 const SETS: &[(&str, &[&str])] = &[
@@ -15,14 +15,14 @@ const SETS: &[(&str, &[&str])] = &[
 ];
 
 /// Makes sure that the packages are in the cache.
-pub(crate) fn ensure(cache: &Cache, update: bool) -> Result<()> {
+pub(crate) fn ensure(steps: &Steps) -> Result<()> {
     for (release, packages) in SETS {
         let part = format!("containerd of {release}");
-        let folder = cache.root().join("containerd").join(release);
+        let folder = steps.cache.root().join("containerd").join(release);
         let recipe = format!("{}\n", packages.join(" "));
         match store::state(&folder, &recipe) {
-            store::State::Whole if !update => {
-                say(&part, "ready");
+            store::State::Whole if !steps.update => {
+                steps.found(&part, &folder.display().to_string());
                 continue;
             }
             store::State::Damaged => {
@@ -30,7 +30,7 @@ pub(crate) fn ensure(cache: &Cache, update: bool) -> Result<()> {
             }
             store::State::Whole | store::State::Missing => {}
         }
-        let suite = Suite::fetch(cache, &sources::mirror(Path::new("/"))?, release)?;
+        let suite = Suite::fetch(&steps.cache, &sources::mirror(Path::new("/"))?, release)?;
         store::replace(&folder, &recipe, |folder| {
             for package in *packages {
                 suite.download(&suite.show(package)?, folder)?;

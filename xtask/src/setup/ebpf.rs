@@ -8,7 +8,8 @@ use std::{env, fs};
 use anyhow::{Context as _, Result, bail};
 
 use super::apt::explained;
-use super::{packages, say, sources};
+use super::steps::{Steps, say};
+use super::{packages, sources};
 use crate::command;
 
 const LINKER: &str = "bpf-linker";
@@ -24,7 +25,7 @@ struct Toolchain {
     llvm: u32,
 }
 
-pub(crate) fn ensure() -> Result<()> {
+pub(crate) fn ensure(steps: &Steps) -> Result<()> {
     let part = "eBPF toolchain";
     let toolchain = match detect() {
         Some(toolchain) => toolchain,
@@ -38,8 +39,8 @@ pub(crate) fn ensure() -> Result<()> {
              then this again"
         ),
     };
-    say(part, &format!("ready: {}, LLVM {}", toolchain.name, toolchain.llvm));
-    linker(&toolchain)
+    steps.found(part, &format!("{}, LLVM {}", toolchain.name, toolchain.llvm));
+    linker(steps, &toolchain)
 }
 
 /// A nightly of rustup with its sources, else Debian's compiler with its sources: as the probes' build script looks.
@@ -67,7 +68,7 @@ fn version(text: &str) -> Option<(String, u32)> {
     Some((field("release: ")?.to_owned(), llvm))
 }
 
-fn linker(toolchain: &Toolchain) -> Result<()> {
+fn linker(steps: &Steps, toolchain: &Toolchain) -> Result<()> {
     let llvm = toolchain.llvm;
     let home = env::var_os("CARGO_HOME")
         .map(PathBuf::from)
@@ -90,9 +91,9 @@ fn linker(toolchain: &Toolchain) -> Result<()> {
             (Ok(version), linked) => {
                 let linked =
                     linked.map_or_else(|| "its own LLVM".to_owned(), |linked| format!("LLVM {linked}"));
-                say(
+                steps.found(
                     LINKER,
-                    &format!("ready: {}, {linked}", version.trim().trim_start_matches("bpf-linker ")),
+                    &format!("{}, {linked}", version.trim().trim_start_matches("bpf-linker ")),
                 );
                 return Ok(());
             }

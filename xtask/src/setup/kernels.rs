@@ -6,10 +6,10 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use numaward_vm::Cache;
 
 use super::apt::{self, Suite};
-use super::{say, sources, store};
+use super::steps::{Steps, say};
+use super::{sources, store};
 use crate::command;
 
 /// The kernel that machines boot when none is named.
@@ -48,9 +48,12 @@ const MODULES: &[&str] = &[
     "virtio_ring",
 ];
 
-/// The values of `--kernel`.
-pub(crate) fn names() -> clap::builder::PossibleValuesParser {
-    SOURCES.iter().map(|source| source.name).collect::<Vec<_>>().into()
+/// The kernels of ordinary test runs; the newest one's index and packages are large, and change under one's feet.
+pub(crate) const USUAL: &[&str] = &["6.1", "6.12"];
+
+/// The names of all kernels: the values of `--kernel`.
+pub(crate) fn names() -> Vec<&'static str> {
+    SOURCES.iter().map(|source| source.name).collect()
 }
 
 /// The source with this name.
@@ -62,13 +65,13 @@ pub(crate) fn find(name: &str) -> Result<&'static Source> {
 }
 
 /// Makes sure that the kernel is in the cache.
-pub(crate) fn ensure(cache: &Cache, source: &Source, update: bool) -> Result<()> {
+pub(crate) fn ensure(steps: &Steps, source: &Source) -> Result<()> {
     let part = format!("kernel {}", source.name);
-    let folder = cache.kernel_dir(source.name);
+    let folder = steps.cache.kernel_dir(source.name);
     let recipe = format!("{META_PACKAGE} of {}: {}\n", source.suite, MODULES.join(" "));
     match store::state(&folder, &recipe) {
-        store::State::Whole if !update => {
-            say(&part, &format!("ready: {}", version(&folder)));
+        store::State::Whole if !steps.update => {
+            steps.found(&part, &version(&folder));
             return Ok(());
         }
         store::State::Damaged => say(&part, "what the cache holds is damaged or outdated: fetching it again"),
@@ -81,7 +84,7 @@ pub(crate) fn ensure(cache: &Cache, source: &Source, update: bool) -> Result<()>
             folder.display()
         )
     })?;
-    let suite = Suite::fetch(cache, &mirror, source.suite)?;
+    let suite = Suite::fetch(&steps.cache, &mirror, source.suite)?;
     store::replace(&folder, &recipe, |folder| fetch(&suite, folder))?;
     say(&part, &format!("ready after {} s: {}", started.elapsed().as_secs(), version(&folder)));
     Ok(())

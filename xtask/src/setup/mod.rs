@@ -18,7 +18,9 @@ mod explain;
 pub(crate) mod kernels;
 mod packages;
 mod sources;
+mod steps;
 mod store;
+mod tools;
 
 use std::fs::{self, File, TryLockError};
 
@@ -27,6 +29,8 @@ use clap::Args;
 use numaward_vm::Cache;
 
 use kernels::Source;
+use steps::{Steps, say};
+pub(crate) use tools::CargoTool;
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -49,6 +53,8 @@ pub(crate) enum Part {
     Kernel(&'static Source),
     /// containerd and runc, with the libraries they need.
     Containerd,
+    /// A program that cargo installs into the cache.
+    Tool(&'static CargoTool),
 }
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
@@ -57,26 +63,27 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     if arguments.all {
         parts.push(Part::Containerd);
     }
-    install(&parts, arguments.update)
+    install(&parts, arguments.update, true)
 }
 
 /// Makes sure that these parts are there.
 pub(crate) fn ensure(parts: &[Part]) -> Result<()> {
-    install(parts, false)
+    install(parts, false, false)
 }
 
-fn install(parts: &[Part], update: bool) -> Result<()> {
-    let cache = Cache::locate()?;
-    let root = cache.root();
+fn install(parts: &[Part], update: bool, verbose: bool) -> Result<()> {
+    let steps = Steps { cache: Cache::locate()?, update, verbose };
+    let root = steps.cache.root();
     fs::create_dir_all(root).with_context(|| format!("cannot create the cache {}", root.display()))?;
-    let _lock = lock(&cache)?;
+    let _lock = lock(&steps.cache)?;
     store::remove_leftovers(root)?;
     for part in parts {
         match part {
-            Part::Ebpf => ebpf::ensure(),
-            Part::Qemu => packages::ensure("QEMU", numaward_vm::TOOLS),
-            Part::Kernel(source) => kernels::ensure(&cache, source, update),
-            Part::Containerd => containerd::ensure(&cache, update),
+            Part::Ebpf => ebpf::ensure(&steps),
+            Part::Qemu => packages::ensure(&steps, "QEMU", numaward_vm::TOOLS),
+            Part::Kernel(source) => kernels::ensure(&steps, source),
+            Part::Containerd => containerd::ensure(&steps),
+            Part::Tool(tool) => tools::ensure(&steps, tool),
         }?;
     }
     Ok(())
@@ -96,9 +103,4 @@ fn lock(cache: &Cache) -> Result<File> {
         Err(TryLockError::Error(error)) => return Err(error).with_context(context),
     }
     Ok(file)
-}
-
-/// One line per step, on standard error: standard output belongs to what runs afterwards.
-fn say(part: &str, text: &str) {
-    eprintln!("setup: {part}: {text}");
 }

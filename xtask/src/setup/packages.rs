@@ -5,14 +5,15 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use super::apt::explained;
-use super::{say, sources};
+use super::sources;
+use super::steps::{Steps, say};
 use crate::command;
 
 /// Makes sure that these programs are there; each comes with the Debian package that has it.
-pub(crate) fn ensure(part: &str, programs: &[(&str, &str)]) -> Result<()> {
+pub(crate) fn ensure(steps: &Steps, part: &str, programs: &[(&str, &str)]) -> Result<()> {
     let missing: Vec<_> = programs.iter().filter(|(program, _)| command::find(program).is_none()).collect();
     if missing.is_empty() {
-        say(part, "ready");
+        steps.found(part, "installed");
         return Ok(());
     }
     let packages: Vec<_> = missing.iter().map(|(_, package)| *package).collect();

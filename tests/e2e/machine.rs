@@ -1,0 +1,131 @@
+//! The bench itself: what a script's end, a dead kernel or a hanging one look like from outside, and whether a
+//! machine has the nodes asked for.
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use numaward_tests::{Bench, boot};
+use numaward_vm::{Error, Forward, Machine};
+
+fn small() -> Machine {
+    Machine::parse(Some(1), None, None, None).unwrap()
+}
+
+#[test]
+fn output_and_exit_code_come_home_as_they_are() {
+    let Some(bench) = Bench::open() else { return };
+    let script = "printf 'exit 0\\nraw\\r\\001\\377' >&2; seq 1 20000; exit 7";
+    let mut output = Vec::new();
+    assert_eq!(bench.vm(small()).run(script, &mut output).unwrap(), 7);
+    let mut expected = b"exit 0\nraw\r\x01\xff".to_vec();
+    expected.extend((1..=20000).flat_map(|number| format!("{number}\n").into_bytes()));
+    assert!(output == expected, "{} bytes came, {} were expected", output.len(), expected.len());
+}
+
+#[test]
+fn a_machine_that_fails_is_an_error() {
+    let Some(bench) = Bench::open() else { return };
+    let run = |script: &str| bench.vm(small()).run(script, &mut Vec::new()).unwrap_err();
+
+    let error = run("echo c >/proc/sysrq-trigger");
+    assert!(matches!(&error, Error::Panic { reason, .. } if reason.contains("sysrq")), "{error}");
+    assert!(error.to_string().contains("The console's last lines"), "{error}");
+
+    let error = run("echo 'exit 0'; echo last words >/dev/ttyS0; poweroff -f");
+    assert!(matches!(error, Error::NoExitCode { .. }), "{error}");
+    assert!(error.to_string().contains("last words"), "{error}");
+}
+
+#[test]
+fn a_machine_that_hangs_is_stopped() {
+    let Some(bench) = Bench::open() else { return };
+    let started = Instant::now();
+    let limit = Duration::from_secs(5);
+    let error = bench.vm(small()).limit(limit).run("sleep 1000", &mut Vec::new()).unwrap_err();
+    assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(30), "took {:?}", started.elapsed());
+}
+
+#[test]
+fn a_dropped_machine_is_gone() {
+    let Some(bench) = Bench::open() else { return };
+    let running = bench.vm(small()).start("sleep 1000").unwrap();
+    let group = |pid: u32| {
+        let children = format!("/proc/{pid}/task/{pid}/children");
+        fs::read_to_string(children).ok().and_then(|text| text.split_whitespace().next()?.parse::<u32>().ok())
+    };
+    let started = Instant::now();
+    let qemu = loop {
+        if let Some(qemu) = group(running.pid()) {
+            break qemu;
+        }
+        assert!(started.elapsed() < Duration::from_secs(30), "QEMU did not start");
+        thread::sleep(Duration::from_millis(50));
+    };
+    drop(running);
+    let name = fs::read_to_string(format!("/proc/{qemu}/comm")).unwrap_or_default();
+    assert!(!name.starts_with("qemu"), "process {qemu} is still {name}");
+}
+
+#[test]
+fn a_machine_has_the_nodes_asked_for() {
+    let Some(bench) = Bench::open() else { return };
+    let machine =
+        Machine::parse(Some(3), Some("2,1,0"), Some("512M,1G,256M"), Some("10,21,31;21,10,41;31,41,10"));
+    let script = r"
+        for node in /sys/devices/system/node/node*; do
+            section ${node##*/}
+            cat $node/cpulist $node/distance
+            awk '/MemTotal/ {print $4}' $node/meminfo
+        done
+        section controllers
+        cat $cgroups/cgroup.subtree_control
+        section online
+        cat /sys/devices/system/node/online /sys/devices/system/cpu/online";
+    let report = boot(&bench.vm(machine.unwrap()), script);
+    assert_eq!(report.section("online"), "0-2\n0-2");
+    let nodes = [("0-1", "10 21 31", 512), ("2", "21 10 41", 1024), ("", "31 41 10", 256)];
+    for (id, (cpus, distances, mib)) in nodes.into_iter().enumerate() {
+        let section = report.section(&format!("node{id}"));
+        let lines: Vec<_> = section.lines().collect();
+        assert_eq!(lines[..2], [cpus, distances], "node {id}");
+        // The kernel keeps some for itself: on this size, its image and the map of the pages.
+        let total: u64 = lines[2].parse().unwrap();
+        assert!((mib * 1024 * 3 / 4..=mib * 1024).contains(&total), "node {id} of {mib} MiB has {total} KiB");
+    }
+    for controller in ["cpuset", "cpu", "io", "memory", "hugetlb", "pids"] {
+        let found = report.section("controllers").split(' ').any(|name| name == controller);
+        assert!(found, "no {controller} in {}", report.section("controllers"));
+    }
+}
+
+#[test]
+fn a_forwarded_port_answers_on_the_hosts_loopback() {
+    let Some(bench) = Bench::open() else { return };
+    // Free a moment ago; should another take it meanwhile, QEMU says so.
+    let host = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let script = "mkdir /www && echo -n hello >/www/index.html && httpd -f -p 8080 -h /www";
+    let vm = bench.vm(small()).forward(Forward { host, guest: 8080 });
+    let mut running = vm.start(script).unwrap();
+    let ask = || {
+        let mut stream = TcpStream::connect(("127.0.0.1", host))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        std::io::Result::Ok(answer)
+    };
+    let started = Instant::now();
+    loop {
+        // Until the server listens, QEMU accepts and hangs up.
+        let answer = ask();
+        if matches!(&answer, Ok(text) if text.ends_with("hello")) {
+            break;
+        }
+        assert!(!running.ended().unwrap(), "the machine ended: {}", running.console_tail());
+        assert!(started.elapsed() < Duration::from_mins(2), "{answer:?}\n{}", running.console_tail());
+        thread::sleep(Duration::from_millis(200));
+    }
+}

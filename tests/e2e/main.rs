@@ -1,0 +1,7 @@
+//! End-to-end tests: `cargo xtask vm test [NAME…]` runs them on one kernel after the other.
+
+#![forbid(unsafe_code)]
+#![expect(clippy::unwrap_used, reason = "helpers of tests, which clippy does not take for tests")]
+
+mod load;
+mod machine;

@@ -1,0 +1,42 @@
+# Precedes every script of an end-to-end test, inside the machine.
+
+cgroups=/sys/fs/cgroup
+
+# section NAME: what is printed from here on is the report's section NAME.
+section() { echo "=== $1"; }
+
+# fail TEXT...: ends the machine's script.
+fail() { echo "FAILED: $*"; exit 1; }
+
+# wait_for SECONDS COMMAND...: until COMMAND succeeds.
+wait_for() {
+    _tries=$(($1 * 10))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        _tries=$((_tries - 1))
+        [ $_tries -gt 0 ] || fail "never came true: $*"
+        sleep 0.1
+    done
+}
+
+# load NAME ARGUMENTS...: a load in the cgroup NAME (made if need be), started and all its memory touched.
+# Its report is in /tmp/load-NAME (slashes become dashes), its process in $load_pid.
+load() {
+    _cgroup=$cgroups/$1
+    _report=/tmp/load-$(echo "$1" | tr / -)
+    shift
+    mkdir -p "$_cgroup"
+    rm -f "$_report"
+    numaward-load --report json --cgroup "$_cgroup" "$@" >"$_report" 2>"$_report.err" &
+    load_pid=$!
+    wait_for 60 _loaded
+    [ -s "$_report" ] || fail "numaward-load $*: $(cat "$_report.err")"
+}
+_loaded() { [ -s "$_report" ] || ! kill -0 $load_pid; }
+
+# unload NAME PID: ends a load and removes its cgroup.
+unload() {
+    kill "$2"
+    wait "$2"
+    wait_for 10 rmdir "$cgroups/$1"
+}

@@ -1,0 +1,193 @@
+//! Holds the crates' dependencies on each other against the one table of what is allowed.
+//!
+//! The direction is the architecture: `cli → daemon → {kube, probes, cgroup, engine, topology}`,
+//! `kube → {engine, topology}`, `probes → {abi, topology}`, `cgroup → topology`, `engine → topology`, `ebpf → abi`.
+//! A crate may use whatever is below it, not only the next layer; an arrow back up is a fault. The engine decides and
+//! does nothing else, so it and what it is made of may use only crates that do no input or output either; of
+//! `topology` it gets the plain types, not the readers of sysfs.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
+
+use crate::command;
+
+/// What a crate may use.
+struct Rule {
+    package: &'static str,
+    /// Of this workspace.
+    own: &'static [&'static str],
+    /// Of others; none for any.
+    others: Option<&'static [&'static str]>,
+    /// Features of own crates that must stay off, as `package/feature`.
+    without: &'static [&'static str],
+}
+
+const fn rule(package: &'static str, own: &'static [&'static str]) -> Rule {
+    Rule { package, own, others: None, without: &[] }
+}
+
+const TABLE: &[Rule] = &[
+    rule(
+        "numaward",
+        &[
+            "numaward-cgroup",
+            "numaward-daemon",
+            "numaward-engine",
+            "numaward-kube",
+            "numaward-probes",
+            "numaward-topology",
+        ],
+    ),
+    rule(
+        "numaward-daemon",
+        &["numaward-cgroup", "numaward-engine", "numaward-kube", "numaward-probes", "numaward-topology"],
+    ),
+    rule("numaward-kube", &["numaward-engine", "numaward-topology"]),
+    rule("numaward-probes", &["numaward-abi", "numaward-topology"]),
+    rule("numaward-cgroup", &["numaward-topology"]),
+    Rule {
+        package: "numaward-engine",
+        own: &["numaward-topology"],
+        others: Some(&["fixedbitset", "serde", "serde_json", "thiserror"]),
+        without: &["numaward-topology/sysfs"],
+    },
+    Rule { package: "numaward-topology", own: &[], others: Some(&["serde", "thiserror"]), without: &[] },
+    // aya only behind a feature of userspace's: it marks the types that may be read from maps.
+    Rule { package: "numaward-abi", own: &[], others: Some(&["aya"]), without: &[] },
+    rule("numaward-ebpf", &["numaward-abi"]),
+    // The tools: none depends on what it builds and tests, the load maker but for the notation of CPUs and nodes.
+    rule("xtask", &["numaward-vm"]),
+    rule("numaward-tests", &["numaward-vm"]),
+    rule("numaward-vm", &[]),
+    Rule {
+        package: "numaward-load",
+        own: &["numaward-topology"],
+        others: None,
+        without: &["numaward-topology/sysfs"],
+    },
+];
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+    /// `null` for an ordinary one.
+    kind: Option<String>,
+    features: Vec<String>,
+}
+
+/// Checks this workspace.
+pub(crate) fn check() -> Result<()> {
+    let metadata = command::read(command::cargo().args(["metadata", "--no-deps", "--format-version=1"]))?;
+    let metadata: Metadata = serde_json::from_str(&metadata).context("cannot read cargo's metadata")?;
+    let faults = faults(&metadata.packages, TABLE);
+    if !faults.is_empty() {
+        bail!("dependencies against the table in xtask/src/dependencies.rs:\n  {}", faults.join("\n  "));
+    }
+    println!("{} crates keep to the table of dependencies", metadata.packages.len());
+    Ok(())
+}
+
+fn faults(packages: &[Package], table: &[Rule]) -> Vec<String> {
+    let members: BTreeSet<_> = packages.iter().map(|package| package.name.as_str()).collect();
+    let mut faults = Vec::new();
+    for rule in table.iter().filter(|rule| !members.contains(rule.package)) {
+        faults.push(format!("{} is in the table, but not in the workspace", rule.package));
+    }
+    for Package { name, dependencies } in packages {
+        let Some(rule) = table.iter().find(|rule| rule.package == name) else {
+            faults.push(format!("{name} is not in the table: add it with what it may use"));
+            continue;
+        };
+        for Dependency { name: used, kind, features } in dependencies {
+            // What a crate's own tests need is not its architecture, but they too must not look up.
+            let is_for_tests = kind.as_deref() == Some("dev");
+            let is_own = members.contains(used.as_str());
+            if is_own && !rule.own.contains(&used.as_str()) && !(is_for_tests && used == name) {
+                faults.push(format!("{name} must not use {used}"));
+            }
+            if is_for_tests {
+                continue;
+            }
+            if let Some(others) = rule.others.filter(|others| !is_own && !others.contains(&used.as_str())) {
+                faults.push(format!("{name} must not use {used}, but only {}", others.join(", ")));
+            }
+            for feature in features {
+                if rule.without.contains(&format!("{used}/{feature}").as_str()) {
+                    faults.push(format!("{name} must not turn on the feature {feature} of {used}"));
+                }
+            }
+        }
+    }
+    faults
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_workspace_keeps_to_the_table() {
+        check().unwrap();
+    }
+
+    #[test]
+    fn each_fault_is_found() {
+        let table = &[
+            Rule { package: "top", own: &["low"], others: None, without: &["low/extra"] },
+            Rule { package: "low", own: &[], others: Some(&["serde"]), without: &[] },
+            rule("gone", &[]),
+        ];
+        let package = |name: &str, dependencies: &[(&str, Option<&str>, &[&str])]| Package {
+            name: name.to_owned(),
+            dependencies: dependencies
+                .iter()
+                .map(|(name, kind, features)| Dependency {
+                    name: (*name).to_owned(),
+                    kind: kind.map(str::to_owned),
+                    features: features.iter().map(|feature| (*feature).to_owned()).collect(),
+                })
+                .collect(),
+        };
+        let packages = [
+            package(
+                "top",
+                &[("low", None, &["extra", "fine"]), ("tokio", None, &[]), ("new", Some("dev"), &[])],
+            ),
+            package(
+                "low",
+                &[
+                    ("top", Some("build"), &[]),
+                    ("serde", None, &[]),
+                    ("tokio", None, &[]),
+                    ("tempfile", Some("dev"), &[]),
+                    ("low", Some("dev"), &[]),
+                ],
+            ),
+            package("new", &[]),
+        ];
+        assert_eq!(
+            faults(&packages, table),
+            [
+                "gone is in the table, but not in the workspace",
+                "top must not turn on the feature extra of low",
+                "top must not use new",
+                "low must not use top",
+                "low must not use tokio, but only serde",
+                "new is not in the table: add it with what it may use",
+            ]
+        );
+    }
+}

@@ -1,0 +1,146 @@
+//! `cargo xtask test`: everything that must hold, in stages. All stages run, also after one has failed.
+
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use numaward_vm::Cache;
+
+use crate::setup::{self, CargoTool, Part, kernels};
+use crate::{command, dependencies, vm};
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Only these stages [default: all; host and conformance are part of unit]
+    #[arg(value_enum)]
+    stages: Vec<Stage>,
+    /// Also what is slow: the newest kernel
+    #[arg(long)]
+    all: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Stage {
+    /// Formatting
+    Fmt,
+    /// Lints, warnings denied
+    Clippy,
+    /// Unit and in-process tests, the next two included
+    Unit,
+    /// The probes on this host's kernel (needs root and BPF)
+    Host,
+    /// The kubelet's recorded decisions
+    Conformance,
+    /// The crates' dependencies against the table of allowed ones
+    Deps,
+    /// Licences, sources, duplicates and advisories of all dependencies
+    Deny,
+    /// End-to-end tests in virtual machines, kernel after kernel
+    Vm,
+}
+
+const DEFAULT: &[Stage] = &[Stage::Fmt, Stage::Clippy, Stage::Unit, Stage::Deps, Stage::Deny, Stage::Vm];
+/// What is not built for this host; clippy and the unit tests leave it out.
+const EBPF: &str = "numaward-ebpf";
+const VM_TESTS: &str = "numaward-tests";
+
+pub(crate) fn main(arguments: &Arguments) -> ExitCode {
+    let stages = if arguments.stages.is_empty() { DEFAULT } else { &arguments.stages };
+    let kernels = if arguments.all { kernels::names() } else { kernels::USUAL.to_vec() };
+
+    let mut results = Vec::new();
+    record(&mut results, "setup", || setup::ensure(&parts(stages, &kernels)?));
+    for &stage in stages {
+        match stage {
+            Stage::Vm => {
+                for kernel in &kernels {
+                    record(&mut results, &format!("vm {kernel}"), || vm::test(kernel, &[]));
+                }
+            }
+            _ => record(&mut results, &format!("{stage:?}").to_lowercase(), || run(stage)),
+        }
+    }
+    summary(&results)
+}
+
+fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
+    let mut parts = Vec::new();
+    for stage in stages {
+        match stage {
+            Stage::Clippy | Stage::Unit | Stage::Host => parts.push(Part::Ebpf),
+            Stage::Deny => parts.push(Part::Tool(&CargoTool::DENY)),
+            Stage::Vm => {
+                parts.extend([Part::Ebpf, Part::Qemu]);
+                for name in kernels {
+                    parts.push(Part::Kernel(kernels::find(name)?));
+                }
+            }
+            Stage::Fmt | Stage::Conformance | Stage::Deps => {}
+        }
+    }
+    parts.dedup();
+    Ok(parts)
+}
+
+fn run(stage: Stage) -> Result<()> {
+    let mut cargo = command::cargo();
+    match stage {
+        Stage::Fmt => cargo.args(["fmt", "--all", "--check"]),
+        Stage::Clippy => {
+            cargo.args(["clippy", "--workspace", "--exclude", EBPF, "--all-targets", "--", "-D", "warnings"])
+        }
+        Stage::Unit => cargo.args(["test", "--workspace", "--exclude", EBPF, "--exclude", VM_TESTS]),
+        Stage::Host => cargo.args(["test", "--package", "numaward-probes", "--test", "host"]),
+        Stage::Conformance => cargo.args(["test", "--package", "numaward-engine", "--test", "conformance"]),
+        Stage::Deps => return dependencies::check(),
+        Stage::Deny => return deny(),
+        Stage::Vm => bail!("virtual machines are tested kernel by kernel"),
+    };
+    command::run(&mut cargo)
+}
+
+fn deny() -> Result<()> {
+    let program = CargoTool::DENY.path(&Cache::locate()?);
+    let deny = |arguments: &[&str]| {
+        let mut command = Command::new(&program);
+        command.current_dir(command::root()).arg("--workspace").args(arguments);
+        command
+    };
+    command::run(&mut deny(&["check", "licenses", "bans", "sources"]))?;
+    // The database of advisories is a repository of its own, which not every network reaches.
+    match command::read(&mut deny(&["fetch", "db"])) {
+        Ok(_) => command::run(&mut deny(&["check", "--disable-fetch", "advisories"])),
+        Err(error) => {
+            println!("advisories: NOT CHECKED, the database cannot be fetched: {error:#}");
+            Ok(())
+        }
+    }
+}
+
+struct Outcome {
+    name: String,
+    took: Duration,
+    result: Result<()>,
+}
+
+fn record(results: &mut Vec<Outcome>, name: &str, run: impl FnOnce() -> Result<()>) {
+    println!("\n=== {name}");
+    let started = Instant::now();
+    let result = run();
+    if let Err(error) = &result {
+        eprintln!("error: {name}: {error:#}");
+    }
+    results.push(Outcome { name: name.to_owned(), took: started.elapsed(), result });
+}
+
+fn summary(results: &[Outcome]) -> ExitCode {
+    println!("\n=== summary");
+    for Outcome { name, took, result } in results {
+        let word = if result.is_ok() { "ok" } else { "FAILED" };
+        println!("{name:<12} {word:<6} {:>5} s", took.as_secs());
+    }
+    let failed = results.iter().filter(|outcome| outcome.result.is_err()).count();
+    println!("\n{} passed, {failed} failed", results.len() - failed);
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
