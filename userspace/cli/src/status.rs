@@ -133,7 +133,8 @@ mod tests {
         let workload = |name: &str, counters, remote_bytes, resident| Workload {
             workload: name.to_owned(),
             kind: "unit".to_owned(),
-            cgroups: vec![],
+            cgroup: Some(format!("/{name}")),
+            container: None,
             counters,
             nodes: vec![WorkloadNode {
                 node: 0,

@@ -1,11 +1,18 @@
 //! What the API serves and `-o json` prints. Names are camelCase, sizes are in bytes, sets are lists in
 //! the kernel's format (`0-3,8`), nodes are numbers.
 
+mod allocation;
+
 use std::collections::BTreeMap;
 
 use numaward_topology::{CpuSet, Machine, NodeSet, SocketId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+
+pub use self::allocation::{
+    Allocation, AllocationRequest, Allocations, Block, Candidate, Drift, DryRun, Explanation, Hint, KindPromises,
+    Merge, NodePromises, Refusal, Rejection, ResourceHints, Shortfall, Target,
+};
 
 /// The machine: nodes, distances, sockets, caches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -200,28 +207,50 @@ pub struct Workloads {
     pub workloads: Vec<Workload>,
 }
 
-/// A workload and its memory.
+/// A workload and its memory, since its cgroup was seen first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Workload {
-    /// Its name: the label `workload` of the metrics.
-    #[schema(examples("system.slice/postgresql.service"))]
+    /// The label `workload` of its metrics. Workloads without a name of their own, such as containers, share
+    /// one; their metrics are sums.
+    #[schema(examples("postgresql.service", "docker"))]
     pub workload: String,
     /// What it is.
-    #[schema(examples("unit", "container", "cgroup", "other"))]
+    #[schema(examples("unit", "container", "exec", "cgroup", "other"))]
     pub kind: String,
-    /// The paths of its cgroups below the cgroup mount; deeper ones fold into these. None for `other`.
-    pub cgroups: Vec<String>,
-    /// Whether it has counters of its own, is counted in `other`, or is gone.
+    /// Its cgroup below the cgroup mount; deeper ones fold into it. Absent for `other`, and for a workload that
+    /// was removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
+    /// Which container it is; absent where it is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container: Option<Container>,
+    /// Where its allocations are counted.
     pub counters: Counters,
     /// Its memory by node.
     pub nodes: Vec<WorkloadNode>,
-    /// Time its tasks lost for want of memory; absent where it cannot be read.
+    /// Time its tasks lost for want of memory; absent where it cannot be read, or where other workloads are
+    /// below this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pressure: Option<Pressure>,
-    /// Processes that the OOM killer took; absent where it cannot be read.
+    /// Processes that the OOM killer took; absent like `pressure`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oom_kills: Option<u64>,
+}
+
+/// A container, as far as its cgroup tells.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Container {
+    /// The runtime's id.
+    pub id: String,
+    /// The UID of its pod; absent outside Kubernetes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<String>,
+    /// The runtime, as it calls itself in cgroups; absent where it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(examples("cri-containerd", "docker"))]
+    pub runtime: Option<String>,
 }
 
 /// Where a workload's allocations are counted.

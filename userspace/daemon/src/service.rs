@@ -15,7 +15,7 @@ use crate::{
     health::{Heartbeat, Readiness},
     http::{self, App, ListenError},
     metrics::Metrics,
-    observe::{self, Observer},
+    observe::{self, CgroupSource, Observer},
     privileges,
 };
 
@@ -49,7 +49,11 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     // Requests are few and short; what may block has threads of its own, started as needed.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let stop = CancellationToken::new();
-    let threads = observe::spawn(&observer, latches, &heartbeat, &stop)?;
+    let cgroups = match &config.cgroup_mount {
+        Some(path) => CgroupSource::Mount(path.as_path().into()),
+        None => CgroupSource::MountTable,
+    };
+    let threads = observe::spawn(&observer, cgroups, latches, &heartbeat, &stop)?;
     let served = runtime.block_on(async {
         let stop = stop.clone();
         // Whatever ends this block ends the threads too.

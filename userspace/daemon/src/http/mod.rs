@@ -1,9 +1,10 @@
-//! The read-only HTTP server: metrics, health, API.
+//! The HTTP server: metrics, health, API; read-only but on the control socket.
 //!
 //! Requests are bounded in size, in time and in number: a client can neither exhaust the daemon nor
 //! keep it from stopping. Every error is a problem detail (RFC 9457).
 
 mod accept;
+mod control;
 mod problem;
 mod routes;
 mod scrape;
@@ -23,19 +24,23 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use tokio::{
-    net::TcpListener,
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
     sync::Semaphore,
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tower_http::{limit::RequestBodyLimitLayer, timeout::TimeoutLayer};
 
+use crate::guarantee::Keeper;
+
 pub use self::{
+    control::{ControlListener, SocketError, listen_control},
     problem::{CONTENT_TYPE as PROBLEM_CONTENT_TYPE, Problem},
     routes::{App, open_api},
 };
 
-/// Largest body that is taken. No request of this server needs one.
+/// Largest body that is taken. Only requests for allocations need one, of some hundred bytes.
 pub const MAX_BODY_BYTES: usize = 16 << 10;
 /// A request is answered, or given up, within this time; a response is taken by the client within it.
 pub const TIME_LIMIT: Duration = Duration::from_secs(30);
@@ -82,8 +87,18 @@ pub fn listen(address: SocketAddr) -> Result<std::net::TcpListener, ListenError>
 }
 
 /// The routes with everything around them.
-pub fn router(app: Arc<App>) -> Router {
-    routes::router(app)
+pub fn router(app: Arc<App>, keeper: Option<Keeper>) -> Router {
+    layered(routes::router(app).merge(control::reading(keeper)))
+}
+
+/// The routes of the control socket: those of [`router`], and changes.
+pub fn control_router(app: Arc<App>, keeper: Keeper) -> Router {
+    let reading = routes::router(app).merge(control::reading(Some(keeper.clone())));
+    layered(reading.merge(control::changing(keeper)))
+}
+
+fn layered(router: Router) -> Router {
+    router
         .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, TIME_LIMIT))
         .layer(RequestBodyLimitLayer::new(MAX_BODY_BYTES))
         .layer(middleware::from_fn(problem::layer))
@@ -99,8 +114,25 @@ async fn log(request: Request, next: Next) -> Response {
     response
 }
 
+/// Where connections come from.
+pub trait Accept: Send {
+    /// A connection.
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// Waits for one.
+    fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+}
+
+impl Accept for TcpListener {
+    type Stream = TcpStream;
+
+    async fn accept(&self) -> io::Result<TcpStream> {
+        self.accept().await.map(|(stream, _)| stream)
+    }
+}
+
 /// Serves until the token is cancelled, then lets requests under way end.
-pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) {
+pub async fn serve(listener: impl Accept, router: Router, stop: CancellationToken) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME_LIMIT).max_buf_size(64 << 10);
     let service = TowerToHyperService::new(router);
@@ -114,7 +146,7 @@ pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToke
         let (place, stream) = tokio::select! {
             () = stop.cancelled() => break,
             (place, accepted) = accepted => match accepted {
-                Ok((stream, _)) => (place, stream),
+                Ok(stream) => (place, stream),
                 Err(error) => {
                     // Out of file descriptors, or the client went away again: neither ends the server.
                     tracing::warn!(%error, "cannot accept a connection");

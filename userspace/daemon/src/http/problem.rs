@@ -46,6 +46,9 @@ pub(super) async fn layer(request: Request, next: Next) -> Response {
     if !status.is_client_error() && !status.is_server_error() {
         return response;
     }
+    if response.headers().get(header::CONTENT_TYPE).is_some_and(|of| of == CONTENT_TYPE) {
+        return response;
+    }
     let (mut parts, body) = response.into_parts();
     let said = to_bytes(body, 4096).await.unwrap_or_default();
     let said = String::from_utf8_lossy(&said);

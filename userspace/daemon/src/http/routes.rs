@@ -1,7 +1,5 @@
 //! The routes.
 
-#![expect(unused_qualifications, reason = "utoipa's macro writes types in a way the lint mistakes")]
-
 use std::{fmt::Write, sync::Arc};
 
 use axum::{
@@ -71,7 +69,8 @@ impl App {
 #[openapi(
     info(
         title = "numaward",
-        description = "What numaward sees of this host. Read only. Errors are problem details (RFC 9457).",
+        description = "What numaward sees of this host, and what it promises. Changes are made on the control socket \
+                       only. Errors are problem details (RFC 9457).",
         contact(),
         license(name = "MIT OR Apache-2.0")
     ),
@@ -82,7 +81,9 @@ struct Document;
 
 /// The OpenAPI document of the routes.
 pub fn open_api() -> serde_json::Value {
-    let mut document = serde_json::to_value(documented().into_openapi()).unwrap_or_default();
+    let mut described = documented().into_openapi();
+    described.merge(super::control::open_api());
+    let mut document = serde_json::to_value(described).unwrap_or_default();
     // Every route may answer so; said once for all of them.
     if let Some(paths) = document["paths"].as_object_mut() {
         for operation in paths.values_mut().filter_map(|path| path.get_mut("get")) {

@@ -2,20 +2,27 @@
 
 use std::{
     io,
+    path::Path,
     sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
+use numaward_cgroup::{
+    Event, Hierarchy, OpenError, WatchMode, WatchOptions, Watcher, WorkloadKind, classify,
+};
 use numaward_probes::{CgroupId, RegisterError};
 use numaward_topology::sysfs;
 use tokio_util::sync::CancellationToken;
 
-use super::{Observer, Part, State, chain, residency};
+use super::{Observer, Part, State, chain, naming, residency, table::Member};
 use crate::health::{Heartbeat, Latch, Readiness};
 
-/// How long a turn of the loop waits for news, at most.
+/// How long a turn of the loop waits for news, at most: also how late it notices that it is to stop.
 const TURN: Duration = Duration::from_millis(250);
+
+/// How long to wait before what failed is tried again.
+const RETRY: Duration = Duration::from_secs(10);
 
 /// The latches of the observing parts.
 #[derive(Debug)]
@@ -36,16 +43,38 @@ impl Latches {
     }
 }
 
+/// Where the cgroups are found.
+#[derive(Clone, Debug)]
+pub enum CgroupSource {
+    /// In the mount table of this process.
+    MountTable,
+    /// In this directory, which must be cgroup v2.
+    Mount(Box<Path>),
+    /// In this directory, whatever its file system: for tests.
+    Directory(Box<Path>),
+}
+
+impl CgroupSource {
+    fn open(&self) -> Result<Hierarchy, OpenError> {
+        match self {
+            Self::MountTable => Hierarchy::open(),
+            Self::Mount(path) => Hierarchy::open_at(path),
+            Self::Directory(path) => Ok(Hierarchy::at(path)),
+        }
+    }
+}
+
 /// Starts the threads that keep `observer` up to date until `stop` is cancelled.
 pub fn spawn(
     observer: &Arc<Observer>,
+    cgroups: CgroupSource,
     latches: Latches,
     heartbeat: &Heartbeat,
     stop: &CancellationToken,
 ) -> io::Result<Vec<JoinHandle<()>>> {
     let follow = {
         let (observer, heartbeat, stop) = (observer.clone(), heartbeat.clone(), stop.clone());
-        move || follow(&observer, latches, &heartbeat, &stop)
+        move || follow(&observer, &cgroups, latches, &heartbeat, &stop)
     };
     let read = {
         let (observer, stop) = (observer.clone(), stop.clone());
@@ -57,24 +86,82 @@ pub fn spawn(
     ])
 }
 
-fn follow(observer: &Observer, latches: Latches, heartbeat: &Heartbeat, stop: &CancellationToken) {
+fn follow(
+    observer: &Observer,
+    source: &CgroupSource,
+    latches: Latches,
+    heartbeat: &Heartbeat,
+    stop: &CancellationToken,
+) {
     // Both were done, as far as they can be, before this thread was started.
     latches.topology.release();
     latches.probes.release();
+    let mut latch = Some(latches.cgroups);
     let mut machine_read = Instant::now();
+    let mut watcher: Option<Watcher> = None;
+    let mut retry = Instant::now();
     while !stop.is_cancelled() {
         heartbeat.beat();
-        thread::sleep(TURN);
-        let now = Instant::now();
-        observer.lock().table.expire(now, observer.config.observe.keep_removed.0);
-        if now.duration_since(machine_read) >= observer.config.observe.topology_interval.0 {
-            machine_read = now;
+        if watcher.is_none() && Instant::now() >= retry {
+            retry = Instant::now() + RETRY;
+            watcher = observer.open(source);
+        }
+        match &mut watcher {
+            Some(watcher) => observer.follow_cgroups(watcher),
+            None => thread::sleep(TURN),
+        }
+        // The first turn has told every cgroup, or has told why it cannot.
+        if let Some(latch) = latch.take() {
+            latch.release();
+        }
+        observer.lock().keep_books(observer.config.observe.keep_removed.0);
+        if machine_read.elapsed() >= observer.config.observe.topology_interval.0 {
+            machine_read = Instant::now();
             observer.read_machine();
         }
     }
 }
 
 impl Observer {
+    fn open(&self, source: &CgroupSource) -> Option<Watcher> {
+        match source.open() {
+            Ok(hierarchy) => {
+                tracing::info!(root = %hierarchy.root().display(), "following cgroups");
+                self.lock().hierarchy = Some(hierarchy.clone());
+                Some(Watcher::new(hierarchy, WatchOptions::default()))
+            }
+            Err(error) => {
+                self.note(Part::Cgroups, Err(chain(&error)));
+                None
+            }
+        }
+    }
+
+    /// Waits for news of cgroups and takes it in.
+    fn follow_cgroups(&self, watcher: &mut Watcher) {
+        let told = watcher.next(TURN);
+        let mut state = self.lock();
+        match told {
+            Ok(events) => {
+                for event in events {
+                    state.take(event);
+                }
+                state.note(Part::Cgroups, Ok(()));
+            }
+            Err(error) => {
+                state.note(Part::Cgroups, Err(chain(&error)));
+                drop(state);
+                thread::sleep(TURN);
+                return;
+            }
+        }
+        let watched = match watcher.mode() {
+            WatchMode::Watching => Ok(()),
+            WatchMode::Sweeping { reason } => Err(reason.clone()),
+        };
+        state.note(Part::CgroupWatch, watched);
+    }
+
     /// Reads the machine again, for what changes at run time: memory and CPUs that come and go.
     fn read_machine(&self) {
         let machine = sysfs::read(&self.config.host_root).map_err(|error| chain(&error));
@@ -89,6 +176,61 @@ impl Observer {
                 state.machine = Arc::new(machine);
             }
             _ => {}
+        }
+    }
+}
+
+impl State {
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Added(cgroup) => {
+                let workload = classify(&cgroup.path, |_| false);
+                // Deeper cgroups fold into their workload. What the root cgroup has is `other`: a slot
+                // for it would take what those without a slot allocate.
+                if workload.root != cgroup.path || workload.kind == WorkloadKind::Root {
+                    return;
+                }
+                let name = naming::name(&workload);
+                tracing::debug!(workload = name, cgroup = %cgroup.path, "workload appeared");
+                let member = Member::new(cgroup.path, workload.kind, workload.container);
+                self.table.add(cgroup.id, &name, member);
+            }
+            Event::Removed(cgroup) => {
+                let counted = match self.table.slot(cgroup.id).map(|slot| self.probes.release(slot)) {
+                    None => None,
+                    Some(Ok(counted)) => Some(counted),
+                    Some(Err(error)) => {
+                        self.note(Part::Slots, Err(chain(&error)));
+                        None
+                    }
+                };
+                self.table.remove(cgroup.id, &counted.unwrap_or_default(), Instant::now());
+            }
+        }
+    }
+
+    /// Gives free slots to workloads that wait, and takes from the list what has been gone for `keep`.
+    fn keep_books(&mut self, keep: Duration) {
+        self.table.expire(Instant::now(), keep);
+        if !self.is_counting() {
+            return;
+        }
+        while let Some(id) = self.table.next_waiting() {
+            match self.probes.register(CgroupId(id.0), None) {
+                Ok(slot) => {
+                    self.table.settle_waiting(Some(slot));
+                    self.note(Part::Slots, Ok(()));
+                }
+                Err(error @ RegisterError::NoSlot { .. }) => {
+                    let reason =
+                        format!("{error} (probes.slots); workloads without one are counted as other");
+                    return self.note(Part::Slots, Err(reason));
+                }
+                Err(error) => {
+                    self.table.settle_waiting(None);
+                    self.note(Part::Slots, Err(chain(&error)));
+                }
+            }
         }
     }
 }

@@ -8,6 +8,7 @@
 //! tried again.
 
 mod follow;
+mod naming;
 mod residency;
 mod table;
 
@@ -17,19 +18,24 @@ use std::{
     time::{Duration, Instant},
 };
 
+use numaward_cgroup::{Hierarchy, WorkloadKind};
 use numaward_probes::{
     self as probes, Counters, Mode, NodeCounters, Pages, Probe, ProbeReport, ProbeStats, Probes, SelfCheck,
+    SlotId,
 };
 use numaward_topology::{Bytes, Machine, NodeId, ZoneKind, sysfs};
 
-use self::table::{OTHER, Table};
+use self::{
+    naming::OTHER,
+    table::{Table, Trouble},
+};
 use crate::{
     api,
     config::Config,
     metrics::{self, Allocated, MapFigures, ProbeFigures, Resident, Source, WorkloadFigures},
 };
 
-pub use self::follow::{Latches, spawn};
+pub use self::follow::{CgroupSource, Latches, spawn};
 
 /// A part of the daemon that can work less well than it should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,6 +44,10 @@ pub enum Part {
     Topology,
     /// Finding workloads.
     Cgroups,
+    /// Noticing new workloads without looking for them.
+    CgroupWatch,
+    /// Giving workloads counters of their own.
+    Slots,
     /// Reading the nodes' memory.
     NodeMemory,
     /// Counting.
@@ -53,6 +63,8 @@ impl Part {
         match self {
             Self::Topology => "topology",
             Self::Cgroups => "cgroups",
+            Self::CgroupWatch => "cgroup watch",
+            Self::Slots => "slots",
             Self::NodeMemory => "node memory",
             Self::Counters => "counters",
             Self::ProbeStats => "probe statistics",
@@ -74,7 +86,9 @@ pub struct Observer {
 struct State {
     machine: Arc<Machine>,
     probes: Probes,
-    table: Table,
+    table: Table<SlotId>,
+    /// Where cgroups are found, once that is known.
+    hierarchy: Option<Hierarchy>,
     degraded: BTreeMap<Part, String>,
     /// When somebody last asked for the workloads' figures.
     asked: Option<Instant>,
@@ -104,7 +118,8 @@ impl Observer {
             }
         }
         let machine = Arc::new(machine);
-        let state = State { machine, probes, table: Table::default(), degraded, asked: None };
+        let asked = Some(Instant::now());
+        let state = State { machine, probes, table: Table::default(), hierarchy: None, degraded, asked };
         Self {
             config: config.clone(),
             start: Instant::now(),
@@ -173,41 +188,50 @@ impl Observer {
             nodes.collect()
         };
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let mut workloads: Vec<_> = state
-            .table
-            .iter()
-            .map(|(name, entry)| {
-                let allocated = counted.as_ref().and_then(|counted| entry.counters(counted));
-                let trouble = entry.trouble();
-                api::Workload {
-                    workload: name.to_string(),
-                    kind: entry.kind.to_owned(),
-                    cgroups: entry.members.values().map(|member| member.path.clone()).collect(),
-                    counters: match () {
-                        () if counted.is_none() => api::Counters::None,
-                        () if entry.is_removed() => api::Counters::Removed,
-                        () if entry.has_slot() => api::Counters::Own,
-                        () => api::Counters::Other,
-                    },
-                    nodes: by_node(allocated.as_ref(), entry.resident().as_ref()),
-                    pressure: trouble.pressure.map(|pressure| api::Pressure {
-                        waiting_micros: micros(pressure.waiting),
-                        stalled_micros: micros(pressure.stalled),
+        let row = |name: &str, kind: WorkloadKind, counters, nodes, trouble: Trouble| api::Workload {
+            workload: name.to_owned(),
+            kind: kind.as_str().to_owned(),
+            cgroup: None,
+            container: None,
+            counters,
+            nodes,
+            pressure: trouble.pressure.map(|pressure| api::Pressure {
+                waiting_micros: micros(pressure.waiting),
+                stalled_micros: micros(pressure.stalled),
+            }),
+            oom_kills: trouble.oom_kills,
+        };
+        let slots = counted.as_ref().map(|counted| &counted.slots);
+        let mut workloads = Vec::new();
+        for (name, series) in state.table.series() {
+            if series.members.is_empty() {
+                let allocated = slots.and_then(|slots| series.counters(slots));
+                let nodes = by_node(allocated.as_ref(), None);
+                workloads.push(row(name, series.kind, api::Counters::Removed, nodes, series.trouble()));
+            }
+            for member in series.members.values() {
+                let counters = match member.slot {
+                    _ if slots.is_none() => api::Counters::None,
+                    Some(_) => api::Counters::Own,
+                    None => api::Counters::Other,
+                };
+                let allocated = member.slot.and_then(|slot| slots?.get(&slot));
+                let nodes = by_node(allocated, member.resident.as_ref());
+                workloads.push(api::Workload {
+                    cgroup: Some(member.path.to_string()),
+                    container: member.container.as_ref().map(|container| api::Container {
+                        id: container.id.clone(),
+                        pod_uid: container.pod_uid.clone(),
+                        runtime: container.runtime.clone(),
                     }),
-                    oom_kills: trouble.oom_kills,
-                }
-            })
-            .collect();
+                    ..row(name, member.kind, counters, nodes, member.trouble)
+                });
+            }
+        }
         if let Some(counted) = &counted {
-            workloads.push(api::Workload {
-                workload: OTHER.to_owned(),
-                kind: OTHER.to_owned(),
-                cgroups: Vec::new(),
-                counters: api::Counters::Own,
-                nodes: by_node(Some(&state.table.other(counted)), None),
-                pressure: None,
-                oom_kills: None,
-            });
+            let nodes = by_node(Some(&state.table.other(&counted.other)), None);
+            let other = row(OTHER, WorkloadKind::Root, api::Counters::Own, nodes, Trouble::default());
+            workloads.push(api::Workload { kind: OTHER.to_owned(), ..other });
         }
         api::Workloads { workloads }
     }
@@ -306,10 +330,15 @@ impl Observer {
 }
 
 impl State {
+    /// Whether a probe counts allocations.
+    fn is_counting(&self) -> bool {
+        let counts = |report: &ProbeReport| report.probe == Probe::Alloc && report.mode != Mode::Absent;
+        self.probes.reports().iter().any(counts)
+    }
+
     /// What the probes counted; `None` where none counts.
     fn counters(&mut self) -> Option<probes::Snapshot> {
-        let counts = |report: &ProbeReport| report.probe == Probe::Alloc && report.mode != Mode::Absent;
-        if !self.probes.reports().iter().any(counts) {
+        if !self.is_counting() {
             return None;
         }
         let counted = self.probes.counters().map_err(|error| chain(&error));
@@ -350,14 +379,14 @@ impl Source for Observer {
         let counted = state.counters();
         let mut workloads: Vec<_> = state
             .table
-            .iter()
-            .map(|(name, entry)| {
-                let allocated = counted.as_ref().and_then(|counted| entry.counters(counted));
-                let trouble = entry.trouble();
+            .series()
+            .map(|(name, series)| {
+                let allocated = counted.as_ref().and_then(|counted| series.counters(&counted.slots));
+                let trouble = series.trouble();
                 WorkloadFigures {
                     name: name.clone(),
                     allocated: allocated.map(|allocated| self.bytes(&nodes, &allocated)),
-                    resident: entry.resident(),
+                    resident: series.resident(),
                     pressure: trouble.pressure,
                     oom_kills: trouble.oom_kills,
                 }
@@ -366,7 +395,7 @@ impl Source for Observer {
         if let Some(counted) = &counted {
             workloads.push(WorkloadFigures {
                 name: OTHER.into(),
-                allocated: Some(self.bytes(&nodes, &state.table.other(counted))),
+                allocated: Some(self.bytes(&nodes, &state.table.other(&counted.other))),
                 resident: None,
                 pressure: None,
                 oom_kills: None,

@@ -1,13 +1,154 @@
-//! Reads where each workload's memory lies.
+//! Reads where each workload's memory lies, and what it lost for want of it.
+//!
+//! The kernel adds the figures up on each reading (some 50 µs a cgroup), so they are read in turns, apart
+//! from scrapes, and only while somebody asks: a daemon that nobody scrapes reads nothing.
+//!
+//! `memory.numa_stat` covers a cgroup and all below it. Where workloads are nested (`nginx.service` below
+//! `system.slice`), the outer one gets what is left when the inner ones are taken off. The other files do not
+//! add up so: for a workload with others below it they are not read.
 
-use std::thread;
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
+use numaward_cgroup::{
+    CgroupId, CgroupPath, ReadError,
+    read::{memory_events, memory_numa_stat, memory_pressure},
+};
+use numaward_topology::{Bytes, NodeId};
 use tokio_util::sync::CancellationToken;
 
-use super::Observer;
+use super::{Observer, Part, chain, table::Trouble};
+use crate::metrics::{Pressure, Resident};
 
-pub(super) fn keep_reading(_observer: &Observer, stop: &CancellationToken) {
+/// How late the thread notices that it is to stop, or that there is somebody who asks.
+const TURN: Duration = Duration::from_millis(250);
+
+/// Reads in turns until `stop` is cancelled.
+pub(super) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
+    let interval = observer.config.observe.residency_interval.0;
+    // Whoever asks less often than this gets figures that are one question old.
+    let interest = (3 * interval).max(Duration::from_secs(60));
+    let mut due = Instant::now();
     while !stop.is_cancelled() {
-        thread::sleep(std::time::Duration::from_millis(250));
+        thread::sleep(TURN);
+        let asked = observer.lock().asked.is_some_and(|asked| asked.elapsed() < interest);
+        if asked && Instant::now() >= due {
+            due = Instant::now() + interval;
+            observer.read_workloads(stop);
+        }
+    }
+}
+
+/// A workload to be read.
+struct Target {
+    id: CgroupId,
+    path: CgroupPath,
+    dir: PathBuf,
+    resident: Option<Vec<Resident>>,
+    trouble: Trouble,
+    /// Whether other workloads are below it.
+    is_outer: bool,
+}
+
+impl Observer {
+    /// Reads every workload once.
+    pub(super) fn read_workloads(&self, stop: &CancellationToken) {
+        let (mut targets, nodes) = {
+            let state = self.lock();
+            let Some(hierarchy) = &state.hierarchy else { return };
+            let targets = state.table.members().map(|(id, member)| Target {
+                id,
+                path: member.path.clone(),
+                dir: hierarchy.dir(&member.path),
+                resident: None,
+                trouble: Trouble::default(),
+                is_outer: false,
+            });
+            let nodes: Vec<NodeId> = state.machine.nodes.keys().copied().collect();
+            (targets.collect::<Vec<_>>(), nodes)
+        };
+        targets.sort_by(|a, b| a.path.cmp(&b.path));
+        let outer = nest(&targets);
+        for &index in outer.iter().flatten() {
+            targets[index].is_outer = true;
+        }
+        let mut failed = None;
+        for target in &mut targets {
+            if stop.is_cancelled() {
+                return;
+            }
+            if let Err(error) = target.read(&nodes)
+                && !error.is_gone()
+            {
+                failed.get_or_insert_with(|| chain(&error));
+            }
+        }
+        take_off(&mut targets, &outer);
+        let mut state = self.lock();
+        for target in targets {
+            state.table.set_read(target.id, target.resident.map(Arc::from), target.trouble);
+        }
+        state.note(Part::Residency, failed.map_or(Ok(()), Err));
+    }
+}
+
+impl Target {
+    /// Reads all files, also after one failed; returns the first failure.
+    fn read(&mut self, nodes: &[NodeId]) -> Result<(), ReadError> {
+        let resident = memory_numa_stat(&self.dir).map(|stat| {
+            let of = |node| stat.get(node).copied().unwrap_or_default();
+            let resident = |memory: numaward_cgroup::read::NodeMemory| Resident {
+                anon: memory.anon,
+                file: memory.file,
+                kernel: memory.kernel(),
+            };
+            self.resident = Some(nodes.iter().map(of).map(resident).collect());
+        });
+        if self.is_outer {
+            return resident;
+        }
+        let events = memory_events(&self.dir).map(|events| self.trouble.oom_kills = Some(events.oom_kill));
+        let pressure = memory_pressure(&self.dir).map(|pressure| {
+            let (waiting, stalled) = (pressure.some.total, pressure.full.total);
+            self.trouble.pressure = Some(Pressure { waiting, stalled });
+        });
+        resident.and(events).and(pressure)
+    }
+}
+
+/// For each target the nearest one that it is below. Targets are in the order of their paths, so that one
+/// is directly followed by those below it.
+fn nest(targets: &[Target]) -> Vec<Option<usize>> {
+    let mut open: Vec<usize> = Vec::new();
+    let mut outer = Vec::with_capacity(targets.len());
+    for (index, target) in targets.iter().enumerate() {
+        while open.last().is_some_and(|&last| !targets[last].path.contains(&target.path)) {
+            open.pop();
+        }
+        outer.push(open.last().copied());
+        open.push(index);
+    }
+    outer
+}
+
+/// Takes what nested workloads have off the ones they are nested in. What moved between two readings may make
+/// the outer one's rest too small; it is never below zero.
+fn take_off(targets: &mut [Target], outer: &[Option<usize>]) {
+    let whole: Vec<Option<Vec<Resident>>> = targets.iter().map(|target| target.resident.clone()).collect();
+    for (inner, outer) in whole.iter().zip(outer) {
+        let (Some(inner), Some(outer)) = (inner, outer) else { continue };
+        let Some(rest) = &mut targets[*outer].resident else { continue };
+        for (rest, inner) in rest.iter_mut().zip(inner) {
+            let minus = |a: Bytes, b: Bytes| Bytes(a.0.saturating_sub(b.0));
+            *rest = Resident {
+                anon: minus(rest.anon, inner.anon),
+                file: minus(rest.file, inner.file),
+                kernel: minus(rest.kernel, inner.kernel),
+            };
+        }
     }
 }

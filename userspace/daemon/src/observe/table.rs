@@ -1,20 +1,19 @@
 //! The workloads and their books.
 //!
 //! Problem: probes count per slot, slots are fewer than workloads and are reused, cgroups come and go;
-//! but a counter that is served must never go down, and the sum over all workloads must never lose a
-//! page.
+//! but a counter that is served must never go down, and the sum over all must never lose a page.
 //!
-//! Terms: a *workload* has a name and, while it lives, one or more cgroups (a name can be shared, as
-//! by two mounts of one template). A cgroup may hold a *slot* or *wait* for one. The *base* of a workload is what
-//! its slots had counted when they were given back.
+//! Terms: a *member* is one workload, known by its cgroup. It may hold a *slot* or wait for one. Members
+//! with the same *name* are served as one series (see [`super::naming`]): all containers of Docker, say. The
+//! *base* of a name is what its former members had counted when they gave back their slots.
 //!
-//! Algorithm: slots go to the cgroups in the order in which they were seen, parents before children;
-//! who finds none waits, and gets the next that is free, the longest waiting first. A workload's counter is its base
-//! plus its slots. When its last cgroup is gone it is kept for a while, so that its last values are
-//! scraped; then it goes, and its base is added to `other`. `other` also has what the probes
-//! count outside all slots.
+//! Algorithm: slots go to members in the order in which they were seen, parents before children; who finds
+//! none waits, and the one that waited longest gets the next that is free. A name's counter is its base plus
+//! the slots of its members. When the last member is gone the name is kept for a while, so that its
+//! last values are scraped; then it goes, and its base is added to `other`, which also has what the
+//! probes count outside all slots.
 //!
-//! Invariants: while a workload is listed, its counters do not go down; nor does their sum over all, `other` included, ever.
+//! Invariants: while a name is listed, its counters do not go down; the sum over all names and `other` never does.
 //!
 //! No I/O and no clock here: the caller passes counts and times.
 
@@ -24,42 +23,42 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_probes::{CgroupId, Counters, NodeCounters, Pages, SlotId, Snapshot};
+use numaward_cgroup::{CgroupId, CgroupPath, Container, WorkloadKind};
+use numaward_probes::{Counters, NodeCounters, Pages};
 
 use crate::metrics::{Pressure, Resident};
 
-/// The name under which everything without counters of its own is counted.
-pub(super) const OTHER: &str = "other";
-
-/// All workloads.
-#[derive(Debug, Default)]
-pub(super) struct Table {
-    workloads: BTreeMap<Arc<str>, Entry>,
-    /// Which workload a cgroup is of.
+/// All workloads, with slots of type `S`.
+#[derive(Debug)]
+pub(super) struct Table<S> {
+    series: BTreeMap<Arc<str>, Series<S>>,
+    /// Under which name a cgroup is served.
     names: BTreeMap<CgroupId, Arc<str>>,
     waiting: VecDeque<CgroupId>,
-    /// What workloads that are no longer listed had counted.
+    /// What names that are no longer listed had counted.
     gone: NodeCounters,
 }
 
-/// A workload.
-#[derive(Debug, Default)]
-pub(super) struct Entry {
-    pub(super) kind: &'static str,
-    pub(super) members: BTreeMap<CgroupId, Member>,
+/// What is served under one name.
+#[derive(Debug)]
+pub(super) struct Series<S> {
+    pub(super) members: BTreeMap<CgroupId, Member<S>>,
+    /// The kind of the member that came last.
+    pub(super) kind: WorkloadKind,
     base: NodeCounters,
     base_trouble: Trouble,
-    /// Whether it ever held a slot: if not, it has no counters of its own to serve.
+    /// Whether a member ever held a slot: if not, there are no counters to serve.
     counted: bool,
     removed: Option<Instant>,
 }
 
-/// A cgroup of a workload.
+/// A workload.
 #[derive(Debug)]
-pub(super) struct Member {
-    /// Below the cgroup mount, with a leading slash.
-    pub(super) path: String,
-    pub(super) slot: Option<SlotId>,
+pub(super) struct Member<S> {
+    pub(super) path: CgroupPath,
+    pub(super) kind: WorkloadKind,
+    pub(super) container: Option<Container>,
+    pub(super) slot: Option<S>,
     pub(super) resident: Option<Arc<[Resident]>>,
     pub(super) trouble: Trouble,
 }
@@ -71,22 +70,41 @@ pub(super) struct Trouble {
     pub(super) oom_kills: Option<u64>,
 }
 
-impl Table {
-    /// A cgroup of a workload appeared; it waits for a slot. `false` if it was known.
-    pub(super) fn add(&mut self, id: CgroupId, path: String, name: &str, kind: &'static str) -> bool {
+impl<S> Default for Table<S> {
+    fn default() -> Self {
+        let (series, names) = (BTreeMap::new(), BTreeMap::new());
+        Self { series, names, waiting: VecDeque::new(), gone: NodeCounters::new() }
+    }
+}
+
+impl<S> Member<S> {
+    /// A workload of which nothing is known yet.
+    pub(super) fn new(path: CgroupPath, kind: WorkloadKind, container: Option<Container>) -> Self {
+        Self { path, kind, container, slot: None, resident: None, trouble: Trouble::default() }
+    }
+}
+
+impl<S: Copy> Table<S> {
+    /// A workload appeared; it waits for a slot. One that is known already is left as it is.
+    pub(super) fn add(&mut self, id: CgroupId, name: &str, member: Member<S>) {
         if self.names.contains_key(&id) {
-            return false;
+            return;
         }
-        let name =
-            self.workloads.get_key_value(name).map_or_else(|| Arc::from(name), |(name, _)| name.clone());
-        let entry = self.workloads.entry(name.clone()).or_default();
-        entry.kind = kind;
-        entry.removed = None;
-        let member = Member { path, slot: None, resident: None, trouble: Trouble::default() };
-        entry.members.insert(id, member);
+        let known = self.series.get_key_value(name);
+        let name = known.map_or_else(|| Arc::from(name), |(name, _)| name.clone());
+        let series = self.series.entry(name.clone()).or_insert_with(|| Series {
+            members: BTreeMap::new(),
+            kind: member.kind,
+            base: NodeCounters::new(),
+            base_trouble: Trouble::default(),
+            counted: false,
+            removed: None,
+        });
+        series.kind = member.kind;
+        series.removed = None;
+        series.members.insert(id, member);
         self.names.insert(id, name);
         self.waiting.push_back(id);
-        true
     }
 
     /// The cgroup that is next to get a slot.
@@ -94,65 +112,63 @@ impl Table {
         self.waiting.front().copied()
     }
 
-    /// The cgroup that waited longest got a slot, or cannot have one (`None`).
-    pub(super) fn settle_waiting(&mut self, slot: Option<SlotId>) {
+    /// The cgroup that waited longest got a slot, or can never have one (`None`).
+    pub(super) fn settle_waiting(&mut self, slot: Option<S>) {
         let Some(id) = self.waiting.pop_front() else { return };
-        let Some(name) = self.names.get(&id) else { return };
-        let Some(entry) = self.workloads.get_mut(name) else { return };
-        if let (Some(member), Some(slot)) = (entry.members.get_mut(&id), slot) {
+        let series = self.names.get(&id).and_then(|name| self.series.get_mut(name));
+        if let (Some(series), Some(slot)) = (series, slot)
+            && let Some(member) = series.members.get_mut(&id)
+        {
             member.slot = Some(slot);
-            entry.counted = true;
+            series.counted = true;
         }
     }
 
     /// The slot of a cgroup.
-    pub(super) fn slot(&self, id: CgroupId) -> Option<SlotId> {
-        self.workloads.get(self.names.get(&id)?)?.members.get(&id)?.slot
+    pub(super) fn slot(&self, id: CgroupId) -> Option<S> {
+        self.series.get(self.names.get(&id)?)?.members.get(&id)?.slot
     }
 
     /// A cgroup is gone; `counted` is what its slot, now given back, had counted.
     pub(super) fn remove(&mut self, id: CgroupId, counted: &NodeCounters, now: Instant) {
         let Some(name) = self.names.remove(&id) else { return };
         self.waiting.retain(|&waiting| waiting != id);
-        let Some(entry) = self.workloads.get_mut(&name) else { return };
-        add(&mut entry.base, counted);
-        if let Some(member) = entry.members.remove(&id) {
-            entry.base_trouble = entry.base_trouble.plus(member.trouble);
+        let Some(series) = self.series.get_mut(&name) else { return };
+        add(&mut series.base, counted);
+        if let Some(member) = series.members.remove(&id) {
+            series.base_trouble = series.base_trouble.plus(member.trouble);
         }
-        if entry.members.is_empty() {
-            entry.removed = Some(now);
+        if series.members.is_empty() {
+            series.removed = Some(now);
         }
     }
 
-    /// Takes workloads from the list that have been gone for `keep`.
+    /// Takes names from the list whose members have all been gone for `keep`.
     pub(super) fn expire(&mut self, now: Instant, keep: Duration) {
         let gone = &mut self.gone;
-        self.workloads.retain(|_, entry| {
-            let expired = entry.removed.is_some_and(|removed| now.duration_since(removed) >= keep);
+        self.series.retain(|_, series| {
+            let expired = series.removed.is_some_and(|removed| now.duration_since(removed) >= keep);
             if expired {
-                add(gone, &entry.base);
+                add(gone, &series.base);
             }
             !expired
         });
     }
 
-    /// The workloads by name.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Entry)> {
-        self.workloads.iter()
+    /// What is served, by name.
+    pub(super) fn series(&self) -> impl Iterator<Item = (&Arc<str>, &Series<S>)> {
+        self.series.iter()
     }
 
-    /// The known cgroups.
-    pub(super) fn cgroups(&self) -> impl Iterator<Item = (CgroupId, &str)> {
-        self.workloads
-            .values()
-            .flat_map(|entry| &entry.members)
-            .map(|(&id, member)| (id, member.path.as_str()))
+    /// All workloads that live.
+    pub(super) fn members(&self) -> impl Iterator<Item = (CgroupId, &Member<S>)> {
+        self.series.values().flat_map(|series| &series.members).map(|(&id, member)| (id, member))
     }
 
-    /// What was read of a cgroup. One that is gone meanwhile is left alone.
+    /// Notes what was read of a cgroup. One that is gone meanwhile is left alone.
     pub(super) fn set_read(&mut self, id: CgroupId, resident: Option<Arc<[Resident]>>, trouble: Trouble) {
-        let entry = self.names.get(&id).and_then(|name| self.workloads.get_mut(name));
-        if let Some(member) = entry.and_then(|entry| entry.members.get_mut(&id)) {
+        let series = self.names.get(&id).and_then(|name| self.series.get_mut(name));
+        if let Some(member) = series.and_then(|series| series.members.get_mut(&id)) {
             member.resident = resident;
             // A file that cannot be read for once does not take back what it said before.
             member.trouble = Trouble {
@@ -162,48 +178,37 @@ impl Table {
         }
     }
 
-    /// What is counted as [`OTHER`].
-    pub(super) fn other(&self, counters: &Snapshot) -> NodeCounters {
-        let mut sum = counters.other.clone();
+    /// What is counted outside all names: by the probes outside all slots (`unslotted`), and by names
+    /// that are no longer listed.
+    pub(super) fn other(&self, unslotted: &NodeCounters) -> NodeCounters {
+        let mut sum = unslotted.clone();
         add(&mut sum, &self.gone);
         sum
     }
 
-    /// Cgroups with a slot, and without.
+    /// Workloads with a slot, and without.
     pub(super) fn slots(&self) -> (u64, u64) {
-        let members = self.workloads.values().flat_map(|entry| entry.members.values());
-        members.fold((0, 0), |(with, without), member| match member.slot {
+        self.members().fold((0, 0), |(with, without), (_, member)| match member.slot {
             Some(_) => (with + 1, without),
             None => (with, without + 1),
         })
     }
 }
 
-impl Entry {
-    /// What the workload has allocated since it was seen first; `None` if it never had a slot.
-    pub(super) fn counters(&self, counters: &Snapshot) -> Option<NodeCounters> {
+impl<S: Copy + Ord> Series<S> {
+    /// What was allocated under this name; `None` if no member ever had a slot.
+    pub(super) fn counters(&self, slots: &BTreeMap<S, NodeCounters>) -> Option<NodeCounters> {
         self.counted.then(|| {
             let mut sum = self.base.clone();
-            for slot in self.members.values().filter_map(|member| member.slot) {
-                if let Some(counted) = counters.slots.get(&slot) {
-                    add(&mut sum, counted);
-                }
+            let held = self.members.values().filter_map(|member| member.slot);
+            for counted in held.filter_map(|slot| slots.get(&slot)) {
+                add(&mut sum, counted);
             }
             sum
         })
     }
 
-    /// Whether any of its cgroups has a slot.
-    pub(super) fn has_slot(&self) -> bool {
-        self.members.values().any(|member| member.slot.is_some())
-    }
-
-    /// Whether its last cgroup is gone.
-    pub(super) fn is_removed(&self) -> bool {
-        self.removed.is_some()
-    }
-
-    /// Where its memory lies, by node; `None` if none of its cgroups could be read.
+    /// Where the memory lies, by node; `None` if no member could be read.
     pub(super) fn resident(&self) -> Option<Arc<[Resident]>> {
         let mut read = self.members.values().filter_map(|member| member.resident.as_ref());
         let first = read.next()?;
@@ -219,7 +224,7 @@ impl Entry {
         Some(sum.into())
     }
 
-    /// What went wrong for want of memory since the workload was seen first.
+    /// What went wrong for want of memory since the name was seen first.
     pub(super) fn trouble(&self) -> Trouble {
         self.members.values().fold(self.base_trouble, |sum, member| sum.plus(member.trouble))
     }
@@ -251,5 +256,210 @@ fn add(sum: &mut NodeCounters, counted: &NodeCounters) {
             user_outside: plus(sum.user_outside, more.user_outside),
             kernel: plus(sum.kernel, more.kernel),
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_topology::NodeId;
+
+    use super::*;
+
+    const KEEP: Duration = Duration::from_secs(60);
+
+    /// A table and the probes it is told of: slots are numbers, counters are pages on node 0.
+    struct Host {
+        table: Table<u32>,
+        slots: BTreeMap<u32, NodeCounters>,
+        unslotted: NodeCounters,
+        start: Instant,
+        /// The sum over everything that was served before.
+        served: u64,
+    }
+
+    fn pages(count: u64) -> NodeCounters {
+        NodeCounters::from([(NodeId(0), Counters { user_local: Pages(count), ..Counters::default() })])
+    }
+
+    fn count(counters: &NodeCounters) -> u64 {
+        counters.get(&NodeId(0)).map_or(0, |counters| counters.user_local.0)
+    }
+
+    impl Host {
+        fn new() -> Self {
+            let (slots, unslotted) = (BTreeMap::new(), pages(0));
+            Self { table: Table::default(), slots, unslotted, start: Instant::now(), served: 0 }
+        }
+
+        fn add(&mut self, id: u64, name: &str) {
+            let path = format!("/{name}-{id}").parse().unwrap();
+            self.table.add(CgroupId(id), name, Member::new(path, WorkloadKind::Unit, None));
+        }
+
+        /// Gives a slot to whom it is due, with a fresh counter.
+        fn give(&mut self, slot: u32) -> u64 {
+            let id = self.table.next_waiting().unwrap();
+            self.slots.insert(slot, pages(0));
+            self.table.settle_waiting(Some(slot));
+            id.0
+        }
+
+        fn allocate(&mut self, slot: u32, more: u64) {
+            add(self.slots.get_mut(&slot).unwrap(), &pages(more));
+        }
+
+        fn remove(&mut self, id: u64, after_seconds: u64) {
+            let counted = self.table.slot(CgroupId(id)).and_then(|slot| self.slots.remove(&slot));
+            let now = self.start + Duration::from_secs(after_seconds);
+            self.table.remove(CgroupId(id), &counted.unwrap_or_default(), now);
+        }
+
+        fn expire(&mut self, after_seconds: u64) {
+            self.table.expire(self.start + Duration::from_secs(after_seconds), KEEP);
+        }
+
+        /// All series and `other`; checks that the sum did not go down.
+        fn served(&mut self) -> Vec<(String, Option<u64>)> {
+            let mut served: Vec<_> = self
+                .table
+                .series()
+                .map(|(name, series)| (name.to_string(), series.counters(&self.slots).as_ref().map(count)))
+                .collect();
+            served.push(("other".to_owned(), Some(count(&self.table.other(&self.unslotted)))));
+            let sum = served.iter().filter_map(|(_, count)| *count).sum();
+            assert!(sum >= self.served, "{sum} < {}: {served:?}", self.served);
+            self.served = sum;
+            served
+        }
+
+        fn expect(&mut self, expected: &[(&str, Option<u64>)]) {
+            let expected: Vec<_> = expected.iter().map(|&(name, count)| (name.to_owned(), count)).collect();
+            assert_eq!(self.served(), expected);
+        }
+    }
+
+    #[test]
+    fn a_workload_that_comes_back_goes_on_counting() {
+        let mut host = Host::new();
+        host.add(1, "a");
+        host.expect(&[("a", None), ("other", Some(0))]);
+        host.give(7);
+        host.allocate(7, 10);
+        host.expect(&[("a", Some(10)), ("other", Some(0))]);
+        host.remove(1, 0);
+        host.expect(&[("a", Some(10)), ("other", Some(0))]);
+        // Another cgroup of the same name, with the same slot.
+        host.add(2, "a");
+        host.give(7);
+        host.allocate(7, 5);
+        host.expire(1000);
+        host.expect(&[("a", Some(15)), ("other", Some(0))]);
+    }
+
+    #[test]
+    fn a_workload_that_stays_away_is_added_to_other() {
+        let mut host = Host::new();
+        host.add(1, "a");
+        host.give(0);
+        host.allocate(0, 10);
+        host.remove(1, 100);
+        host.expire(159);
+        host.expect(&[("a", Some(10)), ("other", Some(0))]);
+        host.expire(160);
+        host.expect(&[("other", Some(10))]);
+        host.unslotted = pages(3);
+        host.expect(&[("other", Some(13))]);
+    }
+
+    #[test]
+    fn slots_go_to_whom_waited_longest() {
+        let mut host = Host::new();
+        for (id, name) in [(1, "a"), (2, "b"), (3, "c"), (4, "d")] {
+            host.add(id, name);
+        }
+        assert_eq!(host.give(0), 1);
+        assert_eq!(host.table.slots(), (1, 3));
+        host.remove(2, 0);
+        host.remove(1, 0);
+        assert_eq!(host.give(0), 3, "2 is gone");
+        host.table.settle_waiting(None);
+        assert_eq!(host.table.next_waiting(), None);
+        assert_eq!(host.table.slots(), (1, 1), "4 never gets one");
+        host.allocate(0, 1);
+        host.expect(&[("a", Some(0)), ("b", None), ("c", Some(1)), ("d", None), ("other", Some(0))]);
+    }
+
+    #[test]
+    fn members_of_one_name_are_served_together() {
+        let mut host = Host::new();
+        host.add(1, "docker");
+        host.add(2, "docker");
+        host.give(0);
+        host.give(1);
+        host.allocate(0, 10);
+        host.allocate(1, 20);
+        host.expect(&[("docker", Some(30)), ("other", Some(0))]);
+        host.remove(1, 0);
+        host.expire(1000);
+        host.expect(&[("docker", Some(30)), ("other", Some(0))]);
+        let lies =
+            |anon| Some([Resident { anon: numaward_topology::Bytes(anon), ..Resident::default() }].into());
+        host.add(3, "docker");
+        host.table.set_read(CgroupId(2), lies(1), Trouble { oom_kills: Some(1), pressure: None });
+        host.table.set_read(CgroupId(3), lies(2), Trouble { oom_kills: Some(2), pressure: None });
+        host.table.set_read(CgroupId(1), lies(4), Trouble { oom_kills: Some(4), pressure: None });
+        let (_, series) = host.table.series().next().unwrap();
+        assert_eq!(series.resident(), lies(3), "1 is gone");
+        assert_eq!(series.trouble().oom_kills, Some(3));
+        host.remove(3, 0);
+        let (_, series) = host.table.series().next().unwrap();
+        assert_eq!(series.resident(), lies(1));
+        assert_eq!(series.trouble().oom_kills, Some(3), "what was counted stays counted");
+    }
+
+    #[test]
+    fn what_is_known_is_not_added_twice_and_what_is_gone_not_removed_twice() {
+        let mut host = Host::new();
+        host.add(1, "a");
+        host.give(0);
+        host.add(1, "a");
+        assert_eq!(host.table.next_waiting(), None);
+        host.allocate(0, 10);
+        host.remove(1, 0);
+        host.remove(1, 0);
+        host.expect(&[("a", Some(10)), ("other", Some(0))]);
+    }
+
+    #[test]
+    fn the_sum_never_goes_down_whatever_happens() {
+        // A fixed sequence of pseudo-random steps over few workloads and fewer slots.
+        let mut host = Host::new();
+        let mut free: Vec<u32> = (0..3).collect();
+        let mut seed = 1_u64;
+        for step in 0..5000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (action, id) = (seed >> 60, seed >> 33 & 7);
+            match action {
+                0..4 => host.add(id, ["a", "b", "c"][(id % 3) as usize]),
+                4..7 => {
+                    free.extend(host.table.slot(CgroupId(id)));
+                    host.remove(id, step);
+                }
+                7..12 => {
+                    if let Some(&slot) = host.slots.keys().nth((id % 3) as usize) {
+                        host.allocate(slot, id);
+                    }
+                }
+                12 => host.unslotted = pages(count(&host.unslotted) + id),
+                _ => host.expire(step),
+            }
+            while host.table.next_waiting().is_some()
+                && let Some(slot) = free.pop()
+            {
+                host.give(slot);
+            }
+            host.served();
+        }
+        assert!(host.served > 0);
     }
 }

@@ -1,0 +1,339 @@
+//! Allocations over HTTP: read by everybody, changed on the control socket.
+//!
+//! The socket belongs to its owner alone (0600). Who it is on the other side is asked of the kernel all the
+//! same: the mode of a file is easily changed.
+
+use std::{
+    fs, io,
+    os::unix::{
+        fs::{FileTypeExt, PermissionsExt},
+        net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use axum::{
+    Json, Router,
+    body::Bytes,
+    extract::{OriginalUri, Path as UrlPath, RawQuery, State, rejection::BytesRejection},
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use utoipa::openapi::OpenApi;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::problem::CONTENT_TYPE;
+use crate::{
+    api,
+    guarantee::{
+        FieldError, Keeper, Refused, Request,
+        keeper::Answer,
+    },
+};
+
+/// The control socket cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Another daemon has it.
+    #[error(
+        "{}: another numaward answers on this control socket; stop that one, or choose another path with \
+         controlSocket in the configuration",
+        .0.display()
+    )]
+    InUse(PathBuf),
+    /// Something else is there.
+    #[error("{}: this is no socket, and it is left alone; choose another path with controlSocket", .0.display())]
+    NoSocket(PathBuf),
+    /// It cannot be made.
+    #[error("{path}: cannot {action}: {source}", path = .path.display())]
+    Io {
+        /// The socket, or its directory.
+        path: PathBuf,
+        /// What was to be done.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// Makes the control socket. That of a daemon that died is replaced.
+pub fn listen_control(path: &Path) -> Result<UnixListener, SocketError> {
+    let fail = |action| move |source| SocketError::Io { path: path.to_owned(), action, source };
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(|source| SocketError::Io {
+            path: parent.to_owned(),
+            action: "make this directory",
+            source,
+        })?;
+    }
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(fail("look at it")(error)),
+        Ok(found) if !found.file_type().is_socket() => return Err(SocketError::NoSocket(path.to_owned())),
+        Ok(_) => match UnixStream::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+            Err(error) => return Err(fail("tell whether somebody answers on it")(error)),
+            Ok(_) => return Err(SocketError::InUse(path.to_owned())),
+        },
+    }
+    // Made under another name, so that nobody finds it before it has its mode.
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let new = PathBuf::from(new);
+    if let Err(error) = fs::remove_file(&new)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        return Err(SocketError::Io { path: new, action: "remove the rest of an earlier start", source: error });
+    }
+    let listener = UnixListener::bind(&new).map_err(fail("listen on it"))?;
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).map_err(fail("set its mode"))?;
+    fs::rename(&new, path).map_err(fail("put it in place"))?;
+    listener.set_nonblocking(true).map_err(fail("listen on it"))?;
+    Ok(listener)
+}
+
+/// Accepts connections on the control socket from those who may change allocations.
+#[derive(Debug)]
+pub struct ControlListener(tokio::net::UnixListener);
+
+/// What everybody else is told.
+const FORBIDDEN: &[u8] = b"HTTP/1.1 403 Forbidden\r\n\
+    content-type: application/problem+json\r\n\
+    connection: close\r\n\
+    content-length: 124\r\n\
+    \r\n\
+    {\"title\":\"Forbidden\",\"status\":403,\"detail\":\"only root and the user of the daemon may use the control socket\",\"instance\":\"/\"}";
+
+impl ControlListener {
+    /// Takes a listener made by [`listen_control`]. Call it in the runtime that is to serve.
+    pub fn new(listener: UnixListener) -> io::Result<Self> {
+        tokio::net::UnixListener::from_std(listener).map(Self)
+    }
+}
+
+impl super::Accept for ControlListener {
+    type Stream = tokio::net::UnixStream;
+
+    async fn accept(&self) -> io::Result<Self::Stream> {
+        loop {
+            let (stream, _) = self.0.accept().await?;
+            match stream.peer_cred() {
+                Ok(peer) if may_control(peer.uid()) => return Ok(stream),
+                Ok(peer) => {
+                    tracing::warn!(uid = peer.uid(), "turned away from the control socket");
+                    // A new socket has room for this; whoever does not read it learns nothing.
+                    let _ = stream.try_write(FORBIDDEN);
+                }
+                Err(error) => tracing::warn!(%error, "it is not known who came to the control socket"),
+            }
+        }
+    }
+}
+
+/// Whether a process of this user may change allocations.
+fn may_control(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+/// What is served to everybody.
+pub(super) fn reading(keeper: Option<Keeper>) -> Router {
+    OpenApiRouter::new().routes(routes!(allocations)).with_state(keeper.map(Arc::new)).into()
+}
+
+/// What is served on the control socket in addition.
+pub(super) fn changing(keeper: Keeper) -> Router {
+    OpenApiRouter::new()
+        .routes(routes!(admit))
+        .routes(routes!(release))
+        .with_state(Arc::new(keeper))
+        .into()
+}
+
+/// The description of all of these.
+pub(super) fn open_api() -> OpenApi {
+    let mut document = OpenApiRouter::<Option<Arc<Keeper>>>::new().routes(routes!(allocations)).into_openapi();
+    let changes = OpenApiRouter::<Arc<Keeper>>::new().routes(routes!(admit)).routes(routes!(release));
+    document.merge(changes.into_openapi());
+    document
+}
+
+/// The allocations: what is promised to whom, and what can still be.
+#[utoipa::path(
+    get,
+    path = "/api/v1/allocations",
+    tag = "api",
+    responses(
+        (status = 200, description = "The allocations", body = api::Allocations),
+        (status = 503, description = "Nothing can be promised here", body = api::Refusal, content_type = CONTENT_TYPE),
+    )
+)]
+async fn allocations(
+    State(keeper): State<Option<Arc<Keeper>>>,
+    OriginalUri(uri): OriginalUri,
+) -> Result<Json<api::Allocations>, Response> {
+    match keeper {
+        Some(keeper) => Ok(Json((*keeper.allocations()).clone())),
+        None => Err(refusal(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "nothing can be promised on this host; the log of the daemon says why".to_owned(),
+            uri.path(),
+        )
+        .into_response()),
+    }
+}
+
+/// Asks for an allocation. Answers when the kernel holds it. Only on the control socket.
+#[utoipa::path(
+    post,
+    path = "/api/v1/allocations",
+    tag = "control",
+    params(("dryRun" = Option<bool>, Query, description = "Only tell what would happen")),
+    request_body = api::AllocationRequest,
+    responses(
+        (status = 200, description = "What would happen", body = api::DryRun),
+        (status = 201, description = "What is held now", body = api::Allocation),
+        (status = 400, description = "No JSON, or a field is missing or unknown", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "Refused by the engine, or it conflicts with what is held", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 422, description = "A field is wrong", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 500, description = "The kernel refused, or the ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
+    )
+)]
+async fn admit(
+    State(keeper): State<Arc<Keeper>>,
+    OriginalUri(uri): OriginalUri,
+    RawQuery(query): RawQuery,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, Response> {
+    let wrong = |error: FieldError| refused(&Refused::Field(error), uri.path());
+    let dry_run = match query.as_deref().unwrap_or_default() {
+        "" | "dryRun=false" => false,
+        "dryRun=true" => true,
+        other => {
+            let problem = format!("unknown parameters {other:?}");
+            return Err(wrong(FieldError::new("dryRun", problem, "dryRun=true or dryRun=false, once")));
+        }
+    };
+    let body = body.map_err(IntoResponse::into_response)?;
+    let mut json = serde_json::Deserializer::from_slice(&body);
+    let asked: Result<api::AllocationRequest, _> = serde_path_to_error::deserialize(&mut json);
+    let asked = asked.map_err(|error| {
+        let mut refusal = refusal(StatusCode::BAD_REQUEST, error.inner().to_string(), uri.path());
+        refusal.field = Some(error.path().to_string()).filter(|path| path != ".");
+        refusal.allowed = Some("a request as /openapi.json describes it (AllocationRequest)".to_owned());
+        refusal.into_response()
+    })?;
+    json.end().map_err(|error| {
+        refusal(StatusCode::BAD_REQUEST, format!("after the request: {error}"), uri.path()).into_response()
+    })?;
+    let request = Request::new(&asked).map_err(wrong)?;
+    match keeper.admit(request, dry_run).await {
+        Ok(Answer::Admitted(allocation)) => Ok((StatusCode::CREATED, Json(allocation)).into_response()),
+        Ok(Answer::Dry(dry)) => Ok(Json(dry).into_response()),
+        Err(error) => Err(refused(&error, uri.path())),
+    }
+}
+
+/// Ends an allocation. Its cgroup gets back what it held before. Only on the control socket.
+#[utoipa::path(
+    delete,
+    path = "/api/v1/allocations/{*name}",
+    tag = "control",
+    params(("name" = String, Path, description = "The name of the workload")),
+    responses(
+        (status = 204, description = "It is released"),
+        (status = 404, description = "There is no such allocation", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 500, description = "The ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
+    )
+)]
+async fn release(
+    State(keeper): State<Arc<Keeper>>,
+    OriginalUri(uri): OriginalUri,
+    UrlPath(name): UrlPath<String>,
+) -> Result<StatusCode, Response> {
+    match keeper.release(name).await {
+        Ok(()) => Ok(StatusCode::NO_CONTENT),
+        Err(error) => Err(refused(&error, uri.path())),
+    }
+}
+
+fn refusal(status: StatusCode, detail: String, path: &str) -> api::Refusal {
+    api::Refusal {
+        title: status.canonical_reason().unwrap_or("Error").to_owned(),
+        status: status.as_u16(),
+        detail,
+        instance: path.to_owned(),
+        field: None,
+        allowed: None,
+        rejection: None,
+        explanation: None,
+    }
+}
+
+fn refused(error: &Refused, path: &str) -> Response {
+    let status = match error {
+        Refused::Field(_) => StatusCode::UNPROCESSABLE_ENTITY,
+        Refused::Conflict(_) | Refused::Rejected(..) => StatusCode::CONFLICT,
+        Refused::Unknown(_) => StatusCode::NOT_FOUND,
+        Refused::Enforce(_) | Refused::Failed(_) | Refused::Make { .. } | Refused::Store(_) => {
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
+        Refused::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    let mut refusal = refusal(status, error.to_string(), path);
+    match error {
+        Refused::Field(wrong) | Refused::Conflict(wrong) => {
+            refusal.field = Some(wrong.field.clone());
+            refusal.allowed = Some(wrong.allowed.clone());
+        }
+        Refused::Rejected(rejection, explanation) => {
+            refusal.rejection = Some(rejection.clone());
+            refusal.explanation = Some(explanation.clone());
+        }
+        _ => {}
+    }
+    refusal.into_response()
+}
+
+impl IntoResponse for api::Refusal {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = (status, Json(self)).into_response();
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE));
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_is_made_for_its_owner_and_that_of_the_dead_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run/control.sock");
+        let listener = listen_control(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let error = listen_control(&path).unwrap_err();
+        assert!(matches!(error, SocketError::InUse(_)), "{error}");
+        drop(listener);
+        listen_control(&path).unwrap();
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_is_no_socket_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("control.sock");
+        fs::write(&path, "precious").unwrap();
+        assert!(matches!(listen_control(&path), Err(SocketError::NoSocket(_))));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn root_and_the_daemons_own_user_may_control() {
+        assert!(may_control(0) && may_control(rustix::process::geteuid().as_raw()));
+        assert!(!may_control(rustix::process::geteuid().as_raw().wrapping_add(4711)));
+    }
+}

@@ -1,0 +1,82 @@
+//! Under which name a workload is served: the label `workload`.
+//!
+//! A name must be readable, and there must be few of them over the life of a host: each is a time series in
+//! whatever scrapes it. So ids and running numbers do not count as names:
+//!
+//! - a systemd unit has its own name; of those that systemd numbers, the number is left out
+//!   (`session-12.scope`: `session-*.scope`, `run-u34.service`: `run-*.service`);
+//! - a container has no name that its cgroup tells: those of Kubernetes are `pods`, others are named after
+//!   their runtime (`docker`, `libpod`), else `containers`;
+//! - a command of `numaward exec` is `numaward/NAME`;
+//! - anything else has the name of its cgroup.
+//!
+//! `other` means what is counted outside all of these; a cgroup of that name is `/other`.
+
+use numaward_cgroup::{Workload, WorkloadKind};
+
+/// The name under which everything is counted that has no counters of its own.
+pub(super) const OTHER: &str = "other";
+
+/// The name of a workload.
+pub(super) fn name(workload: &Workload) -> String {
+    let name = match workload.kind {
+        WorkloadKind::Unit => unit(&workload.name),
+        WorkloadKind::Exec => format!("numaward/{}", workload.name),
+        WorkloadKind::Container => match &workload.container {
+            Some(container) if container.pod_uid.is_some() => "pods".to_owned(),
+            Some(container) => container.runtime.clone().unwrap_or_else(|| "containers".to_owned()),
+            None => "containers".to_owned(),
+        },
+        WorkloadKind::Root | WorkloadKind::Allocation | WorkloadKind::TopLevel => workload.name.clone(),
+    };
+    if name == OTHER { format!("/{OTHER}") } else { name }
+}
+
+/// Transient units are numbered: by logind (`session-12.scope`, `session-c1.scope`), by `systemd-run`
+/// (`run-u34.service`, `run-p7-i9.scope`, `run-r` and 32 hexadecimal digits).
+fn unit(name: &str) -> String {
+    for prefix in ["session-", "run-"] {
+        let number = name.strip_prefix(prefix).and_then(|rest| rest.rsplit_once('.'));
+        if let Some((number, kind)) = number
+            && number.contains(|c: char| c.is_ascii_digit())
+            && number.chars().all(|c| c.is_ascii_hexdigit() || "uipr-".contains(c))
+        {
+            return format!("{prefix}*.{kind}");
+        }
+    }
+    name.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_cgroup::classify;
+
+    use super::*;
+
+    #[test]
+    fn names_are_readable_and_few() {
+        const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+        for (path, expected) in [
+            ("/system.slice/nginx.service", "nginx.service"),
+            ("/system.slice", "system.slice"),
+            ("/user.slice/user-1000.slice/user@1000.service/app.slice/a.service", "user@1000.service"),
+            ("/user.slice/user-1000.slice/session-12.scope", "session-*.scope"),
+            ("/user.slice/user-1000.slice/session-c3.scope", "session-*.scope"),
+            ("/system.slice/run-u34.service", "run-*.service"),
+            ("/system.slice/run-p71-i72.scope", "run-*.scope"),
+            ("/system.slice/run-r0123456789abcdef0123456789abcdef.scope", "run-*.scope"),
+            ("/system.slice/run-backup.service", "run-backup.service"),
+            ("/system.slice/session-store.service", "session-store.service"),
+            ("/system.slice/docker-{ID}.scope", "docker"),
+            ("/docker/{ID}", "containers"),
+            ("/kubepods/burstable/pod1-2-3/{ID}", "pods"),
+            ("/kubepods/burstable", "kubepods"),
+            ("/numaward/bench", "numaward/bench"),
+            ("/batch/job/step", "batch"),
+            ("/other/x", "/other"),
+        ] {
+            let workload = classify(&path.replace("{ID}", ID).parse().unwrap(), |_| false);
+            assert_eq!(name(&workload), expected, "{path}");
+        }
+    }
+}
