@@ -40,6 +40,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 const PLUGIN: &str = "90-numaward";
+const SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 
 /// What the handler does with creations.
 #[derive(Clone, Debug, Default)]
@@ -114,6 +115,10 @@ impl Handler for Allocator {
     }
 
     async fn synchronize(&self, snapshot: Snapshot) -> Vec<Update> {
+        let mood = self.book().mood.clone();
+        if let Mood::Slow(time) = mood {
+            sleep(time).await;
+        }
         let ids: Vec<String> = snapshot.containers.iter().map(|container| container.id.clone()).collect();
         self.book().snapshots.push(snapshot);
         ids.iter().map(|id| update(id, self.pin(id))).collect()
@@ -452,7 +457,7 @@ impl Handler for Blocking {
         Ok(())
     }
     async fn create_container(&self, _: Pod, _: Container) -> Result<Creation, Refusal> {
-        self.until.lock().unwrap().recv().unwrap();
+        self.until.lock().unwrap().recv_timeout(Duration::from_mins(1)).unwrap();
         Ok(Creation { settings: settings(CpuId(0)), updates: Vec::new() })
     }
     async fn update_container(&self, _: Pod, _: Container, _: Resources) -> Result<Vec<Update>, Refusal> {
@@ -487,10 +492,11 @@ async fn a_handler_that_blocks_does_not_hold_the_answer_up() {
     let_go.send(()).unwrap();
 }
 
-/// Connects by way of a stream that holds back what the plugin says while `slow` is true.
-fn slow_stream(runtime: &FakeRuntime, slow: &Arc<AtomicBool>) -> io::Result<DuplexStream> {
+/// Connects by way of a stream that holds back what the plugin says while `slow` is true; it takes `buffer`
+/// bytes at once.
+fn slow_stream(runtime: &FakeRuntime, slow: &Arc<AtomicBool>, buffer: usize) -> io::Result<DuplexStream> {
     let (mut from_runtime, mut to_runtime) = tokio::io::split(runtime.connect()?);
-    let (plugin, between) = tokio::io::duplex(1 << 16);
+    let (plugin, between) = tokio::io::duplex(buffer);
     let (mut from_plugin, mut to_plugin) = tokio::io::split(between);
     let slow = Arc::clone(slow);
     let up = async move {
@@ -519,7 +525,7 @@ async fn an_answer_that_arrives_late_costs_the_connection_and_is_repaired_by_the
     let slow = Arc::new(AtomicBool::new(false));
     let connect = {
         let (runtime, slow) = (runtime.clone(), Arc::clone(&slow));
-        move || ready(slow_stream(&runtime, &slow))
+        move || ready(slow_stream(&runtime, &slow, 1 << 16))
     };
     let rig = Rig::through(&runtime, Options::default(), connect);
     rig.connected().await;
@@ -528,6 +534,7 @@ async fn an_answer_that_arrives_late_costs_the_connection_and_is_repaired_by_the
     rig.mood(Mood::Slow(Duration::from_millis(1400)));
     runtime.create_container(&container("c1")).await.unwrap();
     slow.store(false, Ordering::Relaxed);
+    rig.mood(Mood::Place);
     assert_eq!(rig.pins("c1"), pinned("", ""));
     let log = runtime.log();
     assert_eq!(
@@ -545,21 +552,36 @@ async fn an_answer_that_arrives_late_costs_the_connection_and_is_repaired_by_the
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_cannot_be_sent_is_told() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
-    rig.runtime.run_pod(&pod("p1")).await.unwrap();
-    rig.mood(Mood::Slow(Duration::from_secs(1)));
-    let create = tokio::spawn({
-        let runtime = rig.runtime.clone();
-        async move { runtime.create_container(&container("c1")).await }
-    });
-    sleep(Duration::from_millis(500)).await;
-    rig.runtime.stop();
-    create.await.unwrap().unwrap();
-    rig.is(Phase::Disconnected).await;
-    assert_eq!(
-        rig.allocator.no_answers(),
-        [(Call::CreateContainer, Some("c1".to_owned()), NoAnswerReason::ConnectionLost)]
-    );
+    for thinks in [true, false] {
+        let runtime = FakeRuntime::new(Config::containerd_2_1(online()));
+        let slow = Arc::new(AtomicBool::new(false));
+        let connect = {
+            let (runtime, slow) = (runtime.clone(), Arc::clone(&slow));
+            move || ready(slow_stream(&runtime, &slow, 16))
+        };
+        let rig = Rig::through(&runtime, Options::default(), connect);
+        rig.connected().await;
+        runtime.run_pod(&pod("p1")).await.unwrap();
+        if thinks {
+            rig.mood(Mood::Slow(Duration::from_secs(1)));
+        } else {
+            slow.store(true, Ordering::Relaxed);
+        }
+        let create = tokio::spawn({
+            let runtime = runtime.clone();
+            async move { runtime.create_container(&container("c1")).await }
+        });
+        sleep(Duration::from_millis(500)).await;
+        assert_eq!(rig.allocator.book().pins.is_empty(), thinks, "the handler has answered, or not yet");
+        runtime.stop();
+        create.await.unwrap().unwrap();
+        rig.is(Phase::Disconnected).await;
+        assert_eq!(
+            rig.allocator.no_answers(),
+            [(Call::CreateContainer, Some("c1".to_owned()), NoAnswerReason::ConnectionLost)]
+        );
+        assert_eq!(rig.pins("c1"), pinned("", ""));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -640,6 +662,33 @@ async fn what_runs_may_be_told_in_many_parts() {
     assert_eq!(all.len(), 61);
     assert!(runtime.has_plugins(&[PLUGIN]).await);
     assert_eq!(rig.pins("last"), pinned("60", "1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_pod_that_cannot_be_read_does_not_spoil_the_rest() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    // Field 1: a pod of one byte that is no message. Field 2: such a container, and one with the id "x".
+    let payload = b"\x0a\x01\xff\x12\x01\xff\x12\x03\x0a\x01x";
+    rig.runtime.call_raw(PLUGIN, SERVICE, "Synchronize", payload).await.unwrap();
+    let snapshot = rig.allocator.book().snapshots.pop().unwrap();
+    assert_eq!((snapshot.pods.len(), snapshot.unreadable), (0, 2));
+    assert_eq!(snapshot.containers[0].id, "x");
+
+    let many = [0x12, 0].repeat(70_000);
+    let error = rig.runtime.call_raw(PLUGIN, SERVICE, "Synchronize", &many).await.unwrap_err();
+    assert!(error.starts_with("8 more than 65536 pods and containers"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_parts_together_have_the_time_of_one_call() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    // Field 3: there is more.
+    rig.runtime.call_raw(PLUGIN, SERVICE, "Synchronize", &[0x18, 0x01]).await.unwrap();
+    sleep(Duration::from_millis(1200)).await;
+    rig.mood(Mood::Slow(Duration::from_secs(1)));
+    rig.runtime.call_raw(PLUGIN, SERVICE, "Synchronize", &[]).await.unwrap();
+    let late = NoAnswerReason::Late(Duration::from_millis(300));
+    assert_eq!(rig.allocator.no_answers(), [(Call::Synchronize, None, late)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -890,27 +939,26 @@ async fn garbage_ends_the_connection_and_nothing_else() {
 #[tokio::test(start_paused = true)]
 async fn calls_that_make_no_sense_are_answered_in_time() {
     let rig = Rig::new(Config::containerd_2_1(online())).await;
-    let service = "nri.pkg.api.v1alpha1.Plugin";
     let garbage = [0xff; 20];
     // A pod without an id, and no container.
     let incomplete = [0x0a, 0x00];
     for (service, method, payload, answer) in [
-        (service, "FlyToTheMoon", &[][..], Err(r#"12 no method "FlyToTheMoon""#)),
+        (SERVICE, "FlyToTheMoon", &[][..], Err(r#"12 no method "FlyToTheMoon""#)),
         ("other.Service", "CreateContainer", &[], Err(r#"12 no service "other.Service""#)),
-        (service, "Configure", &garbage, Err("3 the request could not be read")),
-        (service, "Synchronize", &garbage, Err("3 the request could not be read")),
-        (service, "ValidateContainerAdjustment", &garbage, Ok(())),
-        (service, "Shutdown", &[], Ok(())),
+        (SERVICE, "Configure", &garbage, Err("3 the request could not be read")),
+        (SERVICE, "Synchronize", &garbage, Err("3 the request could not be read")),
+        (SERVICE, "ValidateContainerAdjustment", &garbage, Ok(())),
+        (SERVICE, "Shutdown", &[], Ok(())),
         // An event that is not known.
-        (service, "StateChange", &[0x08, 0x63], Ok(())),
-        (service, "CreateContainer", &garbage, Ok(())),
-        (service, "CreateContainer", &incomplete, Ok(())),
-        (service, "UpdateContainer", &incomplete, Ok(())),
-        (service, "StopContainer", &incomplete, Ok(())),
-        (service, "RunPodSandbox", &incomplete, Ok(())),
-        (service, "UpdatePodSandbox", &garbage, Ok(())),
-        (service, "RemoveContainer", &garbage, Ok(())),
-        (service, "StateChange", &garbage, Ok(())),
+        (SERVICE, "StateChange", &[0x08, 0x63], Ok(())),
+        (SERVICE, "CreateContainer", &garbage, Ok(())),
+        (SERVICE, "CreateContainer", &incomplete, Ok(())),
+        (SERVICE, "UpdateContainer", &incomplete, Ok(())),
+        (SERVICE, "StopContainer", &incomplete, Ok(())),
+        (SERVICE, "RunPodSandbox", &incomplete, Ok(())),
+        (SERVICE, "UpdatePodSandbox", &garbage, Ok(())),
+        (SERVICE, "RemoveContainer", &garbage, Ok(())),
+        (SERVICE, "StateChange", &garbage, Ok(())),
     ] {
         let got = rig.runtime.call_raw(PLUGIN, service, method, payload).await;
         match (&got, answer) {

@@ -97,7 +97,7 @@ where
     }
     session.link.close();
     tasks.wait().await;
-    if matches!(end, Disconnect::Closed(_)) {
+    if matches!(end, Disconnect::Closed(_) | Disconnect::Io(_)) {
         session.note_refused_events();
     }
     end
