@@ -35,6 +35,9 @@ pub struct CgroupPathError {
 }
 
 /// The cgroup of a container, from `linux.cgroupsPath` of its OCI specification.
+///
+/// A runtime that is given systemd's notation while it uses cgroupfs itself makes something else of it: where
+/// the kubelet's driver and the runtime's differ, the cgroup is not there.
 pub fn of_container(cgroups_path: &str) -> Result<String, CgroupPathError> {
     let fail = |problem| CgroupPathError { text: cgroups_path.to_owned(), problem };
     let parts: Vec<&str> = cgroups_path.split(':').collect();
@@ -97,47 +100,39 @@ fn expand_slice(slice: &str) -> Result<String, &'static str> {
     Ok(path)
 }
 
-/// A pod's or container's cgroup, recognised by its path.
+/// Where a pod stands among the kubelet's cgroups.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodCgroup {
+pub struct PodLevels {
     /// The pod's class, which decides where its cgroup is.
     pub qos: QosClass,
-    /// The pod's UID. For a static pod the hash of its manifest.
-    pub pod_uid: String,
-    /// The container's id, if the path is a container's or lies within one.
-    pub container_id: Option<String>,
     /// The cgroups from the kubelet's own (`/kubepods`) down to the pod's, outermost first. A protection of
     /// memory is only worth what all of them have.
-    pub ancestors: Vec<String>,
+    pub cgroups: Vec<String>,
 }
 
-/// Recognises the cgroup of a pod, or of something within a pod. None for all others.
+/// The levels above and at a pod, from its cgroup's path or one below it. None for what is no pod's.
 ///
-/// The kubelet's own cgroup may lie deeper than the root (`--cgroup-root`, nodes in containers).
-pub fn parse(path: &str) -> Option<PodCgroup> {
+/// The kubelet's own cgroup may lie deeper than the root (`--cgroup-root`, Kubernetes nodes in containers).
+pub fn pod_levels(path: &str) -> Option<PodLevels> {
     let names: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
-    let (pod, qos, pod_uid) = names.iter().enumerate().find_map(|(at, name)| {
-        let (qos, uid) = match name.strip_suffix(SLICE) {
-            Some(slice) => systemd_pod(slice)?,
-            None => (cgroupfs_class(&names[..at])?, name.strip_prefix("pod")?.to_owned()),
+    let (pod, qos) = names.iter().enumerate().find_map(|(at, name)| {
+        let qos = match name.strip_suffix(SLICE) {
+            Some(slice) => systemd_class(slice)?,
+            None => cgroupfs_class(&names[..at], name)?,
         };
-        (!uid.is_empty()).then_some((at, qos, uid))
+        Some((at, qos))
     })?;
     let kubepods = names[..pod].iter().rposition(|name| {
         let name = name.strip_suffix(SLICE).unwrap_or(name);
         name == "kubepods" || name.ends_with("-kubepods")
     })?;
-    let ancestors = (kubepods..=pod).map(|end| format!("/{}", names[..=end].join("/"))).collect();
-    let container_id = names.get(pod + 1).map(|name| {
-        // `cri-containerd-ID.scope`, `crio-ID.scope`, `crio-ID` or `ID`: ids have no dash.
-        let name = name.strip_suffix(".scope").unwrap_or(name);
-        name.rsplit('-').next().unwrap_or(name).to_owned()
-    });
-    Some(PodCgroup { qos, pod_uid, container_id, ancestors })
+    let cgroups = (kubepods..=pod).map(|end| format!("/{}", names[..=end].join("/"))).collect();
+    Some(PodLevels { qos, cgroups })
 }
 
-/// The class that the names before `podUID` tell.
-fn cgroupfs_class(parents: &[&str]) -> Option<QosClass> {
+/// The class that the names before `podUID` tell, if it is one.
+fn cgroupfs_class(parents: &[&str], name: &str) -> Option<QosClass> {
+    name.strip_prefix("pod").filter(|uid| !uid.is_empty())?;
     match parents {
         [.., "kubepods"] => Some(QosClass::Guaranteed),
         [.., "kubepods", "burstable"] => Some(QosClass::Burstable),
@@ -146,22 +141,18 @@ fn cgroupfs_class(parents: &[&str]) -> Option<QosClass> {
     }
 }
 
-/// Class and UID of a pod's slice, given without `.slice`.
-fn systemd_pod(slice: &str) -> Option<(QosClass, String)> {
-    let at = slice
-        .match_indices("kubepods-")
-        .map(|(at, _)| at)
-        .find(|&at| at == 0 || slice.as_bytes()[at - 1] == b'-')?;
-    let rest = &slice[at + "kubepods-".len()..];
-    let (qos, rest) = if let Some(rest) = rest.strip_prefix("burstable-") {
-        (QosClass::Burstable, rest)
-    } else if let Some(rest) = rest.strip_prefix("besteffort-") {
-        (QosClass::BestEffort, rest)
-    } else {
-        (QosClass::Guaranteed, rest)
-    };
-    let uid = rest.strip_prefix("pod").filter(|uid| !uid.contains('-'))?;
-    Some((qos, uid.replace('_', "-")))
+/// The class that a slice's name tells, given without `.slice`, if it is a pod's.
+fn systemd_class(slice: &str) -> Option<QosClass> {
+    let (parents, uid) = slice.rsplit_once("-pod")?;
+    if uid.is_empty() || uid.contains('-') {
+        return None;
+    }
+    match parents.split('-').collect::<Vec<_>>()[..] {
+        [.., "kubepods"] => Some(QosClass::Guaranteed),
+        [.., "kubepods", "burstable"] => Some(QosClass::Burstable),
+        [.., "kubepods", "besteffort"] => Some(QosClass::BestEffort),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -228,45 +219,56 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_recognised() {
+    fn a_pods_levels_are_found() {
         use QosClass::{BestEffort, Burstable, Guaranteed};
         let uid = UID;
         let unit = UID_UNIT;
-        for (path, qos, container, ancestors) in [
-            (format!("/kubepods/pod{uid}"), Guaranteed, None, 2),
-            (format!("/kubepods/burstable/pod{uid}/abc"), Burstable, Some("abc"), 3),
-            (format!("/kubepods/besteffort/pod{uid}/crio-abc/inner"), BestEffort, Some("abc"), 3),
+        for (path, qos, levels) in [
+            (
+                format!("/kubepods/pod{uid}"),
+                Guaranteed,
+                vec!["/kubepods".into(), format!("/kubepods/pod{uid}")],
+            ),
+            (
+                format!("/kubepods/burstable/pod{uid}/abc"),
+                Burstable,
+                vec![
+                    "/kubepods".into(),
+                    "/kubepods/burstable".into(),
+                    format!("/kubepods/burstable/pod{uid}"),
+                ],
+            ),
+            (
+                format!("/kubelet/kubepods/besteffort/pod{uid}/crio-abc/inner"),
+                BestEffort,
+                vec![
+                    "/kubelet/kubepods".into(),
+                    "/kubelet/kubepods/besteffort".into(),
+                    format!("/kubelet/kubepods/besteffort/pod{uid}"),
+                ],
+            ),
             (
                 format!("/kubepods.slice/kubepods-pod{unit}.slice/cri-containerd-abc.scope"),
                 Guaranteed,
-                Some("abc"),
-                2,
+                vec!["/kubepods.slice".into(), format!("/kubepods.slice/kubepods-pod{unit}.slice")],
             ),
             (
                 format!(
-                    "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{unit}.slice/crio-abc.scope"
+                    "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/\
+                     kubelet-kubepods-burstable-pod{unit}.slice"
                 ),
                 Burstable,
-                Some("abc"),
-                3,
+                vec![
+                    "/kubelet.slice/kubelet-kubepods.slice".into(),
+                    "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice".into(),
+                    format!(
+                        "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/\
+                         kubelet-kubepods-burstable-pod{unit}.slice"
+                    ),
+                ],
             ),
-            (
-                format!(
-                    "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/\
-                     kubelet-kubepods-besteffort-pod{unit}.slice"
-                ),
-                BestEffort,
-                None,
-                3,
-            ),
-            (format!("/kubelet/kubepods/pod{uid}/abc"), Guaranteed, Some("abc"), 2),
         ] {
-            let got = parse(&path).unwrap_or_else(|| panic!("{path} is not recognised"));
-            assert_eq!((got.qos, got.pod_uid.as_str()), (qos, uid), "{path}");
-            assert_eq!(got.container_id.as_deref(), container, "{path}");
-            assert_eq!(got.ancestors.len(), ancestors, "{path}: {:?}", got.ancestors);
-            assert!(got.ancestors.iter().all(|ancestor| path.starts_with(ancestor.as_str())));
-            assert!(got.ancestors[0].contains("kubepods"), "{path}: {:?}", got.ancestors);
+            assert_eq!(pod_levels(&path), Some(PodLevels { qos, cgroups: levels }), "{path}");
         }
         for path in [
             "",
@@ -275,12 +277,13 @@ mod tests {
             "/kubepods/burstable",
             "/kubepods.slice/kubepods-burstable.slice",
             "/kubepods/pod",
+            "/kubepods.slice/kubepods-pod.slice",
             "/system.slice/podman.service",
             "/machine.slice/libpod-abc.scope",
             "/home/podcasts",
-            "/mykubepods-podx.slice",
+            "/mykubepods.slice/mykubepods-podx.slice",
         ] {
-            assert_eq!(parse(path), None, "{path}");
+            assert_eq!(pod_levels(path), None, "{path}");
         }
     }
 }

@@ -581,6 +581,7 @@ async fn an_answer_that_cannot_be_sent_is_told() {
             [(Call::CreateContainer, Some("c1".to_owned()), NoAnswerReason::ConnectionLost)]
         );
         assert_eq!(rig.pins("c1"), pinned("", ""));
+        assert_eq!(rig.allocator.book().pins.is_empty(), thinks, "nobody waited for the handler");
     }
 }
 

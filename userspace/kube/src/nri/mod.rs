@@ -76,7 +76,8 @@ fn status(code: i32, message: &str) -> Response {
 ///
 /// All answers must come from memory: the runtime serialises its calls, so what is spent here is added to the
 /// start of every pod. A future that is not done in time is dropped, and [`no_answer`](Self::no_answer) tells
-/// so; it must leave nothing half done wherever it awaits.
+/// so; it must leave nothing half done wherever it awaits. One that is just running on another thread runs on
+/// to its next await, maybe beyond that notice: what it did is settled by comparing with what the runtime has.
 ///
 /// Nothing in here may wait for [`Handle::update_containers`]: the runtime does not take it before it has the
 /// answer. Changes to other containers go into the answer, or are made later from another task.

@@ -381,8 +381,9 @@ impl<H: Handler> Session<H> {
         self.shared.knows_only_basic_events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A runtime that hangs up on the answer to `Configure` may know fewer events than its version tells: the
-    /// next time it is asked for the basic ones only.
+    /// A runtime that hangs up on the answer to `Configure` may know fewer events than its version tells: from
+    /// then on that runtime and version is asked for the basic ones only. Where it had just been stopped, no
+    /// more is lost than what it would tell about changes of pods.
     fn note_refused_events(&self) {
         let status = self.shared.status.borrow();
         let Some(runtime) = &status.runtime else { return };
