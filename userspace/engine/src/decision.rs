@@ -14,8 +14,9 @@ use crate::{
 
 /// What became of a request, and the ledger afterwards.
 ///
-/// The ledger is the successor in either case: a rejection can change it too (see
-/// [`crate::kubelet::defects`]). Who only wants to know what would happen drops it.
+/// The ledger is the successor in either case: with the strategy `kubelet` a rejection can change it too (what
+/// was given to the first containers stays until the next admission). Who only wants to know what would happen
+/// drops it.
 #[derive(Clone, Debug)]
 pub struct Decision {
     /// What is given, or why nothing is.

@@ -163,8 +163,7 @@ impl HintList {
 pub enum ProviderHints {
     /// It has nothing to give to this request, so it does not mind.
     NoPreference,
-    /// It finds no set of nodes at all. The kubelet takes this for "does not mind", see
-    /// [`crate::kubelet::defects`].
+    /// It finds no set of nodes at all. The kubelet takes this for "does not mind".
     NothingFeasible,
     /// Hints by resource; an empty list says that the resource cannot be given.
     ByResource(Vec<(Resource, HintList)>),

@@ -107,7 +107,7 @@ impl KindAccount {
     pub(crate) fn charge(&mut self, bytes: u64) -> u64 {
         let share = self.free.0.min(bytes);
         self.free.0 -= share;
-        self.promised.0 += share;
+        self.promised.0 = self.promised.0.saturating_add(share);
         share
     }
 
@@ -115,7 +115,7 @@ impl KindAccount {
     pub(crate) fn refund(&mut self, bytes: u64) -> u64 {
         let share = self.promised.0.min(bytes);
         self.promised.0 -= share;
-        self.free.0 += share;
+        self.free.0 = self.free.0.saturating_add(share);
         share
     }
 }
@@ -146,10 +146,8 @@ pub struct OwnerAccount {
 /// (which are lost in a restart) do not count.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ledger {
-    /// Memory by node. Empty where memory is not managed.
-    pub nodes: BTreeMap<NodeId, NodeAccount>,
-    /// CPUs that are exclusive to nobody. Empty where CPUs are not managed.
-    pub shared_pool: CpuSet,
+    pub(crate) nodes: BTreeMap<NodeId, NodeAccount>,
+    pub(crate) shared_pool: CpuSet,
     owners: BTreeMap<OwnerId, Arc<OwnerAccount>>,
     #[serde(skip)]
     pub(crate) notes: Notes,
@@ -173,6 +171,16 @@ impl PartialEq for Ledger {
 impl Eq for Ledger {}
 
 impl Ledger {
+    /// Memory by node. Empty where memory is not managed.
+    pub fn nodes(&self) -> &BTreeMap<NodeId, NodeAccount> {
+        &self.nodes
+    }
+
+    /// CPUs that are exclusive to nobody. Empty where CPUs are not managed.
+    pub fn shared_pool(&self) -> &CpuSet {
+        &self.shared_pool
+    }
+
     /// The accounts of all owners.
     pub fn owners(&self) -> impl Iterator<Item = (&OwnerId, &OwnerAccount)> {
         self.owners.iter().map(|(owner, account)| (owner, account.as_ref()))

@@ -27,6 +27,7 @@ pub mod memory_qos;
 pub mod policy;
 pub mod qos;
 pub mod quantity;
+mod rebase;
 pub mod request;
 pub mod strategy;
 

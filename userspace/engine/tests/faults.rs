@@ -1,5 +1,7 @@
 //! Faulty configurations, odd machines and requests that cannot be served: each has a clear answer.
 
+#![expect(clippy::unwrap_used, reason = "what prepares a case fails the test if it fails")]
+
 use std::collections::BTreeMap;
 
 use numaward_engine::{
@@ -62,49 +64,61 @@ fn full(cpus: u64, memory: Bytes) -> Resources {
     Resources::none().with_cpu(Quantity::whole(cpus)).with_memory(Quantity::whole(memory.0))
 }
 
+/// A change that makes the configuration faulty, and what the error must say.
+type Fault = (fn(&mut PolicyConfig), &'static [&'static str]);
+
+/// Every fault is refused by the given component, or by the check before all components.
+fn refused(component: Component, faults: &[Fault]) {
+    for (change, texts) in faults {
+        let mut config = config();
+        change(&mut config);
+        let error = Kubelet::new(&machine(), &config).unwrap_err();
+        assert_eq!((error.component, error.phase), (component, Phase::New), "{error}");
+        for text in *texts {
+            assert!(error.to_string().contains(text), "{error:?}\nlacks {text:?}");
+        }
+    }
+}
+
 #[test]
-fn faulty_configurations_name_both_sides() {
-    type Change = fn(&mut PolicyConfig);
-    let cases: &[(Change, Component, &[&str])] = &[
+fn the_configuration_without_faults_is_taken() {
+    assert!(Kubelet::problems(&machine(), &config()).is_empty());
+}
+
+#[test]
+fn faulty_reservations_name_both_sides() {
+    let configuration: &[Fault] = &[
         (
             |c| c.reserved_memory = reserved(&[(0, ZoneKind::Memory, "1Gi"), (0, ZoneKind::Memory, "2Gi")]),
-            Component::Configuration,
             &["duplicate value for NUMA node 0 and type memory: 1073741824 and 2147483648"],
         ),
-        (
-            |c| c.reserved_memory = reserved(&[(0, ZoneKind::Memory, "0")]),
-            Component::Configuration,
-            &["memory on NUMA node 0 is zero"],
-        ),
+        (|c| c.reserved_memory = reserved(&[(0, ZoneKind::Memory, "0")]), &["memory on NUMA node 0 is zero"]),
+    ];
+    refused(Component::Configuration, configuration);
+    let memory: &[Fault] = &[
         (
             |c| c.reserved_memory = reserved(&[(7, ZoneKind::Memory, "1Gi")]),
-            Component::MemoryManager,
             &["references a NUMA node 7 that does not exist on this machine"],
         ),
         (
             |c| c.reserved_memory.extend(reserved(&[(1, ZoneKind::Hugepages(PAGE_1G), "1Gi")])),
-            Component::MemoryManager,
             &["hugepages-1Gi on NUMA node 1", "no such hugepages"],
         ),
         (
             |c| c.reserved_memory.extend(reserved(&[(1, ZoneKind::Hugepages(PAGE_2M), "2Gi")])),
-            Component::MemoryManager,
             &["hugepages-2Mi on NUMA node 1 is 2Gi, more than the 1Gi it has"],
         ),
         (
             // 1 Gi of its 10 Gi is in hugepage pools.
             |c| c.reserved_memory = reserved(&[(0, ZoneKind::Memory, "9217Mi")]),
-            Component::MemoryManager,
             &["memory on NUMA node 0 is 9217Mi, more than the 9Gi it has"],
         ),
         (
             |c| c.reserved_memory = reserved(&[(0, ZoneKind::Memory, "1.5Gi")]),
-            Component::MemoryManager,
             &["could not covert a variable of type Quantity to int64", "memory on NUMA node 0"],
         ),
         (
             |c| c.node_reservation = Some(BTreeMap::from([(ZoneKind::Memory, "2Gi".parse().unwrap())])),
-            Component::MemoryManager,
             &["\"1Gi\" of type \"memory\" is not equal to the value \"2Gi\""],
         ),
         (
@@ -114,53 +128,32 @@ fn faulty_configurations_name_both_sides() {
                     (ZoneKind::Hugepages(PAGE_2M), "4Mi".parse().unwrap()),
                 ]));
             },
-            Component::MemoryManager,
             &["\"0\" of type \"hugepages-2Mi\" is not equal to the value \"4Mi\""],
         ),
-        (
-            |c| c.reserved_memory.clear(),
-            Component::MemoryManager,
-            &["you should specify the system reserved memory"],
-        ),
-        (
-            |c| c.memory_manager_policy = "static".into(),
-            Component::MemoryManager,
-            &["unknown policy: \"static\""],
-        ),
-        (
-            |c| c.cpu_reservation = None,
-            Component::CpuManager,
-            &["unable to determine reserved CPU resources for static policy"],
-        ),
-        (
-            |c| c.cpu_reservation = Some(Quantity::whole(0)),
-            Component::CpuManager,
-            &["to be greater than zero"],
-        ),
-        (
-            |c| c.cpu_reservation = Some(Quantity::whole(17)),
-            Component::CpuManager,
-            &["(size of  did not equal 17)"],
-        ),
-        (
-            |c| c.reserved_system_cpus = "0,99".parse().unwrap(),
-            Component::CpuManager,
-            &["unknown CPU ID: 99"],
-        ),
-        (|c| c.cpu_manager_policy = "Static".into(), Component::CpuManager, &["unknown policy: \"Static\""]),
+        (|c| c.reserved_memory.clear(), &["you should specify the system reserved memory"]),
+        (|c| c.memory_manager_policy = "static".into(), &["unknown policy: \"static\""]),
+    ];
+    refused(Component::MemoryManager, memory);
+}
+
+#[test]
+fn faulty_cpu_policies_are_refused() {
+    let faults: &[Fault] = &[
+        (|c| c.cpu_reservation = None, &["unable to determine reserved CPU resources for static policy"]),
+        (|c| c.cpu_reservation = Some(Quantity::whole(0)), &["to be greater than zero"]),
+        (|c| c.cpu_reservation = Some(Quantity::whole(17)), &["(size of  did not equal 17)"]),
+        (|c| c.reserved_system_cpus = "0,99".parse().unwrap(), &["unknown CPU ID: 99"]),
+        (|c| c.cpu_manager_policy = "Static".into(), &["unknown policy: \"Static\""]),
         (
             |c| c.cpu_manager_policy_options = options(&[("align-by-socket", "true")]),
-            Component::CpuManager,
             &["single-numa-node policy is incompatible with CPUManager align-by-socket"],
         ),
         (
             |c| c.cpu_manager_policy_options = options(&[("full-cpus", "true")]),
-            Component::CpuManager,
             &["unknown CPU Manager Policy option: \"full-cpus\""],
         ),
         (
             |c| c.cpu_manager_policy_options = options(&[("full-pcpus-only", "yes")]),
-            Component::CpuManager,
             &["bad value for option \"full-pcpus-only\"", "parsing \"yes\""],
         ),
         (
@@ -170,7 +163,6 @@ fn faulty_configurations_name_both_sides() {
                     ("prefer-align-cpus-by-uncorecache", "true"),
                 ]);
             },
-            Component::CpuManager,
             &["prefer-align-cpus-by-uncorecache and distribute-cpus-across-numa can not be used"],
         ),
         (
@@ -178,7 +170,6 @@ fn faulty_configurations_name_both_sides() {
                 c.feature_gates = BTreeMap::from([("CPUManagerPolicyBetaOptions".to_owned(), false)]);
                 c.cpu_manager_policy_options = options(&[("full-pcpus-only", "true")]);
             },
-            Component::CpuManager,
             &["Beta-level Options not enabled, but option \"full-pcpus-only\" provided"],
         ),
         (
@@ -186,45 +177,31 @@ fn faulty_configurations_name_both_sides() {
                 c.cpu_manager_policy = "none".into();
                 c.cpu_manager_policy_options = options(&[("full-pcpus-only", "true"), ("x", "1")]);
             },
-            Component::CpuManager,
             &["received unsupported options=map[full-pcpus-only:true x:1]"],
         ),
-        (
-            |c| c.topology_manager_policy = "strict".into(),
-            Component::TopologyManager,
-            &["unknown policy: \"strict\""],
-        ),
-        (
-            |c| c.topology_manager_scope = "node".into(),
-            Component::TopologyManager,
-            &["unknown scope: \"node\""],
-        ),
+    ];
+    refused(Component::CpuManager, faults);
+}
+
+#[test]
+fn faulty_topology_policies_are_refused() {
+    let faults: &[Fault] = &[
+        (|c| c.topology_manager_policy = "strict".into(), &["unknown policy: \"strict\""]),
+        (|c| c.topology_manager_scope = "node".into(), &["unknown scope: \"node\""]),
         (
             |c| c.topology_manager_policy_options = options(&[("foo", "true")]),
-            Component::TopologyManager,
             &["unknown Topology Manager Policy option: \"foo\""],
         ),
         (
             |c| c.topology_manager_policy_options = options(&[("max-allowable-numa-nodes", "eight")]),
-            Component::TopologyManager,
             &["integer \"max-allowable-numa-nodes\": strconv.Atoi: parsing \"eight\": invalid syntax"],
         ),
         (
             |c| c.topology_manager_policy_options = options(&[("max-allowable-numa-nodes", "4")]),
-            Component::TopologyManager,
             &["\"max-allowable-numa-nodes\" should not be less than 8"],
         ),
     ];
-    for (change, component, texts) in cases {
-        let mut config = config();
-        change(&mut config);
-        let error = Kubelet::new(&machine(), &config).unwrap_err();
-        assert_eq!((error.component, error.phase), (*component, Phase::New), "{error}");
-        for text in *texts {
-            assert!(error.to_string().contains(text), "{error:?}\nlacks {text:?}");
-        }
-    }
-    assert!(Kubelet::problems(&machine(), &config()).is_empty());
+    refused(Component::TopologyManager, faults);
 }
 
 #[test]

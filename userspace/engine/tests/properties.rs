@@ -4,6 +4,8 @@
 //! *intact* while every group is the same for all of its nodes (`kubelet::defects`,
 //! `one_node_skips_the_growth_rule`).
 
+#![expect(clippy::unwrap_used, reason = "what makes random cases fails the test if it fails")]
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_engine::{
@@ -130,12 +132,12 @@ fn config() -> impl Strategy<Value = PolicyConfig> {
                 config.topology_manager_policy_options = BTreeMap::from([on("prefer-closest-numa-nodes")]);
             }
             if cpus {
-                config.cpu_manager_policy = "static".to_owned();
+                "static".clone_into(&mut config.cpu_manager_policy);
                 config.cpu_manager_policy_options = cpu_options.into_iter().map(on).collect();
                 config.cpu_reservation = Some(Quantity::whole(1));
             }
             if memory || !cpus {
-                config.memory_manager_policy = "Static".to_owned();
+                "Static".clone_into(&mut config.memory_manager_policy);
                 let limits = BTreeMap::from([(ZoneKind::Memory, Quantity::whole(16 << 20))]);
                 config.reserved_memory = vec![MemoryReservation { numa_node: NodeId(0), limits }];
             }
@@ -191,18 +193,18 @@ impl Run {
 
 /// Whether every group is the same for all of its nodes.
 fn is_intact(ledger: &Ledger) -> bool {
-    ledger.nodes.values().all(|account| {
+    ledger.nodes().values().all(|account| {
         account
             .group
             .iter()
-            .all(|node| ledger.nodes.get(&node).is_some_and(|other| other.group == account.group))
+            .all(|node| ledger.nodes().get(&node).is_some_and(|other| other.group == account.group))
     })
 }
 
 /// By group and kind: what the nodes' books say is promised, and what the containers' books say.
 fn books(ledger: &Ledger) -> BTreeMap<(NodeSet, ZoneKind), (u64, u64, u64)> {
     let mut sums: BTreeMap<(NodeSet, ZoneKind), (u64, u64, u64)> = BTreeMap::new();
-    for account in ledger.nodes.values() {
+    for account in ledger.nodes().values() {
         for (&kind, of) in &account.kinds {
             sums.entry((account.group.clone(), kind)).or_default().0 += of.promised.0;
         }
@@ -213,7 +215,7 @@ fn books(ledger: &Ledger) -> BTreeMap<(NodeSet, ZoneKind), (u64, u64, u64)> {
         }
         for (&kind, nodes) in &allocation.placed {
             for (node, bytes) in nodes {
-                sums.entry((ledger.nodes[node].group.clone(), kind)).or_default().2 += bytes.0;
+                sums.entry((ledger.nodes()[node].group.clone(), kind)).or_default().2 += bytes.0;
             }
         }
     }
@@ -223,7 +225,7 @@ fn books(ledger: &Ledger) -> BTreeMap<(NodeSet, ZoneKind), (u64, u64, u64)> {
 /// Everything that a ledger promises, but for which node of a group gave how much: the kubelet does not know.
 fn promises(ledger: &Ledger) -> impl PartialEq + std::fmt::Debug + use<> {
     let nodes: BTreeMap<_, _> =
-        ledger.nodes.iter().map(|(node, of)| (*node, (of.assignments, of.group.clone()))).collect();
+        ledger.nodes().iter().map(|(node, of)| (*node, (of.assignments, of.group.clone()))).collect();
     let held: BTreeMap<_, _> = ledger
         .allocations()
         .map(|(owner, container, of)| {
@@ -235,7 +237,7 @@ fn promises(ledger: &Ledger) -> impl PartialEq + std::fmt::Debug + use<> {
     (
         nodes,
         held,
-        ledger.shared_pool.clone(),
+        ledger.shared_pool().clone(),
         books(ledger).into_iter().map(|(of, sums)| (of, sums.0)).collect::<Vec<_>>(),
     )
 }
@@ -257,7 +259,7 @@ proptest! {
             let mut taken = CpuSet::new();
             for (owner, container, allocation) in run.ledger.allocations() {
                 let Some(cpus) = &allocation.cpus else { continue };
-                prop_assert!(!cpus.intersects(&run.ledger.shared_pool), "{owner} {container} shares {cpus}");
+                prop_assert!(!cpus.intersects(run.ledger.shared_pool()), "{owner} {container} shares {cpus}");
                 // A stale owner's init containers cannot be told any more.
                 if run.running.iter().any(|request| &request.owner == owner) && !is_init(&run, owner, container) {
                     prop_assert!(!cpus.intersects(&taken), "{owner} {container}: {cpus} taken twice");
@@ -265,7 +267,7 @@ proptest! {
                 }
             }
             intact &= is_intact(&run.ledger);
-            for (node, account) in &run.ledger.nodes {
+            for (node, account) in run.ledger.nodes() {
                 for (kind, of) in &account.kinds {
                     prop_assert_eq!(of.promised.0 + of.free.0, of.allocatable.0, "node {} {}", node, kind);
                 }
@@ -320,7 +322,7 @@ proptest! {
         }
         run.admit(&Request::workload("sweeper", Resources::none()));
         // With `strict-cpu-reservation` an empty pool is refused.
-        prop_assume!(config.cpu_manager_policy == "none" || !run.ledger.shared_pool.is_empty());
+        prop_assume!(config.cpu_manager_policy == "none" || !run.ledger.shared_pool().is_empty());
 
         let files = run.kubelet.checkpoints(&run.ledger);
         let [cpus, memory] =
@@ -353,8 +355,8 @@ proptest! {
             other.step(number, step, |number| format!("p{:02}", 99 - number));
             prop_assume!(is_intact(&one.ledger));
             prop_assert_eq!(one.running.len(), other.running.len());
-            prop_assert_eq!(&one.ledger.nodes, &other.ledger.nodes);
-            prop_assert_eq!(&one.ledger.shared_pool, &other.ledger.shared_pool);
+            prop_assert_eq!(one.ledger.nodes(), other.ledger.nodes());
+            prop_assert_eq!(one.ledger.shared_pool(), other.ledger.shared_pool());
         }
     }
 

@@ -1,6 +1,6 @@
 //! The kubelet's state files: `cpu_manager_state` and `memory_manager_state`.
 //!
-//! Both are compact JSON with a checksum over a dump of the data in Go's notation (see [`dump`]). Reading
+//! Both are compact JSON with a checksum over a dump of the data in Go's notation (module `dump`). Reading
 //! checks everything; nothing is repaired and nothing guessed. Writing gives the kubelet's bytes, except that the
 //! order of a container's blocks of memory is not defined there (it is random); here it is that of the kinds.
 //!

@@ -8,15 +8,21 @@
 //! |---|---|
 //! | memory that nobody can give counts as "no preference" | [`NOTHING_FEASIBLE_IS_NO_PREFERENCE`] |
 //! | a node of a live group can be given to a container alone | [`one_node_skips_the_growth_rule`] |
+//! | memory of a group goes back to its lowest node, not to those that gave it | [`lowest_nodes_first`] |
 //! | after a restart the total of an owner is compared with its first container | [`first_blocks_found`] |
 //! | init containers hand on the largest of their blocks, not their sum | [`largest_init_container`] |
 //! | init containers that ended keep their CPUs | [`INIT_CONTAINERS_KEEP_CPUS`] |
 //! | after a restart, init containers that ended are allocated again | [`INIT_CONTAINERS_ARE_ALLOCATED_AGAIN`] |
 //! | what a rejected owner was given stays until the next admission | [`REJECTED_OWNERS_KEEP_ALLOCATIONS`] |
+//! | a node whose memory changed by a byte refuses the start | [`SIZES_MUST_BE_EQUAL`] |
+//! | a shared pool that was given away in full refuses the next start | [`AN_EMPTY_POOL_IS_REFUSED`] |
+//! | running owners are decided on again after a restart, and can be rejected | [`super::restore`] |
 //! | a container that has its cores is rejected when no others are free | [`CORES_ARE_COUNTED_BEFORE_LOOKING_AT_WHAT_IS_HELD`] |
 //! | a chosen combination of nodes is overwritten by a later one | [`Combinations`] |
 
 use std::{cell::Cell, ops::ControlFlow, rc::Rc};
+
+use numaward_topology::NodeId;
 
 use crate::{
     hint::Mask,
@@ -28,25 +34,25 @@ use crate::{
 /// The owner is then rejected later, while its memory is allocated, when it has CPUs already.
 ///
 /// Upstream: kubernetes #120733, #128708.
-pub const NOTHING_FEASIBLE_IS_NO_PREFERENCE: bool = true;
+pub(crate) const NOTHING_FEASIBLE_IS_NO_PREFERENCE: bool = true;
 
 /// A rejected owner keeps what its first containers were given, until the stale allocations are cleared at
 /// the next admission of anybody.
 ///
 /// Upstream: kubernetes #120733.
-pub const REJECTED_OWNERS_KEEP_ALLOCATIONS: bool = true;
+pub(crate) const REJECTED_OWNERS_KEEP_ALLOCATIONS: bool = true;
 
 /// Nobody knows after a restart which init containers have ended, so they are allocated again; where others
 /// took their memory in the meantime, a running owner is rejected.
 ///
 /// Upstream: kubernetes #123971.
-pub const INIT_CONTAINERS_ARE_ALLOCATED_AGAIN: bool = true;
+pub(crate) const INIT_CONTAINERS_ARE_ALLOCATED_AGAIN: bool = true;
 
 /// With `full-pcpus-only`, whether enough cores are free is checked before whether the container has its
 /// cores already. After a restart on a full machine, running owners are rejected.
 ///
 /// Upstream: kubernetes #129078.
-pub const CORES_ARE_COUNTED_BEFORE_LOOKING_AT_WHAT_IS_HELD: bool = true;
+pub(crate) const CORES_ARE_COUNTED_BEFORE_LOOKING_AT_WHAT_IS_HELD: bool = true;
 
 /// An allocation on one node is not checked against the growth rule, so it can be taken from a node that
 /// belongs to a live group. The books of that group are wrong from then on: memory is lost for ever, and the
@@ -59,6 +65,24 @@ pub const CORES_ARE_COUNTED_BEFORE_LOOKING_AT_WHAT_IS_HELD: bool = true;
 pub(crate) fn one_node_skips_the_growth_rule(mask: Mask) -> bool {
     mask.is_power_of_two()
 }
+
+/// The nodes of a block in the order in which they get their memory back. The kubelet does not know which node
+/// gave how much, so what a group's nodes have free drifts away from what was taken from each.
+pub(crate) fn lowest_nodes_first(block: &Block) -> impl Iterator<Item = NodeId> {
+    block.affinity.iter()
+}
+
+/// The size, reservation and allocatable memory of every node must be to the byte what they were, although
+/// `MemTotal` moves a little from boot to boot.
+///
+/// Upstream: kubernetes #109996, #131253.
+pub(crate) const SIZES_MUST_BE_EQUAL: bool = true;
+
+/// With `strict-cpu-reservation` all CPUs can become exclusive. The shared pool is then empty, which the next
+/// start takes for a damaged state.
+///
+/// Upstream: kubernetes #141196.
+pub(crate) const AN_EMPTY_POOL_IS_REFUSED: bool = true;
 
 /// In pod scope, what an owner holds is taken to be what the first of its containers holds that holds
 /// anything. As this is compared with the total, an owner of several containers has no hints after a restart.
@@ -79,7 +103,7 @@ pub(crate) fn largest_init_container(before: u64, bytes: u64) -> u64 {
 /// moment; their CPUs only when the owner is gone.
 ///
 /// Upstream: kubernetes #112228.
-pub const INIT_CONTAINERS_KEEP_CPUS: bool = true;
+pub(crate) const INIT_CONTAINERS_KEEP_CPUS: bool = true;
 
 /// All combinations of `k` of some items, as the kubelet's iterator hands them out.
 ///

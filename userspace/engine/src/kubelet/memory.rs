@@ -373,8 +373,7 @@ impl View {
     ) -> bool {
         self.kinds.iter().all(|kind| {
             let column = column(kind);
-            // The sum over all nodes fits 64 bits: the machine was checked.
-            let sum: u64 = positions(mask).map(|position| column[position]).sum();
+            let sum = positions(mask).map(|position| column[position]).fold(0, u64::saturating_add);
             sum >= kind.requested || sum.saturating_add(extra(kind)) >= kind.requested
         })
     }
@@ -549,8 +548,7 @@ fn inherit(ledger: &mut Ledger, request: &Request, container: &ContainerName, bl
     }
 }
 
-/// Gives back what a container holds. As the kubelet does not know which node gave how much, the lowest nodes
-/// of each block get their bytes back first.
+/// Gives back what a container holds.
 pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
     if ledger.blocks(owner, container).is_empty() {
         return;
@@ -561,7 +559,7 @@ pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &Containe
     ledger.drop_empty(owner, Some(container));
     for block in blocks {
         let mut bytes = block.bytes.0;
-        for node in block.affinity.iter() {
+        for node in defects::lowest_nodes_first(&block) {
             let Some(account) = ledger.nodes.get_mut(&node) else { continue };
             account.assignments = account.assignments.saturating_sub(1);
             if account.assignments == 0 {

@@ -300,7 +300,7 @@ mod tests {
                     masks.iter().map(|&(mask, preferred)| (Some(mask), preferred)).collect()
                 }
             };
-            let one = |mask: Option<Mask>| mask.is_none_or(|mask| mask.count_ones() == 1);
+            let one = |mask: Option<Mask>| mask.is_none_or(Mask::is_power_of_two);
             hints.into_iter().filter(|&(mask, preferred)| !single || preferred && one(mask)).collect()
         };
         let lists: Vec<Vec<(Option<Mask>, bool)>> = lists.iter().map(hints).collect();

@@ -7,17 +7,17 @@
 //!
 //! | part | where |
 //! |---|---|
-//! | exclusive CPUs | [`cpu`] |
-//! | memory and hugepages | [`memory`] |
-//! | the merge of hints | [`merge`] |
-//! | taking over the state of an earlier run | [`restore`] |
-//! | what the kubelet gets wrong | [`defects`] |
+//! | exclusive CPUs | module `cpu` |
+//! | memory and hugepages | module `memory` |
+//! | the merge of hints | module `merge` |
+//! | taking over the state of an earlier run | module `restore` |
+//! | what the kubelet gets wrong | module `defects` |
 //!
 //! The strategy is a pure function of machine, configuration, ledger and request. All sets of nodes are looked
 //! at, 2ⁿ for n nodes; hence [`MAX_NODES`].
 
 pub(crate) mod cpu;
-pub mod defects;
+pub(crate) mod defects;
 pub(crate) mod memory;
 pub(crate) mod merge;
 pub(crate) mod numa;
@@ -46,7 +46,8 @@ use crate::{
     strategy::Strategy,
 };
 
-/// The most NUMA nodes of a machine. Every set of them is looked at, a million for 20 nodes.
+/// The most NUMA nodes of a machine, unless nothing is managed. Every set of them is looked at, a million for
+/// 20 nodes.
 pub const MAX_NODES: usize = 20;
 
 /// Whom hints are for.
@@ -136,59 +137,40 @@ pub struct Allocatable {
 impl Kubelet {
     /// Checks a configuration against a machine, in the order in which the kubelet makes its managers.
     pub fn new(machine: &Machine, config: &PolicyConfig) -> Result<Self, StartError> {
-        let (strategy, mut problems) = Self::check(machine, config);
-        match strategy {
-            Some(strategy) => Ok(strategy),
-            None => Err(problems.swap_remove(0)),
-        }
+        let refused = |component| move |problem| StartError::new(component, Phase::New, problem);
+        let nodes = nodes(machine, config).map_err(refused(Component::Configuration))?;
+        let (topology, rule) =
+            topology(machine, &nodes, config).map_err(refused(Component::TopologyManager))?;
+        let cpus = cpus(machine, &nodes, config, topology.policy)
+            .map_err(refused(Component::CpuManager))?
+            .map(Arc::new);
+        let memory =
+            memory(machine, &nodes, config).map_err(refused(Component::MemoryManager))?.map(Arc::new);
+        let mut providers: Vec<Arc<dyn HintProvider>> = Vec::new();
+        providers.extend(cpus.clone().map(|cpus| cpus as Arc<dyn HintProvider>));
+        providers.extend(memory.clone().map(|memory| memory as Arc<dyn HintProvider>));
+        Ok(Self { nodes, topology, rule, cpus, memory, providers })
     }
 
     /// Everything that is wrong with a configuration for a machine: at most one fault a component.
     pub fn problems(machine: &Machine, config: &PolicyConfig) -> Vec<StartError> {
-        Self::check(machine, config).1
-    }
-
-    fn check(machine: &Machine, config: &PolicyConfig) -> (Option<Self>, Vec<StartError>) {
-        let mut problems = Vec::new();
-        let mut refuse = |component, problem| problems.push(StartError::new(component, Phase::New, problem));
-        if let Err(problem) = check_machine(machine) {
-            refuse(Component::Configuration, problem.into());
-            return (None, problems);
-        }
-        if let Err(problem) = check_reservations(config) {
-            refuse(Component::Configuration, problem);
-        }
-        let nodes = NodeIndex::new(machine.nodes.keys().copied());
-        let topology = TopologyOptions::parse(config, nodes.ids().len()).and_then(|options| {
-            let distances = options.prefer_closest.then(|| Distances::new(machine, &nodes)).transpose()?;
-            Ok((options, distances.map(Arc::new)))
-        });
-        let topology = topology.map_err(|problem| refuse(Component::TopologyManager, problem)).ok();
-        let topology_policy = topology.as_ref().map_or(TopologyPolicy::None, |(options, _)| options.policy);
-        let cpus = match config.cpu_manager_policy.as_str() {
-            "none" if config.cpu_manager_policy_options.is_empty() => Ok(None),
-            "none" => Err(StartProblem::OptionsWithoutPolicy(config.cpu_manager_policy_options.clone())),
-            "static" => StaticCpus::new(machine, &nodes, config, topology_policy).map(Arc::new).map(Some),
-            unknown => Err(StartProblem::UnknownPolicy(unknown.to_owned())),
+        let refused = |component, problem| StartError::new(component, Phase::New, problem);
+        let nodes = match nodes(machine, config) {
+            Ok(nodes) => nodes,
+            Err(problem) => return vec![refused(Component::Configuration, problem)],
         };
-        let cpus = cpus.map_err(|problem| refuse(Component::CpuManager, problem)).ok();
-        let memory = match config.memory_manager_policy.as_str() {
-            "None" => Ok(None),
-            "Static" => StaticMemory::new(machine, &nodes, config).map(Arc::new).map(Some),
-            unknown => Err(StartProblem::UnknownPolicy(unknown.to_owned())),
-        };
-        let memory = memory.map_err(|problem| refuse(Component::MemoryManager, problem)).ok();
-        let strategy = match (topology, cpus, memory) {
-            (Some((topology, distances)), Some(cpus), Some(memory)) if problems.is_empty() => {
-                let mut providers: Vec<Arc<dyn HintProvider>> = Vec::new();
-                providers.extend(cpus.clone().map(|cpus| cpus as Arc<dyn HintProvider>));
-                providers.extend(memory.clone().map(|memory| memory as Arc<dyn HintProvider>));
-                let rule = Rule { policy: topology.policy, distances };
-                Some(Self { nodes, topology, rule, cpus, memory, providers })
-            }
-            _ => None,
-        };
-        (strategy, problems)
+        let topology = topology(machine, &nodes, config);
+        let policy = topology.as_ref().map_or(TopologyPolicy::None, |(options, _)| options.policy);
+        [
+            topology.err().map(|problem| refused(Component::TopologyManager, problem)),
+            cpus(machine, &nodes, config, policy)
+                .err()
+                .map(|problem| refused(Component::CpuManager, problem)),
+            memory(machine, &nodes, config).err().map(|problem| refused(Component::MemoryManager, problem)),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
     }
 
     /// What can be promised at most.
@@ -391,6 +373,57 @@ fn forget(ledger: &mut Ledger, owner: &OwnerId) {
     }
 }
 
+/// Checks the machine and what must hold before any manager is made.
+fn nodes(machine: &Machine, config: &PolicyConfig) -> Result<NodeIndex, StartProblem> {
+    check_machine(machine)?;
+    let nodes = machine.nodes.len();
+    let idle = PolicyConfig::default();
+    let manages = config.memory_manager_policy != idle.memory_manager_policy
+        || config.cpu_manager_policy != idle.cpu_manager_policy
+        || config.topology_manager_policy != idle.topology_manager_policy;
+    if manages && nodes > MAX_NODES {
+        return Err(MachineProblem::TooManyNodes { nodes, limit: MAX_NODES }.into());
+    }
+    check_reservations(config)?;
+    Ok(NodeIndex::new(machine.nodes.keys().copied()))
+}
+
+fn topology(
+    machine: &Machine,
+    nodes: &NodeIndex,
+    config: &PolicyConfig,
+) -> Result<(TopologyOptions, Rule), StartProblem> {
+    let options = TopologyOptions::parse(config, nodes.ids().len())?;
+    let distances = options.prefer_closest.then(|| Distances::new(machine, nodes)).transpose()?;
+    Ok((options, Rule { policy: options.policy, distances: distances.map(Arc::new) }))
+}
+
+fn cpus(
+    machine: &Machine,
+    nodes: &NodeIndex,
+    config: &PolicyConfig,
+    topology_policy: TopologyPolicy,
+) -> Result<Option<StaticCpus>, StartProblem> {
+    match config.cpu_manager_policy.as_str() {
+        "none" if config.cpu_manager_policy_options.is_empty() => Ok(None),
+        "none" => Err(StartProblem::OptionsWithoutPolicy(config.cpu_manager_policy_options.clone())),
+        "static" => StaticCpus::new(machine, nodes, config, topology_policy).map(Some),
+        unknown => Err(StartProblem::UnknownPolicy(unknown.to_owned())),
+    }
+}
+
+fn memory(
+    machine: &Machine,
+    nodes: &NodeIndex,
+    config: &PolicyConfig,
+) -> Result<Option<StaticMemory>, StartProblem> {
+    match config.memory_manager_policy.as_str() {
+        "None" => Ok(None),
+        "Static" => StaticMemory::new(machine, nodes, config).map(Some),
+        unknown => Err(StartProblem::UnknownPolicy(unknown.to_owned())),
+    }
+}
+
 fn check_request(request: &Request) -> Result<(), Cause> {
     if request.containers.is_empty() {
         return Err(Cause::NoContainers);
@@ -404,12 +437,8 @@ fn check_request(request: &Request) -> Result<(), Cause> {
 
 /// What the arithmetic relies on.
 fn check_machine(machine: &Machine) -> Result<(), MachineProblem> {
-    let nodes = machine.nodes.len();
-    if nodes == 0 {
+    if machine.nodes.is_empty() {
         return Err(MachineProblem::NoNodes);
-    }
-    if nodes > MAX_NODES {
-        return Err(MachineProblem::TooManyNodes { nodes, limit: MAX_NODES });
     }
     let mut memory = 0u64;
     let mut hugepages: BTreeMap<_, u64> = BTreeMap::new();

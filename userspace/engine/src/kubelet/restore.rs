@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
-use super::{Kubelet, StaticMemory};
+use super::{Kubelet, StaticMemory, defects};
 use crate::{
     checkpoint::{CheckpointError, CpuCheckpoint, CpuState, MemoryCheckpoint},
     ledger::{Ledger, NodeAccount},
@@ -217,7 +217,7 @@ fn first_difference(saved: &Nodes, expected: &Nodes) -> Option<(NodeId, StateFie
                 let size = |of: &crate::ledger::KindAccount| (of.total, of.reserved, of.allocatable);
                 let sums = |nodes: &Nodes| group_sums(nodes, a, kind);
                 let ((free, promised), (expected_free, expected_promised)) = (sums(saved), sums(expected));
-                if size(of_a) != size(of_b) {
+                if defects::SIZES_MUST_BE_EQUAL && size(of_a) != size(of_b) {
                     Some(StateField::Size(kind))
                 } else if free != expected_free {
                     Some(StateField::Free(kind))

@@ -126,7 +126,7 @@ impl World {
             let file: Value = serde_json::from_str(&written).unwrap_or_default();
             initial.insert("machine_state".to_owned(), file["machineState"].clone());
         }
-        initial.insert("default_cpuset".to_owned(), json!(self.ledger.shared_pool.to_string()));
+        initial.insert("default_cpuset".to_owned(), json!(self.ledger.shared_pool().to_string()));
         let allocatable = self.kubelet.as_ref().map(Kubelet::allocatable);
         if let Some(allocatable) = allocatable {
             let mut memory = Vec::new();
@@ -228,7 +228,7 @@ impl World {
 
     fn state(&self, with_reserved: bool) -> Value {
         let mut numa = Map::new();
-        for (node, account) in &self.ledger.nodes {
+        for (node, account) in self.ledger.nodes() {
             let of_kinds = |value: fn(&numaward_engine::ledger::KindAccount) -> u64| -> Map<String, Value> {
                 account.kinds.iter().map(|(kind, of)| (kind.to_string(), json!(value(of)))).collect()
             };
@@ -255,7 +255,7 @@ impl World {
         let cpus = entries(&|allocation| allocation.cpus.as_ref().map(|cpus| json!(cpus.to_string())));
         json!({
             "memory": { "numa": numa, "entries": memory },
-            "cpu": { "default": self.ledger.shared_pool.to_string(), "entries": cpus },
+            "cpu": { "default": self.ledger.shared_pool().to_string(), "entries": cpus },
         })
     }
 

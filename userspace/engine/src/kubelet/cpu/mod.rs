@@ -181,20 +181,20 @@ impl StaticCpus {
     pub(crate) fn check(&self, ledger: &mut Ledger) -> Result<(), StartProblem> {
         let idle = self.idle_pool();
         let shared_pool = ledger.shared_pool.clone();
-        let exclusive = |ledger: &Ledger| {
-            let of =
-                |(owner, container, allocation): (&OwnerId, &ContainerName, &crate::ledger::Allocation)| {
-                    allocation.cpus.clone().map(|cpus| (owner.to_string(), container.to_string(), cpus))
-                };
-            ledger.allocations().filter_map(of).collect::<Vec<_>>()
-        };
-        let exclusive = exclusive(ledger);
+        let exclusive: Vec<_> = ledger
+            .allocations()
+            .filter_map(|(owner, container, allocation)| {
+                allocation.cpus.clone().map(|cpus| (owner.to_string(), container.to_string(), cpus))
+            })
+            .collect();
         if shared_pool.is_empty() {
-            if !exclusive.is_empty() {
+            if exclusive.is_empty() {
+                ledger.shared_pool = idle;
+                return Ok(());
+            }
+            if defects::AN_EMPTY_POOL_IS_REFUSED {
                 return Err(StartProblem::EmptySharedPool);
             }
-            ledger.shared_pool = idle;
-            return Ok(());
         }
         let reserved_and_shared = &self.reserved & &shared_pool;
         if self.options.strict_reservation {
