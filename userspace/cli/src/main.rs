@@ -51,13 +51,22 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("numaward: {error:#}");
+            eprintln!("numaward: {}", one_line(&error));
             match error.downcast_ref() {
                 Some(ClientError::Unreachable { .. }) => ExitCode::from(UNREACHABLE),
                 _ => ExitCode::FAILURE,
             }
         }
     }
+}
+
+/// An error with its causes. Some errors repeat their cause: once is enough.
+fn one_line(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match () {
+        () if text.is_empty() => cause,
+        () if text.contains(&cause) => text,
+        () => format!("{text}: {cause}"),
+    })
 }
 
 /// Whoever read the output has enough: `numaward topology | head -1`.

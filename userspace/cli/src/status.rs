@@ -31,14 +31,20 @@ impl Report {
 pub(crate) fn render(report: &Report) -> String {
     let Report { status, workloads } = report;
     let mut text = format!("numaward {}, up {}\n\n", status.version, uptime(status.uptime_seconds));
-    let mut rows = vec![row(["PROBE", "MODE", "NS/EVENT", "LOST", "NOTE"])];
+    let mut rows = vec![row(["PROBE", "MODE", "NS/EVENT", "LOST"])];
     for probe in &status.probes {
         let or_dash = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
         let (cost, lost) = (or_dash(probe.nanoseconds_per_event), or_dash(probe.events_lost));
-        let note = probe.reason.as_deref().or(probe.self_check.as_deref()).unwrap_or_default();
-        rows.push(row([&probe.probe, &probe.mode, &cost, &lost, note]));
+        rows.push(row([&probe.probe, &probe.mode, &cost, &lost]));
     }
     text.push_str(&columns(&rows));
+    for probe in &status.probes {
+        let check = probe.self_check.as_ref().map(|check| format!("self-check {check}"));
+        for note in probe.reason.iter().chain(&check) {
+            let head = format!("{}: ", probe.probe);
+            let _ = writeln!(text, "{head}{}", wrap(note, head.len(), 2));
+        }
+    }
     if !status.maps.is_empty() {
         let mut rows = vec![row(["MAP", "ENTRIES", "CAPACITY"])];
         rows.extend(
@@ -169,8 +175,9 @@ mod tests {
         let expected = "\
 numaward 1.2.3, up 3h 1m
 
-PROBE  MODE    NS/EVENT  LOST  NOTE
-alloc  absent  -         -     no BTF
+PROBE  MODE    NS/EVENT  LOST
+alloc  absent  -         -
+alloc: no BTF
 
 MAP   ENTRIES  CAPACITY
 LEAF  3        16

@@ -287,7 +287,11 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
     overlay(&mut tree, sources, &known, &mut warnings);
     known.check(&mut tree, &mut problems);
     let config = read_values(tree, &mut problems);
-    if problems.is_empty() { Ok(Loaded { config, file, warnings }) } else { Err(Problems(problems)) }
+    if problems.is_empty() {
+        return Ok(Loaded { config, file, warnings });
+    }
+    problems.sort_by(|a, b| a.origin.cmp(&b.origin));
+    Err(Problems(problems))
 }
 
 /// Reads a YAML text that is not numaward's own configuration.

@@ -14,8 +14,8 @@ use serde::Serialize;
 
 use super::Problem;
 
-/// Where a value was given.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// Where a value was given. Ordered as the sources are read.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase", tag = "source")]
 pub enum Origin {
     /// In the configuration file.
@@ -40,7 +40,7 @@ pub enum Origin {
 }
 
 /// A place in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Position {
     /// Line, from 1.
     pub line: usize,

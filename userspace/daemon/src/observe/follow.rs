@@ -114,7 +114,11 @@ fn follow(
         if let Some(latch) = latch.take() {
             latch.release();
         }
-        observer.lock().keep_books(observer.config.observe.keep_removed.0);
+        {
+            let mut state = observer.lock();
+            state.keep_books(observer.config.observe.keep_removed.0);
+            state.probes.flush_log();
+        }
         if machine_read.elapsed() >= observer.config.observe.topology_interval.0 {
             machine_read = Instant::now();
             observer.read_machine();

@@ -152,3 +152,46 @@ fn take_off(targets: &mut [Target], outer: &[Option<usize>]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(path: &str, anon: Option<u64>) -> Target {
+        let path: CgroupPath = path.parse().unwrap();
+        let resident =
+            |anon| vec![Resident { anon: Bytes(anon), ..Resident::default() }, Resident::default()];
+        Target {
+            id: CgroupId(0),
+            dir: PathBuf::from(path.as_str()),
+            path,
+            resident: anon.map(resident),
+            trouble: Trouble::default(),
+            is_outer: false,
+        }
+    }
+
+    #[test]
+    fn an_outer_workload_has_what_the_inner_ones_leave() {
+        let mut targets = vec![
+            target("/a", Some(100)),
+            target("/a/b", Some(60)),
+            target("/a/b/c", Some(20)),
+            target("/a/d", Some(30)),
+            target("/a-1", Some(7)),
+            target("/e", None),
+            target("/e/f", Some(5)),
+            target("/g", Some(5)),
+            target("/g/h", Some(6)),
+        ];
+        let outer = nest(&targets);
+        assert_eq!(outer, [None, Some(0), Some(1), Some(0), None, None, Some(5), None, Some(7)]);
+        take_off(&mut targets, &outer);
+        let left: Vec<_> = targets.iter().map(|t| t.resident.as_ref().map(|bytes| bytes[0].anon.0)).collect();
+        assert_eq!(
+            left,
+            [Some(10), Some(40), Some(20), Some(30), Some(7), None, Some(5), Some(0), Some(6)],
+            "each is taken off the nearest one, never below zero"
+        );
+    }
+}

@@ -1,0 +1,306 @@
+//! The command as a user runs it.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    time::Duration,
+};
+
+use serde_json::Value;
+
+/// The command without any of our own variables.
+fn numaward(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_numaward"));
+    let ours = std::env::vars_os()
+        .map(|(name, _)| name)
+        .filter(|name| name.to_string_lossy().starts_with("NUMAWARD_"));
+    for name in ours {
+        command.env_remove(name);
+    }
+    command.args(args);
+    command
+}
+
+fn output(args: &[&str]) -> Output {
+    numaward(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// The command's output and exit code.
+fn ran(args: &[&str]) -> (String, i32) {
+    let output = output(args);
+    (text(&output.stdout), output.status.code().unwrap())
+}
+
+/// What the command says when it fails, in one line or several, and its exit code.
+fn failed(args: &[&str]) -> (String, i32) {
+    let output = output(args);
+    assert_eq!(text(&output.stdout), "", "{args:?}");
+    (text(&output.stderr), output.status.code().unwrap())
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = output(args);
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{args:?}: {error}: {}", text(&output.stdout)))
+}
+
+/// A host with two nodes.
+fn host() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let path = dir.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    write("sys/devices/system/cpu/online", "0-3\n");
+    write("sys/devices/system/node/online", "0,2\n");
+    for (node, cpus, distance) in [(0, "0-3\n", "10 17\n"), (2, "\n", "17 10\n")] {
+        let path = format!("sys/devices/system/node/node{node}");
+        write(&format!("{path}/cpulist"), cpus);
+        write(&format!("{path}/distance"), distance);
+        write(
+            &format!("{path}/meminfo"),
+            &format!("Node {node} MemTotal: 2097152 kB\nNode {node} MemFree: 1 kB\n"),
+        );
+    }
+    dir
+}
+
+fn path(dir: &tempfile::TempDir) -> &str {
+    dir.path().to_str().unwrap()
+}
+
+/// The help of every command is in the repository. `UPDATE=1 cargo test -p numaward` writes it.
+#[test]
+fn the_help_is_checked_in() {
+    let (help, _) = ran(&["--help"]);
+    let commands =
+        help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let commands: Vec<&str> = commands.filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(commands.contains(&"run") && commands.contains(&"doctor"), "{commands:?}");
+    let mut all = format!("$ numaward --help\n{help}");
+    for command in commands.into_iter().filter(|&command| command != "help") {
+        all.push_str(&format!("\n$ numaward {command} --help\n{}", ran(&[command, "--help"]).0));
+    }
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/help.txt");
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(&file, &all).unwrap();
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap_or_default(), all, "UPDATE=1 writes {}", file.display());
+}
+
+#[test]
+fn wrong_usage_is_exit_code_2() {
+    for args in
+        [&["bogus"][..], &[], &["topology", "-o", "xml"], &["run", "--colour"], &["completions", "tcsh"]]
+    {
+        let (error, code) = failed(args);
+        assert_eq!(code, 2, "{args:?}: {error}");
+        assert!(error.contains("Usage:") || error.contains("possible values"), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn the_topology_of_a_directory() {
+    let host = host();
+    let (table, code) = ran(&["topology", "--root", path(&host)]);
+    assert_eq!(code, 0);
+    let expected = "\
+2 nodes, 1 socket, 4 cores, 4 CPUs, 4.0 GiB
+
+NODE  CPUS               MEMORY
+0     0-3                2.0 GiB
+2     none: memory only  2.0 GiB
+
+DISTANCE  0   2
+0         10  17
+2         17  10
+
+SOCKET  NODES  CORES  CPUS
+0       0      4      0-3
+";
+    assert_eq!(table, expected);
+    let machine = json(&["topology", "--root", path(&host), "-o", "json"]);
+    assert_eq!(machine["nodes"][1]["distances"]["0"], 17);
+    assert_eq!(machine["nodes"][1]["memoryOnly"], true);
+}
+
+#[test]
+fn an_unreadable_machine_is_one_clear_message() {
+    let host = host();
+    let file = host.path().join("sys/devices/system/node/node2/meminfo");
+    fs::write(&file, "junk\n").unwrap();
+    let (error, code) = failed(&["topology", "--root", path(&host)]);
+    assert_eq!((error.lines().count(), code), (1, 1), "{error}");
+    assert!(error.contains(file.to_str().unwrap()), "{error}");
+    fs::remove_dir_all(host.path().join("sys")).unwrap();
+    let (error, code) = failed(&["topology", "--root", path(&host)]);
+    assert_eq!((error.lines().count(), code), (1, 1), "{error}");
+    assert_eq!(error.matches("No such file").count(), 1, "said once: {error}");
+}
+
+#[test]
+fn a_configuration_is_checked_as_a_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("numaward.yaml");
+    fs::write(&file, "lisen: x\nlog: {level: loud}\n").unwrap();
+    let file = file.to_str().unwrap();
+    let expected = format!(
+        "numaward: the configuration has 2 problems:\n  {file}:1:1: unknown key \"lisen\"; did you mean \"listen\"?\n  \
+         {file}:2:14: log.level: unknown variant `loud`, expected one of `error`, `warn`, `info`, `debug`, `trace`\n"
+    );
+    assert_eq!(failed(&["check-config", file]), (expected.clone(), 1));
+    assert_eq!(failed(&["run", "--config", file]), (expected, 1));
+    let report = json(&["check-config", file, "-o", "json"]);
+    assert_eq!(report["valid"], false);
+    assert_eq!(report["errors"][1]["line"], 2);
+
+    fs::write(file, "log: {level: warn}\n").unwrap();
+    assert_eq!(ran(&["check-config", file]), (format!("{file}: valid\n"), 0));
+    let checked = numaward(&["check-config", file]).env("NUMAWARD_LISTEN", "here").output().unwrap();
+    assert_eq!(checked.status.code(), Some(1));
+    assert!(text(&checked.stderr).contains("variable NUMAWARD_LISTEN: listen: \"here\""), "{checked:?}");
+
+    let (error, code) = failed(&["check-config", "/nonexistent/numaward.yaml"]);
+    assert_eq!(code, 1);
+    assert!(error.contains("/nonexistent/numaward.yaml: cannot be read"), "{error}");
+}
+
+#[test]
+fn the_schema_and_the_completions_are_printed() {
+    let schema = json(&["config-schema"]);
+    assert_eq!(schema["properties"]["probes"]["properties"]["slots"]["maximum"], 16_384);
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let (script, code) = ran(&["completions", shell]);
+        assert!(code == 0 && script.contains("check-config"), "{shell}");
+    }
+}
+
+#[test]
+fn the_version_is_told() {
+    let (version, _) = ran(&["version"]);
+    assert!(version.starts_with(&format!("numaward {}", env!("CARGO_PKG_VERSION"))), "{version}");
+    assert_eq!(json(&["version", "-o", "json"])["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(ran(&["--version"]).0, format!("numaward {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn the_doctor_finds_what_is_missing() {
+    let host = host();
+    let (table, code) = ran(&["doctor", "--root", path(&host)]);
+    assert_eq!(code, 1, "no cgroup v2 here: {table}");
+    assert!(table.contains("FAIL  cgroup v2"), "{table}");
+    assert!(table.lines().all(|line| line.chars().count() <= 80 || !line.contains(' ')), "{table}");
+    let checks = json(&["doctor", "--root", path(&host), "-o", "json"]);
+    let checks = checks.as_array().unwrap();
+    let verdict = |name: &str| &checks.iter().find(|check| check["check"] == name).unwrap()["verdict"];
+    assert_eq!(verdict("NUMA nodes"), "ok");
+    assert_eq!(verdict("cgroup v2"), "fail");
+    assert!(checks.iter().all(|check| check["verdict"] == "ok" || check["mend"].is_string()), "{checks:?}");
+}
+
+#[test]
+fn no_daemon_is_exit_code_4() {
+    // A port that was free a moment ago.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let (error, code) = failed(&["status", "--address", &free]);
+    assert_eq!((error.lines().count(), code), (1, 4), "{error}");
+    assert!(error.contains(&free) && error.contains("numaward run"), "{error}");
+}
+
+#[test]
+fn who_answers_but_is_no_numaward_is_exit_code_1() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for (stream, answer) in listener.incoming().zip(["404 Not Found", "200 OK"]) {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = write!(stream, "HTTP/1.1 {answer}\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi");
+        }
+    });
+    let (error, code) = failed(&["status", "--address", &address]);
+    assert_eq!(code, 1, "{error}");
+    assert!(error.contains("404") && error.contains("no numaward"), "{error}");
+    let (error, code) = failed(&["status", "--address", &address]);
+    assert_eq!(code, 1, "{error}");
+    assert!(error.contains("not numaward's"), "{error}");
+}
+
+/// A daemon on a free port that watches a directory. It is killed when the test ends.
+struct Daemon {
+    child: Child,
+    address: SocketAddr,
+    _host: tempfile::TempDir,
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn daemon() -> Daemon {
+    let host = host();
+    let mut child = numaward(&["run", "--listen", "127.0.0.1:0", "--log-format", "json"])
+        .env("NUMAWARD_HOST_ROOT", host.path())
+        .env("NUMAWARD_STATE_DIRECTORY", host.path().join("state"))
+        .env("NUMAWARD_CONTROL_SOCKET", host.path().join("control.sock"))
+        .env("NUMAWARD_PROBES_ALLOCATION_ENABLED", "false")
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let address = lines.by_ref().find_map(|line| {
+        let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        (event["message"] == "serving").then(|| event["address"].as_str().unwrap().parse().unwrap())
+    });
+    // The daemon would block on a full pipe.
+    std::thread::spawn(move || lines.for_each(drop));
+    Daemon { child, address: address.unwrap(), _host: host }
+}
+
+/// Answers of the daemon to a raw request.
+fn ask(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn a_daemon_serves_and_stops_when_told() {
+    let mut daemon = daemon();
+    let address = daemon.address.to_string();
+    let get = |path: &str| {
+        ask(daemon.address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))
+    };
+    assert!(get("/livez").starts_with("HTTP/1.1 200"));
+    assert!(get("/metrics").contains("numaward_build_info{"));
+    let bad = ask(daemon.address, "NONSENSE\r\n\r\n");
+    assert!(bad.starts_with("HTTP/1.1 400"), "{bad}");
+
+    let (table, code) = ran(&["status", "--address", &address]);
+    assert_eq!(code, 0);
+    assert!(table.contains("alloc: switched off by probes.allocation.enabled"), "{table}");
+    assert_eq!(json(&["status", "--address", &address, "-o", "json"])["probes"][0]["mode"], "absent");
+
+    // A second one on the same port says so and ends.
+    let (error, code) = failed(&["run", "--listen", &address, "--log-level", "error"]);
+    assert_eq!((error.lines().count(), code), (1, 1), "{error}");
+    assert!(error.contains(&address) && error.contains("in use") && error.contains("--listen"), "{error}");
+
+    let told = Command::new("kill").args(["-TERM", &daemon.child.id().to_string()]).status().unwrap();
+    assert!(told.success());
+    assert_eq!(daemon.child.wait().unwrap().code(), Some(0));
+}

@@ -1,0 +1,139 @@
+//! The observing threads on a directory that looks like a host: cgroups come, are read, and go.
+
+use std::{
+    fs,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use numaward_daemon::{
+    api::{Counters, Workload},
+    config::{Config, Interval},
+    health::{Heartbeat, Readiness},
+    metrics::Source,
+    observe::{CgroupSource, Latches, Observer, spawn},
+};
+use tokio_util::sync::CancellationToken;
+
+fn write(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+fn cgroup(root: &Path, path: &str, anon: [u64; 2], oom_kills: u64) {
+    let dir = root.join(path);
+    let zeros = "file N0=0 N1=0\nkernel_stack N0=16384 N1=0\n";
+    write(&dir.join("memory.numa_stat"), &format!("anon N0={} N1={}\n{zeros}", anon[0], anon[1]));
+    write(&dir.join("memory.events"), &format!("low 0\nhigh 0\nmax 0\noom 0\noom_kill {oom_kills}\n"));
+    let line = "avg10=0.00 avg60=0.00 avg300=0.00 total";
+    write(&dir.join("memory.pressure"), &format!("some {line}=1500000\nfull {line}=500000\n"));
+}
+
+/// Waits until `look` gives something.
+fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < Duration::from_secs(30), "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn workloads_come_are_read_and_go() {
+    let host = tempfile::tempdir().unwrap();
+    write(&host.path().join("sys/devices/system/cpu/online"), "0\n");
+    write(&host.path().join("sys/devices/system/node/online"), "0-1\n");
+    for (node, cpus) in [(0, "0\n"), (1, "\n")] {
+        let path = host.path().join(format!("sys/devices/system/node/node{node}"));
+        write(&path.join("cpulist"), cpus);
+        write(
+            &path.join("meminfo"),
+            &format!("Node {node} MemTotal: 1024 kB\nNode {node} MemFree: 512 kB\n"),
+        );
+    }
+    let cgroups = tempfile::tempdir().unwrap();
+    cgroup(cgroups.path(), "system.slice", [5 << 20, 0], 1);
+    cgroup(cgroups.path(), "system.slice/a.service", [1 << 20, 2 << 20], 1);
+    cgroup(cgroups.path(), "system.slice/a.service/deep", [1 << 20, 2 << 20], 1);
+
+    let mut config = Config { host_root: host.path().to_owned(), ..Config::default() };
+    config.probes.allocation.enabled = false;
+    config.observe.residency_interval = Interval(Duration::from_millis(50));
+    config.observe.keep_removed = Interval(Duration::from_millis(1500));
+    let observer = Arc::new(Observer::new(&config));
+    let (mut readiness, heartbeat, stop) = (Readiness::default(), Heartbeat::new(), CancellationToken::new());
+    let latches = Latches::new(&mut readiness);
+    let source = CgroupSource::Directory(cgroups.path().into());
+    let threads = spawn(&observer, source, latches, &heartbeat, &stop).unwrap();
+
+    wait_for("ready", || readiness.is_ready().then_some(()));
+    let find = |name: &str| observer.workloads().workloads.into_iter().find(|w| w.workload == name);
+    let read = |name: &str| find(name).filter(|workload: &Workload| workload.nodes[0].resident.is_some());
+    let service = wait_for("the service's residency", || read("a.service"));
+    assert_eq!((service.kind.as_str(), service.cgroup.as_deref()), ("unit", Some("/system.slice/a.service")));
+    let lies: Vec<_> =
+        service.nodes.iter().filter_map(|n| n.resident).map(|r| (r.anon_bytes, r.kernel_bytes)).collect();
+    assert_eq!(lies, [(1 << 20, 16384), (2 << 20, 0)]);
+    assert_eq!((service.counters, service.oom_kills), (Counters::None, Some(1)));
+    assert_eq!(service.pressure.map(|p| (p.waiting_micros, p.stalled_micros)), Some((1_500_000, 500_000)));
+    // The slice has what the service leaves, and no figures that would count the service's twice.
+    let slice = wait_for("the slice's residency", || read("system.slice"));
+    assert_eq!(slice.nodes[0].resident.map(|r| r.anon_bytes), Some(4 << 20));
+    assert_eq!((slice.oom_kills, slice.pressure), (None, None));
+    let names: Vec<_> = observer.workloads().workloads.into_iter().map(|w| w.workload).collect();
+    assert_eq!(names, ["a.service", "system.slice"], "deeper cgroups fold into their workload");
+
+    cgroup(cgroups.path(), "batch", [0, 0], 0);
+    cgroup(cgroups.path(), "batch/job", [0, 0], 0);
+    wait_for("the new workload", || find("batch"));
+    fs::remove_dir_all(cgroups.path().join("system.slice/a.service")).unwrap();
+    let gone = wait_for("the removal", || {
+        find("a.service").filter(|w| w.counters == Counters::Removed || w.cgroup.is_none())
+    });
+    assert_eq!(gone.oom_kills, Some(1), "its last figures are kept");
+    let figures = observer.snapshot();
+    let gone = figures.workloads.iter().find(|w| &*w.name == "a.service").unwrap();
+    assert!(gone.resident.is_none() && gone.oom_kills == Some(1), "{gone:?}");
+    wait_for("the end of its series", || find("a.service").is_none().then_some(()));
+    // A directory is seen before its files are written, here if not in a real hierarchy.
+    wait_for("all to be well", || observer.status().degraded.is_empty().then_some(()));
+    assert!(heartbeat.is_alive());
+
+    // An unreadable file is told once and does not stop the rest.
+    fs::write(cgroups.path().join("batch/memory.numa_stat"), "anon N0=x\n").unwrap();
+    let degraded = wait_for("the fault", || observer.status().degraded.pop());
+    assert_eq!(degraded.part, "residency");
+    assert!(degraded.reason.contains("batch/memory.numa_stat:1"), "{degraded:?}");
+    cgroup(cgroups.path(), "batch", [0, 0], 0);
+    wait_for("the recovery", || observer.status().degraded.is_empty().then_some(()));
+
+    stop.cancel();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn without_cgroups_the_daemon_is_ready_and_says_why() {
+    let host = tempfile::tempdir().unwrap();
+    let mut config = Config { host_root: host.path().to_owned(), ..Config::default() };
+    config.probes.allocation.enabled = false;
+    let observer = Arc::new(Observer::new(&config));
+    let (mut readiness, stop) = (Readiness::default(), CancellationToken::new());
+    let latches = Latches::new(&mut readiness);
+    // A directory that is no cgroup file system.
+    let source = CgroupSource::Mount(host.path().into());
+    let threads = spawn(&observer, source, latches, &Heartbeat::new(), &stop).unwrap();
+    wait_for("ready", || readiness.is_ready().then_some(()));
+    let degraded = observer.status().degraded;
+    let reason = &degraded.iter().find(|degraded| degraded.part == "cgroups").unwrap().reason;
+    assert!(reason.contains("cgroup v2") && reason.contains("boot with"), "{reason}");
+    stop.cancel();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
