@@ -18,10 +18,7 @@ use std::{
 use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    kubelet::Reusable,
-    request::{ContainerName, OwnerId, Request},
-};
+use crate::request::{ContainerName, OwnerId, Request};
 
 /// Memory promised on a set of nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -152,6 +149,16 @@ pub struct Ledger {
     #[serde(skip)]
     pub(crate) notes: Notes,
 }
+
+/// What init containers leave to the containers after them, for the owner that was admitted last.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reusable {
+    pub(crate) cpus: Option<(OwnerId, CpuSet)>,
+    pub(crate) memory: Option<(OwnerId, BytesBySet)>,
+}
+
+/// Bytes by set of nodes and kind.
+pub(crate) type BytesBySet = BTreeMap<NodeSet, BTreeMap<ZoneKind, u64>>;
 
 /// What a strategy remembers between decisions, but not over a restart.
 #[derive(Clone, Debug, Default)]

@@ -10,7 +10,7 @@ use numaward_engine::{
     checkpoint::CheckpointError,
     explain::Verdict,
     hint::Resource,
-    kubelet::{AllocateError, Checkpoints, MAX_NODES, MemoryError},
+    kubelet::{AllocateError, Checkpoints, MAX_NODES, MemoryError, as_reported_to_kubelet},
     policy::{Component, MachineProblem, MemoryReservation, Phase, RestoreProblem, StartProblem},
 };
 use numaward_topology::{Bytes, CpuId, HugepageSize, Machine, NodeId, ZoneKind};
@@ -314,6 +314,15 @@ fn what_crashes_the_kubelet_is_served() {
     assert_eq!(rejection.reason, Reason::UnexpectedAdmissionError);
     let pages = ZoneKind::Hugepages(PAGE_1G);
     assert!(rejection.shortfalls.iter().any(|of| of.resource == Resource::Memory(pages) && of.free == 0));
+}
+
+#[test]
+fn a_cache_of_a_whole_node_is_not_reported_to_the_kubelet() {
+    let machine =
+        |caches| Machine::builder().nodes(2).cores_per_node(4).caches_per_node(caches).build().unwrap();
+    assert_eq!(as_reported_to_kubelet(&machine(1)), machine(0));
+    assert_eq!(as_reported_to_kubelet(&machine(2)), machine(2));
+    assert_eq!(as_reported_to_kubelet(&machine(0)), machine(0));
 }
 
 #[test]

@@ -25,11 +25,11 @@ use std::collections::BTreeMap;
 
 use numaward_topology::{Bytes, Machine, NodeId, NodeSet, ZoneKind};
 
-use super::{Affinity, AllocateError, HintProvider, Reusable, Scope, defects};
+use super::{Affinity, AllocateError, HintProvider, Scope, defects};
 use crate::{
     decision::Shortfall,
     hint::{HintList, Mask, NodeIndex, Provider, ProviderHints, Resource, for_each_subset, positions},
-    ledger::{Block, KindAccount, Ledger, NodeAccount},
+    ledger::{Block, KindAccount, Ledger, NodeAccount, Reusable},
     policy::{MachineProblem, PolicyConfig, StartProblem},
     qos::QosClass,
     quantity::Quantity,

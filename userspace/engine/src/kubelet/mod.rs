@@ -25,7 +25,7 @@ pub(crate) mod restore;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use numaward_topology::{Bytes, CpuSet, Machine, NodeId, NodeSet, ZoneKind, set::MAX_ID};
+use numaward_topology::{Bytes, CpuSet, Machine, NodeId, ZoneKind, set::MAX_ID};
 
 pub use self::{
     cpu::CpuError,
@@ -45,6 +45,24 @@ use crate::{
     request::{ContainerName, ContainerRequest, OwnerId, Request},
     strategy::Strategy,
 };
+
+/// The machine as the kubelet gets to see it: a last-level cache with as many CPUs as its node is not reported
+/// to it (by cAdvisor), so that the socket stands in for the cache. Matters to
+/// `prefer-align-cpus-by-uncorecache`.
+pub fn as_reported_to_kubelet(machine: &Machine) -> Machine {
+    let mut sizes: BTreeMap<_, usize> = BTreeMap::new();
+    for cpu in machine.cpus.values() {
+        *sizes.entry(cpu.last_level_cache).or_default() += 1;
+    }
+    let mut reported = machine.clone();
+    for cpu in reported.cpus.values_mut() {
+        let of_node = machine.nodes.get(&cpu.node).map(|node| node.cpus.len());
+        if sizes.get(&cpu.last_level_cache).copied() == of_node {
+            cpu.last_level_cache = None;
+        }
+    }
+    reported
+}
 
 /// The most NUMA nodes of a machine, unless nothing is managed. Every set of them is looked at, a million for
 /// 20 nodes.
@@ -103,15 +121,35 @@ pub(crate) trait HintProvider: fmt::Debug + Send + Sync {
     fn shortfalls(&self, ledger: &Ledger, request: &Request, scope: Scope<'_>) -> Vec<Shortfall>;
 }
 
-/// What init containers leave to the containers after them, for the owner that was admitted last.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Reusable {
-    pub(crate) cpus: Option<(OwnerId, CpuSet)>,
-    pub(crate) memory: Option<(OwnerId, BytesBySet)>,
-}
+/// What nobody manages (policy `none`): no preference, and nothing to give.
+#[derive(Debug)]
+struct Unmanaged(Provider);
 
-/// Bytes by set of nodes and kind.
-pub(crate) type BytesBySet = BTreeMap<NodeSet, BTreeMap<ZoneKind, u64>>;
+impl HintProvider for Unmanaged {
+    fn provider(&self) -> Provider {
+        self.0
+    }
+
+    fn hints(&self, _: &mut Ledger, _: &Request, _: Scope<'_>) -> ProviderHints {
+        ProviderHints::NoPreference
+    }
+
+    fn allocate(
+        &self,
+        _: &mut Ledger,
+        _: &Request,
+        _: &ContainerRequest,
+        _: Affinity,
+    ) -> Result<(), AllocateError> {
+        Ok(())
+    }
+
+    fn remove(&self, _: &mut Ledger, _: &OwnerId, _: &ContainerName) {}
+
+    fn shortfalls(&self, _: &Ledger, _: &Request, _: Scope<'_>) -> Vec<Shortfall> {
+        Vec::new()
+    }
+}
 
 /// The strategy `kubelet`.
 #[derive(Debug)]
@@ -146,9 +184,12 @@ impl Kubelet {
             .map(Arc::new);
         let memory =
             memory(machine, &nodes, config).map_err(refused(Component::MemoryManager))?.map(Arc::new);
-        let mut providers: Vec<Arc<dyn HintProvider>> = Vec::new();
-        providers.extend(cpus.clone().map(|cpus| cpus as Arc<dyn HintProvider>));
-        providers.extend(memory.clone().map(|memory| memory as Arc<dyn HintProvider>));
+        let of_cpus = cpus.clone().map(|cpus| cpus as Arc<dyn HintProvider>);
+        let of_memory = memory.clone().map(|memory| memory as Arc<dyn HintProvider>);
+        let providers = vec![
+            of_cpus.unwrap_or_else(|| Arc::new(Unmanaged(Provider::Cpus))),
+            of_memory.unwrap_or_else(|| Arc::new(Unmanaged(Provider::Memory))),
+        ];
         Ok(Self { nodes, topology, rule, cpus, memory, providers })
     }
 
@@ -196,14 +237,10 @@ impl Kubelet {
 
     /// Asks all providers and merges what they say.
     fn merge(&self, ledger: &mut Ledger, request: &Request, scope: Scope<'_>) -> (Affinity, Merge) {
-        let hints: Vec<(Provider, ProviderHints)> = [Provider::Cpus, Provider::Memory]
-            .into_iter()
-            .map(|name| {
-                let provider = self.providers.iter().find(|provider| provider.provider() == name);
-                let hints = provider
-                    .map_or(ProviderHints::NoPreference, |provider| provider.hints(ledger, request, scope));
-                (name, hints)
-            })
+        let hints: Vec<(Provider, ProviderHints)> = self
+            .providers
+            .iter()
+            .map(|provider| (provider.provider(), provider.hints(ledger, request, scope)))
             .collect();
         let best = self.rule.merge(self.nodes.all(), &merge::lists(hints.iter().map(|(_, hints)| hints)));
         let accepted = self.rule.accepts(best);
@@ -353,9 +390,10 @@ impl Strategy for Kubelet {
         let mut next = ledger.clone();
         let Some(account) = next.owner(owner) else { return next };
         let started = account.started.clone();
-        for container in &started {
-            for provider in &self.providers {
-                provider.remove(&mut next, owner, container);
+        let request = account.request.clone();
+        for container in request.iter().flat_map(|request| request.all_containers()) {
+            for provider in self.providers.iter().filter(|_| started.contains(&container.name)) {
+                provider.remove(&mut next, owner, &container.name);
             }
         }
         forget(&mut next, owner);

@@ -22,11 +22,11 @@ use self::{
     take::{Order, Packing},
     topology::CpuTopology,
 };
-use super::{Affinity, AllocateError, HintProvider, Reusable, Scope, defects};
+use super::{Affinity, AllocateError, HintProvider, Scope, defects};
 use crate::{
     decision::Shortfall,
     hint::{HintList, Mask, NodeIndex, Provider, ProviderHints, Resource, for_each_subset, positions},
-    ledger::Ledger,
+    ledger::{Ledger, Reusable},
     policy::{self, CpuOptions, PolicyConfig, StartProblem, StaticCpuProblem, TopologyPolicy},
     qos::QosClass,
     request::{ContainerName, ContainerRequest, OwnerId, Request},
