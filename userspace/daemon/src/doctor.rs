@@ -75,9 +75,9 @@ fn probe(report: &ProbeReport) -> Check {
             format!("cannot be attached ({reason}): allocations are not counted"),
             "see the other checks: privileges, BTF, lockdown",
         ),
-        mode => Check::warn(
+        Mode::Tracepoint => Check::warn(
             &name,
-            format!("attaches by {mode}, which costs more ({reason})"),
+            format!("attaches by the classic tracepoint, which costs more ({reason})"),
             "see the other checks: BTF, JIT, lockdown",
         ),
     }
@@ -513,7 +513,7 @@ mod tests {
             match text {
                 Some(text) => fs::write(dir.path().join(path), text).unwrap(),
                 None if path.ends_with("header_page") => {
-                    fs::remove_dir_all(dir.path().join("sys/kernel/tracing")).unwrap()
+                    fs::remove_dir_all(dir.path().join("sys/kernel/tracing")).unwrap();
                 }
                 None => fs::remove_file(dir.path().join(path)).unwrap(),
             }

@@ -181,8 +181,8 @@ impl Default for Observe {
     fn default() -> Self {
         Self {
             residency_interval: Interval(Duration::from_secs(10)),
-            topology_interval: Interval(Duration::from_secs(60)),
-            keep_removed: Interval(Duration::from_secs(300)),
+            topology_interval: Interval(Duration::from_mins(1)),
+            keep_removed: Interval(Duration::from_mins(5)),
         }
     }
 }

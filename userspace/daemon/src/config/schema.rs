@@ -71,15 +71,11 @@ impl Known {
             path.push(entry.key.clone());
             let problem = match properties.get(&entry.key) {
                 None => Some((entry.origin.clone(), self.unknown(path, properties.keys()))),
-                Some(schema) => match out_of_range(&entry.node, schema) {
-                    Some(message) => {
-                        Some((entry.node.origin.clone(), format!("{}: {message}", path.join("."))))
-                    }
-                    None => {
-                        self.check_below(&mut entry.node, schema, path, problems);
-                        None
-                    }
-                },
+                Some(schema) => {
+                    self.check_below(&mut entry.node, schema, path, problems);
+                    out_of_range(&entry.node, schema)
+                        .map(|message| (entry.node.origin.clone(), format!("{}: {message}", path.join("."))))
+                }
             };
             let keep = problem.is_none();
             if let Some((origin, message)) = problem {

@@ -190,15 +190,14 @@ impl Reader<'_> {
                 if *anchor != 0 || tag.is_some() {
                     self.problem(at, "anchors and tags are not supported".to_owned());
                 }
-                match self.open.last_mut() {
-                    Some(Open { node: Node { value: Value::Mapping(_), .. }, key: key @ None }) => {
-                        *key = Some((text.to_string(), place(self.file, at)));
-                    }
-                    _ => {
-                        let plain = *style == ScalarStyle::Plain;
-                        let scalar = if plain { resolve(text) } else { text.as_ref().into() };
-                        self.add(Node { origin: place(self.file, at), value: Value::Scalar(scalar) });
-                    }
+                if let Some(Open { node: Node { value: Value::Mapping(_), .. }, key: key @ None }) =
+                    self.open.last_mut()
+                {
+                    *key = Some((text.to_string(), place(self.file, at)));
+                } else {
+                    let plain = *style == ScalarStyle::Plain;
+                    let scalar = if plain { resolve(text) } else { text.as_ref().into() };
+                    self.add(Node { origin: place(self.file, at), value: Value::Scalar(scalar) });
                 }
                 true
             }

@@ -159,11 +159,11 @@ impl Observer {
                 return;
             }
         }
-        let watched = match watcher.mode() {
+        let mode = match watcher.mode() {
             WatchMode::Watching => Ok(()),
             WatchMode::Sweeping { reason } => Err(reason.clone()),
         };
-        state.note(Part::CgroupWatch, watched);
+        state.note(Part::CgroupWatch, mode);
     }
 
     /// Reads the machine again, for what changes at run time: memory and CPUs that come and go.

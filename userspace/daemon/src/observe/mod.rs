@@ -112,7 +112,7 @@ impl Observer {
             match mode {
                 Mode::Absent if !config.probes.allocation.enabled => tracing::info!(%probe, "switched off"),
                 Mode::Absent => {
-                    tracing::warn!(%probe, reason, "cannot be attached; `numaward doctor` says more")
+                    tracing::warn!(%probe, reason, "cannot be attached; `numaward doctor` says more");
                 }
                 _ => tracing::info!(%probe, %mode, reason, "attached"),
             }
@@ -239,9 +239,9 @@ impl Observer {
     /// How the daemon itself is doing.
     pub fn status(&self) -> api::Status {
         let mut state = self.lock();
-        let stats = state.stats();
+        let costs = state.stats();
         let probes = state.probes.reports().iter().map(|report| {
-            let stats = stats.iter().find(|stats| stats.probe == report.probe);
+            let cost = costs.iter().find(|cost| cost.probe == report.probe);
             api::Probe {
                 probe: report.probe.to_string(),
                 mode: report.mode.to_string(),
@@ -250,11 +250,11 @@ impl Observer {
                     SelfCheck::Passed(nodes) => format!("passed on nodes {nodes}"),
                     SelfCheck::Unchecked(reason) => format!("not done: {reason}"),
                 }),
-                nanoseconds_per_event: stats.and_then(|stats| {
-                    let runs = u128::from(stats.run_count);
-                    u64::try_from(stats.run_time.as_nanos().checked_div(runs)?).ok()
+                nanoseconds_per_event: cost.and_then(|cost| {
+                    let runs = u128::from(cost.run_count);
+                    u64::try_from(cost.run_time.as_nanos().checked_div(runs)?).ok()
                 }),
-                events_lost: stats.map(|stats| stats.events_lost),
+                events_lost: cost.map(|cost| cost.events_lost),
             }
         });
         let maps = state.probes.map_usage().into_iter().map(|usage| api::Map {
@@ -401,15 +401,15 @@ impl Source for Observer {
                 oom_kills: None,
             });
         }
-        let stats = state.stats();
+        let costs = state.stats();
         let probes = state.probes.reports().iter().map(|report| {
-            let stats = stats.iter().find(|stats| stats.probe == report.probe);
+            let cost = costs.iter().find(|cost| cost.probe == report.probe);
             ProbeFigures {
                 probe: report.probe.to_string(),
                 mode: report.mode.to_string(),
                 reason: self.reason(report).unwrap_or_default(),
-                runtime: stats.map(|stats| stats.run_time),
-                events_lost: stats.map(|stats| stats.events_lost),
+                runtime: cost.map(|cost| cost.run_time),
+                events_lost: cost.map(|cost| cost.events_lost),
             }
         });
         let maps = state.probes.map_usage().into_iter().map(|usage| MapFigures {

@@ -31,7 +31,7 @@ const TURN: Duration = Duration::from_millis(250);
 pub(super) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
     let interval = observer.config.observe.residency_interval.0;
     // Whoever asks less often than this gets figures that are one question old.
-    let interest = (3 * interval).max(Duration::from_secs(60));
+    let interest = (3 * interval).max(Duration::from_mins(1));
     let mut due = Instant::now();
     while !stop.is_cancelled() {
         thread::sleep(TURN);

@@ -265,7 +265,7 @@ mod tests {
 
     use super::*;
 
-    const KEEP: Duration = Duration::from_secs(60);
+    const KEEP: Duration = Duration::from_mins(1);
 
     /// A table and the probes it is told of: slots are numbers, counters are pages on node 0.
     struct Host {
