@@ -35,7 +35,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     sync::watch,
     task::JoinHandle,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -648,6 +648,31 @@ async fn a_restart_of_the_runtime_loses_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn waits_start_again_after_a_connection_that_held() {
+    let rig = Rig::new(Config::containerd_2_1(online())).await;
+    for (connections, held, at_most) in [
+        // The first failure, then one after a connection that held, then one right after it.
+        (1, Duration::from_secs(20), Duration::from_millis(100)),
+        (2, Duration::from_secs(20), Duration::from_millis(100)),
+        (3, Duration::ZERO, Duration::from_millis(200)),
+    ] {
+        sleep(held).await;
+        let began = Instant::now();
+        rig.runtime.stop();
+        rig.is(Phase::Disconnected).await;
+        rig.runtime.start();
+        rig.connected_again(connections).await;
+        assert!(began.elapsed() <= at_most, "{:?} to the connection after {connections}", began.elapsed());
+    }
+    rig.runtime.stop();
+    sleep(Duration::from_mins(1)).await;
+    rig.runtime.start();
+    let began = Instant::now();
+    rig.connected_again(4).await;
+    assert!(began.elapsed() <= Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_runs_may_be_told_in_many_parts() {
     let runtime = FakeRuntime::new(Config { message_limit: 2000, ..Config::containerd_2_1(online()) });
     for i in 0..60 {
@@ -947,6 +972,7 @@ async fn calls_that_make_no_sense_are_answered_in_time() {
         (SERVICE, "FlyToTheMoon", &[][..], Err(r#"12 no method "FlyToTheMoon""#)),
         ("other.Service", "CreateContainer", &[], Err(r#"12 no service "other.Service""#)),
         (SERVICE, "Configure", &garbage, Err("3 the request could not be read")),
+        (SERVICE, "Configure", &[], Err("9 this plugin is configured already")),
         (SERVICE, "Synchronize", &garbage, Err("3 the request could not be read")),
         (SERVICE, "ValidateContainerAdjustment", &garbage, Ok(())),
         (SERVICE, "Shutdown", &[], Ok(())),

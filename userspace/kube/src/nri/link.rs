@@ -187,6 +187,12 @@ impl Link {
         }
     }
 
+    /// How many calls wait for their answer.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        self.calls().waiting.len()
+    }
+
     fn enter(&self, answer: oneshot::Sender<Vec<u8>>) -> Waiting<'_> {
         let mut calls = self.calls();
         let stream = calls.next;

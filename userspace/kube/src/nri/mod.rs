@@ -11,7 +11,7 @@
 //!   change", and the owner is told by [`Handler::no_answer`], so that it can repair what started unpinned;
 //! - the connection is made again whenever it is lost, and every connection starts with
 //!   [`Handler::synchronize`], whose answer pins whatever runs without its pin;
-//! - an answer that would fail in the kernel or in the runtime is not sent: [`Settings::check`].
+//! - an answer that would fail in the kernel or in the runtime is not sent: [`types::Settings::check`].
 //!
 //! Only a [`Refusal`] makes a creation fail.
 //!

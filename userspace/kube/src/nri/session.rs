@@ -217,14 +217,6 @@ impl<H: Handler> Session<H> {
         }
     }
 
-    fn reached(&self, stage: Stage) {
-        self.stage.send_if_modified(|now| {
-            let further = stage > *now;
-            *now = stage.max(*now);
-            further
-        });
-    }
-
     async fn serve(&self, message: Message, received: Instant) {
         let answer = match Request::decode(&*message.payload) {
             Ok(request) => self.dispatch(&request, received).await,
@@ -233,7 +225,7 @@ impl<H: Handler> Session<H> {
         match self.link.answer(Connection::Plugin, message.stream, &answer.response).await {
             Ok(()) => {
                 if let Some(stage) = answer.sent {
-                    self.reached(stage);
+                    self.stage.send_replace(stage);
                 }
             }
             Err(_closed) => {
@@ -338,6 +330,9 @@ impl<H: Handler> Session<H> {
                 return status(INVALID_ARGUMENT, &format!("the request could not be read: {error}")).into();
             }
         };
+        if *self.stage.borrow() != Stage::Registering {
+            return status(FAILED_PRECONDITION, "this plugin is configured already").into();
+        }
         let nri_version = request
             .nri_version
             .parse()
@@ -404,7 +399,7 @@ impl<H: Handler> Session<H> {
                 return status(INVALID_ARGUMENT, &format!("the request could not be read: {error}")).into();
             }
         };
-        self.reached(Stage::Synchronizing);
+        self.stage.send_replace(Stage::Synchronizing);
         let more = request.more;
         let (snapshot, since) = {
             let mut told = self.told();
@@ -737,4 +732,78 @@ pub(super) fn check_updates(
         settings.check(online)?;
     }
     Ok(updates.iter().filter(|update| !update.settings.is_empty()).map(convert::update).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::types::*, *};
+    use crate::nri::{CallError, Options, Plugin};
+
+    struct Idle;
+
+    impl Handler for Idle {
+        fn online(&self) -> Online {
+            Online { cpus: "0".parse().unwrap(), mems: "0".parse().unwrap() }
+        }
+        async fn synchronize(&self, _: Snapshot) -> Vec<Update> {
+            Vec::new()
+        }
+        async fn run_pod(&self, _: Pod) -> Result<(), Refusal> {
+            Ok(())
+        }
+        async fn update_pod(&self, _: Pod, _: Resources) -> Result<(), Refusal> {
+            Ok(())
+        }
+        async fn create_container(&self, _: Pod, _: Container) -> Result<Creation, Refusal> {
+            Ok(Creation::default())
+        }
+        async fn update_container(&self, _: Pod, _: Container, _: Resources) -> Result<Vec<Update>, Refusal> {
+            Ok(Vec::new())
+        }
+        async fn stop_container(&self, _: Pod, _: Container) -> Vec<Update> {
+            Vec::new()
+        }
+        async fn event(&self, _: Event) {}
+        fn no_answer(&self, _: NoAnswer) {}
+    }
+
+    /// A runtime that answers every call with nothing, and never calls.
+    async fn answer_only<S: AsyncRead + AsyncWrite>(stream: S) {
+        let (mut reader, writer) = tokio::io::split(stream);
+        let (link, writing) = Link::new(Connection::Plugin, wire::encode, writer);
+        let answers = async {
+            let mut decoder = Decoder::default();
+            let mut buffer = [0; 1000];
+            while let Ok(length @ 1..) = reader.read(&mut buffer).await {
+                let mut input = &buffer[..length];
+                while let Some((connection, call)) = decoder.next(&mut input).unwrap() {
+                    link.answer(connection, call.stream, &Response::default()).await.unwrap();
+                }
+            }
+        };
+        tokio::join!(answers, async { writing.await.unwrap() });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_does_not_configure_us_is_given_up() {
+        let shared = Plugin::new(Options::default(), Arc::new(Idle)).shared;
+        let (ours, theirs) = tokio::io::duplex(1000);
+        tokio::spawn(answer_only(theirs));
+        let end = run(ours, shared, &CancellationToken::new()).await;
+        assert_eq!(end.to_string(), "the runtime did not call Configure within 5s");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_is_given_up_is_forgotten() {
+        let (ours, _silent) = tokio::io::duplex(1000);
+        let (link, writing) = Link::new(Connection::Runtime, wire::encode, ours);
+        let writing = tokio::spawn(writing);
+        let called = link.call::<_, Empty>("service", "method", &Empty {}, Duration::from_secs(1)).await;
+        assert_eq!(called, Err(CallError::Timeout(Duration::from_secs(1))));
+        assert_eq!(link.waiting(), 0);
+        link.close();
+        let called = link.call::<_, Empty>("service", "method", &Empty {}, Duration::from_secs(1)).await;
+        assert_eq!(called, Err(CallError::Closed));
+        writing.abort();
+    }
 }
