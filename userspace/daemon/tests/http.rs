@@ -1,5 +1,7 @@
 //! Every route, in process: formats, errors, limits. The host is a directory; no probe is attached.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::{fs, path::Path, sync::Arc};
 
 use axum::{
