@@ -15,10 +15,13 @@
 //! **Cost.** A helper call is dear on CPUs with mitigations (some 20 ns of 30 for the id of the cgroup), so the
 //! id is read through `current->cgroups->dfl_cgrp->kn->id` where the kernel's BTF has the offsets.
 //!
-//! **No races.** The kernel runs a tracing program at most once at a time on each CPU: what would
-//! interrupt it (an allocation in an interrupt) is not delivered but counted as `recursion_misses`
-//! (`prog->active` for `tp_btf`, `bpf_prog_active` for tracepoints), and tasks do not migrate inside. So what
-//! is per CPU (CACHE, CTR, TOTALS) has one writer, and needs no atomics. CTR_SHARED has many and uses them.
+//! **No races.** The kernel runs a tracing program at most once at a time on each CPU, and tasks do not migrate
+//! inside. An allocation in an interrupt of the program is not delivered but counted as `recursion_misses`
+//! (`prog->active` in `__bpf_trace_run` for `tp_btf`, `bpf_prog_active` in `trace_call_bpf` for tracepoints).
+//! So what is per CPU (CACHE, CTR, TOTALS) has one writer, and needs no atomics. CTR_SHARED has many and uses
+//! them. On a kernel too old for the first of these guards, an interrupt between a counter's load and its
+//! store would cost that one count; a cache entry would not be harmed, as an interrupt has the same current
+//! task.
 
 #![no_std]
 #![no_main]

@@ -116,7 +116,8 @@ impl Toolchain {
 /// Whether a variable is set by cargo or rustup for this build, or steers it.
 fn is_of_this_build(name: &OsStr) -> bool {
     let Some(name) = name.to_str() else { return false };
-    let kept = ["CARGO_HOME", "RUSTUP_HOME", "RUST_BACKTRACE"].contains(&name)
+    // CARGO_MAKEFLAGS: both share one job server, hence the number of jobs.
+    let kept = ["CARGO_HOME", "CARGO_MAKEFLAGS", "RUSTUP_HOME", "RUST_BACKTRACE"].contains(&name)
         || ["CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTR", "CARGO_SOURCE_"]
             .iter()
             .any(|kind| name.starts_with(kind));

@@ -42,7 +42,6 @@ impl Layout {
             return Some(Self { nodes, rows, copies: cpus, per_cpu: true });
         }
         let shards = u32::try_from(copies_within_limit).unwrap_or(u32::MAX).min(home_nodes).max(1);
-        rows.checked_mul(shards)?;
         Some(Self { nodes, rows, copies: shards, per_cpu: false })
     }
 

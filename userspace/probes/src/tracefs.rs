@@ -11,7 +11,8 @@ use std::{
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FormatError {
     #[error(
-        "tracefs is not mounted at /sys/kernel/tracing; mount it: mount -t tracefs tracefs /sys/kernel/tracing"
+        "tracefs is not to be seen at /sys/kernel/tracing; mount it (mount -t tracefs tracefs \
+         /sys/kernel/tracing), unless lockdown closes it"
     )]
     NoTracefs,
     #[error("cannot read {}: {source}", path.display())]
@@ -82,7 +83,7 @@ mod tests {
     fn good_missing_and_corrupt_formats_are_told_apart() {
         assert_eq!(check(Some(GOOD)), Ok(()));
         for (format, error) in [
-            (None, "tracefs is not mounted"),
+            (None, "tracefs is not to be seen"),
             (Some(String::new()), "the field pfn is missing"),
             (
                 Some(GOOD.replace("offset:24;\tsize:8", "offset:20;\tsize:4")),

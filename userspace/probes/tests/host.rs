@@ -3,8 +3,8 @@
 //! What is counted is compared with processes that touch a known number of pages in cgroups of their
 //! own. One node is enough: nodes that the host does not have are made up where they are needed.
 //!
-//! Not a libtest harness, because this program is also the process that touches pages:
-//! `host touch`.
+//! Not a libtest harness, because this program is also the process that touches pages, `host touch`, and the
+//! one that loads probes on a crippled system, `host report`.
 
 #![expect(clippy::unwrap_used, reason = "a test without libtest, which clippy does not take for one")]
 
@@ -47,14 +47,19 @@ const TESTS: &[(&str, Test)] = &[
     ("runs_and_their_time_are_read", stats),
     ("debug_messages_arrive", debug_log),
     ("after_loading_no_privilege_is_needed", without_privileges_after_loading),
+    ("tp_btf_needs_no_cap_sys_admin", without_sys_admin),
     ("without_privileges_the_reason_is_told", without_privileges),
+    ("without_btf_the_tracepoint_serves", |_| without_btf()),
+    ("too_many_slots_are_refused", too_many_slots),
 ];
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let filter = arguments.find(|argument| !argument.starts_with('-'));
-    if filter.as_deref() == Some("touch") {
-        return touch();
+    match filter.as_deref() {
+        Some("touch") => return touch(),
+        Some("report") => return report(),
+        _ => {}
     }
     let host = match Host::new() {
         Ok(host) => host,
@@ -91,6 +96,27 @@ fn touch() -> ExitCode {
         println!("done");
     }
     ExitCode::SUCCESS
+}
+
+/// The process that says how the probes are attached.
+fn report() -> ExitCode {
+    let machine = sysfs::read(Path::new("/")).unwrap();
+    let probes = Probes::load(&Options::new(&machine));
+    let report = &probes.reports()[0];
+    println!("{}: {}", report.mode, report.reason.as_deref().unwrap_or_default());
+    ExitCode::SUCCESS
+}
+
+/// What `host report` says where these folders are empty.
+fn report_without(folders: &[&str]) -> String {
+    let hide: String = folders.iter().map(|folder| format!("mount -t tmpfs none {folder} && ")).collect();
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", &format!("{hide}exec \"$0\" report")])
+        .arg(std::env::current_exe().unwrap())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// A process in a cgroup.
@@ -428,13 +454,13 @@ fn debug_log(host: &Host) {
     );
 }
 
-/// Runs `f` on a thread without any capability.
-fn unprivileged<T: Send>(f: impl FnOnce() -> T + Send) -> T {
+/// Runs `f` on a thread that has no other capabilities than these.
+fn with_capabilities<T: Send>(kept: CapabilitySet, f: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            let none = CapabilitySet::empty();
-            set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
-                .unwrap();
+            let sets =
+                CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+            set_capabilities(None, sets).unwrap();
             f()
         });
         thread.join().unwrap()
@@ -445,7 +471,7 @@ fn without_privileges_after_loading(host: &Host) {
     let mut probes = host.probes(Mode::TpBtf);
     let cgroup = host.cgroup("unprivileged");
     let mut process = Toucher::new(&cgroup.0);
-    unprivileged(|| {
+    with_capabilities(CapabilitySet::empty(), || {
         let slot = probes.register(cgroup.id(), None).unwrap();
         process.touch(PAGES);
         assert_pages(counted(&probes, slot).user_local.0, PAGES);
@@ -457,8 +483,20 @@ fn without_privileges_after_loading(host: &Host) {
     });
 }
 
+fn without_sys_admin(host: &Host) {
+    let cgroup = host.cgroup("bpf-only");
+    let mut process = Toucher::new(&cgroup.0);
+    with_capabilities(CapabilitySet::BPF | CapabilitySet::PERFMON, || {
+        let mut probes = host.probes(Mode::TpBtf);
+        assert!(matches!(probes.reports()[0].self_check, Some(SelfCheck::Passed(_))));
+        let slot = probes.register(cgroup.id(), None).unwrap();
+        process.touch(PAGES);
+        assert_pages(counted(&probes, slot).user_local.0, PAGES);
+    });
+}
+
 fn without_privileges(host: &Host) {
-    let probes = unprivileged(|| Probes::load(&host.options()));
+    let probes = with_capabilities(CapabilitySet::empty(), || Probes::load(&host.options()));
     let report = &probes.reports()[0];
     assert_eq!((report.mode, &report.self_check), (Mode::Absent, &None));
     let reason = report.reason.as_deref().unwrap();
@@ -467,4 +505,24 @@ fn without_privileges(host: &Host) {
     let slot = probes.register(CgroupId(1), None).unwrap();
     assert!(probes.counters().unwrap().slots.is_empty());
     probes.release(slot).unwrap();
+}
+
+fn without_btf() {
+    const TP_BTF: &str = "tp_btf: the kernel has no BTF (/sys/kernel/btf/vmlinux: ";
+    let report = report_without(&["/sys/kernel/btf"]);
+    assert!(report.starts_with(&format!("tracepoint: {TP_BTF}")), "{report}");
+    let report = report_without(&["/sys/kernel/btf", "/sys/kernel/tracing"]);
+    assert!(report.starts_with(&format!("absent: {TP_BTF}")), "{report}");
+    assert!(report.contains("; tracepoint: tracefs is not to be seen"), "{report}");
+}
+
+fn too_many_slots(host: &Host) {
+    let machine = Machine::default();
+    for (machine, slots) in [(&host.machine, u32::MAX), (&machine, 1 << 31)] {
+        let probes = Probes::load(&Options { slots, ..Options::new(machine) });
+        let report = &probes.reports()[0];
+        let reason = report.reason.as_deref().unwrap_or_default();
+        assert_eq!(report.mode, Mode::Absent);
+        assert!(reason.contains("fewer slots need less") || reason.contains("E2BIG"), "{reason}");
+    }
 }
