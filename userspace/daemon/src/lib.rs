@@ -15,8 +15,11 @@
 pub mod api;
 pub mod config;
 pub mod doctor;
+pub mod enforce;
+mod fault;
 pub mod health;
 pub mod http;
+pub mod ledger;
 pub mod logging;
 pub mod metrics;
 pub mod observe;

@@ -30,7 +30,7 @@ impl Owner {
     /// sockets, mounts and swaps in them. What is below one of those is delegated (the container in a scope,
     /// the units of a user's manager), and what does not look like a unit was made by somebody else.
     ///
-    /// Source: systemd, docs/CGROUP_DELEGATION.md; `cg_escape` for the leading underscore.
+    /// Source: systemd's `CGROUP_DELEGATION.md`; `cg_escape` for the leading underscore.
     pub fn under_systemd(path: &CgroupPath) -> Self {
         let mut components = path.components().peekable();
         while let Some(component) = components.next() {

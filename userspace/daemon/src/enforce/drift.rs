@@ -14,8 +14,6 @@ use numaward_cgroup::{
     knob::{Knob, Value},
 };
 
-
-
 /// A knob that does not hold what it should.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drift {
@@ -45,7 +43,9 @@ impl fmt::Display for Drift {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { cgroup, knob, wanted, found, kind } = self;
         match (found, kind) {
-            (Some(found), DriftKind::Rewritten) => write!(f, "{cgroup}: {knob} is {found}, should be {wanted}"),
+            (Some(found), DriftKind::Rewritten) => {
+                write!(f, "{cgroup}: {knob} is {found}, should be {wanted}")
+            }
             (Some(found), DriftKind::Ineffective) => {
                 write!(f, "{cgroup}: of {knob} {wanted} only {found} is effective")
             }
@@ -74,7 +74,7 @@ impl Default for FightPolicy {
             repairs: 10,
             first_wait: Duration::from_millis(100),
             longest_wait: Duration::from_secs(30),
-            peace: Duration::from_secs(60),
+            peace: Duration::from_mins(1),
         }
     }
 }
@@ -147,7 +147,8 @@ impl Fights {
     /// The knob was seen to hold what it should; `true` if this ends a fight.
     pub fn holds(&mut self, cgroup: &CgroupPath, knob: Knob, now: Duration) -> bool {
         let key = (cgroup.clone(), knob);
-        let over = self.fights.get(&key).is_some_and(|fight| now.saturating_sub(fight.last) >= self.policy.peace);
+        let over =
+            self.fights.get(&key).is_some_and(|fight| now.saturating_sub(fight.last) >= self.policy.peace);
         over && self.fights.remove(&key).is_some()
     }
 

@@ -5,8 +5,6 @@ use numaward_cgroup::{
     knob::{Knob, KnobError, Value},
 };
 
-
-
 /// Settings could not be enforced.
 #[derive(Debug, thiserror::Error)]
 pub enum EnforceError {
@@ -28,14 +26,13 @@ pub enum EnforceError {
         /// The cgroup.
         cgroup: CgroupPath,
     },
-    /// The host has no such controller in its cgroup v2 hierarchy.
-    #[error(
-        "{controller}: the cgroup v2 hierarchy does not have this controller; is it disabled \
-         (cgroup_disable=), or still mounted as cgroup v1?"
-    )]
-    NoController {
-        /// The controller's name.
-        controller: &'static str,
+    /// The children of a cgroup could not be listed.
+    #[error("{cgroup}: cannot list its children: {source}")]
+    List {
+        /// The cgroup.
+        cgroup: CgroupPath,
+        /// Why.
+        source: std::io::Error,
     },
     /// An ancestor does not have what is wanted.
     #[error(
@@ -48,9 +45,9 @@ pub enum EnforceError {
         /// `cpuset.cpus` or `cpuset.mems`.
         knob: Knob,
         /// What it was to hold.
-        wanted: Value,
+        wanted: Box<Value>,
         /// What could be had.
-        allowed: Value,
+        allowed: Box<Value>,
         /// The ancestor that limits it.
         by: CgroupPath,
     },
@@ -79,9 +76,9 @@ pub enum EnforceError {
         /// The knob.
         knob: Knob,
         /// What was written.
-        wanted: Value,
+        wanted: Box<Value>,
         /// What was read back.
-        found: Value,
+        found: Box<Value>,
     },
     /// A knob could not be read or written.
     #[error(transparent)]

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::knob::{Knob, KnobError};
+use numaward_cgroup::{knob::KnobError, read};
 use numaward_topology::{Bytes, NodeId, NodeSet};
 
 use super::EnforceError;
@@ -65,7 +65,7 @@ pub(super) fn migrate(
     dir: &Path,
     nodes: NodeSet,
     wait: Duration,
-    write: impl FnOnce(&Path) -> Result<(), KnobError> + Send + 'static,
+    write: impl FnOnce() -> Result<(), KnobError> + Send + 'static,
 ) -> Result<Moving, EnforceError> {
     let (sender, receiver) = mpsc::channel();
     let dir: PathBuf = dir.to_owned();
@@ -75,7 +75,7 @@ pub(super) fn migrate(
             // A cgroup without the memory controller moves pages all the same, uncounted.
             let before = resident(&dir);
             let started = Instant::now();
-            let written = write(&dir);
+            let written = write();
             let took = started.elapsed();
             // Nobody waits any more where the daemon is ending.
             let _ = sender.send(written.map(|()| Migration { nodes, before, after: resident(&dir), took }));
@@ -91,24 +91,9 @@ pub(super) fn migrate(
 }
 
 /// User memory of a cgroup and its descendants by node; empty where it cannot be told.
-pub(super) fn resident(dir: &Path) -> Resident {
-    std::fs::read_to_string(dir.join("memory.numa_stat")).map_or_else(|_| Resident::new(), |text| parse(&text))
-}
-
-fn parse(text: &str) -> Resident {
-    let mut resident = Resident::new();
-    for line in text.lines() {
-        let mut words = line.split_ascii_whitespace();
-        if !matches!(words.next(), Some("anon" | "file")) {
-            continue;
-        }
-        for (node, bytes) in words.filter_map(|word| word.strip_prefix('N')?.split_once('=')) {
-            if let (Ok(node), Ok(bytes)) = (node.parse(), bytes.parse::<u64>()) {
-                resident.entry(NodeId(node)).or_default().0 += bytes;
-            }
-        }
-    }
-    resident
+fn resident(dir: &Path) -> Resident {
+    let nodes = read::memory_numa_stat(dir).unwrap_or_default();
+    nodes.into_iter().map(|(node, memory)| (node, Bytes(memory.anon.0 + memory.file.0))).collect()
 }
 
 #[cfg(test)]
@@ -117,9 +102,10 @@ mod tests {
 
     #[test]
     fn user_memory_is_anon_and_file() {
+        let dir = tempfile::tempdir().unwrap();
         let text = "anon N0=4096 N1=8192\nfile N0=4096 N1=0\nkernel_stack N0=99 N1=99\nshmem N0=4096 N1=0\n";
-        assert_eq!(parse(text), [(NodeId(0), Bytes(8192)), (NodeId(1), Bytes(8192))].into());
-        assert_eq!(parse("anon N0 Nx=1 N1=y\n"), Resident::new());
+        std::fs::write(dir.path().join("memory.numa_stat"), text).unwrap();
+        assert_eq!(resident(dir.path()), [(NodeId(0), Bytes(8192)), (NodeId(1), Bytes(8192))].into());
     }
 
     #[test]
@@ -137,17 +123,15 @@ mod tests {
     #[test]
     fn a_slow_write_is_not_waited_for() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("cpuset.mems"), "0\n").unwrap();
         let (go, wait_for_go) = mpsc::channel::<()>();
-        let moving = migrate(dir.path(), "1".parse().unwrap(), Duration::from_millis(20), move |dir| {
+        let moving = migrate(dir.path(), "1".parse().unwrap(), Duration::from_millis(20), move || {
             wait_for_go.recv().unwrap();
-            Knob::CpusetMems.write(dir, "1")
+            Ok(())
         });
         let Ok(Moving::Running(result)) = moving else { panic!("{moving:?}") };
         go.send(()).unwrap();
         let migration = result.recv().unwrap().unwrap();
         assert_eq!(migration.nodes.to_string(), "1");
         assert!(migration.took >= Duration::from_millis(10), "{:?}", migration.took);
-        assert_eq!(Knob::CpusetMems.read(dir.path()).unwrap().to_string(), "1");
     }
 }

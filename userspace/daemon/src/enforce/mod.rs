@@ -31,6 +31,9 @@ mod settings;
 pub mod systemd;
 mod watch;
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
@@ -38,14 +41,15 @@ use std::{
     time::Duration,
 };
 
-use numaward_cgroup::knob::{Knob, KnobError, Limit, PartitionState, Value};
+use numaward_cgroup::knob::{self, Knob, KnobError, Limit, Value};
 use numaward_topology::{Bytes, CpuSet, NodeSet};
 
-pub use backend::{Backend, Cgroupfs};
+pub use backend::{Backend, Cgroupfs, StepError};
 pub use book::{Book, Owner, Record};
 pub use drift::{Drift, DriftKind, FightPolicy, Fights, Verdict};
 pub use error::EnforceError;
 pub use migration::{Migration, Moving, Resident};
+pub use numaward_cgroup::{CgroupId, CgroupPath};
 pub use order::Step;
 pub use plan::{Change, Plan};
 pub use settings::{Settings, ValueError, Values};
@@ -106,7 +110,7 @@ pub struct Failure {
 }
 
 fn not_undone(errors: &[EnforceError]) -> String {
-    errors.iter().map(|error| format!("; then {error}")).collect()
+    errors.iter().fold(String::new(), |text, error| text + "; then " + &error.to_string())
 }
 
 impl Enforcer {
@@ -139,22 +143,27 @@ impl Enforcer {
         let mut report = Report { kept: plan.kept.clone(), ..Report::default() };
         for (cgroup, controllers) in &plan.enable {
             crate::fault::point("enforce.enable");
-            let enabled = numaward_cgroup::knob::enable_controllers(&cgroup.dir(self.root()), controllers);
+            let enabled = knob::enable_controllers(&cgroup.dir(self.root()), controllers);
             if let Err(error) = enabled {
                 return Err(Box::new(Failure { error: error.into(), step: None, undo: Vec::new(), report }));
             }
         }
         let mut failures = Vec::new();
+        let mut half_written: &[Step] = &[];
         // Consecutive writes to one unit go out together.
-        for batch in plan.steps.chunk_by(|a, b| a.cgroup == b.cgroup && self.is_systemds(a) && self.is_systemds(b)) {
+        let go_together = |a: &Step, b: &Step| {
+            a.cgroup == b.cgroup && self.is_systemds(&a.owner, a.knob) && self.is_systemds(&b.owner, b.knob)
+        };
+        for batch in plan.steps.chunk_by(go_together) {
             crate::fault::point("enforce.write");
             match self.write(batch, &mut report.moving) {
                 Ok(()) => report.written.extend_from_slice(batch),
                 // What is gone needs nothing brought back.
-                Err((error, _)) if error.is_gone() && !plan.is_all_or_nothing => {}
-                Err((error, step)) => {
-                    failures.push((error, step));
+                Err(failed) if failed.error.is_gone() && !plan.is_all_or_nothing => {}
+                Err(failed) => {
+                    failures.push(*failed);
                     if plan.is_all_or_nothing {
+                        half_written = batch;
                         break;
                     }
                 }
@@ -162,18 +171,18 @@ impl Enforcer {
         }
         crate::fault::point("enforce.written");
         let mut failures = failures.into_iter();
-        let Some((error, step)) = failures.next() else { return Ok(report) };
-        let mut undo: Vec<_> = failures.map(|(error, _)| error).collect();
+        let Some(StepError { error, step }) = failures.next() else { return Ok(report) };
+        let mut undo: Vec<_> = failures.map(|failed| failed.error).collect();
         if plan.is_all_or_nothing {
-            // The failed batch may have been written in part.
-            let failed = plan.steps[report.written.len()..].iter().take_while(|s| s.cgroup == step.cgroup);
-            let back: Vec<_> = report.written.iter().chain(failed).rev().map(Step::reversed).collect();
+            let back: Vec<_> = report.written.iter().chain(half_written).rev().map(Step::reversed).collect();
             undo.extend(back.iter().filter_map(|step| {
-                let holds = self.cgroupfs.read(step).is_ok_and(|found| self.cgroupfs.holds(step, &found));
-                if holds && !self.is_systemds(step) {
+                let found = self.cgroupfs.read(&step.cgroup, step.knob);
+                if !self.is_systemds(&step.owner, step.knob)
+                    && found.is_ok_and(|found| self.cgroupfs.holds(step.knob, &step.to, &found))
+                {
                     return None;
                 }
-                self.write(std::slice::from_ref(step), &mut report.moving).err().map(|(error, _)| error)
+                self.write(std::slice::from_ref(step), &mut report.moving).err().map(|failed| failed.error)
             }));
         }
         undo.retain(|error| !error.is_gone());
@@ -190,7 +199,7 @@ impl Enforcer {
         }
         let mut report = Report::default();
         let step = Step { cgroup, owner, knob, from, to };
-        self.write(std::slice::from_ref(&step), &mut report.moving).map_err(|(error, _)| error)?;
+        self.write(std::slice::from_ref(&step), &mut report.moving).map_err(|failed| failed.error)?;
         report.written.push(step);
         Ok(report)
     }
@@ -214,11 +223,13 @@ impl Enforcer {
         let mut drifts = Vec::new();
         for (&knob, wanted) in &record.written.0 {
             match knob.read(&dir) {
-                Ok(found) if self.cgroupfs.knob_holds(knob, wanted, &found) => {}
+                Ok(found) if self.cgroupfs.holds(knob, wanted, &found) => {}
                 // Of an ancestor, more is enough.
                 Ok(found) if !asked.0.contains_key(&knob) && plan::covers(&found, wanted) => {}
                 Ok(found) => drifts.push(drift(knob, wanted, Some(found), DriftKind::Rewritten)),
-                Err(KnobError::Missing { .. }) => drifts.push(drift(knob, wanted, None, DriftKind::Rewritten)),
+                Err(KnobError::Missing { .. }) => {
+                    drifts.push(drift(knob, wanted, None, DriftKind::Rewritten));
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -237,25 +248,22 @@ impl Enforcer {
         Ok(drifts)
     }
 
-    /// Whether a write goes to systemd, not to the file.
-    fn is_systemds(&self, step: &Step) -> bool {
-        self.systemd.is_some()
-            && matches!(step.owner, Owner::Systemd(_))
-            && systemd::property(step.knob).is_some()
+    /// Whether this knob of a cgroup is written by systemd.
+    fn is_systemds(&self, owner: &Owner, knob: Knob) -> bool {
+        self.systemd.is_some() && matches!(owner, Owner::Systemd(_)) && systemd::property(knob).is_some()
     }
 
-    /// Writes steps that are all of one cgroup, if more than one to its unit. The error names the step.
-    fn write(
-        &self,
-        steps: &[Step],
-        moving: &mut Vec<(CgroupPath, Moving)>,
-    ) -> Result<(), (EnforceError, Step)> {
-        let Some(first) = steps.first() else { return Ok(()) };
-        let backend: &dyn Backend = match &self.systemd {
-            Some(systemd) if self.is_systemds(first) => systemd,
+    fn backend(&self, owner: &Owner, knob: Knob) -> &dyn Backend {
+        match &self.systemd {
+            Some(systemd) if self.is_systemds(owner, knob) => systemd,
             _ => &self.cgroupfs,
-        };
-        let moved = backend.write(&self.cgroupfs, steps)?;
+        }
+    }
+
+    /// Writes steps of one cgroup and one backend.
+    fn write(&self, steps: &[Step], moving: &mut Vec<(CgroupPath, Moving)>) -> Result<(), Box<StepError>> {
+        let Some(first) = steps.first() else { return Ok(()) };
+        let moved = self.backend(&first.owner, first.knob).write(&self.cgroupfs, steps)?;
         moving.extend(moved.map(|moving| (first.cgroup.clone(), moving)));
         Ok(())
     }
@@ -266,12 +274,6 @@ impl Step {
     fn reversed(&self) -> Self {
         Self { from: self.to.clone(), to: self.from.clone(), ..self.clone() }
     }
-}
-
-/// What `cpuset.cpus.partition` says when it is not what was asked for.
-fn invalid_partition(cgroup: &CgroupPath, state: &PartitionState) -> Option<EnforceError> {
-    let reason = state.invalid.clone()?;
-    Some(EnforceError::InvalidPartition { cgroup: cgroup.clone(), reason })
 }
 
 /// The size of a page of memory.

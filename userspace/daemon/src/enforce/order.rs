@@ -80,8 +80,8 @@ fn key(step: &Step, is_ancestor: bool) -> (u8, usize, Reverse<usize>, u8) {
             Value::Partition(to) if to.partition == Partition::Member => down(1, 0),
             _ => down(7, 0),
         },
-        Knob::MemoryMax => down(if rises { 2 } else { 8 }, if rises { 0 } else { 1 }),
-        Knob::MemoryHigh => down(if rises { 2 } else { 8 }, if rises { 1 } else { 0 }),
+        Knob::MemoryMax => down(if rises { 2 } else { 8 }, u8::from(!rises)),
+        Knob::MemoryHigh => down(if rises { 2 } else { 8 }, u8::from(rises)),
         Knob::HugetlbMax(_) => down(if rises { 2 } else { 8 }, 2),
         Knob::MemoryMin if rises => down(3, 0),
         Knob::MemoryMin => up(9, 0),
@@ -92,7 +92,9 @@ fn key(step: &Step, is_ancestor: bool) -> (u8, usize, Reverse<usize>, u8) {
         Knob::CpusetCpus => down(5, 0),
         Knob::CpusetMems => down(6, 0),
         // Never written as a step.
-        Knob::CpusetCpusEffective | Knob::CpusetMemsEffective | Knob::SubtreeControl | Knob::Procs => down(0, 0),
+        Knob::CpusetCpusEffective | Knob::CpusetMemsEffective | Knob::SubtreeControl | Knob::Procs => {
+            down(0, 0)
+        }
     }
 }
 
@@ -113,7 +115,8 @@ mod tests {
 
     /// Puts the steps in order, last one first, and prints what is written.
     fn written(steps: &[(&str, &str, &str, &str)]) -> Vec<String> {
-        let steps = steps.iter().rev().map(|&(cgroup, knob, from, to)| step(cgroup, knob, from, to)).collect();
+        let steps =
+            steps.iter().rev().map(|&(cgroup, knob, from, to)| step(cgroup, knob, from, to)).collect();
         ordered(steps, |path| path.to_string() != "/a/b")
             .iter()
             .map(|step| format!("{} {} {}", step.cgroup, step.knob, step.to))

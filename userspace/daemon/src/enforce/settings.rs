@@ -59,6 +59,15 @@ impl Settings {
         *self == Self::default()
     }
 
+    /// What is claimed by this knob of protection.
+    pub(super) fn protection(&self, knob: Knob) -> Option<Limit> {
+        match knob {
+            Knob::MemoryMin => self.memory_min,
+            Knob::MemoryLow => self.memory_low,
+            _ => None,
+        }
+    }
+
     /// Whether the CPUs are to be a scheduling domain of their own.
     pub(super) fn wants_partition(&self) -> bool {
         self.partition.is_some_and(|partition| partition != Partition::Member)

@@ -17,7 +17,9 @@ use numaward_topology::{
     set::{Id, IdSet},
 };
 use tokio::runtime::Handle;
-use zbus::{Connection, DynamicType, Message, ObjectPath, OwnedObjectPath, OwnedVariant, Variant, connection};
+use zbus::{
+    Connection, DynamicType, Message, ObjectPath, OwnedObjectPath, OwnedVariant, Variant, connection,
+};
 
 use super::EnforceError;
 
@@ -40,7 +42,7 @@ pub struct Systemd {
     connection: Mutex<Option<Connection>>,
 }
 
-/// Whether systemd is the init of the host with this root (sd_booted(3)).
+/// Whether systemd is the init of the host with this root (`sd_booted(3)`).
 pub fn is_init(root: &Path) -> bool {
     root.join("run/systemd/system").is_dir()
 }
@@ -92,10 +94,8 @@ impl Systemd {
 
     /// Sets properties of a unit, until the next boot. Knobs that have no property are left out.
     pub(super) fn write(&self, unit: &str, values: &[(Knob, &Value)]) -> Result<(), EnforceError> {
-        let properties: Vec<(&str, Variant<'_>)> = values
-            .iter()
-            .filter_map(|(knob, value)| Some((property(*knob)?, to_bus(value)?)))
-            .collect();
+        let properties: Vec<(&str, Variant<'_>)> =
+            values.iter().filter_map(|(knob, value)| Some((property(*knob)?, to_bus(value)?))).collect();
         let runtime = true;
         self.call(
             unit,
@@ -119,18 +119,17 @@ impl Systemd {
         let mut held = self.connection.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let kept = held.as_ref().filter(|connection| !connection.is_closed()).cloned();
         self.runtime.block_on(async {
-            let connection = match kept {
-                Some(connection) => connection,
-                None => {
-                    let bus = match &self.address {
-                        Some(address) => connection::Builder::address(address.as_str()),
-                        None => connection::Builder::system(),
-                    };
-                    bus.method_timeout(TIMEOUT).build().await.map_err(|error| EnforceError::NoBus { message: error.to_string() })?
-                }
+            let connection = if let Some(connection) = kept {
+                connection
+            } else {
+                let bus = match &self.address {
+                    Some(address) => connection::Builder::address(address.as_str()),
+                    None => connection::Builder::system(),
+                };
+                let new = bus.method_timeout(TIMEOUT).build().await;
+                new.map_err(|error| EnforceError::NoBus { message: error.to_string() })?
             };
-            let answer =
-                connection.call_method(Some(MANAGER), path, Some(interface), method, body).await;
+            let answer = connection.call_method(Some(MANAGER), path, Some(interface), method, body).await;
             *held = Some(connection);
             answer.map_err(|error| {
                 let error = refused(unit, error);

@@ -1,0 +1,460 @@
+//! Against trees of plain files: what is read, decided and written. What the kernel makes of it is tested in
+//! virtual machines (tests/vm).
+
+use std::fs;
+
+use numaward_cgroup::knob::Partition;
+use tempfile::TempDir;
+
+use super::*;
+
+/// A tree in which every cgroup has every knob, unset, on a machine with CPUs 0-7 and nodes 0-1.
+struct Tree {
+    root: TempDir,
+    enforcer: Enforcer,
+}
+
+impl Tree {
+    fn new(cgroups: &[&str]) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let options = Options::new("0-7".parse().unwrap(), "0-1".parse().unwrap());
+        let tree = Self { enforcer: Enforcer::new(root.path().to_owned(), None, options), root };
+        tree.put("/", "cgroup.subtree_control", "cpuset memory hugetlb");
+        tree.put("/", "cpuset.cpus.effective", "0-7");
+        tree.put("/", "cpuset.mems.effective", "0-1");
+        for cgroup in cgroups {
+            tree.make(cgroup);
+        }
+        tree
+    }
+
+    fn make(&self, cgroup: &str) {
+        fs::create_dir(path(cgroup).dir(self.root.path())).unwrap();
+        for (file, value) in [
+            ("cgroup.type", "domain"),
+            ("cgroup.subtree_control", "cpuset memory hugetlb"),
+            ("cpuset.cpus", ""),
+            ("cpuset.cpus.effective", "0-7"),
+            ("cpuset.cpus.partition", "member"),
+            ("cpuset.cpus.exclusive", ""),
+            ("cpuset.mems", ""),
+            ("cpuset.mems.effective", "0-1"),
+            ("memory.min", "0"),
+            ("memory.low", "0"),
+            ("memory.high", "max"),
+            ("memory.max", "max"),
+            ("hugetlb.2MB.max", "max"),
+        ] {
+            self.put(cgroup, file, value);
+        }
+        fs::write(path(cgroup).dir(self.root.path()).join("cgroup.procs"), "").unwrap();
+    }
+
+    fn put(&self, cgroup: &str, file: &str, value: &str) {
+        fs::write(path(cgroup).dir(self.root.path()).join(file), format!("{value}\n")).unwrap();
+    }
+
+    fn get(&self, cgroup: &str, file: &str) -> String {
+        let text = fs::read_to_string(path(cgroup).dir(self.root.path()).join(file)).unwrap();
+        text.lines().next().unwrap_or_default().to_owned()
+    }
+
+    /// All knobs, to compare.
+    fn all(&self, cgroup: &str) -> Vec<String> {
+        [
+            "cpuset.cpus",
+            "cpuset.mems",
+            "memory.min",
+            "memory.low",
+            "memory.high",
+            "memory.max",
+            "hugetlb.2MB.max",
+        ]
+        .iter()
+        .map(|file| self.get(cgroup, file))
+        .collect()
+    }
+
+    /// Plans and executes, and gives the book that is true then.
+    fn apply(&self, book: &Book, change: &Change) -> (Book, Report) {
+        let plan = self.enforcer.plan(book, change).unwrap();
+        let report = self.enforcer.execute(&plan).unwrap();
+        assert_eq!(self.enforcer.plan(&plan.outcome, &Change::Upkeep).unwrap().steps, [], "nothing is left");
+        (plan.outcome, report)
+    }
+
+    fn hold(&self, book: &Book, cgroup: &str, settings: Settings) -> Book {
+        self.apply(book, &Change::Hold(path(cgroup), settings)).0
+    }
+
+    fn release(&self, book: &Book, cgroup: &str) -> Book {
+        self.apply(book, &Change::Release(path(cgroup))).0
+    }
+}
+
+fn path(text: &str) -> CgroupPath {
+    text.parse().unwrap()
+}
+
+fn mib(count: u64) -> Option<Limit> {
+    Some(Limit::Bytes(Bytes::mib(count)))
+}
+
+fn protected(min: u64) -> Settings {
+    Settings { memory_min: mib(min), ..Settings::default() }
+}
+
+fn pinned(cpus: &str, mems: &str) -> Settings {
+    Settings { cpus: Some(cpus.parse().unwrap()), mems: Some(mems.parse().unwrap()), ..Settings::default() }
+}
+
+fn bytes(mib: u64) -> String {
+    (mib << 20).to_string()
+}
+
+#[test]
+fn what_is_held_is_written_and_what_was_found_comes_back() {
+    let tree = Tree::new(&["/a"]);
+    tree.put("/a", "cpuset.cpus", "0-3");
+    tree.put("/a", "memory.max", &bytes(512));
+    let found = tree.all("/a");
+    let settings = Settings {
+        memory_min: mib(64),
+        memory_low: mib(96),
+        memory_high: mib(128),
+        memory_max: mib(256),
+        hugetlb: [("hugetlb.2MB.max".parse::<Knob>().unwrap(), mib(4).unwrap())]
+            .into_iter()
+            .filter_map(|(knob, limit)| match knob {
+                Knob::HugetlbMax(size) => Some((size, limit)),
+                _ => None,
+            })
+            .collect(),
+        ..pinned("2-3", "1")
+    };
+    let (book, report) = tree.apply(&Book::default(), &Change::Hold(path("/a"), settings.clone()));
+    assert_eq!(tree.all("/a"), ["2-3", "1", &bytes(64), &bytes(96), &bytes(128), &bytes(256), &bytes(4)]);
+    assert_eq!(report.written.len(), 7);
+    assert_eq!(book.held().collect::<Vec<_>>(), [(&path("/a"), &settings)]);
+
+    let text = serde_json::to_string(&book).unwrap();
+    assert_eq!(serde_json::from_str::<Book>(&text).unwrap(), book, "{text}");
+
+    let book = tree.release(&book, "/a");
+    assert_eq!(tree.all("/a"), found);
+    assert!(book.is_empty());
+}
+
+#[test]
+fn nothing_is_written_twice_and_what_is_no_longer_asked_for_comes_back() {
+    let tree = Tree::new(&["/a"]);
+    tree.put("/a", "memory.high", &bytes(100));
+    let book = tree.hold(&Book::default(), "/a", Settings { memory_high: mib(50), ..pinned("0-1", "0") });
+    let (again, report) =
+        tree.apply(&book, &Change::Hold(path("/a"), Settings { memory_high: mib(50), ..pinned("0-1", "0") }));
+    assert_eq!((report.written, &again), (vec![], &book));
+
+    let (book, report) = tree.apply(&book, &Change::Hold(path("/a"), pinned("0-1", "1")));
+    let written: Vec<_> = report.written.iter().map(|step| step.knob).collect();
+    assert_eq!(written, [Knob::MemoryHigh, Knob::CpusetMems], "a limit rises first");
+    assert_eq!(tree.get("/a", "memory.high"), bytes(100));
+    assert!(tree.release(&book, "/a").is_empty());
+    assert_eq!(tree.get("/a", "cpuset.mems"), "");
+}
+
+#[test]
+fn ancestors_protect_the_sum_of_what_their_children_claim() {
+    let tree = Tree::new(&["/a", "/a/b", "/a/b/c", "/a/b/d", "/a/other"]);
+    tree.put("/a", "memory.min", &bytes(10));
+    tree.put("/a/other", "memory.min", &bytes(7));
+    let mins = || ["/a", "/a/b", "/a/b/c", "/a/b/d"].map(|cgroup| tree.get(cgroup, "memory.min"));
+
+    let book = tree.hold(&Book::default(), "/a/b/c", protected(20));
+    assert_eq!(mins(), [27, 20, 20, 0].map(bytes), "and what another already claims");
+    let book = tree.hold(&book, "/a/b/d", protected(30));
+    assert_eq!(mins(), [57, 50, 20, 30].map(bytes));
+    let book = tree.hold(&book, "/a/b/d", protected(1));
+    assert_eq!(mins(), [28, 21, 20, 1].map(bytes));
+    let book = tree.release(&book, "/a/b/c");
+    assert_eq!(mins(), [10, 1, 0, 1].map(bytes), "8 are needed, and an admin had set 10");
+    let book = tree.release(&book, "/a/b/d");
+    assert_eq!(mins(), [10, 0, 0, 0].map(bytes));
+    assert!(book.is_empty());
+    assert_eq!(tree.get("/a/other", "memory.min"), bytes(7));
+}
+
+#[test]
+fn an_ancestor_that_is_held_itself_has_its_own_floor() {
+    let tree = Tree::new(&["/a", "/a/b"]);
+    tree.put("/a", "memory.min", &bytes(3));
+    let book = tree.hold(&Book::default(), "/a/b", protected(20));
+    assert_eq!(tree.get("/a", "memory.min"), bytes(20));
+    let book = tree.hold(&book, "/a", protected(40));
+    assert_eq!(tree.get("/a", "memory.min"), bytes(40));
+    let book = tree.hold(&book, "/a/b", protected(50));
+    assert_eq!(tree.get("/a", "memory.min"), bytes(50));
+    let book = tree.release(&book, "/a");
+    assert_eq!(tree.get("/a", "memory.min"), bytes(50), "the child still needs it");
+    let book = tree.release(&book, "/a/b");
+    assert_eq!(tree.get("/a", "memory.min"), bytes(3), "found before all of it");
+    assert!(book.is_empty());
+}
+
+#[test]
+fn what_others_give_an_ancestor_is_theirs() {
+    let tree = Tree::new(&["/a", "/a/b", "/a/c"]);
+    let book = tree.hold(&Book::default(), "/a/b", protected(20));
+    tree.put("/a", "memory.min", &bytes(99));
+    assert_eq!(tree.enforcer.drift(&book, &path("/a")).unwrap(), [], "more is no drift");
+    let book = tree.hold(&book, "/a/c", protected(20));
+    assert_eq!(tree.get("/a", "memory.min"), bytes(99), "and is not lowered");
+    let book = tree.release(&book, "/a/c");
+    let (book, report) = tree.apply(&book, &Change::Release(path("/a/b")));
+    assert_eq!(tree.get("/a", "memory.min"), bytes(99));
+    assert_eq!(report.kept.len(), 1);
+    assert!(book.is_empty());
+}
+
+#[test]
+fn claims_of_others_are_seen_after_a_refresh() {
+    let tree = Tree::new(&["/a", "/a/b", "/a/c"]);
+    let book = tree.hold(&Book::default(), "/a/b", protected(20));
+    tree.put("/a/c", "memory.min", &bytes(5));
+    tree.enforcer.refresh();
+    tree.apply(&book, &Change::Upkeep);
+    assert_eq!(tree.get("/a", "memory.min"), bytes(25));
+}
+
+#[test]
+fn a_crash_after_any_write_is_made_good() {
+    let changes: [(&str, Change); 3] = [
+        ("hold", Change::Hold(path("/a/b"), Settings { memory_min: mib(8), ..pinned("1", "1") })),
+        ("other", Change::Hold(path("/a/b"), Settings { memory_max: mib(9), ..pinned("2", "0") })),
+        ("release", Change::Release(path("/a/b"))),
+    ];
+    for upto in 0..changes.len() {
+        for written in 0.. {
+            let tree = Tree::new(&["/a", "/a/b"]);
+            tree.put("/a/b", "cpuset.cpus", "0-6");
+            let before = [tree.all("/a"), tree.all("/a/b")];
+            let mut book = Book::default();
+            for (_, change) in &changes[..upto] {
+                book = tree.apply(&book, change).0;
+            }
+            let mut plan = tree.enforcer.plan(&book, &changes[upto].1).unwrap();
+            let all = plan.steps.len();
+            plan.steps.truncate(written);
+            tree.enforcer.execute(&plan).unwrap();
+
+            // The daemon starts again with the intent.
+            let mut book = tree.apply(&plan.intent, &Change::Upkeep).0;
+            if upto < 2 {
+                assert_eq!(
+                    tree.get("/a/b", "cpuset.cpus"),
+                    ["1", "2"][upto],
+                    "{} {written}",
+                    changes[upto].0
+                );
+                assert_eq!(tree.get("/a", "memory.min"), [bytes(8), bytes(0)][upto]);
+                book = tree.release(&book, "/a/b");
+            }
+            assert_eq!([tree.all("/a"), tree.all("/a/b")], before, "{} {written}", changes[upto].0);
+            assert!(book.is_empty(), "{book:?}");
+            if written == all {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failed_write_undoes_the_others() {
+    let tree = Tree::new(&["/a", "/a/b"]);
+    let before = [tree.all("/a"), tree.all("/a/b")];
+    let settings = Settings { memory_min: mib(8), memory_max: mib(64), ..pinned("1", "1") };
+    let plan = tree.enforcer.plan(&Book::default(), &Change::Hold(path("/a/b"), settings)).unwrap();
+    fs::remove_file(path("/a/b").dir(tree.root.path()).join("cpuset.mems")).unwrap();
+    let failure = tree.enforcer.execute(&plan).unwrap_err();
+    assert_eq!(failure.step.as_ref().map(|step| step.knob), Some(Knob::CpusetMems));
+    assert!(failure.to_string().contains("a/b/cpuset.mems: no such knob (writing \"1\")"), "{failure}");
+    assert!(failure.undo.is_empty(), "{failure}");
+    tree.put("/a/b", "cpuset.mems", "");
+    assert_eq!([tree.all("/a"), tree.all("/a/b")], before);
+}
+
+#[test]
+fn a_release_goes_on_after_a_failed_write() {
+    let tree = Tree::new(&["/a"]);
+    let book = tree.hold(&Book::default(), "/a", Settings { memory_max: mib(64), ..pinned("1", "1") });
+    let plan = tree.enforcer.plan(&book, &Change::Release(path("/a"))).unwrap();
+    fs::remove_file(path("/a").dir(tree.root.path()).join("memory.max")).unwrap();
+    let failure = tree.enforcer.execute(&plan).unwrap_err();
+    assert_eq!(failure.step.as_ref().map(|step| step.knob), Some(Knob::MemoryMax));
+    assert_eq!(
+        (tree.get("/a", "cpuset.cpus"), tree.get("/a", "cpuset.mems")),
+        (String::new(), String::new())
+    );
+}
+
+#[test]
+fn a_cgroup_that_is_gone_or_another_one_is_forgotten() {
+    let tree = Tree::new(&["/a", "/a/b"]);
+    let book = tree.hold(&Book::default(), "/a/b", protected(8));
+    fs::remove_dir_all(path("/a/b").dir(tree.root.path())).unwrap();
+    assert!(tree.enforcer.drift(&book, &path("/a/b")).unwrap_err().is_gone());
+    let after = tree.apply(&book, &Change::Upkeep).0;
+    assert!(after.is_empty());
+    assert_eq!(tree.get("/a", "memory.min"), "0");
+
+    // Plain files reuse inode numbers; another directory keeps this one's from being free.
+    let book = tree.hold(&Book::default(), "/a", protected(8));
+    fs::rename(path("/a").dir(tree.root.path()), tree.root.path().join("old")).unwrap();
+    tree.make("/a");
+    tree.put("/a", "memory.min", &bytes(8));
+    assert!(tree.enforcer.drift(&book, &path("/a")).unwrap_err().is_gone());
+    assert!(tree.release(&book, "/a").is_empty());
+    assert_eq!(tree.get("/a", "memory.min"), bytes(8), "not ours");
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_written() {
+    let tree = Tree::new(&["/a", "/a/b"]);
+    tree.put("/a", "cpuset.cpus.effective", "0-3");
+    tree.put("/a/b", "cpuset.cpus.effective", "0-3");
+    for (cgroup, settings, words) in [
+        ("/", pinned("0", "0"), "/: the root of the hierarchy takes no settings"),
+        ("/none", pinned("0", "0"), "/none: no such cgroup"),
+        (
+            "/a/b",
+            pinned("3-4", "0"),
+            "/a/b: cpuset.cpus is to be 3-4, but only 0-3 is available to it (see cpuset.cpus.effective of /a)",
+        ),
+        ("/a/b", pinned("3", "2"), "/a/b: cpuset.mems is to be 2, but only 0-1 is available"),
+        (
+            "/a/b",
+            Settings { cpus: Some(CpuSet::new()), ..Settings::default() },
+            "cpuset.cpus: the set is empty",
+        ),
+        (
+            "/a/b",
+            Settings { partition: Some(Partition::Root), ..pinned("3", "0") },
+            "/a/b: this kernel makes partitions only",
+        ),
+    ] {
+        let error = tree.enforcer.plan(&Book::default(), &Change::Hold(path(cgroup), settings)).unwrap_err();
+        assert!(error.to_string().starts_with(words), "{error}");
+    }
+}
+
+#[test]
+fn controllers_are_enabled_from_the_root_down() {
+    let tree = Tree::new(&["/a", "/a/b"]);
+    tree.put("/", "cgroup.subtree_control", "memory");
+    tree.put("/a", "cgroup.subtree_control", "");
+    let plan = tree.enforcer.plan(&Book::default(), &Change::Hold(path("/a/b"), pinned("1", "1"))).unwrap();
+    tree.enforcer.execute(&plan).unwrap();
+    assert_eq!(tree.get("/", "cgroup.subtree_control"), "+cpuset");
+    assert_eq!(tree.get("/a", "cgroup.subtree_control"), "+cpuset");
+
+    tree.put("/a", "cgroup.subtree_control", "");
+    tree.put("/a", "cgroup.procs", "12");
+    let failure = tree.enforcer.execute(&plan).unwrap_err();
+    assert!(failure.to_string().contains("the cgroup holds processes itself"), "{failure}");
+}
+
+#[test]
+fn drift_is_told_by_meaning_and_repaired() {
+    let tree = Tree::new(&["/a"]);
+    let book = tree.hold(
+        &Book::default(),
+        "/a",
+        Settings { memory_min: Some(Limit::Bytes(Bytes(5000))), ..pinned("1-3", "1") },
+    );
+    tree.put("/a", "cpuset.cpus", "1,2,3");
+    tree.put("/a", "memory.min", "4096");
+    tree.put("/a", "cpuset.cpus.effective", "1-3");
+    tree.put("/a", "cpuset.mems.effective", "1");
+    assert_eq!(tree.enforcer.drift(&book, &path("/a")).unwrap(), [], "the same in other words");
+
+    tree.put("/a", "cpuset.cpus", "0-7");
+    tree.put("/a", "cpuset.mems.effective", "0");
+    let drifts = tree.enforcer.drift(&book, &path("/a")).unwrap();
+    let told: Vec<_> = drifts.iter().map(ToString::to_string).collect();
+    assert_eq!(told, ["/a: cpuset.cpus is 0-7, should be 1-3", "/a: of cpuset.mems 1 only 0 is effective"]);
+    assert_eq!(drifts[1].kind, DriftKind::Ineffective);
+    let report = tree.enforcer.repair(&book, &drifts[0]).unwrap();
+    assert_eq!((report.written.len(), tree.get("/a", "cpuset.cpus")), (1, "1-3".to_owned()));
+}
+
+#[test]
+fn a_knob_that_holds_something_else_than_was_written_is_an_error() {
+    let tree = Tree::new(&["/a"]);
+    let settings = Settings { partition: Some(Partition::Root), ..pinned("1", "1") };
+    let plan = tree.enforcer.plan(&Book::default(), &Change::Hold(path("/a"), settings)).unwrap();
+    tree.enforcer.execute(&plan).unwrap();
+    assert_eq!(tree.get("/a", "cpuset.cpus.partition"), "root");
+    tree.put("/a", "cpuset.cpus.partition", "root invalid (Cpu list in cpuset.cpus not exclusive)");
+    let drifts = tree.enforcer.drift(&plan.outcome, &path("/a")).unwrap();
+    assert!(drifts[0].to_string().contains("is root invalid (Cpu list"), "{drifts:?}");
+}
+
+mod order_never_widens {
+    //! Whatever changes to whatever: replaying a plan, no set is ever empty or anything but old or new.
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn settings() -> impl Strategy<Value = Settings> {
+        let set = |n: u32| prop::option::of(prop::collection::btree_set(0..n, 1..=n as usize));
+        let limit = || prop::option::of(1u64..64);
+        (set(8), set(2), limit(), limit(), limit(), limit()).prop_map(|(cpus, mems, min, low, high, max)| {
+            Settings {
+                cpus: cpus.map(|cpus| cpus.into_iter().map(numaward_topology::CpuId).collect()),
+                mems: mems.map(|mems| mems.into_iter().map(numaward_topology::NodeId).collect()),
+                memory_min: min.and_then(mib),
+                memory_low: low.and_then(mib),
+                memory_high: high.and_then(mib),
+                memory_max: max.and_then(mib),
+                ..Settings::default()
+            }
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn at_any_moment(old in settings(), new in settings()) {
+            let tree = Tree::new(&["/a", "/a/b"]);
+            let book = tree.hold(&Book::default(), "/a/b", old);
+            let plan = tree.enforcer.plan(&book, &Change::Hold(path("/a/b"), new.clone())).unwrap();
+            let start = |knob| knob_in(&tree, knob);
+            let limits = |knob: Knob| (start(knob), plan.outcome.get(&path("/a/b")).and_then(|record| record.written.0.get(&knob).cloned()));
+            let ends = [Knob::CpusetCpus, Knob::CpusetMems].map(|knob| (knob, limits(knob)));
+            for step in &plan.steps {
+                tree.enforcer.cgroupfs.write(&tree.enforcer.cgroupfs, std::slice::from_ref(step)).map_err(|e| e.error).unwrap();
+                for (knob, (from, to)) in &ends {
+                    let now = knob_in(&tree, *knob);
+                    let back = plan::unset(*knob);
+                    prop_assert!(now == *from || now == to.clone().unwrap_or(back), "{knob} {now}");
+                }
+                // Protection is never claimed that the parent does not have, as it rises and as it falls.
+                prop_assert!(limit_in(&tree, "/a", Knob::MemoryMin) >= limit_in(&tree, "/a/b", Knob::MemoryMin));
+                prop_assert!(limit_in(&tree, "/a", Knob::MemoryLow) >= limit_in(&tree, "/a/b", Knob::MemoryLow));
+            }
+            let (book, _) = tree.apply(&plan.outcome, &Change::Release(path("/a/b")));
+            prop_assert!(book.is_empty());
+        }
+    }
+
+    fn knob_in(tree: &Tree, knob: Knob) -> Value {
+        knob.read(&path("/a/b").dir(tree.root.path())).unwrap()
+    }
+
+    fn limit_in(tree: &Tree, cgroup: &str, knob: Knob) -> Limit {
+        match knob.read(&path(cgroup).dir(tree.root.path())).unwrap() {
+            Value::Limit(limit) => limit,
+            value => panic!("{value}"),
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Seeing at once that a knob was written, and by whom.
+//!
+//! fanotify tells of every write(2) to a marked file, with the id of the process that wrote, which inotify does
+//! not. It does not tell of what the kernel changes by itself (hotplug, a parent that was narrowed), and a mark
+//! may be lost: marks do not pin the inode (or a removed cgroup would stay in memory on older kernels), so the
+//! kernel drops them when it needs the memory. A watch is a hint that is fast; the truth is read, now and then.
+//! Marks are set again at each of these times: setting one twice does no harm.
+//!
+//! Seen to work for every knob on Linux 6.1, 6.12 and 7.2. Needs `CAP_SYS_ADMIN`.
+//!
+//! Source: fanotify(7), `fanotify_mark(2)`.
+
+use std::{
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    errno::Errno,
+    sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags},
+};
+use numaward_cgroup::{CgroupPath, knob::Knob};
+
+/// Watches knobs of cgroups.
+#[derive(Debug)]
+pub struct KnobWatch {
+    root: PathBuf,
+    fanotify: Fanotify,
+    own_pid: i32,
+}
+
+/// Knobs cannot be watched: they have to be polled.
+#[derive(Debug, thiserror::Error)]
+pub enum WatchError {
+    /// The kernel gives no fanotify group.
+    #[error("cannot watch knobs (fanotify_init): {0}; it needs CAP_SYS_ADMIN")]
+    Init(#[source] std::io::Error),
+    /// A knob cannot be marked.
+    #[error("{path}: cannot be watched (fanotify_mark): {source}", path = .path.display())]
+    Mark {
+        /// The knob's file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Events cannot be read.
+    #[error("cannot read what happened to knobs: {0}")]
+    Read(#[source] std::io::Error),
+}
+
+/// A process that wrote a knob.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Writer {
+    /// Its id as seen from here.
+    pub pid: u32,
+    /// Its name, if it was still there to be asked.
+    pub name: Option<String>,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Touched {
+    /// Somebody else wrote a knob.
+    Knob {
+        /// The cgroup.
+        cgroup: CgroupPath,
+        /// The knob.
+        knob: Knob,
+        /// Who; `None` for a process outside of our PID namespace.
+        by: Option<Writer>,
+    },
+    /// Too much happened at once: look at everything.
+    Everything,
+}
+
+impl KnobWatch {
+    /// A watch on a hierarchy mounted at `root`, with nothing watched yet.
+    pub fn new(root: &Path) -> Result<Self, WatchError> {
+        let flags = InitFlags::FAN_CLASS_NOTIF
+            | InitFlags::FAN_CLOEXEC
+            | InitFlags::FAN_NONBLOCK
+            | InitFlags::FAN_UNLIMITED_MARKS;
+        let fanotify = Fanotify::init(flags, EventFFlags::O_RDONLY | EventFFlags::O_CLOEXEC)
+            .map_err(|errno| WatchError::Init(errno.into()))?;
+        let own_pid = rustix::process::getpid().as_raw_pid();
+        Ok(Self { root: root.to_owned(), fanotify, own_pid })
+    }
+
+    /// Watches a knob of a cgroup; `false` if it is not there.
+    pub fn add(&self, cgroup: &CgroupPath, knob: Knob) -> Result<bool, WatchError> {
+        let path = knob.path(&cgroup.dir(&self.root));
+        let flags = MarkFlags::FAN_MARK_ADD | MarkFlags::FAN_MARK_EVICTABLE;
+        match self.fanotify.mark(flags, MaskFlags::FAN_MODIFY, rustix::fs::CWD, Some(&path)) {
+            Ok(()) => Ok(true),
+            Err(Errno::ENOENT | Errno::ENODEV) => Ok(false),
+            Err(errno) => Err(WatchError::Mark { path, source: errno.into() }),
+        }
+    }
+
+    /// Stops watching a knob. A cgroup that is gone needs it not.
+    pub fn remove(&self, cgroup: &CgroupPath, knob: Knob) -> Result<(), WatchError> {
+        let path = knob.path(&cgroup.dir(&self.root));
+        match self.fanotify.mark(
+            MarkFlags::FAN_MARK_REMOVE,
+            MaskFlags::FAN_MODIFY,
+            rustix::fs::CWD,
+            Some(&path),
+        ) {
+            Ok(()) | Err(Errno::ENOENT | Errno::ENODEV) => Ok(()),
+            Err(errno) => Err(WatchError::Mark { path, source: errno.into() }),
+        }
+    }
+
+    /// What happened since the last call; does not wait. Our own writes are left out. Until it is empty, more
+    /// may come at once.
+    ///
+    /// To wait, poll the file descriptor for reading.
+    pub fn read(&self) -> Result<Vec<Touched>, WatchError> {
+        let events = match self.fanotify.read_events() {
+            Ok(events) => events,
+            Err(Errno::EAGAIN) => return Ok(Vec::new()),
+            Err(errno) => return Err(WatchError::Read(errno.into())),
+        };
+        let mut touched = Vec::new();
+        for event in &events {
+            if event.mask().contains(MaskFlags::FAN_Q_OVERFLOW) {
+                touched.push(Touched::Everything);
+                continue;
+            }
+            let Some(file) = event.fd().filter(|_| event.pid() != self.own_pid) else { continue };
+            if let Some((cgroup, knob)) = self.knob_of(file) {
+                touched.push(Touched::Knob { cgroup, knob, by: writer(event.pid()) });
+            }
+        }
+        Ok(touched)
+    }
+
+    /// Which knob an open file is; `None` if its cgroup is gone.
+    fn knob_of(&self, file: BorrowedFd<'_>) -> Option<(CgroupPath, Knob)> {
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+        let knob = path.file_name()?.to_str()?.parse().ok()?;
+        let below = path.parent()?.strip_prefix(&self.root).ok()?.to_str()?;
+        Some((format!("/{below}").parse().ok()?, knob))
+    }
+}
+
+impl AsFd for KnobWatch {
+    /// Readable when something happened.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fanotify.as_fd()
+    }
+}
+
+fn writer(pid: i32) -> Option<Writer> {
+    let pid = u32::try_from(pid).ok().filter(|&pid| pid != 0)?;
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok();
+    Some(Writer { pid, name: name.map(|name| name.trim_end().to_owned()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// fanotify works on any file, so ordinary ones stand for knobs here.
+    #[test]
+    fn writes_of_others_are_told_with_their_names() {
+        let root = tempfile::tempdir().unwrap();
+        let watch = match KnobWatch::new(root.path()) {
+            Ok(watch) => watch,
+            Err(error) if std::env::var("CI").is_ok_and(|ci| ci == "true") => panic!("{error}"),
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        let path: CgroupPath = "/a b/c".parse().unwrap();
+        std::fs::create_dir_all(path.dir(root.path())).unwrap();
+        let file = Knob::CpusetCpus.path(&path.dir(root.path()));
+        std::fs::write(&file, "0\n").unwrap();
+        assert!(watch.add(&path, Knob::CpusetCpus).unwrap());
+        assert!(!watch.add(&path, Knob::CpusetMems).unwrap(), "not there");
+        assert!(!watch.add(&"/gone".parse().unwrap(), Knob::CpusetMems).unwrap());
+
+        Knob::CpusetCpus.write(&path.dir(root.path()), "1").unwrap();
+        assert_eq!(watch.read().unwrap(), [], "our own");
+
+        let mut shell = std::process::Command::new("sh");
+        let mut child = shell.arg("-c").arg("echo 2 > \"$0\"; read _").arg(&file);
+        child = child.stdin(std::process::Stdio::piped());
+        let mut child = child.spawn().unwrap();
+        let mut events = Vec::new();
+        for _ in 0..200 {
+            events.extend(watch.read().unwrap());
+            if !events.is_empty() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let by = Some(Writer { pid: child.id(), name: Some("sh".to_owned()) });
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(events.first(), Some(&Touched::Knob { cgroup: path.clone(), knob: Knob::CpusetCpus, by }));
+
+        watch.remove(&path, Knob::CpusetCpus).unwrap();
+        watch.read().unwrap();
+        std::process::Command::new("sh").arg("-c").arg("echo 3 > \"$0\"").arg(&file).status().unwrap();
+        assert_eq!(watch.read().unwrap(), []);
+    }
+}
