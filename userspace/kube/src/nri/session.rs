@@ -789,8 +789,9 @@ mod tests {
         let shared = Plugin::new(Options::default(), Arc::new(Idle)).shared;
         let (ours, theirs) = tokio::io::duplex(1000);
         tokio::spawn(answer_only(theirs));
-        let end = run(ours, shared, &CancellationToken::new()).await;
-        assert_eq!(end.to_string(), "the runtime did not call Configure within 5s");
+        let shutdown = CancellationToken::new();
+        let end = tokio::time::timeout(Duration::from_mins(1), run(ours, shared, &shutdown)).await;
+        assert_eq!(end.unwrap().to_string(), "the runtime did not call Configure within 5s");
     }
 
     #[tokio::test(start_paused = true)]
