@@ -1,5 +1,7 @@
 //! Carrying promises over to a machine that changed.
 
+use numaward_topology::NodeId;
+
 use crate::ledger::Ledger;
 
 impl Ledger {
@@ -22,9 +24,16 @@ impl Ledger {
                 }
             }
             for (kind, placed) in &allocation.placed {
-                for (node, bytes) in placed {
-                    if let Some(account) = nodes.get_mut(node).and_then(|node| node.kinds.get_mut(kind)) {
-                        account.charge(bytes.0);
+                let mut charge = |node: NodeId, bytes: u64| {
+                    let account = nodes.get_mut(&node).and_then(|node| node.kinds.get_mut(kind));
+                    bytes - account.map_or(0, |account| account.charge(bytes))
+                };
+                let mut rest: u64 = placed.iter().map(|(&node, bytes)| charge(node, bytes.0)).sum();
+                // The other nodes of the block can have room: what a group's nodes gave each is not what they
+                // got back (`kubelet::defects`, `lowest_nodes_first`).
+                for block in allocation.blocks.iter().filter(|block| block.kind == *kind) {
+                    for node in block.affinity.iter() {
+                        rest = charge(node, rest);
                     }
                 }
             }

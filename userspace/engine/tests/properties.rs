@@ -346,6 +346,19 @@ proptest! {
     }
 
     #[test]
+    fn promises_carry_over_to_the_same_machine(machine in machine(), config in config(), steps in steps(2)) {
+        let Some(mut run) = Run::new(&machine, &config) else { return Ok(()) };
+        let idle = run.ledger.clone();
+        for (number, step) in steps.iter().enumerate() {
+            run.step(number, step, |number| format!("p{number}"));
+            prop_assume!(is_intact(&run.ledger));
+        }
+        let mut rebased = run.ledger.clone();
+        rebased.rebase(&idle);
+        prop_assert_eq!(promises(&rebased), promises(&run.ledger));
+    }
+
+    #[test]
     fn names_do_not_matter(machine in machine(), config in config(), steps in steps(2)) {
         let Some(mut one) = Run::new(&machine, &config) else { return Ok(()) };
         let Some(mut other) = Run::new(&machine, &config) else { return Ok(()) };

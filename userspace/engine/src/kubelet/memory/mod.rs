@@ -21,16 +21,20 @@
 //!
 //! Invariant: on every node and for every kind `allocatable == promised + free`.
 
+mod accounts;
+mod view;
+
 use std::collections::BTreeMap;
 
 use numaward_topology::{Bytes, Machine, NodeId, NodeSet, ZoneKind};
 
+use self::view::View;
 use super::{Affinity, AllocateError, HintProvider, Scope, defects};
 use crate::{
     decision::Shortfall,
-    hint::{HintList, Mask, NodeIndex, Provider, ProviderHints, Resource, for_each_subset, positions},
-    ledger::{Block, KindAccount, Ledger, NodeAccount, Reusable},
-    policy::{MachineProblem, PolicyConfig, StartProblem},
+    hint::{HintList, Mask, NodeIndex, Provider, ProviderHints, Resource, for_each_subset},
+    ledger::{Block, Ledger, NodeAccount, Reusable},
+    policy::{PolicyConfig, StartProblem},
     qos::QosClass,
     quantity::Quantity,
     request::{ContainerName, ContainerRequest, OwnerId, Request, Resources},
@@ -102,66 +106,7 @@ impl StaticMemory {
         nodes: &NodeIndex,
         config: &PolicyConfig,
     ) -> Result<Self, StartProblem> {
-        let mut reserved: BTreeMap<ZoneKind, Quantity> = BTreeMap::new();
-        for reservation in &config.reserved_memory {
-            if !machine.nodes.contains_key(&reservation.numa_node) {
-                return Err(StartProblem::ReservationOnUnknownNode { node: reservation.numa_node });
-            }
-            for (&kind, &quantity) in &reservation.limits {
-                let sum = reserved.entry(kind).or_default();
-                *sum = sum.checked_add(quantity).unwrap_or(quantity);
-            }
-        }
-        if let Some(node_reservation) = &config.node_reservation {
-            let kinds: std::collections::BTreeSet<_> =
-                reserved.keys().chain(node_reservation.keys()).collect();
-            for &kind in kinds {
-                let [sum, expected] =
-                    [&reserved, node_reservation].map(|of| of.get(&kind).copied().unwrap_or_default());
-                if sum != expected {
-                    let [reserved, node_reservation] =
-                        [sum, expected].map(|quantity| Bytes(quantity.units().unwrap_or(u64::MAX)));
-                    return Err(StartProblem::ReservationMismatch { kind, reserved, node_reservation });
-                }
-            }
-        }
-        let by_node = reservations(config)?;
-        if reserved.get(&ZoneKind::Memory).is_none_or(|sum| sum.is_zero()) {
-            return Err(StartProblem::NoMemoryReservation);
-        }
-        let mut idle = BTreeMap::new();
-        for (&id, node) in &machine.nodes {
-            let mut kinds = BTreeMap::new();
-            let mut base = node.memory;
-            for (&size, pool) in &node.hugepages {
-                let total = Bytes(pool.total.saturating_mul(size.0.0));
-                let memory = node.memory;
-                base.0 = base.0.checked_sub(total.0).ok_or(MachineProblem::HugepagesTooLarge {
-                    node: id,
-                    hugepages: hugepages_of(node),
-                    memory,
-                })?;
-                kinds.insert(ZoneKind::Hugepages(size), (total, total));
-            }
-            kinds.insert(ZoneKind::Memory, (node.memory, base));
-            let of_node = by_node.get(&id);
-            if let Some(&kind) =
-                of_node.and_then(|of_node| of_node.keys().find(|kind| !kinds.contains_key(kind)))
-            {
-                return Err(StartProblem::ReservationOfUnknownKind { node: id, kind });
-            }
-            let account = |(kind, (total, available)): (ZoneKind, (Bytes, Bytes))| {
-                let reserved = of_node.and_then(|of_node| of_node.get(&kind)).copied().unwrap_or_default();
-                let too_large = StartProblem::ReservationTooLarge { node: id, kind, reserved, available };
-                let allocatable = Bytes(available.0.checked_sub(reserved.0).ok_or(too_large)?);
-                let account =
-                    KindAccount { total, reserved, allocatable, promised: Bytes(0), free: allocatable };
-                Ok::<_, StartProblem>((kind, account))
-            };
-            let kinds = kinds.into_iter().map(account).collect::<Result<_, _>>()?;
-            idle.insert(id, NodeAccount { assignments: 0, group: NodeSet::single(id), kinds });
-        }
-        Ok(Self { nodes: nodes.clone(), idle })
+        Ok(Self { nodes: nodes.clone(), idle: accounts::open(machine, config)? })
     }
 
     /// The accounts of an idle machine.
@@ -179,43 +124,19 @@ impl StaticMemory {
         }
     }
 
-    /// What is requested in the given scope. A container's request; or that of the whole owner: what runs
-    /// together, or what an init container needs together with the sidecars before it, whichever is more.
+    /// What is requested in the given scope. `None` where it does not fit 64 bits: then it cannot be served, and
+    /// there is nothing to give hints for.
     fn requested(request: &Request, scope: Scope<'_>) -> Result<Option<Requested>, MemoryError> {
-        let Scope::Owner = scope else {
-            let Scope::Container(container) = scope else { return Ok(None) };
-            return bytes(&container.requests).map(Some);
-        };
-        let (mut init, mut sidecars, mut apps) = (Requested::new(), Requested::new(), Requested::new());
-        // Sums beyond 64 bits cannot be satisfied and are no basis for hints.
-        let add = |sum: &mut u64, amount: u64| sum.checked_add(amount).map(|total| *sum = total);
-        for container in &request.init_containers {
-            for (kind, amount) in bytes(&container.requests)? {
-                let before = sidecars.entry(kind).or_default();
-                if add(before, amount).is_none() {
-                    return Ok(None);
-                }
-                if !container.restartable {
-                    let peak = init.entry(kind).or_default();
-                    *peak = (*peak).max(*before);
-                    *before -= amount;
-                }
+        match scope {
+            Scope::Container(container) => bytes(&container.requests).map(Some),
+            Scope::Owner => {
+                let of =
+                    |container: &ContainerRequest| Ok((container.restartable, bytes(&container.requests)?));
+                let init = request.init_containers.iter().map(of).collect::<Result<Vec<_>, MemoryError>>()?;
+                let apps = request.containers.iter().map(of).collect::<Result<Vec<_>, MemoryError>>()?;
+                Ok(requested_in_all(init, apps))
             }
         }
-        for container in &request.containers {
-            for (kind, amount) in bytes(&container.requests)? {
-                if add(apps.entry(kind).or_default(), amount).is_none() {
-                    return Ok(None);
-                }
-            }
-        }
-        for (kind, running) in &mut apps {
-            if add(running, sidecars.get(kind).copied().unwrap_or(0)).is_none() {
-                return Ok(None);
-            }
-            *running = (*running).max(init.get(kind).copied().unwrap_or(0));
-        }
-        Ok(Some(apps))
     }
 
     /// The hints for a request on the ledger as it is.
@@ -284,23 +205,31 @@ impl StaticMemory {
     }
 }
 
-/// The reservations by node and kind.
-fn reservations(config: &PolicyConfig) -> Result<BTreeMap<NodeId, BTreeMap<ZoneKind, Bytes>>, StartProblem> {
-    let mut by_node: BTreeMap<NodeId, BTreeMap<ZoneKind, Bytes>> = BTreeMap::new();
-    for reservation in &config.reserved_memory {
-        let node = reservation.numa_node;
-        for (&kind, &quantity) in &reservation.limits {
-            let bytes =
-                quantity.as_int64().ok_or(StartProblem::ReservationNotInteger { node, kind, quantity })?;
-            by_node.entry(node).or_default().insert(kind, Bytes(bytes));
+/// What an owner requests: what runs together, or what an init container needs together with the sidecars
+/// before it, whichever is more. Kinds that only init containers request are left out. Each container comes with
+/// whether it is a sidecar.
+fn requested_in_all(init: Vec<(bool, Requested)>, apps: Vec<(bool, Requested)>) -> Option<Requested> {
+    let (mut peak, mut sidecars, mut running) = (Requested::new(), Requested::new(), Requested::new());
+    for (is_sidecar, requested) in init {
+        for (kind, bytes) in requested {
+            let before = sidecars.entry(kind).or_default();
+            let together = before.checked_add(bytes)?;
+            if is_sidecar {
+                *before = together;
+            } else {
+                let peak = peak.entry(kind).or_default();
+                *peak = together.max(*peak);
+            }
         }
     }
-    Ok(by_node)
-}
-
-fn hugepages_of(node: &numaward_topology::Node) -> Bytes {
-    let sizes = node.hugepages.iter().map(|(size, pool)| pool.total.saturating_mul(size.0.0));
-    Bytes(sizes.fold(0, u64::saturating_add))
+    for (kind, bytes) in apps.into_iter().flat_map(|(_, requested)| requested) {
+        let sum = running.entry(kind).or_insert_with(|| sidecars.get(&kind).copied().unwrap_or(0));
+        *sum = sum.checked_add(bytes)?;
+    }
+    for (kind, sum) in &mut running {
+        *sum = peak.get(kind).copied().unwrap_or(0).max(*sum);
+    }
+    Some(running)
 }
 
 /// The bytes of each kind that a container requests.
@@ -310,91 +239,6 @@ fn bytes(resources: &Resources) -> Result<Requested, MemoryError> {
         Ok((kind, bytes))
     };
     resources.memory.iter().map(amount).collect()
-}
-
-/// The accounts as far as one request needs them, by position.
-struct View {
-    kinds: Vec<KindView>,
-    /// Nodes that are in use.
-    assigned: Mask,
-    /// The group of each node.
-    groups: Vec<Mask>,
-}
-
-struct KindView {
-    requested: u64,
-    allocatable: Vec<u64>,
-    free: Vec<u64>,
-    /// What the owner's init containers leave, by set of nodes.
-    reusable: Vec<(Mask, u64)>,
-}
-
-impl KindView {
-    fn reusable(&self, mask: Mask) -> u64 {
-        self.reusable.iter().find(|(nodes, _)| *nodes == mask).map_or(0, |(_, bytes)| *bytes)
-    }
-}
-
-impl View {
-    fn new(memory: &StaticMemory, ledger: &Ledger, owner: &OwnerId, requested: &Requested) -> Self {
-        let accounts: Vec<_> = memory.nodes.ids().iter().map(|id| ledger.nodes.get(id)).collect();
-        let kind_view = |(&kind, &requested): (&ZoneKind, &u64)| {
-            // A size that a node does not have is a size of which it has nothing. (The kubelet crashes.)
-            let column = |value: fn(&KindAccount) -> Bytes| {
-                let of_node = |account: Option<&NodeAccount>| {
-                    account.and_then(|account| account.kinds.get(&kind)).map_or(0, |account| value(account).0)
-                };
-                accounts.iter().copied().map(of_node).collect()
-            };
-            KindView {
-                requested,
-                allocatable: column(|account| account.allocatable),
-                free: column(|account| account.free),
-                reusable: ledger.notes.reusable.memory_by_set(owner, kind, &memory.nodes),
-            }
-        };
-        let mut assigned = 0;
-        let mut groups = Vec::with_capacity(accounts.len());
-        for (position, account) in accounts.iter().enumerate() {
-            groups.push(account.map_or(1 << position, |account| memory.nodes.mask(&account.group)));
-            if account.is_some_and(|account| account.assignments > 0) {
-                assigned |= 1 << position;
-            }
-        }
-        Self { kinds: requested.iter().map(kind_view).collect(), assigned, groups }
-    }
-
-    /// Whether a set of nodes has enough of every kind.
-    fn enough(
-        &self,
-        mask: Mask,
-        column: impl Fn(&KindView) -> &Vec<u64>,
-        extra: impl Fn(&KindView) -> u64,
-    ) -> bool {
-        self.kinds.iter().all(|kind| {
-            let column = column(kind);
-            let sum = positions(mask).map(|position| column[position]).fold(0, u64::saturating_add);
-            sum >= kind.requested || sum.saturating_add(extra(kind)) >= kind.requested
-        })
-    }
-
-    /// Whether the growth rule allows a set of nodes as a hint.
-    fn group_allows_hint(&self, mask: Mask) -> bool {
-        if mask.is_power_of_two() {
-            return self.groups[mask.trailing_zeros() as usize].count_ones() <= 1;
-        }
-        self.foreign(mask).is_none()
-    }
-
-    /// A node of the set that is in use by another group, if any.
-    fn foreign(&self, mask: Mask) -> Option<usize> {
-        positions(mask & self.assigned).find(|&position| self.groups[position] != mask)
-    }
-
-    /// A node for which the growth rule forbids an allocation on this set of nodes.
-    fn group_violation(&self, mask: Mask) -> Option<usize> {
-        if defects::one_node_skips_the_growth_rule(mask) { None } else { self.foreign(mask) }
-    }
 }
 
 impl HintProvider for StaticMemory {

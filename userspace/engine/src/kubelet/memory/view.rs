@@ -1,0 +1,100 @@
+//! The accounts as far as one request needs them, and the questions that hints and allocations ask of them.
+
+use numaward_topology::{Bytes, ZoneKind};
+
+use super::{Requested, StaticMemory, defects};
+use crate::{
+    hint::{Mask, positions},
+    ledger::{KindAccount, Ledger, NodeAccount},
+    request::OwnerId,
+};
+
+/// The accounts as far as one request needs them, by position.
+pub(super) struct View {
+    kinds: Vec<KindView>,
+    /// Nodes that are in use.
+    assigned: Mask,
+    /// The group of each node.
+    pub(super) groups: Vec<Mask>,
+}
+
+pub(super) struct KindView {
+    requested: u64,
+    pub(super) allocatable: Vec<u64>,
+    pub(super) free: Vec<u64>,
+    /// What the owner's init containers leave, by set of nodes.
+    reusable: Vec<(Mask, u64)>,
+}
+
+impl KindView {
+    pub(super) fn reusable(&self, mask: Mask) -> u64 {
+        self.reusable.iter().find(|(nodes, _)| *nodes == mask).map_or(0, |(_, bytes)| *bytes)
+    }
+}
+
+impl View {
+    pub(super) fn new(
+        memory: &StaticMemory,
+        ledger: &Ledger,
+        owner: &OwnerId,
+        requested: &Requested,
+    ) -> Self {
+        let accounts: Vec<_> = memory.nodes.ids().iter().map(|id| ledger.nodes.get(id)).collect();
+        let kind_view = |(&kind, &requested): (&ZoneKind, &u64)| {
+            // A size that a node does not have is a size of which it has nothing. (The kubelet crashes.)
+            let column = |value: fn(&KindAccount) -> Bytes| {
+                let of_node = |account: Option<&NodeAccount>| {
+                    account.and_then(|account| account.kinds.get(&kind)).map_or(0, |account| value(account).0)
+                };
+                accounts.iter().copied().map(of_node).collect()
+            };
+            KindView {
+                requested,
+                allocatable: column(|account| account.allocatable),
+                free: column(|account| account.free),
+                reusable: ledger.notes.reusable.memory_by_set(owner, kind, &memory.nodes),
+            }
+        };
+        let mut assigned = 0;
+        let mut groups = Vec::with_capacity(accounts.len());
+        for (position, account) in accounts.iter().enumerate() {
+            groups.push(account.map_or(1 << position, |account| memory.nodes.mask(&account.group)));
+            if account.is_some_and(|account| account.assignments > 0) {
+                assigned |= 1 << position;
+            }
+        }
+        Self { kinds: requested.iter().map(kind_view).collect(), assigned, groups }
+    }
+
+    /// Whether a set of nodes has enough of every kind.
+    pub(super) fn enough(
+        &self,
+        mask: Mask,
+        column: impl Fn(&KindView) -> &Vec<u64>,
+        extra: impl Fn(&KindView) -> u64,
+    ) -> bool {
+        self.kinds.iter().all(|kind| {
+            let column = column(kind);
+            let sum = positions(mask).map(|position| column[position]).fold(0, u64::saturating_add);
+            sum >= kind.requested || sum.saturating_add(extra(kind)) >= kind.requested
+        })
+    }
+
+    /// Whether the growth rule allows a set of nodes as a hint.
+    pub(super) fn group_allows_hint(&self, mask: Mask) -> bool {
+        if mask.is_power_of_two() {
+            return self.groups[mask.trailing_zeros() as usize].count_ones() <= 1;
+        }
+        self.foreign(mask).is_none()
+    }
+
+    /// A node of the set that is in use by another group, if any.
+    fn foreign(&self, mask: Mask) -> Option<usize> {
+        positions(mask & self.assigned).find(|&position| self.groups[position] != mask)
+    }
+
+    /// A node for which the growth rule forbids an allocation on this set of nodes.
+    pub(super) fn group_violation(&self, mask: Mask) -> Option<usize> {
+        if defects::one_node_skips_the_growth_rule(mask) { None } else { self.foreign(mask) }
+    }
+}

@@ -1,0 +1,300 @@
+//! The configuration of a strategy, and everything that can be wrong with it.
+//!
+//! [`PolicyConfig`] has the fields and the spellings of a `KubeletConfiguration`. The parsers here make typed
+//! options of them; what depends on the machine is checked where the strategy is made
+//! ([`crate::kubelet::Kubelet::new`]).
+//!
+//! A fault is a [`StartError`]: which component refuses, at which phase, and why. Its text is the kubelet's
+//! own wherever the kubelet has one.
+
+mod problem;
+
+use std::collections::BTreeMap;
+
+use numaward_topology::{CpuSet, NodeId, ZoneKind};
+use serde::{Deserialize, Serialize};
+
+pub use self::problem::{
+    Component, MachineProblem, OptionProblem, Phase, RestoreProblem, StartError, StartProblem, StateField,
+    StaticCpuProblem,
+};
+use crate::quantity::Quantity;
+
+/// Memory of one node that is kept for the system.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MemoryReservation {
+    /// The node.
+    pub numa_node: NodeId,
+    /// Bytes by kind.
+    pub limits: BTreeMap<ZoneKind, Quantity>,
+}
+
+/// The configuration, spelt as in a `KubeletConfiguration`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct PolicyConfig {
+    /// `None` or `Static`.
+    pub memory_manager_policy: String,
+    /// Memory kept for the system on each node.
+    pub reserved_memory: Vec<MemoryReservation>,
+    /// What kube-reserved, system-reserved and hard eviction thresholds add up to, in bytes by kind. The sums
+    /// of `reserved_memory` must equal it. Where it is absent they are not compared.
+    pub node_reservation: Option<BTreeMap<ZoneKind, Quantity>>,
+    /// `none` or `static`.
+    pub cpu_manager_policy: String,
+    /// Options of the static CPU policy.
+    pub cpu_manager_policy_options: BTreeMap<String, String>,
+    /// CPUs kept for the system. If empty, the policy picks as many as `cpu_reservation` needs.
+    #[serde(rename = "reservedSystemCPUs")]
+    pub reserved_system_cpus: CpuSet,
+    /// The CPUs of kube-reserved and system-reserved together; rounded up. Without effect where
+    /// `reserved_system_cpus` are given.
+    pub cpu_reservation: Option<Quantity>,
+    /// `none`, `best-effort`, `restricted` or `single-numa-node`.
+    pub topology_manager_policy: String,
+    /// `container` or `pod`.
+    pub topology_manager_scope: String,
+    /// Options of the topology policy.
+    pub topology_manager_policy_options: BTreeMap<String, String>,
+    /// Groups of options that are switched on or off. Absent means on.
+    pub feature_gates: BTreeMap<String, bool>,
+}
+
+impl Default for PolicyConfig {
+    /// The kubelet's defaults: nothing is managed.
+    fn default() -> Self {
+        Self {
+            memory_manager_policy: "None".to_owned(),
+            reserved_memory: Vec::new(),
+            node_reservation: None,
+            cpu_manager_policy: "none".to_owned(),
+            cpu_manager_policy_options: BTreeMap::new(),
+            reserved_system_cpus: CpuSet::new(),
+            cpu_reservation: None,
+            topology_manager_policy: "none".to_owned(),
+            topology_manager_scope: "container".to_owned(),
+            topology_manager_policy_options: BTreeMap::new(),
+            feature_gates: BTreeMap::new(),
+        }
+    }
+}
+
+impl PolicyConfig {
+    fn gate(&self, gate: &str) -> bool {
+        self.feature_gates.get(gate).copied().unwrap_or(true)
+    }
+}
+
+/// `full-pcpus-only`: give whole cores only.
+pub const FULL_PCPUS_ONLY: &str = "full-pcpus-only";
+/// `distribute-cpus-across-numa`: take evenly from several nodes where one does not suffice.
+pub const DISTRIBUTE_ACROSS_NUMA: &str = "distribute-cpus-across-numa";
+/// `align-by-socket`: nodes of one socket count as aligned.
+pub const ALIGN_BY_SOCKET: &str = "align-by-socket";
+/// `distribute-cpus-across-cores`: take one CPU a core where possible.
+pub const DISTRIBUTE_ACROSS_CORES: &str = "distribute-cpus-across-cores";
+/// `strict-cpu-reservation`: nobody runs on reserved CPUs, the shared pool included.
+pub const STRICT_RESERVATION: &str = "strict-cpu-reservation";
+/// `prefer-align-cpus-by-uncorecache`: take CPUs that share a last-level cache where possible.
+pub const ALIGN_BY_CACHE: &str = "prefer-align-cpus-by-uncorecache";
+/// `prefer-closest-numa-nodes`: among sets of equal size prefer the one with the least distances.
+pub const PREFER_CLOSEST: &str = "prefer-closest-numa-nodes";
+/// `max-allowable-numa-nodes`: the most nodes with which hints are merged.
+pub const MAX_NODES: &str = "max-allowable-numa-nodes";
+
+/// The nodes that `max-allowable-numa-nodes` allows by default; it cannot be less.
+const DEFAULT_MAX_NODES: u64 = 8;
+
+/// The options of the static CPU policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "these are the kubelet's six switches")]
+pub struct CpuOptions {
+    /// [`FULL_PCPUS_ONLY`]
+    pub full_pcpus_only: bool,
+    /// [`DISTRIBUTE_ACROSS_NUMA`]
+    pub distribute_across_numa: bool,
+    /// [`ALIGN_BY_SOCKET`]
+    pub align_by_socket: bool,
+    /// [`DISTRIBUTE_ACROSS_CORES`]
+    pub distribute_across_cores: bool,
+    /// [`STRICT_RESERVATION`]
+    pub strict_reservation: bool,
+    /// [`ALIGN_BY_CACHE`]
+    pub align_by_cache: bool,
+}
+
+/// Reads a truth value in any of Go's spellings.
+fn parse_bool(option: &str, value: &str) -> Result<bool, OptionProblem> {
+    match value {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
+        "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
+        _ => Err(OptionProblem::NotBool { option: option.to_owned(), value: value.to_owned() }),
+    }
+}
+
+impl CpuOptions {
+    /// Reads the options, in the order of their names, and checks which exclude each other.
+    pub fn parse(config: &PolicyConfig) -> Result<Self, StaticCpuProblem> {
+        let mut options = Self::default();
+        for (name, value) in &config.cpu_manager_policy_options {
+            let (target, level, gate) = match name.as_str() {
+                FULL_PCPUS_ONLY => (&mut options.full_pcpus_only, "Beta", "CPUManagerPolicyBetaOptions"),
+                name => {
+                    let target = match name {
+                        DISTRIBUTE_ACROSS_NUMA => &mut options.distribute_across_numa,
+                        ALIGN_BY_SOCKET => &mut options.align_by_socket,
+                        DISTRIBUTE_ACROSS_CORES => &mut options.distribute_across_cores,
+                        STRICT_RESERVATION => &mut options.strict_reservation,
+                        ALIGN_BY_CACHE => &mut options.align_by_cache,
+                        _ => {
+                            return Err(OptionProblem::Unknown { manager: "CPU", option: name.into() }.into());
+                        }
+                    };
+                    (target, "Alpha", "CPUManagerPolicyAlphaOptions")
+                }
+            };
+            if !config.gate(gate) {
+                return Err(OptionProblem::NotEnabled { manager: "CPU", level, option: name.clone() }.into());
+            }
+            *target = parse_bool(name, value)?;
+        }
+        for (both, first, second) in [
+            (
+                options.full_pcpus_only && options.distribute_across_cores,
+                FULL_PCPUS_ONLY,
+                DISTRIBUTE_ACROSS_CORES,
+            ),
+            (
+                options.distribute_across_numa && options.distribute_across_cores,
+                DISTRIBUTE_ACROSS_NUMA,
+                DISTRIBUTE_ACROSS_CORES,
+            ),
+            (
+                options.align_by_cache && options.distribute_across_cores,
+                ALIGN_BY_CACHE,
+                DISTRIBUTE_ACROSS_CORES,
+            ),
+            (
+                options.align_by_cache && options.distribute_across_numa,
+                ALIGN_BY_CACHE,
+                DISTRIBUTE_ACROSS_NUMA,
+            ),
+        ] {
+            if both {
+                return Err(StaticCpuProblem::Incompatible(first, second));
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// How strictly hints must agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TopologyPolicy {
+    /// Hints are not asked for.
+    None,
+    /// Whatever comes of the merge is taken.
+    BestEffort,
+    /// Only a preferred result is taken.
+    Restricted,
+    /// Only one node is taken.
+    SingleNumaNode,
+}
+
+impl TopologyPolicy {
+    /// As it is spelt in a configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::BestEffort => "best-effort",
+            Self::Restricted => "restricted",
+            Self::SingleNumaNode => "single-numa-node",
+        }
+    }
+}
+
+/// For whom hints are merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TopologyScope {
+    /// For each container.
+    Container,
+    /// For all containers of an owner together.
+    Pod,
+}
+
+/// The topology policy with its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TopologyOptions {
+    /// The policy.
+    pub policy: TopologyPolicy,
+    /// The scope.
+    pub scope: TopologyScope,
+    /// [`PREFER_CLOSEST`]
+    pub prefer_closest: bool,
+}
+
+impl TopologyOptions {
+    /// Reads policy, scope and options for a machine of so many nodes. Policy `none` ignores scope and options.
+    pub fn parse(config: &PolicyConfig, nodes: usize) -> Result<Self, StartProblem> {
+        let (mut prefer_closest, mut allowed) = (false, DEFAULT_MAX_NODES);
+        if config.topology_manager_policy == TopologyPolicy::None.name() {
+            return Ok(Self {
+                policy: TopologyPolicy::None,
+                scope: TopologyScope::Container,
+                prefer_closest,
+            });
+        }
+        for (name, value) in &config.topology_manager_policy_options {
+            match name.as_str() {
+                PREFER_CLOSEST => {
+                    prefer_closest = parse_bool(name, value).map_err(StartProblem::TopologyOption)?;
+                }
+                MAX_NODES => {
+                    if !config.gate("TopologyManagerPolicyBetaOptions") {
+                        return Err(StartProblem::TopologyOption(OptionProblem::NotEnabled {
+                            manager: "Topology",
+                            level: "Beta",
+                            option: name.clone(),
+                        }));
+                    }
+                    allowed = parse_max_nodes(name, value).map_err(StartProblem::TopologyOption)?;
+                }
+                _ => {
+                    return Err(StartProblem::TopologyOption(OptionProblem::Unknown {
+                        manager: "Topology",
+                        option: name.clone(),
+                    }));
+                }
+            }
+        }
+        if u64::try_from(nodes).is_ok_and(|nodes| nodes > allowed) {
+            return Err(StartProblem::TooManyNodes { allowed, nodes });
+        }
+        let policy = [TopologyPolicy::BestEffort, TopologyPolicy::Restricted, TopologyPolicy::SingleNumaNode]
+            .into_iter()
+            .find(|policy| policy.name() == config.topology_manager_policy)
+            .ok_or_else(|| StartProblem::UnknownPolicy(config.topology_manager_policy.clone()))?;
+        let scope = match config.topology_manager_scope.as_str() {
+            "container" => TopologyScope::Container,
+            "pod" => TopologyScope::Pod,
+            _ => return Err(StartProblem::UnknownScope(config.topology_manager_scope.clone())),
+        };
+        Ok(Self { policy, scope, prefer_closest })
+    }
+}
+
+fn parse_max_nodes(option: &str, value: &str) -> Result<u64, OptionProblem> {
+    let number: i64 = value.parse().map_err(|error: std::num::ParseIntError| {
+        use std::num::IntErrorKind::{NegOverflow, PosOverflow};
+        let problem = match error.kind() {
+            PosOverflow | NegOverflow => "value out of range",
+            _ => "invalid syntax",
+        };
+        OptionProblem::NotInteger { option: option.to_owned(), value: value.to_owned(), problem }
+    })?;
+    u64::try_from(number)
+        .ok()
+        .filter(|&number| number >= DEFAULT_MAX_NODES)
+        .ok_or_else(|| OptionProblem::BelowMinimum { option: option.to_owned(), minimum: DEFAULT_MAX_NODES })
+}
