@@ -11,7 +11,6 @@
 use std::{
     env,
     ffi::{OsStr, OsString},
-    fs,
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
 };
@@ -51,6 +50,10 @@ fn run() -> Result<()> {
         }
         Err(missing) if wish == "require" => return Err(format!("NUMAWARD_EBPF=require, but {missing}")),
         Err(missing) => {
+            // What is missing will be installed into one of these, and the next build is to notice.
+            for path in watched().iter().filter(|path| path.exists()) {
+                println!("cargo::rerun-if-changed={}", path.display());
+            }
             println!("cargo::warning=no probes are built: {missing}");
             println!("cargo::rustc-env=NUMAWARD_EBPF_MISSING={missing}");
         }
@@ -145,13 +148,22 @@ fn with_sources(bin: &Path) -> Option<(PathBuf, PathBuf)> {
 
 fn find_linker() -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    let cargo_home = env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = env::home_dir().map(|home| home.join(".cargo"));
-    let folders =
-        env::split_paths(&path).chain([cargo_home, home].into_iter().flatten().map(|dir| dir.join("bin")));
-    folders
-        .map(|folder| folder.join("bpf-linker"))
-        .find(|file| fs::metadata(file).is_ok_and(|file| file.is_file()))
+    let folders = env::split_paths(&path).chain(home("CARGO_HOME", ".cargo").map(|home| home.join("bin")));
+    folders.map(|folder| folder.join("bpf-linker")).find(|file| file.is_file())
+}
+
+/// Folders and files that change when a toolchain or a linker is installed.
+fn watched() -> Vec<PathBuf> {
+    let linker = home("CARGO_HOME", ".cargo").map(|home| home.join("bin"));
+    let toolchains = home("RUSTUP_HOME", ".rustup").map(|home| home.join("update-hashes"));
+    let rustc = output(Command::new("rustup").args(["which", "--toolchain=nightly", "rustc"]));
+    let sysroot = rustc.and_then(|rustc| Some(Path::new(&rustc).parent()?.parent()?.to_owned()));
+    let components = sysroot.map(|sysroot| sysroot.join("lib/rustlib/components"));
+    [linker, toolchains, components, Some("/usr/bin".into())].into_iter().flatten().collect()
+}
+
+fn home(variable: &str, folder: &str) -> Option<PathBuf> {
+    env::var_os(variable).map(PathBuf::from).or_else(|| Some(env::home_dir()?.join(folder)))
 }
 
 /// What a command prints, if it runs and succeeds.

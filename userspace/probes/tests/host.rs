@@ -109,9 +109,10 @@ fn report() -> ExitCode {
 
 /// What `host report` says where these folders are empty.
 fn report_without(folders: &[&str]) -> String {
-    let hide: String = folders.iter().map(|folder| format!("mount -t tmpfs none {folder} && ")).collect();
+    let hide: Vec<String> =
+        folders.iter().map(|folder| format!("mount -t tmpfs none {folder} && ")).collect();
     let output = Command::new("unshare")
-        .args(["--mount", "sh", "-c", &format!("{hide}exec \"$0\" report")])
+        .args(["--mount", "sh", "-c", &format!("{}exec \"$0\" report", hide.concat())])
         .arg(std::env::current_exe().unwrap())
         .output()
         .unwrap();
