@@ -1,6 +1,6 @@
 //! The outcome of an admission.
 
-use std::fmt;
+use std::{error::Error, fmt};
 
 use numaward_topology::NodeId;
 
@@ -51,6 +51,18 @@ pub struct Rejection {
     pub cause: Cause,
     /// What was requested and what was free, by node and resource, just before.
     pub shortfalls: Vec<Shortfall>,
+}
+
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.reason, self.message)
+    }
+}
+
+impl Error for Rejection {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.cause.source()
+    }
 }
 
 /// The kubelet's word for a rejection.

@@ -14,6 +14,38 @@
 //! | [`kubelet`] | the strategy that decides as the kubelet does |
 //! | [`memory_qos`] | the cgroup settings that follow for memory |
 //! | [`checkpoint`] | the kubelet's state files |
+//!
+//! ```
+//! use std::collections::BTreeMap;
+//!
+//! use numaward_engine::{
+//!     Kubelet, PolicyConfig, Request, Resources, Strategy, kubelet::Checkpoints, policy::MemoryReservation,
+//! };
+//! use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
+//!
+//! let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).smt(2).memory(Bytes::gib(8)).build()?;
+//! let config = PolicyConfig {
+//!     memory_manager_policy: "Static".to_owned(),
+//!     reserved_memory: vec![MemoryReservation {
+//!         numa_node: NodeId(0),
+//!         limits: BTreeMap::from([(ZoneKind::Memory, "1Gi".parse()?)]),
+//!     }],
+//!     cpu_manager_policy: "static".to_owned(),
+//!     cpu_reservation: Some("500m".parse()?),
+//!     topology_manager_policy: "single-numa-node".to_owned(),
+//!     ..PolicyConfig::default()
+//! };
+//! let strategy = Kubelet::new(&machine, &config)?;
+//! let ledger = strategy.ready(&strategy.restore(Checkpoints::default(), "/var/lib/kubelet").ledger?);
+//!
+//! // Seven gibibytes are left on node 0 and eight on node 1.
+//! let resources = Resources::none().with_cpu("2".parse()?).with_memory("8Gi".parse()?);
+//! let decision = strategy.admit(&ledger, &Request::workload("database", resources));
+//! let grants = decision.outcome?;
+//! assert_eq!(grants[0].allocation.memory_nodes().to_string(), "1");
+//! assert_eq!(grants[0].allocation.cpus.as_ref().map(ToString::to_string), Some("4,12".to_owned()));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![forbid(unsafe_code)]
 

@@ -19,6 +19,11 @@
 //! | running owners are decided on again after a restart, and can be rejected | [`super::restore`] |
 //! | a container that has its cores is rejected when no others are free | [`CORES_ARE_COUNTED_BEFORE_LOOKING_AT_WHAT_IS_HELD`] |
 //! | a chosen combination of nodes is overwritten by a later one | [`Combinations`] |
+//!
+//! Not repeated is what makes the kubelet crash, hang or lose count: a hugepage size that a node does not have (it
+//! has none of it), node ids of 64 and more (ids do not matter), distances looked up by node id instead of by
+//! place (all must be known), a remainder of CPUs that no node can give (the combination is passed over), and
+//! reserved memory larger than the node, which leaves the kubelet nearly 2^64 free bytes (the start is refused).
 
 use std::{cell::Cell, ops::ControlFlow, rc::Rc};
 
