@@ -95,7 +95,9 @@ fn the_help_is_checked_in() {
     if std::env::var_os("UPDATE").is_some() {
         fs::write(&file, &all).unwrap();
     }
-    assert_eq!(fs::read_to_string(&file).unwrap_or_default(), all, "UPDATE=1 writes {}", file.display());
+    let checked_in = fs::read_to_string(&file).unwrap_or_default();
+    let differs = checked_in.lines().zip(all.lines()).zip(1..).find(|((old, new), _)| old != new);
+    assert!(checked_in == all, "{} is out of date (UPDATE=1 writes it): {differs:?}", file.display());
 }
 
 #[test]

@@ -27,7 +27,7 @@ struct Daemon {
     router: Router,
     /// Not released yet: the test says when the daemon is ready.
     latch: Latch,
-    _root: tempfile::TempDir,
+    root: tempfile::TempDir,
 }
 
 /// A host with two nodes, the second without CPUs.
@@ -61,7 +61,7 @@ fn daemon_on(root: tempfile::TempDir) -> Daemon {
     let mut readiness = Readiness::default();
     let latch = readiness.latch("cgroups");
     let app = App::new(observer, metrics, readiness, Heartbeat::new());
-    Daemon { router: router(app), latch, _root: root }
+    Daemon { router: router(app), latch, root }
 }
 
 fn daemon() -> Daemon {
@@ -159,7 +159,7 @@ async fn ready_when_every_part_is() {
     assert_eq!((problem.status, problem.detail.as_str()), (503, "not ready yet: cgroups"));
     assert_eq!(daemon.get("/livez", None).await.0, StatusCode::OK);
 
-    let Daemon { router, latch, _root } = daemon;
+    let Daemon { router, latch, root: _root } = daemon;
     latch.release();
     let get = |path: &str| router.clone().oneshot(Request::get(path).body(Body::empty()).unwrap());
     for (path, expected) in
@@ -220,7 +220,7 @@ async fn a_broken_host_is_told_and_served_nevertheless() {
 #[tokio::test]
 async fn a_node_that_becomes_unreadable_degrades_and_recovers() {
     let daemon = daemon();
-    let meminfo = daemon._root.path().join("sys/devices/system/node/node1/meminfo");
+    let meminfo = daemon.root.path().join("sys/devices/system/node/node1/meminfo");
     let good = fs::read(&meminfo).unwrap();
     fs::remove_file(&meminfo).unwrap();
     let (_, _, body) = daemon.get("/metrics", None).await;
@@ -292,7 +292,9 @@ async fn the_open_api_document_is_checked_in() {
     if std::env::var_os("UPDATE").is_some() {
         fs::write(&path, &text).unwrap();
     }
-    assert_eq!(fs::read_to_string(&path).unwrap_or_default(), text, "UPDATE=1 writes {}", path.display());
+    let checked_in = fs::read_to_string(&path).unwrap_or_default();
+    let differs = checked_in.lines().zip(text.lines()).zip(1..).find(|((old, new), _)| old != new);
+    assert!(checked_in == text, "{} is out of date (UPDATE=1 writes it): {differs:?}", path.display());
 }
 
 /// What the document promises is there, and nothing else is.
