@@ -9,6 +9,9 @@ use tracing_subscriber::{
 
 use crate::config::{Log, LogFormat, LogLevel};
 
+/// What the probes log bears the name of their program.
+const PROBES: &str = "alloc";
+
 /// Starts to log as configured. Where something logs already, as in tests, that one goes on.
 pub fn start(config: &Log) {
     let _ = match config.format {
@@ -29,5 +32,5 @@ pub fn start(config: &Log) {
 fn filter(level: LogLevel) -> Targets {
     let own = LevelFilter::from_level(level.into());
     let others = if level == LogLevel::Trace { own } else { own.min(LevelFilter::INFO) };
-    Targets::new().with_default(others).with_target("numaward", own)
+    Targets::new().with_default(others).with_target("numaward", own).with_target(PROBES, own)
 }

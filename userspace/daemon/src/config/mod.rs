@@ -153,7 +153,7 @@ impl Default for Probes {
 pub struct AllocationProbe {
     /// Whether it is attached.
     pub enabled: bool,
-    /// Logs single allocations at level `debug`. Costs much: for fault finding only.
+    /// Lets the probe log what it decides, at level `debug`. For fault finding only.
     pub debug_log: bool,
 }
 

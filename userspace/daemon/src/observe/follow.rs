@@ -204,7 +204,7 @@ impl State {
                     None => None,
                     Some(Ok(counted)) => Some(counted),
                     Some(Err(error)) => {
-                        self.note(Part::Slots, Err(chain(&error)));
+                        tracing::warn!(cgroup = cgroup.id.0, error = chain(&error), "last counts are lost");
                         None
                     }
                 };
@@ -219,22 +219,22 @@ impl State {
         if !self.is_counting() {
             return;
         }
+        let mut outcome = Ok(());
         while let Some(id) = self.table.next_waiting() {
             match self.probes.register(CgroupId(id.0), None) {
-                Ok(slot) => {
-                    self.table.settle_waiting(Some(slot));
-                    self.note(Part::Slots, Ok(()));
-                }
+                Ok(slot) => self.table.settle_waiting(Some(slot)),
                 Err(error @ RegisterError::NoSlot { .. }) => {
                     let reason =
                         format!("{error} (probes.slots); workloads without one are counted as other");
-                    return self.note(Part::Slots, Err(reason));
+                    outcome = Err(reason);
+                    break;
                 }
                 Err(error) => {
+                    tracing::warn!(cgroup = id.0, error = chain(&error), "a workload cannot be counted by itself");
                     self.table.settle_waiting(None);
-                    self.note(Part::Slots, Err(chain(&error)));
                 }
             }
         }
+        self.note(Part::Slots, outcome);
     }
 }

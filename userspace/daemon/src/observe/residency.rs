@@ -76,7 +76,7 @@ impl Observer {
         for &index in outer.iter().flatten() {
             targets[index].is_outer = true;
         }
-        let mut failed = None;
+        let (mut failed, mut absent) = (None, None);
         for target in &mut targets {
             if stop.is_cancelled() {
                 return;
@@ -84,8 +84,13 @@ impl Observer {
             if let Err(error) = target.read(&nodes)
                 && !error.is_gone()
             {
-                failed.get_or_insert_with(|| chain(&error));
+                let first = if error.is_absent() { &mut absent } else { &mut failed };
+                first.get_or_insert_with(|| chain(&error));
             }
+        }
+        // A single cgroup may well lack a controller. If all do, nothing can be read on this host.
+        if targets.iter().all(|target| target.resident.is_none()) {
+            failed = failed.or(absent);
         }
         take_off(&mut targets, &outer);
         let mut state = self.lock();
