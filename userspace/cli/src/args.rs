@@ -1,5 +1,7 @@
 //! The command line.
 
+#![expect(clippy::doc_markdown, reason = "these comments are the help, printed as they are")]
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};

@@ -102,12 +102,11 @@ fn topology(args: &Topology) -> anyhow::Result<ExitCode> {
 }
 
 fn status(args: Status) -> anyhow::Result<ExitCode> {
-    let address = match args.address {
-        Some(text) => text.parse::<config::ListenAddress>().map_err(anyhow::Error::msg)?.0,
-        None => {
-            let sources = Sources { file: args.config, variables: variables(), flags: Vec::new() };
-            reachable(config::load(&sources)?.config.listen.0)
-        }
+    let address = if let Some(text) = args.address {
+        text.parse::<config::ListenAddress>().map_err(anyhow::Error::msg)?.0
+    } else {
+        let sources = Sources { file: args.config, variables: variables(), flags: Vec::new() };
+        reachable(config::load(&sources)?.config.listen.0)
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(async {
@@ -161,9 +160,12 @@ fn check_config(args: CheckConfig) -> anyhow::Result<ExitCode> {
                     || format!("no file ({} is absent): the defaults are", config::DEFAULT_FILE),
                     |file| format!("{}:", file.display()),
                 );
-                let warnings: String =
-                    warnings.iter().map(|warning| format!("warning: {warning}\n")).collect();
-                format!("{warnings}{source} valid\n")
+                let mut text = String::new();
+                for warning in warnings {
+                    text.extend(["warning: ", warning, "\n"]);
+                }
+                text.extend([&source, " valid\n"]);
+                text
             })?;
             Ok(ExitCode::SUCCESS)
         }

@@ -22,7 +22,8 @@ fn numaward(args: &[&str]) -> Command {
     for name in ours {
         command.env_remove(name);
     }
-    command.args(args);
+    // The width of help where there is no terminal.
+    command.args(args).env_remove("COLUMNS");
     command
 }
 
