@@ -2,7 +2,7 @@
 
 #![expect(clippy::doc_markdown, reason = "these comments are the help, printed as they are")]
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -32,6 +32,26 @@ pub(crate) enum Command {
     Topology(Topology),
     /// Print how the daemon is doing: probes, workloads, what is missing and why
     Status(Status),
+    /// Run a command with exclusive CPUs and memory on their nodes
+    ///
+    /// The command runs in a cgroup of its own and ends the guarantee with its last process. Its exit code is
+    /// passed on; 3: the guarantee was refused; 4: the daemon is not reachable.
+    Exec(Exec),
+    /// Give exclusive CPUs and memory to a cgroup or a unit that runs
+    Guarantee(Guarantee),
+    /// End a guarantee; the cgroup gets back what it had
+    Release(Release),
+    /// Say why a workload was placed where it is, or what would happen to a request now
+    Explain(Explain),
+    /// Moves into a cgroup and becomes a command.
+    #[command(hide = true)]
+    Enter {
+        /// Its directory
+        directory: PathBuf,
+        /// The command
+        #[arg(last = true, required = true)]
+        command: Vec<OsString>,
+    },
     /// Check what this host lacks for numaward, and say how to mend it
     ///
     /// Exits with 1 if a check fails; a warning is no failure.
@@ -82,6 +102,85 @@ pub(crate) struct Status {
     /// Configuration file, which must exist [default: /etc/numaward/config.yaml if it exists]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// What is asked for.
+#[derive(Debug, Args)]
+pub(crate) struct Wanted {
+    /// Exclusive CPUs
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) cpus: u32,
+    /// Memory: promised on the nodes, and the most that may be used
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: String,
+    /// Huge pages of 2 MiB, in bytes
+    #[arg(long = "hugepages-2Mi", value_name = "SIZE")]
+    pub(crate) hugepages_2mi: Option<String>,
+    /// Huge pages of 1 GiB, in bytes
+    #[arg(long = "hugepages-1Gi", value_name = "SIZE")]
+    pub(crate) hugepages_1gi: Option<String>,
+}
+
+/// Where the daemon is asked for changes.
+#[derive(Debug, Args)]
+pub(crate) struct Socket {
+    /// Control socket of the daemon [default: as the configuration has it]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Configuration file, which must exist [default: /etc/numaward/config.yaml if it exists]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Exec {
+    #[command(flatten)]
+    pub(crate) wanted: Wanted,
+    /// Name of the workload [default: made from the command and the process id]
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) socket: Socket,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Guarantee {
+    /// A cgroup as in /proc/PID/cgroup (/batch/render), or a unit of systemd (nginx.service)
+    #[arg(value_name = "CGROUP-OR-UNIT")]
+    pub(crate) target: String,
+    #[command(flatten)]
+    pub(crate) wanted: Wanted,
+    /// Name of the workload [default: the unit, or the cgroup without the leading slash]
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) socket: Socket,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Release {
+    /// Name of the workload
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) socket: Socket,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Explain {
+    /// Name of a workload that holds an allocation
+    #[arg(required_unless_present = "cpus", conflicts_with_all = ["cpus", "memory"])]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) wanted: Option<Wanted>,
+    #[command(flatten)]
+    pub(crate) socket: Socket,
     #[command(flatten)]
     pub(crate) output: Output,
 }

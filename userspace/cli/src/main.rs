@@ -4,13 +4,17 @@
 
 mod args;
 mod client;
+mod control;
 mod doctor;
+mod exec;
+mod explain;
 mod status;
 mod table;
 mod topology;
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     io::{self, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
@@ -29,10 +33,16 @@ use numaward_probes::{Options, Probes};
 use serde::Serialize;
 
 use crate::{
-    args::{CheckConfig, Cli, Command, Doctor, Format, Output, Run, Status, Topology},
+    args::{
+        CheckConfig, Cli, Command, Doctor, Exec, Explain, Format, Guarantee, Output, Release, Run, Socket,
+        Status, Topology, Wanted,
+    },
     client::ClientError,
+    control::{Control, ControlError},
 };
 
+/// The engine decided against a request.
+const REFUSED: u8 = 3;
 /// The daemon is not reachable.
 const UNREACHABLE: u8 = 4;
 
@@ -41,6 +51,11 @@ fn main() -> ExitCode {
         Command::Run(args) => run(args),
         Command::Topology(args) => topology(&args),
         Command::Status(args) => status(args),
+        Command::Exec(args) => exec(args),
+        Command::Guarantee(args) => guarantee(args),
+        Command::Release(args) => release(args),
+        Command::Explain(args) => explain(args),
+        Command::Enter { directory, command } => exec::enter(&directory, &command),
         Command::Doctor(args) => doctor(&args),
         Command::CheckConfig(args) => check_config(args),
         Command::ConfigSchema => print_json(&config::json_schema()).map(|()| ExitCode::SUCCESS),
@@ -54,7 +69,11 @@ fn main() -> ExitCode {
             eprintln!("numaward: {}", one_line(&error));
             match error.downcast_ref() {
                 Some(ClientError::Unreachable { .. }) => ExitCode::from(UNREACHABLE),
-                _ => ExitCode::FAILURE,
+                _ => match error.downcast_ref() {
+                    Some(ControlError::Unreachable { .. }) => ExitCode::from(UNREACHABLE),
+                    Some(error) if error.is_rejection() => ExitCode::from(REFUSED),
+                    _ => ExitCode::FAILURE,
+                },
             }
         }
     }
@@ -126,6 +145,83 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
         ip => ip,
     };
     SocketAddr::new(ip, listen.port())
+}
+
+fn control(socket: Socket) -> anyhow::Result<Control> {
+    let path = match socket.socket {
+        Some(path) => path,
+        None => {
+            let sources = Sources { file: socket.config, variables: variables(), flags: Vec::new() };
+            config::load(&sources)?.config.control_socket
+        }
+    };
+    Ok(Control::new(path))
+}
+
+fn asked(name: String, target: api::Target, wanted: Wanted) -> api::AllocationRequest {
+    let hugepages = [("2Mi", wanted.hugepages_2mi), ("1Gi", wanted.hugepages_1gi)];
+    let hugepages = hugepages.into_iter().filter_map(|(size, bytes)| Some((size.to_owned(), bytes?)));
+    let (cpus, memory) = (wanted.cpus, wanted.memory);
+    api::AllocationRequest { name, target, cpus, memory, hugepages: hugepages.collect() }
+}
+
+/// The name of a command's workload that was given none: unique on this host while the command runs.
+fn name_of(command: &[OsString]) -> String {
+    let program = command.first().map(Path::new).and_then(Path::file_name).unwrap_or_default();
+    let program: String = program
+        .to_string_lossy()
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
+        .take(64)
+        .collect();
+    format!("{program}-{}", std::process::id())
+}
+
+fn exec(args: Exec) -> anyhow::Result<ExitCode> {
+    let control = control(args.socket)?;
+    let name = args.name.unwrap_or_else(|| name_of(&args.command));
+    let asked = asked(name, api::Target::Exec, args.wanted);
+    runtime()?.block_on(exec::run(&control, &asked, &args.command))
+}
+
+fn guarantee(args: Guarantee) -> anyhow::Result<ExitCode> {
+    let control = control(args.socket)?;
+    let is_cgroup = args.target.starts_with('/');
+    let name = args.name.unwrap_or_else(|| args.target.trim_start_matches('/').to_owned());
+    let target = if is_cgroup { api::Target::Cgroup(args.target) } else { api::Target::Unit(args.target) };
+    let allocation = runtime()?.block_on(control.admit(&asked(name, target, args.wanted)))?;
+    print(args.output, &allocation, |allocation| explain::placed(allocation, "holds"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn release(args: Release) -> anyhow::Result<ExitCode> {
+    let control = control(args.socket)?;
+    runtime()?.block_on(control.release(&args.name))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn explain(args: Explain) -> anyhow::Result<ExitCode> {
+    let control = control(args.socket)?;
+    match (args.name, args.wanted) {
+        (None, Some(wanted)) => {
+            // A name that no other request has: it is not kept.
+            let name = format!("explain-{}", std::process::id());
+            let dry = runtime()?.block_on(control.dry_run(&asked(name, api::Target::Exec, wanted)))?;
+            print(args.output, &dry, explain::render_dry_run)?;
+        }
+        (name, _) => {
+            let name = name.unwrap_or_default();
+            let held = runtime()?.block_on(control.allocations())?;
+            let found = held.allocations.iter().find(|held| held.name == name);
+            let found = found.with_context(|| format!("there is no allocation named {name:?}"))?;
+            print(args.output, found, explain::render_allocation)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
 fn doctor(args: &Doctor) -> anyhow::Result<ExitCode> {

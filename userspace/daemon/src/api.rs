@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use self::allocation::{
-    Allocation, AllocationRequest, Allocations, Block, Candidate, Drift, DryRun, Explanation, Hint, KindPromises,
-    Merge, NodePromises, Refusal, Rejection, ResourceHints, Shortfall, Target,
+    Allocation, AllocationRequest, Allocations, Block, Candidate, Drift, DryRun, Explanation, Hint,
+    KindPromises, Merge, NodePromises, Refusal, Rejection, ResourceHints, Shortfall, Target,
 };
 
 /// The machine: nodes, distances, sockets, caches.

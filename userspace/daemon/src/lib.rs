@@ -17,6 +17,7 @@ pub mod config;
 pub mod doctor;
 pub mod enforce;
 mod fault;
+pub mod guarantee;
 pub mod health;
 pub mod http;
 pub mod ledger;

@@ -1,6 +1,6 @@
 //! The life of the daemon: build the parts, listen, give up privileges, serve, stop.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, os::unix::net::UnixListener, sync::Arc, time::Duration};
 
 use sd_notify::NotifyState;
 use tokio::{
@@ -12,8 +12,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::Config,
+    guarantee::{self, Figures},
     health::{Heartbeat, Readiness},
-    http::{self, App, ListenError},
+    http::{self, App, ControlListener, ListenError, SocketError},
     metrics::Metrics,
     observe::{self, CgroupSource, Observer},
     privileges,
@@ -25,6 +26,12 @@ pub enum RunError {
     /// Nothing could be served.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// Another daemon promises on this host.
+    #[error(transparent)]
+    Control(#[from] SocketError),
+    /// What is promised cannot be told.
+    #[error("guarantees cannot be given: {0}")]
+    Guarantee(#[from] guarantee::StartError),
     /// Threads, signals or timers cannot be had.
     #[error("the daemon cannot start: {0}")]
     Runtime(#[from] io::Error),
@@ -39,9 +46,14 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let latches = observe::Latches::new(&mut readiness);
     let heartbeat = Heartbeat::new();
     let observer = Arc::new(Observer::new(config));
-    let metrics = Arc::new(Metrics::new(observer.clone()));
+    let figures = Figures::default();
+    let metrics = Arc::new(Metrics::new(observer.clone()).with(&figures));
     let app = App::new(observer.clone(), metrics, readiness.clone(), heartbeat.clone());
     let listener = http::listen(config.listen.0)?;
+    let control = control_socket(config)?;
+    if control.is_some() {
+        guarantee::prepare(config);
+    }
     match privileges::drop_unneeded() {
         Ok(kept) => tracing::debug!(?kept, "privileges given up"),
         Err(error) => tracing::warn!(%error, "privileges cannot be given up; the daemon keeps them"),
@@ -53,7 +65,15 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         Some(path) => CgroupSource::Mount(path.as_path().into()),
         None => CgroupSource::MountTable,
     };
-    let threads = observe::spawn(&observer, cgroups, latches, &heartbeat, &stop)?;
+    let mut threads = observe::spawn(&observer, cgroups, latches, &heartbeat, &stop)?;
+    let keeper = match &control {
+        Some(_) => guarantee::start(config, &observer, figures, runtime.handle(), &stop)?,
+        None => None,
+    };
+    let keeper = keeper.map(|(keeper, thread)| {
+        threads.push(thread);
+        keeper
+    });
     let served = runtime.block_on(async {
         let stop = stop.clone();
         // Whatever ends this block ends the threads too.
@@ -63,7 +83,13 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         stop_on_signals(stop.clone())?;
         tokio::spawn(tell_service_manager(readiness, heartbeat, stop.clone()));
         tracing::info!(version = crate::VERSION, %address, "serving");
-        http::serve(listener, http::router(app), stop).await;
+        if let (Some(keeper), Some(control)) = (&keeper, control) {
+            let control = ControlListener::new(control)?;
+            let router = http::control_router(app.clone(), keeper.clone());
+            tokio::spawn(http::serve(control, router, stop.clone()));
+            tracing::info!(socket = %config.control_socket.display(), "guarantees can be asked for");
+        }
+        http::serve(listener, http::router_with(app, keeper), stop).await;
         Ok::<_, io::Error>(())
     });
     for thread in threads {
@@ -76,6 +102,18 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     served?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// The control socket; without the rights to make it, the daemon only observes.
+fn control_socket(config: &Config) -> Result<Option<UnixListener>, SocketError> {
+    match http::listen_control(&config.control_socket) {
+        Ok(listener) => Ok(Some(listener)),
+        Err(error @ SocketError::Io { .. }) => {
+            tracing::warn!(%error, "guarantees cannot be asked for");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn stop_on_signals(stop: CancellationToken) -> io::Result<()> {

@@ -41,6 +41,21 @@ pub enum PolicyError {
     Engine(#[from] StartError),
 }
 
+/// Whether the configuration says anything about what may be promised.
+pub fn is_configured(config: &Config) -> bool {
+    config.memory_manager_policy.is_some()
+        || config.reserved_memory.is_some()
+        || config.cpu_manager_policy.is_some()
+        || !config.cpu_manager_policy_options.is_empty()
+        || config.reserved_system_cpus.is_some()
+        || config.topology_manager_policy.is_some()
+        || config.topology_manager_scope.is_some()
+        || !config.topology_manager_policy_options.is_empty()
+        || config.kube_reserved.is_some()
+        || config.system_reserved.is_some()
+        || config.eviction_hard.is_some()
+}
+
 /// Makes the strategy, or says everything that is wrong.
 pub fn strategy(config: &Config, machine: &Machine) -> Result<Kubelet, Vec<PolicyError>> {
     let mut problems = Vec::new();
@@ -131,7 +146,11 @@ fn reservations(
                 ("cpu", _) if key != "evictionHard" => cpus.get_or_insert_with(Quantity::default),
                 (_, Ok(kind)) => memory.entry(kind).or_default(),
                 // The kubelet's other resources are none of the engine's.
-                ("ephemeral-storage" | "pid" | "nodefs" | "nodefs.inodesFree" | "imagefs" | "imagefs.inodesFree", _) => {
+                (
+                    "ephemeral-storage" | "pid" | "nodefs" | "nodefs.inodesFree" | "imagefs"
+                    | "imagefs.inodesFree",
+                    _,
+                ) => {
                     continue;
                 }
                 _ => {
@@ -140,12 +159,11 @@ fn reservations(
                     continue;
                 }
             };
-            match sum.checked_add(amount) {
-                Some(total) => *sum = total,
-                None => {
-                    let problem = "the sum is too large";
-                    problems.push(PolicyError::Reservation { key, resource: resource.clone(), problem });
-                }
+            if let Some(total) = sum.checked_add(amount) {
+                *sum = total;
+            } else {
+                let problem = "the sum is too large";
+                problems.push(PolicyError::Reservation { key, resource: resource.clone(), problem });
             }
         }
     }
@@ -189,10 +207,8 @@ mod tests {
 
     fn problems(yaml: &str, machine: &Machine) -> Vec<String> {
         let config: Config = serde_json::from_str(yaml).unwrap();
-        strategy(&config, machine).map_or_else(
-            |problems| problems.iter().map(ToString::to_string).collect(),
-            |_| Vec::new(),
-        )
+        strategy(&config, machine)
+            .map_or_else(|problems| problems.iter().map(ToString::to_string).collect(), |_| Vec::new())
     }
 
     #[test]

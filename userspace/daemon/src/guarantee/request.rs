@@ -25,11 +25,8 @@ pub struct FieldError {
 }
 
 impl FieldError {
-    pub(super) fn new(
-        field: impl Into<String>,
-        problem: impl Into<String>,
-        allowed: impl Into<String>,
-    ) -> Self {
+    /// Names the field, the problem and what is allowed.
+    pub fn new(field: impl Into<String>, problem: impl Into<String>, allowed: impl Into<String>) -> Self {
         Self { field: field.into(), problem: problem.into(), allowed: allowed.into() }
     }
 }
@@ -78,7 +75,8 @@ impl Request {
             api::Target::Cgroup(path) => {
                 let allowed = "the path of a cgroup below the root, such as /system.slice/nginx.service";
                 let wrong = |problem: String| FieldError::new("target.cgroup", problem, allowed);
-                let path: CgroupPath = path.parse().map_err(|_| wrong(format!("{path:?} is no such path")))?;
+                let path: CgroupPath =
+                    path.parse().map_err(|_| wrong(format!("{path:?} is no such path")))?;
                 if path.is_root() {
                     return Err(wrong("the root cgroup is the whole host".to_owned()));
                 }
@@ -186,10 +184,7 @@ mod tests {
         let request = Request::new(&asked()).unwrap();
         assert_eq!(request.engine.qos(), engine::QosClass::Guaranteed);
         assert_eq!(request.memory, Bytes::mib(256));
-        assert_eq!(
-            request.hugepages().collect::<Vec<_>>(),
-            [(HugepageSize(Bytes::mib(2)), Bytes::mib(4))]
-        );
+        assert_eq!(request.hugepages().collect::<Vec<_>>(), [(HugepageSize(Bytes::mib(2)), Bytes::mib(4))]);
     }
 
     #[test]
@@ -206,12 +201,24 @@ mod tests {
             (|asked| asked.memory = "-1".to_owned(), "memory", "negative"),
             (|asked| asked.memory = "16E".to_owned(), "memory", "more than any machine"),
             (|asked| asked.target = api::Target::Cgroup("a".to_owned()), "target.cgroup", "no such path"),
-            (|asked| asked.target = api::Target::Cgroup("/a/../b".to_owned()), "target.cgroup", "no such path"),
+            (
+                |asked| asked.target = api::Target::Cgroup("/a/../b".to_owned()),
+                "target.cgroup",
+                "no such path",
+            ),
             (|asked| asked.target = api::Target::Cgroup("/".to_owned()), "target.cgroup", "the whole host"),
             (|asked| asked.target = api::Target::Unit("a".to_owned()), "target.unit", "nginx.service"),
             (|asked| asked.target = api::Target::Unit("a.timer".to_owned()), "target.unit", "has a cgroup"),
-            (|asked| drop(asked.hugepages.insert("2M".to_owned(), "2Mi".to_owned())), "hugepages.2M", "2Mi or 1Gi"),
-            (|asked| drop(asked.hugepages.insert("2Mi".to_owned(), "3Mi".to_owned())), "hugepages.2Mi", "multiple of 2Mi"),
+            (
+                |asked| drop(asked.hugepages.insert("2M".to_owned(), "2Mi".to_owned())),
+                "hugepages.2M",
+                "2Mi or 1Gi",
+            ),
+            (
+                |asked| drop(asked.hugepages.insert("2Mi".to_owned(), "3Mi".to_owned())),
+                "hugepages.2Mi",
+                "multiple of 2Mi",
+            ),
         ];
         for (change, field, words) in table {
             let mut asked = asked();

@@ -16,8 +16,8 @@ use std::{
 use axum::{
     Json, Router,
     body::Bytes,
-    extract::{OriginalUri, Path as UrlPath, RawQuery, State, rejection::BytesRejection},
-    http::{HeaderValue, StatusCode, header},
+    extract::{Path as UrlPath, RawQuery, State, rejection::BytesRejection},
+    http::{HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
 use utoipa::openapi::OpenApi;
@@ -26,10 +26,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use super::problem::CONTENT_TYPE;
 use crate::{
     api,
-    guarantee::{
-        FieldError, Keeper, Refused, Request,
-        keeper::Answer,
-    },
+    guarantee::{FieldError, Keeper, Refused, Request, keeper::Answer},
 };
 
 /// The control socket cannot be had.
@@ -84,7 +81,11 @@ pub fn listen_control(path: &Path) -> Result<UnixListener, SocketError> {
     if let Err(error) = fs::remove_file(&new)
         && error.kind() != io::ErrorKind::NotFound
     {
-        return Err(SocketError::Io { path: new, action: "remove the rest of an earlier start", source: error });
+        return Err(SocketError::Io {
+            path: new,
+            action: "remove the rest of an earlier start",
+            source: error,
+        });
     }
     let listener = UnixListener::bind(&new).map_err(fail("listen on it"))?;
     fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).map_err(fail("set its mode"))?;
@@ -143,16 +144,13 @@ pub(super) fn reading(keeper: Option<Keeper>) -> Router {
 
 /// What is served on the control socket in addition.
 pub(super) fn changing(keeper: Keeper) -> Router {
-    OpenApiRouter::new()
-        .routes(routes!(admit))
-        .routes(routes!(release))
-        .with_state(Arc::new(keeper))
-        .into()
+    OpenApiRouter::new().routes(routes!(admit)).routes(routes!(release)).with_state(Arc::new(keeper)).into()
 }
 
 /// The description of all of these.
 pub(super) fn open_api() -> OpenApi {
-    let mut document = OpenApiRouter::<Option<Arc<Keeper>>>::new().routes(routes!(allocations)).into_openapi();
+    let mut document =
+        OpenApiRouter::<Option<Arc<Keeper>>>::new().routes(routes!(allocations)).into_openapi();
     let changes = OpenApiRouter::<Arc<Keeper>>::new().routes(routes!(admit)).routes(routes!(release));
     document.merge(changes.into_openapi());
     document
@@ -170,7 +168,7 @@ pub(super) fn open_api() -> OpenApi {
 )]
 async fn allocations(
     State(keeper): State<Option<Arc<Keeper>>>,
-    OriginalUri(uri): OriginalUri,
+    uri: Uri,
 ) -> Result<Json<api::Allocations>, Response> {
     match keeper {
         Some(keeper) => Ok(Json((*keeper.allocations()).clone())),
@@ -202,7 +200,7 @@ async fn allocations(
 )]
 async fn admit(
     State(keeper): State<Arc<Keeper>>,
-    OriginalUri(uri): OriginalUri,
+    uri: Uri,
     RawQuery(query): RawQuery,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Response> {
@@ -249,7 +247,7 @@ async fn admit(
 )]
 async fn release(
     State(keeper): State<Arc<Keeper>>,
-    OriginalUri(uri): OriginalUri,
+    uri: Uri,
     UrlPath(name): UrlPath<String>,
 ) -> Result<StatusCode, Response> {
     match keeper.release(name).await {

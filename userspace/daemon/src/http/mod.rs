@@ -87,11 +87,16 @@ pub fn listen(address: SocketAddr) -> Result<std::net::TcpListener, ListenError>
 }
 
 /// The routes with everything around them.
-pub fn router(app: Arc<App>, keeper: Option<Keeper>) -> Router {
+pub fn router(app: Arc<App>) -> Router {
+    router_with(app, None)
+}
+
+/// The same, with allocations.
+pub fn router_with(app: Arc<App>, keeper: Option<Keeper>) -> Router {
     layered(routes::router(app).merge(control::reading(keeper)))
 }
 
-/// The routes of the control socket: those of [`router`], and changes.
+/// The routes of the control socket: those of [`router_with`], and changes.
 pub fn control_router(app: Arc<App>, keeper: Keeper) -> Router {
     let reading = routes::router(app).merge(control::reading(Some(keeper.clone())));
     layered(reading.merge(control::changing(keeper)))

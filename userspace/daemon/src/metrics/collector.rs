@@ -13,12 +13,20 @@ use prometheus_client::{
     registry::Unit,
 };
 
-use super::snapshot::{Snapshot, WorkloadFigures};
+use super::{
+    promises::PromiseFigures,
+    snapshot::{Snapshot, WorkloadFigures},
+};
 
 /// Gives the current figures. Called once for each scrape, on a thread that may block.
 pub trait Source: fmt::Debug + Send + Sync + 'static {
     /// Takes them.
     fn snapshot(&self) -> Snapshot;
+
+    /// Takes those of what is promised.
+    fn promises(&self) -> PromiseFigures {
+        PromiseFigures::default()
+    }
 }
 
 /// Serves what a [`Source`] gives.
@@ -28,12 +36,14 @@ pub(super) struct Figures(pub(super) Arc<dyn Source>);
 impl Collector for Figures {
     fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
         let snapshot = self.0.snapshot();
+        let promises = self.0.promises();
         let nodes: Vec<String> = snapshot.nodes.iter().map(|node| node.node.to_string()).collect();
-        let mut families = Families { encoder, snapshot: &snapshot, nodes: &nodes };
+        let mut families = Families { encoder, snapshot: &snapshot, promises: &promises, nodes: &nodes };
         families.allocated()?;
         families.resident()?;
         families.trouble()?;
         families.node_memory()?;
+        families.promises()?;
         families.own()
     }
 }
@@ -41,6 +51,7 @@ impl Collector for Figures {
 struct Families<'a, 'e> {
     encoder: DescriptorEncoder<'e>,
     snapshot: &'a Snapshot,
+    promises: &'a PromiseFigures,
     nodes: &'a [String],
 }
 
@@ -154,6 +165,39 @@ impl Families<'_, '_> {
                     }
                 }
             }
+        }
+        for of in &self.promises.kinds {
+            let (node, kind) = (of.node.to_string(), of.kind.to_string());
+            for (state, Bytes(bytes)) in
+                [("reserved", of.reserved), ("allocatable", of.allocatable), ("promised", of.promised)]
+            {
+                family.set([("node", node.as_str()), ("kind", &kind), ("state", state)], &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn promises(&mut self) -> fmt::Result {
+        let mut family = Family::counter(
+            &mut self.encoder,
+            "numa_miss",
+            "User memory that a workload with an allocation was given outside the nodes promised to it",
+            Some(&Unit::Bytes),
+        )?;
+        for missed in &self.promises.missed {
+            for (node, Bytes(bytes)) in &missed.bytes {
+                family.count([("workload", &*missed.workload), ("node", &node.to_string())], bytes)?;
+            }
+        }
+        let help = "CPUs that are exclusive to workloads, by node";
+        let mut family = Family::gauge(&mut self.encoder, "cpu_manager_exclusive_cpus", help, None)?;
+        for (node, cpus) in &self.promises.exclusive_cpus {
+            family.set([("node", node.to_string().as_str())], cpus)?;
+        }
+        if let Some(cpus) = self.promises.shared_pool_cpus {
+            let help = "CPUs that are exclusive to nobody";
+            let mut family = Family::gauge(&mut self.encoder, "cpu_manager_shared_pool_cpus", help, None)?;
+            family.0.encode_gauge(&cpus)?;
         }
         Ok(())
     }

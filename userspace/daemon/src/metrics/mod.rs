@@ -6,6 +6,7 @@
 
 mod collector;
 mod exposition;
+mod promises;
 mod snapshot;
 
 use std::{fmt, sync::Arc, time::Instant};
@@ -16,9 +17,12 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
+use crate::guarantee;
+
 pub use self::{
     collector::Source,
     exposition::Format,
+    promises::{KindPromised, Missed, PromiseFigures},
     snapshot::{
         Allocated, MapFigures, NodeMemory, Pressure, ProbeFigures, Resident, Snapshot, WorkloadFigures,
     },
@@ -49,6 +53,13 @@ impl Metrics {
         );
         registry.register_collector(Box::new(collector::Figures(source)));
         Self { registry, scrape_duration }
+    }
+
+    /// Serves what guarantees count, too.
+    #[must_use]
+    pub fn with(mut self, figures: &guarantee::Figures) -> Self {
+        figures.register(&mut self.registry);
+        self
     }
 
     /// Writes all metrics, piece by piece. Blocks; ends early when the sink returns `false`.

@@ -214,14 +214,15 @@ impl State {
     }
 
     /// Gives free slots to workloads that wait, and takes from the list what has been gone for `keep`.
-    fn keep_books(&mut self, keep: Duration) {
+    pub(super) fn keep_books(&mut self, keep: Duration) {
         self.table.expire(Instant::now(), keep);
         if !self.is_counting() {
             return;
         }
         let mut outcome = Ok(());
         while let Some(id) = self.table.next_waiting() {
-            match self.probes.register(CgroupId(id.0), None) {
+            let promises = self.promises.clone();
+            match self.probes.register(CgroupId(id.0), promises.nodes_of(id)) {
                 Ok(slot) => self.table.settle_waiting(Some(slot)),
                 Err(error @ RegisterError::NoSlot { .. }) => {
                     let reason =
@@ -230,7 +231,11 @@ impl State {
                     break;
                 }
                 Err(error) => {
-                    tracing::warn!(cgroup = id.0, error = chain(&error), "a workload cannot be counted by itself");
+                    tracing::warn!(
+                        cgroup = id.0,
+                        error = chain(&error),
+                        "a workload cannot be counted by itself"
+                    );
                     self.table.settle_waiting(None);
                 }
             }

@@ -9,6 +9,7 @@
 
 mod follow;
 mod naming;
+mod promises;
 mod residency;
 mod table;
 
@@ -32,6 +33,7 @@ use self::{
 use crate::{
     api,
     config::Config,
+    guarantee::keeper::Promises,
     metrics::{self, Allocated, MapFigures, ProbeFigures, Resident, Source, WorkloadFigures},
 };
 
@@ -89,6 +91,8 @@ struct State {
     table: Table<SlotId>,
     /// Where cgroups are found, once that is known.
     hierarchy: Option<Hierarchy>,
+    /// What is promised.
+    promises: Arc<Promises>,
     degraded: BTreeMap<Part, String>,
     /// When somebody last asked for the workloads' figures.
     asked: Option<Instant>,
@@ -119,7 +123,15 @@ impl Observer {
         }
         let machine = Arc::new(machine);
         let asked = Some(Instant::now());
-        let state = State { machine, probes, table: Table::default(), hierarchy: None, degraded, asked };
+        let state = State {
+            machine,
+            probes,
+            table: Table::default(),
+            hierarchy: None,
+            promises: Arc::default(),
+            degraded,
+            asked,
+        };
         Self {
             config: config.clone(),
             start: Instant::now(),
@@ -371,6 +383,10 @@ impl State {
 }
 
 impl Source for Observer {
+    fn promises(&self) -> metrics::PromiseFigures {
+        self.promise_figures()
+    }
+
     fn snapshot(&self) -> metrics::Snapshot {
         let node_memory = self.node_memory();
         let nodes: Vec<NodeId> = node_memory.iter().map(|memory| memory.node).collect();

@@ -1,0 +1,73 @@
+//! `numaward guarantee` and `numaward explain`: allocations and decisions as text.
+
+use std::fmt::Write;
+
+use numaward_daemon::api::{Allocation, DryRun, Explanation};
+
+use crate::{
+    control::rejection,
+    table::{columns, row, size},
+};
+
+/// An allocation for people, with why it is as it is.
+pub(crate) fn render_allocation(allocation: &Allocation) -> String {
+    let mut text = placed(allocation, "holds");
+    if let Some(explanation) = &allocation.explanation {
+        text.push_str(&render_explanation(explanation));
+    }
+    text
+}
+
+/// An allocation for people, in a line or two.
+pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
+    let Allocation { name, cgroup, cpus, nodes, .. } = allocation;
+    let mut text = format!("{name} {verb} CPUs {cpus} and memory on node {nodes} (cgroup {cgroup})\n");
+    for block in &allocation.memory {
+        let _ = writeln!(text, "  {} {} on node {}", block.kind, size(block.bytes), block.nodes);
+    }
+    for drift in &allocation.drift {
+        let what = if drift.left { "left to whoever keeps writing it" } else { "being repaired" };
+        let _ = writeln!(text, "  {} should be {}, is {}: {what}", drift.knob, drift.wanted, drift.found);
+    }
+    text
+}
+
+/// A dry run for people.
+pub(crate) fn render_dry_run(dry: &DryRun) -> String {
+    let mut text = match (&dry.allocation, &dry.rejection) {
+        (Some(allocation), _) => placed(allocation, "would hold"),
+        (None, Some(rejected)) => format!("would be refused: {}\n", rejection(rejected)),
+        (None, None) => String::new(),
+    };
+    text.push_str(&render_explanation(&dry.explanation));
+    text
+}
+
+fn render_explanation(explanation: &Explanation) -> String {
+    let mut text = String::new();
+    for merge in &explanation.merges {
+        text.push('\n');
+        let mut rows = vec![row(["RESOURCE", "NODES", "PREFERRED"])];
+        for hints in &merge.hints {
+            match &hints.sets {
+                None => rows.push(row([&hints.resource, "any", "-"])),
+                Some(sets) if sets.is_empty() => rows.push(row([&hints.resource, "none", "-"])),
+                Some(sets) => rows.extend(sets.iter().map(|hint| {
+                    row([&hints.resource, &hint.nodes, if hint.preferred { "yes" } else { "no" }])
+                })),
+            }
+        }
+        text.push_str(&columns(&rows));
+        if !merge.candidates.is_empty() {
+            let mut rows = vec![row(["CANDIDATE", "PREFERRED", "VERDICT"])];
+            rows.extend(merge.candidates.iter().map(|candidate| {
+                row([&candidate.nodes, if candidate.preferred { "yes" } else { "no" }, &candidate.verdict])
+            }));
+            let _ = write!(text, "\n{}", columns(&rows));
+        }
+        let result = merge.nodes.as_deref().unwrap_or("any");
+        let verdict = if merge.accepted { "accepted" } else { "not accepted" };
+        let _ = writeln!(text, "\nResult: nodes {result}, {verdict} by the topology policy");
+    }
+    text
+}

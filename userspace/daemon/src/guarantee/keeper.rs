@@ -1,0 +1,893 @@
+//! The thread that owns what is promised.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    fs, io,
+    path::PathBuf,
+    sync::{
+        Arc, PoisonError, RwLock,
+        mpsc::{self, Receiver, RecvTimeoutError},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use numaward_cgroup::{CgroupId, CgroupPath, EXEC_PARENT, Hierarchy, knob::Limit};
+use numaward_engine::{self as engine, Allocation, Kubelet, Ledger, OwnerId, Strategy, kubelet::Checkpoints};
+use numaward_topology::{Bytes, CpuSet, Machine, NodeSet};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use super::{FieldError, Figures, Guarantee, PolicyError, Request, State, Target, explain, policy};
+use crate::{
+    api,
+    config::Config,
+    enforce::{
+        Change, Drift, DriftKind, EnforceError, Enforcer, Failure, FightPolicy, Fights, Moving, Settings,
+        Verdict,
+    },
+    ledger::{Loaded, Store, StoreError},
+};
+
+/// How often what is held is looked after.
+const TURN: Duration = Duration::from_millis(250);
+/// An `exec` that nothing entered for so long was given up by whoever asked for it.
+const ENTER_LIMIT: Duration = Duration::from_mins(1);
+/// A unit that restarts has no cgroup meanwhile.
+const RESTART_LIMIT: Duration = Duration::from_secs(30);
+/// How often others' claims on memory are read anew.
+const REFRESH: Duration = Duration::from_secs(30);
+
+/// What others need to know of what is promised.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Promises {
+    /// Workloads with an allocation.
+    pub workloads: Vec<Promise>,
+    /// The engine's ledger.
+    pub ledger: Ledger,
+}
+
+impl Promises {
+    /// The nodes on which memory is promised to the workload with this cgroup.
+    pub fn nodes_of(&self, id: CgroupId) -> Option<&NodeSet> {
+        self.workloads.iter().find(|promise| promise.id == id).map(|promise| &promise.nodes)
+    }
+}
+
+/// A workload with an allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Promise {
+    /// The path of its cgroup.
+    pub cgroup: CgroupPath,
+    /// Which cgroup of that path.
+    pub id: CgroupId,
+    /// The nodes on which memory is promised to it.
+    pub nodes: NodeSet,
+    /// Its exclusive CPUs.
+    pub cpus: CpuSet,
+}
+
+/// Is told what is promised, before the answer to whoever asked for it. Called on the keeper's thread.
+pub trait Listener: Send + Sync {
+    /// The machine as it is now.
+    fn machine(&self) -> Arc<Machine>;
+    /// What is promised now.
+    fn promised(&self, promises: Promises);
+}
+
+/// What a request for an allocation comes to.
+#[derive(Debug)]
+pub enum Answer {
+    /// It was admitted, and the kernel holds it.
+    Admitted(api::Allocation),
+    /// It was a dry run.
+    Dry(api::DryRun),
+}
+
+/// Why something asked for was not done. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// A field is wrong.
+    #[error(transparent)]
+    Field(#[from] FieldError),
+    /// It conflicts with what is held.
+    #[error("{0}")]
+    Conflict(FieldError),
+    /// The engine says no.
+    #[error("{}", in_words(.0))]
+    Rejected(api::Rejection, api::Explanation),
+    /// There is no such allocation.
+    #[error("there is no allocation named {0:?}")]
+    Unknown(String),
+    /// The kernel does not take the settings.
+    #[error("the settings cannot be enforced, and nothing was changed: {0}")]
+    Enforce(#[from] EnforceError),
+    /// The kernel did not take all settings.
+    #[error("the settings cannot be enforced: {0}")]
+    Failed(#[from] Box<Failure>),
+    /// A cgroup could not be made.
+    #[error("{path}: cannot make this cgroup: {source}", path = .path.display())]
+    Make {
+        /// Its directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The ledger could not be stored.
+    #[error("the ledger cannot be stored, and nothing was changed: {0}")]
+    Store(#[from] StoreError),
+    /// The daemon is ending.
+    #[error("the daemon is stopping")]
+    Stopping,
+}
+
+fn in_words(rejection: &api::Rejection) -> String {
+    let mut text = format!("{}: {}", rejection.reason, rejection.message);
+    for lack in &rejection.shortfalls {
+        let amount = |amount: u64| match lack.resource.as_str() {
+            "cpu" => amount.to_string(),
+            _ => Bytes(amount).to_string(),
+        };
+        let (requested, free) = (amount(lack.requested), amount(lack.free));
+        // Writing to a String cannot fail.
+        let _ = write!(text, "; node {}: {} requested {requested}, free {free}", lack.node, lack.resource);
+    }
+    text
+}
+
+fn listed(problems: &[PolicyError]) -> String {
+    problems.iter().fold(String::new(), |text, problem| text + "\n  " + &problem.to_string())
+}
+
+/// Guarantees cannot be given at all.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The policy does not fit the machine.
+    #[error("the policy cannot be applied:{}", listed(.0))]
+    Policy(Vec<PolicyError>),
+    /// The ledger cannot be opened.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// No thread can be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[from] io::Error),
+}
+
+enum Command {
+    Admit { request: Request, dry_run: bool, answer: oneshot::Sender<Result<Answer, Refused>> },
+    Release { name: String, answer: oneshot::Sender<Result<(), Refused>> },
+}
+
+/// Asks the thread. Clones ask the same one.
+#[derive(Clone, Debug)]
+pub struct Keeper {
+    /// As long as there are connections: few.
+    commands: mpsc::Sender<Command>,
+    view: Arc<RwLock<Arc<api::Allocations>>>,
+}
+
+impl Keeper {
+    /// Takes over what an earlier run promised, and starts the thread. It ends when `stop` is cancelled; what is
+    /// promised stays so.
+    pub fn start(
+        config: &Config,
+        hierarchy: Hierarchy,
+        enforcer: Enforcer,
+        listener: Arc<dyn Listener>,
+        figures: Figures,
+        stop: CancellationToken,
+    ) -> Result<(Self, JoinHandle<()>), StartError> {
+        let (commands, queue) = mpsc::channel();
+        let view = Arc::default();
+        let mut owner = Owner::open(config, hierarchy, enforcer, listener, figures, Arc::clone(&view))?;
+        owner.adopt();
+        let thread =
+            thread::Builder::new().name("guarantee".to_owned()).spawn(move || owner.run(&queue, &stop))?;
+        Ok((Self { commands, view }, thread))
+    }
+
+    /// Asks for an allocation; a dry run only tells what would happen.
+    pub async fn admit(&self, request: Request, dry_run: bool) -> Result<Answer, Refused> {
+        let (answer, result) = oneshot::channel();
+        self.send(Command::Admit { request, dry_run, answer })?;
+        result.await.map_err(|_| Refused::Stopping)?
+    }
+
+    /// Ends an allocation.
+    pub async fn release(&self, name: String) -> Result<(), Refused> {
+        let (answer, result) = oneshot::channel();
+        self.send(Command::Release { name, answer })?;
+        result.await.map_err(|_| Refused::Stopping)?
+    }
+
+    /// What is held.
+    pub fn allocations(&self) -> Arc<api::Allocations> {
+        self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn send(&self, command: Command) -> Result<(), Refused> {
+        self.commands.send(command).map_err(|_| Refused::Stopping)
+    }
+}
+
+/// What is remembered of a guarantee, but not over a restart.
+#[derive(Debug)]
+struct Watched {
+    since: Instant,
+    was_populated: bool,
+    missing_since: Option<Instant>,
+    drift: Vec<api::Drift>,
+}
+
+impl Watched {
+    fn new(now: Instant) -> Self {
+        Self { since: now, was_populated: false, missing_since: None, drift: Vec::new() }
+    }
+}
+
+struct Owner {
+    config: Config,
+    machine: Arc<Machine>,
+    strategy: Kubelet,
+    state: State,
+    store: Store<State>,
+    hierarchy: Hierarchy,
+    enforcer: Enforcer,
+    fights: Fights,
+    listener: Arc<dyn Listener>,
+    figures: Figures,
+    view: Arc<RwLock<Arc<api::Allocations>>>,
+    watched: BTreeMap<String, Watched>,
+    moving: Vec<(CgroupPath, Moving)>,
+    start: Instant,
+    refreshed: Instant,
+}
+
+/// The accounts of a machine on which nothing is promised.
+fn idle(strategy: &Kubelet) -> Result<Ledger, PolicyError> {
+    let restored = strategy.restore(Checkpoints::default(), "").ledger?;
+    Ok(strategy.ready(&restored))
+}
+
+impl Owner {
+    fn open(
+        config: &Config,
+        hierarchy: Hierarchy,
+        enforcer: Enforcer,
+        listener: Arc<dyn Listener>,
+        figures: Figures,
+        view: Arc<RwLock<Arc<api::Allocations>>>,
+    ) -> Result<Self, StartError> {
+        let machine = listener.machine();
+        let strategy = policy::strategy(config, &machine).map_err(StartError::Policy)?;
+        let idle = idle(&strategy).map_err(|problem| StartError::Policy(vec![problem]))?;
+        let (store, loaded) = Store::open(&config.state_directory)?;
+        let (mut state, set_aside) = match loaded {
+            Loaded::Fresh => (State::default(), Vec::new()),
+            Loaded::Current(state) => (state, Vec::new()),
+            Loaded::Previous { ledger, set_aside } => (ledger, set_aside),
+            Loaded::Rebuild { set_aside } => (State::default(), set_aside),
+        };
+        for file in set_aside {
+            let (path, reason) = (file.path.display(), &file.reason);
+            tracing::error!(%path, reason, "a damaged ledger was set aside; what it alone promised is lost");
+        }
+        state.ledger.rebase(&idle);
+        Ok(Self {
+            config: config.clone(),
+            machine,
+            strategy,
+            state,
+            store,
+            hierarchy,
+            enforcer,
+            fights: Fights::new(FightPolicy::default()),
+            listener,
+            figures,
+            view,
+            watched: BTreeMap::new(),
+            moving: Vec::new(),
+            start: Instant::now(),
+            refreshed: Instant::now(),
+        })
+    }
+
+    fn run(mut self, queue: &Receiver<Command>, stop: &CancellationToken) {
+        let mut next = Instant::now() + TURN;
+        while !stop.is_cancelled() {
+            match queue.recv_timeout(next.saturating_duration_since(Instant::now())) {
+                Ok(Command::Admit { request, dry_run, answer }) => {
+                    let result = self.admit(&request, dry_run);
+                    let admitted = matches!(result, Ok(Answer::Admitted(_)));
+                    // Whoever asked is gone and will neither use nor release it.
+                    if answer.send(result).is_err() && admitted {
+                        tracing::info!(name = request.name, "nobody waits for this allocation any more");
+                        let _ = self.release(&request.name);
+                    }
+                }
+                Ok(Command::Release { name, answer }) => {
+                    let _ = answer.send(self.release(&name));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            let now = Instant::now();
+            if now >= next {
+                next = now + TURN;
+                self.look_after();
+            }
+        }
+    }
+
+    /// Takes over what runs: what is gone is released, what holds is left as it is, what does not is written.
+    fn adopt(&mut self) {
+        let now = Instant::now();
+        self.watched = self.state.guarantees.keys().map(|name| (name.clone(), Watched::new(now))).collect();
+        self.release_gone(now);
+        self.remove_strays();
+        if let Some(rewritten) = self.uphold() {
+            let allocations = self.state.guarantees.len();
+            tracing::info!(allocations, rewritten, "allocations of an earlier run were taken over");
+        }
+        self.publish();
+    }
+
+    /// Writes what does not hold; says how much that was.
+    fn uphold(&mut self) -> Option<usize> {
+        match self.enforcer.plan(&self.state.book, &Change::Upkeep) {
+            Ok(plan) => {
+                let rewritten = plan.steps().len();
+                if let Err(refused) = self.carry_out(plan, None) {
+                    tracing::error!(error = %refused, "not all that is promised could be enforced again");
+                }
+                Some(rewritten)
+            }
+            Err(error) => {
+                tracing::error!(%error, "what is promised cannot be compared with the kernel");
+                None
+            }
+        }
+    }
+
+    /// Cgroups made for commands that were never promised anything, as the daemon died in between.
+    fn remove_strays(&self) {
+        let held: BTreeSet<_> = self.state.guarantees.values().map(|guarantee| &guarantee.cgroup).collect();
+        let Ok(parent) = CgroupPath::root().child(EXEC_PARENT) else { return };
+        let Ok(entries) = fs::read_dir(self.hierarchy.dir(&parent)) else { return };
+        for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+            let path = entry.file_name().to_str().and_then(|name| parent.child(name).ok());
+            if path.is_some_and(|path| !held.contains(&path)) {
+                // One that is not empty stays: somebody runs in it.
+                let _ = fs::remove_dir(entry.path());
+            }
+        }
+    }
+
+    /// The settings that follow from an allocation.
+    fn settings(request: &Request, allocation: &Allocation) -> Settings {
+        let nodes = allocation.memory_nodes();
+        let memory = Limit::Bytes(request.memory);
+        Settings {
+            cpus: allocation.cpus.clone(),
+            mems: (!nodes.is_empty()).then_some(nodes),
+            memory_min: Some(memory),
+            memory_max: Some(memory),
+            hugetlb: request.hugepages().map(|(size, bytes)| (size, Limit::Bytes(bytes))).collect(),
+            ..Settings::default()
+        }
+    }
+
+    /// The cgroup of a request. That of a command is not there yet.
+    fn cgroup(&self, request: &Request) -> Result<CgroupPath, Refused> {
+        let path = match &request.target {
+            Target::Exec => {
+                let root = CgroupPath::root().child(EXEC_PARENT);
+                return root.and_then(|parent| parent.child(&request.name)).map_err(|error| {
+                    Refused::Field(FieldError::new("name", error.to_string(), "the name of a directory"))
+                });
+            }
+            Target::Cgroup(path) => path.clone(),
+            Target::Unit(unit) => {
+                let wrong = |problem: String| {
+                    Refused::Field(FieldError::new("target.unit", problem, "a unit that runs on this host"))
+                };
+                let cgroups = self.hierarchy.walk().map_err(|error| wrong(error.to_string()))?;
+                let of_unit = |path: &CgroupPath| path.components().last() == Some(unit);
+                cgroups.into_iter().map(|cgroup| cgroup.path).find(of_unit).ok_or_else(|| {
+                    wrong(format!("{unit} has no cgroup: there is no such unit, or it does not run"))
+                })?
+            }
+        };
+        let dir = self.hierarchy.dir(&path);
+        if !matches!(self.hierarchy.id_of(&path), Ok(Some(_))) {
+            let problem = format!("{path} does not exist (there is no directory {})", dir.display());
+            return Err(FieldError::new("target.cgroup", problem, "a cgroup that exists").into());
+        }
+        let used = fs::read_to_string(dir.join("memory.current"));
+        let used = used.ok().and_then(|text| text.trim().parse().ok()).map(Bytes);
+        if let Some(used) = used.filter(|used| *used > request.memory) {
+            let problem = format!("{path} uses {used} now, more than the {} asked for", request.memory);
+            return Err(FieldError::new("memory", problem, format!("at least {used}")).into());
+        }
+        Ok(path)
+    }
+
+    fn admit(&mut self, request: &Request, dry_run: bool) -> Result<Answer, Refused> {
+        let conflict = |field: &str, problem: String, allowed: &str| {
+            Refused::Conflict(FieldError::new(field, problem, allowed))
+        };
+        if let Some(held) = self.state.guarantees.get(&request.name) {
+            let problem = format!("{:?} is held by {}", request.name, held.cgroup);
+            return Err(conflict("name", problem, "a name that is not in use"));
+        }
+        let path = self.cgroup(request)?;
+        let overlaps = |other: &CgroupPath| path.contains(other) || other.contains(&path);
+        if let Some((name, held)) = self.state.guarantees.iter().find(|(_, held)| overlaps(&held.cgroup)) {
+            let problem =
+                format!("{path} overlaps with {}, which the allocation {name:?} holds", held.cgroup);
+            return Err(conflict(
+                "target",
+                problem,
+                "a cgroup neither above nor below one that has an allocation",
+            ));
+        }
+
+        let started = Instant::now();
+        let decision = self.strategy.admit(&self.state.ledger, &request.engine);
+        let explanation = explain::explanation(&decision.explanation);
+        if !dry_run {
+            self.figures.decided(&decision, started.elapsed());
+        }
+        let grants = match decision.outcome {
+            Ok(grants) => grants,
+            Err(rejection) => {
+                let rejection = explain::rejection(&rejection);
+                if dry_run {
+                    let dry = api::DryRun {
+                        admitted: false,
+                        allocation: None,
+                        rejection: Some(rejection),
+                        explanation,
+                    };
+                    return Ok(Answer::Dry(dry));
+                }
+                tracing::info!(name = request.name, reason = in_words(&rejection), "refused");
+                return Err(Refused::Rejected(rejection, explanation));
+            }
+        };
+        let allocation = grants.into_iter().next().map(|grant| grant.allocation).unwrap_or_default();
+        let settings = Self::settings(request, &allocation);
+        if dry_run {
+            let allocation =
+                self.describe(&request.name, &request.target, &path, &allocation, &settings, &[]);
+            let dry =
+                api::DryRun { admitted: true, allocation: Some(allocation), rejection: None, explanation };
+            return Ok(Answer::Dry(dry));
+        }
+
+        let is_ours = request.target == Target::Exec;
+        if is_ours {
+            self.make(&path)?;
+        }
+        let ledger = self.start_all(decision.ledger, &request.engine);
+        match self.hold(request, &path, &settings, ledger, explanation) {
+            Ok(()) => {
+                tracing::info!(
+                    name = request.name, cgroup = %path,
+                    cpus = %allocation.cpus.clone().unwrap_or_default(), nodes = %allocation.memory_nodes(),
+                    "promised"
+                );
+                let held =
+                    self.allocations().allocations.iter().find(|held| held.name == request.name).cloned();
+                held.map(Answer::Admitted).ok_or(Refused::Stopping)
+            }
+            Err(refused) => {
+                if is_ours {
+                    let _ = fs::remove_dir(self.hierarchy.dir(&path));
+                }
+                Err(refused)
+            }
+        }
+    }
+
+    /// What is promised counts as running from the start: there is no later moment at which we would learn of it.
+    fn start_all(&self, ledger: Ledger, request: &engine::Request) -> Ledger {
+        request
+            .containers
+            .iter()
+            .fold(ledger, |ledger, container| self.strategy.started(&ledger, &request.owner, &container.name))
+    }
+
+    /// Makes the cgroup of a command.
+    fn make(&self, path: &CgroupPath) -> Result<(), Refused> {
+        let dir = self.hierarchy.dir(path);
+        fs::create_dir(&dir).map_err(|source| Refused::Make { path: dir, source })
+    }
+
+    fn hold(
+        &mut self,
+        request: &Request,
+        path: &CgroupPath,
+        settings: &Settings,
+        ledger: Ledger,
+        explanation: api::Explanation,
+    ) -> Result<(), Refused> {
+        let gone = || EnforceError::Gone { cgroup: path.clone() };
+        let id = self.hierarchy.id_of(path).ok().flatten().ok_or_else(gone)?;
+        let plan = self.enforcer.plan(&self.state.book, &Change::Hold(path.clone(), settings.clone()))?;
+        let before = self.state.clone();
+        self.state.ledger = ledger;
+        let guarantee = Guarantee { target: request.target.clone(), cgroup: path.clone(), id, explanation };
+        self.state.guarantees.insert(request.name.clone(), guarantee);
+        self.carry_out(plan, Some(before))?;
+        self.watched.insert(request.name.clone(), Watched::new(Instant::now()));
+        self.publish();
+        Ok(())
+    }
+
+    /// Stores what is intended, writes the knobs, stores what came of it. With `before`, a failure brings that
+    /// back.
+    fn carry_out(&mut self, plan: crate::enforce::Plan, before: Option<State>) -> Result<(), Refused> {
+        let book = std::mem::replace(&mut self.state.book, plan.intent.clone());
+        if let Err(error) = self.store.save(&self.state) {
+            match before {
+                Some(before) => self.state = before,
+                None => self.state.book = book,
+            }
+            return Err(error.into());
+        }
+        match self.enforcer.execute(&plan) {
+            Ok(report) => {
+                self.figures.enforced(&report);
+                for kept in &report.kept {
+                    tracing::warn!(%kept, "somebody else changed this knob: it is left as it is");
+                }
+                self.moving.extend(report.moving);
+                self.note_moved();
+                if plan.outcome != plan.intent {
+                    self.state.book = plan.outcome;
+                    if let Err(error) = self.store.save(&self.state) {
+                        // What is stored brings more back than it has to; that does no harm.
+                        tracing::error!(%error, "the ledger cannot be stored");
+                    }
+                }
+                Ok(())
+            }
+            Err(failure) => {
+                self.figures.failed(&failure);
+                self.enforcer.refresh();
+                if let Some(before) = before {
+                    self.state = before;
+                    if let Err(error) = self.store.save(&self.state) {
+                        tracing::error!(%error, "the ledger cannot be stored: a restart would bring back what was undone");
+                    }
+                }
+                Err(failure.into())
+            }
+        }
+    }
+
+    /// Takes note of migrations that are over.
+    fn note_moved(&mut self) {
+        let figures = &self.figures;
+        self.moving.retain(|(cgroup, moving)| {
+            let migration = match moving {
+                Moving::Done(migration) => migration.clone(),
+                Moving::Running(result) => match result.try_recv() {
+                    Ok(Ok(migration)) => migration,
+                    Ok(Err(error)) => {
+                        tracing::error!(%cgroup, %error, "pages cannot be moved");
+                        return false;
+                    }
+                    Err(mpsc::TryRecvError::Empty) => return true,
+                    Err(mpsc::TryRecvError::Disconnected) => return false,
+                },
+            };
+            let (moved, left) = (migration.moved(), migration.left());
+            figures.migrated(moved);
+            if moved.0 > 0 || left.0 > 0 {
+                tracing::info!(%cgroup, nodes = %migration.nodes, %moved, %left, took = ?migration.took, "pages were moved");
+            }
+            false
+        });
+    }
+
+    fn release(&mut self, name: &str) -> Result<(), Refused> {
+        let Some(guarantee) = self.state.guarantees.get(name).cloned() else {
+            return Err(Refused::Unknown(name.to_owned()));
+        };
+        let plan = self.enforcer.plan(&self.state.book, &Change::Release(guarantee.cgroup.clone()))?;
+        // The CPUs stay taken until the knobs are given back: a crash in between leaves all as it was.
+        if let Err(refused) = self.carry_out(plan, None) {
+            match &refused {
+                Refused::Failed(failure) => {
+                    tracing::warn!(name, error = %failure, "not everything could be given back");
+                }
+                _ => return Err(refused),
+            }
+        }
+        let mut next = self.state.clone();
+        next.guarantees.remove(name);
+        next.ledger = self.strategy.removed(&next.ledger, &OwnerId::from(name));
+        self.store.save(&next)?;
+        self.state = next;
+        self.watched.remove(name);
+        self.fights.forget(&guarantee.cgroup);
+        if guarantee.target == Target::Exec {
+            let dir = self.hierarchy.dir(&guarantee.cgroup);
+            if let Err(error) = fs::remove_dir(&dir)
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                tracing::warn!(cgroup = %guarantee.cgroup, %error, "the cgroup is still in use and stays");
+            }
+        }
+        tracing::info!(name, cgroup = %guarantee.cgroup, "released");
+        self.publish();
+        Ok(())
+    }
+
+    fn look_after(&mut self) {
+        let now = Instant::now();
+        if now.duration_since(self.refreshed) >= REFRESH {
+            self.refreshed = now;
+            self.enforcer.refresh();
+        }
+        self.release_gone(now);
+        self.repair(now);
+        self.note_moved();
+        self.follow_machine();
+    }
+
+    /// Releases workloads that are gone and commands that ended.
+    fn release_gone(&mut self, now: Instant) {
+        let mut over = Vec::new();
+        let mut restarted = false;
+        for (name, guarantee) in &mut self.state.guarantees {
+            let Some(watched) = self.watched.get_mut(name) else { continue };
+            // One that cannot be asked for is not known to be gone.
+            let Ok(id) = self.hierarchy.id_of(&guarantee.cgroup) else { continue };
+            let is_there = match guarantee.target {
+                Target::Unit(_) => id.is_some(),
+                _ => id == Some(guarantee.id),
+            };
+            if !is_there {
+                let since = *watched.missing_since.get_or_insert(now);
+                let patience = match guarantee.target {
+                    Target::Unit(_) => RESTART_LIMIT,
+                    _ => Duration::ZERO,
+                };
+                if now.duration_since(since) >= patience {
+                    over.push((name.clone(), "its cgroup is gone"));
+                }
+                continue;
+            }
+            watched.missing_since = None;
+            if let Some(id) = id.filter(|id| *id != guarantee.id) {
+                // A unit that was restarted has a new cgroup. systemd has pinned it, as it keeps the properties.
+                guarantee.id = id;
+                restarted = true;
+            }
+            if guarantee.target == Target::Exec {
+                match is_populated(&self.hierarchy.dir(&guarantee.cgroup)) {
+                    Some(true) => watched.was_populated = true,
+                    Some(false) if watched.was_populated => over.push((name.clone(), "its command ended")),
+                    Some(false) if now.duration_since(watched.since) >= ENTER_LIMIT => {
+                        over.push((name.clone(), "no command entered its cgroup"));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        if restarted {
+            self.uphold();
+            self.publish();
+        }
+        for (name, reason) in over {
+            tracing::info!(name, reason, "to be released");
+            if let Err(error) = self.release(&name) {
+                tracing::error!(name, %error, "cannot be released; tried again");
+            }
+        }
+    }
+
+    /// Writes knobs again that hold something else.
+    fn repair(&mut self, now: Instant) {
+        let now = now.duration_since(self.start);
+        let paths: Vec<CgroupPath> = self.state.book.iter().map(|(path, _)| path.clone()).collect();
+        let mut all = Vec::new();
+        for path in &paths {
+            match self.enforcer.drift(&self.state.book, path) {
+                Ok(drifts) => all.extend(drifts),
+                Err(error) if error.is_gone() => {}
+                Err(error) => tracing::warn!(cgroup = %path, %error, "cannot be checked for drift"),
+            }
+        }
+        let mut seen: BTreeMap<CgroupPath, Vec<api::Drift>> = BTreeMap::new();
+        for drift in all {
+            let left = match drift.kind {
+                DriftKind::Ineffective => false,
+                DriftKind::Rewritten => self.repair_one(&drift, now),
+            };
+            seen.entry(drift.cgroup.clone()).or_default().push(api::Drift {
+                cgroup: drift.cgroup.to_string(),
+                knob: drift.knob.to_string(),
+                wanted: drift.wanted.to_string(),
+                found: drift.found.as_ref().map_or_else(String::new, ToString::to_string),
+                left,
+            });
+        }
+        let mut changed = false;
+        for (name, guarantee) in &self.state.guarantees {
+            let Some(watched) = self.watched.get_mut(name) else { continue };
+            let drift = seen.remove(&guarantee.cgroup).unwrap_or_default();
+            changed |= watched.drift != drift;
+            watched.drift = drift;
+        }
+        if changed {
+            self.publish();
+        }
+    }
+
+    /// Repairs a knob if it is time; `true` if it is left to whoever else writes it.
+    fn repair_one(&mut self, drift: &Drift, now: Duration) -> bool {
+        match self.fights.drifted(&drift.cgroup, drift.knob, now) {
+            Verdict::Repair => {
+                self.figures.drifted(drift.knob);
+                match self.enforcer.repair(&self.state.book, drift) {
+                    Ok(report) => {
+                        tracing::warn!(%drift, "drifted; written again");
+                        self.figures.enforced(&report);
+                        self.figures.repaired(drift.knob);
+                        self.moving.extend(report.moving);
+                    }
+                    Err(error) => tracing::error!(%drift, %error, "drifted, and cannot be written again"),
+                }
+                false
+            }
+            Verdict::Wait(_) => false,
+            Verdict::GiveUp => {
+                tracing::error!(%drift, "somebody else keeps writing this knob: it is left to them");
+                true
+            }
+            Verdict::GivenUp => true,
+        }
+    }
+
+    /// A machine that changed is charged anew with what is promised.
+    fn follow_machine(&mut self) {
+        let machine = self.listener.machine();
+        if Arc::ptr_eq(&machine, &self.machine) {
+            return;
+        }
+        self.machine = machine;
+        let strategy = policy::strategy(&self.config, &self.machine);
+        let rebased = strategy.and_then(|strategy| {
+            let idle = idle(&strategy).map_err(|problem| vec![problem])?;
+            Ok((strategy, idle))
+        });
+        match rebased {
+            Ok((strategy, idle)) => {
+                self.strategy = strategy;
+                let before = self.state.ledger.clone();
+                self.state.ledger.rebase(&idle);
+                if self.state.ledger != before {
+                    tracing::info!("the machine changed: the accounts of its nodes are made anew");
+                    self.publish();
+                }
+            }
+            Err(problems) => {
+                for problem in problems {
+                    tracing::error!(%problem, "the machine changed, and the policy does not fit it any more");
+                }
+            }
+        }
+    }
+
+    /// Tells others what is promised.
+    fn publish(&self) {
+        let workloads = self.state.guarantees.iter().map(|(name, guarantee)| {
+            let allocation = self.allocation_of(name);
+            Promise {
+                cgroup: guarantee.cgroup.clone(),
+                id: guarantee.id,
+                nodes: allocation.memory_nodes(),
+                cpus: allocation.cpus.unwrap_or_default(),
+            }
+        });
+        self.listener
+            .promised(Promises { workloads: workloads.collect(), ledger: self.state.ledger.clone() });
+        *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(self.allocations());
+    }
+
+    fn allocation_of(&self, name: &str) -> Allocation {
+        let account = self.state.ledger.owner(&OwnerId::from(name));
+        account.and_then(|account| account.containers.values().next().cloned()).unwrap_or_default()
+    }
+
+    fn allocations(&self) -> api::Allocations {
+        let ledger = &self.state.ledger;
+        let free_cpus = &self.strategy.allocatable().cpus & ledger.shared_pool();
+        let nodes = self.machine.nodes.iter().map(|(&id, node)| api::NodePromises {
+            node: id.0,
+            free_cpus: (&free_cpus & &node.cpus).to_string(),
+            memory: ledger
+                .nodes()
+                .get(&id)
+                .into_iter()
+                .flat_map(|account| &account.kinds)
+                .map(|(kind, account)| api::KindPromises {
+                    kind: kind.to_string(),
+                    total_bytes: account.total.0,
+                    reserved_bytes: account.reserved.0,
+                    allocatable_bytes: account.allocatable.0,
+                    promised_bytes: account.promised.0,
+                    free_bytes: account.free.0,
+                })
+                .collect(),
+        });
+        let allocations = self.state.guarantees.iter().map(|(name, guarantee)| {
+            let settings = self.state.book.get(&guarantee.cgroup).map(|record| record.settings.clone());
+            let drift = self.watched.get(name).map_or(&[][..], |watched| &watched.drift);
+            let allocation = self.allocation_of(name);
+            let mut described = self.describe(
+                name,
+                &guarantee.target,
+                &guarantee.cgroup,
+                &allocation,
+                &settings.unwrap_or_default(),
+                drift,
+            );
+            described.explanation = Some(guarantee.explanation.clone());
+            described
+        });
+        api::Allocations {
+            allocations: allocations.collect(),
+            shared_cpus: ledger.shared_pool().to_string(),
+            nodes: nodes.collect(),
+        }
+    }
+
+    fn describe(
+        &self,
+        name: &str,
+        target: &Target,
+        cgroup: &CgroupPath,
+        allocation: &Allocation,
+        settings: &Settings,
+        drift: &[api::Drift],
+    ) -> api::Allocation {
+        api::Allocation {
+            name: name.to_owned(),
+            target: target.into(),
+            cgroup: cgroup.to_string(),
+            directory: self.hierarchy.dir(cgroup).display().to_string(),
+            cpus: allocation.cpus.clone().unwrap_or_default().to_string(),
+            nodes: allocation.memory_nodes().to_string(),
+            memory: allocation
+                .blocks
+                .iter()
+                .map(|block| api::Block {
+                    kind: block.kind.to_string(),
+                    nodes: block.affinity.to_string(),
+                    bytes: block.bytes.0,
+                })
+                .collect(),
+            settings: settings
+                .values()
+                .0
+                .into_iter()
+                .map(|(knob, value)| (knob.to_string(), value.to_string()))
+                .collect(),
+            drift: drift.to_vec(),
+            explanation: None,
+        }
+    }
+}
+
+/// Whether a cgroup or one below it has processes; `None` if it cannot be told.
+fn is_populated(dir: &std::path::Path) -> Option<bool> {
+    let events = fs::read_to_string(dir.join("cgroup.events")).ok()?;
+    let populated = events.lines().find_map(|line| line.strip_prefix("populated "))?;
+    Some(populated.trim() == "1")
+}

@@ -1,0 +1,195 @@
+//! The keeper on a tree of plain files.
+
+use std::{fs, path::Path, sync::Mutex, thread::JoinHandle};
+
+use numaward_topology::{Bytes, Machine};
+
+use super::{
+    keeper::{Answer, Listener, Promises},
+    *,
+};
+use crate::api;
+
+/// Four CPUs on each of two nodes; CPU 0 is kept for the system.
+struct Host {
+    machine: Arc<Machine>,
+    told: Mutex<Promises>,
+}
+
+impl Listener for Host {
+    fn machine(&self) -> Arc<Machine> {
+        self.machine.clone()
+    }
+
+    fn promised(&self, promises: Promises) {
+        *self.told.lock().unwrap() = promises;
+    }
+}
+
+struct Bench {
+    dir: tempfile::TempDir,
+    host: Arc<Host>,
+}
+
+impl Bench {
+    fn new(cgroups: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build();
+        let host = Host { machine: Arc::new(machine.unwrap()), told: Mutex::default() };
+        let bench = Self { dir, host: Arc::new(host) };
+        bench.cgroup("");
+        for cgroup in cgroups {
+            bench.cgroup(cgroup);
+        }
+        bench
+    }
+
+    fn cgroup(&self, path: &str) {
+        let dir = self.dir.path().join("cgroup").join(path);
+        fs::create_dir_all(&dir).unwrap();
+        for (knob, text) in [
+            ("cgroup.controllers", "cpuset memory hugetlb\n"),
+            ("cgroup.subtree_control", "cpuset memory hugetlb\n"),
+            ("cgroup.procs", ""),
+            ("cgroup.events", "populated 1\n"),
+            ("cpuset.cpus", "\n"),
+            ("cpuset.cpus.effective", "0-7\n"),
+            ("cpuset.mems", "\n"),
+            ("cpuset.mems.effective", "0-1\n"),
+            ("memory.current", "4096\n"),
+            ("memory.min", "0\n"),
+            ("memory.max", "max\n"),
+        ] {
+            fs::write(dir.join(knob), text).unwrap();
+        }
+    }
+
+    fn knob(&self, path: &str) -> String {
+        let text = fs::read_to_string(self.dir.path().join("cgroup").join(path)).unwrap();
+        text.lines().next().unwrap_or_default().to_owned()
+    }
+
+    fn start(&self) -> (Keeper, JoinHandle<()>, CancellationToken) {
+        let config = Config { state_directory: self.dir.path().join("state"), ..Config::default() };
+        let hierarchy = Hierarchy::at(&self.dir.path().join("cgroup"));
+        let options = Options::new(self.host.machine.possible_cpus.clone(), self.host.machine.node_ids());
+        let enforcer = Enforcer::new(hierarchy.root().to_owned(), None, options);
+        let stop = CancellationToken::new();
+        let host: Arc<Host> = self.host.clone();
+        let (keeper, thread) =
+            Keeper::start(&config, hierarchy, enforcer, host, Figures::default(), stop.clone()).unwrap();
+        (keeper, thread, stop)
+    }
+}
+
+fn request(cgroup: &str, cpus: u32) -> Request {
+    Request::new(&api::AllocationRequest {
+        name: cgroup.to_owned(),
+        target: api::Target::Cgroup(format!("/{cgroup}")),
+        cpus,
+        memory: "1Gi".to_owned(),
+        hugepages: std::collections::BTreeMap::new(),
+    })
+    .unwrap()
+}
+
+async fn admit(keeper: &Keeper, cgroup: &str, cpus: u32) -> Result<api::Allocation, Refused> {
+    match keeper.admit(request(cgroup, cpus), false).await? {
+        Answer::Admitted(allocation) => Ok(allocation),
+        Answer::Dry(dry) => panic!("{dry:?}"),
+    }
+}
+
+#[tokio::test]
+async fn no_cpu_is_promised_twice_and_a_restart_keeps_all() {
+    let bench = Bench::new(&["a", "b", "c"]);
+    let (keeper, thread, stop) = bench.start();
+    let (a, b) = tokio::join!(admit(&keeper, "a", 3), admit(&keeper, "b", 4));
+    let (a, b) = (a.unwrap(), b.unwrap());
+    assert_eq!((a.cpus.as_str(), a.nodes.as_str()), ("1-3", "0"));
+    assert_eq!((b.cpus.as_str(), b.nodes.as_str()), ("4-7", "1"));
+    assert_eq!((bench.knob("a/cpuset.cpus").as_str(), bench.knob("a/cpuset.mems").as_str()), ("1-3", "0"));
+    assert_eq!(bench.knob("a/memory.min"), Bytes::gib(1).0.to_string());
+    assert_eq!(bench.host.told.lock().unwrap().workloads.len(), 2);
+
+    let refused = admit(&keeper, "c", 1).await.unwrap_err();
+    let text = refused.to_string();
+    assert!(text.contains("node 0: cpu requested 1, free 0"), "{text}");
+    assert!(matches!(refused, Refused::Rejected(..)));
+
+    stop.cancel();
+    thread.join().unwrap();
+    let (keeper, thread, stop) = bench.start();
+    let held = keeper.allocations();
+    let cpus: Vec<_> = held.allocations.iter().map(|held| (held.name.as_str(), held.cpus.as_str())).collect();
+    assert_eq!(cpus, [("a", "1-3"), ("b", "4-7")]);
+    keeper.release("a".to_owned()).await.unwrap();
+    assert_eq!((bench.knob("a/memory.min").as_str(), bench.knob("a/memory.max").as_str()), ("0", "max"));
+    assert_eq!(admit(&keeper, "c", 1).await.unwrap().cpus, "1");
+    assert!(matches!(keeper.release("a".to_owned()).await, Err(Refused::Unknown(_))));
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn what_cannot_be_done_leaves_nothing_behind() {
+    let bench = Bench::new(&["a", "b", "b/c"]);
+    let (keeper, thread, stop) = bench.start();
+
+    // The kernel does not take it.
+    fs::remove_file(bench.dir.path().join("cgroup/a/memory.max")).unwrap();
+    let error = admit(&keeper, "a", 1).await.unwrap_err();
+    assert!(error.to_string().contains("memory.max"), "{error}");
+    assert_eq!(keeper.allocations().allocations, []);
+    assert_eq!((bench.knob("a/cpuset.cpus").as_str(), bench.knob("a/memory.min").as_str()), ("", "0"));
+
+    // The disk does not.
+    let new = bench.dir.path().join("state/ledger.json.new");
+    fs::create_dir(&new).unwrap();
+    let error = admit(&keeper, "b", 1).await.unwrap_err();
+    assert!(matches!(error, Refused::Store(_)), "{error}");
+    assert_eq!((bench.knob("b/cpuset.cpus").as_str(), keeper.allocations().allocations.len()), ("", 0));
+    fs::remove_dir(&new).unwrap();
+
+    // It conflicts with what is held, or there is no such cgroup, or it uses more already.
+    admit(&keeper, "b", 1).await.unwrap();
+    for (cgroup, field) in [("b", "name"), ("b/c", "target")] {
+        let error = admit(&keeper, cgroup, 1).await.unwrap_err();
+        assert!(matches!(&error, Refused::Conflict(error) if error.field == field), "{cgroup}: {error}");
+    }
+    let error = admit(&keeper, "nowhere", 1).await.unwrap_err();
+    assert!(matches!(&error, Refused::Field(error) if error.field == "target.cgroup"), "{error}");
+    fs::write(bench.dir.path().join("cgroup/a/memory.current"), "99999999999\n").unwrap();
+    let error = admit(&keeper, "a", 1).await.unwrap_err();
+    assert!(matches!(&error, Refused::Field(error) if error.field == "memory"), "{error}");
+
+    // A dry run holds nothing.
+    bench.cgroup("d");
+    let Ok(Answer::Dry(dry)) = keeper.admit(request("d", 1), true).await else { panic!("no dry run") };
+    assert!(dry.admitted && dry.explanation.merges.len() == 1);
+    assert_eq!(keeper.allocations().allocations.len(), 1);
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_cgroup_that_vanishes_is_released_and_drift_is_repaired() {
+    let bench = Bench::new(&["a", "b"]);
+    let (keeper, thread, stop) = bench.start();
+    admit(&keeper, "a", 1).await.unwrap();
+    admit(&keeper, "b", 1).await.unwrap();
+    let until = |what: &'static str, holds: &dyn Fn() -> bool| {
+        let start = std::time::Instant::now();
+        while !holds() {
+            assert!(start.elapsed() < std::time::Duration::from_secs(20), "{what}");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    };
+    let knob: &Path = &bench.dir.path().join("cgroup/b/cpuset.cpus");
+    fs::write(knob, "0-7\n").unwrap();
+    until("the drift is repaired", &|| bench.knob("b/cpuset.cpus") == "2");
+    fs::remove_dir_all(bench.dir.path().join("cgroup/a")).unwrap();
+    until("the allocation is released", &|| keeper.allocations().allocations.len() == 1);
+    stop.cancel();
+    thread.join().unwrap();
+}

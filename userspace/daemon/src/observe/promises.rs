@@ -1,0 +1,104 @@
+//! What is promised, as far as observing needs it: which pages are misses.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use numaward_cgroup::{CgroupId, classify};
+use numaward_probes as probes;
+use numaward_topology::{Bytes, Machine, NodeId};
+
+use super::{Observer, Part, State, chain, naming, table::Member};
+use crate::{
+    guarantee::keeper::{Listener, Promises},
+    metrics::{KindPromised, Missed, PromiseFigures},
+};
+
+impl Listener for Observer {
+    fn machine(&self) -> Arc<Machine> {
+        Self::machine(self)
+    }
+
+    /// The probes know the nodes of a workload when this returns: its first page is judged by them.
+    fn promised(&self, promises: Promises) {
+        let mut state = self.lock();
+        let still: BTreeSet<CgroupId> = promises.workloads.iter().map(|promise| promise.id).collect();
+        let before = std::mem::replace(&mut state.promises, Arc::new(promises));
+        for ended in before.workloads.iter().filter(|promise| !still.contains(&promise.id)) {
+            state.allow(ended.id);
+        }
+        let now = state.promises.clone();
+        for promise in &now.workloads {
+            if state.table.slot(promise.id).is_some() {
+                state.allow(promise.id);
+                continue;
+            }
+            let workload = classify(&promise.cgroup, |path| *path == promise.cgroup);
+            let name = naming::name(&workload);
+            let member = Member::new(promise.cgroup.clone(), workload.kind, workload.container);
+            state.table.add(promise.id, &name, member);
+        }
+        state.keep_books(self.config.observe.keep_removed.0);
+    }
+}
+
+impl State {
+    /// Tells the probes which nodes a workload may use.
+    fn allow(&mut self, id: CgroupId) {
+        let Some(slot) = self.table.slot(id) else { return };
+        let promises = self.promises.clone();
+        let told = self.probes.set_allowed(slot, promises.nodes_of(id)).map_err(|error| chain(&error));
+        self.note(Part::Slots, told);
+    }
+}
+
+impl Observer {
+    /// What is promised, and which pages lie elsewhere.
+    pub(super) fn promise_figures(&self) -> PromiseFigures {
+        let mut state = self.lock();
+        let promises = state.promises.clone();
+        let machine = state.machine.clone();
+        if promises.ledger.nodes().is_empty() && promises.workloads.is_empty() {
+            return PromiseFigures::default();
+        }
+        let counted = state.counters();
+        let bytes = |pages: probes::Pages| Bytes(pages.0 * self.page_size);
+        let missed = state.table.series().filter_map(|(name, series)| {
+            let counters = series.counters(&counted.as_ref()?.slots)?;
+            let is_promised = series.members.keys().any(|&id| promises.nodes_of(id).is_some());
+            // Misses of a promise that ended stay counted.
+            if !is_promised && counters.values().all(|counters| counters.user_outside.0 == 0) {
+                return None;
+            }
+            let of = |node: &NodeId| bytes(counters.get(node).map_or(probes::Pages(0), |of| of.user_outside));
+            Some(Missed {
+                workload: name.clone(),
+                bytes: machine.nodes.keys().map(|node| (*node, of(node))).collect(),
+            })
+        });
+        let exclusive: Vec<_> = promises.workloads.iter().flat_map(|promise| promise.cpus.iter()).collect();
+        PromiseFigures {
+            missed: missed.collect(),
+            kinds: promises
+                .ledger
+                .nodes()
+                .iter()
+                .flat_map(|(&node, account)| {
+                    account.kinds.iter().map(move |(&kind, account)| KindPromised {
+                        node,
+                        kind,
+                        reserved: account.reserved,
+                        allocatable: account.allocatable,
+                        promised: account.promised,
+                    })
+                })
+                .collect(),
+            exclusive_cpus: machine
+                .nodes
+                .iter()
+                .map(|(&node, data)| {
+                    (node, exclusive.iter().filter(|&&cpu| data.cpus.contains(cpu)).count() as u64)
+                })
+                .collect(),
+            shared_pool_cpus: Some(promises.ledger.shared_pool().len() as u64),
+        }
+    }
+}
