@@ -148,12 +148,11 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 }
 
 fn control(socket: Socket) -> anyhow::Result<Control> {
-    let path = match socket.socket {
-        Some(path) => path,
-        None => {
-            let sources = Sources { file: socket.config, variables: variables(), flags: Vec::new() };
-            config::load(&sources)?.config.control_socket
-        }
+    let path = if let Some(path) = socket.socket {
+        path
+    } else {
+        let sources = Sources { file: socket.config, variables: variables(), flags: Vec::new() };
+        config::load(&sources)?.config.control_socket
     };
     Ok(Control::new(path))
 }
