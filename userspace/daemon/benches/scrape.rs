@@ -1,11 +1,12 @@
 //! Time, size and memory of a scrape with many workloads, through the code that serves `/metrics`.
 //!
 //! `cargo bench -p numaward-daemon --bench scrape [-- WORKLOADS NODES]`, by default 10,000 and 8.
-//! Exits with 1 if the budget of the design is exceeded: 100 ms and 128 MiB.
+//! Exits with 1 if the budget of the design is exceeded: 100 ms and 128 MiB. What counts is the time on the CPU,
+//! so that a busy host does not spoil it; writing is the work of one thread.
 
 use std::{
     process::ExitCode,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -96,18 +97,18 @@ fn main() -> ExitCode {
     let nodes = sizes.next().unwrap_or(8);
     let metrics = Metrics::new(Arc::new(Synthetic::new(workloads, nodes)));
     let mut ok = true;
-    println!("{workloads} workloads, {nodes} nodes, {RUNS} scrapes");
+    println!("{workloads} workloads, {nodes} nodes, {RUNS} scrapes, time on the CPU");
     for (name, format) in [("Prometheus text", Format::Prometheus), ("OpenMetrics", Format::OpenMetrics)] {
         let mut times = Vec::new();
         let (mut bytes, mut lines) = (0, 0);
         for _ in 0..RUNS {
             (bytes, lines) = (0, 0);
-            let start = Instant::now();
+            let start = cpu_time();
             let written = metrics.encode(format, |piece| {
                 bytes += piece.len();
                 true
             });
-            times.push(start.elapsed());
+            times.push(cpu_time().saturating_sub(start));
             if written.is_err() {
                 eprintln!("the metrics could not be written");
                 return ExitCode::FAILURE;
@@ -131,6 +132,15 @@ fn main() -> ExitCode {
     }
     println!("budget: {TIME_BUDGET:?}, {MEMORY_BUDGET}: {}", if ok { "kept" } else { "EXCEEDED" });
     if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What this thread has had of a CPU (Documentation/scheduler/sched-stats.rst).
+fn cpu_time() -> Duration {
+    // For a kernel without the file: then the time that passed has to do.
+    static START: OnceLock<Instant> = OnceLock::new();
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanoseconds = stat.and_then(|stat| stat.split(' ').next()?.parse().ok());
+    nanoseconds.map_or_else(|| START.get_or_init(Instant::now).elapsed(), Duration::from_nanos)
 }
 
 fn peak_memory() -> Option<Bytes> {
