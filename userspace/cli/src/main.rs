@@ -131,7 +131,9 @@ fn status(args: Status) -> anyhow::Result<ExitCode> {
     let report = runtime.block_on(async {
         let status = client::get(address, "/api/v1/status").await?;
         let workloads = client::get(address, "/api/v1/workloads").await?;
-        Ok::<_, ClientError>(status::Report::new(status, workloads))
+        // Not every host can promise.
+        let promised = client::get(address, "/api/v1/allocations").await.ok();
+        Ok::<_, ClientError>(status::Report::new(status, workloads).with(promised))
     })?;
     print(args.output, &report, status::render)?;
     Ok(ExitCode::SUCCESS)

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, fmt::Write};
 
-use numaward_daemon::api::{Counters, Status, Workload, Workloads};
+use numaward_daemon::api::{Allocations, Counters, Status, Workload, Workloads};
 use serde::Serialize;
 
 use crate::table::{columns, row, size, wrap};
@@ -19,17 +19,36 @@ pub(crate) struct Report {
     /// What it watches.
     #[serde(rename = "workloadList")]
     pub(crate) workloads: Vec<Workload>,
+    /// What it promised; absent where nothing can be promised.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) promised: Option<Allocations>,
 }
 
 impl Report {
     pub(crate) fn new(status: Status, workloads: Workloads) -> Self {
-        Self { status, workloads: workloads.workloads }
+        Self { status, workloads: workloads.workloads, promised: None }
     }
+
+    /// With what is promised, if that is known.
+    pub(crate) fn with(self, promised: Option<Allocations>) -> Self {
+        Self { promised, ..self }
+    }
+}
+
+fn allocations(promised: &Allocations) -> String {
+    let mut rows = vec![row(["ALLOCATION", "CPUS", "NODES", "MEMORY", "DRIFT"])];
+    rows.extend(promised.allocations.iter().map(|held| {
+        let memory = held.memory.iter().map(|block| block.bytes).sum();
+        let drift: Vec<&str> = held.drift.iter().map(|drift| drift.knob.as_str()).collect();
+        let drift = if drift.is_empty() { "none".to_owned() } else { drift.join(" ") };
+        row([&held.name, &held.cpus, &held.nodes, &size(memory), &drift])
+    }));
+    columns(&rows)
 }
 
 /// The report for people.
 pub(crate) fn render(report: &Report) -> String {
-    let Report { status, workloads } = report;
+    let Report { status, workloads, promised } = report;
     let mut text = format!("numaward {}, up {}\n\n", status.version, uptime(status.uptime_seconds));
     let mut rows = vec![row(["PROBE", "MODE", "NS/EVENT", "LOST"])];
     for probe in &status.probes {
@@ -55,6 +74,10 @@ pub(crate) fn render(report: &Report) -> String {
         );
         text.push('\n');
         text.push_str(&columns(&rows));
+    }
+    if let Some(promised) = promised.as_ref().filter(|promised| !promised.allocations.is_empty()) {
+        text.push('\n');
+        text.push_str(&allocations(promised));
     }
     for degraded in &status.degraded {
         let head = format!("{}: ", degraded.part);
@@ -167,6 +190,7 @@ mod tests {
                 workloads: WorkloadCount { own: 1, other: 0 },
                 degraded: vec![Degraded { part: "cgroups".to_owned(), reason: "none mounted".to_owned() }],
             },
+            promised: None,
             workloads: vec![
                 workload("other", Counters::Own, 0, None),
                 workload("a.service", Counters::Removed, 1 << 20, Some(lies)),
