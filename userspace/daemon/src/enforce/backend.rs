@@ -8,9 +8,9 @@ use std::{
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, KnobError, Value},
+    knob::{Knob, KnobError, Partition, PartitionState, Value},
 };
-use numaward_topology::{Bytes, NodeSet};
+use numaward_topology::{Bytes, CpuSet, NodeSet};
 
 use super::{
     EnforceError, Options, Owner, Step, Systemd,
@@ -81,7 +81,7 @@ impl Cgroupfs {
         knob.holds(wanted, found, self.page_size)
     }
 
-    /// Whether a knob is back to what was found, in the words of [`Self::put`].
+    /// Whether a knob is back to what was found, in the words of `put`.
     pub(super) fn is_back(&self, knob: Knob, found: &Value, held: &Value) -> bool {
         self.holds(knob, found, held)
             || is_everything(found)
@@ -92,51 +92,90 @@ impl Cgroupfs {
                 }
     }
 
-    /// Writes one step, in other words if the kernel does not take these.
+    /// Writes one step, and gives what was written: what cannot be had any more is left out.
     ///
     /// The kernel refuses to empty the set of a cgroup with tasks (`ENOSPC`), although the empty set, all that
-    /// the parent has, was there before. All that the machine may ever have means the same; where a sibling's
-    /// partition stands against it, what the parent has now comes close.
-    fn put(&self, step: &Step) -> Result<(), KnobError> {
+    /// the parent has, was there before. All that the machine may ever have means the same.
+    ///
+    /// CPUs that a sibling's partition has taken since must not be named: some kernels refuse, others end the
+    /// partition.
+    fn put(&self, step: &Step) -> Result<Value, KnobError> {
         let dir = step.cgroup.dir(&self.root);
-        let write = |value: &Value| step.knob.write(&dir, &value.to_string());
-        let refused = match write(&step.to) {
-            Err(error @ KnobError::Refused { .. }) if is_everything(&step.to) => error,
-            // Without the knob, the cgroup has all that the parent has.
-            Err(KnobError::Missing { .. }) if is_everything(&step.to) => return Ok(()),
-            result => return result,
-        };
-        let (all, effective) = match step.knob {
-            Knob::CpusetCpus => (Value::Cpus(self.options.possible_cpus.clone()), Knob::CpusetCpusEffective),
-            Knob::CpusetMems => {
-                (Value::Nodes(self.options.possible_nodes.clone()), Knob::CpusetMemsEffective)
+        let write = |value: Value| step.knob.write(&dir, &value.to_string()).map(|()| value);
+        match (step.knob, &step.to) {
+            (Knob::CpusetCpus, Value::Cpus(cpus)) if !cpus.is_empty() => {
+                write(Value::Cpus(self.without_partitions(&step.cgroup, cpus.clone())?))
             }
-            _ => return Err(refused),
-        };
-        write(&all).or_else(|_| {
-            let parent = step.cgroup.parent().ok_or(refused)?;
-            write(&self.read(&parent, effective)?)
-        })
+            _ => match write(step.to.clone()) {
+                // Without the knob, the cgroup has all that the parent has.
+                Err(KnobError::Missing { .. }) if is_everything(&step.to) => Ok(step.to.clone()),
+                Err(KnobError::Refused { .. }) if is_everything(&step.to) => {
+                    write(if step.knob == Knob::CpusetMems {
+                        Value::Nodes(self.options.possible_nodes.clone())
+                    } else {
+                        Value::Cpus(
+                            self.without_partitions(&step.cgroup, self.options.possible_cpus.clone())?,
+                        )
+                    })
+                }
+                result => result,
+            },
+        }
     }
 
-    /// Whether the step's knob holds what it should.
-    fn check(&self, step: &Step) -> Result<(), EnforceError> {
+    /// These CPUs without those of the siblings' partitions; what the parent has if none are left.
+    fn without_partitions(&self, cgroup: &CgroupPath, cpus: CpuSet) -> Result<CpuSet, KnobError> {
+        let Some(parent) = cgroup.parent() else { return Ok(cpus) };
+        let available = self.cpus(&parent, Knob::CpusetCpusEffective)?;
+        if cpus.is_subset(&(&available | &self.cpus(cgroup, Knob::CpusetCpusEffective)?)) {
+            return Ok(cpus);
+        }
+        let parent_dir = parent.dir(&self.root);
+        let siblings = std::fs::read_dir(&parent_dir).into_iter().flatten().flatten();
+        let mut left = cpus;
+        for sibling in siblings.filter_map(|entry| parent.child(entry.file_name().to_str()?).ok()) {
+            let state = self.read(&sibling, Knob::CpusetPartition);
+            let is_partition = matches!(
+                state,
+                Ok(Value::Partition(PartitionState { partition: Partition::Root | Partition::Isolated, .. }))
+            );
+            if sibling == *cgroup || state.is_err() {
+                continue;
+            }
+            let mut taken = self.cpus(&sibling, Knob::CpusetCpusExclusive)?;
+            if is_partition {
+                taken = &taken | &self.cpus(&sibling, Knob::CpusetCpus)?;
+            }
+            left = &left - &taken;
+        }
+        Ok(if left.is_empty() { available } else { left })
+    }
+
+    /// The CPUs that a knob names; none where it is not there.
+    fn cpus(&self, cgroup: &CgroupPath, knob: Knob) -> Result<CpuSet, KnobError> {
+        match self.read(cgroup, knob) {
+            Ok(Value::Cpus(cpus)) => Ok(cpus),
+            Ok(_) | Err(KnobError::Missing { .. }) => Ok(CpuSet::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the step's knob holds what was written.
+    fn check(&self, step: &Step, written: &Value) -> Result<(), EnforceError> {
         let found = match self.read(&step.cgroup, step.knob) {
-            _ if is_everything(&step.to) => return Ok(()),
-            Err(KnobError::Missing { .. }) if step.to == unset(step.knob) => return Ok(()),
+            Err(KnobError::Missing { .. }) if *written == unset(step.knob) => return Ok(()),
             found => found?,
         };
         let (cgroup, knob) = (step.cgroup.clone(), step.knob);
         match &found {
-            _ if self.holds(knob, &step.to, &found) => Ok(()),
-            Value::Partition(state) if state.invalid.is_some() => Err(EnforceError::InvalidPartition {
-                cgroup,
-                reason: state.invalid.clone().unwrap_or_default(),
-            }),
+            _ if self.holds(knob, written, &found) => Ok(()),
+            Value::Partition(PartitionState { invalid: Some(reason), .. }) => {
+                Err(EnforceError::InvalidPartition { cgroup, reason: reason.clone() })
+            }
             _ => Err(EnforceError::NotTaken {
                 cgroup,
                 knob,
-                wanted: Box::new(step.to.clone()),
+                wanted: Box::new(written.clone()),
                 found: Box::new(found),
             }),
         }
@@ -154,8 +193,12 @@ impl Cgroupfs {
     fn move_pages(&self, step: &Step) -> Result<Moving, EnforceError> {
         let dir = step.cgroup.dir(&self.root);
         let (this, own) = (self.clone(), step.clone());
-        let moving = migrate(&dir, self.nodes(step), self.options.migration_wait, move || this.put(&own))?;
-        self.check(step).map(|()| moving)
+        let moving =
+            migrate(&dir, self.nodes(step), self.options.migration_wait, move || this.put(&own).map(drop))?;
+        if !is_everything(&step.to) {
+            self.check(step, &step.to)?;
+        }
+        Ok(moving)
     }
 }
 
@@ -189,8 +232,8 @@ impl Backend for Cgroupfs {
             if step.knob == Knob::CpusetMems {
                 moving = Some(self.move_pages(step).map_err(fail)?);
             } else {
-                self.put(step).map_err(|error| fail(error.into()))?;
-                self.check(step).map_err(fail)?;
+                let written = self.put(step).map_err(|error| fail(error.into()))?;
+                self.check(step, &written).map_err(fail)?;
             }
         }
         Ok(moving)
@@ -237,7 +280,7 @@ impl Backend for Systemd {
                 }
             }
             loop {
-                match cgroupfs.check(step) {
+                match cgroupfs.check(step, &step.to) {
                     Ok(()) => break,
                     // A unit that does not run has its properties for the next start.
                     Err(error) if error.is_gone() => break,

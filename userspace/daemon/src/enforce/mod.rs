@@ -101,7 +101,7 @@ pub struct Failure {
     /// The first error.
     #[source]
     pub error: EnforceError,
-    /// The write that failed; `None` if a controller could not be enabled.
+    /// The write that failed; `None` if it did not come to that.
     pub step: Option<Step>,
     /// Further errors: of undoing what was written before, or of the other writes of a release.
     pub undo: Vec<EnforceError>,
@@ -141,12 +141,9 @@ impl Enforcer {
     /// Writes a plan's knobs. The plan's `intent` must be stored before.
     pub fn execute(&self, plan: &Plan) -> Result<Report, Box<Failure>> {
         let mut report = Report { kept: plan.kept.clone(), ..Report::default() };
-        for (cgroup, controllers) in &plan.enable {
-            crate::fault::point("enforce.enable");
-            let enabled = knob::enable_controllers(&cgroup.dir(self.root()), controllers);
-            if let Err(error) = enabled {
-                return Err(Box::new(Failure { error: error.into(), step: None, undo: Vec::new(), report }));
-            }
+        let prepared = self.prepare(plan);
+        if let Err(error) = prepared {
+            return Err(Box::new(Failure { error, step: None, undo: Vec::new(), report }));
         }
         let mut failures = Vec::new();
         let mut half_written: &[Step] = &[];
@@ -159,10 +156,10 @@ impl Enforcer {
             match self.write(batch, &mut report.moving) {
                 Ok(()) => report.written.extend_from_slice(batch),
                 // What is gone needs nothing brought back.
-                Err(failed) if failed.error.is_gone() && !plan.is_all_or_nothing => {}
+                Err(failed) if failed.error.is_gone() && plan.hold.is_none() => {}
                 Err(failed) => {
                     failures.push(*failed);
-                    if plan.is_all_or_nothing {
+                    if plan.hold.is_some() {
                         half_written = batch;
                         break;
                     }
@@ -173,7 +170,7 @@ impl Enforcer {
         let mut failures = failures.into_iter();
         let Some(StepError { error, step }) = failures.next() else { return Ok(report) };
         let mut undo: Vec<_> = failures.map(|failed| failed.error).collect();
-        if plan.is_all_or_nothing {
+        if plan.hold.is_some() {
             let back: Vec<_> = report.written.iter().chain(half_written).rev().map(Step::reversed).collect();
             undo.extend(back.iter().filter_map(|step| {
                 let found = self.cgroupfs.read(&step.cgroup, step.knob);
@@ -187,6 +184,19 @@ impl Enforcer {
         }
         undo.retain(|error| !error.is_gone());
         Err(Box::new(Failure { error, step: Some(step), undo, report }))
+    }
+
+    /// What comes before the first write.
+    fn prepare(&self, plan: &Plan) -> Result<(), EnforceError> {
+        // Others may have taken CPUs since the plan was made, and a partition of theirs must not suffer.
+        if let Some((path, settings)) = &plan.hold {
+            self.check_available(path, settings)?;
+        }
+        for (cgroup, controllers) in &plan.enable {
+            crate::fault::point("enforce.enable");
+            knob::enable_controllers(&cgroup.dir(self.root()), controllers)?;
+        }
+        Ok(())
     }
 
     /// Writes one knob again that drifted.

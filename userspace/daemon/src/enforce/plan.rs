@@ -43,8 +43,8 @@ pub struct Plan {
     pub(super) steps: Vec<Step>,
     /// What somebody else has changed and is left as it is.
     pub(super) kept: Vec<Drift>,
-    /// Whether a failed write undoes the others.
-    pub(super) is_all_or_nothing: bool,
+    /// What is to be held, if anything: then a failed write undoes the others.
+    pub(super) hold: Option<(CgroupPath, Settings)>,
 }
 
 impl Plan {
@@ -121,7 +121,10 @@ impl Enforcer {
             enable: BTreeMap::new(),
             steps: Vec::new(),
             kept: Vec::new(),
-            is_all_or_nothing: matches!(change, Change::Hold(..)),
+            hold: match change {
+                Change::Hold(path, settings) => Some((path.clone(), settings.clone())),
+                Change::Release(_) | Change::Upkeep => None,
+            },
         };
         for (path, values) in wanted {
             self.enter(&mut plan, path, values)?;
@@ -444,7 +447,7 @@ impl Enforcer {
     }
 
     /// Refuses CPUs and nodes that the ancestors do not have.
-    fn check_available(&self, path: &CgroupPath, settings: &Settings) -> Result<(), EnforceError> {
+    pub(super) fn check_available(&self, path: &CgroupPath, settings: &Settings) -> Result<(), EnforceError> {
         let cpus = settings.cpus.clone().map(Value::Cpus);
         let mems = settings.mems.clone().map(Value::Nodes);
         for (knob, effective, wanted) in [

@@ -4,6 +4,7 @@
 use std::fs;
 
 use numaward_cgroup::knob::Partition;
+use numaward_topology::HugepageSize;
 use tempfile::TempDir;
 
 use super::*;
@@ -96,12 +97,12 @@ fn path(text: &str) -> CgroupPath {
     text.parse().unwrap()
 }
 
-fn mib(count: u64) -> Option<Limit> {
-    Some(Limit::Bytes(Bytes::mib(count)))
+fn mib(count: u64) -> Limit {
+    Limit::Bytes(Bytes::mib(count))
 }
 
 fn protected(min: u64) -> Settings {
-    Settings { memory_min: mib(min), ..Settings::default() }
+    Settings { memory_min: Some(mib(min)), ..Settings::default() }
 }
 
 fn pinned(cpus: &str, mems: &str) -> Settings {
@@ -119,17 +120,11 @@ fn what_is_held_is_written_and_what_was_found_comes_back() {
     tree.put("/a", "memory.max", &bytes(512));
     let found = tree.all("/a");
     let settings = Settings {
-        memory_min: mib(64),
-        memory_low: mib(96),
-        memory_high: mib(128),
-        memory_max: mib(256),
-        hugetlb: [("hugetlb.2MB.max".parse::<Knob>().unwrap(), mib(4).unwrap())]
-            .into_iter()
-            .filter_map(|(knob, limit)| match knob {
-                Knob::HugetlbMax(size) => Some((size, limit)),
-                _ => None,
-            })
-            .collect(),
+        memory_min: Some(mib(64)),
+        memory_low: Some(mib(96)),
+        memory_high: Some(mib(128)),
+        memory_max: Some(mib(256)),
+        hugetlb: [(HugepageSize(Bytes::mib(2)), mib(4))].into(),
         ..pinned("2-3", "1")
     };
     let (book, report) = tree.apply(&Book::default(), &Change::Hold(path("/a"), settings.clone()));
@@ -149,9 +144,12 @@ fn what_is_held_is_written_and_what_was_found_comes_back() {
 fn nothing_is_written_twice_and_what_is_no_longer_asked_for_comes_back() {
     let tree = Tree::new(&["/a"]);
     tree.put("/a", "memory.high", &bytes(100));
-    let book = tree.hold(&Book::default(), "/a", Settings { memory_high: mib(50), ..pinned("0-1", "0") });
-    let (again, report) =
-        tree.apply(&book, &Change::Hold(path("/a"), Settings { memory_high: mib(50), ..pinned("0-1", "0") }));
+    let book =
+        tree.hold(&Book::default(), "/a", Settings { memory_high: Some(mib(50)), ..pinned("0-1", "0") });
+    let (again, report) = tree.apply(
+        &book,
+        &Change::Hold(path("/a"), Settings { memory_high: Some(mib(50)), ..pinned("0-1", "0") }),
+    );
     assert_eq!((report.written, &again), (vec![], &book));
 
     let (book, report) = tree.apply(&book, &Change::Hold(path("/a"), pinned("0-1", "1")));
@@ -228,8 +226,8 @@ fn claims_of_others_are_seen_after_a_refresh() {
 #[test]
 fn a_crash_after_any_write_is_made_good() {
     let changes: [(&str, Change); 3] = [
-        ("hold", Change::Hold(path("/a/b"), Settings { memory_min: mib(8), ..pinned("1", "1") })),
-        ("other", Change::Hold(path("/a/b"), Settings { memory_max: mib(9), ..pinned("2", "0") })),
+        ("hold", Change::Hold(path("/a/b"), Settings { memory_min: Some(mib(8)), ..pinned("1", "1") })),
+        ("other", Change::Hold(path("/a/b"), Settings { memory_max: Some(mib(9)), ..pinned("2", "0") })),
         ("release", Change::Release(path("/a/b"))),
     ];
     for upto in 0..changes.len() {
@@ -271,7 +269,7 @@ fn a_crash_after_any_write_is_made_good() {
 fn a_failed_write_undoes_the_others() {
     let tree = Tree::new(&["/a", "/a/b"]);
     let before = [tree.all("/a"), tree.all("/a/b")];
-    let settings = Settings { memory_min: mib(8), memory_max: mib(64), ..pinned("1", "1") };
+    let settings = Settings { memory_min: Some(mib(8)), memory_max: Some(mib(64)), ..pinned("1", "1") };
     let plan = tree.enforcer.plan(&Book::default(), &Change::Hold(path("/a/b"), settings)).unwrap();
     fs::remove_file(path("/a/b").dir(tree.root.path()).join("cpuset.mems")).unwrap();
     let failure = tree.enforcer.execute(&plan).unwrap_err();
@@ -285,7 +283,7 @@ fn a_failed_write_undoes_the_others() {
 #[test]
 fn a_release_goes_on_after_a_failed_write() {
     let tree = Tree::new(&["/a"]);
-    let book = tree.hold(&Book::default(), "/a", Settings { memory_max: mib(64), ..pinned("1", "1") });
+    let book = tree.hold(&Book::default(), "/a", Settings { memory_max: Some(mib(64)), ..pinned("1", "1") });
     let plan = tree.enforcer.plan(&book, &Change::Release(path("/a"))).unwrap();
     fs::remove_file(path("/a").dir(tree.root.path()).join("memory.max")).unwrap();
     let failure = tree.enforcer.execute(&plan).unwrap_err();
@@ -387,6 +385,22 @@ fn drift_is_told_by_meaning_and_repaired() {
 }
 
 #[test]
+fn cpus_that_a_siblings_partition_took_are_not_brought_back() {
+    for (found, taken, back) in [("0-3", "3", "0-2"), ("3", "3", "0-2,4-7"), ("", "3", "")] {
+        let tree = Tree::new(&["/a", "/b"]);
+        tree.put("/a", "cpuset.cpus", found);
+        let book = tree.hold(&Book::default(), "/a", pinned("1", "0"));
+        tree.put("/b", "cpuset.cpus", taken);
+        tree.put("/b", "cpuset.cpus.partition", "isolated");
+        tree.put("/", "cpuset.cpus.effective", "0-2,4-7");
+        tree.put("/a", "cpuset.cpus.effective", "1");
+        let plan = tree.enforcer.plan(&book, &Change::Release(path("/a"))).unwrap();
+        tree.enforcer.execute(&plan).unwrap();
+        assert_eq!(tree.get("/a", "cpuset.cpus"), back, "{found}");
+    }
+}
+
+#[test]
 fn a_knob_that_holds_something_else_than_was_written_is_an_error() {
     let tree = Tree::new(&["/a"]);
     let settings = Settings { partition: Some(Partition::Root), ..pinned("1", "1") };
@@ -412,10 +426,10 @@ mod order_never_widens {
             Settings {
                 cpus: cpus.map(|cpus| cpus.into_iter().map(numaward_topology::CpuId).collect()),
                 mems: mems.map(|mems| mems.into_iter().map(numaward_topology::NodeId).collect()),
-                memory_min: min.and_then(mib),
-                memory_low: low.and_then(mib),
-                memory_high: high.and_then(mib),
-                memory_max: max.and_then(mib),
+                memory_min: min.map(mib),
+                memory_low: low.map(mib),
+                memory_high: high.map(mib),
+                memory_max: max.map(mib),
                 ..Settings::default()
             }
         })
