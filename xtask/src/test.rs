@@ -110,7 +110,7 @@ fn deny() -> Result<()> {
     command::run(&mut deny(&["check", "licenses", "bans", "sources"]))?;
     // The database of advisories is a repository of its own, which not every network reaches.
     match command::read(&mut deny(&["fetch", "db"])) {
-        Ok(_) => command::run(&mut deny(&["check", "--disable-fetch", "advisories"])),
+        Ok(_) => command::run(&mut deny(&["--offline", "check", "advisories"])),
         Err(error) => {
             println!("advisories: NOT CHECKED, the database cannot be fetched: {error:#}");
             Ok(())
