@@ -58,7 +58,7 @@ fn a_dropped_machine_is_gone() {
     };
     let started = Instant::now();
     let qemu = loop {
-        if let Some(qemu) = group(running.pid()) {
+        if let Some(qemu) = group(running.stopper().pid()) {
             break qemu;
         }
         assert!(started.elapsed() < Duration::from_secs(30), "QEMU did not start");

@@ -8,6 +8,7 @@
 mod bench;
 mod build;
 mod command;
+mod demo;
 mod dependencies;
 mod run;
 mod setup;
@@ -35,6 +36,8 @@ enum Task {
     Run(run::Arguments),
     /// Runs everything that must hold
     Test(test::Arguments),
+    /// Shows numaward at work in a machine with four nodes
+    Demo(demo::Arguments),
     /// Runs a benchmark
     Bench(bench::Bench),
     /// Replays the kubelet's recorded decisions
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Task::Build(arguments) => build::main(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Run(arguments) => run::main(&arguments),
         Task::Test(arguments) => Ok(test::main(&arguments)),
+        Task::Demo(arguments) => demo::main(&arguments),
         Task::Bench(arguments) => bench::bench(&arguments),
         Task::Conformance(arguments) => bench::conformance(&arguments),
         Task::Vm(task) => vm::main(&task),

@@ -4,11 +4,16 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::process::{ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand};
-use numaward_vm::{Cache, Forward, Kernel, Machine, Vm};
+use numaward_vm::{Cache, Forward, Kernel, Machine, Running, Vm};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 
 use crate::setup::{self, Part, kernels};
 use crate::{build, command};
@@ -161,7 +166,7 @@ impl Run {
         if let Some(arguments) = &self.append {
             vm = vm.append(arguments);
         }
-        match vm.run(&script, &mut io::stdout().lock()) {
+        match attend(vm.start(&script)?, || {})?.1 {
             Ok(code) => Ok(ExitCode::from(code)),
             Err(error) => {
                 eprintln!("error: {error}");
@@ -169,6 +174,36 @@ impl Run {
             }
         }
     }
+}
+
+/// Passes the output of a machine's script on until the machine ends, which SIGINT and SIGTERM hasten. Now and then
+/// calls `look`. Returns whether there was a signal, and how the script ended.
+pub(crate) fn attend(
+    running: Running,
+    mut look: impl FnMut() + Send,
+) -> Result<(bool, Result<u8, numaward_vm::Error>)> {
+    const PACE: Duration = Duration::from_millis(200);
+    let signalled = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register(signal, Arc::clone(&signalled)).context("cannot register for signals")?;
+    }
+    let (stopper, ended) = (running.stopper(), AtomicBool::new(false));
+    let result = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                if signalled.load(Ordering::Relaxed) {
+                    stopper.stop();
+                } else {
+                    look();
+                }
+                thread::sleep(PACE);
+            }
+        });
+        let result = running.finish(&mut io::stdout().lock());
+        ended.store(true, Ordering::Relaxed);
+        result
+    });
+    Ok((signalled.load(Ordering::Relaxed), result))
 }
 
 /// The static programs that every machine has on its PATH.

@@ -25,7 +25,7 @@ mod vm;
 pub use cache::{Cache, Kernel};
 pub use error::Error;
 pub use machine::{Machine, Node, SpecError};
-pub use vm::{Forward, Running, Vm, find_tool};
+pub use vm::{Forward, Running, Stopper, Vm, find_tool};
 
 /// What must be on the host's PATH (or in `/usr/sbin`, `/sbin`) to boot a guest, with the Debian package of each.
 pub const TOOLS: &[(&str, &str)] = &[

@@ -199,9 +199,9 @@ pub struct Running {
 }
 
 impl Running {
-    /// The process to signal (SIGTERM) to stop the guest.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
+    /// What stops the guest while [`Running::finish`] waits for its end.
+    pub fn stopper(&self) -> Stopper {
+        Stopper { pid: self.child.id() }
     }
 
     /// Whether the guest has ended.
@@ -252,11 +252,29 @@ impl Running {
     }
 }
 
+/// Stops a guest.
+#[derive(Debug, Clone, Copy)]
+pub struct Stopper {
+    pid: u32,
+}
+
+impl Stopper {
+    /// Asks the guest's process to end; nothing happens if it has ended.
+    pub fn stop(self) {
+        let _ = Command::new("kill").arg(self.pid.to_string()).stderr(Stdio::null()).status();
+    }
+
+    /// The process that watches over QEMU.
+    pub fn pid(self) -> u32 {
+        self.pid
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         // Already waited for in the ordinary case. SIGKILL to `timeout` would orphan QEMU; it passes SIGTERM on.
         if matches!(self.child.try_wait(), Ok(None)) {
-            let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+            self.stopper().stop();
             let _ = self.child.wait();
         }
     }

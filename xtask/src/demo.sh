@@ -1,0 +1,30 @@
+# The demo, inside its machine: a daemon and workloads that allocate again and again.
+
+numaward run --listen "0.0.0.0:$port" >/tmp/daemon.log 2>&1 &
+daemon=$!
+
+# workload NAME ARGUMENTS...
+workload() {
+    cgroup=/sys/fs/cgroup/$1
+    shift
+    mkdir "$cgroup"
+    while :; do
+        numaward-load --cgroup "$cgroup" --size 64M --hold 3 "$@" >/dev/null || break
+    done &
+}
+workload database --cpus 0 --policy bind:3
+workload cache --cpus 1
+workload analytics --cpus 3 --policy interleave:0-3
+workload inference --cpus 2 --kind thp
+
+until wget -q -O /dev/null "http://127.0.0.1:$port/readyz" 2>/dev/null; do
+    kill -0 $daemon || { cat /tmp/daemon.log; exit 1; }
+    sleep 0.2
+done
+while [ "$seconds" -gt 0 ]; do
+    kill -0 $daemon || { cat /tmp/daemon.log; exit 1; }
+    seconds=$((seconds - 1))
+    sleep 1
+done
+kill $daemon
+wait $daemon
