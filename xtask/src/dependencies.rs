@@ -61,6 +61,8 @@ const TABLE: &[Rule] = &[
     rule("xtask", &["numaward-vm"]),
     rule("numaward-tests", &["numaward-vm"]),
     rule("numaward-vm", &[]),
+    // Part of what it tests: it runs inside the machine, against the kernel.
+    rule("numaward-enforce-check", &["numaward-cgroup", "numaward-daemon", "numaward-topology"]),
     Rule {
         package: "numaward-load",
         own: &["numaward-topology"],

@@ -23,6 +23,8 @@ const NO_EXIT_CODE: u8 = 125;
 
 /// The package of the end-to-end tests.
 const TESTS: &str = "numaward-tests";
+/// Checks of enforcement, run inside a machine.
+const ENFORCE_CHECK: &str = "numaward-enforce-check";
 /// A machine booting keeps one CPU of the host busy.
 const MACHINES_AT_ONCE: usize = 2;
 
@@ -72,7 +74,8 @@ impl Test {
 /// Runs the end-to-end tests whose names contain one of `names` (all, if there are none) on one kernel.
 pub(crate) fn test(kernel: &str, names: &[String]) -> Result<()> {
     setup::ensure(&[Part::Qemu, Part::Kernel(kernels::find(kernel)?)])?;
-    let programs = programs(true)?;
+    let mut programs = programs(true)?;
+    programs.extend(build::static_programs(&[ENFORCE_CHECK], "vm")?);
     let folder =
         programs.iter().find_map(|(_, path)| path.parent()).context("cargo has built no programs")?;
     let cargo = || {
@@ -199,7 +202,8 @@ pub(crate) fn attend(
                 thread::sleep(PACE);
             }
         });
-        let result = running.finish(&mut io::stdout().lock());
+        // Not locked meanwhile: `look` may print.
+        let result = running.finish(&mut io::stdout());
         ended.store(true, Ordering::Relaxed);
         result
     });
