@@ -16,12 +16,17 @@
 //! id is read through `current->cgroups->dfl_cgrp->kn->id` where the kernel's BTF has the offsets.
 //!
 //! **No races.** The kernel runs a tracing program at most once at a time on each CPU, and tasks do not migrate
-//! inside. An allocation in an interrupt of the program is not delivered but counted as `recursion_misses`
+//! inside. An allocation that interrupts the program is not delivered but counted as `recursion_misses`
 //! (`prog->active` in `__bpf_trace_run` for `tp_btf`, `bpf_prog_active` in `trace_call_bpf` for tracepoints).
 //! So what is per CPU (CACHE, CTR, TOTALS) has one writer, and needs no atomics. CTR_SHARED has many and uses
 //! them. On a kernel too old for the first of these guards, an interrupt between a counter's load and its
 //! store would cost that one count; a cache entry would not be harmed, as an interrupt has the same current
 //! task.
+//!
+//! **Preemption.** Newer kernels (tracepoints guarded by SRCU instead of disabled preemption) preempt tasks inside
+//! `tp_btf` programs. Until such a task runs again, the guard above keeps the program from all other tasks
+//! of that CPU: their events are lost. There the kernel disables migration instead, which can be seen in
+//! `current->migration_disabled`; userspace then prefers the tracepoint, whose programs are not preempted.
 
 #![no_std]
 #![no_main]
@@ -89,6 +94,10 @@ static SECTION_SHIFT: Global<u32> = Global::new(15);
 /// `css_set.dfl_cgrp`, `cgroup.kn`, `kernfs_node.id`. The first is 0 where they are not known.
 #[unsafe(no_mangle)]
 static CGROUP_PATH: Global<[u32; 4]> = Global::new([0; 4]);
+
+/// The offset of `task_struct.migration_disabled`, a `u16`; 0 where it is not known or tells nothing.
+#[unsafe(no_mangle)]
+static MIGRATION_DISABLED: Global<u32> = Global::new(0);
 
 // Sizes that depend on the machine are set by userspace.
 
@@ -236,6 +245,15 @@ fn current_cgroup() -> u64 {
     }
 }
 
+/// Whether the kernel may preempt the task here. It then keeps it from migrating, which it need not do
+/// where preemption is disabled.
+#[inline(always)]
+fn preemptible() -> bool {
+    let offset = MIGRATION_DISABLED.load() as usize;
+    // SAFETY: the offset is of a member of the task; see `current_cgroup`.
+    offset != 0 && unsafe { *bpf_get_current_task_btf().cast::<u8>().add(offset).cast::<u16>() } != 0
+}
+
 /// Searches the slot of the current task's cgroup and fills the entry; `false` where a map has no
 /// such value, which userspace rules out.
 #[inline(never)]
@@ -274,7 +292,9 @@ fn resolve(entry: &mut CacheEntry, generation: *mut u64) -> bool {
     entry.generation = if moved { 0 } else { generation };
     if let Some(totals) = TOTALS.get_ptr_mut(0) {
         // SAFETY: as in `count`.
-        unsafe { (*totals).resolved += 1 };
+        let totals = unsafe { &mut *totals };
+        totals.resolved += 1;
+        totals.preemptible += u64::from(preemptible());
     }
     true
 }

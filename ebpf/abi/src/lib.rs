@@ -44,6 +44,8 @@ pub struct AllocTotals {
     pub unknown_node: u64,
     /// How often the slot of a cgroup had to be searched.
     pub resolved: u64,
+    /// How often, of these, the task could be preempted inside the probe.
+    pub preemptible: u64,
 }
 
 /// What the probes know of a slot.

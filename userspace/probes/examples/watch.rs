@@ -62,6 +62,9 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         }
         print("other", &now.other);
         println!("unknown-node {}", now.unknown_node.0);
+        for stats in probes.stats()? {
+            println!("events-lost {}", stats.events_lost);
+        }
     }
     Ok(())
 }

@@ -79,6 +79,8 @@ impl Refusal {
 pub(crate) struct Alloc {
     pub(crate) mode: Mode,
     pub(crate) self_check: SelfCheck,
+    /// Whether tasks are preempted inside the program, and events of other tasks lost meanwhile.
+    pub(crate) preemptible: bool,
     /// By node index.
     nodes: Vec<NodeId>,
     rows: Rows,
@@ -112,15 +114,20 @@ impl Alloc {
                 KernelLayout { node_shift: options.fakes.node_shift.unwrap_or(kernel.node_shift), ..kernel }
             }
             // Works without, only slower.
-            (_, kernel) => kernel.unwrap_or(KernelLayout { node_shift: 64, cgroup_path: None }),
+            (_, kernel) => kernel.unwrap_or(KernelLayout::unknown()),
         };
         Self::load_with(object, options, mode, kernel).or_else(|refusal| {
             match (&refusal, kernel.cgroup_path) {
                 // Perhaps this kernel's verifier does not let the probe follow the path to the cgroup.
                 (Refusal::Kernel(reason), Some(_)) => {
                     log::debug!("alloc by {mode} without a direct path to the cgroup's id: {reason}");
-                    Self::load_with(object, options, mode, KernelLayout { cgroup_path: None, ..kernel })
-                        .map_err(|_| refusal)
+                    Self::load_with(
+                        object,
+                        options,
+                        mode,
+                        KernelLayout { node_shift: kernel.node_shift, ..KernelLayout::unknown() },
+                    )
+                    .map_err(|_| refusal)
                 }
                 _ => Err(refusal),
             }
@@ -160,6 +167,9 @@ impl Alloc {
             .ok_or(Refusal::TooManySlots { slots, nodes: node_count })?;
 
         let cgroup_path = kernel.cgroup_path.unwrap_or_default();
+        // Around programs of classic tracepoints, the kernel disables preemption and migration.
+        let migration_disabled =
+            kernel.migration_disabled.filter(|_| mode == Mode::TpBtf).unwrap_or_default();
         let btf = Btf::from_sys_fs().ok();
         let (ctr, ctr_shared) = layout.entries();
         let shards = if layout.per_cpu { 0 } else { layout.copies };
@@ -169,6 +179,7 @@ impl Alloc {
             .btf(btf.as_ref())
             .override_global("NODE_SHIFT", &kernel.node_shift, true)
             .override_global("CGROUP_PATH", &cgroup_path, true)
+            .override_global("MIGRATION_DISABLED", &migration_disabled, true)
             .override_global("NODES", &node_count, true)
             .override_global("SHARDS", &shards, true)
             .override_global("SHARD_ROWS", &layout.rows, true)
@@ -196,6 +207,7 @@ impl Alloc {
         let mut alloc = Self {
             mode,
             self_check: SelfCheck::Unchecked("not asked for".to_owned()),
+            preemptible: false,
             rows,
             generation: (typed(take("GENERATION")?, "GENERATION")?, 0),
             roots: typed(take("ROOTS")?, "ROOTS")?,
@@ -220,6 +232,9 @@ impl Alloc {
         let before = alloc.read(OTHER_SLOT)?;
         if options.self_check {
             let touched = self_check::touch(&alloc.nodes);
+            // Each CPU searches its first slot now, the one of this thread at least.
+            let totals = alloc.totals()?;
+            alloc.preemptible = 2 * totals.preemptible > totals.resolved;
             alloc.self_check = self_check::compare(&alloc.nodes, touched, &before, &alloc.read(OTHER_SLOT)?)?;
         }
         Ok(alloc)
@@ -311,6 +326,7 @@ impl Alloc {
         Ok(per_cpu.iter().fold(AllocTotals::default(), |sum, cpu| AllocTotals {
             unknown_node: sum.unknown_node + cpu.unknown_node,
             resolved: sum.resolved + cpu.resolved,
+            preemptible: sum.preemptible + cpu.preemptible,
         }))
     }
 

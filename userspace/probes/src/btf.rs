@@ -7,7 +7,8 @@
 //! - `struct pglist_data`: `struct zone node_zones[MAX_NR_ZONES]`
 //! - `struct zonelist`: `struct zoneref _zonerefs[MAX_NUMNODES * MAX_NR_ZONES + 1]`
 //!
-//! **The cgroup of a task** is at `task->cgroups->dfl_cgrp->kn->id`.
+//! **The cgroup of a task** is at `task->cgroups->dfl_cgrp->kn->id`. Whether it is kept from migrating is in
+//! `task->migration_disabled`.
 //!
 //! Format: Documentation/bpf/btf.rst. Only what these questions need is read.
 
@@ -46,9 +47,16 @@ pub(crate) struct KernelLayout {
     /// The offsets in bytes of `task_struct.cgroups`, `css_set.dfl_cgrp`, `cgroup.kn` and `kernfs_node.id`,
     /// where the kernel has these.
     pub(crate) cgroup_path: Option<[u32; 4]>,
+    /// The offset in bytes of `task_struct.migration_disabled`, where the kernel has it.
+    pub(crate) migration_disabled: Option<u32>,
 }
 
 impl KernelLayout {
+    /// What suffices for the classic tracepoint.
+    pub(crate) fn unknown() -> Self {
+        Self { node_shift: 64, cgroup_path: None, migration_disabled: None }
+    }
+
     pub(crate) fn from_btf(data: &[u8]) -> Result<Self, BtfError> {
         let btf = Btf::parse(data)?;
         let (_, flags_offset) = btf.member("page", "flags", "struct page with flags")?;
@@ -69,7 +77,11 @@ impl KernelLayout {
                 [offset("css_set", "dfl_cgrp")?, offset("cgroup", "kn")?, offset("kernfs_node", "id")?];
             Some([cgroups, rest[0], rest[1], rest[2]])
         };
-        Ok(Self { node_shift: 64 - nodes.ilog2(), cgroup_path: cgroup_path() })
+        Ok(Self {
+            node_shift: 64 - nodes.ilog2(),
+            cgroup_path: cgroup_path(),
+            migration_disabled: offset("task_struct", "migration_disabled"),
+        })
     }
 }
 
@@ -175,7 +187,8 @@ mod tests {
             name("page"), one_member, 64, name("flags"), 1, flags_offset,                   // 4: struct
             name("pglist_data"), one_member, 64, name("node_zones"), 2, 0,                  // and so on
             name(zonelist), with_bit_fields, 64, name("_zonerefs"), 3, 0,
-            name("task_struct"), with_bit_fields, 64, name("cgroups"), 1, 2376 * 8,
+            name("task_struct"), with_bit_fields + 1, 64,
+                name("cgroups"), 1, 2376 * 8, name("migration_disabled"), 1, 992 * 8,
             name("css_set"), one_member, 64, name("dfl_cgrp"), 1, 112 * 8,
             name(cgroup), one_member, 64, name("kn"), 1, 256 * 8,
             name("kernfs_node"), one_member, 64, name("id"), 1, 96 * 8,
@@ -191,7 +204,8 @@ mod tests {
         for (nodes, node_shift) in [(1, 64), (2, 63), (64, 58), (1024, 54)] {
             let layout = KernelLayout::from_btf(&btf(4, nodes * 4 + 1, 0, "zonelist", "cgroup"));
             let cgroup_path = Some([2376, 112, 256, 96]);
-            assert_eq!(layout, Ok(KernelLayout { node_shift, cgroup_path }), "{nodes} nodes");
+            let expected = KernelLayout { node_shift, cgroup_path, migration_disabled: Some(992) };
+            assert_eq!(layout, Ok(expected), "{nodes} nodes");
         }
     }
 

@@ -48,7 +48,8 @@ pub struct Options<'a> {
     pub machine: &'a Machine,
     /// Workloads that can be registered at the same time.
     pub slots: u32,
-    /// The ways to attach the allocation probe, best first.
+    /// The ways to attach the allocation probe, best first. One in which this kernel loses events (see
+    /// [`ProbeStats::events_lost`]) is taken only where no later one can be had.
     pub alloc_modes: &'a [Mode],
     /// Whether to compare the counts with known allocations at the start.
     pub self_check: bool,
@@ -184,15 +185,30 @@ pub struct Probes {
 impl Probes {
     /// Loads and attaches every probe, each on its own.
     pub fn load(options: &Options<'_>) -> Self {
-        let mut refusals = Vec::new();
-        let alloc = options.alloc_modes.iter().find_map(|&mode| {
-            let loaded = Alloc::load(options, mode);
-            loaded.map_err(|refusal| refusals.push(format!("{mode}: {refusal}"))).ok()
-        });
+        let mut reasons = Vec::new();
+        let mut preemptible = None;
+        let mut exact = None;
+        for &mode in options.alloc_modes {
+            match Alloc::load(options, mode) {
+                Ok(alloc) if alloc.preemptible => {
+                    reasons.push(format!(
+                        "{mode}: this kernel preempts tasks inside such programs, and loses events of others meanwhile"
+                    ));
+                    preemptible.get_or_insert(alloc);
+                }
+                Ok(alloc) => {
+                    exact = Some(alloc);
+                    break;
+                }
+                Err(refusal) => reasons.push(format!("{mode}: {refusal}")),
+            }
+        }
+        // Better some events lost than all.
+        let alloc = exact.or(preemptible);
         let report = ProbeReport {
             probe: Probe::Alloc,
             mode: alloc.as_ref().map_or(Mode::Absent, |alloc| alloc.mode),
-            reason: (!refusals.is_empty()).then(|| refusals.join("; ")),
+            reason: (!reasons.is_empty()).then(|| reasons.join("; ")),
             self_check: alloc.as_ref().map(|alloc| alloc.self_check.clone()),
         };
         Self { alloc, slots: Slots::new(options.slots), reports: vec![report] }

@@ -58,7 +58,7 @@ pub struct ProbeReport {
     pub probe: Probe,
     /// How it is attached.
     pub mode: Mode,
-    /// Why it is not attached by a better mode; `None` for the best one.
+    /// Why it is not attached by a better mode, or what is wrong with this one; `None` where all is well.
     pub reason: Option<String>,
     /// The comparison with known allocations; `None` where the probe is absent.
     pub self_check: Option<SelfCheck>,
@@ -76,8 +76,9 @@ pub struct ProbeStats {
     pub run_time: Duration,
     /// Runs while statistics were on, since it was attached.
     pub run_count: u64,
-    /// Events that the kernel did not hand to the probe because it interrupted the probe itself on
-    /// the same CPU, since it was attached. Counted whether or not statistics are on.
+    /// Events that the kernel did not hand to the probe, because a run of the probe was under way on the
+    /// same CPU: it was interrupted or, where [`crate::ProbeReport::reason`] says so, preempted. Since it was
+    /// attached; counted whether or not statistics are on.
     pub events_lost: u64,
 }
 

@@ -220,10 +220,9 @@ impl Host {
         Options::new(&self.machine)
     }
 
-    fn probes(&self, mode: Mode) -> Probes {
-        let modes = [mode];
-        let probes = Probes::load(&Options { alloc_modes: &modes, ..self.options() });
-        assert_eq!(probes.reports()[0].mode, mode, "{:?}", probes.reports());
+    fn probes(&self) -> Probes {
+        let probes = Probes::load(&self.options());
+        assert_ne!(probes.reports()[0].mode, Mode::Absent, "{:?}", probes.reports());
         probes
     }
 
@@ -260,7 +259,14 @@ impl User for Counters {
 /// What was counted is what was touched, and at most 1 % more: the process also needs memory for itself.
 #[track_caller]
 fn assert_pages(counted: u64, touched: u64) {
-    assert!((touched..=touched + touched / 100).contains(&counted), "{counted} counted, {touched} touched");
+    assert_pages_but(0, counted, touched);
+}
+
+/// As above, but `lost` pages may be missing.
+#[track_caller]
+fn assert_pages_but(lost: u64, counted: u64, touched: u64) {
+    let expected = touched.saturating_sub(lost)..=touched + touched / 100;
+    assert!(expected.contains(&counted), "{counted} counted, {touched} touched, {lost} lost");
 }
 
 fn shared(host: &Host) {
@@ -274,7 +280,10 @@ fn pages_are_counted(host: &Host, mode: Mode, slots: u32, map: &str) {
     let modes = [mode];
     let mut probes = Probes::load(&Options { alloc_modes: &modes, slots, ..host.options() });
     let report = &probes.reports()[0];
-    assert_eq!((report.mode, &report.reason), (mode, &None));
+    assert_eq!(report.mode, mode);
+    // tp_btf works on such kernels, but others are better there.
+    let lossy = report.reason.as_deref().is_some_and(|reason| reason.contains("preempts tasks"));
+    assert!(report.reason.is_none() || lossy && mode == Mode::TpBtf, "{report:?}");
     assert!(
         matches!(&report.self_check, Some(SelfCheck::Passed(nodes)) if nodes.contains(host.node)),
         "{report:?}"
@@ -287,7 +296,8 @@ fn pages_are_counted(host: &Host, mode: Mode, slots: u32, map: &str) {
     process.touch(PAGES);
     let now = counted(&probes, slot);
     // With several nodes, the process's own may be full.
-    assert_pages(now.user(), PAGES);
+    let lost = |probes: &Probes| if lossy { probes.stats().unwrap()[0].events_lost } else { 0 };
+    assert_pages_but(lost(&probes), now.user(), PAGES);
     assert_eq!(now.user_outside.0, 0);
     if host.machine.nodes.len() == 1 {
         assert_eq!(now.user_remote.0, 0);
@@ -295,19 +305,19 @@ fn pages_are_counted(host: &Host, mode: Mode, slots: u32, map: &str) {
     // Page tables: one page maps 512.
     assert!(now.kernel.0 >= PAGES / 512 && now.kernel.0 < PAGES / 64, "{now:?}");
     process.touch(PAGES);
-    assert_pages(counted(&probes, slot).user(), 2 * PAGES);
+    assert_pages_but(lost(&probes), counted(&probes, slot).user(), 2 * PAGES);
     assert_eq!(probes.counters().unwrap().unknown_node.0, 0);
 
     let usage = probes.map_usage();
     assert_eq!((usage[0].map, usage[0].entries, usage[0].capacity), ("ROOTS", 1, u64::from(slots)));
     assert_eq!(usage[1].map, map);
     drop(process);
-    assert_pages(sum(&probes.release(slot).unwrap()).user(), 2 * PAGES);
+    assert_pages_but(lost(&probes), sum(&probes.release(slot).unwrap()).user(), 2 * PAGES);
     assert!(matches!(probes.release(slot), Err(SlotError::Free(_))));
 }
 
 fn outside(host: &Host) {
-    let mut probes = host.probes(Mode::TpBtf);
+    let mut probes = host.probes();
     let cgroup = host.cgroup("outside");
     let mut process = Toucher::new(&cgroup.0);
     let nowhere = NodeSet::single(NodeId(77));
@@ -388,7 +398,7 @@ fn slot_reuse(host: &Host) {
 }
 
 fn nested(host: &Host) {
-    let mut probes = host.probes(Mode::TpBtf);
+    let mut probes = host.probes();
     let workload = host.cgroup("workload");
     let middle = Cgroup::new(&workload.0, "middle");
     let inner = Cgroup::new(&middle.0, "inner");
@@ -424,7 +434,7 @@ fn no_slot(host: &Host) {
 }
 
 fn stats(host: &Host) {
-    let probes = host.probes(Mode::TpBtf);
+    let probes = host.probes();
     let cgroup = host.cgroup("stats");
     let mut process = Toucher::new(&cgroup.0);
     let before = probes.stats().unwrap()[0];
@@ -487,7 +497,7 @@ fn with_capabilities<T: Send>(kept: CapabilitySet, f: impl FnOnce() -> T + Send)
 }
 
 fn without_privileges_after_loading(host: &Host) {
-    let mut probes = host.probes(Mode::TpBtf);
+    let mut probes = host.probes();
     let cgroup = host.cgroup("unprivileged");
     let mut process = Toucher::new(&cgroup.0);
     with_capabilities(CapabilitySet::empty(), || {
@@ -506,7 +516,8 @@ fn without_sys_admin(host: &Host) {
     let cgroup = host.cgroup("bpf-only");
     let mut process = Toucher::new(&cgroup.0);
     with_capabilities(CapabilitySet::BPF | CapabilitySet::PERFMON, || {
-        let mut probes = host.probes(Mode::TpBtf);
+        let mut probes = host.probes();
+        assert_eq!(probes.reports()[0].mode, Mode::TpBtf, "{:?}", probes.reports());
         assert!(matches!(probes.reports()[0].self_check, Some(SelfCheck::Passed(_))));
         let slot = probes.register(cgroup.id(), None).unwrap();
         process.touch(PAGES);
