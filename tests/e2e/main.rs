@@ -3,5 +3,6 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "helpers of tests, which clippy does not take for tests")]
 
+mod enforce;
 mod load;
 mod machine;

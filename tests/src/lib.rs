@@ -26,7 +26,7 @@ pub const KERNEL: &str = "NUMAWARD_VM_KERNEL";
 pub const PROGRAMS: &str = "NUMAWARD_VM_PROGRAMS";
 
 /// The programs that are copied into each machine if they have been built.
-const NAMES: [&str; 2] = ["numaward", "numaward-load"];
+const NAMES: [&str; 3] = ["numaward", "numaward-load", "numaward-enforce-check"];
 /// What every script is preceded by.
 const PRELUDE: &str = include_str!("guest.sh");
 

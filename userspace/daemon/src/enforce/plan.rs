@@ -161,9 +161,13 @@ impl Enforcer {
             return Err(EnforceError::Root);
         }
         let id = id_of(&path.dir(self.root())).ok_or_else(|| EnforceError::Gone { cgroup: path.clone() })?;
+        let owner = self.owner(path);
+        if let (Some(systemd), Owner::Systemd(unit)) = (&self.systemd, &owner) {
+            systemd.check_owns(unit, path)?;
+        }
         let record = book.records.entry(path.clone()).or_insert_with(|| Record {
             id,
-            owner: self.owner(path),
+            owner,
             settings: Settings::default(),
             written: Values::default(),
             found: Values::default(),

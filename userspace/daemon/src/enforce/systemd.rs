@@ -11,7 +11,10 @@
 
 use std::{path::Path, sync::Mutex, time::Duration};
 
-use numaward_cgroup::knob::{Knob, Limit, Value};
+use numaward_cgroup::{
+    CgroupPath,
+    knob::{Knob, Limit, Value},
+};
 use numaward_topology::{
     Bytes,
     set::{Id, IdSet},
@@ -71,25 +74,42 @@ impl Systemd {
         Self { runtime, address: Some(address), connection: Mutex::new(None) }
     }
 
+    /// Refuses what looks like a unit's cgroup and is not.
+    pub(super) fn check_owns(&self, unit: &str, cgroup: &CgroupPath) -> Result<(), EnforceError> {
+        let text = |interface: &str, property: &str| {
+            String::try_from(self.property(unit, interface, property)?).map_err(|error| refused(unit, error))
+        };
+        if text("Unit", "LoadState")? == "not-found" {
+            return Err(EnforceError::UnknownUnit { unit: unit.to_owned() });
+        }
+        let own = text(interface_of(unit), "ControlGroup")?;
+        if own != cgroup.as_str() {
+            let message = format!("its cgroup is {own:?}, not {cgroup}");
+            return Err(EnforceError::Systemd { unit: unit.to_owned(), message });
+        }
+        Ok(())
+    }
+
     /// What the unit's property says that sets this knob.
     pub(super) fn read(&self, unit: &str, knob: Knob, property: &str) -> Result<Value, EnforceError> {
-        // `LoadUnit` also knows units that are not running; one that does not exist has no properties of
-        // that kind, which is an error of the next call.
+        from_bus(knob, self.property(unit, interface_of(unit), property)?).ok_or_else(|| {
+            let message = format!("{property} has a type that is not known here");
+            EnforceError::Systemd { unit: unit.to_owned(), message }
+        })
+    }
+
+    fn property(&self, unit: &str, interface: &str, property: &str) -> Result<OwnedVariant, EnforceError> {
+        // `LoadUnit` also finds units that are not running.
         let path: OwnedObjectPath = self
             .call(unit, MANAGER_PATH.try_into(), MANAGER_INTERFACE, "LoadUnit", &(unit,))?
             .body()
             .deserialize()
             .map_err(|error| refused(unit, error))?;
-        let interface = format!("org.freedesktop.systemd1.{}", interface_of(unit));
-        let value: OwnedVariant = self
-            .call(unit, Ok(path.as_ref()), PROPERTIES_INTERFACE, "Get", &(interface.as_str(), property))?
+        let interface = format!("{MANAGER}.{interface}");
+        self.call(unit, Ok(path.as_ref()), PROPERTIES_INTERFACE, "Get", &(interface.as_str(), property))?
             .body()
             .deserialize()
-            .map_err(|error| refused(unit, error))?;
-        from_bus(knob, value).ok_or_else(|| EnforceError::Systemd {
-            unit: unit.to_owned(),
-            message: format!("{property} has a type that is not known here"),
-        })
+            .map_err(|error| refused(unit, error))
     }
 
     /// Sets properties of a unit, until the next boot. Knobs that have no property are left out.
@@ -170,7 +190,7 @@ fn refused(unit: &str, error: zbus::Error) -> EnforceError {
             | zbus::fdo::Error::InteractiveAuthorizationRequired(message) => {
                 EnforceError::AccessDenied { unit, message }
             }
-            // How a unit that does not exist answers for its properties.
+            // How a unit of another kind than its name says answers for its properties.
             zbus::fdo::Error::UnknownObject(_) | zbus::fdo::Error::UnknownInterface(_) => {
                 EnforceError::UnknownUnit { unit }
             }

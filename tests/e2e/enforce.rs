@@ -1,0 +1,36 @@
+//! Enforcement and the ledger store, against the kernel itself: `numaward-enforce-check` runs inside.
+
+use std::time::Duration;
+
+use numaward_tests::{Bench, boot};
+use numaward_vm::Machine;
+
+/// The checks that have to have run.
+const CHECKS: [&str; 15] = [
+    "knobs",
+    "ancestors",
+    "migration",
+    "never-empty-never-wider",
+    "partition",
+    "partition-nested",
+    "partition-refused",
+    "sibling-partition",
+    "watch",
+    "fight",
+    "gone",
+    "refused",
+    "many",
+    "ledger-full-disk",
+    "ledger-read-only",
+];
+
+#[test]
+fn enforcement_holds_on_this_kernel() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let report = boot(&bench.vm(machine).limit(Duration::from_mins(10)), include_str!("enforce.sh"));
+    let said = report.section("checks");
+    for check in CHECKS {
+        assert!(said.lines().any(|line| line.starts_with(&format!("ok {check}: "))), "{check}:\n{said}");
+    }
+}

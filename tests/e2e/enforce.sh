@@ -1,0 +1,3 @@
+section checks
+numaward-enforce-check
+section end

@@ -1,0 +1,604 @@
+//! Checks of the cgroupfs backend, the watch and drift.
+
+use std::{
+    fs,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use numaward_cgroup::{
+    CgroupPath,
+    knob::{Knob, Limit, Partition},
+};
+use numaward_daemon::enforce::{
+    Book, Change, EnforceError, Enforcer, FightPolicy, Fights, KnobWatch, Moving, Options, Report, Settings,
+    Touched, Verdict,
+};
+use numaward_topology::{Bytes, HugepageSize};
+
+use crate::{Check, child::Running};
+
+pub(crate) const ROOT: &str = "/sys/fs/cgroup";
+
+pub(crate) const ALL: &[Check] = &[
+    ("knobs", knobs),
+    ("ancestors", ancestors),
+    ("migration", migration),
+    ("never-empty-never-wider", never_wider),
+    ("partition", partition),
+    ("partition-nested", nested_partition),
+    ("partition-refused", refused_partition),
+    ("sibling-partition", sibling_partition),
+    ("watch", watch),
+    ("fight", fight),
+    ("gone", gone),
+    ("refused", refused),
+    ("many", many),
+];
+
+/// A subtree of its own, removed at the end.
+pub(crate) struct Ground {
+    pub(crate) enforcer: Enforcer,
+    top: PathBuf,
+}
+
+impl Ground {
+    pub(crate) fn new(top: &str) -> Result<Self> {
+        let top = Path::new(ROOT).join(top);
+        fs::create_dir(&top)?;
+        Ok(Self { enforcer: Enforcer::new(ROOT.into(), None, options()?), top })
+    }
+
+    pub(crate) fn apply(&self, book: &Book, change: &Change) -> Result<(Book, Report)> {
+        apply(&self.enforcer, book, change)
+    }
+
+    fn hold(&self, book: &Book, cgroup: &str, settings: Settings) -> Result<(Book, Report)> {
+        self.apply(book, &Change::Hold(path(cgroup)?, settings))
+    }
+
+    fn release(&self, book: &Book, cgroup: &str) -> Result<Book> {
+        Ok(self.apply(book, &Change::Release(path(cgroup)?))?.0)
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        // A process that was killed leaves its cgroup a moment later.
+        for _ in 0..50 {
+            if remove(&self.top).is_ok() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        println!("note: {} cannot be removed", self.top.display());
+    }
+}
+
+fn remove(dir: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove(&entry.path())?;
+        }
+    }
+    fs::remove_dir(dir)
+}
+
+pub(crate) fn options() -> Result<Options> {
+    let possible = |what| fs::read_to_string(format!("/sys/devices/system/{what}/possible"));
+    Ok(Options::new(possible("cpu")?.parse()?, possible("node")?.parse()?))
+}
+
+/// Plans, executes, and sees that nothing is left to do.
+pub(crate) fn apply(enforcer: &Enforcer, book: &Book, change: &Change) -> Result<(Book, Report)> {
+    let plan = enforcer.plan(book, change)?;
+    let report = enforcer.execute(&plan).map_err(|failure| anyhow!("{failure}"))?;
+    let left = enforcer.plan(&plan.outcome, &Change::Upkeep)?;
+    ensure!(left.steps().is_empty(), "left to do: {:?}", left.steps());
+    Ok((plan.outcome, report))
+}
+
+pub(crate) fn path(text: &str) -> Result<CgroupPath> {
+    Ok(text.parse()?)
+}
+
+fn dir(cgroup: &str) -> Result<PathBuf> {
+    Ok(path(cgroup)?.dir(Path::new(ROOT)))
+}
+
+fn make(cgroup: &str) -> Result<PathBuf> {
+    let dir = dir(cgroup)?;
+    fs::create_dir_all(&dir)?;
+    Ok(dir)
+}
+
+pub(crate) fn get(cgroup: &str, file: &str) -> Result<String> {
+    let path = dir(cgroup)?.join(file);
+    Ok(fs::read_to_string(&path).with_context(|| path.display().to_string())?.trim().to_owned())
+}
+
+fn put(cgroup: &str, file: &str, value: &str) -> Result<()> {
+    let path = dir(cgroup)?.join(file);
+    fs::write(&path, value).with_context(|| format!("{} = {value}", path.display()))
+}
+
+pub(crate) fn expect(what: &str, found: &str, wanted: &str) -> Result<()> {
+    ensure!(found == wanted, "{what} is {found:?}, should be {wanted:?}");
+    Ok(())
+}
+
+pub(crate) fn pinned(cpus: &str, mems: &str) -> Result<Settings> {
+    Ok(Settings { cpus: Some(cpus.parse()?), mems: Some(mems.parse()?), ..Settings::default() })
+}
+
+pub(crate) fn mib(count: u64) -> Limit {
+    Limit::Bytes(Bytes::mib(count))
+}
+
+pub(crate) fn bytes(mib: u64) -> String {
+    (mib << 20).to_string()
+}
+
+/// Every knob in a nested cgroup, and back, with a process inside.
+fn knobs() -> Result<String> {
+    let ground = Ground::new("check-knobs")?;
+    let leaf = make("/check-knobs/a/b")?;
+    let process = Running::holding(4, &leaf)?;
+    let settings = Settings {
+        memory_min: Some(Limit::Bytes(Bytes(10_000_000))),
+        memory_low: Some(mib(16)),
+        memory_high: Some(mib(64)),
+        memory_max: Some(mib(96)),
+        hugetlb: [(HugepageSize(Bytes::mib(2)), Limit::Bytes(Bytes(5_000_000)))].into(),
+        ..pinned("2-3", "1")?
+    };
+    let (book, _) = ground.hold(&Book::default(), "/check-knobs/a/b", settings)?;
+    for (file, wanted) in [
+        ("cpuset.cpus", "2-3"),
+        ("cpuset.cpus.effective", "2-3"),
+        ("cpuset.mems", "1"),
+        ("memory.min", "9998336"),
+        ("memory.low", "16777216"),
+        ("memory.high", "67108864"),
+        ("memory.max", "100663296"),
+        ("hugetlb.2MB.max", "4194304"),
+    ] {
+        expect(file, &get("/check-knobs/a/b", file)?, wanted)?;
+    }
+    expect("Cpus_allowed_list", &process.status("Cpus_allowed_list")?, "2-3")?;
+    expect("Mems_allowed_list", &process.status("Mems_allowed_list")?, "1")?;
+    ensure!(ground.enforcer.drift(&book, &path("/check-knobs/a/b")?)?.is_empty(), "drift");
+
+    let book = ground.release(&book, "/check-knobs/a/b")?;
+    ensure!(book.is_empty(), "{book:?}");
+    expect("Cpus_allowed_list", &process.status("Cpus_allowed_list")?, "0-3")?;
+    expect("Mems_allowed_list", &process.status("Mems_allowed_list")?, "0-1")?;
+    for (file, wanted) in [
+        ("memory.min", "0"),
+        ("memory.low", "0"),
+        ("memory.high", "max"),
+        ("memory.max", "max"),
+        ("hugetlb.2MB.max", "max"),
+    ] {
+        expect(file, &get("/check-knobs/a/b", file)?, wanted)?;
+    }
+    let left = (get("/check-knobs/a/b", "cpuset.cpus")?, get("/check-knobs/a/b", "cpuset.mems")?);
+
+    // Without tasks the empty set comes back.
+    drop(process);
+    make("/check-knobs/empty")?;
+    let (book, _) = ground.hold(&Book::default(), "/check-knobs/empty", pinned("1", "0")?)?;
+    ground.release(&book, "/check-knobs/empty")?;
+    expect("cpuset.cpus", &get("/check-knobs/empty", "cpuset.cpus")?, "")?;
+    Ok(format!("released with tasks: cpuset.cpus={:?} cpuset.mems={:?}", left.0, left.1))
+}
+
+fn ancestors() -> Result<String> {
+    let ground = Ground::new("check-ancestors")?;
+    make("/check-ancestors/a/b")?;
+    make("/check-ancestors/a/c")?;
+    make("/check-ancestors/other")?;
+    let protected =
+        |min| Settings { memory_min: Some(mib(min)), memory_low: Some(mib(2 * min)), ..Settings::default() };
+    let all = |file: &str| -> Result<String> {
+        let cgroups = ["/check-ancestors", "/check-ancestors/a", "/check-ancestors/a/b"];
+        Ok(cgroups.iter().map(|cgroup| get(cgroup, file)).collect::<Result<Vec<_>>>()?.join(" "))
+    };
+    let (book, _) = ground.hold(&Book::default(), "/check-ancestors/a/b", protected(8))?;
+    put("/check-ancestors/other", "memory.min", &bytes(3))?;
+    ground.enforcer.refresh();
+    let (book, _) = ground.hold(&book, "/check-ancestors/a/c", protected(4))?;
+    expect("memory.min", &all("memory.min")?, &[15, 12, 8].map(bytes).join(" "))?;
+    expect("memory.low", &all("memory.low")?, &[24, 24, 16].map(bytes).join(" "))?;
+    let book = ground.release(&book, "/check-ancestors/a/b")?;
+    expect("memory.min", &all("memory.min")?, &[7, 4, 0].map(bytes).join(" "))?;
+    let book = ground.release(&book, "/check-ancestors/a/c")?;
+    expect("memory.min", &all("memory.min")?, "0 0 0")?;
+    expect("memory.low", &all("memory.low")?, "0 0 0")?;
+    ensure!(book.is_empty(), "{book:?}");
+    Ok("15, 12 and 8 MiB, and back".to_owned())
+}
+
+/// 128 MiB that are on node 1 go to node 0.
+fn migration() -> Result<String> {
+    const MIB: u64 = 128;
+    let ground = Ground::new("check-migration")?;
+    let (book, _) = ground.hold(&Book::default(), "/check-migration", pinned("2-3", "1")?)?;
+    let process = Running::holding(MIB, &dir("/check-migration")?)?;
+    let (_, report) = ground.hold(&book, "/check-migration", pinned("0-1", "0")?)?;
+    let [(_, moving)] = &report.moving[..] else { bail!("{:?}", report.moving) };
+    let migration = match moving {
+        Moving::Done(migration) => migration.clone(),
+        Moving::Running(result) => result.recv()??,
+    };
+    let stat = get("/check-migration", "memory.numa_stat")?;
+    let anon = stat.lines().find(|line| line.starts_with("anon")).unwrap_or_default().to_owned();
+    ensure!(migration.moved() >= Bytes::mib(MIB), "{migration:?}");
+    ensure!(migration.left() <= Bytes::mib(1), "{migration:?}");
+    ensure!(process.status("Mems_allowed_list")? == "0", "still elsewhere");
+    Ok(format!(
+        "moved {} KiB in {} ms, {} KiB left; {anon}",
+        migration.moved().0 >> 10,
+        migration.took.as_millis(),
+        migration.left().0 >> 10
+    ))
+}
+
+/// Whoever looks while settings change back and forth sees the old or the new.
+fn never_wider() -> Result<String> {
+    const ROUNDS: usize = 30;
+    let ground = Ground::new("check-order")?;
+    let leaf = make("/check-order/a")?;
+    let process = Running::holding(1, &leaf)?;
+    let (mut book, _) = ground.hold(&Book::default(), "/check-order/a", pinned("0", "0")?)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let looking = {
+        let (stop, leaf) = (Arc::clone(&stop), leaf.clone());
+        let status = format!("/proc/{}/status", process.child.id());
+        thread::spawn(move || -> Result<usize> {
+            let mut looks = 0;
+            while !stop.load(Ordering::Relaxed) {
+                for (file, allowed) in [
+                    ("cpuset.cpus", ["0", "2-3"]),
+                    ("cpuset.cpus.effective", ["0", "2-3"]),
+                    ("cpuset.mems", ["0", "1"]),
+                    ("cpuset.mems.effective", ["0", "1"]),
+                ] {
+                    let found = fs::read_to_string(leaf.join(file))?;
+                    ensure!(allowed.contains(&found.trim()), "{file} was {found:?}");
+                }
+                let text = fs::read_to_string(&status)?;
+                for (key, allowed) in
+                    [("Cpus_allowed_list:\t", ["0", "2-3"]), ("Mems_allowed_list:\t", ["0", "1"])]
+                {
+                    let found = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
+                    ensure!(allowed.contains(&found), "{key}{found:?}");
+                }
+                looks += 1;
+                thread::sleep(Duration::from_micros(200));
+            }
+            Ok(looks)
+        })
+    };
+    for round in 0..ROUNDS {
+        let settings = if round % 2 == 0 { pinned("2-3", "1")? } else { pinned("0", "0")? };
+        book = ground.hold(&book, "/check-order/a", settings)?.0;
+    }
+    stop.store(true, Ordering::Relaxed);
+    let looks = looking.join().map_err(|_| anyhow!("the looking thread panicked"))??;
+    ensure!(looks > ROUNDS, "only {looks} looks");
+    Ok(format!("{ROUNDS} changes, {looks} looks"))
+}
+
+fn partition() -> Result<String> {
+    let ground = Ground::new("check-partition")?;
+    let leaf = dir("/check-partition")?;
+    let process = Running::holding(1, &leaf)?;
+    let mut book = Book::default();
+    for (kind, cpus, rest) in [
+        (Partition::Root, "2-3", "0-1"),
+        (Partition::Isolated, "1", "0,2-3"),
+        (Partition::Root, "1-2", "0,3"),
+    ] {
+        let settings = Settings { partition: Some(kind), ..pinned(cpus, "1")? };
+        book = ground.hold(&book, "/check-partition", settings)?.0;
+        expect("partition", &get("/check-partition", "cpuset.cpus.partition")?, &kind.to_string())?;
+        expect("the root's CPUs", &get("/", "cpuset.cpus.effective")?, rest)?;
+        expect("Cpus_allowed_list", &process.status("Cpus_allowed_list")?, cpus)?;
+        ensure!(ground.enforcer.drift(&book, &path("/check-partition")?)?.is_empty(), "drift");
+    }
+    ground.release(&book, "/check-partition")?;
+    expect("partition", &get("/check-partition", "cpuset.cpus.partition")?, "member")?;
+    expect("the root's CPUs", &get("/", "cpuset.cpus.effective")?, "0-3")?;
+    expect("Cpus_allowed_list", &process.status("Cpus_allowed_list")?, "0-3")?;
+    Ok("root, isolated, moved, and back".to_owned())
+}
+
+fn nested_partition() -> Result<String> {
+    let ground = Ground::new("check-nested")?;
+    make("/check-nested/a/b")?;
+    make("/check-nested/a/c")?;
+    let root = |cpus| -> Result<Settings> {
+        Ok(Settings { partition: Some(Partition::Root), ..pinned(cpus, "1")? })
+    };
+    if !Path::new(ROOT).join("cpuset.cpus.isolated").exists() {
+        let refused =
+            ground.enforcer.plan(&Book::default(), &Change::Hold(path("/check-nested/a/b")?, root("2")?));
+        ensure!(matches!(refused, Err(EnforceError::NestedPartition { .. })), "{refused:?}");
+        return Ok("refused: this kernel has none".to_owned());
+    }
+    let (book, _) = ground.hold(&Book::default(), "/check-nested/a/b", root("2")?)?;
+    let (book, _) = ground.hold(&book, "/check-nested/a/c", root("1")?)?;
+    expect("exclusive", &get("/check-nested", "cpuset.cpus.exclusive")?, "1-2")?;
+    expect("the root's CPUs", &get("/", "cpuset.cpus.effective")?, "0,3")?;
+    let (book, _) = ground.hold(&book, "/check-nested/a/b", root("3")?)?;
+    expect("partition", &get("/check-nested/a/b", "cpuset.cpus.partition")?, "root")?;
+    expect("effective", &get("/check-nested/a/b", "cpuset.cpus.effective")?, "3")?;
+    expect("exclusive", &get("/check-nested", "cpuset.cpus.exclusive")?, "1,3")?;
+    let book = ground.release(&book, "/check-nested/a/b")?;
+    let book = ground.release(&book, "/check-nested/a/c")?;
+    ensure!(book.is_empty(), "{book:?}");
+    expect("exclusive", &get("/check-nested", "cpuset.cpus.exclusive")?, "")?;
+    expect("the root's CPUs", &get("/", "cpuset.cpus.effective")?, "0-3")?;
+    Ok("two beside each other, one moved, and back".to_owned())
+}
+
+/// A partition that the kernel does not make undoes the rest; CPUs of another's are not touched.
+fn refused_partition() -> Result<String> {
+    let root = |cpus| -> Result<Settings> {
+        Ok(Settings { partition: Some(Partition::Root), memory_max: Some(mib(64)), ..pinned(cpus, "1")? })
+    };
+    let ground = Ground::new("check-refused")?;
+    let plan =
+        ground.enforcer.plan(&Book::default(), &Change::Hold(path("/check-refused")?, root("0-3")?))?;
+    let Err(failure) = ground.enforcer.execute(&plan) else {
+        bail!("the root has tasks and gave all CPUs away")
+    };
+    ensure!(matches!(failure.error, EnforceError::InvalidPartition { .. }), "{failure}");
+    let is_as_before = || -> Result<()> {
+        expect("memory.max", &get("/check-refused", "memory.max")?, "max")?;
+        expect("cpuset.cpus", &get("/check-refused", "cpuset.cpus")?, "")?;
+        expect("partition", &get("/check-refused", "cpuset.cpus.partition")?, "member")
+    };
+    is_as_before()?;
+
+    // The plan is made while the CPU is free, and carried out when it is not.
+    let plan =
+        ground.enforcer.plan(&Book::default(), &Change::Hold(path("/check-refused")?, root("2-3")?))?;
+    let other = Ground::new("check-refused-other")?;
+    let (book, _) = other.hold(&Book::default(), "/check-refused-other", root("2")?)?;
+    let Err(late) = ground.enforcer.execute(&plan) else { bail!("two partitions have CPU 2") };
+    ensure!(matches!(late.error, EnforceError::Excluded { .. }), "{late}");
+    is_as_before()?;
+    expect("the other's", &get("/check-refused-other", "cpuset.cpus.partition")?, "root")?;
+    other.release(&book, "/check-refused-other")?;
+    Ok(failure.to_string())
+}
+
+/// What a running cgroup gets back while a sibling's partition has some CPUs.
+fn sibling_partition() -> Result<String> {
+    let ground = Ground::new("check-sibling")?;
+    let process = Running::holding(1, &dir("/check-sibling")?)?;
+    let (book, _) = ground.hold(&Book::default(), "/check-sibling", pinned("1", "0")?)?;
+    let other = Ground::new("check-sibling-other")?;
+    let (others, _) = other.hold(
+        &Book::default(),
+        "/check-sibling-other",
+        Settings { partition: Some(Partition::Root), ..pinned("3", "1")? },
+    )?;
+    ground.release(&book, "/check-sibling")?;
+    expect("Cpus_allowed_list", &process.status("Cpus_allowed_list")?, "0-2")?;
+    expect("the other's", &get("/check-sibling-other", "cpuset.cpus.partition")?, "root")?;
+    let said = format!("cpuset.cpus={}", get("/check-sibling", "cpuset.cpus")?);
+    // What was found names a CPU that the other has taken since.
+    put("/check-sibling", "cpuset.cpus", "0-2")?;
+    let (book, _) = ground.hold(&Book::default(), "/check-sibling", pinned("1", "0")?)?;
+    let others = other.hold(
+        &others,
+        "/check-sibling-other",
+        Settings { partition: Some(Partition::Root), ..pinned("2-3", "1")? },
+    )?;
+    ground.release(&book, "/check-sibling")?;
+    expect("cpuset.cpus", &get("/check-sibling", "cpuset.cpus")?, "0-1")?;
+    expect("the other's", &get("/check-sibling-other", "cpuset.cpus.partition")?, "root")?;
+    let (others, _) = others;
+    other.release(&others, "/check-sibling-other")?;
+    Ok(said)
+}
+
+fn wait_for(watch: &KnobWatch, what: impl Fn(&Touched) -> bool) -> Result<Touched> {
+    let until = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < until {
+        if let Some(touched) = watch.read()?.into_iter().find(&what) {
+            return Ok(touched);
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    bail!("nothing was told")
+}
+
+fn events_are_read(watch: &KnobWatch) -> Result<bool> {
+    watch.read()?;
+    let mut files = [rustix::event::PollFd::new(watch, rustix::event::PollFlags::IN)];
+    Ok(rustix::event::poll(&mut files, Some(&rustix::time::Timespec::default()))? == 0)
+}
+
+/// Writes of others are told, with who it was; marks go with their cgroup.
+fn watch() -> Result<String> {
+    let ground = Ground::new("check-watch")?;
+    make("/check-watch/a")?;
+    let settings = Settings { memory_min: Some(mib(8)), memory_high: Some(mib(64)), ..pinned("1", "1")? };
+    let (book, _) = ground.hold(&Book::default(), "/check-watch/a", settings)?;
+    let watch = KnobWatch::new(Path::new(ROOT))?;
+    let cgroup = path("/check-watch/a")?;
+    let knobs = [Knob::CpusetCpus, Knob::CpusetMems, Knob::MemoryMin, Knob::MemoryHigh];
+    for knob in knobs {
+        ensure!(watch.add(&cgroup, knob)?, "{knob} is not there");
+    }
+    Knob::CpusetCpus.write(&dir("/check-watch/a")?, "1")?;
+    ensure!(watch.read()?.is_empty(), "our own write was told");
+    let mut slowest = Duration::ZERO;
+    for (knob, value) in knobs.into_iter().zip(["0-2", "0", "0", "max"]) {
+        let file = knob.path(&dir("/check-watch/a")?);
+        let started = Instant::now();
+        let other = Running::start(&["write", &file.display().to_string(), value, "10000"])?;
+        let touched =
+            wait_for(&watch, |touched| matches!(touched, Touched::Knob { knob: told, .. } if *told == knob))?;
+        slowest = slowest.max(started.elapsed());
+        let Touched::Knob { by: Some(by), .. } = touched else { bail!("{touched:?}") };
+        ensure!(by.pid == other.child.id(), "{by:?} is not {}", other.child.id());
+        ensure!(by.name.as_deref() == Some("numaward-enforc"), "{by:?}");
+        let drifts = ground.enforcer.drift(&book, &cgroup)?;
+        let [drift] = &drifts[..] else { bail!("{drifts:?}") };
+        ensure!(drift.knob == knob, "{drift}");
+        ground.enforcer.repair(&book, drift)?;
+        ensure!(ground.enforcer.drift(&book, &cgroup)?.is_empty(), "{drift} was not repaired");
+    }
+    ground.release(&book, "/check-watch/a")?;
+    let marks = || -> Result<usize> {
+        let number = std::os::fd::AsRawFd::as_raw_fd(&watch.as_fd());
+        let info = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
+        Ok(info.lines().filter(|line| line.starts_with("fanotify ino")).count())
+    };
+    // An event that was not read keeps its file.
+    while !events_are_read(&watch)? {}
+    let before = marks()?;
+    fs::remove_dir(dir("/check-watch/a")?)?;
+    let after = marks()?;
+    // Older kernels keep the inodes of a cgroup that went until they need the memory, and must not be kept from it.
+    fs::write("/proc/sys/vm/drop_caches", "2")?;
+    let dropped = marks()?;
+    ensure!(
+        before == knobs.len() && dropped == 0,
+        "{before} marks, {after} after the cgroup went, then {dropped}"
+    );
+    Ok(format!(
+        "told within {} ms; {before} marks, {after} after the cgroup went, then 0",
+        slowest.as_millis()
+    ))
+}
+
+/// Somebody rewrites a knob every 100 ms: repaired, ever more slowly, and then left and flagged.
+fn fight() -> Result<String> {
+    let ground = Ground::new("check-fight")?;
+    let (book, _) = ground.hold(&Book::default(), "/check-fight", pinned("1", "1")?)?;
+    let cgroup = path("/check-fight")?;
+    let file = Knob::CpusetCpus.path(&dir("/check-fight")?);
+    let other = Running::start(&["write", &file.display().to_string(), "0-2", "100"])?;
+    let policy = FightPolicy { repairs: 5, ..FightPolicy::default() };
+    let mut fights = Fights::new(policy);
+    let started = Instant::now();
+    let mut repairs = Vec::new();
+    loop {
+        let now = started.elapsed();
+        ensure!(now < Duration::from_secs(30), "still fighting: {repairs:?}");
+        for drift in ground.enforcer.drift(&book, &cgroup)? {
+            match fights.drifted(&cgroup, drift.knob, now) {
+                Verdict::Repair => {
+                    ground.enforcer.repair(&book, &drift)?;
+                    repairs.push(now.as_millis());
+                }
+                Verdict::GiveUp => {
+                    ensure!(fights.given_up().eq([(&cgroup, Knob::CpusetCpus)]), "not flagged");
+                    drop(other);
+                    return Ok(format!("repaired after {repairs:?} ms, then given up"));
+                }
+                Verdict::Wait(_) | Verdict::GivenUp => {}
+            }
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A cgroup that goes away under our feet.
+fn gone() -> Result<String> {
+    let ground = Ground::new("check-gone")?;
+    make("/check-gone/a")?;
+    let settings = Settings { memory_min: Some(mib(8)), ..pinned("1", "1")? };
+    let plan =
+        ground.enforcer.plan(&Book::default(), &Change::Hold(path("/check-gone/a")?, settings.clone()))?;
+    fs::remove_dir(dir("/check-gone/a")?)?;
+    let Err(failure) = ground.enforcer.execute(&plan) else { bail!("written into nothing") };
+    ensure!(failure.error.is_gone() && failure.undo.is_empty(), "{failure}");
+    expect("memory.min", &get("/check-gone", "memory.min")?, "0")?;
+
+    make("/check-gone/a")?;
+    let (book, _) = ground.hold(&Book::default(), "/check-gone/a", settings.clone())?;
+    expect("memory.min", &get("/check-gone", "memory.min")?, &bytes(8))?;
+    fs::remove_dir(dir("/check-gone/a")?)?;
+    let drift = ground.enforcer.drift(&book, &path("/check-gone/a")?);
+    ensure!(drift.as_ref().is_err_and(EnforceError::is_gone), "{drift:?}");
+    make("/check-gone/a")?;
+    let drift = ground.enforcer.drift(&book, &path("/check-gone/a")?);
+    ensure!(drift.as_ref().is_err_and(EnforceError::is_gone), "another of the same name: {drift:?}");
+    let (book, _) = ground.apply(&book, &Change::Upkeep)?;
+    ensure!(book.is_empty(), "{book:?}");
+    expect("memory.min", &get("/check-gone", "memory.min")?, "0")?;
+    Ok(failure.to_string())
+}
+
+/// What the kernel or the tree forbids is refused with a reason, and nothing is half done.
+fn refused() -> Result<String> {
+    let ground = Ground::new("check-no")?;
+    let inner = make("/check-no/a")?;
+    put("/check-no", "cgroup.subtree_control", "+cpuset +memory")?;
+    put("/check-no/a", "cpuset.cpus", "0-1")?;
+    make("/check-no/a/b")?;
+    let refused =
+        ground.enforcer.plan(&Book::default(), &Change::Hold(path("/check-no/a/b")?, pinned("1-2", "0")?));
+    ensure!(matches!(refused, Err(EnforceError::Excluded { .. })), "{refused:?}");
+
+    // A parent with processes of its own can have no controllers for its children.
+    let process = Running::holding(1, &inner)?;
+    let plan =
+        ground.enforcer.plan(&Book::default(), &Change::Hold(path("/check-no/a/b")?, pinned("1", "0")?))?;
+    let Err(failure) = ground.enforcer.execute(&plan) else { bail!("the parent holds a process") };
+    ensure!(failure.to_string().contains("holds processes itself"), "{failure}");
+    expect("cgroup.type", &get("/check-no/a/b", "cgroup.type")?, "domain")?;
+    drop(process);
+
+    let mut said = Vec::new();
+    for (knob, data) in [(Knob::CpusetCpus, "700"), (Knob::CpusetMems, "70"), (Knob::MemoryMin, "much")] {
+        let Err(error) = knob.write(&inner, data) else { bail!("{knob} took {data}") };
+        ensure!(
+            error.to_string().contains(&format!("{knob}: ")) && error.to_string().contains(data),
+            "{error}"
+        );
+        said.push(error.to_string());
+    }
+    Ok(said.join("; "))
+}
+
+/// How long one more takes beside many.
+fn many() -> Result<String> {
+    const COUNT: usize = 200;
+    let ground = Ground::new("check-many")?;
+    let mut book = Book::default();
+    let mut times = Vec::new();
+    for number in 0..COUNT {
+        let name = format!("/check-many/w{number}");
+        make(&name)?;
+        let settings = Settings { memory_min: Some(Limit::Bytes(Bytes::kib(64))), ..pinned("1", "1")? };
+        let started = Instant::now();
+        let plan = ground.enforcer.plan(&book, &Change::Hold(path(&name)?, settings))?;
+        ground.enforcer.execute(&plan).map_err(|failure| anyhow!("{failure}"))?;
+        times.push(started.elapsed());
+        book = plan.outcome;
+    }
+    expect("memory.min", &get("/check-many", "memory.min")?, &(COUNT << 16).to_string())?;
+    let last = &mut times[COUNT - 100..];
+    last.sort_unstable();
+    Ok(format!(
+        "of the last 100 of {COUNT}: median {} µs, p99 {} µs",
+        last[50].as_micros(),
+        last[98].as_micros()
+    ))
+}

@@ -1,0 +1,94 @@
+//! This program as the process that is promised something, or that fights.
+
+use std::{
+    io::{self, BufRead as _, BufReader, Write as _},
+    path::Path,
+    process::{Child, ChildStdout, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+const PAGE: usize = 4096;
+
+pub(crate) fn main(words: &[&str]) -> Result<()> {
+    match words {
+        // Memory, touched after the cgroup was entered, held until standard input ends.
+        ["hold", mib] => {
+            say("started")?;
+            io::stdin().lock().read_line(&mut String::new())?;
+            let mut memory = vec![0u8; mib.parse::<usize>()? << 20];
+            memory.iter_mut().step_by(PAGE).for_each(|byte| *byte = 1);
+            say("touched")?;
+            io::stdin().lock().read_line(&mut String::new())?;
+            std::hint::black_box(&memory);
+            Ok(())
+        }
+        // Another that thinks it knows better.
+        ["write", file, value, pause] => loop {
+            std::fs::write(file, value)?;
+            thread::sleep(Duration::from_millis(pause.parse()?));
+        },
+        _ => bail!("unknown: {words:?}"),
+    }
+}
+
+fn say(word: &str) -> Result<()> {
+    println!("{word}");
+    Ok(io::stdout().flush()?)
+}
+
+/// A child that ends with its owner.
+pub(crate) struct Running {
+    pub(crate) child: Child,
+    said: BufReader<ChildStdout>,
+}
+
+impl Running {
+    pub(crate) fn start(words: &[&str]) -> Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg("child")
+            .args(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let said = BufReader::new(child.stdout.take().context("no output")?);
+        Ok(Self { child, said })
+    }
+
+    /// A process in a cgroup that holds so much memory, all touched.
+    pub(crate) fn holding(mib: u64, dir: &Path) -> Result<Self> {
+        let mut this = Self::start(&["hold", &mib.to_string()])?;
+        this.expect("started")?;
+        std::fs::write(dir.join("cgroup.procs"), this.child.id().to_string())?;
+        writeln!(this.child.stdin.as_mut().context("no input")?, "touch")?;
+        this.expect("touched")?;
+        Ok(this)
+    }
+
+    fn expect(&mut self, word: &str) -> Result<()> {
+        let mut line = String::new();
+        self.said.read_line(&mut line)?;
+        if line.trim() != word {
+            bail!("the child said {line:?}, not {word:?}");
+        }
+        Ok(())
+    }
+
+    /// A line of its `/proc/PID/status`.
+    pub(crate) fn status(&self, key: &str) -> Result<String> {
+        let path = format!("/proc/{}/status", self.child.id());
+        let text = std::fs::read_to_string(&path)?;
+        let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+        Ok(value.with_context(|| format!("{path} has no {key}"))?.trim().to_owned())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,162 @@
+//! Checks of the systemd backend, where systemd is the init.
+
+use std::{
+    path::Path,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use numaward_daemon::enforce::{
+    Book, Change, EnforceError, Enforcer, Owner, Settings, Systemd, systemd::is_init,
+};
+use numaward_topology::{Bytes, HugepageSize};
+
+use crate::{
+    Check,
+    checks::{ROOT, apply, bytes, expect, get, mib, options, path, pinned},
+};
+
+pub(crate) fn all() -> &'static [Check] {
+    const ALL: &[Check] = &[("systemd-unit", unit), ("systemd-refuses", refuses)];
+    if is_init(Path::new("/")) { ALL } else { &[] }
+}
+
+const UNIT: &str = "check-load.service";
+const CGROUP: &str = "/check.slice/check-load.service";
+
+fn systemctl(words: &[&str]) -> Result<()> {
+    let output = Command::new("systemctl").args(words).output().context("systemctl")?;
+    ensure!(output.status.success(), "systemctl {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+fn start() -> Result<()> {
+    std::fs::write(
+        format!("/run/systemd/system/{UNIT}"),
+        "[Service]\nSlice=check.slice\nExecStart=/bin/sleep infinity\nMemoryHigh=400M\n",
+    )?;
+    systemctl(&["daemon-reload"])?;
+    systemctl(&["start", UNIT])
+}
+
+fn enforcer(runtime: &tokio::runtime::Runtime) -> Result<Enforcer> {
+    Ok(Enforcer::new(ROOT.into(), Some(Systemd::new(runtime.handle().clone())), options()?))
+}
+
+fn main_process() -> Result<String> {
+    let output = Command::new("systemctl").args(["show", "--value", "-p", "MainPID", UNIT]).output()?;
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+}
+
+fn allowed(key: &str) -> Result<String> {
+    let pid = main_process()?;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key)).context("no such line")?;
+    Ok(line.trim_start_matches(':').trim().to_owned())
+}
+
+/// The kernel says what was promised; systemd takes its time.
+fn is_pinned(when: &str) -> Result<()> {
+    let until = Instant::now() + Duration::from_secs(5);
+    loop {
+        let found =
+            (allowed("Cpus_allowed_list")?, allowed("Mems_allowed_list")?, get(CGROUP, "memory.min")?);
+        if found == ("2-3".to_owned(), "1".to_owned(), bytes(32)) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < until, "{when}: {found:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn unit() -> Result<String> {
+    start()?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    let enforcer = enforcer(&runtime)?;
+    ensure!(enforcer.owner(&path(CGROUP)?) == Owner::Systemd(UNIT.to_owned()), "not systemd's");
+    let settings = Settings {
+        memory_min: Some(mib(32)),
+        memory_high: Some(mib(300)),
+        memory_max: Some(mib(350)),
+        ..pinned("2-3", "1")?
+    };
+    let started = Instant::now();
+    let (book, report) = apply(&enforcer, &Book::default(), &Change::Hold(path(CGROUP)?, settings.clone()))?;
+    let took = started.elapsed();
+    ensure!(report.written.iter().all(|step| step.owner.backend() == "systemd"), "{report:?}");
+    is_pinned("held")?;
+    expect("the slice's memory.min", &get("/check.slice", "memory.min")?, &bytes(32))?;
+    expect("memory.high", &get(CGROUP, "memory.high")?, &bytes(300))?;
+
+    systemctl(&["daemon-reload"])?;
+    is_pinned("after daemon-reload")?;
+    systemctl(&["restart", UNIT])?;
+    is_pinned("after a restart")?;
+    // Another cgroup, the same promise.
+    let (book, _) = apply(&enforcer, &book, &Change::Upkeep)?;
+    ensure!(enforcer.drift(&book, &path(CGROUP)?)?.is_empty(), "drift");
+
+    // Somebody writes past systemd: repaired through systemd.
+    std::fs::write(format!("{ROOT}{CGROUP}/cpuset.cpus"), "0")?;
+    let drifts = enforcer.drift(&book, &path(CGROUP)?)?;
+    let [drift] = &drifts[..] else { bail!("{drifts:?}") };
+    enforcer.repair(&book, drift)?;
+    is_pinned("repaired")?;
+
+    // Hugepages have no property: written directly.
+    let huge = [(HugepageSize(Bytes::mib(2)), mib(2))];
+    let (book, report) =
+        apply(&enforcer, &book, &Change::Hold(path(CGROUP)?, Settings { hugetlb: huge.into(), ..settings }))?;
+    ensure!(report.written.len() == 1, "{report:?}");
+    expect("hugetlb", &get(CGROUP, "hugetlb.2MB.max")?, &bytes(2))?;
+
+    let (book, _) = apply(&enforcer, &book, &Change::Release(path(CGROUP)?))?;
+    ensure!(book.is_empty(), "{book:?}");
+    expect("Cpus_allowed_list", &allowed("Cpus_allowed_list")?, "0-3")?;
+    expect("Mems_allowed_list", &allowed("Mems_allowed_list")?, "0-1")?;
+    expect("memory.min", &get(CGROUP, "memory.min")?, "0")?;
+    expect("memory.high", &get(CGROUP, "memory.high")?, &bytes(400))?;
+    expect("the slice's memory.min", &get("/check.slice", "memory.min")?, "0")?;
+    systemctl(&["restart", UNIT])?;
+    expect("Cpus_allowed_list after a restart", &allowed("Cpus_allowed_list")?, "0-3")?;
+    expect("memory.high after a restart", &get(CGROUP, "memory.high")?, &bytes(400))?;
+
+    // A unit that is stopped is released all the same.
+    let (book, _) = apply(&enforcer, &book, &Change::Hold(path(CGROUP)?, pinned("1", "0")?))?;
+    systemctl(&["stop", UNIT])?;
+    let plan = enforcer.plan(&book, &Change::Release(path(CGROUP)?))?;
+    enforcer.execute(&plan).map_err(|failure| anyhow!("{failure}"))?;
+    ensure!(plan.outcome.is_empty(), "{:?}", plan.outcome);
+    systemctl(&["start", UNIT])?;
+    expect("Cpus_allowed_list after a stop", &allowed("Cpus_allowed_list")?, "0-3")?;
+    systemctl(&["stop", UNIT])?;
+    Ok(format!("held in {} ms, through daemon-reload and restart, and back", took.as_millis()))
+}
+
+fn refuses() -> Result<String> {
+    let runtime = tokio::runtime::Runtime::new()?;
+    // A cgroup that looks like a unit and is none.
+    let dir = Path::new(ROOT).join("check-none.service");
+    std::fs::create_dir(&dir)?;
+    let none = enforcer(&runtime)?
+        .plan(&Book::default(), &Change::Hold(path("/check-none.service")?, pinned("1", "0")?));
+    let no_bus = Enforcer::new(
+        ROOT.into(),
+        Some(Systemd::at(runtime.handle().clone(), "unix:path=/run/none".to_owned())),
+        options()?,
+    )
+    .plan(&Book::default(), &Change::Hold(path("/check-none.service")?, pinned("1", "0")?));
+    std::fs::remove_dir(&dir)?;
+    // One that has the name of a unit whose cgroup is elsewhere.
+    let dir = Path::new(ROOT).join("dbus.service");
+    std::fs::create_dir(&dir)?;
+    let other =
+        enforcer(&runtime)?.plan(&Book::default(), &Change::Hold(path("/dbus.service")?, pinned("1", "0")?));
+    std::fs::remove_dir(&dir)?;
+    let Err(other @ EnforceError::Systemd { .. }) = other else { bail!("{other:?}") };
+    let Err(none @ EnforceError::UnknownUnit { .. }) = none else { bail!("{none:?}") };
+    let Err(no_bus @ EnforceError::NoBus { .. }) = no_bus else { bail!("{no_bus:?}") };
+    Ok(format!("{none}; {no_bus}; {other}"))
+}
