@@ -223,3 +223,76 @@ pub(crate) fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
         || error.kind() == io::ErrorKind::NotADirectory
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+
+    use super::*;
+
+    fn tree(dirs: &[&str]) -> (tempfile::TempDir, Hierarchy) {
+        let root = tempfile::tempdir().unwrap();
+        for dir in dirs {
+            fs::create_dir_all(root.path().join(dir)).unwrap();
+        }
+        let hierarchy = Hierarchy::at(root.path());
+        (root, hierarchy)
+    }
+
+    #[test]
+    fn a_walk_finds_each_cgroup_after_its_parent() {
+        let (root, hierarchy) = tree(&["a/b/c", "a/d", "e"]);
+        fs::write(root.path().join("a/cgroup.procs"), "").unwrap();
+        fs::create_dir_all(root.path().join(OsStr::from_bytes(b"no\xfftext/below"))).unwrap();
+        let found = hierarchy.walk().unwrap();
+        let mut paths: Vec<&str> = found.iter().map(|cgroup| cgroup.path.as_str()).collect();
+        for (index, cgroup) in found.iter().enumerate().skip(1) {
+            let parent = cgroup.path.parent().unwrap();
+            assert!(
+                found[..index].iter().any(|cgroup| cgroup.path == parent),
+                "{cgroup:?} before its parent"
+            );
+        }
+        paths.sort_unstable();
+        assert_eq!(paths, ["/", "/a", "/a/b", "/a/b/c", "/a/d", "/e"]);
+    }
+
+    #[test]
+    fn ids_and_paths_lead_to_each_other() {
+        let (root, hierarchy) = tree(&["a/b"]);
+        let path: CgroupPath = "/a/b".parse().unwrap();
+        let id = hierarchy.id_of(&path).unwrap().unwrap();
+        assert_eq!(id.0, fs::metadata(root.path().join("a/b")).unwrap().ino());
+        assert_eq!(hierarchy.path_of(id).unwrap(), Some(path.clone()));
+        fs::remove_dir(root.path().join("a/b")).unwrap();
+        assert_eq!(hierarchy.id_of(&path).unwrap(), None);
+        assert_eq!(hierarchy.path_of(id).unwrap(), None);
+        fs::write(root.path().join("file"), "").unwrap();
+        assert_eq!(hierarchy.id_of(&"/file".parse().unwrap()).unwrap(), None);
+    }
+
+    #[test]
+    fn controllers_are_those_of_the_cgroup() {
+        let (root, hierarchy) = tree(&["a"]);
+        fs::write(root.path().join("a/cgroup.controllers"), "cpu memory\n").unwrap();
+        fs::write(root.path().join("a/cgroup.subtree_control"), "\n").unwrap();
+        let path = "/a".parse().unwrap();
+        assert_eq!(hierarchy.controllers(&path).unwrap(), BTreeSet::from(["cpu".into(), "memory".into()]));
+        assert_eq!(hierarchy.enabled_controllers(&path).unwrap(), BTreeSet::new());
+        assert!(hierarchy.controllers(&CgroupPath::root()).unwrap_err().is_absent());
+    }
+
+    #[test]
+    fn what_is_no_hierarchy_is_refused() {
+        let (root, hierarchy) = tree(&[]);
+        let error = Hierarchy::open_at(root.path()).unwrap_err();
+        assert!(matches!(error, OpenError::NotCgroup2 { .. }), "{error}");
+        assert!(error.to_string().contains("mount -t cgroup2"), "{error}");
+        assert!(OpenError::NotMounted.to_string().contains("systemd.unified_cgroup_hierarchy=1"));
+        drop(root);
+        let error = Hierarchy::open_at(hierarchy.root()).unwrap_err();
+        assert!(matches!(error, OpenError::Unreadable { .. }), "{error}");
+        let error = hierarchy.walk().unwrap_err();
+        assert_eq!(error.path, hierarchy.root());
+    }
+}

@@ -1,0 +1,189 @@
+//! On this host's own cgroup v2 hierarchy, with ten thousand cgroups made for the purpose.
+//!
+//! Needs root and a hierarchy. Without, it fails where `CI` is set, and says elsewhere that it was skipped.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "what cannot be unwrapped fails the test")]
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::fd::AsRawFd,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use numaward_cgroup::{
+    Cgroup, CgroupId, CgroupPath, Event, Hierarchy, WatchMode, WatchOptions, Watcher, read,
+};
+
+/// The parents of these cgroups; each holds [`CHILDREN`].
+const PARENTS: usize = 100;
+const CHILDREN: usize = 99;
+
+/// A cgroup and all below it, removed when the value is dropped.
+struct Made {
+    dir: PathBuf,
+    path: CgroupPath,
+}
+
+impl Made {
+    fn new(hierarchy: &Hierarchy, purpose: &str) -> Result<Self, io::Error> {
+        let name = format!("numaward-test-{purpose}-{}", std::process::id());
+        let path = CgroupPath::root().child(&name).unwrap();
+        let dir = hierarchy.dir(&path);
+        fs::create_dir(&dir)?;
+        Ok(Self { dir, path })
+    }
+
+    fn make_all(&self) {
+        for parent in 0..PARENTS {
+            let parent = self.dir.join(format!("p{parent}"));
+            fs::create_dir(&parent).unwrap();
+            for child in 0..CHILDREN {
+                fs::create_dir(parent.join(format!("c{child}"))).unwrap();
+            }
+        }
+    }
+
+    fn remove_below(&self) {
+        for parent in fs::read_dir(&self.dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
+            for child in fs::read_dir(&parent).into_iter().flatten().flatten().map(|entry| entry.path()) {
+                // Files cannot be removed, and need not be.
+                let _ = fs::remove_dir(child);
+            }
+            let _ = fs::remove_dir(parent);
+        }
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        self.remove_below();
+        let _ = fs::remove_dir(&self.dir);
+    }
+}
+
+/// The hierarchy and a cgroup in it; `None` where this host cannot serve.
+fn host(purpose: &str) -> Option<(Hierarchy, Made)> {
+    let made = Hierarchy::open().map_err(|error| error.to_string()).and_then(|hierarchy| {
+        let made = Made::new(&hierarchy, purpose).map_err(|error| error.to_string())?;
+        Ok((hierarchy, made))
+    });
+    match made {
+        Ok(made) => Some(made),
+        Err(reason) if std::env::var_os("CI").is_some() => panic!("cannot run: {reason}"),
+        Err(reason) => {
+            eprintln!("skipped: {reason}");
+            None
+        }
+    }
+}
+
+/// What is told of the cgroups below `made` until all of them were told of or a second has passed.
+fn told(watcher: &mut Watcher, made: &Made, count: usize) -> Vec<(bool, Cgroup)> {
+    let start = Instant::now();
+    let mut told = Vec::new();
+    while told.len() < count && start.elapsed() < Duration::from_secs(1) {
+        told.extend(watcher.next(Duration::from_millis(100)).unwrap().into_iter().filter_map(|event| {
+            let (added, cgroup) = match event {
+                Event::Added(cgroup) => (true, cgroup),
+                Event::Removed(cgroup) => (false, cgroup),
+            };
+            (made.path.contains(&cgroup.path) && cgroup.path != made.path).then_some((added, cgroup))
+        }));
+    }
+    println!("told of {} of {count} after {:?}", told.len(), start.elapsed());
+    told
+}
+
+/// How many watches the kernel keeps for the watcher.
+fn kernel_watches(watcher: &Watcher) -> usize {
+    let fd = watcher.fd().unwrap().as_raw_fd();
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap();
+    info.lines().filter(|line| line.starts_with("inotify ")).count()
+}
+
+#[test]
+fn ten_thousand_cgroups_are_walked_and_watched() {
+    let Some((hierarchy, made)) = host("many") else { return };
+    let mut watcher = Watcher::new(hierarchy.clone(), WatchOptions::default());
+    watcher.next(Duration::ZERO).unwrap();
+    let before = kernel_watches(&watcher);
+    assert_eq!(before, watcher.cgroups().count());
+
+    let count = PARENTS * (CHILDREN + 1);
+    made.make_all();
+    let added = told(&mut watcher, &made, count);
+    assert_eq!(added.len(), count);
+    assert!(added.iter().all(|(added, _)| *added));
+    assert_eq!(watcher.mode(), &WatchMode::Watching);
+    let ids: BTreeMap<CgroupPath, CgroupId> =
+        added.into_iter().map(|(_, cgroup)| (cgroup.path, cgroup.id)).collect();
+
+    let start = Instant::now();
+    let walked: BTreeMap<CgroupPath, CgroupId> = hierarchy
+        .walk()
+        .unwrap()
+        .into_iter()
+        .filter(|cgroup| made.path.contains(&cgroup.path) && cgroup.path != made.path)
+        .map(|cgroup| (cgroup.path, cgroup.id))
+        .collect();
+    println!("walked in {:?}", start.elapsed());
+    assert_eq!(walked, ids);
+
+    let start = Instant::now();
+    for (path, &id) in ids.iter().step_by(10) {
+        assert_eq!(hierarchy.path_of(id).unwrap().as_ref(), Some(path));
+        assert_eq!(hierarchy.id_of(path).unwrap(), Some(id));
+    }
+    println!("{} paths of ids in {:?}", count.div_ceil(10), start.elapsed());
+
+    made.remove_below();
+    let removed = told(&mut watcher, &made, count);
+    assert_eq!(removed.len(), count);
+    assert!(removed.iter().all(|(added, cgroup)| !added && ids[&cgroup.path] == cgroup.id));
+    // The test beside this one may have a cgroup of its own.
+    assert!(kernel_watches(&watcher) <= before + 2, "watches are left behind");
+    let gone = *ids.values().next().unwrap();
+    assert_eq!(hierarchy.path_of(gone).unwrap(), None);
+}
+
+#[test]
+fn a_cgroup_of_the_host_is_read() {
+    let Some((hierarchy, made)) = host("read") else { return };
+    assert!(!read::populated(&made.dir).unwrap());
+    assert_eq!(read::processes(&made.dir).unwrap(), [] as [u32; 0]);
+    fs::create_dir(made.dir.join("p")).unwrap();
+    let path = made.path.child("p").unwrap();
+    let id = hierarchy.id_of(&path).unwrap().unwrap();
+    assert_eq!(hierarchy.path_of(id).unwrap().as_ref(), Some(&path));
+
+    let mut sleeper = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+    fs::write(hierarchy.dir(&path).join("cgroup.procs"), sleeper.id().to_string()).unwrap();
+    let populated = read::populated(&made.dir);
+    let processes = read::processes(&hierarchy.dir(&path));
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+    assert!(populated.unwrap());
+    assert_eq!(processes.unwrap(), [sleeper.id()]);
+
+    assert!(
+        hierarchy
+            .controllers(&CgroupPath::root())
+            .unwrap()
+            .is_superset(&hierarchy.enabled_controllers(&CgroupPath::root()).unwrap())
+    );
+    match read::memory_pressure(&made.dir) {
+        Ok(pressure) => assert!(pressure.full.total <= pressure.some.total),
+        Err(error) => assert!(error.is_absent(), "{error}"),
+    }
+    if hierarchy.enabled_controllers(&CgroupPath::root()).unwrap().contains("memory") {
+        assert!(!read::memory_numa_stat(&made.dir).unwrap().is_empty());
+        assert_eq!(read::memory_events(&made.dir).unwrap().oom_kill, 0);
+    } else {
+        assert!(read::memory_numa_stat(&made.dir).unwrap_err().is_absent());
+    }
+    let dir = made.dir.clone();
+    drop(made);
+    assert!(read::populated(&dir).unwrap_err().is_gone());
+}
