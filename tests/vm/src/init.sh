@@ -46,6 +46,7 @@ fi
 # Raw: no carriage returns are added. Doing it again afterwards waits until all output has left the machine.
 must stty -F /dev/ttyS1 raw
 must stty -F /dev/ttyS2 raw
+echo begun >/dev/ttyS2
 sh /numaward-vm/script </dev/null >/dev/ttyS1 2>&1
 code=$?
 stty -F /dev/ttyS1 raw

@@ -9,7 +9,7 @@
 //!
 //! The guest has three serial ports, so that nothing a script prints can be taken for something else:
 //! `ttyS0` is the kernel's console (kept, its tail is shown in errors), `ttyS1` carries the script's output,
-//! `ttyS2` carries one line `exit CODE` after the script has ended.
+//! `ttyS2` carries the lines `begun` before the script and `exit CODE` after it.
 //!
 //! Invariants: a guest never outlives the process that started it nor its time limit; the only ways out are the
 //! script's exit code and an [`Error`].
