@@ -180,18 +180,24 @@ impl Hierarchy {
     /// Opens the cgroup by its id where this process may (`CAP_DAC_READ_SEARCH`), else walks the hierarchy.
     pub fn path_of(&self, id: CgroupId) -> Result<Option<CgroupPath>, WalkError> {
         if self.is_cgroup2 {
-            let opened = File::open(&self.root).and_then(|root| handle::open(&root, id));
-            match opened.and_then(|fd| handle::path_of(fd.as_fd())) {
-                Ok(dir) => {
-                    // A cgroup outside of what is mounted here has a path of its own making.
-                    let inside = dir.strip_prefix(&self.root).ok().and_then(Path::to_str);
-                    return Ok(inside.and_then(|path| format!("/{path}").parse().ok()));
-                }
+            match self.path_by_handle(id) {
+                Ok(path) => return Ok(path),
                 Err(error) if error.raw_os_error() == Some(libc::ESTALE) => return Ok(None),
                 Err(_) => {}
             }
         }
         Ok(self.walk()?.into_iter().find(|cgroup| cgroup.id == id).map(|cgroup| cgroup.path))
+    }
+
+    fn path_by_handle(&self, id: CgroupId) -> io::Result<Option<CgroupPath>> {
+        let root = File::open(&self.root)?;
+        let dir = handle::path_of(handle::open(&root, id)?.as_fd())?;
+        // Our root's path may lead over symbolic links. What is outside of it has a path of the kernel's making.
+        let root = handle::path_of(root.as_fd())?;
+        let below = dir.strip_prefix(root).ok().and_then(Path::to_str);
+        let path: Option<CgroupPath> = below.and_then(|path| format!("/{path}").parse().ok());
+        // A cgroup removed meanwhile has a path that ends with ` (deleted)`.
+        Ok(path.filter(|path| Stat::of(&self.dir(path)).is_ok_and(|stat| stat.id == id)))
     }
 }
 

@@ -157,6 +157,10 @@ fn a_cgroup_of_the_host_is_read() {
     let path = made.path.child("p").unwrap();
     let id = hierarchy.id_of(&path).unwrap().unwrap();
     assert_eq!(hierarchy.path_of(id).unwrap().as_ref(), Some(&path));
+    let elsewhere = tempfile::tempdir().unwrap();
+    let link = elsewhere.path().join("cgroup");
+    std::os::unix::fs::symlink(hierarchy.root(), &link).unwrap();
+    assert_eq!(Hierarchy::open_at(&link).unwrap().path_of(id).unwrap().as_ref(), Some(&path));
 
     let mut sleeper = std::process::Command::new("sleep").arg("100").spawn().unwrap();
     fs::write(hierarchy.dir(&path).join("cgroup.procs"), sleeper.id().to_string()).unwrap();
