@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "helpers of tests, which clippy does not take for tests")]
 
+mod daemon;
 mod enforce;
 mod load;
 mod machine;
