@@ -2,6 +2,9 @@
 
 cgroups=/sys/fs/cgroup
 
+# Its scans unmap pages for a while, and would move those that a test has placed.
+echo 0 >/proc/sys/kernel/numa_balancing
+
 # section NAME: what is printed from here on is the report's section NAME.
 section() { echo "=== $1"; }
 
