@@ -279,7 +279,16 @@ fn lock(path: &Path) -> Result<File, StoreError> {
         .mode(0o600)
         .open(path)
         .map_err(StoreError::io(path, "open it"))?;
-    match file.try_lock() {
+    // A child that is between fork and exec holds its parent's lock for a moment longer.
+    let mut locked = file.try_lock();
+    for _ in 0..20 {
+        if !matches!(locked, Err(TryLockError::WouldBlock)) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        locked = file.try_lock();
+    }
+    match locked {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut holder = String::new();
