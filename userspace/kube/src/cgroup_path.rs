@@ -280,7 +280,7 @@ mod tests {
             "/kubepods.slice/kubepods-pod.slice",
             "/system.slice/podman.service",
             "/machine.slice/libpod-abc.scope",
-            "/home/podcasts",
+            "/podcasts",
             "/mykubepods.slice/mykubepods-podx.slice",
         ] {
             assert_eq!(pod_levels(path), None, "{path}");
