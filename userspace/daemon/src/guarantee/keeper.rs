@@ -1,5 +1,8 @@
 //! The thread that owns what is promised.
 
+mod drift;
+mod machine;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
@@ -23,10 +26,7 @@ use super::{FieldError, Figures, Guarantee, PolicyError, Request, State, Target,
 use crate::{
     api,
     config::Config,
-    enforce::{
-        Change, Drift, DriftKind, EnforceError, Enforcer, Failure, FightPolicy, Fights, Moving, Settings,
-        Verdict,
-    },
+    enforce::{Change, EnforceError, Enforcer, Failure, FightPolicy, Fights, Moving, Settings},
     ledger::{Loaded, Store, StoreError},
 };
 
@@ -530,7 +530,7 @@ impl Owner {
     /// back.
     fn carry_out(&mut self, plan: crate::enforce::Plan, before: Option<State>) -> Result<(), Refused> {
         let book = std::mem::replace(&mut self.state.book, plan.intent.clone());
-        if let Err(error) = self.store.save(&self.state) {
+        if let Err(error) = self.save() {
             match before {
                 Some(before) => self.state = before,
                 None => self.state.book = book,
@@ -547,7 +547,7 @@ impl Owner {
                 self.note_moved();
                 if plan.outcome != plan.intent {
                     self.state.book = plan.outcome;
-                    if let Err(error) = self.store.save(&self.state) {
+                    if let Err(error) = self.save() {
                         // What is stored brings more back than it has to; that does no harm.
                         tracing::error!(%error, "the ledger cannot be stored");
                     }
@@ -559,13 +559,18 @@ impl Owner {
                 self.enforcer.refresh();
                 if let Some(before) = before {
                     self.state = before;
-                    if let Err(error) = self.store.save(&self.state) {
+                    if let Err(error) = self.save() {
                         tracing::error!(%error, "the ledger cannot be stored: a restart would bring back what was undone");
                     }
                 }
                 Err(failure.into())
             }
         }
+    }
+
+    /// Stores the state.
+    fn save(&mut self) -> Result<(), StoreError> {
+        self.store.save(&self.state)
     }
 
     /// Takes note of migrations that are over.
@@ -607,11 +612,13 @@ impl Owner {
                 _ => return Err(refused),
             }
         }
-        let mut next = self.state.clone();
-        next.guarantees.remove(name);
-        next.ledger = self.strategy.removed(&next.ledger, &OwnerId::from(name));
-        self.store.save(&next)?;
-        self.state = next;
+        let before = self.state.clone();
+        self.state.guarantees.remove(name);
+        self.state.ledger = self.strategy.removed(&before.ledger, &OwnerId::from(name));
+        if let Err(error) = self.save() {
+            self.state = before;
+            return Err(error.into());
+        }
         self.watched.remove(name);
         self.fights.forget(&guarantee.cgroup);
         if guarantee.target == Target::Exec {
@@ -687,99 +694,6 @@ impl Owner {
             tracing::info!(name, reason, "to be released");
             if let Err(error) = self.release(&name) {
                 tracing::error!(name, %error, "cannot be released; tried again");
-            }
-        }
-    }
-
-    /// Writes knobs again that hold something else.
-    fn repair(&mut self, now: Instant) {
-        let now = now.duration_since(self.start);
-        let paths: Vec<CgroupPath> = self.state.book.iter().map(|(path, _)| path.clone()).collect();
-        let mut all = Vec::new();
-        for path in &paths {
-            match self.enforcer.drift(&self.state.book, path) {
-                Ok(drifts) => all.extend(drifts),
-                Err(error) if error.is_gone() => {}
-                Err(error) => tracing::warn!(cgroup = %path, %error, "cannot be checked for drift"),
-            }
-        }
-        let mut seen: BTreeMap<CgroupPath, Vec<api::Drift>> = BTreeMap::new();
-        for drift in all {
-            let left = match drift.kind {
-                DriftKind::Ineffective => false,
-                DriftKind::Rewritten => self.repair_one(&drift, now),
-            };
-            seen.entry(drift.cgroup.clone()).or_default().push(api::Drift {
-                cgroup: drift.cgroup.to_string(),
-                knob: drift.knob.to_string(),
-                wanted: drift.wanted.to_string(),
-                found: drift.found.as_ref().map_or_else(String::new, ToString::to_string),
-                left,
-            });
-        }
-        let mut changed = false;
-        for (name, guarantee) in &self.state.guarantees {
-            let Some(watched) = self.watched.get_mut(name) else { continue };
-            let drift = seen.remove(&guarantee.cgroup).unwrap_or_default();
-            changed |= watched.drift != drift;
-            watched.drift = drift;
-        }
-        if changed {
-            self.publish();
-        }
-    }
-
-    /// Repairs a knob if it is time; `true` if it is left to whoever else writes it.
-    fn repair_one(&mut self, drift: &Drift, now: Duration) -> bool {
-        match self.fights.drifted(&drift.cgroup, drift.knob, now) {
-            Verdict::Repair => {
-                self.figures.drifted(drift.knob);
-                match self.enforcer.repair(&self.state.book, drift) {
-                    Ok(report) => {
-                        tracing::warn!(%drift, "drifted; written again");
-                        self.figures.enforced(&report);
-                        self.figures.repaired(drift.knob);
-                        self.moving.extend(report.moving);
-                    }
-                    Err(error) => tracing::error!(%drift, %error, "drifted, and cannot be written again"),
-                }
-                false
-            }
-            Verdict::Wait(_) => false,
-            Verdict::GiveUp => {
-                tracing::error!(%drift, "somebody else keeps writing this knob: it is left to them");
-                true
-            }
-            Verdict::GivenUp => true,
-        }
-    }
-
-    /// A machine that changed is charged anew with what is promised.
-    fn follow_machine(&mut self) {
-        let machine = self.listener.machine();
-        if Arc::ptr_eq(&machine, &self.machine) {
-            return;
-        }
-        self.machine = machine;
-        let strategy = policy::strategy(&self.config, &self.machine);
-        let rebased = strategy.and_then(|strategy| {
-            let idle = idle(&strategy).map_err(|problem| vec![problem])?;
-            Ok((strategy, idle))
-        });
-        match rebased {
-            Ok((strategy, idle)) => {
-                self.strategy = strategy;
-                let before = self.state.ledger.clone();
-                self.state.ledger.rebase(&idle);
-                if self.state.ledger != before {
-                    tracing::info!("the machine changed: the accounts of its nodes are made anew");
-                    self.publish();
-                }
-            }
-            Err(problems) => {
-                for problem in problems {
-                    tracing::error!(%problem, "the machine changed, and the policy does not fit it any more");
-                }
             }
         }
     }
