@@ -5,5 +5,6 @@
 
 mod daemon;
 mod enforce;
+mod guarantee;
 mod load;
 mod machine;

@@ -1,0 +1,97 @@
+//! Guarantees from request to cpuset: what a command is promised is what the kernel and the probes say it has,
+//! also after the daemon was killed, and what cannot be had is refused with its reason.
+
+use numaward_tests::{Bench, assert_near, boot};
+use numaward_vm::Machine;
+
+const MIB: u64 = 1 << 20;
+
+/// The value of a series in the text format.
+fn value(metrics: &str, series: &str) -> Option<u64> {
+    metrics.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
+}
+
+#[test]
+fn guarantees_hold_move_pages_and_outlive_the_daemon() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
+    let report = boot(&bench.vm(machine), include_str!("guarantee.sh"));
+
+    // CPU 0 is kept for the system, so two CPUs are to be had on node 1 only.
+    let zero = report.section("zero metrics");
+    for series in [
+        "numaward_topology_manager_admission_requests_total",
+        "numaward_cpu_manager_pinning_requests_total",
+        "numaward_enforcement_writes_total{backend=\"cgroupfs\",knob=\"cpuset.mems\",result=\"error\"}",
+        "numaward_drift_total{knob=\"cpuset.cpus\"}",
+        "numaward_cpu_manager_exclusive_cpus{node=\"1\"}",
+    ] {
+        assert_eq!(value(zero, series), Some(0), "{series} in\n{zero}");
+    }
+    assert_eq!(value(zero, "numaward_cpu_manager_shared_pool_cpus"), Some(4), "{zero}");
+
+    let exec: Vec<_> = report.section("exec").lines().collect();
+    assert_eq!(
+        exec,
+        ["Cpus_allowed_list:\t2-3", "Mems_allowed_list:\t1", "0::/numaward/first", "code 7"],
+        "the command runs as promised from its start, and its exit code is passed on"
+    );
+    let load = report.json("exec load");
+    // Linux 6.1 does not tell the node of a page that NUMA balancing has just marked.
+    let on_node_1 = load["pages_by_node"]["1"].as_u64().unwrap();
+    assert_eq!(on_node_1 + load["absent_pages"].as_u64().unwrap(), 128 * MIB / 4096, "{load}");
+    assert_eq!(load["pages_by_node"].as_object().unwrap().len(), 1, "{load}");
+    for node in [0, 1] {
+        let series = format!("numaward_numa_miss_bytes_total{{workload=\"numaward/first\",node=\"{node}\"}}");
+        assert_eq!(
+            value(report.section("exec misses"), &series),
+            Some(0),
+            "{}",
+            report.section("exec misses")
+        );
+    }
+    assert_eq!(report.json("after exec")["allocations"].as_array().unwrap().len(), 0, "released at its end");
+    assert_eq!(report.section("signal"), "code 143");
+    assert_eq!(report.section("not found"), "code 127");
+
+    let refused = report.section("refused");
+    assert!(refused.contains("node 0: cpu requested 2, free 1, too little"), "{refused}");
+    assert!(refused.contains("node 1: cpu requested 2, free 0, too little"), "{refused}");
+    assert!(refused.ends_with("code 3"), "{refused}");
+    let bytes = (256 * MIB).to_string();
+    assert_eq!(report.section("knobs").lines().collect::<Vec<_>>(), ["2-3", "1", &bytes, &bytes, &bytes]);
+    let stat = report.numa_stat("held numa_stat");
+    assert_near("anon of node 1", stat["anon"][&1], 128 * MIB, 128 * MIB, 2);
+    assert_eq!(stat["anon"][&0], 0);
+    assert_eq!(report.section("repaired"), "2-3", "drift is repaired within a second");
+
+    let adopted = &report.json("adopted")["allocations"];
+    assert_eq!((&adopted[0]["name"], &adopted[0]["cpus"]), (&"held".into(), &"2-3".into()), "{adopted}");
+    assert_eq!(report.section("adopted knobs"), "2-3");
+    assert_eq!(report.section("adopted writes"), "", "what holds is not written again");
+    assert_eq!(report.json("released")["allocations"].as_array().unwrap().len(), 0);
+
+    let before = report.numa_stat("before guarantee");
+    assert_near("anon of node 1 before", before["anon"][&1], 128 * MIB, 128 * MIB, 2);
+    let guarantee = report.json("guarantee");
+    assert_eq!((&guarantee["nodes"], &guarantee["cpus"]), (&"0".into(), &"1".into()), "{guarantee}");
+    let after = report.numa_stat("after guarantee");
+    assert_near("anon of node 0 after", after["anon"][&0], 128 * MIB, 128 * MIB, 2);
+    assert_near("anon of node 1 after", after["anon"][&1], 0, 128 * MIB, 2);
+    let release = report.section("release");
+    assert!(release.starts_with("0\nmax\n"), "what was found is given back: {release}");
+    assert!(release.contains("no allocation named \"batch\"") && release.ends_with("code 1"), "{release}");
+
+    let bad = report.section("bad input");
+    for words in [
+        "cpus: it is 0; allowed: a whole number",
+        "memory: it is 0; allowed",
+        "memory: \"1gb\" is not a quantity: unknown suffix",
+        "refused: ",
+        "target.cgroup: /nowhere does not exist",
+    ] {
+        assert!(bad.contains(words), "{words} in\n{bad}");
+    }
+    assert_eq!(report.section("nothing left"), "");
+    assert_eq!(report.section("unreachable"), "code 4");
+}

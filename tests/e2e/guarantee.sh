@@ -1,0 +1,106 @@
+socket=/run/numaward/control.sock
+start_daemon() {
+    numaward run 2>>/tmp/daemon.log &
+    daemon=$!
+    wait_for 20 _ready
+}
+_ready() { wget -qO- http://127.0.0.1:9560/readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
+_moved() { grep -q "^anon N0=1[0-9]\{8\} N1=[0-9]\{1,6\}$" $cgroups/batch/memory.numa_stat; }
+metrics() { wget -qO- http://127.0.0.1:9560/metrics; }
+allocations() { wget -qO- http://127.0.0.1:9560/api/v1/allocations; echo; }
+
+start_daemon
+section "zero metrics"
+metrics | grep -E '^numaward_(memory_manager|cpu_manager|topology_manager_admission_(req|err)|enforcement_writes|drift)'
+
+section "exec"
+numaward exec --cpus 2 --memory 256Mi --name first -- sh -c '
+    grep -E "^(Cpus|Mems)_allowed_list" /proc/self/status
+    cat /proc/self/cgroup
+    numaward-load --size 128M --report json --hold 0 >/tmp/first.json
+    wget -qO- http://127.0.0.1:9560/metrics | grep -E "^numaward_numa_miss_bytes_total" >/tmp/first.miss
+    exit 7'
+echo "code $?"
+section "exec load"
+cat /tmp/first.json
+section "exec misses"
+cat /tmp/first.miss
+section "after exec"
+allocations
+
+section "signal"
+numaward exec --cpus 1 --memory 64Mi --name signalled -- sleep 1000 &
+exec=$!
+wait_for 10 grep -q 'populated 1' $cgroups/numaward/signalled/cgroup.events
+kill -TERM $exec
+wait $exec
+echo "code $?"
+section "not found"
+numaward exec --cpus 1 --memory 64Mi -- no-such-command 2>/dev/null
+echo "code $?"
+
+numaward exec --cpus 2 --memory 256Mi --name held -- numaward-load --size 128M --report json >/tmp/held.json 2>/tmp/held.err &
+held=$!
+wait_for 60 [ -s /tmp/held.json ]
+section "refused"
+numaward exec --cpus 2 --memory 64Mi -- true 2>&1
+echo "code $?"
+section "knobs"
+cd $cgroups/numaward/held
+cat cpuset.cpus cpuset.mems memory.min memory.max ../memory.min
+cd /
+section "held numa_stat"
+cat $cgroups/numaward/held/memory.numa_stat
+
+section "repaired"
+echo 0 >$cgroups/numaward/held/cpuset.cpus
+sleep 1.5
+cat $cgroups/numaward/held/cpuset.cpus
+
+section "daemon killed"
+kill -9 $daemon
+wait $daemon
+start_daemon
+section "adopted"
+allocations
+section "adopted knobs"
+cat $cgroups/numaward/held/cpuset.cpus
+section "adopted writes"
+metrics | grep -E '^numaward_enforcement_writes_total.*"ok"' | grep -v ' 0$'
+section "killed"
+# So that nobody but the daemon releases it.
+kill -9 $held
+kill $(cat $cgroups/numaward/held/cgroup.procs)
+wait_for 5 [ ! -e $cgroups/numaward/held ]
+section "released"
+allocations
+
+section "before guarantee"
+load batch --cpus 2 --size 128M --policy preferred:1
+cat $cgroups/batch/memory.numa_stat
+section "guarantee"
+# Node 1 has two free CPUs, node 0 one: one CPU is taken from the fuller node.
+numaward guarantee /batch --cpus 1 --memory 256Mi -o json
+# The pages are moved beside the answer if that takes long, as it does under emulation.
+wait_for 60 _moved
+section "after guarantee"
+cat $cgroups/batch/memory.numa_stat
+section "release"
+numaward release batch
+cat $cgroups/batch/memory.min $cgroups/batch/memory.max
+numaward release batch 2>&1
+echo "code $?"
+unload batch $load_pid
+
+section "bad input"
+for arguments in "--cpus 0 --memory 1Mi" "--cpus 1 --memory 0" "--cpus 1 --memory 1gb" "--cpus 1000 --memory 1Mi"; do
+    numaward exec $arguments -- true 2>&1 | head -1
+done
+numaward guarantee /nowhere --cpus 1 --memory 1Mi 2>&1
+section "nothing left"
+ls $cgroups/numaward | grep -v '\.'
+section "unreachable"
+kill $daemon
+wait $daemon
+numaward exec --cpus 1 --memory 1Mi -- true 2>/dev/null
+echo "code $?"
