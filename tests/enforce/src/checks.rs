@@ -501,7 +501,7 @@ fn fight() -> Result<String> {
         let now = started.elapsed();
         ensure!(now < Duration::from_secs(30), "still fighting: {repairs:?}");
         for drift in ground.enforcer.drift(&book, &cgroup)? {
-            match fights.drifted(&cgroup, drift.knob, now) {
+            match fights.drifted(&cgroup, drift.knob, true, now) {
                 Verdict::Repair => {
                     ground.enforcer.repair(&book, &drift)?;
                     repairs.push(now.as_millis());

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use numaward_daemon::api::{Allocation, DryRun, Explanation};
+use numaward_daemon::api::{Allocation, Drift, DriftState, DryRun, Explanation, Noticed, Writer};
 
 use crate::{
     control::rejection,
@@ -25,11 +25,33 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
     for block in &allocation.memory {
         let _ = writeln!(text, "  {} {} on node {}", block.kind, size(block.bytes), block.nodes);
     }
-    for drift in &allocation.drift {
-        let what = if drift.left { "left to whoever keeps writing it" } else { "being repaired" };
-        let _ = writeln!(text, "  {} should be {}, is {}: {what}", drift.knob, drift.wanted, drift.found);
+    for line in allocation.drift.iter().map(drifted) {
+        let _ = writeln!(text, "  {line}");
     }
     text
+}
+
+/// A knob that drifted, in a line.
+fn drifted(drift: &Drift) -> String {
+    let Drift { knob, cgroup, wanted, .. } = drift;
+    let found = drift.found.as_deref().unwrap_or("not there");
+    let what = match drift.state {
+        DriftState::Repaired => format!("was {found}, holds again {wanted}"),
+        DriftState::Waiting => format!("is {found}, will be set to {wanted} again"),
+        DriftState::Left => format!("is {found}, should be {wanted}: left to whoever keeps writing it"),
+        DriftState::Ineffective => format!("is {wanted}, of which the kernel gives only {found}"),
+    };
+    let who = match (&drift.writer, drift.noticed) {
+        (Some(Writer { pid, command, cgroup }), _) => {
+            let command = command.as_deref().unwrap_or("a process that has ended");
+            let cgroup = cgroup.as_ref().map_or(String::new(), |cgroup| format!(", cgroup {cgroup}"));
+            format!("by {command} (process {pid}{cgroup})")
+        }
+        (None, Noticed::Write) => "by a process of another PID namespace".to_owned(),
+        (None, Noticed::Look) => "by whom is not known".to_owned(),
+    };
+    let times = if drift.count == 1 { "once".to_owned() } else { format!("{} times", drift.count) };
+    format!("{knob} of {cgroup} {what} (drifted {times}, last {who})")
 }
 
 /// A dry run for people.

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, fmt::Write};
 
-use numaward_daemon::api::{Allocations, Counters, Status, Workload, Workloads};
+use numaward_daemon::api::{Allocations, Counters, Drift, DriftState, Status, Workload, Workloads};
 use serde::Serialize;
 
 use crate::table::{columns, row, size, wrap};
@@ -39,7 +39,8 @@ fn allocations(promised: &Allocations) -> String {
     let mut rows = vec![row(["ALLOCATION", "CPUS", "NODES", "MEMORY", "DRIFT"])];
     rows.extend(promised.allocations.iter().map(|held| {
         let memory = held.memory.iter().map(|block| block.bytes).sum();
-        let drift: Vec<&str> = held.drift.iter().map(|drift| drift.knob.as_str()).collect();
+        let stands = |drift: &&Drift| drift.state != DriftState::Repaired;
+        let drift: Vec<&str> = held.drift.iter().filter(stands).map(|drift| drift.knob.as_str()).collect();
         let drift = if drift.is_empty() { "none".to_owned() } else { drift.join(" ") };
         row([&held.name, &held.cpus, &held.nodes, &size(memory), &drift])
     }));

@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use self::allocation::{
-    Allocation, AllocationRequest, Allocations, Block, Candidate, Drift, DryRun, Explanation, Hint,
-    KindPromises, Merge, NodePromises, Refusal, Rejection, ResourceHints, Shortfall, Target,
+    Allocation, AllocationRequest, Allocations, Block, Candidate, Drift, DriftState, DryRun, Explanation,
+    Hint, KindPromises, Merge, NodePromises, Noticed, Refusal, Rejection, ResourceHints, Shortfall, Target,
+    Writer,
 };
 
 /// The machine: nodes, distances, sockets, caches.

@@ -51,9 +51,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let app = App::new(observer.clone(), metrics, readiness.clone(), heartbeat.clone());
     let listener = http::listen(config.listen.0)?;
     let control = control_socket(config)?;
-    if control.is_some() {
-        guarantee::prepare(config);
-    }
+    let prepared = control.is_some().then(|| guarantee::prepare(config));
     match privileges::drop_unneeded() {
         Ok(kept) => tracing::debug!(?kept, "privileges given up"),
         Err(error) => tracing::warn!(%error, "privileges cannot be given up; the daemon keeps them"),
@@ -66,8 +64,8 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         None => CgroupSource::MountTable,
     };
     let mut threads = observe::spawn(&observer, cgroups, latches, &heartbeat, &stop)?;
-    let keeper = match &control {
-        Some(_) => guarantee::start(config, &observer, figures, runtime.handle(), &stop)?,
+    let keeper = match prepared {
+        Some(prepared) => guarantee::start(config, &observer, figures, prepared, runtime.handle(), &stop)?,
         None => None,
     };
     let keeper = keeper.map(|(keeper, thread)| {

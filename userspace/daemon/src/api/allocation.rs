@@ -111,7 +111,7 @@ pub struct Allocation {
     /// What its cgroup is to hold: values by knob.
     #[schema(examples(json!({"cpuset.cpus": "2-3", "cpuset.mems": "1"})))]
     pub settings: BTreeMap<String, String>,
-    /// Knobs that do not hold what was written, as last seen.
+    /// Knobs of its cgroup and the ancestors that did not hold what was written, since the daemon started.
     pub drift: Vec<Drift>,
     /// Why it was placed there; absent for an allocation that was only decided about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -131,7 +131,7 @@ pub struct Block {
     pub bytes: u64,
 }
 
-/// A knob that does not hold what was written.
+/// A knob that did not hold what was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Drift {
@@ -142,10 +142,56 @@ pub struct Drift {
     pub knob: String,
     /// What it is to hold.
     pub wanted: String,
-    /// What it holds, or why that cannot be told.
-    pub found: String,
-    /// Whether it is left as it is, as others keep writing it.
-    pub left: bool,
+    /// What it was last found to hold; absent if it was not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found: Option<String>,
+    /// How it is now.
+    pub state: DriftState,
+    /// How often it was found so.
+    pub count: u64,
+    /// How it was noticed the last time.
+    pub noticed: Noticed,
+    /// Who wrote it the last time; absent if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writer: Option<Writer>,
+}
+
+/// How a knob is that drifted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum DriftState {
+    /// It holds again what it should.
+    Repaired,
+    /// It will be written again: somebody else keeps writing it, or the kernel refused.
+    Waiting,
+    /// It is left as it is, as somebody else keeps writing it.
+    Left,
+    /// It holds what it should, and the kernel gives less: a CPU or node is offline, or an ancestor has it no longer.
+    Ineffective,
+}
+
+/// How it was noticed that a knob drifted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Noticed {
+    /// The kernel told of the write.
+    Write,
+    /// It was looked at.
+    Look,
+}
+
+/// A process that wrote a knob.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Writer {
+    /// Its id.
+    pub pid: u32,
+    /// Its name; absent if it had ended before it could be asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// The path of its cgroup; absent likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
 }
 
 /// What would happen now.

@@ -2,8 +2,8 @@
 //!
 //! A knob that drifts is repaired at once. If it drifts again soon, somebody else writes it too, and each
 //! repair waits twice as long as the last. After `repairs` in a row the fight is given up: the knob is left
-//! to the other, flagged, and looked at no more than it must be. Peace for as long as `peace` ends a fight,
-//! also one that was given up.
+//! to the other and flagged. Peace for as long as `peace` ends a fight, also one that was given up: the knob holds
+//! what it should, or nobody writes it any more.
 //!
 //! Time is a parameter: a duration since any fixed moment, which never goes back.
 
@@ -115,8 +115,8 @@ impl Fights {
         Self { policy, fights: HashMap::new() }
     }
 
-    /// The knob was seen to have drifted.
-    pub fn drifted(&mut self, cgroup: &CgroupPath, knob: Knob, now: Duration) -> Verdict {
+    /// The knob was seen to have drifted. `written`: somebody may have written it since it was seen last.
+    pub fn drifted(&mut self, cgroup: &CgroupPath, knob: Knob, written: bool, now: Duration) -> Verdict {
         let policy = self.policy;
         let fight = self.fights.entry((cgroup.clone(), knob)).or_insert(Fight {
             repairs: 0,
@@ -127,10 +127,13 @@ impl Fights {
         if now.saturating_sub(fight.last) >= policy.peace {
             *fight = Fight { repairs: 0, not_before: now, last: now, given_up: false };
         }
-        fight.last = now;
         if fight.given_up {
+            if written {
+                fight.last = now;
+            }
             return Verdict::GivenUp;
         }
+        fight.last = now;
         if fight.repairs >= policy.repairs {
             fight.given_up = true;
             return Verdict::GiveUp;
@@ -155,6 +158,11 @@ impl Fights {
     /// The knobs that were given up.
     pub fn given_up(&self) -> impl Iterator<Item = (&CgroupPath, Knob)> {
         self.fights.iter().filter(|(_, fight)| fight.given_up).map(|((cgroup, knob), _)| (cgroup, *knob))
+    }
+
+    /// Whether there is a fight over a knob of this cgroup.
+    pub fn is_fought_over(&self, cgroup: &CgroupPath) -> bool {
+        self.fights.keys().any(|(other, _)| other == cgroup)
     }
 
     /// The cgroup is gone or released, or its settings are new: nothing to fight about.
@@ -182,7 +190,7 @@ mod tests {
     fn repairs_back_off_and_end() {
         let mut fights = Fights::new(POLICY);
         let path: CgroupPath = "/a".parse().unwrap();
-        let mut drifted = |millis| fights.drifted(&path, Knob::CpusetCpus, at(millis));
+        let mut drifted = |millis| fights.drifted(&path, Knob::CpusetCpus, true, at(millis));
         assert_eq!(drifted(0), Verdict::Repair, "the first at once");
         assert_eq!(drifted(10), Verdict::Wait(at(100)));
         assert_eq!(drifted(100), Verdict::Repair);
@@ -195,7 +203,7 @@ mod tests {
         assert!(!fights.holds(&path, Knob::CpusetCpus, at(20_000)));
         assert!(fights.holds(&path, Knob::CpusetCpus, at(28_000)), "peace ends it");
         assert_eq!(fights.given_up().count(), 0);
-        assert_eq!(fights.drifted(&path, Knob::CpusetCpus, at(28_001)), Verdict::Repair);
+        assert_eq!(fights.drifted(&path, Knob::CpusetCpus, true, at(28_001)), Verdict::Repair);
     }
 
     #[test]
@@ -204,19 +212,31 @@ mod tests {
         let path: CgroupPath = "/a".parse().unwrap();
         for round in 0..20 {
             let now = at(round * 10_000);
-            assert_eq!(fights.drifted(&path, Knob::MemoryMin, now), Verdict::Repair, "{round}");
+            assert_eq!(fights.drifted(&path, Knob::MemoryMin, true, now), Verdict::Repair, "{round}");
         }
+    }
+
+    #[test]
+    fn what_was_given_up_is_repaired_when_nobody_writes_it_any_more() {
+        let mut fights = Fights::new(FightPolicy { repairs: 0, ..POLICY });
+        let path: CgroupPath = "/a".parse().unwrap();
+        let mut drifted = |written, millis| fights.drifted(&path, Knob::CpusetCpus, written, at(millis));
+        assert_eq!(drifted(true, 0), Verdict::GiveUp);
+        assert_eq!(drifted(true, 5_000), Verdict::GivenUp);
+        assert_eq!(drifted(false, 14_000), Verdict::GivenUp);
+        fights.policy = POLICY;
+        assert_eq!(fights.drifted(&path, Knob::CpusetCpus, false, at(15_000)), Verdict::Repair);
     }
 
     #[test]
     fn each_knob_has_its_own_fight() {
         let mut fights = Fights::new(POLICY);
         let (a, b): (CgroupPath, CgroupPath) = ("/a".parse().unwrap(), "/b".parse().unwrap());
-        assert_eq!(fights.drifted(&a, Knob::CpusetCpus, at(0)), Verdict::Repair);
-        assert_eq!(fights.drifted(&a, Knob::CpusetMems, at(1)), Verdict::Repair);
-        assert_eq!(fights.drifted(&b, Knob::CpusetCpus, at(2)), Verdict::Repair);
+        assert_eq!(fights.drifted(&a, Knob::CpusetCpus, true, at(0)), Verdict::Repair);
+        assert_eq!(fights.drifted(&a, Knob::CpusetMems, true, at(1)), Verdict::Repair);
+        assert_eq!(fights.drifted(&b, Knob::CpusetCpus, true, at(2)), Verdict::Repair);
         fights.forget(&a);
-        assert_eq!(fights.drifted(&a, Knob::CpusetCpus, at(3)), Verdict::Repair);
-        assert_eq!(fights.drifted(&b, Knob::CpusetCpus, at(3)), Verdict::Wait(at(102)));
+        assert_eq!(fights.drifted(&a, Knob::CpusetCpus, true, at(3)), Verdict::Repair);
+        assert_eq!(fights.drifted(&b, Knob::CpusetCpus, true, at(3)), Verdict::Wait(at(102)));
     }
 }

@@ -11,6 +11,7 @@
 //! Source: fanotify(7), `fanotify_mark(2)`.
 
 use std::{
+    fmt,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     path::{Path, PathBuf},
 };
@@ -20,6 +21,9 @@ use nix::{
     sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags},
 };
 use numaward_cgroup::{CgroupPath, knob::Knob};
+
+/// How often at most the kernel is asked for more in one go: whoever writes without end gets no end otherwise.
+const READINGS: usize = 64;
 
 /// Watches knobs of cgroups.
 #[derive(Debug)]
@@ -53,8 +57,21 @@ pub enum WatchError {
 pub struct Writer {
     /// Its id as seen from here.
     pub pid: u32,
-    /// Its name, if it was still there to be asked.
+    /// Its name, if it was still there to be asked. Not its arguments: they may hold secrets.
     pub name: Option<String>,
+    /// The path of its cgroup, likewise.
+    pub cgroup: Option<String>,
+}
+
+impl fmt::Display for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => write!(f, "{name} (process {}", self.pid)?,
+            None => write!(f, "a process that has ended ({}", self.pid)?,
+        }
+        self.cgroup.iter().try_for_each(|cgroup| write!(f, ", cgroup {cgroup}"))?;
+        f.write_str(")")
+    }
 }
 
 /// Something that happened.
@@ -83,7 +100,9 @@ impl KnobWatch {
         let fanotify = Fanotify::init(flags, EventFFlags::O_RDONLY | EventFFlags::O_CLOEXEC)
             .map_err(|errno| WatchError::Init(errno.into()))?;
         let own_pid = rustix::process::getpid().as_raw_pid();
-        Ok(Self { root: root.to_owned(), fanotify, own_pid })
+        // The paths of events have no symbolic links.
+        let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
+        Ok(Self { root, fanotify, own_pid })
     }
 
     /// Watches a knob of a cgroup; `false` if it is not there.
@@ -111,25 +130,26 @@ impl KnobWatch {
         }
     }
 
-    /// What happened since the last call; does not wait. Our own writes are left out. Until it is empty, more
-    /// may come at once.
+    /// What happened since the last call; does not wait. Our own writes are left out.
     ///
     /// To wait, poll the file descriptor for reading.
     pub fn read(&self) -> Result<Vec<Touched>, WatchError> {
-        let events = match self.fanotify.read_events() {
-            Ok(events) => events,
-            Err(Errno::EAGAIN) => return Ok(Vec::new()),
-            Err(errno) => return Err(WatchError::Read(errno.into())),
-        };
         let mut touched = Vec::new();
-        for event in &events {
-            if event.mask().contains(MaskFlags::FAN_Q_OVERFLOW) {
-                touched.push(Touched::Everything);
-                continue;
-            }
-            let Some(file) = event.fd().filter(|_| event.pid() != self.own_pid) else { continue };
-            if let Some((cgroup, knob)) = self.knob_of(file) {
-                touched.push(Touched::Knob { cgroup, knob, by: writer(event.pid()) });
+        for _ in 0..READINGS {
+            let events = match self.fanotify.read_events() {
+                Ok(events) => events,
+                Err(Errno::EAGAIN) => break,
+                Err(errno) => return Err(WatchError::Read(errno.into())),
+            };
+            for event in &events {
+                if event.mask().contains(MaskFlags::FAN_Q_OVERFLOW) {
+                    touched.push(Touched::Everything);
+                    continue;
+                }
+                let Some(file) = event.fd().filter(|_| event.pid() != self.own_pid) else { continue };
+                if let Some((cgroup, knob)) = self.knob_of(file) {
+                    touched.push(Touched::Knob { cgroup, knob, by: writer(event.pid()) });
+                }
             }
         }
         Ok(touched)
@@ -153,8 +173,13 @@ impl AsFd for KnobWatch {
 
 fn writer(pid: i32) -> Option<Writer> {
     let pid = u32::try_from(pid).ok().filter(|&pid| pid != 0)?;
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok();
-    Some(Writer { pid, name: name.map(|name| name.trim_end().to_owned()) })
+    let read = |file| std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
+    let name = read("comm").map(|name| name.trim_end().to_owned());
+    let cgroup = read("cgroup").and_then(|text| {
+        let of_v2 = |line: &str| line.strip_prefix("0::").map(str::to_owned);
+        text.lines().find_map(of_v2)
+    });
+    Some(Writer { pid, name, cgroup })
 }
 
 #[cfg(test)]
@@ -193,7 +218,8 @@ mod tests {
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
-        let by = Some(Writer { pid: child.id(), name: Some("sh".to_owned()) });
+        let own = writer(std::process::id().cast_signed()).unwrap();
+        let by = Some(Writer { pid: child.id(), name: Some("sh".to_owned()), cgroup: own.cgroup });
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(events.first(), Some(&Touched::Knob { cgroup: path.clone(), knob: Knob::CpusetCpus, by }));

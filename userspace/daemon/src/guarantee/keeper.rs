@@ -22,11 +22,14 @@ use numaward_topology::{Bytes, CpuSet, Machine, NodeSet};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use super::{FieldError, Figures, Guarantee, PolicyError, Request, State, Target, explain, policy};
+use self::drift::Patrol;
+use super::{
+    FieldError, Figures, Guarantee, PolicyError, Request, State, Target, explain, lookout::Lookout, policy,
+};
 use crate::{
     api,
     config::Config,
-    enforce::{Change, EnforceError, Enforcer, Failure, FightPolicy, Fights, Moving, Settings},
+    enforce::{Change, EnforceError, Enforcer, Failure, KnobWatch, Moving, Settings},
     ledger::{Loaded, Store, StoreError},
 };
 
@@ -155,8 +158,17 @@ pub enum StartError {
 }
 
 enum Command {
-    Admit { request: Request, dry_run: bool, answer: oneshot::Sender<Result<Answer, Refused>> },
-    Release { name: String, answer: oneshot::Sender<Result<(), Refused>> },
+    Admit {
+        request: Request,
+        dry_run: bool,
+        answer: oneshot::Sender<Result<Answer, Refused>>,
+    },
+    Release {
+        name: String,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
+    /// Somebody else wrote knobs.
+    Touched,
 }
 
 /// Asks the thread. Clones ask the same one.
@@ -176,12 +188,20 @@ impl Keeper {
         enforcer: Enforcer,
         listener: Arc<dyn Listener>,
         figures: Figures,
+        watch: Option<KnobWatch>,
         stop: CancellationToken,
     ) -> Result<(Self, JoinHandle<()>), StartError> {
         let (commands, queue) = mpsc::channel();
         let view = Arc::default();
-        let mut owner = Owner::open(config, hierarchy, enforcer, listener, figures, Arc::clone(&view))?;
+        let lookout = watch.map(|watch| Arc::new(Lookout::new(watch)));
+        let mut owner =
+            Owner::open(config, hierarchy, enforcer, listener, figures, lookout.clone(), Arc::clone(&view))?;
         owner.adopt();
+        if let Some(lookout) = lookout {
+            let commands = commands.clone();
+            // It ends with the keeper: nobody takes its commands then.
+            lookout.spawn(move || commands.send(Command::Touched).is_ok(), stop.clone())?;
+        }
         let thread =
             thread::Builder::new().name("guarantee".to_owned()).spawn(move || owner.run(&queue, &stop))?;
         Ok((Self { commands, view }, thread))
@@ -217,12 +237,11 @@ struct Watched {
     since: Instant,
     was_populated: bool,
     missing_since: Option<Instant>,
-    drift: Vec<api::Drift>,
 }
 
 impl Watched {
     fn new(now: Instant) -> Self {
-        Self { since: now, was_populated: false, missing_since: None, drift: Vec::new() }
+        Self { since: now, was_populated: false, missing_since: None }
     }
 }
 
@@ -234,7 +253,7 @@ struct Owner {
     store: Store<State>,
     hierarchy: Hierarchy,
     enforcer: Enforcer,
-    fights: Fights,
+    patrol: Patrol,
     listener: Arc<dyn Listener>,
     figures: Figures,
     view: Arc<RwLock<Arc<api::Allocations>>>,
@@ -257,6 +276,7 @@ impl Owner {
         enforcer: Enforcer,
         listener: Arc<dyn Listener>,
         figures: Figures,
+        lookout: Option<Arc<Lookout>>,
         view: Arc<RwLock<Arc<api::Allocations>>>,
     ) -> Result<Self, StartError> {
         let machine = listener.machine();
@@ -282,7 +302,7 @@ impl Owner {
             store,
             hierarchy,
             enforcer,
-            fights: Fights::new(FightPolicy::default()),
+            patrol: Patrol::new(lookout),
             listener,
             figures,
             view,
@@ -309,6 +329,7 @@ impl Owner {
                 Ok(Command::Release { name, answer }) => {
                     let _ = answer.send(self.release(&name));
                 }
+                Ok(Command::Touched) => self.patrol(Instant::now(), false),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
@@ -620,7 +641,7 @@ impl Owner {
             return Err(error.into());
         }
         self.watched.remove(name);
-        self.fights.forget(&guarantee.cgroup);
+        self.patrol.forget(&guarantee.cgroup);
         if guarantee.target == Target::Exec {
             let dir = self.hierarchy.dir(&guarantee.cgroup);
             if let Err(error) = fs::remove_dir(&dir)
@@ -641,9 +662,9 @@ impl Owner {
             self.enforcer.refresh();
         }
         self.release_gone(now);
-        self.repair(now);
+        self.patrol(now, true);
         self.note_moved();
-        self.follow_machine();
+        self.follow_machine(now);
     }
 
     /// Releases workloads that are gone and commands that ended.
@@ -699,7 +720,8 @@ impl Owner {
     }
 
     /// Tells others what is promised.
-    fn publish(&self) {
+    fn publish(&mut self) {
+        self.patrol.follow(&self.state.book);
         let workloads = self.state.guarantees.iter().map(|(name, guarantee)| {
             let allocation = self.allocation_of(name);
             Promise {
@@ -711,6 +733,11 @@ impl Owner {
         });
         self.listener
             .promised(Promises { workloads: workloads.collect(), ledger: self.state.ledger.clone() });
+        self.publish_view();
+    }
+
+    /// Tells what is held to whoever asks.
+    fn publish_view(&self) {
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(self.allocations());
     }
 
@@ -742,7 +769,7 @@ impl Owner {
         });
         let allocations = self.state.guarantees.iter().map(|(name, guarantee)| {
             let settings = self.state.book.get(&guarantee.cgroup).map(|record| record.settings.clone());
-            let drift = self.watched.get(name).map_or(&[][..], |watched| &watched.drift);
+            let drift = self.patrol.of(&guarantee.cgroup);
             let allocation = self.allocation_of(name);
             let mut described = self.describe(
                 name,
@@ -750,7 +777,7 @@ impl Owner {
                 &guarantee.cgroup,
                 &allocation,
                 &settings.unwrap_or_default(),
-                drift,
+                &drift,
             );
             described.explanation = Some(guarantee.explanation.clone());
             described

@@ -23,12 +23,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::Config,
-    enforce::{Enforcer, Options, Systemd, systemd},
+    enforce::{Enforcer, KnobWatch, Options, Systemd, systemd},
 };
 
 mod explain;
 pub mod figures;
 pub mod keeper;
+mod lookout;
 pub mod policy;
 pub mod request;
 pub mod state;
@@ -46,19 +47,32 @@ fn hierarchy(config: &Config) -> Result<Hierarchy, OpenError> {
     }
 }
 
-/// Makes the cgroup in which those of commands are made. The root of the hierarchy is read-only even for its
-/// owner, so this is done while the daemon still has its privileges.
-pub fn prepare(config: &Config) {
-    let made = hierarchy(config).map_err(io::Error::other).and_then(|hierarchy| {
-        let parent = CgroupPath::root().child(EXEC_PARENT).map_err(io::Error::other)?;
-        match fs::create_dir(hierarchy.dir(&parent)) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            made => made,
-        }
-    });
+/// What only a daemon with all its privileges can make.
+#[derive(Debug)]
+pub struct Prepared {
+    watch: Option<KnobWatch>,
+}
+
+/// Does what needs privileges that the daemon gives up: it makes the cgroup in which those of commands are made, as
+/// the root of the hierarchy is read-only even for its owner, and the watch that tells who writes knobs.
+pub fn prepare(config: &Config) -> Prepared {
+    // `start` says so.
+    let Ok(hierarchy) = hierarchy(config) else { return Prepared { watch: None } };
+    let made =
+        CgroupPath::root().child(EXEC_PARENT).map_err(io::Error::other).and_then(
+            |parent| match fs::create_dir(hierarchy.dir(&parent)) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                made => made,
+            },
+        );
     if let Err(error) = made {
         tracing::warn!(%error, "commands cannot be given guarantees: no cgroup can be made for them");
     }
+    let watch = KnobWatch::new(hierarchy.root());
+    if let Err(error) = &watch {
+        tracing::warn!(%error, "knobs are looked at every second instead, and who wrote them stays unknown");
+    }
+    Prepared { watch: watch.ok() }
 }
 
 /// Starts to give guarantees on this host, unless it has no cgroup v2 hierarchy.
@@ -68,6 +82,7 @@ pub fn start<L: keeper::Listener + 'static>(
     config: &Config,
     listener: &Arc<L>,
     figures: Figures,
+    prepared: Prepared,
     runtime: &Handle,
     stop: &CancellationToken,
 ) -> Result<Option<(Keeper, JoinHandle<()>)>, StartError> {
@@ -87,7 +102,8 @@ pub fn start<L: keeper::Listener + 'static>(
     // Nodes that may come later are of no use to a cgroup that is given back what it had: it had none.
     let options = Options::new(machine.possible_cpus.clone(), machine.node_ids());
     let enforcer = Enforcer::new(hierarchy.root().to_owned(), systemd, options);
-    match Keeper::start(config, hierarchy, enforcer, listener.clone(), figures, stop.clone()) {
+    match Keeper::start(config, hierarchy, enforcer, listener.clone(), figures, prepared.watch, stop.clone())
+    {
         Err(StartError::Policy(problems)) if !policy::is_configured(config) => {
             for problem in problems {
                 tracing::warn!(%problem, "nothing can be promised on this machine");

@@ -75,9 +75,19 @@ impl Bench {
         let options = Options::new(self.host.machine.possible_cpus.clone(), self.host.machine.node_ids());
         let enforcer = Enforcer::new(hierarchy.root().to_owned(), None, options);
         let stop = CancellationToken::new();
+        // Plain files are watched like knobs; without the privilege they are looked at.
+        let root = self.dir.path().join("cgroup");
         let host: Arc<Host> = self.host.clone();
-        let (keeper, thread) =
-            Keeper::start(&config, hierarchy, enforcer, host, Figures::default(), stop.clone()).unwrap();
+        let (keeper, thread) = Keeper::start(
+            &config,
+            hierarchy,
+            enforcer,
+            host,
+            Figures::default(),
+            KnobWatch::new(&root).ok(),
+            stop.clone(),
+        )
+        .unwrap();
         (keeper, thread, stop)
     }
 }
@@ -175,9 +185,16 @@ async fn what_cannot_be_done_leaves_nothing_behind() {
 #[tokio::test]
 async fn a_cgroup_that_vanishes_is_released_and_drift_is_repaired() {
     let bench = Bench::new(&["a", "b"]);
+    let is_watched = KnobWatch::new(bench.dir.path()).is_ok();
+    assert!(is_watched || std::env::var("CI").as_deref() != Ok("true"), "the test needs CAP_SYS_ADMIN");
     let (keeper, thread, stop) = bench.start();
-    admit(&keeper, "a", 1).await.unwrap();
-    admit(&keeper, "b", 1).await.unwrap();
+    for cgroup in ["a", "b"] {
+        let held = admit(&keeper, cgroup, 1).await.unwrap();
+        // What the kernel does by itself.
+        let dir = bench.dir.path().join("cgroup").join(cgroup);
+        fs::write(dir.join("cpuset.cpus.effective"), &held.cpus).unwrap();
+        fs::write(dir.join("cpuset.mems.effective"), &held.nodes).unwrap();
+    }
     let until = |what: &'static str, holds: &dyn Fn() -> bool| {
         let start = std::time::Instant::now();
         while !holds() {
@@ -188,6 +205,31 @@ async fn a_cgroup_that_vanishes_is_released_and_drift_is_repaired() {
     let knob: &Path = &bench.dir.path().join("cgroup/b/cpuset.cpus");
     fs::write(knob, "0-7\n").unwrap();
     until("the drift is repaired", &|| bench.knob("b/cpuset.cpus") == "2");
+    let drift = |name: &str| {
+        let held = keeper.allocations();
+        let of_name = |held: &&api::Allocation| held.name == name;
+        held.allocations.iter().find(of_name).map(|held| held.drift.clone()).unwrap_or_default()
+    };
+    until("it is told", &|| drift("b").iter().any(|drift| drift.state == api::DriftState::Repaired));
+    let told = drift("b");
+    // Our own writes are not told by the kernel.
+    assert_eq!((told.len(), told[0].count, told[0].noticed), (1, 1, api::Noticed::Look));
+    assert_eq!((told[0].found.as_deref(), told[0].writer.clone()), (Some("0-7"), None));
+    assert_eq!(drift("a"), []);
+
+    // Somebody who rewrites it again and again.
+    let script = "while [ -e \"$0\" ]; do echo 0-7 >\"$0\"; sleep 0.1; done";
+    let mut other = std::process::Command::new("sh").arg("-c").arg(script).arg(knob).spawn().unwrap();
+    until("it is repaired more than once", &|| drift("b").iter().any(|drift| drift.count > 2));
+    other.kill().unwrap();
+    other.wait().unwrap();
+    until("the last drift is repaired", &|| {
+        bench.knob("b/cpuset.cpus") == "2" && drift("b")[0].state == api::DriftState::Repaired
+    });
+    if is_watched {
+        let by = drift("b")[0].writer.clone().map(|by| (by.pid, by.command));
+        assert_eq!(by, Some((other.id(), Some("sh".to_owned()))));
+    }
     fs::remove_dir_all(bench.dir.path().join("cgroup/a")).unwrap();
     until("the allocation is released", &|| keeper.allocations().allocations.len() == 1);
     stop.cancel();

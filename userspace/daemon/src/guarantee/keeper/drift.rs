@@ -1,77 +1,379 @@
-//! Knobs that hold something else than was written: found, told and repaired.
+//! Knobs that hold something else than was written: noticed, told and repaired.
+//!
+//! Problem: others write the same knobs, and the kernel itself takes CPUs and nodes away. It has to be seen within a
+//! second, it should be known who it was, and looking at every knob all the time costs too much.
+//!
+//! Terms: a cgroup is *watched* while the kernel tells of writes to all of its knobs that we hold; the others are
+//! *looked at*. A knob is *left* when the fight over it was given up (see [`crate::enforce::Fights`]).
+//!
+//! Algorithm: every turn looks at what was written since the last one, at what is due (a repair that waits), and at a
+//! slice of the rest: all cgroups that are not watched within a second, all others within a minute, as marks get lost
+//! and the kernel's own changes are not told. A write further up narrows what a cgroup has, so that the ancestors are
+//! watched too, and all below one that was written is looked at.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use super::Owner;
+use numaward_cgroup::knob::Knob;
+
+use super::{Owner, TURN};
 use crate::{
     api,
-    enforce::{CgroupPath, Drift, DriftKind, Verdict},
+    enforce::{Book, CgroupPath, Drift, DriftKind, FightPolicy, Fights, Verdict, Writer},
+    guarantee::lookout::{Lookout, Seen},
 };
 
-impl Owner {
-    /// Writes knobs again that hold something else.
-    pub(super) fn repair(&mut self, now: Instant) {
-        let now = now.duration_since(self.start);
-        let paths: Vec<CgroupPath> = self.state.book.iter().map(|(path, _)| path.clone()).collect();
-        let mut all = Vec::new();
-        for path in &paths {
-            match self.enforcer.drift(&self.state.book, path) {
-                Ok(drifts) => all.extend(drifts),
-                Err(error) if error.is_gone() => {}
-                Err(error) => tracing::warn!(cgroup = %path, %error, "cannot be checked for drift"),
-            }
-        }
-        let mut seen: BTreeMap<CgroupPath, Vec<api::Drift>> = BTreeMap::new();
-        for drift in all {
-            let left = match drift.kind {
-                DriftKind::Ineffective => false,
-                DriftKind::Rewritten => self.repair_one(&drift, now),
-            };
-            seen.entry(drift.cgroup.clone()).or_default().push(api::Drift {
-                cgroup: drift.cgroup.to_string(),
-                knob: drift.knob.to_string(),
-                wanted: drift.wanted.to_string(),
-                found: drift.found.as_ref().map_or_else(String::new, ToString::to_string),
-                left,
-            });
-        }
-        let mut changed = false;
-        for (name, guarantee) in &self.state.guarantees {
-            let Some(watched) = self.watched.get_mut(name) else { continue };
-            let drift = seen.remove(&guarantee.cgroup).unwrap_or_default();
-            changed |= watched.drift != drift;
-            watched.drift = drift;
-        }
-        if changed {
-            self.publish();
+/// All cgroups that are not watched are looked at within this.
+const LOOK: Duration = Duration::from_secs(1);
+/// All others within this.
+const SWEEP: Duration = Duration::from_mins(1);
+/// When what could not be repaired is tried again, at the earliest.
+const RETRY: Duration = Duration::from_secs(5);
+/// Knobs of an ancestor that take CPUs, nodes or controllers away from what is below it.
+const NARROWING: [Knob; 4] =
+    [Knob::CpusetCpus, Knob::CpusetMems, Knob::CpusetPartition, Knob::SubtreeControl];
+
+/// What is known of drift.
+#[derive(Debug)]
+pub(super) struct Patrol {
+    lookout: Option<Arc<Lookout>>,
+    fights: Fights,
+    /// The knobs that are watched.
+    marks: BTreeMap<CgroupPath, BTreeSet<Knob>>,
+    /// What is looked at in turns.
+    looked_at: Round,
+    swept: Round,
+    /// What is to be looked at at this time.
+    due: BTreeMap<CgroupPath, Duration>,
+    noted: BTreeMap<(CgroupPath, Knob), Noted>,
+}
+
+/// Cgroups that are looked at one after the other, again and again.
+#[derive(Debug)]
+struct Round {
+    within: Duration,
+    cgroups: Vec<CgroupPath>,
+    next: usize,
+}
+
+/// A knob that drifted at least once.
+#[derive(Debug)]
+struct Noted {
+    drift: Drift,
+    state: api::DriftState,
+    /// How often it was found to have drifted.
+    count: u64,
+    noticed: api::Noticed,
+    writer: Option<Writer>,
+}
+
+impl Round {
+    fn new(within: Duration) -> Self {
+        Self { within, cgroups: Vec::new(), next: 0 }
+    }
+
+    /// The cgroups of this turn.
+    fn turn(&mut self) -> Vec<CgroupPath> {
+        let turns = (self.within.as_millis() / TURN.as_millis()).max(1);
+        let count = self.cgroups.len().div_ceil(usize::try_from(turns).unwrap_or(1));
+        let first = self.next;
+        self.next = (first + count) % self.cgroups.len().max(1);
+        self.cgroups.iter().cycle().skip(first).take(count).cloned().collect()
+    }
+}
+
+impl Patrol {
+    pub(super) fn new(lookout: Option<Arc<Lookout>>) -> Self {
+        Self {
+            lookout,
+            fights: Fights::new(FightPolicy::default()),
+            marks: BTreeMap::new(),
+            looked_at: Round::new(LOOK),
+            swept: Round::new(SWEEP),
+            due: BTreeMap::new(),
+            noted: BTreeMap::new(),
         }
     }
 
-    /// Repairs a knob if it is time; `true` if it is left to whoever else writes it.
-    fn repair_one(&mut self, drift: &Drift, now: Duration) -> bool {
-        match self.fights.drifted(&drift.cgroup, drift.knob, now) {
-            Verdict::Repair => {
-                self.figures.drifted(drift.knob);
-                match self.enforcer.repair(&self.state.book, drift) {
+    /// Other knobs are held from now on.
+    pub(super) fn follow(&mut self, book: &Book) {
+        let mut wanted: BTreeMap<CgroupPath, BTreeSet<Knob>> = BTreeMap::new();
+        for (path, record) in book.iter() {
+            wanted.entry(path.clone()).or_default().extend(record.written.0.keys().copied());
+            for above in path.ancestors().skip(1) {
+                // One that is in already has brought those above it.
+                if !wanted.entry(above).or_default().insert(Knob::SubtreeControl) {
+                    break;
+                }
+            }
+        }
+        for (path, knobs) in &mut wanted {
+            if knobs.contains(&Knob::SubtreeControl) && !path.is_root() {
+                knobs.extend(NARROWING);
+            }
+        }
+        if let Some(lookout) = &self.lookout {
+            let old = std::mem::take(&mut self.marks);
+            for (path, knobs) in wanted {
+                let before = old.get(&path);
+                let is_marked = |knob: &Knob| {
+                    before.is_some_and(|before| before.contains(knob)) || lookout.add(&path, *knob)
+                };
+                let marked = knobs.into_iter().filter(is_marked).collect();
+                self.marks.insert(path, marked);
+            }
+            for (path, knobs) in &old {
+                let now = self.marks.get(path);
+                let is_over = |knob: &&Knob| now.is_none_or(|now| !now.contains(*knob));
+                knobs.iter().filter(is_over).for_each(|knob| lookout.remove(path, *knob));
+            }
+        }
+        let (watched, others) = book
+            .iter()
+            .map(|(path, record)| (path.clone(), record.written.0.keys()))
+            .partition::<Vec<_>, _>(|(path, knobs)| {
+                self.lookout.as_ref().is_some_and(|lookout| lookout.works())
+                    && self
+                        .marks
+                        .get(path)
+                        .is_some_and(|marks| knobs.clone().all(|knob| marks.contains(knob)))
+            });
+        self.swept.cgroups = watched.into_iter().map(|(path, _)| path).collect();
+        self.looked_at.cgroups = others.into_iter().map(|(path, _)| path).collect();
+        self.due.retain(|path, _| book.get(path).is_some());
+        self.noted.retain(|(path, knob), _| {
+            book.get(path).is_some_and(|record| record.written.0.contains_key(knob))
+        });
+    }
+
+    /// A cgroup is gone, released, or is to hold something new.
+    pub(super) fn forget(&mut self, cgroup: &CgroupPath) {
+        self.fights.forget(cgroup);
+        // A new cgroup of this name has knobs of its own to mark.
+        self.marks.remove(cgroup);
+        self.noted.retain(|(path, _), _| path != cgroup);
+    }
+
+    /// What is known of the drift of a cgroup and its ancestors.
+    pub(super) fn of(&self, cgroup: &CgroupPath) -> Vec<api::Drift> {
+        let concerns = |(path, _): &&(CgroupPath, Knob)| path.contains(cgroup);
+        self.noted.iter().filter(|(key, _)| concerns(key)).map(|(_, noted)| noted.into()).collect()
+    }
+
+    fn take(&self) -> Seen {
+        self.lookout.as_ref().map(|lookout| lookout.take()).unwrap_or_default()
+    }
+
+    /// Whether the kernel tells of writes to this knob.
+    fn is_watched(&self, drift: &Drift) -> bool {
+        self.marks.get(&drift.cgroup).is_some_and(|knobs| knobs.contains(&drift.knob))
+    }
+}
+
+impl From<&Noted> for api::Drift {
+    fn from(noted: &Noted) -> Self {
+        let Noted { drift, state, count, noticed, writer } = noted;
+        Self {
+            cgroup: drift.cgroup.to_string(),
+            knob: drift.knob.to_string(),
+            wanted: drift.wanted.to_string(),
+            found: drift.found.as_ref().map(ToString::to_string),
+            state: *state,
+            count: *count,
+            noticed: *noticed,
+            writer: writer.as_ref().map(|writer| api::Writer {
+                pid: writer.pid,
+                command: writer.name.clone(),
+                cgroup: writer.cgroup.clone(),
+            }),
+        }
+    }
+}
+
+impl Noted {
+    /// Who it was, in words.
+    fn who(&self) -> String {
+        match (&self.writer, self.noticed) {
+            (Some(writer), _) => writer.to_string(),
+            (None, api::Noticed::Write) => "a process outside of this PID namespace".to_owned(),
+            (None, api::Noticed::Look) => "unknown: noticed by looking".to_owned(),
+        }
+    }
+}
+
+/// Who can have caused a drift: `None` if nobody was seen to.
+fn cause<'a>(drift: &Drift, seen: &'a Seen) -> Option<&'a Option<Writer>> {
+    let of = |cgroup: CgroupPath, knob| seen.knobs.get(&(cgroup, knob));
+    let above = |knob| drift.cgroup.ancestors().skip(1).find_map(|above| of(above, knob));
+    of(drift.cgroup.clone(), drift.knob).or_else(|| match drift {
+        Drift { kind: DriftKind::Ineffective, knob, .. } => {
+            above(*knob).or_else(|| above(Knob::CpusetPartition))
+        }
+        Drift { found: None, .. } => above(Knob::SubtreeControl),
+        _ => None,
+    })
+}
+
+impl Owner {
+    /// Looks at what was written, what is due and, in `turn`, at a slice of the rest.
+    pub(super) fn patrol(&mut self, now: Instant, turn: bool) {
+        let now = now.duration_since(self.start);
+        let seen = self.patrol.take();
+        let mut paths = BTreeSet::new();
+        if seen.everything {
+            paths.extend(self.state.book.iter().map(|(path, _)| path.clone()));
+        }
+        for (path, knob) in seen.knobs.keys() {
+            if self.state.book.get(path).is_some_and(|record| record.written.0.contains_key(knob)) {
+                paths.insert(path.clone());
+            }
+            if NARROWING.contains(knob) {
+                let below = self.state.book.iter().map(|(path, _)| path);
+                paths.extend(below.filter(|below| path.contains(below)).cloned());
+            }
+        }
+        if turn {
+            paths
+                .extend(self.patrol.due.iter().filter(|(_, due)| **due <= now).map(|(path, _)| path.clone()));
+            paths.extend(self.patrol.looked_at.turn());
+            for path in self.patrol.swept.turn() {
+                // Marks get lost. Setting one twice does no harm.
+                if let (Some(lookout), Some(knobs)) = (&self.patrol.lookout, self.patrol.marks.get(&path)) {
+                    for knob in knobs {
+                        lookout.add(&path, *knob);
+                    }
+                }
+                paths.insert(path);
+            }
+        }
+        self.look_at(paths, seen, now);
+    }
+
+    /// Looks at everything.
+    pub(super) fn patrol_all(&mut self, now: Instant) {
+        let seen = self.patrol.take();
+        let paths = self.state.book.iter().map(|(path, _)| path.clone()).collect();
+        self.look_at(paths, seen, now.duration_since(self.start));
+    }
+
+    fn look_at(&mut self, paths: BTreeSet<CgroupPath>, mut seen: Seen, now: Duration) {
+        let mut changed = false;
+        for path in paths {
+            self.patrol.due.remove(&path);
+            let drifts = match self.enforcer.drift(&self.state.book, &path) {
+                Ok(drifts) => drifts,
+                Err(error) if error.is_gone() => continue,
+                Err(error) => {
+                    tracing::warn!(cgroup = %path, %error, "cannot be checked for drift");
+                    continue;
+                }
+            };
+            changed |= self.note_holding(&path, &drifts, now);
+            for drift in drifts {
+                if cause(&drift, &seen).is_none() {
+                    // The write may be younger than what was asked for.
+                    let more = self.patrol.take();
+                    self.patrol.due.extend(more.knobs.keys().map(|(path, _)| (path.clone(), now)));
+                    seen.knobs.extend(more.knobs);
+                }
+                changed |= self.note_drift(drift, &seen, now);
+            }
+        }
+        if changed {
+            self.publish_view();
+        }
+    }
+
+    /// Takes note of the knobs of a cgroup that hold what they should; `true` if that is news.
+    fn note_holding(&mut self, path: &CgroupPath, drifts: &[Drift], now: Duration) -> bool {
+        let holds = |knob: Knob| drifts.iter().all(|drift| drift.knob != knob);
+        if self.patrol.fights.is_fought_over(path)
+            && let Some(record) = self.state.book.get(path)
+        {
+            for knob in record.written.0.keys().filter(|knob| holds(**knob)) {
+                self.patrol.fights.holds(path, *knob, now);
+            }
+        }
+        let mut news = false;
+        self.patrol.noted.retain(|(other, knob), noted| {
+            if other != path || !holds(*knob) || noted.state == api::DriftState::Repaired {
+                return true;
+            }
+            news = true;
+            tracing::info!(cgroup = %path, %knob, "holds again what it should");
+            // What the kernel gave back was nobody's doing.
+            let was_written = noted.state != api::DriftState::Ineffective;
+            noted.state = api::DriftState::Repaired;
+            was_written
+        });
+        news
+    }
+
+    /// Takes note of a drift and repairs it if it is time; `true` if there is news.
+    fn note_drift(&mut self, drift: Drift, seen: &Seen, now: Duration) -> bool {
+        let cause = cause(&drift, seen);
+        let is_written = cause.is_some() || seen.everything || !self.patrol.is_watched(&drift);
+        let verdict = match drift.kind {
+            DriftKind::Ineffective => None,
+            DriftKind::Rewritten => {
+                Some(self.patrol.fights.drifted(&drift.cgroup, drift.knob, is_written, now))
+            }
+        };
+        let (path, knob) = (drift.cgroup.clone(), drift.knob);
+        let noted = self.patrol.noted.entry((path.clone(), knob)).or_insert_with(|| Noted {
+            drift: drift.clone(),
+            state: api::DriftState::Repaired,
+            count: 0,
+            noticed: api::Noticed::Look,
+            writer: None,
+        });
+        let before = (noted.drift.clone(), noted.state, noted.count);
+        // What stands since it was seen first keeps the writer that was found then.
+        if cause.is_some() || noted.state == api::DriftState::Repaired {
+            noted.noticed = if cause.is_some() { api::Noticed::Write } else { api::Noticed::Look };
+            noted.writer = cause.cloned().flatten();
+        }
+        noted.drift = drift;
+        let who = noted.who();
+        match verdict {
+            None => {
+                noted.state = api::DriftState::Ineffective;
+                if before.1 != noted.state || before.0.found != noted.drift.found {
+                    noted.count += 1;
+                    tracing::warn!(drift = %noted.drift, by = who, "what was promised is not all to be had");
+                }
+            }
+            Some(Verdict::Repair) => {
+                noted.count += 1;
+                self.figures.drifted(knob);
+                match self.enforcer.repair(&self.state.book, &noted.drift) {
                     Ok(report) => {
-                        tracing::warn!(%drift, "drifted; written again");
+                        noted.state = api::DriftState::Repaired;
+                        tracing::warn!(drift = %noted.drift, by = who, "drifted; written again");
                         self.figures.enforced(&report);
-                        self.figures.repaired(drift.knob);
+                        self.figures.repaired(knob);
                         self.moving.extend(report.moving);
                     }
-                    Err(error) => tracing::error!(%drift, %error, "drifted, and cannot be written again"),
+                    Err(error) => {
+                        noted.state = api::DriftState::Waiting;
+                        self.patrol.due.insert(path, now + RETRY);
+                        tracing::error!(drift = %noted.drift, by = who, %error, "drifted, and cannot be written again");
+                    }
                 }
-                false
             }
-            Verdict::Wait(_) => false,
-            Verdict::GiveUp => {
-                tracing::error!(%drift, "somebody else keeps writing this knob: it is left to them");
-                true
+            Some(Verdict::Wait(until)) => {
+                noted.state = api::DriftState::Waiting;
+                self.patrol.due.insert(path, until);
             }
-            Verdict::GivenUp => true,
+            Some(Verdict::GiveUp) => {
+                noted.state = api::DriftState::Left;
+                tracing::error!(drift = %noted.drift, by = who, "somebody else keeps writing this knob: it is left to them");
+            }
+            Some(Verdict::GivenUp) => noted.state = api::DriftState::Left,
         }
+        before != (noted.drift.clone(), noted.state, noted.count)
     }
 }

@@ -1,12 +1,12 @@
 //! A machine that changes while it runs: memory, CPUs and nodes that come and go.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use super::{Owner, idle, policy};
 
 impl Owner {
     /// A machine that changed is charged anew with what is promised.
-    pub(super) fn follow_machine(&mut self) {
+    pub(super) fn follow_machine(&mut self, now: Instant) {
         let machine = self.listener.machine();
         if Arc::ptr_eq(&machine, &self.machine) {
             return;
@@ -33,5 +33,6 @@ impl Owner {
                 }
             }
         }
+        self.patrol_all(now);
     }
 }
