@@ -2,6 +2,7 @@
 //! the kernel's format (`0-3,8`), nodes are numbers.
 
 mod allocation;
+mod event;
 
 use std::collections::BTreeMap;
 
@@ -14,6 +15,7 @@ pub use self::allocation::{
     Hint, KindPromises, Merge, NodePromises, Noticed, Refusal, Rejection, ResourceHints, Shortfall, Target,
     Writer,
 };
+pub use self::event::{Event, EventFilter, EventKind, EventPage, Severity};
 
 /// The machine: nodes, distances, sockets, caches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -16,6 +16,7 @@ pub mod api;
 pub mod config;
 pub mod doctor;
 pub mod enforce;
+pub mod events;
 mod fault;
 pub mod guarantee;
 pub mod health;

@@ -47,7 +47,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let heartbeat = Heartbeat::new();
     let observer = Arc::new(Observer::new(config));
     let figures = Figures::default();
-    let metrics = Arc::new(Metrics::new(observer.clone()).with(&figures));
+    let metrics = Arc::new(Metrics::new(observer.clone()).with(&figures).with_events(observer.events()));
     let app = App::new(observer.clone(), metrics, readiness.clone(), heartbeat.clone());
     let listener = http::listen(config.listen.0)?;
     let control = control_socket(config)?;
@@ -79,6 +79,11 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         let listener = TcpListener::from_std(listener)?;
         let address = listener.local_addr()?;
         stop_on_signals(stop.clone())?;
+        let (events, stopping) = (observer.events().clone(), stop.clone());
+        tokio::spawn(async move {
+            stopping.cancelled().await;
+            events.close();
+        });
         tokio::spawn(tell_service_manager(readiness, heartbeat, stop.clone()));
         tracing::info!(version = crate::VERSION, %address, "serving");
         if let (Some(keeper), Some(control)) = (&keeper, control) {

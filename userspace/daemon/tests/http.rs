@@ -2,16 +2,18 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::{fs, path::Path, sync::Arc};
+use std::{fs, future::poll_fn, path::Path, pin::Pin, sync::Arc};
 
 use axum::{
     Router,
     body::{Body, to_bytes},
     http::{HeaderMap, Request, StatusCode, header},
 };
+use http_body::Body as _;
 use numaward_daemon::{
     api,
     config::Config,
+    events::{Events, Report},
     health::{Heartbeat, Latch, Readiness},
     http::{App, MAX_BODY_BYTES, PROBLEM_CONTENT_TYPE, Problem, open_api, router},
     metrics::Metrics,
@@ -27,6 +29,7 @@ struct Daemon {
     router: Router,
     /// Not released yet: the test says when the daemon is ready.
     latch: Latch,
+    events: Events,
     root: tempfile::TempDir,
 }
 
@@ -58,10 +61,11 @@ fn daemon_on(root: tempfile::TempDir) -> Daemon {
     config.probes.allocation.enabled = false;
     let observer = Arc::new(Observer::new(&config));
     let metrics = Arc::new(Metrics::new(observer.clone()));
+    let events = observer.events().clone();
     let mut readiness = Readiness::default();
     let latch = readiness.latch("cgroups");
     let app = App::new(observer, metrics, readiness, Heartbeat::new());
-    Daemon { router: router(app), latch, root }
+    Daemon { router: router(app), latch, events, root }
 }
 
 fn daemon() -> Daemon {
@@ -159,7 +163,7 @@ async fn ready_when_every_part_is() {
     assert_eq!((problem.status, problem.detail.as_str()), (503, "not ready yet: cgroups"));
     assert_eq!(daemon.get("/livez", None).await.0, StatusCode::OK);
 
-    let Daemon { router, latch, root: _root } = daemon;
+    let Daemon { router, latch, root: _root, .. } = daemon;
     latch.release();
     let get = |path: &str| router.clone().oneshot(Request::get(path).body(Body::empty()).unwrap());
     for (path, expected) in
@@ -308,8 +312,10 @@ async fn every_route_is_documented_and_answers() {
         [
             "/api/v1/allocations",
             "/api/v1/allocations/{*name}",
+            "/api/v1/events",
             "/api/v1/nodes",
             "/api/v1/status",
+            "/api/v1/stream",
             "/api/v1/topology",
             "/api/v1/version",
             "/api/v1/workloads",
@@ -319,6 +325,8 @@ async fn every_route_is_documented_and_answers() {
             "/readyz",
         ]
     );
+    // So that the stream of events ends.
+    daemon.events.close();
     // Changes are for the control socket.
     for path in paths.into_iter().filter(|path| document["paths"][path]["get"].is_object()) {
         let (status, headers, _) = daemon.get(path, None).await;
@@ -330,5 +338,61 @@ async fn every_route_is_documented_and_answers() {
             "{path}: {status} {content_type} in {response}"
         );
         assert!(responses["default"]["content"][PROBLEM_CONTENT_TYPE].is_object(), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn events_are_served_and_streamed() {
+    let daemon = daemon();
+    let report = |workload: &str| {
+        daemon
+            .events
+            .report(Report::new(api::EventKind::Drift, "moved").workload(workload).detail("knob", "x"));
+    };
+    report("a");
+    let page: api::EventPage = daemon.json("/api/v1/events").await;
+    let first = page.latest.unwrap();
+    assert_eq!((page.events.len(), page.events[0].workload.as_deref()), (1, Some("a")));
+    report("b");
+    let page: api::EventPage = daemon.json(&format!("/api/v1/events?since={first}&kind=drift&limit=5")).await;
+    assert_eq!(page.events[0].workload.as_deref(), Some("b"));
+    let (status, _, body) = daemon.get("/api/v1/events?limit=x", None).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
+
+    let request = Request::get("/api/v1/stream").header("Last-Event-ID", first.to_string());
+    let response = daemon.router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+    assert_eq!(response.headers()[header::CONTENT_TYPE], "text/event-stream");
+    let mut body = response.into_body();
+    let mut next = async || {
+        let frame = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
+        frame.map(|frame| String::from_utf8(frame.unwrap().into_data().unwrap().to_vec()).unwrap())
+    };
+    assert_eq!(next().await.unwrap(), ": numaward\n\n");
+    let missed = next().await.unwrap();
+    assert!(missed.starts_with(&format!("id: {}\ndata: {{", first + 1)), "{missed}");
+    report("c");
+    let told = next().await.unwrap();
+    assert!(told.contains("\"workload\":\"c\"") && told.ends_with("}\n\n"), "{told}");
+    daemon.events.close();
+    assert_eq!(next().await, None, "the stream ends when the daemon does");
+}
+
+#[tokio::test]
+async fn streams_are_few_and_their_parameters_are_checked() {
+    let daemon = daemon();
+    let mut open = Vec::new();
+    let refused = loop {
+        let request = Request::get("/api/v1/stream").body(Body::empty()).unwrap();
+        let response = daemon.router.clone().oneshot(request).await.unwrap();
+        if response.status() != StatusCode::OK {
+            break response.status();
+        }
+        open.push(response);
+        assert!(open.len() < 1000, "streams are not bounded");
+    };
+    assert_eq!(refused, StatusCode::SERVICE_UNAVAILABLE);
+    for path in ["/api/v1/stream?since=x", "/api/v1/stream?kind=miss"] {
+        let (status, _, body) = daemon.get(path, None).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
     }
 }

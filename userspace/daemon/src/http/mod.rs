@@ -5,6 +5,7 @@
 
 mod accept;
 mod control;
+mod events;
 mod problem;
 mod routes;
 mod scrape;
@@ -93,12 +94,13 @@ pub fn router(app: Arc<App>) -> Router {
 
 /// The same, with allocations.
 pub fn router_with(app: Arc<App>, keeper: Option<Keeper>) -> Router {
-    layered(routes::router(app).merge(control::reading(keeper)))
+    layered(routes::router(app.clone()).merge(events::router(app)).merge(control::reading(keeper)))
 }
 
 /// The routes of the control socket: those of [`router_with`], and changes.
 pub fn control_router(app: Arc<App>, keeper: Keeper) -> Router {
-    let reading = routes::router(app).merge(control::reading(Some(keeper.clone())));
+    let reading = routes::router(app.clone()).merge(events::router(app));
+    let reading = reading.merge(control::reading(Some(keeper.clone())));
     layered(reading.merge(control::changing(keeper)))
 }
 

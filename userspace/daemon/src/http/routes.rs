@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     api,
+    events::Events,
     health::{Heartbeat, Readiness},
     metrics::{Format, Metrics},
     observe::Observer,
@@ -33,6 +34,8 @@ pub struct App {
     heartbeat: Heartbeat,
     /// Scrapes that are written at once; each takes a thread.
     scrapes: Arc<Semaphore>,
+    /// Streams of events that are open at once.
+    pub(super) streams: Arc<Semaphore>,
     /// The OpenAPI document as JSON.
     open_api: serde_json::Value,
 }
@@ -49,7 +52,13 @@ impl App {
         heartbeat: Heartbeat,
     ) -> Arc<Self> {
         let scrapes = Arc::new(Semaphore::new(MAX_SCRAPES));
-        Arc::new(Self { observer, metrics, readiness, heartbeat, scrapes, open_api: open_api() })
+        let streams = Arc::new(Semaphore::new(super::events::MAX_STREAMS));
+        Arc::new(Self { observer, metrics, readiness, heartbeat, scrapes, streams, open_api: open_api() })
+    }
+
+    /// Where events are read.
+    pub(super) fn events(&self) -> &Events {
+        self.observer.events()
     }
 
     /// Runs what reads files or maps on a thread that may block.
@@ -83,6 +92,7 @@ struct Document;
 pub fn open_api() -> serde_json::Value {
     let mut described = documented().into_openapi();
     described.merge(super::control::open_api());
+    described.merge(super::events::open_api());
     let mut document = serde_json::to_value(described).unwrap_or_default();
     // Every route may answer so; said once for all of them.
     if let Some(paths) = document["paths"].as_object_mut() {
@@ -141,7 +151,8 @@ impl<const VERBOSE: bool, S: Sync> FromRequestParts<S> for Keys<VERBOSE> {
     }
 }
 
-const JSON: [Offer<()>; 1] = [Offer { media_type: "application", subtype: "json", version: None, gives: () }];
+pub(super) const JSON: [Offer<()>; 1] =
+    [Offer { media_type: "application", subtype: "json", version: None, gives: () }];
 const TEXT: [Offer<()>; 1] = [Offer { media_type: "text", subtype: "plain", version: None, gives: () }];
 const METRICS: [Offer<Format>; 2] = [
     Offer { media_type: "text", subtype: "plain", version: Some("0.0.4"), gives: Format::Prometheus },
@@ -153,7 +164,7 @@ const METRICS: [Offer<Format>; 2] = [
     },
 ];
 
-fn accepted<'a, T>(headers: &HeaderMap, offers: &'a [Offer<T>]) -> Result<&'a T, Failure> {
+pub(super) fn accepted<'a, T>(headers: &HeaderMap, offers: &'a [Offer<T>]) -> Result<&'a T, Failure> {
     choose(headers, offers).ok_or_else(|| {
         let offered: Vec<String> = offers
             .iter()

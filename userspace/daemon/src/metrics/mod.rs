@@ -17,7 +17,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::guarantee;
+use crate::{events::Events, guarantee};
 
 pub use self::{
     collector::Source,
@@ -59,6 +59,13 @@ impl Metrics {
     #[must_use]
     pub fn with(mut self, figures: &guarantee::Figures) -> Self {
         figures.register(&mut self.registry);
+        self
+    }
+
+    /// Serves what is counted of events, too.
+    #[must_use]
+    pub fn with_events(mut self, events: &Events) -> Self {
+        events.register(&mut self.registry);
         self
     }
 

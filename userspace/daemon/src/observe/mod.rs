@@ -33,6 +33,7 @@ use self::{
 use crate::{
     api,
     config::Config,
+    events::Events,
     guarantee::keeper::Promises,
     metrics::{self, Allocated, MapFigures, ProbeFigures, Resident, Source, WorkloadFigures},
 };
@@ -79,6 +80,7 @@ impl Part {
 #[derive(Debug)]
 pub struct Observer {
     config: Config,
+    events: Events,
     start: Instant,
     page_size: u64,
     state: Mutex<State>,
@@ -134,10 +136,16 @@ impl Observer {
         };
         Self {
             config: config.clone(),
+            events: Events::default(),
             start: Instant::now(),
             page_size: rustix::param::page_size() as u64,
             state: Mutex::new(state),
         }
+    }
+
+    /// Where what happens is reported.
+    pub fn events(&self) -> &Events {
+        &self.events
     }
 
     /// The machine as last read.

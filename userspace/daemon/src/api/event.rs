@@ -1,0 +1,163 @@
+//! Events as they are served.
+
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Something that happened on this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Event {
+    /// Its id. Ids only grow, also over restarts of the daemon.
+    pub id: u64,
+    /// When it was noticed, in RFC 3339.
+    #[schema(examples("2026-11-21T07:00:00.000Z"))]
+    pub time: String,
+    /// What sort of event it is.
+    pub kind: EventKind,
+    /// How bad it is.
+    pub severity: Severity,
+    /// The workload that it is about, by the label of its metrics; absent where it is about the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workload: Option<String>,
+    /// The node that it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<u32>,
+    /// What happened, for people.
+    pub message: String,
+    /// What is known of it, for programs.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub details: BTreeMap<String, String>,
+    /// How many of this kind and workload came since the last one, and were not told.
+    pub suppressed: u64,
+}
+
+/// What sort of event it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// A workload got memory outside the nodes promised to it.
+    Miss,
+    /// The OOM killer took a process.
+    OomKill,
+    /// A knob no longer held what was written.
+    Drift,
+    /// A container started without the settings promised to it.
+    UnpinnedStart,
+    /// A workload waited long for memory.
+    Stall,
+    /// Nodes, CPUs or memory came or went.
+    MachineChange,
+    /// A task ran on CPUs that are exclusive to another workload.
+    Intruder,
+}
+
+impl EventKind {
+    /// All kinds.
+    pub const ALL: [Self; 7] = [
+        Self::Miss,
+        Self::OomKill,
+        Self::Drift,
+        Self::UnpinnedStart,
+        Self::Stall,
+        Self::MachineChange,
+        Self::Intruder,
+    ];
+
+    /// The name: in JSON and as the label `kind`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Miss => "miss",
+            Self::OomKill => "oom_kill",
+            Self::Drift => "drift",
+            Self::UnpinnedStart => "unpinned_start",
+            Self::Stall => "stall",
+            Self::MachineChange => "machine_change",
+            Self::Intruder => "intruder",
+        }
+    }
+
+    /// How bad such events are, unless one is known to be otherwise.
+    pub const fn severity(self) -> Severity {
+        match self {
+            Self::MachineChange => Severity::Info,
+            _ => Severity::Warning,
+        }
+    }
+
+    /// How many events of one workload are told in a minute.
+    pub const fn per_minute(self) -> u32 {
+        match self {
+            Self::Miss | Self::Stall | Self::Intruder => 1,
+            Self::OomKill | Self::Drift | Self::UnpinnedStart => 10,
+            Self::MachineChange => 60,
+        }
+    }
+}
+
+impl fmt::Display for EventKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for EventKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == text).ok_or_else(|| {
+            let known: Vec<_> = Self::ALL.iter().map(|kind| kind.as_str()).collect();
+            format!("{text:?} is no kind of event; there are {}", known.join(", "))
+        })
+    }
+}
+
+/// How bad an event is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Good to know.
+    Info,
+    /// Something does not hold as promised.
+    Warning,
+    /// A promise did harm, or will soon.
+    Critical,
+}
+
+/// Events, and how far back the history reaches.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EventPage {
+    /// The events, oldest first.
+    pub events: Vec<Event>,
+    /// The id of the oldest event that is kept; absent where none is. Whoever asks for events since an id
+    /// further back has missed some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oldest: Option<u64>,
+    /// The id of the latest event; absent where none is kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latest: Option<u64>,
+}
+
+/// Which events are asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EventFilter {
+    /// Only those with a greater id.
+    pub since: Option<u64>,
+    /// Only those of this kind.
+    pub kind: Option<EventKind>,
+    /// Only those about this workload.
+    pub workload: Option<String>,
+    /// At most so many.
+    pub limit: usize,
+}
+
+impl EventFilter {
+    /// Whether it asks for this event.
+    pub fn matches(&self, event: &Event) -> bool {
+        self.since.is_none_or(|since| event.id > since)
+            && self.kind.is_none_or(|kind| event.kind == kind)
+            && self.workload.as_ref().is_none_or(|name| event.workload.as_ref() == Some(name))
+    }
+}

@@ -1,0 +1,91 @@
+use super::*;
+
+fn miss(workload: &str) -> Report {
+    Report::new(EventKind::Miss, "a page lies elsewhere").workload(workload).detail("command", "load")
+}
+
+fn all() -> EventFilter {
+    EventFilter { limit: HISTORY, ..EventFilter::default() }
+}
+
+#[test]
+fn too_many_of_a_kind_and_workload_are_suppressed_and_told_by_the_next() {
+    let events = Events::default();
+    let (start, time) = (Instant::now(), SystemTime::UNIX_EPOCH);
+    let report = |workload: &str, seconds| {
+        events.report_at(miss(workload), start + Duration::from_secs(seconds), time);
+    };
+    report("a", 0);
+    report("a", 1);
+    report("a", 59);
+    report("b", 59);
+    report("a", 60);
+    let told: Vec<_> = events
+        .page(&all())
+        .events
+        .into_iter()
+        .map(|event| (event.workload.unwrap(), event.suppressed))
+        .collect();
+    assert_eq!(told, [("a".to_owned(), 0), ("b".to_owned(), 0), ("a".to_owned(), 2)]);
+    // Another kind of the same workload has a rate of its own.
+    let kill = Report::new(EventKind::OomKill, "killed").workload("a");
+    events.report_at(kill, start + Duration::from_secs(60), time);
+    assert_eq!(events.page(&all()).events.len(), 4);
+}
+
+#[test]
+fn the_books_are_bounded_also_in_a_storm() {
+    let events = Events::default();
+    let (start, time) = (Instant::now(), SystemTime::UNIX_EPOCH);
+    for i in 0..2 * MAX_WINDOWS {
+        events.report_at(miss(&format!("w{i}")), start, time);
+    }
+    assert_eq!(events.lock().windows.len(), MAX_WINDOWS);
+    assert_eq!(events.lock().history.len(), HISTORY);
+    events.report_at(miss("later"), start + WINDOW, time);
+    assert_eq!(events.lock().windows.len(), 1, "old windows make room");
+}
+
+#[test]
+fn a_page_is_what_follows_or_what_came_last() {
+    let events = Events::default();
+    for i in 0..5 {
+        events.report(miss(&format!("w{i}")));
+    }
+    let page = events.page(&all());
+    let (oldest, latest) = (page.oldest.unwrap(), page.latest.unwrap());
+    assert_eq!(latest, oldest + 4);
+    let ids = |filter: EventFilter| -> Vec<u64> {
+        events.page(&filter).events.iter().map(|event| event.id - oldest).collect()
+    };
+    assert_eq!(ids(EventFilter { limit: 2, ..all() }), [3, 4]);
+    assert_eq!(ids(EventFilter { since: Some(oldest), limit: 2, ..all() }), [1, 2]);
+    assert_eq!(ids(EventFilter { since: Some(latest), ..all() }), [] as [u64; 0]);
+    assert_eq!(ids(EventFilter { workload: Some("w3".to_owned()), ..all() }), [3]);
+    assert_eq!(ids(EventFilter { kind: Some(EventKind::Drift), ..all() }), [] as [u64; 0]);
+}
+
+#[tokio::test]
+async fn a_subscriber_gets_what_it_missed_then_what_comes_and_is_told_what_it_lost() {
+    let events = Events::default();
+    events.report(miss("w0"));
+    let first = events.page(&all()).latest.unwrap();
+    events.report(miss("w1"));
+    let mut late = events.subscribe(Some(first));
+    let mut new = events.subscribe(None);
+    events.report(miss("w2"));
+    let name = |next: Next| match next {
+        Next::Event(event) => event.workload.clone().unwrap(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(name(late.next().await), "w1");
+    assert_eq!(name(late.next().await), "w2");
+    assert_eq!(name(new.next().await), "w2");
+    for i in 0..QUEUE + 7 {
+        events.report(miss(&format!("x{i}")));
+    }
+    assert_eq!(new.next().await, Next::Missed(7));
+    assert_eq!(name(new.next().await), "x7");
+    events.close();
+    assert_eq!(events.subscribe(None).next().await, Next::Closed);
+}

@@ -1,0 +1,256 @@
+//! Events over HTTP: pages of the history, and a stream of what happens (server-sent events).
+//!
+//! Source: <https://html.spec.whatwg.org/multipage/server-sent-events.html>. Each event is a message with its id and
+//! its JSON; a browser that reconnects sends the last id back in `Last-Event-ID` and gets what it missed. A reader
+//! that is too slow gets a message of the type `missed` with the number of events that are lost to it; one that
+//! takes nothing at all for [`TIME_LIMIT`] is given up.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use axum::{
+    Json, Router,
+    body::{Body, Bytes},
+    extract::{RawQuery, State},
+    http::{HeaderMap, HeaderName, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use http_body::Frame;
+use tokio::{
+    sync::mpsc,
+    time::{interval_at, timeout},
+};
+use utoipa::openapi::OpenApi;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{
+    TIME_LIMIT,
+    accept::Offer,
+    problem::{CONTENT_TYPE, Failure, Problem},
+    routes::{App, JSON, accepted},
+};
+use crate::{
+    api::{EventFilter, EventPage},
+    events::{HISTORY, Next, Subscription},
+};
+
+/// Streams at once: each holds a connection.
+pub(super) const MAX_STREAMS: usize = 32;
+/// Events in a page, where nothing else is asked for.
+const PAGE: usize = 100;
+/// Silence after which a comment is sent, so that nobody between takes the connection for dead.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Messages that wait for a slow reader, beside those of its subscription.
+const PIECES: usize = 4;
+
+const STREAM: [Offer<()>; 1] =
+    [Offer { media_type: "text", subtype: "event-stream", version: None, gives: () }];
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+pub(super) fn router(app: Arc<App>) -> Router {
+    documented().with_state(app).into()
+}
+
+/// The description of these routes.
+pub(super) fn open_api() -> OpenApi {
+    documented().into_openapi()
+}
+
+fn documented() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(events)).routes(routes!(stream))
+}
+
+/// Reads a query of these keys. Values are percent-encoded.
+fn filter(path: &str, query: Option<&str>, keys: &[&str]) -> Result<EventFilter, Failure> {
+    let mut filter = EventFilter { limit: PAGE, ..EventFilter::default() };
+    let wrong = |detail: String| Failure(StatusCode::BAD_REQUEST, detail);
+    for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        if !keys.contains(&key) {
+            return Err(wrong(format!("unknown parameter {key:?}: {path} takes {}", keys.join(", "))));
+        }
+        let value = percent_decoded(value)
+            .ok_or_else(|| wrong(format!("{key}={value:?} is not percent-encoded UTF-8")))?;
+        let number = || {
+            value.parse::<u64>().map_err(|_| wrong(format!("{key}={value:?} is not a number of 0 or above")))
+        };
+        match key {
+            "since" => filter.since = Some(number()?),
+            "limit" => match usize::try_from(number()?) {
+                Ok(limit @ 1..=HISTORY) => filter.limit = limit,
+                _ => return Err(wrong(format!("limit={value} is not from 1 to {HISTORY}"))),
+            },
+            "kind" => filter.kind = Some(value.parse().map_err(wrong)?),
+            _ => filter.workload = Some(value),
+        }
+    }
+    Ok(filter)
+}
+
+fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let mut digit = || char::from(rest.next()?).to_digit(16);
+                u8::try_from(digit()? * 16 + digit()?).ok()?
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// What happened: misses, kills, drift, and what else is worth a line. The last events, or those since an id.
+#[utoipa::path(
+    get,
+    path = "/api/v1/events",
+    tag = "api",
+    params(
+        ("since" = Option<u64>, Query, description = "Only events with a greater id, the oldest first"),
+        ("limit" = Option<u32>, Query, description = "At most so many, up to 1024; 100 if left out"),
+        ("kind" = Option<crate::api::EventKind>, Query, description = "Only events of this kind"),
+        ("workload" = Option<String>, Query, description = "Only events about this workload"),
+    ),
+    responses(
+        (status = 200, description = "The events", body = EventPage),
+        (status = 400, description = "A parameter is wrong", body = Problem, content_type = CONTENT_TYPE),
+    )
+)]
+async fn events(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    RawQuery(query): RawQuery,
+) -> Result<Json<EventPage>, Failure> {
+    accepted(&headers, &JSON)?;
+    let filter = filter("/api/v1/events", query.as_deref(), &["since", "limit", "kind", "workload"])?;
+    Ok(Json(app.events().page(&filter)))
+}
+
+/// What happens, as it happens (server-sent events): each message has the id and, as JSON, the event.
+#[utoipa::path(
+    get,
+    path = "/api/v1/stream",
+    tag = "api",
+    params(
+        ("since" = Option<u64>, Query, description = "First those of the history with a greater id"),
+        ("Last-Event-ID" = Option<u64>, Header, description = "The same, as browsers say it when they reconnect"),
+    ),
+    responses(
+        (status = 200, description = "The stream. A message of the type `missed` tells how many events the reader was too slow for", body = String, content_type = "text/event-stream"),
+        (status = 400, description = "A parameter is wrong", body = Problem, content_type = CONTENT_TYPE),
+        (status = 503, description = "Too many streams are open", body = Problem, content_type = CONTENT_TYPE),
+    )
+)]
+async fn stream(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Failure> {
+    accepted(&headers, &STREAM)?;
+    let mut since = filter("/api/v1/stream", query.as_deref(), &["since"])?.since;
+    if let Some(last) = headers.get(LAST_EVENT_ID) {
+        let id = last.to_str().ok().and_then(|text| text.parse().ok());
+        since = Some(id.ok_or_else(|| {
+            Failure(StatusCode::BAD_REQUEST, format!("the header Last-Event-ID {last:?} is no event's id"))
+        })?);
+    }
+    let Ok(place) = app.streams.clone().try_acquire_owned() else {
+        let detail = format!("{MAX_STREAMS} streams are open, which is as many as there may be");
+        return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, detail));
+    };
+    let (sender, receiver) = mpsc::channel(PIECES);
+    let subscription = app.events().subscribe(since);
+    tokio::spawn(async move {
+        feed(subscription, &sender).await;
+        drop(place);
+    });
+    let head = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
+    Ok((head, Body::new(Messages(receiver))).into_response())
+}
+
+/// Writes messages until the daemon stops or the reader is gone or given up.
+async fn feed(mut subscription: Subscription, sender: &mpsc::Sender<Bytes>) {
+    let mut ticks = interval_at(tokio::time::Instant::now() + KEEP_ALIVE, KEEP_ALIVE);
+    // Says at once that the stream is open.
+    let mut message = Bytes::from_static(b": numaward\n\n");
+    loop {
+        match timeout(TIME_LIMIT, sender.send(message)).await {
+            Ok(Ok(())) => {}
+            // It went away.
+            Ok(Err(_)) => return,
+            Err(_) => {
+                subscription.give_up();
+                return;
+            }
+        }
+        message = tokio::select! {
+            next = subscription.next() => match next {
+                Next::Event(event) => match serde_json::to_string(&*event) {
+                    Ok(json) => format!("id: {}\ndata: {json}\n\n", event.id).into(),
+                    Err(_) => comment(),
+                },
+                Next::Missed(missed) => format!("event: missed\ndata: {{\"missed\":{missed}}}\n\n").into(),
+                Next::Closed => return,
+            },
+            _ = ticks.tick() => comment(),
+            () = sender.closed() => return,
+        };
+    }
+}
+
+/// A message that says nothing.
+fn comment() -> Bytes {
+    Bytes::from_static(b":\n\n")
+}
+
+struct Messages(mpsc::Receiver<Bytes>);
+
+impl http_body::Body for Messages {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        Poll::Ready(ready!(self.0.poll_recv(context)).map(|message| Ok(Frame::data(message))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_is_read_or_refused_with_what_is_wrong() {
+        let keys = ["since", "limit", "kind", "workload"];
+        let read =
+            |query| filter("/x", Some(query), &keys).map_err(|Failure(status, detail)| (status, detail));
+        let found = read("since=7&limit=3&kind=oom_kill&workload=a%2Fb+c%C3%A4").unwrap();
+        assert_eq!((found.since, found.limit), (Some(7), 3));
+        assert_eq!(found.workload.as_deref(), Some("a/b cä"));
+        assert_eq!(read("").unwrap().limit, PAGE);
+        for (query, part) in [
+            ("sinc=7", "unknown parameter \"sinc\": /x takes since, limit, kind, workload"),
+            ("since=-1", "since=\"-1\" is not a number"),
+            ("since", "since=\"\" is not a number"),
+            ("limit=0", "limit=0 is not from 1 to 1024"),
+            ("limit=1025", "limit=1025 is not from 1 to 1024"),
+            ("kind=oops", "\"oops\" is no kind of event; there are miss, oom_kill"),
+            ("workload=%ff", "is not percent-encoded UTF-8"),
+            ("workload=%f", "is not percent-encoded UTF-8"),
+        ] {
+            let (status, detail) = read(query).unwrap_err();
+            assert_eq!(status, StatusCode::BAD_REQUEST, "{query}");
+            assert!(detail.contains(part), "{query}: {detail}");
+        }
+    }
+}
