@@ -77,7 +77,7 @@ struct CacheEntry {
 /// Where the node id begins in `page->flags`; 64 on kernels with one node.
 #[unsafe(no_mangle)]
 static NODE_SHIFT: Global<u32> = Global::new(64);
-/// Rows per slot: nodes of the machine.
+/// Rows per slot: nodes of the machine, with room for some that may come.
 #[unsafe(no_mangle)]
 static NODES: Global<u32> = Global::new(1);
 /// Shards of CTR_SHARED; 0 where counters are per CPU, in CTR.
@@ -113,7 +113,7 @@ static GENERATION: Array<u64> = Array::with_max_entries(1, 0);
 /// One entry.
 #[map]
 static NODE_TABLE: Array<NodeTable> = Array::with_max_entries(1, 0);
-/// The node index of each memory section.
+/// The node index plus one of each memory section; 0 where that is not known.
 #[map]
 static SECTION_NODE: Array<u16> = Array::with_max_entries(1, 0);
 #[map]
@@ -168,7 +168,8 @@ fn alloc_tracepoint(ctx: TracePointContext) -> u32 {
     }
     let section = pfn >> SECTION_SHIFT.load();
     let node = match u32::try_from(section) {
-        Ok(section) => SECTION_NODE.get(section).copied().unwrap_or(UNKNOWN_NODE),
+        // 0, as the map begins, becomes UNKNOWN_NODE.
+        Ok(section) => SECTION_NODE.get(section).copied().unwrap_or(0).wrapping_sub(1),
         Err(_) => UNKNOWN_NODE,
     };
     count(&ctx, node, order, gfp as u32);

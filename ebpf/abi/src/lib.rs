@@ -6,7 +6,7 @@
 //!
 //! **Node indices.** Maps are indexed by a dense *node index*, not by node id: ids may have gaps (0, 8,
 //! 252), and a row for each unused id would be paid for on every CPU. Userspace numbers the machine's
-//! nodes 0, 1, 2… in the order of their ids.
+//! nodes 0, 1, 2… in the order of their ids, and those that come later after them.
 
 #![no_std]
 
@@ -61,7 +61,7 @@ pub struct Slot {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeTable {
-    /// The node's index; [`UNKNOWN_NODE`] for ids that the machine did not have at the start.
+    /// The node's index; [`UNKNOWN_NODE`] for ids that the machine does not have.
     pub index: [u16; MAX_NODE_IDS],
     /// The index of the *home node* of the node's CPUs: itself, or the nearest node with memory.
     /// [`UNKNOWN_NODE`] as above.

@@ -3,7 +3,6 @@
 //! See `ebpf/src/alloc.rs` for what the maps mean.
 
 use std::{
-    collections::BTreeMap,
     error::Error,
     fs, io,
     os::fd::{AsFd, AsRawFd},
@@ -17,21 +16,20 @@ use aya::{
     programs::{Program, ProgramError},
 };
 use aya_log::{EbpfLogger, Level};
-use numaward_abi::{
-    AllocCounters, AllocTotals, MAX_NODE_IDS, MAX_NODES, NodeTable, OTHER_SLOT, Slot, UNKNOWN_NODE,
-};
-use numaward_topology::{Machine, NodeId, NodeSet, machine::SECTION_SIZE};
+use numaward_abi::{AllocCounters, AllocTotals, NodeTable, OTHER_SLOT, Slot};
+use numaward_topology::{Machine, NodeId, NodeSet};
 
 use crate::{
-    CgroupId, Counters, MapAccessError, Mode, NodeCounters, Options, Pages, Probe, ProbeStats, SelfCheck,
+    CgroupId, Counters, MapAccessError, Mode, NodeCounters, Options, Pages, Probe, ProbeStats, RefreshError,
+    SelfCheck,
     btf::{BtfError, KernelLayout},
     explain::explain,
+    nodes::{NoSections, Numbering, Sections, count_homes, node_table},
     rows::{Layout, Rows},
-    self_check, sys, tracefs,
+    self_check,
+    slots::Slots,
+    sys, tracefs,
 };
-
-/// Sections that `SECTION_NODE` holds at most: 512 TiB of physical address space.
-const MAX_SECTIONS: u64 = 1 << 22;
 
 /// The object, where the build had a toolchain for it.
 #[cfg(numaward_ebpf)]
@@ -51,8 +49,8 @@ pub(crate) enum Refusal {
     Btf(#[from] BtfError),
     #[error(transparent)]
     Tracepoint(#[from] tracefs::FormatError),
-    #[error("the machine's memory blocks are not known (CONFIG_MEMORY_HOTPLUG), and it has several nodes")]
-    NoSections,
+    #[error(transparent)]
+    NoSections(#[from] NoSections),
     #[error("no map holds {slots} slots for {nodes} nodes; fewer slots need less")]
     TooManySlots { slots: u32, nodes: u32 },
     #[error("cannot tell the number of CPUs: {0}")]
@@ -81,12 +79,16 @@ pub(crate) struct Alloc {
     pub(crate) self_check: SelfCheck,
     /// Whether tasks are preempted inside the program, and events of other tasks lost meanwhile.
     pub(crate) preemptible: bool,
-    /// By node index.
-    nodes: Vec<NodeId>,
+    nodes: Numbering,
+    /// Stands for the home of every CPU, in tests.
+    fake_home: Option<NodeId>,
     rows: Rows,
     generation: (Array<MapData, u64>, u64),
     roots: HashMap<MapData, u64, u32>,
     slots: Array<MapData, Slot>,
+    /// The map, and what it holds.
+    node_table: (Array<MapData, NodeTable>, NodeTable),
+    section_node: (Array<MapData, u16>, Sections),
     totals: PerCpuArray<MapData, AllocTotals>,
     logger: Option<EbpfLogger<&'static dyn log::Log>>,
     /// Holds the program and its link.
@@ -141,14 +143,8 @@ impl Alloc {
         kernel: KernelLayout,
     ) -> Result<Self, Refusal> {
         let machine = options.machine;
-        let nodes: Vec<NodeId> = machine
-            .nodes
-            .keys()
-            .copied()
-            .filter(|node| (node.0 as usize) < MAX_NODE_IDS)
-            .take(MAX_NODES)
-            .collect();
-        let node_count = u32::try_from(nodes.len()).unwrap_or(u32::MAX).max(1);
+        let nodes = Numbering::new(machine);
+        let node_count = nodes.capacity();
         let sections = match mode {
             Mode::TpBtf => Sections::none(),
             Mode::Tracepoint => {
@@ -160,10 +156,9 @@ impl Alloc {
 
         let cpus = aya::util::nr_cpus().map_err(|(_, error)| Refusal::Cpus(error))?;
         let slots = options.slots.saturating_add(1);
-        let homes = homes(machine, &nodes, options.fakes.cpu_node);
-        let home_nodes = homes.values().copied().collect::<std::collections::BTreeSet<_>>().len();
+        let node_table = node_table(machine, &nodes, options.fakes.cpu_node);
         let to_u32 = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        let layout = Layout::new(slots, node_count, to_u32(home_nodes), to_u32(cpus))
+        let layout = Layout::new(slots, node_count, count_homes(&node_table), to_u32(cpus))
             .ok_or(Refusal::TooManySlots { slots, nodes: node_count })?;
 
         let cgroup_path = kernel.cgroup_path.unwrap_or_default();
@@ -190,7 +185,7 @@ impl Alloc {
             .map_max_entries("SLOTS", slots)
             .map_max_entries("CTR", ctr)
             .map_max_entries("CTR_SHARED", ctr_shared)
-            .map_max_entries("SECTION_NODE", to_u32(sections.node_index.len()))
+            .map_max_entries("SECTION_NODE", sections.capacity())
             .load(object)
             .map_err(|error| Refusal::kernel(&error))?;
 
@@ -202,8 +197,8 @@ impl Alloc {
                 _ => return Err(Refusal::Incomplete(layout.map())),
             },
         };
-        let mut node_table: Array<_, NodeTable> = typed(take("NODE_TABLE")?, "NODE_TABLE")?;
-        let mut section_node: Array<_, u16> = typed(take("SECTION_NODE")?, "SECTION_NODE")?;
+        // As the kernel makes it: all unknown.
+        let unwritten = Sections { shift: sections.shift, nodes: Vec::new() };
         let mut alloc = Self {
             mode,
             self_check: SelfCheck::Unchecked("not asked for".to_owned()),
@@ -212,30 +207,37 @@ impl Alloc {
             generation: (typed(take("GENERATION")?, "GENERATION")?, 0),
             roots: typed(take("ROOTS")?, "ROOTS")?,
             slots: typed(take("SLOTS")?, "SLOTS")?,
+            node_table: (typed(take("NODE_TABLE")?, "NODE_TABLE")?, node_table),
+            section_node: (typed(take("SECTION_NODE")?, "SECTION_NODE")?, unwritten),
             totals: typed(take("TOTALS")?, "TOTALS")?,
             logger: None,
             ebpf,
             nodes,
+            fake_home: options.fakes.cpu_node,
         };
         if options.debug_log {
             alloc.logger = Some(EbpfLogger::init(&mut alloc.ebpf).map_err(|error| Refusal::kernel(&error))?);
         }
 
-        set(&mut node_table, "NODE_TABLE", 0, &node_table_of(&alloc.nodes, &homes))?;
-        for (section, index) in (0..).zip(&sections.node_index) {
-            set(&mut section_node, "SECTION_NODE", section, index)?;
-        }
+        let (map, table) = &mut alloc.node_table;
+        set(map, "NODE_TABLE", 0, table)?;
+        alloc.write_sections(&sections).map_err(|error| match error {
+            RefreshError::Map(error) => Refusal::Map(error),
+            // The map was made for these sections.
+            _ => Refusal::Incomplete("SECTION_NODE"),
+        })?;
         alloc.set_allowed(OTHER_SLOT, None)?;
 
         alloc.attach(btf.as_ref()).map_err(|error| Refusal::kernel(&error))?;
         // Also shows early whether the kernel lets us read.
         let before = alloc.read(OTHER_SLOT)?;
         if options.self_check {
-            let touched = self_check::touch(&alloc.nodes);
+            let touched = self_check::touch(alloc.nodes.ids());
             // Each CPU searches its first slot now, the one of this thread at least.
             let totals = alloc.totals()?;
             alloc.preemptible = 2 * totals.preemptible > totals.resolved;
-            alloc.self_check = self_check::compare(&alloc.nodes, touched, &before, &alloc.read(OTHER_SLOT)?)?;
+            let after = alloc.read(OTHER_SLOT)?;
+            alloc.self_check = self_check::compare(alloc.nodes.ids(), touched, &before, &after)?;
         }
         Ok(alloc)
     }
@@ -283,8 +285,58 @@ impl Alloc {
     }
 
     fn write_allowed(&mut self, slot: u32, allowed: Option<&NodeSet>) -> Result<(), MapAccessError> {
-        let value = Slot { allowed: mask_of(&self.nodes, allowed) };
+        let value = Slot { allowed: self.nodes.mask_of(allowed) };
         set(&mut self.slots, "SLOTS", slot, &value)
+    }
+
+    /// Takes in what has changed of the machine: nodes and memory that came or went. What cannot be taken in
+    /// is told, and the rest is.
+    pub(crate) fn refresh(&mut self, machine: &Machine, slots: &Slots) -> Result<(), RefreshError> {
+        let left_out = self.nodes.extend(machine);
+        let table = node_table(machine, &self.nodes, self.fake_home);
+        if table != self.node_table.1 {
+            // A promise may have named a node before it came: no page there may be told as outside.
+            for (slot, holder) in slots.holders().filter(|(_, holder)| holder.allowed.is_some()) {
+                self.write_allowed(slot, holder.allowed.as_ref())?;
+            }
+            self.new_generation()?;
+            set(&mut self.node_table.0, "NODE_TABLE", 0, &table)?;
+            // CPUs may have another home now.
+            self.new_generation()?;
+            self.node_table.1 = table;
+        }
+        if self.mode == Mode::Tracepoint {
+            let shift = self.section_node.1.shift;
+            let sections = match Sections::new(machine, &self.nodes) {
+                Ok(sections) if sections.shift == shift => Ok(sections),
+                Ok(_) => Err(RefreshError::Sections),
+                Err(error) => Err(error.into()),
+            };
+            match sections {
+                Ok(sections) => self.write_sections(&sections)?,
+                Err(error) => {
+                    // Better unknown than wrong.
+                    self.write_sections(&Sections { shift, nodes: Vec::new() })?;
+                    return Err(error);
+                }
+            }
+        }
+        if left_out.is_empty() { Ok(()) } else { Err(RefreshError::Nodes(left_out)) }
+    }
+
+    /// Writes what differs from what the map holds.
+    fn write_sections(&mut self, sections: &Sections) -> Result<(), RefreshError> {
+        let (map, current) = &mut self.section_node;
+        let capacity = map.len() as usize;
+        current.nodes.resize(current.nodes.len().max(sections.nodes.len()).min(capacity), 0);
+        let wanted = sections.nodes.iter().copied().chain(std::iter::repeat(0));
+        for ((section, current), wanted) in (0..).zip(&mut current.nodes).zip(wanted) {
+            if *current != wanted {
+                set(map, "SECTION_NODE", section, &wanted)?;
+                *current = wanted;
+            }
+        }
+        if sections.nodes.len() > capacity { Err(RefreshError::Sections) } else { Ok(()) }
     }
 
     /// Makes every CPU search slots and masks anew.
@@ -318,7 +370,7 @@ impl Alloc {
             user_outside: Pages(now.user_outside.saturating_sub(base.user_outside)),
             kernel: Pages(now.kernel.saturating_sub(base.kernel)),
         });
-        self.nodes.iter().copied().zip(growth).collect()
+        self.nodes.ids().iter().copied().zip(growth).collect()
     }
 
     pub(crate) fn totals(&self) -> Result<AllocTotals, MapAccessError> {
@@ -376,77 +428,6 @@ fn program_name(mode: Mode) -> &'static str {
     }
 }
 
-/// The table of memory sections.
-#[derive(Debug, PartialEq, Eq)]
-struct Sections {
-    shift: u32,
-    /// By section number.
-    node_index: Vec<u16>,
-}
-
-impl Sections {
-    /// For a probe that does not use it.
-    fn none() -> Self {
-        Self { shift: 0, node_index: vec![UNKNOWN_NODE] }
-    }
-
-    fn new(machine: &Machine, nodes: &[NodeId]) -> Result<Self, Refusal> {
-        let index_of: BTreeMap<NodeId, u16> = nodes.iter().copied().zip(0..).collect();
-        let sections: BTreeMap<u64, u16> = machine
-            .memory_sections()
-            .filter(|&(section, _)| section < MAX_SECTIONS)
-            .filter_map(|(section, node)| Some((section, *index_of.get(&node)?)))
-            .collect();
-        match sections.last_key_value() {
-            Some((&last, _)) => Ok(Self {
-                shift: SECTION_SIZE.0.ilog2() - sys::page_size().ilog2(),
-                node_index: (0..=last)
-                    .map(|section| sections.get(&section).copied().unwrap_or(UNKNOWN_NODE))
-                    .collect(),
-            }),
-            // With one node there is nothing to tell apart: all is one section.
-            None if nodes.len() <= 1 => Ok(Self { shift: 63, node_index: vec![0] }),
-            None => Err(Refusal::NoSections),
-        }
-    }
-}
-
-/// The index of the home node of each node's CPUs: the node itself or, where it has no memory, the
-/// nearest that has; the lowest of several. In tests, `fake` for all.
-fn homes(machine: &Machine, nodes: &[NodeId], fake: Option<NodeId>) -> BTreeMap<NodeId, u16> {
-    let index_of: BTreeMap<NodeId, u16> = nodes.iter().copied().zip(0..).collect();
-    let has_memory = |id: &NodeId| machine.nodes.get(id).is_some_and(|node| node.memory.0 > 0);
-    let distance = |from, to| (machine.distance(from, to).unwrap_or(u32::MAX), to);
-    let home_of = |&id: &NodeId| {
-        let nearest = || nodes.iter().copied().filter(has_memory).min_by_key(|&to| distance(id, to));
-        let home = if has_memory(&id) { id } else { nearest().unwrap_or(id) };
-        // A fake that the machine does not have gets an index of no row: all pages are remote to it.
-        let index = index_of.get(&fake.unwrap_or(home)).copied().unwrap_or(UNKNOWN_NODE - 1);
-        (id, index)
-    };
-    nodes.iter().map(home_of).collect()
-}
-
-fn node_table_of(nodes: &[NodeId], homes: &BTreeMap<NodeId, u16>) -> NodeTable {
-    let mut table = NodeTable { index: [UNKNOWN_NODE; MAX_NODE_IDS], home: [UNKNOWN_NODE; MAX_NODE_IDS] };
-    for (&node, index) in nodes.iter().zip(0..) {
-        table.index[node.0 as usize] = index;
-        table.home[node.0 as usize] = homes.get(&node).copied().unwrap_or(index);
-    }
-    table
-}
-
-/// A bit for each node index. Nodes that the machine does not have cannot be told to the probe; no
-/// page is on them.
-fn mask_of(nodes: &[NodeId], allowed: Option<&NodeSet>) -> [u64; MAX_NODES / 64] {
-    let Some(allowed) = allowed else { return [u64::MAX; MAX_NODES / 64] };
-    let mut mask = [0; MAX_NODES / 64];
-    for (index, _) in nodes.iter().enumerate().filter(|&(_, &node)| allowed.contains(node)) {
-        mask[index / 64] |= 1 << (index % 64);
-    }
-    mask
-}
-
 fn typed<T: TryFrom<Map, Error = MapError>>(map: Map, name: &'static str) -> Result<T, Refusal> {
     T::try_from(map).map_err(|_| Refusal::Incomplete(name))
 }
@@ -468,75 +449,5 @@ fn access(map: &'static str, action: &'static str) -> impl Fn(MapError) -> MapAc
             MapError::SyscallError(error) => error.io_error,
             error => io::Error::other(error),
         },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use numaward_topology::{Bytes, CpuSet, machine::Node};
-
-    use super::*;
-
-    /// Nodes with their memory in MiB, memory blocks of 128 MiB, and distances to the others in order.
-    fn machine(nodes: &[(u32, u64, &[u64], &[u32])]) -> Machine {
-        let ids: Vec<NodeId> = nodes.iter().map(|&(id, ..)| NodeId(id)).collect();
-        let node = |&(id, memory, blocks, distances): &(u32, u64, &[u64], &[u32])| {
-            let node = Node {
-                cpus: CpuSet::new(),
-                memory: Bytes::mib(memory),
-                memory_blocks: blocks.to_vec(),
-                distances: ids.iter().copied().zip(distances.iter().copied()).collect(),
-                ..Node::default()
-            };
-            (NodeId(id), node)
-        };
-        let nodes = nodes.iter().map(node).collect();
-        Machine { nodes, memory_block_size: Bytes::mib(128), ..Machine::default() }
-    }
-
-    fn ids(machine: &Machine) -> Vec<NodeId> {
-        machine.nodes.keys().copied().collect()
-    }
-
-    #[test]
-    fn cpus_without_memory_are_at_home_on_the_nearest_node_that_has_some() {
-        let machine = machine(&[
-            (0, 0, &[], &[10, 30, 20, 20]),
-            (1, 512, &[0], &[30, 10, 40, 40]),
-            (4, 512, &[1], &[20, 40, 10, 20]),
-            (7, 512, &[2], &[20, 40, 20, 10]),
-        ]);
-        let homes_of = |fake| homes(&machine, &ids(&machine), fake).into_values().collect::<Vec<_>>();
-        assert_eq!(homes_of(None), [2, 1, 2, 3], "node 4, index 2, is as near to node 0 as node 7");
-        assert_eq!(homes_of(Some(NodeId(7))), [3; 4]);
-        assert!(homes_of(Some(NodeId(9))).iter().all(|&home| home as usize > machine.nodes.len()));
-    }
-
-    #[test]
-    fn node_ids_with_gaps_get_dense_indices() {
-        let machine = machine(&[(0, 1, &[], &[]), (8, 1, &[], &[]), (252, 1, &[], &[])]);
-        let nodes = ids(&machine);
-        let table = node_table_of(&nodes, &homes(&machine, &nodes, None));
-        assert_eq!([table.index[0], table.index[8], table.index[252]], [0, 1, 2]);
-        assert_eq!((table.index[1], table.home[1]), (UNKNOWN_NODE, UNKNOWN_NODE));
-        let allowed: NodeSet = "8,9".parse().unwrap();
-        assert_eq!(mask_of(&nodes, Some(&allowed)), [0b010, 0, 0, 0]);
-        assert_eq!(mask_of(&nodes, None), [u64::MAX; 4]);
-    }
-
-    #[test]
-    fn sections_that_no_node_has_are_unknown() {
-        let two_nodes = machine(&[(0, 1, &[0, 1], &[]), (3, 1, &[3], &[])]);
-        let sections = Sections::new(&two_nodes, &ids(&two_nodes)).unwrap();
-        assert_eq!(sections.node_index, [0, 0, UNKNOWN_NODE, 1]);
-        assert_eq!(1u64 << sections.shift, SECTION_SIZE.0 / sys::page_size() as u64);
-
-        let one_node = machine(&[(0, 1, &[], &[])]);
-        assert_eq!(
-            Sections::new(&one_node, &ids(&one_node)).unwrap(),
-            Sections { shift: 63, node_index: vec![0] }
-        );
-        let blind = machine(&[(0, 1, &[], &[]), (1, 1, &[], &[])]);
-        assert!(matches!(Sections::new(&blind, &ids(&blind)), Err(Refusal::NoSections)));
     }
 }

@@ -16,6 +16,7 @@
 mod alloc;
 mod btf;
 mod explain;
+mod nodes;
 pub mod report;
 mod rows;
 mod self_check;
@@ -36,6 +37,7 @@ use crate::{
     alloc::Alloc,
     slots::{Holder, Slots},
 };
+pub use nodes::NoSections;
 pub use report::{MapUsage, Mode, Probe, ProbeReport, ProbeStats, SelfCheck};
 
 /// Slots where [`Options::slots`] is not set otherwise.
@@ -120,7 +122,7 @@ pub struct Snapshot {
     /// Pages allocated by everything else since the probe was attached.
     pub other: NodeCounters,
     /// Pages whose node is not known, of any owner: on a node or in a memory block that was added
-    /// after [`Probes::load`]. Not part of the other counters.
+    /// after [`Probes::load`], until [`Probes::refresh`]. Not part of the other counters.
     pub unknown_node: Pages,
 }
 
@@ -161,6 +163,24 @@ pub enum SlotError {
     #[error("no workload holds {0:?}")]
     Free(SlotId),
     /// A map could not be read or written.
+    #[error(transparent)]
+    Map(#[from] MapAccessError),
+}
+
+/// Some pages of a machine that changed cannot be counted for their node: they stay
+/// [`Snapshot::unknown_node`]. The rest of the change is taken in.
+#[derive(Debug, thiserror::Error)]
+pub enum RefreshError {
+    /// More nodes came than there is room for.
+    #[error("the probes' maps have no room for the new nodes {0}; restart numaward to have them counted")]
+    Nodes(NodeSet),
+    /// Memory came at addresses that the maps do not reach.
+    #[error("the probes' maps do not reach all of the new memory; restart numaward to have it counted")]
+    Sections,
+    /// The memory blocks are no longer known.
+    #[error(transparent)]
+    NoSections(#[from] NoSections),
+    /// A map could not be written.
     #[error(transparent)]
     Map(#[from] MapAccessError),
 }
@@ -234,7 +254,7 @@ impl Probes {
             base = alloc.read(slot)?;
             alloc.add_root(cgroup, slot, allowed)?;
         }
-        self.slots.take(slot, Holder { cgroup, base });
+        self.slots.take(slot, Holder { cgroup, base, allowed: allowed.cloned() });
         Ok(SlotId(slot))
     }
 
@@ -244,7 +264,20 @@ impl Probes {
         if let Some(alloc) = &mut self.alloc {
             alloc.set_allowed(slot.0, allowed)?;
         }
+        self.slots.set_allowed(slot.0, allowed);
         Ok(())
+    }
+
+    /// Takes in what has changed of the machine since [`Probes::load`]: nodes and memory that came or went. To
+    /// be called also where nothing is known to have changed: it writes only what differs.
+    pub fn refresh(&mut self, machine: &Machine) -> Result<(), RefreshError> {
+        self.alloc.as_mut().map_or(Ok(()), |alloc| alloc.refresh(machine, &self.slots))
+    }
+
+    /// [`Snapshot::unknown_node`] alone. When it grows, the machine has likely changed.
+    pub fn unknown_node(&self) -> Result<Pages, MapAccessError> {
+        let totals = self.alloc.as_ref().map(Alloc::totals).transpose()?;
+        Ok(Pages(totals.unwrap_or_default().unknown_node))
     }
 
     /// Takes a workload's slot back and returns its last counts. Afterwards its cgroups, if they

@@ -13,6 +13,7 @@ use std::{
 };
 
 use numaward_abi::{AllocCounters, OTHER_SLOT};
+use numaward_topology::NodeSet;
 
 use crate::CgroupId;
 
@@ -26,6 +27,8 @@ pub(crate) struct Holder {
     pub(crate) cgroup: CgroupId,
     /// The slot's counters, one per node index, when it took the slot.
     pub(crate) base: Vec<AllocCounters>,
+    /// The nodes promised to it.
+    pub(crate) allowed: Option<NodeSet>,
 }
 
 #[derive(Debug)]
@@ -73,6 +76,12 @@ impl Slots {
         Some(holder)
     }
 
+    pub(crate) fn set_allowed(&mut self, slot: u32, allowed: Option<&NodeSet>) {
+        if let Some(holder) = self.held.get_mut(&slot) {
+            holder.allowed = allowed.cloned();
+        }
+    }
+
     pub(crate) fn holder(&self, slot: u32) -> Option<&Holder> {
         self.held.get(&slot)
     }
@@ -106,7 +115,7 @@ mod tests {
     use super::*;
 
     fn holder(cgroup: u64) -> Holder {
-        Holder { cgroup: CgroupId(cgroup), base: Vec::new() }
+        Holder { cgroup: CgroupId(cgroup), base: Vec::new(), allowed: None }
     }
 
     #[test]

@@ -40,6 +40,8 @@ const TESTS: &[(&str, Test)] = &[
     ("pages_of_another_node_are_remote", remote),
     ("a_wrong_node_shift_falls_back_to_the_tracepoint", wrong_shift),
     ("a_slot_is_reused_without_going_back", slot_reuse),
+    ("nodes_that_come_later_are_counted", new_node),
+    ("memory_that_comes_later_is_counted", new_memory),
     ("a_nested_cgroup_is_booked_to_its_workload", nested),
     ("without_a_slot_pages_are_booked_to_the_rest", no_slot),
     ("runs_and_their_time_are_read", stats),
@@ -395,6 +397,59 @@ fn slot_reuse(host: &Host) {
     let start = counted(&probes, reused).user();
     process.touch(PAGES);
     assert_pages(counted(&probes, reused).user() - start, PAGES);
+}
+
+/// What a process touches before and after the probes, which know a machine without this host's node, learn of it.
+fn new_node(host: &Host) {
+    let mut before = host.machine.clone();
+    before.nodes.clear();
+    for &mode in &[Mode::TpBtf, Mode::Tracepoint] {
+        let options = Options { machine: &before, alloc_modes: &[mode], self_check: false, ..host.options() };
+        let mut probes = Probes::load(&options);
+        let cgroup = host.cgroup("new-node");
+        let mut process = Toucher::new(&cgroup.0);
+        // Promised before it is there.
+        let slot = probes.register(cgroup.id(), Some(&host.machine.node_ids())).unwrap();
+        process.touch(PAGES);
+        assert_eq!(counted(&probes, slot), Counters::default());
+        assert!(probes.unknown_node().unwrap().0 >= PAGES);
+
+        probes.refresh(&host.machine).unwrap();
+        let unknown = probes.unknown_node().unwrap();
+        process.touch(PAGES);
+        let now = counted(&probes, slot);
+        assert_pages(now.user(), PAGES);
+        assert_eq!(now.user_outside.0, 0);
+        assert_eq!(probes.unknown_node().unwrap(), unknown);
+    }
+}
+
+/// The same where the node is there, but not all its memory.
+fn new_memory(host: &Host) {
+    let mut before = host.machine.clone();
+    for node in before.nodes.values_mut() {
+        node.memory_blocks.truncate(1);
+    }
+    let options =
+        Options { machine: &before, alloc_modes: &[Mode::Tracepoint], self_check: false, ..host.options() };
+    let mut probes = Probes::load(&options);
+    let cgroup = host.cgroup("new-memory");
+    let mut process = Toucher::new(&cgroup.0);
+    let slot = probes.register(cgroup.id(), None).unwrap();
+    process.touch(PAGES);
+    // The first block, 128 MiB or more, may have some free pages.
+    let early = counted(&probes, slot).user();
+    assert!(probes.unknown_node().unwrap().0 + early >= PAGES);
+
+    probes.refresh(&host.machine).unwrap();
+    let unknown = probes.unknown_node().unwrap();
+    process.touch(PAGES);
+    assert_pages(counted(&probes, slot).user() - early, PAGES);
+    assert_eq!(probes.unknown_node().unwrap(), unknown);
+    // And memory that went is unknown again.
+    probes.refresh(&before).unwrap();
+    process.touch(PAGES);
+    assert!(probes.unknown_node().unwrap() > unknown);
 }
 
 fn nested(host: &Host) {

@@ -290,7 +290,7 @@ impl MachineBuilder {
         // As x86 chooses it: small blocks below 64 GiB, 2 GiB from there on.
         let block = if total < Bytes::gib(64).0 { Bytes::mib(128) } else { Bytes::gib(2) };
         let mut next_block = 0;
-        let nodes = specs
+        let nodes: BTreeMap<NodeId, Node> = specs
             .iter()
             .zip(distances)
             .map(|((&id, spec), distances)| {
@@ -311,6 +311,7 @@ impl MachineBuilder {
             })
             .collect();
         Ok(Machine {
+            possible_nodes: nodes.keys().copied().collect(),
             nodes,
             cpus,
             possible_cpus: online,

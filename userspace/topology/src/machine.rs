@@ -25,6 +25,8 @@ pub const SECTION_SIZE: Bytes = Bytes::mib(128);
 pub struct Machine {
     /// The online NUMA nodes by id.
     pub nodes: BTreeMap<NodeId, Node>,
+    /// Nodes that may ever come online; at least the online ones.
+    pub possible_nodes: NodeSet,
     /// The online CPUs by id.
     pub cpus: BTreeMap<CpuId, Cpu>,
     /// CPUs that may ever come online; at least the online ones.

@@ -86,7 +86,7 @@ fn an_intel_machine_of_two_sockets() {
 #[test]
 fn an_amd_machine_of_eight_nodes() {
     let machine = read_fixture(AMD);
-    let expected = Machine::builder()
+    let mut expected = Machine::builder()
         .nodes(8)
         .sockets(2)
         .cores_per_node(8)
@@ -98,6 +98,7 @@ fn an_amd_machine_of_eight_nodes() {
         .socket_distances(12, 32)
         .build()
         .unwrap();
+    expected.possible_nodes = "0-31".parse().unwrap();
     assert_eq!(machine, expected);
 }
 
@@ -125,7 +126,10 @@ fn an_arm_machine() {
 #[test]
 fn a_machine_with_a_memory_only_node() {
     let machine = read_fixture(CXL);
-    assert_eq!(machine.node_ids().to_string(), "0,2");
+    assert_eq!(
+        (machine.node_ids().to_string(), machine.possible_nodes.to_string()),
+        ("0,2".into(), "0-2".into())
+    );
     let expander = &machine.nodes[&NodeId(2)];
     assert!(expander.cpus.is_empty());
     assert_eq!(expander.memory, Bytes::gib(64));
@@ -170,8 +174,10 @@ fn what_a_platform_may_lack_is_left_out() {
     use Change::{Missing, Text};
     type Expect = fn(&mut Machine);
     let root = tree::unpack(INTEL);
+    fs::write(root.path().join("sys/devices/system/node/possible"), "0-3\n").unwrap();
     let whole = read(root.path()).unwrap();
-    let cases: [(&str, Change, Expect); 9] = [
+    let cases: [(&str, Change, Expect); 10] = [
+        ("sys/devices/system/node/possible", Missing, |m| m.possible_nodes = "0-1".parse().unwrap()),
         ("sys/devices/system/cpu/possible", Missing, |m| m.possible_cpus = "0-31".parse().unwrap()),
         ("sys/devices/system/cpu/isolated", Missing, |m| m.isolated_cpus = "".parse().unwrap()),
         ("sys/devices/system/cpu/cpu9/cache", Missing, |m| {
@@ -219,6 +225,7 @@ fn what_is_missing_or_corrupt_is_named() {
         ("sys/devices/system/cpu/online", Text(b"0-32\n"), "lists CPU 32, which no online node has"),
         ("sys/devices/system/cpu/online", Unreadable, "Is a directory"),
         ("sys/devices/system/cpu/possible", Text(b"0-99999999\n"), "above 65535"),
+        ("sys/devices/system/node/possible", Text(b"0..3\n"), "is not a node list"),
         ("sys/devices/system/cpu/isolated", Text(b"3-2\n"), "the range \"3-2\" is reversed"),
         ("sys/devices/system/cpu/isolated", Unreadable, "Is a directory"),
         (

@@ -45,6 +45,8 @@ pub use self::follow::{CgroupSource, Latches, spawn};
 pub enum Part {
     /// Reading the machine.
     Topology,
+    /// Telling the probes of nodes and memory that came.
+    ProbeNodes,
     /// Finding workloads.
     Cgroups,
     /// Noticing new workloads without looking for them.
@@ -65,6 +67,7 @@ impl Part {
     const fn name(self) -> &'static str {
         match self {
             Self::Topology => "topology",
+            Self::ProbeNodes => "probe nodes",
             Self::Cgroups => "cgroups",
             Self::CgroupWatch => "cgroup watch",
             Self::Slots => "slots",
@@ -364,6 +367,11 @@ impl State {
         let counted = self.probes.counters().map_err(|error| chain(&error));
         self.note(Part::Counters, counted.as_ref().map(|_| ()).map_err(Clone::clone));
         counted.ok()
+    }
+
+    /// Pages that were allocated where no node is known; 0 where that cannot be read, which [`State::counters`] tells.
+    fn unknown_node(&self) -> Pages {
+        self.probes.unknown_node().unwrap_or_default()
     }
 
     /// What the probes cost; nothing where that cannot be read.

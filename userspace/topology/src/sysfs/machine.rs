@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     machine::{CacheId, CoreId, Cpu, HugepagePool, LOCAL_DISTANCE, Machine, Node, REMOTE_DISTANCE, SocketId},
-    set::{CpuId, CpuSet, NodeId},
+    set::{CpuId, CpuSet, NodeId, NodeSet},
     units::{Bytes, HugepageSize},
 };
 
@@ -47,6 +47,8 @@ pub fn read(root: &Path) -> Result<Machine, ReadError> {
     } else {
         BTreeMap::from([(NO_NUMA_NODE, whole_machine(source, &online)?)])
     };
+    let possible_nodes: Option<NodeSet> =
+        source.optional_ids(&format!("{NODES}/possible"), "the possible NUMA nodes")?;
     let sizes: BTreeSet<HugepageSize> = hugepage_sizes(source, HUGEPAGES)?
         .into_iter()
         .chain(nodes.values().flat_map(|node| node.hugepages.keys().copied()))
@@ -61,6 +63,7 @@ pub fn read(root: &Path) -> Result<Machine, ReadError> {
     let cpus = cpus(source, &online, &nodes)?;
     Ok(Machine {
         memory_block_size: memory_block_size(source)?,
+        possible_nodes: &possible_nodes.unwrap_or_default() | &nodes.keys().copied().collect(),
         possible_cpus: &possible.unwrap_or_default() | &online,
         isolated_cpus: &isolated.unwrap_or_default() & &online,
         nodes,
