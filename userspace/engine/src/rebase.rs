@@ -1,10 +1,51 @@
 //! Carrying promises over to a machine that changed.
 
-use numaward_topology::NodeId;
+use numaward_topology::{CpuSet, NodeId};
 
-use crate::ledger::Ledger;
+use crate::{
+    ledger::{Ledger, OwnerAccount},
+    request::OwnerId,
+};
+
+/// What somebody is said to hold is held by another.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AdoptError {
+    /// There is an account of this name.
+    #[error("{0} has an account already")]
+    Known(OwnerId),
+    /// CPUs are exclusive to another.
+    #[error("CPUs {cpus} are exclusive to {other}")]
+    Taken {
+        /// The CPUs.
+        cpus: CpuSet,
+        /// Who holds them.
+        other: OwnerId,
+    },
+}
 
 impl Ledger {
+    /// Takes over what somebody holds, as learnt from elsewhere than from a decision. To be followed by
+    /// [`Ledger::rebase`], which charges it.
+    pub fn adopt(&mut self, owner: OwnerId, account: OwnerAccount) -> Result<(), AdoptError> {
+        if self.owner(&owner).is_some() {
+            return Err(AdoptError::Known(owner));
+        }
+        let wanted: CpuSet = account
+            .containers
+            .values()
+            .filter_map(|held| held.cpus.as_ref())
+            .flat_map(CpuSet::iter)
+            .collect();
+        for (other, _, held) in self.allocations() {
+            let cpus = held.cpus.as_ref().map(|cpus| cpus & &wanted).unwrap_or_default();
+            if !cpus.is_empty() {
+                return Err(AdoptError::Taken { cpus, other: other.clone() });
+            }
+        }
+        *self.owner_mut(&owner) = account;
+        Ok(())
+    }
+
     /// Charges what is promised here to the accounts of `idle`, the ledger of a machine on which nothing is
     /// promised; it may be another machine than before. A workload that runs keeps what it holds. Where a node
     /// has less than was promised on it, nothing is left to promise there.
@@ -40,5 +81,26 @@ impl Ledger {
         }
         self.nodes = nodes;
         self.shared_pool = shared_pool;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::Allocation;
+
+    #[test]
+    fn nobody_is_taken_over_twice_nor_with_cpus_of_another() {
+        let account = |cpus: &str| {
+            let held = Allocation { cpus: Some(cpus.parse().unwrap()), ..Allocation::default() };
+            OwnerAccount { containers: [("c".into(), held)].into(), ..OwnerAccount::default() }
+        };
+        let mut ledger = Ledger::default();
+        ledger.adopt("a".into(), account("1-2")).unwrap();
+        ledger.adopt("b".into(), account("3")).unwrap();
+        assert_eq!(ledger.adopt("a".into(), account("5")), Err(AdoptError::Known("a".into())));
+        let taken = ledger.adopt("c".into(), account("2-4")).unwrap_err();
+        assert_eq!(taken, AdoptError::Taken { cpus: "2".parse().unwrap(), other: "a".into() });
+        assert_eq!(ledger.owners().count(), 2);
     }
 }

@@ -94,6 +94,11 @@ impl Book {
         self.records.get(path)
     }
 
+    /// Enters what was learnt elsewhere.
+    pub(crate) fn insert(&mut self, path: CgroupPath, record: Record) {
+        self.records.insert(path, record);
+    }
+
     /// All records, parents before children.
     pub fn iter(&self) -> impl Iterator<Item = (&CgroupPath, &Record)> {
         self.records.iter()

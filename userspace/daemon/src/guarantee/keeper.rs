@@ -24,7 +24,10 @@ use tokio_util::sync::CancellationToken;
 
 use self::drift::Patrol;
 use super::{
-    FieldError, Figures, Guarantee, PolicyError, Request, State, Target, explain, lookout::Lookout, policy,
+    FieldError, Figures, Guarantee, PolicyError, Request, State, Target, explain,
+    lookout::Lookout,
+    marks::{self, Marks},
+    policy, rebuild,
 };
 use crate::{
     api,
@@ -254,6 +257,7 @@ struct Owner {
     hierarchy: Hierarchy,
     enforcer: Enforcer,
     patrol: Patrol,
+    marks: Marks,
     listener: Arc<dyn Listener>,
     figures: Figures,
     view: Arc<RwLock<Arc<api::Allocations>>>,
@@ -283,16 +287,22 @@ impl Owner {
         let strategy = policy::strategy(config, &machine).map_err(StartError::Policy)?;
         let idle = idle(&strategy).map_err(|problem| StartError::Policy(vec![problem]))?;
         let (store, loaded) = Store::open(&config.state_directory)?;
+        let found = marks::read(&hierarchy);
         let (mut state, set_aside) = match loaded {
-            Loaded::Fresh => (State::default(), Vec::new()),
             Loaded::Current(state) => (state, Vec::new()),
-            Loaded::Previous { ledger, set_aside } => (ledger, set_aside),
-            Loaded::Rebuild { set_aside } => (State::default(), set_aside),
+            // Also if somebody removed the file: what is held is held.
+            Loaded::Fresh => (rebuild::rebuild(None, &found, &hierarchy), Vec::new()),
+            Loaded::Previous { ledger, set_aside } => {
+                (rebuild::rebuild(Some(ledger), &found, &hierarchy), set_aside)
+            }
+            Loaded::Rebuild { set_aside } => (rebuild::rebuild(None, &found, &hierarchy), set_aside),
         };
         for file in set_aside {
             let (path, reason) = (file.path.display(), &file.reason);
-            tracing::error!(%path, reason, "a damaged ledger was set aside; what it alone promised is lost");
+            let allocations = state.guarantees.len();
+            tracing::error!(%path, reason, allocations, "a damaged ledger was set aside, and rebuilt from live cgroups");
         }
+        let marks = Marks::new(hierarchy.clone(), found, &state);
         state.ledger.rebase(&idle);
         Ok(Self {
             config: config.clone(),
@@ -303,6 +313,7 @@ impl Owner {
             hierarchy,
             enforcer,
             patrol: Patrol::new(lookout),
+            marks,
             listener,
             figures,
             view,
@@ -591,7 +602,9 @@ impl Owner {
 
     /// Stores the state.
     fn save(&mut self) -> Result<(), StoreError> {
-        self.store.save(&self.state)
+        self.store.save(&self.state)?;
+        self.marks.follow(&self.state);
+        Ok(())
     }
 
     /// Takes note of migrations that are over.

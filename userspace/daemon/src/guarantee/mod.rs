@@ -30,7 +30,9 @@ mod explain;
 pub mod figures;
 pub mod keeper;
 mod lookout;
+mod marks;
 pub mod policy;
+mod rebuild;
 pub mod request;
 pub mod state;
 
