@@ -1,57 +1,222 @@
-//! What the daemon says of workloads whose truth is known, held against the kernel's own book.
+//! What the daemon says of machines and workloads whose truth is known, held against the kernel's own book: with all
+//! privileges, with few, without BTF, under lockdown; and what it says where it can count nothing.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use numaward_tests::{Bench, Report, assert_near, boot};
 use numaward_vm::Machine;
+use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
+const NODES: usize = 4;
 
-/// `[local, remote]` bytes per node.
-fn counters(report: &Report, name: &str) -> BTreeMap<u32, [u64; 2]> {
-    let mut counters = BTreeMap::new();
-    for line in report.section(&format!("{name} counters")).lines() {
+/// Bytes per node.
+type PerNode = [u64; NODES];
+
+/// Nodes of uneven size, the last without CPUs.
+fn machine() -> Machine {
+    let distances = "10,21,31,41;21,10,22,32;31,22,10,23;41,32,23,10";
+    Machine::parse(None, Some("2,2,1,0"), Some("1G,768M,512M,256M"), Some(distances)).unwrap()
+}
+
+/// Boots and goes through these rounds of `daemon.sh`.
+fn run(bench: &Bench, rounds: &str, append: &str) -> Report {
+    let vm = bench.vm(machine()).append(append).limit(Duration::from_mins(10));
+    let report = boot(&vm, &format!("rounds='{rounds}'\n{}", include_str!("daemon.sh")));
+    for round in rounds.split(' ') {
+        assert_eq!(report.section(&format!("{round} exit code")), "0");
+    }
+    report
+}
+
+/// Local and remote bytes, each per node.
+fn counters(report: &Report, round: &str, name: &str) -> [PerNode; 2] {
+    let mut counters = [PerNode::default(); 2];
+    let section = format!("{round} {name} counters");
+    for line in report.section(&section).lines() {
         let words: Vec<_> = line.split(' ').collect();
-        let [node, locality, bytes] = words[..] else { return BTreeMap::new() };
-        let both: &mut [u64; 2] = counters.entry(node.parse().unwrap()).or_default();
-        both[usize::from(locality == "remote")] += bytes.parse::<u64>().unwrap();
+        let [node, locality, bytes] = words[..] else { panic!("section {section:?}: cannot read {line:?}") };
+        counters[usize::from(locality == "remote")][node.parse::<usize>().unwrap()] = bytes.parse().unwrap();
     }
     counters
 }
 
-/// A workload of which node 0 and 1 shall have `local` and `remote` bytes.
-fn check(report: &Report, name: &str, local: [u64; 2], remote: [u64; 2]) {
+/// A workload that shall have these bytes.
+fn check(report: &Report, round: &str, name: &str, local: PerNode, remote: PerNode) {
     let size = 64 * MIB;
-    let found = counters(report, name);
-    let stat = report.numa_stat(&format!("{name} numa_stat"));
-    for node in 0..2_u32 {
-        let index = usize::try_from(node).unwrap();
-        let [near, far] = found[&node];
-        let resident = stat["anon"][&node] + stat["file"][&node];
-        assert_near(&format!("{name}: allocated on node {node}"), near + far, resident, size, 1);
-        assert_near(&format!("{name}: local on node {node}"), near, local[index], size, 1);
-        assert_near(&format!("{name}: remote on node {node}"), far, remote[index], size, 1);
+    let [near, far] = counters(report, round, name);
+    let stat = report.numa_stat(&format!("{round} {name} numa_stat"));
+    for node in 0..NODES {
+        let what = |locality: &str| format!("{round}: {name}: {locality} on node {node}");
+        let id = u32::try_from(node).unwrap();
+        let resident = stat["anon"][&id] + stat["file"][&id];
+        assert_near(&what("allocated"), near[node] + far[node], resident, size, 1);
+        assert_near(&what("local"), near[node], local[node], size, 1);
+        assert_near(&what("remote"), far[node], remote[node], size, 1);
     }
 }
 
-#[test]
-fn allocations_agree_with_the_kernels_book() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
-    let report = boot(&bench.vm(machine), include_str!("daemon.sh"));
-    let (all, half) = (64 * MIB, 32 * MIB);
-    check(&report, "local", [all, 0], [0, 0]);
-    check(&report, "bound", [0, 0], [0, all]);
-    check(&report, "interleaved", [half, 0], [0, half]);
-    check(&report, "thp", [0, all], [0, 0]);
-    check(&report, "tmpfs", [0, 0], [0, all]);
+fn check_all(report: &Report, round: &str) {
+    let (all, half, none) = (64 * MIB, 32 * MIB, PerNode::default());
+    let check = |name, local, remote| check(report, round, name, local, remote);
+    check("local", [all, 0, 0, 0], none);
+    check("bound", none, [0, all, 0, 0]);
+    check("interleaved", [half, 0, 0, 0], [0, half, 0, 0]);
+    check("thp", [0, all, 0, 0], none);
+    check("tmpfs", none, [0, all, 0, 0]);
     // What a cgroup further down allocates is booked to its workload.
-    check(&report, "nested", [0, 0], [0, all]);
+    check("nested", none, [0, all, 0, 0]);
+    check("third", [0, 0, all, 0], none);
+    // No CPU is at home on a memory-only node.
+    check("expander", none, [0, 0, 0, all]);
+}
+
+/// How the probe is attached, by its metric.
+fn mode(report: &Report, round: &str) -> (String, String) {
+    let line =
+        report.section(&format!("{round} probes")).lines().find(|line| line.starts_with("numaward_probe{"));
+    let label = |name: &str| {
+        let (_, rest) = line?.split_once(&format!("{name}=\""))?;
+        Some(rest.split_once('"')?.0.to_owned())
+    };
+    (label("mode").unwrap(), label("reason").unwrap())
+}
+
+#[test]
+fn the_daemon_agrees_with_the_kernels_book() {
+    let Some(bench) = Bench::open() else { return };
+    let rounds = "plain unprivileged without-btf slots nobody without-cgroups";
+    let report = run(&bench, rounds, "");
+    check_all(&report, "plain");
     // Which of the two hooks serves depends on the kernel: see the probes' documentation.
-    let probes = report.section("probes");
-    assert!(
-        ["tp_btf", "tracepoint"].iter().any(|mode| probes.contains(&format!("mode=\"{mode}\""))),
-        "{probes}"
-    );
-    assert_eq!(report.section("exit code"), "0");
+    assert!(["tp_btf", "tracepoint"].contains(&mode(&report, "plain").0.as_str()));
+    check_all(&report, "unprivileged");
+    assert_eq!(mode(&report, "unprivileged").0, "tp_btf", "the tracepoint needs CAP_SYS_ADMIN");
+    check_all(&report, "without-btf");
+    let (mode, reason) = mode(&report, "without-btf");
+    assert!(mode == "tracepoint" && reason.contains("BTF"), "{mode}: {reason}");
+
+    check_machine(&report);
+    check_slots(&report);
+    let second = report.section("second daemon");
+    assert!(second.contains("127.0.0.1:9560") && second.contains("in use"), "{second}");
+    check_degraded(&report);
+}
+
+#[test]
+fn the_daemon_agrees_with_the_kernels_book_under_lockdown() {
+    let Some(bench) = Bench::open() else { return };
+    let report = run(&bench, "lockdown", "lockdown=confidentiality");
+    assert!(report.section("lockdown").contains("[confidentiality]"), "{}", report.section("lockdown"));
+    check_all(&report, "lockdown");
+    assert_eq!(mode(&report, "lockdown").0, "tp_btf", "lockdown closes the tracepoint");
+    let doctor = report.json("doctor");
+    let lockdown = doctor.as_array().unwrap().iter().find(|check| check["check"] == "lockdown").unwrap();
+    assert!(lockdown["finding"].as_str().unwrap().contains("confidentiality"), "{lockdown}");
+}
+
+/// The tables of nodes, against the machine that was asked for.
+fn check_machine(report: &Report) {
+    let topology = report.json("topology");
+    let nodes = report.json("nodes");
+    assert_eq!(topology["nodes"].as_array().unwrap().len(), NODES);
+    assert_eq!(nodes["nodes"].as_array().unwrap().len(), NODES);
+    let expected = [
+        ("0-1", 1024, [10, 21, 31, 41]),
+        ("2-3", 768, [21, 10, 22, 32]),
+        ("4", 512, [31, 22, 10, 23]),
+        ("", 256, [41, 32, 23, 10]),
+    ];
+    for (id, (cpus, mib, distances)) in expected.into_iter().enumerate() {
+        let total: u64 = report.section(&format!("node{id} MemTotal")).parse::<u64>().unwrap() * 1024;
+        // The kernel keeps some for itself.
+        assert!((mib * MIB * 3 / 4..=mib * MIB).contains(&total), "node {id} of {mib} MiB has {total} bytes");
+        let node = &topology["nodes"][id];
+        let distances: serde_json::Map<_, _> =
+            distances.iter().enumerate().map(|(to, distance)| (to.to_string(), json!(distance))).collect();
+        let found = ["node", "cpus", "memoryBytes", "memoryOnly", "distances"].map(|key| node[key].clone());
+        assert_eq!(found, [json!(id), json!(cpus), json!(total), json!(id == 3), Value::Object(distances)]);
+        let hugepages = if id == 1 { 16 } else { 0 };
+        let pool = |node: &Value| {
+            let pools = node["hugepages"].as_array().unwrap();
+            pools.iter().find(|pool| pool["size"] == "2Mi").unwrap()["totalPages"].as_u64().unwrap()
+        };
+        assert_eq!(pool(node), hugepages);
+
+        let node = &nodes["nodes"][id];
+        assert_eq!([&node["node"], &node["cpus"]], [&json!(id), &json!(cpus)]);
+        let kind = |name: &str| {
+            let kinds = node["memory"].as_array().unwrap();
+            kinds.iter().find(|kind| kind["kind"] == name).unwrap()["totalBytes"].as_u64().unwrap()
+        };
+        assert_eq!(kind("hugepages-2Mi"), hugepages * 2 * MIB);
+        assert_eq!(kind("memory"), total - hugepages * 2 * MIB);
+        // At least one workload has been on each.
+        let allocated = ["localBytes", "remoteBytes"].map(|key| node["allocated"][key].as_u64().unwrap());
+        assert!(allocated.iter().sum::<u64>() >= 63 * MIB, "{node}");
+    }
+    assert_eq!(topology["onlineCpus"], "0-4");
+    let table = report.section("topology for people");
+    for line in ["3         41  32  23  10", "3     none: memory only"] {
+        assert!(table.contains(line), "{table}");
+    }
+}
+
+/// Counters by their line in a sample.
+fn sample(report: &Report, number: u32) -> BTreeMap<&str, f64> {
+    let lines = report.section(&format!("sample {number}")).lines();
+    lines
+        .map(|line| line.rsplit_once(' ').unwrap())
+        .map(|(name, value)| (name, value.parse().unwrap()))
+        .collect()
+}
+
+/// A slot, and a name, go from one workload to the next, and no counter goes back.
+fn check_slots(report: &Report) {
+    let samples: Vec<_> = (1..=5).map(|number| sample(report, number)).collect();
+    for (before, after) in samples.iter().zip(&samples[1..]) {
+        for (name, value) in before {
+            let now = after.get(name).unwrap_or_else(|| panic!("{name} has gone"));
+            assert!(now >= value, "{name} went back from {value} to {now}");
+        }
+    }
+    let allocated = |sample: usize, workload: &str| -> u64 {
+        let start = format!("numaward_memory_allocated_bytes_total{{workload=\"{workload}\",");
+        let series = samples[sample - 1].iter().filter(|(name, _)| name.starts_with(&start));
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes")]
+        series.map(|(_, &bytes)| bytes as u64).sum()
+    };
+    let size = 64 * MIB;
+    assert_near("the first workload", allocated(1, "first"), size, size, 1);
+    assert_near("when it is gone", allocated(2, "first"), allocated(1, "first"), size, 1);
+    assert_eq!(allocated(3, "heir"), 0, "the slot's next holder begins at nothing");
+    assert_near("the slot's next holder", allocated(4, "heir"), size / 2, size, 1);
+    assert_eq!(allocated(4, "first"), allocated(2, "first"));
+    assert_near("the name that came back", allocated(5, "first"), 2 * size, size, 1);
+    assert_eq!(allocated(5, "filler"), 0);
+}
+
+/// A daemon that can count nothing, or find no workload, runs and says why.
+fn check_degraded(report: &Report) {
+    let probe = |round: &str| report.json(&format!("{round} status"))["probes"][0].clone();
+    let workloads =
+        |round: &str| report.json(&format!("{round} workloads"))["workloads"].as_array().unwrap().clone();
+    let refused = probe("nobody");
+    assert_eq!(refused["mode"], "absent");
+    let reason = refused["reason"].as_str().unwrap();
+    assert!(reason.contains("EPERM") && reason.contains("CAP_BPF"), "{reason}");
+    let log = report.section("nobody log");
+    assert!(log.contains("guarantees cannot be asked for") && log.contains("/run/numaward"), "{log}");
+    let found = workloads("nobody");
+    let watched = found.iter().find(|workload| workload["workload"] == "watched").unwrap();
+    assert_eq!(watched["counters"], "none", "{watched}");
+
+    assert_ne!(probe("without-cgroups")["mode"], "absent");
+    let degraded = report.json("without-cgroups status")["degraded"].clone();
+    let cgroups = degraded.as_array().unwrap().iter().find(|degraded| degraded["part"] == "cgroups").unwrap();
+    assert!(cgroups["reason"].as_str().unwrap().contains("cgroup v2"), "{cgroups}");
+    let found: Vec<_> =
+        workloads("without-cgroups").iter().map(|workload| workload["workload"].clone()).collect();
+    assert_eq!(found, ["other"], "everything is counted together");
 }

@@ -1,47 +1,157 @@
-numaward run --log-level debug >/tmp/daemon.log 2>&1 &
-daemon=$!
-ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
-wait_for 60 ask /readyz
+# $rounds, set before: the circumstances under which the daemon is to be right.
 
-# measure NAME ARGUMENTS...: the workload's counters after its load, and the kernel's book.
+ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
+
+# start COMMAND...: the daemon under COMMAND, ready.
+start() {
+    "$@" >/tmp/daemon.log 2>&1 &
+    daemon=$!
+    wait_for 60 ask /readyz
+}
+
+# stop: and what it ends with.
+stop() {
+    kill $daemon
+    wait $daemon
+    section "$round exit code"
+    echo $?
+}
+
+# measure NAME ARGUMENTS...: a load in the cgroup NAME, and what the kernel says of NAME's uppermost cgroup.
 measure() {
-    _name=$1
-    mkdir -p "$cgroups/$_name"
-    # It has counters of its own before its first page.
-    wait_for 30 sh -c "wget -q -O - http://127.0.0.1:9560/metrics | grep memory_allocated | grep -q 'workload=\"$_name\"'"
+    _name=${1%%/*}
+    _inner=$1
     shift
-    load "${_inner:-$_name}" "$@"
-    section "$_name load"
-    cat "/tmp/load-$(echo "${_inner:-$_name}" | tr / -)"
-    section "$_name numa_stat"
-    cat "$cgroups/$_name/memory.numa_stat"
+    load "$_inner" "$@"
+    section "$round $_name numa_stat"
+    grep -E '^(anon|file) ' "$cgroups/$_name/memory.numa_stat"
     counters "$_name"
-    unload "${_inner:-$_name}" $load_pid
+    unload "$_inner" $load_pid
 }
 
 # counters NAME: node, locality and bytes of a workload, a line each.
 counters() {
-    section "$1 counters"
+    section "$round $1 counters"
     ask /metrics | sed -n "s/^numaward_memory_allocated_bytes_total{workload=\"$1\",node=\"\([0-9]*\)\",locality=\"\([a-z]*\)\"} /\1 \2 /p"
 }
 
-measure local --cpus 0
-measure bound --cpus 0 --policy bind:1
-measure interleaved --cpus 0 --policy interleave:0-1
-measure thp --cpus 2 --kind thp
-measure tmpfs --cpus 0 --kind tmpfs --policy bind:1
-_inner=nested/a/b measure nested --cpus 0 --policy bind:1
+# truth COMMAND...: a daemon under COMMAND, and one workload after the other.
+truth() {
+    # Those that are there when the daemon starts have counters before it is ready.
+    for _name in local bound interleaved thp tmpfs nested third expander; do
+        mkdir $cgroups/$_name
+    done
+    start "$@" numaward run
+    measure local --cpus 0
+    measure bound --cpus 0 --policy bind:1
+    measure interleaved --cpus 0 --policy interleave:0-1
+    measure thp --cpus 2 --kind thp
+    measure tmpfs --cpus 0 --kind tmpfs --policy bind:1
+    measure nested/a/b --cpus 0 --policy bind:1
+    measure third --cpus 4
+    measure expander --cpus 4 --policy bind:3
+    section "$round probes"
+    ask /metrics | grep '^numaward_probe\(_events_lost_total\)\?{'
+    rmdir $cgroups/nested/a $cgroups/nested
+}
 
-section topology
-numaward topology -o json
-section nodes
-ask /api/v1/nodes
-section doctor
-numaward doctor -o json || true
-section probes
-ask /metrics | grep '^numaward_probe{'
+# samples NAME: all counters now.
+sample() {
+    section "sample $1"
+    ask /metrics | grep '^numaward_.*_total[{ ]'
+}
 
-kill $daemon
-wait $daemon
-section "exit code"
-echo $?
+has() { ask /metrics | grep -q "$1"; }
+
+# Three slots for four workloads, one of them the daemon's own cgroup, and a name that comes back.
+slots() {
+    echo 'probes: {slots: 3}' >/tmp/slots.yaml
+    mkdir $cgroups/first $cgroups/filler
+    start numaward run --config /tmp/slots.yaml
+    wait_for 30 has '^numaward_probe_map_entries{map="ROOTS"} 3$'
+    load first --cpus 0
+    sample 1
+    unload first $load_pid
+    wait_for 30 has '^numaward_probe_map_entries{map="ROOTS"} 2$'
+    sample 2
+    mkdir $cgroups/heir
+    wait_for 30 has '^numaward_memory_allocated_bytes_total{workload="heir"'
+    sample 3
+    load heir --cpus 2 --size 32M
+    sample 4
+    unload heir $load_pid
+    mkdir $cgroups/first
+    wait_for 30 has '^numaward_probe_map_entries{map="ROOTS"} 3$'
+    load first --cpus 0
+    sample 5
+    unload first $load_pid
+    rmdir $cgroups/filler
+}
+
+# A second daemon finds the port taken; the first is not disturbed.
+port_in_use() {
+    section "second daemon"
+    NUMAWARD_STATE_DIRECTORY=/tmp/second NUMAWARD_CONTROL_SOCKET=/tmp/second.sock numaward run 2>&1 &&
+        fail "a second daemon on the same port"
+    ask /livez >/dev/null || fail "the first daemon is gone"
+}
+
+machine() {
+    for _node in /sys/devices/system/node/node*; do
+        section "${_node##*/} MemTotal"
+        sed -n 's/.*MemTotal: *\([0-9]*\) kB/\1/p' $_node/meminfo
+    done
+    section topology
+    numaward topology -o json
+    section "topology for people"
+    numaward topology
+    section nodes
+    ask /api/v1/nodes
+}
+
+# said: what a daemon that lacks something says of itself.
+said() {
+    section "$round status"
+    ask /api/v1/status
+    section "$round workloads"
+    ask /api/v1/workloads
+    section "$round log"
+    cat /tmp/daemon.log
+}
+
+echo 16 >/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages
+for round in $rounds; do
+    case $round in
+    plain)
+        truth
+        machine
+        port_in_use
+        ;;
+    unprivileged) truth numaward-capabilities BPF,PERFMON ;;
+    without-btf)
+        mount -o bind /dev/null /sys/kernel/btf/vmlinux
+        truth
+        umount /sys/kernel/btf/vmlinux
+        ;;
+    slots) slots ;;
+    nobody)
+        mkdir $cgroups/watched
+        start numaward-capabilities nobody numaward run
+        said
+        rmdir $cgroups/watched
+        ;;
+    without-cgroups)
+        start unshare -m sh -c 'umount /sys/fs/cgroup && exec numaward run'
+        said
+        ;;
+    lockdown)
+        section lockdown
+        cat /sys/kernel/security/lockdown
+        truth
+        section doctor
+        numaward doctor -o json || true
+        ;;
+    *) fail "no round is called $round" ;;
+    esac
+    stop
+done

@@ -1,10 +1,15 @@
 //! End-to-end tests: `cargo xtask vm test [NAME…]` runs them on one kernel after the other.
 
 #![forbid(unsafe_code)]
-#![expect(clippy::unwrap_used, reason = "helpers of tests, which clippy does not take for tests")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests, which clippy does not take for tests"
+)]
 
 mod daemon;
 mod enforce;
 mod guarantee;
+mod hotplug;
 mod load;
 mod machine;

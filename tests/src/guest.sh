@@ -5,8 +5,8 @@ cgroups=/sys/fs/cgroup
 # Its scans unmap pages for a while, and would move those that a test has placed.
 echo 0 >/proc/sys/kernel/numa_balancing
 
-# section NAME: what is printed from here on is the report's section NAME.
-section() { echo "=== $1"; }
+# section NAME: what is printed from here on is the report's section NAME. What was before may lack a line's end.
+section() { printf '\n=== %s\n' "$1"; }
 
 # fail TEXT...: ends the machine's script.
 fail() { echo "FAILED: $*"; exit 1; }

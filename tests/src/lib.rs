@@ -15,10 +15,11 @@
 #![expect(clippy::panic, reason = "a library of tests")]
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::{env, fmt};
 
-use numaward_vm::{Cache, Kernel, Machine, TOOLS, Vm, find_tool};
+use numaward_vm::{Cache, Error, Kernel, Machine, Monitor, TOOLS, Vm, find_tool};
 
 /// The variable that names the kernel.
 pub const KERNEL: &str = "NUMAWARD_VM_KERNEL";
@@ -26,7 +27,7 @@ pub const KERNEL: &str = "NUMAWARD_VM_KERNEL";
 pub const PROGRAMS: &str = "NUMAWARD_VM_PROGRAMS";
 
 /// The programs that are copied into each machine if they have been built.
-const NAMES: [&str; 3] = ["numaward", "numaward-load", "numaward-enforce-check"];
+const NAMES: [&str; 4] = ["numaward", "numaward-load", "numaward-capabilities", "numaward-enforce-check"];
 /// What every script is preceded by.
 const PRELUDE: &str = include_str!("guest.sh");
 
@@ -87,7 +88,56 @@ impl Bench {
 pub fn boot(vm: &Vm, script: &str) -> Report {
     let mut output = Vec::new();
     let result = vm.run(&format!("{PRELUDE}\n{script}"), &mut output);
-    let report = Report { text: String::from_utf8_lossy(&output).into_owned() };
+    report(result, &output)
+}
+
+/// As [`boot`], for a machine with room for more memory: when the script begins the section `at`, `change` is called with
+/// the machine's monitor.
+///
+/// # Panics
+///
+/// As [`boot`], and if the monitor refuses or the script never comes to `at`.
+pub fn boot_and_change(
+    vm: &Vm,
+    script: &str,
+    at: &str,
+    change: impl FnOnce(&mut Monitor) -> Result<(), Error>,
+) -> Report {
+    let running = vm.start(&format!("{PRELUDE}\n{script}")).unwrap_or_else(|error| panic!("{error}"));
+    let monitor = running.monitor().unwrap_or_else(|error| panic!("{error}"));
+    let at = format!("=== {at}\n");
+    let mut changer = Changer { output: Vec::new(), at, change: Some((monitor, change)) };
+    let result = running.finish(&mut changer);
+    let report = report(result, &changer.output);
+    assert!(changer.change.is_none(), "the script never printed {:?}:\n{report}", changer.at);
+    report
+}
+
+/// Keeps what is written, and makes a change once `at` was.
+struct Changer<F> {
+    output: Vec<u8>,
+    at: String,
+    change: Option<(Monitor, F)>,
+}
+
+impl<F: FnOnce(&mut Monitor) -> Result<(), Error>> Write for Changer<F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.output.extend_from_slice(bytes);
+        if String::from_utf8_lossy(&self.output).contains(&self.at)
+            && let Some((mut monitor, change)) = self.change.take()
+        {
+            change(&mut monitor).map_err(io::Error::other)?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn report(result: Result<u8, Error>, output: &[u8]) -> Report {
+    let report = Report { text: String::from_utf8_lossy(output).into_owned() };
     match result {
         Ok(0) => report,
         Ok(code) => panic!("the script ended with {code}; it printed:\n{report}"),

@@ -61,6 +61,7 @@ const TABLE: &[Rule] = &[
     rule("xtask", &["numaward-vm"]),
     rule("numaward-tests", &["numaward-vm"]),
     rule("numaward-vm", &[]),
+    rule("numaward-capabilities", &[]),
     // Part of what it tests: it runs inside the machine, against the kernel.
     rule("numaward-enforce-check", &["numaward-cgroup", "numaward-daemon", "numaward-topology"]),
     Rule {

@@ -23,8 +23,8 @@ const NO_EXIT_CODE: u8 = 125;
 
 /// The package of the end-to-end tests.
 const TESTS: &str = "numaward-tests";
-/// Checks of enforcement, run inside a machine.
-const ENFORCE_CHECK: &str = "numaward-enforce-check";
+/// Programs that only the tests need inside a machine.
+const HELPERS: &[&str] = &["numaward-capabilities", "numaward-enforce-check"];
 /// A machine booting keeps one CPU of the host busy.
 const MACHINES_AT_ONCE: usize = 2;
 
@@ -75,7 +75,7 @@ impl Test {
 pub(crate) fn test(kernel: &str, names: &[String]) -> Result<()> {
     setup::ensure(&[Part::Qemu, Part::Kernel(kernels::find(kernel)?)])?;
     let mut programs = programs(true)?;
-    programs.extend(build::static_programs(&[ENFORCE_CHECK], "vm")?);
+    programs.extend(build::static_programs(HELPERS, "vm")?);
     let folder =
         programs.iter().find_map(|(_, path)| path.parent()).context("cargo has built no programs")?;
     let cargo = || {

@@ -66,6 +66,14 @@ pub enum Error {
         /// What it said.
         stderr: String,
     },
+    /// QEMU's monitor refused.
+    #[error("QEMU's monitor: {command}: {reason}")]
+    Monitor {
+        /// What was asked for.
+        command: &'static str,
+        /// What it said.
+        reason: String,
+    },
     /// The guest's kernel panicked.
     #[error("the machine's kernel panicked: {reason}\n{console}")]
     Panic {

@@ -20,11 +20,13 @@ mod cache;
 mod error;
 mod initramfs;
 mod machine;
+mod monitor;
 mod vm;
 
 pub use cache::{Cache, Kernel};
 pub use error::Error;
-pub use machine::{Machine, Node, SpecError};
+pub use machine::{MEMORY_SLOTS, Machine, Node, SpecError};
+pub use monitor::Monitor;
 pub use vm::{Forward, Running, Stopper, Vm, find_tool};
 
 /// What must be on the host's PATH (or in `/usr/sbin`, `/sbin`) to boot a guest, with the Debian package of each.

@@ -16,6 +16,8 @@ pub struct Node {
 pub struct Machine {
     nodes: Vec<Node>,
     distances: Option<Vec<Vec<u8>>>,
+    /// Memory that can be plugged in while the guest runs, in MiB.
+    room_mib: u64,
 }
 
 /// The description of a machine is wrong.
@@ -55,6 +57,8 @@ const MAX_CPUS: u32 = 255;
 /// Below this in all, a kernel with an initramfs does not come up.
 const MIN_TOTAL_MIB: u64 = 192;
 const LOCAL_DISTANCE: u8 = 10;
+/// Pieces of memory that can be plugged into a machine with room for them.
+pub const MEMORY_SLOTS: u32 = 4;
 
 impl Machine {
     /// From the options of `cargo xtask vm run`: the number of nodes (else the length of the longest list, else 2),
@@ -94,11 +98,24 @@ impl Machine {
 
     /// From values; the same checks as [`Machine::parse`].
     pub fn new(nodes: Vec<Node>, distances: Option<Vec<Vec<u8>>>) -> Result<Self, SpecError> {
+        Self::with_room(nodes, distances, 0)
+    }
+
+    /// A machine into which up to `room_mib` of memory can be plugged while it runs, in up to
+    /// [`MEMORY_SLOTS`] pieces. Its last node may have neither CPUs nor memory at first.
+    pub fn with_room(
+        nodes: Vec<Node>,
+        distances: Option<Vec<Vec<u8>>>,
+        room_mib: u64,
+    ) -> Result<Self, SpecError> {
         let impossible = |text: String| Err(SpecError::Impossible(text));
         if nodes.is_empty() || nodes.len() > MAX_NODES {
             return impossible(format!("{} nodes: a machine has 1 to {MAX_NODES}", nodes.len()));
         }
-        if let Some(empty) = nodes.iter().position(|node| node.cpus == 0 && node.memory_mib == 0) {
+        // QEMU tells the kernel that what is plugged in belongs to the last node.
+        let complete = if room_mib > 0 { nodes.len() - 1 } else { nodes.len() };
+        let is_empty = |node: &Node| node.cpus == 0 && node.memory_mib == 0;
+        if let Some(empty) = nodes[..complete].iter().position(is_empty) {
             return impossible(format!("node {empty} has neither CPUs nor memory: give it one of them"));
         }
         let cpus = nodes.iter().fold(0, |sum: u32, node| sum.saturating_add(node.cpus));
@@ -136,12 +153,17 @@ impl Machine {
                 }
             }
         }
-        Ok(Self { nodes, distances })
+        Ok(Self { nodes, distances, room_mib })
     }
 
     /// The nodes; the index is the node's id.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
+    }
+
+    /// Whether memory can be plugged in.
+    pub(crate) fn has_room(&self) -> bool {
+        self.room_mib > 0
     }
 
     /// QEMU's arguments for CPUs, memory and nodes.
@@ -156,7 +178,11 @@ impl Machine {
         let sizes: Vec<u32> = self.nodes.iter().map(|node| node.cpus).filter(|&cpus| cpus > 0).collect();
         let cores = if sizes.windows(2).all(|pair| pair[0] == pair[1]) { sizes[0] } else { 1 };
         push("-smp", format!("{total_cpus},sockets={},cores={cores}", total_cpus / cores));
-        push("-m", format!("{total_memory}M"));
+        let room = match self.room_mib {
+            0 => String::new(),
+            room => format!(",slots={MEMORY_SLOTS},maxmem={}M", total_memory + room),
+        };
+        push("-m", format!("{total_memory}M{room}"));
 
         let mut first_cpu = 0;
         for (id, node) in self.nodes.iter().enumerate() {
@@ -242,6 +268,21 @@ mod tests {
              -numa node,nodeid=1,cpus=2-2 \
              -object memory-backend-ram,id=m2,size=1024M -numa node,nodeid=2,memdev=m2"
         );
+    }
+
+    #[test]
+    fn memory_can_be_plugged_in_where_there_is_room() {
+        let node = |cpus, memory_mib| Node { cpus, memory_mib };
+        let machine = Machine::with_room(vec![node(1, 512), node(0, 0)], None, 256).unwrap();
+        assert!(machine.has_room());
+        assert_eq!(
+            args(&machine),
+            "-smp 1,sockets=1,cores=1 -m 512M,slots=4,maxmem=768M \
+             -object memory-backend-ram,id=m0,size=512M -numa node,nodeid=0,cpus=0-0,memdev=m0 \
+             -numa node,nodeid=1"
+        );
+        let error = Machine::with_room(vec![node(0, 0), node(1, 512)], None, 256).unwrap_err();
+        assert!(error.to_string().contains("node 0 has neither CPUs nor memory"), "{error}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::{env, str, thread};
 use tempfile::TempDir;
 
 use crate::initramfs::Initramfs;
-use crate::{Error, Kernel, Machine, TOOLS};
+use crate::{Error, Kernel, Machine, Monitor, TOOLS};
 
 /// The order matters: each needs those before it.
 const NETWORK_MODULES: &[&str] = &[
@@ -143,7 +143,8 @@ impl Vm {
         let initrd = folder.path().join("initrd");
         self.stage(folder.path().join("root"), &busybox, script)?.pack(&initrd)?;
 
-        let [console, status, stderr] = ["console", "status", "stderr"].map(|name| folder.path().join(name));
+        let [console, status, stderr, monitor] =
+            ["console", "status", "stderr", "monitor"].map(|name| folder.path().join(name));
         let errors = File::create(&stderr).map_err(Error::io("creating", &stderr))?;
         let chardev = |id: &str, path: &Path| format!("file,id={id},path={}", path.display());
         let kernel_arguments =
@@ -166,12 +167,13 @@ impl Vm {
             .args(["-chardev", "stdio,id=output,signal=off", "-serial", "chardev:output"])
             .args(["-chardev", &chardev("status", &status), "-serial", "chardev:status"])
             .args(self.network_args())
+            .args(self.monitor_args(&monitor))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(errors)
             .spawn()
             .map_err(Error::io("starting", "setpriv"))?;
-        Ok(Running { child, _folder: folder, console, status, stderr, limit: self.limit })
+        Ok(Running { child, _folder: folder, console, status, stderr, monitor, limit: self.limit })
     }
 
     fn stage(&self, folder: PathBuf, busybox: &Path, script: &str) -> Result<Initramfs, Error> {
@@ -195,6 +197,14 @@ impl Vm {
         Ok(tree)
     }
 
+    fn monitor_args(&self, socket: &Path) -> Vec<String> {
+        if self.machine.has_room() {
+            vec!["-qmp".to_owned(), format!("unix:{},server=on,wait=off", socket.display())]
+        } else {
+            Vec::new()
+        }
+    }
+
     fn network_args(&self) -> Vec<String> {
         if self.forwards.is_empty() {
             return Vec::new();
@@ -215,10 +225,16 @@ pub struct Running {
     console: PathBuf,
     status: PathBuf,
     stderr: PathBuf,
+    monitor: PathBuf,
     limit: Duration,
 }
 
 impl Running {
+    /// What changes the machine while it runs; only for a machine with room, and once.
+    pub fn monitor(&self) -> Result<Monitor, Error> {
+        Monitor::connect(&self.monitor)
+    }
+
     /// What stops the guest while [`Running::finish`] waits for its end.
     pub fn stopper(&self) -> Stopper {
         Stopper { pid: self.child.id() }

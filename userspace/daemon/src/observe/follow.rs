@@ -212,6 +212,9 @@ impl Observer {
         if (&nodes, &cpus) != (&state.machine.node_ids(), &state.machine.cpu_ids()) {
             tracing::info!(%nodes, %cpus, "the machine changed");
         }
+        if nodes != state.machine.node_ids() {
+            state.table.forget_residents();
+        }
         state.machine = Arc::new(machine);
         true
     }

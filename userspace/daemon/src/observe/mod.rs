@@ -409,6 +409,8 @@ impl Source for Observer {
         let mut state = self.lock();
         state.asked = Some(Instant::now());
         let counted = state.counters();
+        // Nodes may have come since.
+        let as_before = state.machine.nodes.keys().eq(&nodes);
         let mut workloads: Vec<_> = state
             .table
             .series()
@@ -418,7 +420,7 @@ impl Source for Observer {
                 WorkloadFigures {
                     name: name.clone(),
                     allocated: allocated.map(|allocated| self.bytes(&nodes, &allocated)),
-                    resident: series.resident(),
+                    resident: series.resident().filter(|_| as_before),
                     pressure: trouble.pressure,
                     oom_kills: trouble.oom_kills,
                 }

@@ -94,8 +94,11 @@ impl Observer {
         }
         take_off(&mut targets, &outer);
         let mut state = self.lock();
+        // Figures are told by the position of their node.
+        let as_before = state.machine.nodes.keys().eq(&nodes);
         for target in targets {
-            state.table.set_read(target.id, target.resident.map(Arc::from), target.trouble);
+            let resident = target.resident.filter(|_| as_before);
+            state.table.set_read(target.id, resident.map(Arc::from), target.trouble);
         }
         state.note(Part::Residency, failed.map_or(Ok(()), Err));
     }

@@ -178,6 +178,13 @@ impl<S: Copy> Table<S> {
         }
     }
 
+    /// Forgets where the memory of each workload lies, until that is read again.
+    pub(super) fn forget_residents(&mut self) {
+        for member in self.series.values_mut().flat_map(|series| series.members.values_mut()) {
+            member.resident = None;
+        }
+    }
+
     /// What is counted outside all names: by the probes outside all slots (`unslotted`), and by names
     /// that are no longer listed.
     pub(super) fn other(&self, unslotted: &NodeCounters) -> NodeCounters {

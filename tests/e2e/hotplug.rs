@@ -1,0 +1,67 @@
+//! Memory that is plugged in while the daemon runs, into a node that has some and into one that had neither memory nor
+//! CPUs and was not online: it is noticed, and its pages are counted for their node.
+
+use numaward_tests::{Bench, Report, assert_near, boot_and_change};
+use numaward_vm::{Machine, Node};
+
+const MIB: u64 = 1 << 20;
+/// Into each of nodes 1 and 2.
+const PLUGGED_MIB: u64 = 256;
+
+/// All bytes of a workload on a node, by its counters.
+fn counted(report: &Report, name: &str, node: u32) -> u64 {
+    let lines = report.section(&format!("{name} counters")).lines();
+    let of_node = lines.filter_map(|line| line.strip_prefix(&format!("{node} "))?.split_once(' '));
+    of_node.map(|(_, bytes)| bytes.parse::<u64>().unwrap()).sum()
+}
+
+fn unknown(report: &Report, section: &str) -> u64 {
+    report.section(section).parse().unwrap()
+}
+
+#[test]
+fn memory_that_comes_later_is_counted_for_its_node() {
+    let Some(bench) = Bench::open() else { return };
+    // In the one mode pages tell their node, in the other it is told by their address; some kernels have only that.
+    for mode in ["tp_btf", "tracepoint"] {
+        let node = |cpus, memory_mib| Node { cpus, memory_mib };
+        let nodes = vec![node(2, 512), node(2, 256), node(0, 0)];
+        let vm = bench.vm(Machine::with_room(nodes, None, 1024).unwrap());
+        let script = format!("mode={mode}\n{}", include_str!("hotplug.sh"));
+        let report = boot_and_change(&vm, &script, "plug memory now", |monitor| {
+            monitor.plug_memory(1, PLUGGED_MIB)?;
+            monitor.plug_memory(2, PLUGGED_MIB)
+        });
+        check(&report, mode);
+        if report.section("probes").contains("mode=\"tracepoint\"") {
+            break;
+        }
+    }
+}
+
+fn check(report: &Report, mode: &str) {
+    // Kernels on which `tp_btf` loses events have the other in any case.
+    let probes = report.section("probes");
+    assert!(
+        probes.contains("mode=\"tracepoint\"") || (mode == "tp_btf" && probes.contains("mode=\"tp_btf\""))
+    );
+    assert_eq!(report.json("before")["nodes"].as_array().unwrap().len(), 2, "node 2 is not there yet");
+
+    // That is what it was noticed by: of 64 MiB, at least the first pages.
+    let met = unknown(report, "unknown");
+    assert!(met > 0);
+    // Node 1 had 256 MiB at first.
+    for (name, node, size) in [("late", 2, 64 * MIB), ("filling", 1, 320 * MIB)] {
+        assert_near(name, counted(report, name, node), size, size, 1);
+        let resident = report.numa_stat(&format!("{name} numa_stat"))["anon"][&node];
+        assert_near(name, resident, size, size, 1);
+    }
+    assert_eq!(unknown(report, "unknown at the end"), met, "every node is known by now");
+    assert_eq!(report.json("status")["degraded"], serde_json::json!([]));
+
+    let nodes = report.json("after");
+    let node = &nodes["nodes"][2];
+    assert_eq!((&node["node"], &node["cpus"]), (&2.into(), &"".into()));
+    assert_eq!(node["memory"].as_array().unwrap().last().unwrap()["totalBytes"], PLUGGED_MIB * MIB);
+    assert!(node["allocated"]["remoteBytes"].as_u64().unwrap() >= 63 * MIB, "{node}");
+}

@@ -1,0 +1,63 @@
+ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
+counters() {
+    section "$1 counters"
+    ask /metrics | sed -n "s/^numaward_memory_allocated_bytes_total{workload=\"$2\",node=\"\([0-9]*\)\",locality=\"\([a-z]*\)\"} /\1 \2 /p"
+}
+unknown() { ask /metrics | sed -n 's/^numaward_unknown_node_allocated_bytes_total //p'; }
+blocks() { ls -d /sys/devices/system/node/node$1/memory[0-9]* 2>/dev/null | wc -l; }
+# The kernel's word on a node's memory, and what the daemon has noticed of it.
+total() { sed -n 's/.*MemTotal: *\([0-9]*\) kB/\1/p' /sys/devices/system/node/node$1/meminfo; }
+noticed() { ask /api/v1/topology | grep -q "\"memoryBytes\":$(($(total $1) * 1024))[,}]"; }
+
+# Without BTF, the probe tells a page's node by its address.
+[ $mode = tp_btf ] || mount -o bind /dev/null /sys/kernel/btf/vmlinux
+for name in early late filling; do
+    mkdir $cgroups/$name
+done
+# Not to be noticed by reading the machine now and then.
+echo 'observe: {topologyInterval: 1h}' >/tmp/config.yaml
+numaward run --config /tmp/config.yaml >/tmp/daemon.log 2>&1 &
+daemon=$!
+wait_for 60 ask /readyz
+section probes
+ask /metrics | grep '^numaward_probe{'
+section before
+ask /api/v1/nodes
+section "blocks of node 1"
+blocks 1
+
+before=$(blocks 1)
+section "plug memory now"
+wait_for 60 sh -c "[ \$(ls -d /sys/devices/system/node/node1/memory[0-9]* | wc -l) -ge $((before + 2)) ]"
+wait_for 60 sh -c '[ $(ls -d /sys/devices/system/node/node2/memory[0-9]* | wc -l) -ge 2 ]'
+for state in /sys/devices/system/memory/memory*/state; do
+    [ "$(cat $state)" = online ] || echo online_movable >$state || fail "cannot put ${state%/state} online"
+done
+
+# Its first pages are what the daemon notices it by.
+load early --cpus 0 --policy bind:2
+wait_for 30 noticed 2
+wait_for 30 noticed 1
+section unknown
+unknown
+load late --cpus 0 --policy bind:2
+counters late late
+section "late numa_stat"
+grep '^anon ' $cgroups/late/memory.numa_stat
+unload late $load_pid
+# More than node 1 had before.
+load filling --cpus 2 --size 320M --policy bind:1
+counters filling filling
+section "filling numa_stat"
+grep '^anon ' $cgroups/filling/memory.numa_stat
+unload filling $load_pid
+section "unknown at the end"
+unknown
+section after
+ask /api/v1/nodes
+section status
+ask /api/v1/status
+section log
+cat /tmp/daemon.log
+kill $daemon
+wait $daemon
