@@ -12,8 +12,8 @@ use utoipa::ToSchema;
 
 pub use self::allocation::{
     Allocation, AllocationRequest, Allocations, Block, Candidate, Drift, DriftState, DryRun, Explanation,
-    Hint, KindPromises, Merge, NodePromises, Noticed, Refusal, Rejection, ResourceHints, Shortfall, Target,
-    Writer,
+    Hint, KindPromises, Lack, Merge, NodePromises, Noticed, Refusal, Rejection, ResourceHints, Shortfall,
+    Target, Writer,
 };
 pub use self::event::{Event, EventFilter, EventKind, EventPage, Severity};
 

@@ -70,6 +70,6 @@ pub use ledger::{Allocation, Block, Ledger, OwnerAccount};
 pub use policy::{PolicyConfig, StartError};
 pub use qos::QosClass;
 pub use quantity::Quantity;
-pub use rebase::AdoptError;
+pub use rebase::{AdoptError, Uncovered};
 pub use request::{ContainerName, ContainerRequest, OwnerId, Request, Resources};
 pub use strategy::Strategy;

@@ -1,9 +1,9 @@
 //! Carrying promises over to a machine that changed.
 
-use numaward_topology::{CpuSet, NodeId};
+use numaward_topology::{Bytes, CpuSet, NodeId};
 
 use crate::{
-    ledger::{Ledger, OwnerAccount},
+    ledger::{Block, Ledger, OwnerAccount},
     request::OwnerId,
 };
 
@@ -21,6 +21,15 @@ pub enum AdoptError {
         /// Who holds them.
         other: OwnerId,
     },
+}
+
+/// A part of a promise for which the machine has no memory (any more).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uncovered {
+    /// To whom it was promised.
+    pub owner: OwnerId,
+    /// The kind of memory, the nodes on which it was promised, and how much of it is not there.
+    pub block: Block,
 }
 
 impl Ledger {
@@ -48,11 +57,12 @@ impl Ledger {
 
     /// Charges what is promised here to the accounts of `idle`, the ledger of a machine on which nothing is
     /// promised; it may be another machine than before. A workload that runs keeps what it holds. Where a node
-    /// has less than was promised on it, nothing is left to promise there.
-    pub fn rebase(&mut self, idle: &Self) {
+    /// has less than was promised on it, nothing is left to promise there, and what is missing is returned.
+    pub fn rebase(&mut self, idle: &Self) -> Vec<Uncovered> {
+        let mut uncovered = Vec::new();
         let mut nodes = idle.nodes.clone();
         let mut shared_pool = idle.shared_pool.clone();
-        for (_, _, allocation) in self.allocations() {
+        for (owner, _, allocation) in self.allocations() {
             if let Some(cpus) = &allocation.cpus {
                 shared_pool = &shared_pool - cpus;
             }
@@ -77,10 +87,17 @@ impl Ledger {
                         rest = charge(node, rest);
                     }
                 }
+                if rest > 0 {
+                    let of_kind = allocation.blocks.iter().filter(|block| block.kind == *kind);
+                    let affinity = of_kind.flat_map(|block| block.affinity.iter()).collect();
+                    let block = Block { kind: *kind, affinity, bytes: Bytes(rest) };
+                    uncovered.push(Uncovered { owner: owner.clone(), block });
+                }
             }
         }
         self.nodes = nodes;
         self.shared_pool = shared_pool;
+        uncovered
     }
 }
 

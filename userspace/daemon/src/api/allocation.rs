@@ -113,9 +113,22 @@ pub struct Allocation {
     pub settings: BTreeMap<String, String>,
     /// Knobs of its cgroup and the ancestors that did not hold what was written, since the daemon started.
     pub drift: Vec<Drift>,
+    /// What is promised to it and not there (any more); absent if all is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lack: Option<Lack>,
     /// Why it was placed there; absent for an allocation that was only decided about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub explanation: Option<Explanation>,
+}
+
+/// What is promised to a workload and not there (any more): the machine changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Lack {
+    /// Its CPUs that are offline, as a list.
+    pub cpus: String,
+    /// Memory that its nodes do not have.
+    pub memory: Vec<Block>,
 }
 
 /// Memory of one kind promised on a set of nodes.
@@ -129,6 +142,12 @@ pub struct Block {
     pub nodes: String,
     /// How much, over all these nodes.
     pub bytes: u64,
+}
+
+impl From<&numaward_engine::Block> for Block {
+    fn from(block: &numaward_engine::Block) -> Self {
+        Self { kind: block.kind.to_string(), nodes: block.affinity.to_string(), bytes: block.bytes.0 }
+    }
 }
 
 /// A knob that did not hold what was written.

@@ -17,12 +17,14 @@ use std::{
 };
 
 use numaward_cgroup::{CgroupId, CgroupPath, EXEC_PARENT, Hierarchy, knob::Limit};
-use numaward_engine::{self as engine, Allocation, Kubelet, Ledger, OwnerId, Strategy, kubelet::Checkpoints};
+use numaward_engine::{
+    self as engine, Allocation, Block, Kubelet, Ledger, OwnerId, Strategy, kubelet::Checkpoints,
+};
 use numaward_topology::{Bytes, CpuSet, Machine, NodeSet};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use self::drift::Patrol;
+use self::{drift::Patrol, machine::Lack};
 use super::{
     FieldError, Figures, Guarantee, PolicyError, Request, State, Target, explain,
     lookout::Lookout,
@@ -33,6 +35,7 @@ use crate::{
     api,
     config::Config,
     enforce::{Change, EnforceError, Enforcer, Failure, KnobWatch, Moving, Settings},
+    events::Report,
     ledger::{Loaded, Store, StoreError},
 };
 
@@ -72,6 +75,10 @@ pub struct Promise {
     pub nodes: NodeSet,
     /// Its exclusive CPUs.
     pub cpus: CpuSet,
+    /// Those of them that are offline.
+    pub offline_cpus: CpuSet,
+    /// Memory promised to it that the machine does not have (any more).
+    pub uncovered: Vec<Block>,
 }
 
 /// Is told what is promised, before the answer to whoever asked for it. Called on the keeper's thread.
@@ -80,6 +87,8 @@ pub trait Listener: Send + Sync {
     fn machine(&self) -> Arc<Machine>;
     /// What is promised now.
     fn promised(&self, promises: Promises);
+    /// Something happened that somebody should know of, to the workload with this cgroup if to one.
+    fn happened(&self, cgroup: Option<&CgroupPath>, report: Report);
 }
 
 /// What a request for an allocation comes to.
@@ -123,6 +132,11 @@ pub enum Refused {
     /// The ledger could not be stored.
     #[error("the ledger cannot be stored, and nothing was changed: {0}")]
     Store(#[from] StoreError),
+    /// The machine changed, so that the policy does not fit it.
+    #[error(
+        "the policy does not fit the machine, which changed ({0}): nothing new is promised until it fits again"
+    )]
+    Unfit(String),
     /// The daemon is ending.
     #[error("the daemon is stopping")]
     Stopping,
@@ -263,6 +277,10 @@ struct Owner {
     view: Arc<RwLock<Arc<api::Allocations>>>,
     watched: BTreeMap<String, Watched>,
     moving: Vec<(CgroupPath, Moving)>,
+    /// What is promised and not there, by name.
+    lacks: BTreeMap<String, Lack>,
+    /// Why the policy does not fit the machine, if so.
+    unfit: Option<String>,
     start: Instant,
     refreshed: Instant,
 }
@@ -303,8 +321,8 @@ impl Owner {
             tracing::error!(%path, reason, allocations, "a damaged ledger was set aside, and rebuilt from live cgroups");
         }
         let marks = Marks::new(hierarchy.clone(), found, &state);
-        state.ledger.rebase(&idle);
-        Ok(Self {
+        let uncovered = state.ledger.rebase(&idle);
+        let mut owner = Self {
             config: config.clone(),
             machine,
             strategy,
@@ -319,9 +337,17 @@ impl Owner {
             view,
             watched: BTreeMap::new(),
             moving: Vec::new(),
+            lacks: BTreeMap::new(),
+            unfit: None,
             start: Instant::now(),
             refreshed: Instant::now(),
-        })
+        };
+        owner.note_lacks(uncovered);
+        Ok(owner)
+    }
+
+    fn tell(&self, cgroup: Option<&CgroupPath>, report: Report) {
+        self.listener.happened(cgroup, report);
     }
 
     fn run(mut self, queue: &Receiver<Command>, stop: &CancellationToken) {
@@ -465,6 +491,7 @@ impl Owner {
             ));
         }
 
+        self.check_fit()?;
         let started = Instant::now();
         let decision = self.strategy.admit(&self.state.ledger, &request.engine);
         let explanation = explain::explanation(&decision.explanation);
@@ -649,6 +676,10 @@ impl Owner {
         let before = self.state.clone();
         self.state.guarantees.remove(name);
         self.state.ledger = self.strategy.removed(&before.ledger, &OwnerId::from(name));
+        if !self.lacks.is_empty() {
+            // What it gives back belongs to whoever lacks it.
+            self.recharge();
+        }
         if let Err(error) = self.save() {
             self.state = before;
             return Err(error.into());
@@ -737,11 +768,14 @@ impl Owner {
         self.patrol.follow(&self.state.book);
         let workloads = self.state.guarantees.iter().map(|(name, guarantee)| {
             let allocation = self.allocation_of(name);
+            let lack = self.lacks.get(name);
             Promise {
                 cgroup: guarantee.cgroup.clone(),
                 id: guarantee.id,
                 nodes: allocation.memory_nodes(),
                 cpus: allocation.cpus.unwrap_or_default(),
+                offline_cpus: lack.map(|lack| lack.cpus.clone()).unwrap_or_default(),
+                uncovered: lack.map(|lack| lack.memory.clone()).unwrap_or_default(),
             }
         });
         self.listener
@@ -793,6 +827,7 @@ impl Owner {
                 &drift,
             );
             described.explanation = Some(guarantee.explanation.clone());
+            described.lack = self.lacks.get(name).map(api::Lack::from);
             described
         });
         api::Allocations {
@@ -818,15 +853,7 @@ impl Owner {
             directory: self.hierarchy.dir(cgroup).display().to_string(),
             cpus: allocation.cpus.clone().unwrap_or_default().to_string(),
             nodes: allocation.memory_nodes().to_string(),
-            memory: allocation
-                .blocks
-                .iter()
-                .map(|block| api::Block {
-                    kind: block.kind.to_string(),
-                    nodes: block.affinity.to_string(),
-                    bytes: block.bytes.0,
-                })
-                .collect(),
+            memory: allocation.blocks.iter().map(api::Block::from).collect(),
             settings: settings
                 .values()
                 .0
@@ -834,6 +861,7 @@ impl Owner {
                 .map(|(knob, value)| (knob.to_string(), value.to_string()))
                 .collect(),
             drift: drift.to_vec(),
+            lack: None,
             explanation: None,
         }
     }

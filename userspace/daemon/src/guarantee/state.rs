@@ -71,7 +71,7 @@ mod tests {
         let text = serde_json::to_string(&state).unwrap();
         let mut read: State = serde_json::from_str(&text).unwrap();
         assert_eq!(read, state);
-        read.ledger.rebase(&idle);
+        assert_eq!(read.ledger.rebase(&idle), []);
         assert_eq!(read, state);
     }
 
@@ -80,11 +80,13 @@ mod tests {
         let (_, mut state) = state();
         let held: Vec<_> = state.ledger.allocations().map(|(_, _, held)| held.clone()).collect();
         let (_, smaller) = idle(&machine(Bytes::gib(2)));
-        state.ledger.rebase(&smaller);
+        let uncovered = state.ledger.rebase(&smaller);
         assert!(state.ledger.allocations().map(|(_, _, held)| held).eq(&held));
         let node = held[0].memory_nodes().first().unwrap();
         let account = state.ledger.nodes()[&node].kinds[&ZoneKind::Memory];
         assert_eq!((account.free, account.promised), (Bytes(0), account.allocatable));
+        let missing = Bytes(Bytes::gib(3).0 - account.allocatable.0);
+        assert!(uncovered.iter().map(|part| (part.owner.as_str(), part.block.bytes)).eq([("a", missing)]));
         let other = NodeId(1 - node.0);
         assert!(state.ledger.nodes()[&other].kinds[&ZoneKind::Memory].free.0 > 0);
     }

@@ -8,17 +8,22 @@ use super::{
     keeper::{Answer, Listener, Promises},
     *,
 };
-use crate::api;
+use crate::{api, events::Report};
 
 /// Four CPUs on each of two nodes; CPU 0 is kept for the system.
 struct Host {
-    machine: Arc<Machine>,
+    machine: Mutex<Arc<Machine>>,
     told: Mutex<Promises>,
+    happened: Mutex<Vec<(Option<CgroupPath>, Report)>>,
 }
 
 impl Listener for Host {
     fn machine(&self) -> Arc<Machine> {
-        self.machine.clone()
+        self.machine.lock().unwrap().clone()
+    }
+
+    fn happened(&self, cgroup: Option<&CgroupPath>, report: Report) {
+        self.happened.lock().unwrap().push((cgroup.cloned(), report));
     }
 
     fn promised(&self, promises: Promises) {
@@ -35,7 +40,8 @@ impl Bench {
     fn new(cgroups: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build();
-        let host = Host { machine: Arc::new(machine.unwrap()), told: Mutex::default() };
+        let machine = Mutex::new(Arc::new(machine.unwrap()));
+        let host = Host { machine, told: Mutex::default(), happened: Mutex::default() };
         let bench = Self { dir, host: Arc::new(host) };
         bench.cgroup("");
         for cgroup in cgroups {
@@ -70,9 +76,14 @@ impl Bench {
     }
 
     fn start(&self) -> (Keeper, JoinHandle<()>, CancellationToken) {
-        let config = Config { state_directory: self.dir.path().join("state"), ..Config::default() };
+        self.start_with(Config::default())
+    }
+
+    fn start_with(&self, config: Config) -> (Keeper, JoinHandle<()>, CancellationToken) {
+        let config = Config { state_directory: self.dir.path().join("state"), ..config };
         let hierarchy = Hierarchy::at(&self.dir.path().join("cgroup"));
-        let options = Options::new(self.host.machine.possible_cpus.clone(), self.host.machine.node_ids());
+        let machine = self.host.machine();
+        let options = Options::new(machine.possible_cpus.clone(), machine.node_ids());
         let enforcer = Enforcer::new(hierarchy.root().to_owned(), None, options);
         let stop = CancellationToken::new();
         // Plain files are watched like knobs; without the privilege they are looked at.
@@ -89,6 +100,14 @@ impl Bench {
         )
         .unwrap();
         (keeper, thread, stop)
+    }
+}
+
+fn until(what: &str, holds: &dyn Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < std::time::Duration::from_secs(60), "{what}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
 
@@ -195,13 +214,6 @@ async fn a_cgroup_that_vanishes_is_released_and_drift_is_repaired() {
         fs::write(dir.join("cpuset.cpus.effective"), &held.cpus).unwrap();
         fs::write(dir.join("cpuset.mems.effective"), &held.nodes).unwrap();
     }
-    let until = |what: &'static str, holds: &dyn Fn() -> bool| {
-        let start = std::time::Instant::now();
-        while !holds() {
-            assert!(start.elapsed() < std::time::Duration::from_secs(20), "{what}");
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-    };
     let knob: &Path = &bench.dir.path().join("cgroup/b/cpuset.cpus");
     fs::write(knob, "0-7\n").unwrap();
     until("the drift is repaired", &|| bench.knob("b/cpuset.cpus") == "2");
@@ -383,6 +395,86 @@ async fn a_command_without_marks_keeps_what_its_knobs_say() {
     assert_eq!((node.free_cpus.as_str(), node.memory[0].promised_bytes), ("6-7", 1 << 30));
     keeper.release("job".to_owned()).await.unwrap();
     assert_eq!(bench.knob("numaward/memory.min"), "0");
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_that_shrinks_keeps_its_promises_and_tells_what_is_missing() {
+    let bench = Bench::new(&["a", "b", "c", "d"]);
+    let (keeper, thread, stop) = bench.start();
+    admit(&keeper, "a", 2).await.unwrap();
+    admit(&keeper, "b", 1).await.unwrap();
+    let whole = bench.host.machine();
+    let change = |machine: Machine| *bench.host.machine.lock().unwrap() = Arc::new(machine);
+    let lack = |name: &str| {
+        let held = keeper.allocations();
+        held.allocations.iter().find(|held| held.name == name).and_then(|held| held.lack.clone())
+    };
+    let told = |words: &str| {
+        let happened = bench.host.happened.lock().unwrap();
+        happened
+            .iter()
+            .filter(|(cgroup, report)| cgroup.is_some() && format!("{report:?}").contains(words))
+            .count()
+    };
+    // CPU 1 goes offline, and node 0 has less than the two gibibytes that are promised on it.
+    let mut smaller = Machine::clone(&whole);
+    smaller.cpus.remove(&numaward_topology::CpuId(1));
+    let node = smaller.nodes.get_mut(&numaward_topology::NodeId(0)).unwrap();
+    node.cpus = "0,2-3".parse().unwrap();
+    node.memory = Bytes::mib(1600);
+    change(smaller);
+    until("what is missing is told", &|| lack("a").is_some() && lack("b").is_some());
+    assert_eq!((lack("a").unwrap().cpus, lack("b").unwrap().cpus), ("1".to_owned(), String::new()));
+    assert_eq!(told("What is promised to a is not all there any more: CPUs 1 is missing"), 1);
+    assert_eq!(lack("b").unwrap().memory.len(), 1);
+    assert_eq!((held(&keeper).len(), bench.knob("a/cpuset.cpus").as_str()), (2, "1-2"));
+    let promises = bench.host.told.lock().unwrap().workloads.clone();
+    assert_eq!(promises[0].offline_cpus.to_string(), "1");
+    assert!(admit(&keeper, "c", 1).await.is_ok_and(|held| held.nodes == "1"), "node 0 has nothing left");
+
+    // What one gives back covers another before it is promised to a third.
+    keeper.release("a".to_owned()).await.unwrap();
+    assert_eq!(lack("b"), None);
+    admit(&keeper, "d", 1).await.unwrap();
+    assert_eq!(keeper.allocations().allocations.iter().find(|held| held.name == "d").unwrap().nodes, "1");
+    keeper.release("d".to_owned()).await.unwrap();
+
+    // All comes back.
+    change(Machine::clone(&whole));
+    until("node 0 has room again", &|| keeper.allocations().nodes[0].free_cpus == "1-2");
+    let reserved = Bytes::gib(4).0 / 20;
+    assert_eq!(keeper.allocations().nodes[0].memory[0].free_bytes, Bytes::gib(3).0 - reserved);
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_that_the_policy_does_not_fit_gets_no_new_promises() {
+    let bench = Bench::new(&["a", "b"]);
+    let config = Config {
+        reserved_system_cpus: Some(crate::config::policy::CpuList("7".parse().unwrap())),
+        ..Config::default()
+    };
+    let (keeper, thread, stop) = bench.start_with(config);
+    admit(&keeper, "a", 2).await.unwrap();
+    let whole = bench.host.machine();
+    let mut smaller = Machine::clone(&whole);
+    smaller.cpus.remove(&numaward_topology::CpuId(7));
+    smaller.nodes.get_mut(&numaward_topology::NodeId(1)).unwrap().cpus = "4-6".parse().unwrap();
+    *bench.host.machine.lock().unwrap() = Arc::new(smaller);
+    let told = || {
+        let happened = bench.host.happened.lock().unwrap();
+        happened.iter().filter(|(_, report)| format!("{report:?}").contains("policy")).count()
+    };
+    until("it is told", &|| told() == 1);
+    let refused = admit(&keeper, "b", 1).await.unwrap_err();
+    assert!(matches!(&refused, Refused::Unfit(why) if why.contains('7')), "{refused}");
+    assert_eq!(held(&keeper).len(), 1);
+    *bench.host.machine.lock().unwrap() = whole;
+    until("it fits again", &|| told() == 2);
+    admit(&keeper, "b", 1).await.unwrap();
     stop.cancel();
     thread.join().unwrap();
 }

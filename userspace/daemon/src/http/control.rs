@@ -277,7 +277,7 @@ fn refused(error: &Refused, path: &str) -> Response {
         Refused::Enforce(_) | Refused::Failed(_) | Refused::Make { .. } | Refused::Store(_) => {
             StatusCode::INTERNAL_SERVER_ERROR
         }
-        Refused::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+        Refused::Unfit(_) | Refused::Stopping => StatusCode::SERVICE_UNAVAILABLE,
     };
     let mut refusal = refusal(status, error.to_string(), path);
     match error {

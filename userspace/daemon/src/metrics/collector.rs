@@ -189,6 +189,17 @@ impl Families<'_, '_> {
                 family.count([("workload", &*missed.workload), ("node", &node.to_string())], bytes)?;
             }
         }
+        let help = "Exclusive CPUs of the workload that are offline";
+        let mut family = Family::gauge(&mut self.encoder, "promised_cpus_offline", help, None)?;
+        for lack in &self.promises.lacks {
+            family.set([("workload", &*lack.workload)], &lack.offline_cpus)?;
+        }
+        let help = "Memory promised to the workload that its nodes do not have (any more)";
+        let mut family =
+            Family::gauge(&mut self.encoder, "promised_memory_missing", help, Some(&Unit::Bytes))?;
+        for lack in &self.promises.lacks {
+            family.set([("workload", &*lack.workload)], &lack.uncovered.0)?;
+        }
         let help = "CPUs that are exclusive to workloads, by node";
         let mut family = Family::gauge(&mut self.encoder, "cpu_manager_exclusive_cpus", help, None)?;
         for (node, cpus) in &self.promises.exclusive_cpus {

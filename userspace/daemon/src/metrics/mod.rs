@@ -22,7 +22,7 @@ use crate::{events::Events, guarantee};
 pub use self::{
     collector::Source,
     exposition::Format,
-    promises::{KindPromised, Missed, PromiseFigures},
+    promises::{KindPromised, Lacking, Missed, PromiseFigures},
     snapshot::{
         Allocated, MapFigures, NodeMemory, Pressure, ProbeFigures, Resident, Snapshot, WorkloadFigures,
     },

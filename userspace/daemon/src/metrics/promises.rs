@@ -13,6 +13,8 @@ pub struct PromiseFigures {
     pub kinds: Vec<KindPromised>,
     /// By node.
     pub exclusive_cpus: Vec<(NodeId, u64)>,
+    /// Of each workload with an allocation, what of it is not there.
+    pub lacks: Vec<Lacking>,
     /// CPUs that are exclusive to nobody; absent where nothing can be promised.
     pub shared_pool_cpus: Option<u64>,
 }
@@ -24,6 +26,17 @@ pub struct Missed {
     pub workload: Arc<str>,
     /// By the node of the page.
     pub bytes: Vec<(NodeId, Bytes)>,
+}
+
+/// What is promised to a workload and not there (any more), as the machine changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lacking {
+    /// The workload.
+    pub workload: Arc<str>,
+    /// Exclusive CPUs that are offline.
+    pub offline_cpus: u64,
+    /// Memory of all kinds that its nodes do not have.
+    pub uncovered: Bytes,
 }
 
 /// Promises of one kind of memory on one node.

@@ -15,11 +15,19 @@ use numaward_probes::{CgroupId, Pages, RegisterError};
 use numaward_topology::sysfs;
 use tokio_util::sync::CancellationToken;
 
-use super::{Observer, Part, State, chain, naming, residency, table::Member};
+use super::{
+    Observer, Part, State, chain,
+    hotplug::{self, Fingerprint},
+    naming, residency,
+    table::Member,
+};
 use crate::health::{Heartbeat, Latch, Readiness};
 
 /// How long a turn of the loop waits for news, at most: also how late it notices that it is to stop.
 const TURN: Duration = Duration::from_millis(250);
+
+/// How often to look whether the machine changed.
+const COMPARE: Duration = Duration::from_secs(1);
 
 /// How long to wait before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(10);
@@ -98,6 +106,8 @@ fn follow(
     latches.probes.release();
     let mut latch = Some(latches.cgroups);
     let mut machine_watch = MachineWatch::new(Instant::now());
+    let mut compared = Instant::now();
+    let mut fingerprint = Fingerprint::take(&observer.config.host_root);
     let mut watcher: Option<Watcher> = None;
     let mut retry = Instant::now();
     while !stop.is_cancelled() {
@@ -118,6 +128,14 @@ fn follow(
             let mut state = observer.lock();
             state.keep_books(observer.config.observe.keep_removed.0);
             state.probes.flush_log();
+        }
+        if compared.elapsed() >= COMPARE {
+            compared = Instant::now();
+            let now = Fingerprint::take(&observer.config.host_root);
+            if now != fingerprint {
+                fingerprint = now;
+                observer.read_machine();
+            }
         }
         let unknown = observer.lock().unknown_node();
         let interval = observer.config.observe.topology_interval.0;
@@ -208,9 +226,8 @@ impl Observer {
         if machine == *state.machine {
             return false;
         }
-        let (nodes, cpus) = (machine.node_ids(), machine.cpu_ids());
-        if (&nodes, &cpus) != (&state.machine.node_ids(), &state.machine.cpu_ids()) {
-            tracing::info!(%nodes, %cpus, "the machine changed");
+        for report in hotplug::changes(&state.machine, &machine) {
+            self.events.report(report);
         }
         if nodes != state.machine.node_ids() {
             state.table.forget_residents();

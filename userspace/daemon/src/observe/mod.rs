@@ -8,6 +8,7 @@
 //! tried again.
 
 mod follow;
+mod hotplug;
 mod naming;
 mod promises;
 mod residency;

@@ -1,20 +1,32 @@
 //! What is promised, as far as observing needs it: which pages are misses.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use numaward_cgroup::{CgroupId, classify};
+use numaward_cgroup::{CgroupId, CgroupPath, classify};
 use numaward_probes as probes;
 use numaward_topology::{Bytes, Machine, NodeId};
 
 use super::{Observer, Part, State, chain, naming, table::Member};
 use crate::{
+    events::Report,
     guarantee::keeper::{Listener, Promises},
-    metrics::{KindPromised, Missed, PromiseFigures},
+    metrics::{KindPromised, Lacking, Missed, PromiseFigures},
 };
 
 impl Listener for Observer {
     fn machine(&self) -> Arc<Machine> {
         Self::machine(self)
+    }
+
+    fn happened(&self, cgroup: Option<&CgroupPath>, report: Report) {
+        let name = cgroup.map(|cgroup| naming::name(&classify(cgroup, |path| path == cgroup)));
+        self.events().report(match name {
+            Some(name) => report.workload(name),
+            None => report,
+        });
     }
 
     /// The probes know the nodes of a workload when this returns: its first page is judged by them.
@@ -51,6 +63,22 @@ impl State {
 }
 
 impl Observer {
+    /// What is promised and not there, by the label of the workload.
+    fn lacks(promises: &Promises) -> Vec<Lacking> {
+        let mut lacks: BTreeMap<String, Lacking> = BTreeMap::new();
+        for promise in &promises.workloads {
+            let name = naming::name(&classify(&promise.cgroup, |path| *path == promise.cgroup));
+            let of_name = lacks.entry(name).or_insert_with_key(|name| Lacking {
+                workload: name.as_str().into(),
+                offline_cpus: 0,
+                uncovered: Bytes(0),
+            });
+            of_name.offline_cpus += promise.offline_cpus.len() as u64;
+            of_name.uncovered.0 += promise.uncovered.iter().map(|block| block.bytes.0).sum::<u64>();
+        }
+        lacks.into_values().collect()
+    }
+
     /// What is promised, and which pages lie elsewhere.
     pub(super) fn promise_figures(&self) -> PromiseFigures {
         let mut state = self.lock();
@@ -98,6 +126,7 @@ impl Observer {
                     (node, exclusive.iter().filter(|&&cpu| data.cpus.contains(cpu)).count() as u64)
                 })
                 .collect(),
+            lacks: Self::lacks(&promises),
             shared_pool_cpus: Some(promises.ledger.shared_pool().len() as u64),
         }
     }

@@ -23,6 +23,7 @@ use super::{Owner, TURN};
 use crate::{
     api,
     enforce::{Book, CgroupPath, Drift, DriftKind, FightPolicy, Fights, Verdict, Writer},
+    events::{EventKind, Report, Severity},
     guarantee::lookout::{Lookout, Seen},
 };
 
@@ -204,6 +205,31 @@ impl Noted {
     }
 }
 
+impl Noted {
+    /// The event: what drifted, what came of it, and who it was.
+    fn report(&self, outcome: &str) -> Report {
+        let Drift { cgroup, knob, wanted, found, .. } = &self.drift;
+        let mut report =
+            Report::new(EventKind::Drift, format!("{}; {outcome}. Written by: {}.", self.drift, self.who()))
+                .detail("cgroup", cgroup)
+                .detail("knob", knob)
+                .detail("wanted", wanted);
+        if let Some(found) = found {
+            report = report.detail("found", found);
+        }
+        if let Some(writer) = &self.writer {
+            report = report.detail("writerPid", writer.pid);
+            for (key, value) in [("writerCommand", &writer.name), ("writerCgroup", &writer.cgroup)] {
+                report = value.iter().fold(report, |report, value| report.detail(key, value));
+            }
+        }
+        match self.state {
+            api::DriftState::Left => report.severity(Severity::Critical),
+            _ => report,
+        }
+    }
+}
+
 /// Who can have caused a drift: `None` if nobody was seen to.
 fn cause<'a>(drift: &Drift, seen: &'a Seen) -> Option<&'a Option<Writer>> {
     let of = |cgroup: CgroupPath, knob| seen.knobs.get(&(cgroup, knob));
@@ -337,13 +363,13 @@ impl Owner {
             noted.writer = cause.cloned().flatten();
         }
         noted.drift = drift;
-        let who = noted.who();
+        let mut news = None;
         match verdict {
             None => {
                 noted.state = api::DriftState::Ineffective;
                 if before.1 != noted.state || before.0.found != noted.drift.found {
                     noted.count += 1;
-                    tracing::warn!(drift = %noted.drift, by = who, "what was promised is not all to be had");
+                    news = Some("what is promised is not all to be had".to_owned());
                 }
             }
             Some(Verdict::Repair) => {
@@ -352,28 +378,39 @@ impl Owner {
                 match self.enforcer.repair(&self.state.book, &noted.drift) {
                     Ok(report) => {
                         noted.state = api::DriftState::Repaired;
-                        tracing::warn!(drift = %noted.drift, by = who, "drifted; written again");
+                        news = Some("written again".to_owned());
                         self.figures.enforced(&report);
                         self.figures.repaired(knob);
                         self.moving.extend(report.moving);
                     }
                     Err(error) => {
                         noted.state = api::DriftState::Waiting;
-                        self.patrol.due.insert(path, now + RETRY);
-                        tracing::error!(drift = %noted.drift, by = who, %error, "drifted, and cannot be written again");
+                        self.patrol.due.insert(path.clone(), now + RETRY);
+                        news = Some(format!("cannot be written again: {error}"));
                     }
                 }
             }
             Some(Verdict::Wait(until)) => {
                 noted.state = api::DriftState::Waiting;
-                self.patrol.due.insert(path, until);
+                self.patrol.due.insert(path.clone(), until);
             }
             Some(Verdict::GiveUp) => {
                 noted.state = api::DriftState::Left;
-                tracing::error!(drift = %noted.drift, by = who, "somebody else keeps writing this knob: it is left to them");
+                news = Some("somebody else keeps writing it: it is left to them".to_owned());
             }
             Some(Verdict::GivenUp) => noted.state = api::DriftState::Left,
         }
-        before != (noted.drift.clone(), noted.state, noted.count)
+        let is_new = before != (noted.drift.clone(), noted.state, noted.count);
+        if let Some(news) = news {
+            let report = noted.report(&news);
+            self.tell_below(&path, report);
+        }
+        is_new
+    }
+
+    /// Tells of a knob to the workload that it concerns, or of an ancestor's to nobody in particular.
+    fn tell_below(&self, path: &CgroupPath, report: Report) {
+        let is_held = self.state.guarantees.values().any(|held| held.cgroup == *path);
+        self.tell(is_held.then_some(path), report);
     }
 }
