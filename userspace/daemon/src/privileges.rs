@@ -5,8 +5,11 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 /// What is kept, and why.
 ///
 /// - `CAP_DAC_READ_SEARCH`: a cgroup delegated to a user may be unreadable for others, and root without
-///   this is one of them. It only reads.
-const KEPT: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
+///   this is one of them. It only reads, and opens cgroups by their id.
+/// - `CAP_DAC_OVERRIDE`: the knobs of a cgroup that a user made below a delegated one belong to that user, and nobody
+///   else may write them; without this, no guarantee could be given to it, nor be taken back. Files that belong to
+///   root can be written without it anyhow.
+const KEPT: CapabilitySet = CapabilitySet::DAC_READ_SEARCH.union(CapabilitySet::DAC_OVERRIDE);
 
 /// Drops every capability but [`KEPT`] from this thread and from those it starts later; none can be had
 /// back. Call it while the process has one thread. Returns what is left.

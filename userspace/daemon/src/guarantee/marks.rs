@@ -111,10 +111,10 @@ pub(super) fn read(hierarchy: &Hierarchy) -> Found {
             let Some(id) = name.strip_prefix(PREFIX) else { continue };
             found.places.push((cgroup.path.clone(), name.to_owned()));
             let mark = id.parse().ok().and_then(|id| read_one(hierarchy, &cgroup.path, name, CgroupId(id)));
-            match mark {
-                Some(mark) => found.marks.push(mark),
-                None => tracing::warn!(cgroup = %cgroup.path, name, "a mark is not believed"),
+            if mark.is_none() {
+                tracing::warn!(cgroup = %cgroup.path, name, "a mark is not believed");
             }
+            found.marks.extend(mark);
         }
     }
     found.marks.sort_by(|a, b| a.cgroup.cmp(&b.cgroup));

@@ -229,7 +229,7 @@ impl Observer {
         for report in hotplug::changes(&state.machine, &machine) {
             self.events.report(report);
         }
-        if nodes != state.machine.node_ids() {
+        if machine.node_ids() != state.machine.node_ids() {
             state.table.forget_residents();
         }
         state.machine = Arc::new(machine);

@@ -86,9 +86,7 @@ mod tests {
         let node = after.nodes.get_mut(&NodeId(0)).unwrap();
         node.memory = Bytes::gib(1);
         node.hugepages.get_mut(&size).unwrap().total = 4;
-        let told = |before, after| {
-            changes(before, after).iter().map(|report| format!("{report:?}")).collect::<String>()
-        };
+        let told = |before, after| format!("{:?}", changes(before, after));
         let text = told(&before, &after);
         for words in [
             "CPUs 1 went offline",
