@@ -6,6 +6,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use numaward_daemon::api::{PartitionKind, TopologyManagerPolicy};
 
 /// Keeps memory near the CPUs that use it, and proves it.
 ///
@@ -121,6 +122,52 @@ pub(crate) struct Wanted {
     /// Huge pages of 1 GiB, in bytes
     #[arg(long = "hugepages-1Gi", value_name = "SIZE")]
     pub(crate) hugepages_1gi: Option<String>,
+    /// How the nodes of CPUs and memory have to agree [default: topologyManagerPolicy of the configuration]
+    #[arg(long, value_enum)]
+    pub(crate) policy: Option<Policy>,
+    /// Make the CPUs a scheduling domain of their own (cpuset.cpus.partition)
+    #[arg(long, value_enum)]
+    pub(crate) partition: Option<Partition>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Policy {
+    /// No rule ties them
+    None,
+    /// The same nodes if possible
+    BestEffort,
+    /// The same nodes, as few as could ever do, or it is refused
+    Restricted,
+    /// One node, or it is refused
+    SingleNumaNode,
+}
+
+impl From<Policy> for TopologyManagerPolicy {
+    fn from(policy: Policy) -> Self {
+        match policy {
+            Policy::None => Self::None,
+            Policy::BestEffort => Self::BestEffort,
+            Policy::Restricted => Self::Restricted,
+            Policy::SingleNumaNode => Self::SingleNumaNode,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Partition {
+    /// No other cgroup gets these CPUs, whatever it asks for
+    Root,
+    /// The same, and the scheduler does not balance load among them
+    Isolated,
+}
+
+impl From<Partition> for PartitionKind {
+    fn from(partition: Partition) -> Self {
+        match partition {
+            Partition::Root => Self::Root,
+            Partition::Isolated => Self::Isolated,
+        }
+    }
 }
 
 /// Where the daemon is asked for changes.

@@ -25,6 +25,9 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
     for block in &allocation.memory {
         let _ = writeln!(text, "  {} {} on node {}", block.kind, size(block.bytes), block.nodes);
     }
+    if !allocation.enforced {
+        text.push_str("  not enforced: enforcement.mode is not on in the daemon's configuration\n");
+    }
     for line in allocation.drift.iter().map(drifted) {
         let _ = writeln!(text, "  {line}");
     }

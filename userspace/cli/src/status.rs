@@ -2,7 +2,9 @@
 
 use std::{cmp::Reverse, fmt::Write};
 
-use numaward_daemon::api::{Allocations, Counters, Drift, DriftState, Status, Workload, Workloads};
+use numaward_daemon::api::{
+    Allocations, Counters, Drift, DriftState, HerdState, Mode, Status, Workload, Workloads,
+};
 use serde::Serialize;
 
 use crate::table::{columns, row, size, wrap};
@@ -47,6 +49,47 @@ fn allocations(promised: &Allocations) -> String {
     columns(&rows)
 }
 
+/// How far the kernel is told, who is herded, and who waits.
+fn enforcement(promised: &Allocations) -> String {
+    let Allocations { enforcement, waiting, shared_cpus, .. } = promised;
+    let herding = &enforcement.herding;
+    let mut text = format!(
+        "enforcement {}, herding {}, shared CPUs {shared_cpus}\n",
+        word(enforcement.mode),
+        word(herding.mode)
+    );
+    if !herding.cgroups.is_empty() {
+        let mut rows = vec![row(["HERD", "CPUS", "STATE"])];
+        rows.extend(herding.cgroups.iter().map(|herded| {
+            let state = match (herded.state, &herded.reason) {
+                (HerdState::Herded, _) => "herded",
+                (HerdState::DryRun, _) => "dry run",
+                (HerdState::Refused, None) => "refused",
+                (HerdState::Refused, Some(reason)) => reason,
+            };
+            row([&herded.cgroup, if herded.cpus.is_empty() { "-" } else { &herded.cpus }, state])
+        }));
+        let _ = write!(text, "\n{}", columns(&rows));
+    }
+    if let Some(count) = herding.processes_in_root.filter(|count| *count > 0) {
+        let _ = writeln!(text, "{count} processes in the root cgroup cannot be herded");
+    }
+    if !waiting.is_empty() {
+        let mut rows = vec![row(["WAITING", "DECLARED", "REASON"])];
+        rows.extend(waiting.iter().map(|one| row([&one.cgroup, &one.declared, &one.reason])));
+        let _ = write!(text, "\n{}", columns(&rows));
+    }
+    text
+}
+
+fn word(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Off => "off",
+        Mode::DryRun => "dry-run",
+        Mode::On => "on",
+    }
+}
+
 /// The report for people.
 pub(crate) fn render(report: &Report) -> String {
     let Report { status, workloads, promised } = report;
@@ -76,9 +119,13 @@ pub(crate) fn render(report: &Report) -> String {
         text.push('\n');
         text.push_str(&columns(&rows));
     }
-    if let Some(promised) = promised.as_ref().filter(|promised| !promised.allocations.is_empty()) {
+    if let Some(promised) = promised {
+        if !promised.allocations.is_empty() {
+            text.push('\n');
+            text.push_str(&allocations(promised));
+        }
         text.push('\n');
-        text.push_str(&allocations(promised));
+        text.push_str(&enforcement(promised));
     }
     for degraded in &status.degraded {
         let head = format!("{}: ", degraded.part);
@@ -154,7 +201,10 @@ fn uptime(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use numaward_daemon::api::{Allocated, Degraded, Map, Probe, Resident, WorkloadCount, WorkloadNode};
+    use numaward_daemon::api::{
+        Allocated, Degraded, Enforcement, Herded, Herding, Map, Probe, Resident, Waiting, WorkloadCount,
+        WorkloadNode,
+    };
 
     use super::*;
 
@@ -174,6 +224,13 @@ mod tests {
             pressure: None,
             oom_kills: None,
         };
+        let herded = |cgroup: &str, cpus: &str, reason: Option<&str>| Herded {
+            cgroup: cgroup.to_owned(),
+            cpus: cpus.to_owned(),
+            state: if reason.is_some() { HerdState::Refused } else { HerdState::DryRun },
+            reason: reason.map(str::to_owned),
+            drift: Vec::new(),
+        };
         let lies = Resident { anon_bytes: 1 << 20, file_bytes: 0, kernel_bytes: 512 << 10 };
         let report = Report {
             status: Status {
@@ -191,7 +248,24 @@ mod tests {
                 workloads: WorkloadCount { own: 1, other: 0 },
                 degraded: vec![Degraded { part: "cgroups".to_owned(), reason: "none mounted".to_owned() }],
             },
-            promised: None,
+            promised: Some(Allocations {
+                shared_cpus: "0-1".to_owned(),
+                enforcement: Enforcement {
+                    mode: Mode::On,
+                    herding: Herding {
+                        mode: Mode::DryRun,
+                        cgroups: vec![herded("/a", "0-1", None), herded("/b", "", Some("its own"))],
+                        processes_in_root: Some(2),
+                    },
+                },
+                waiting: vec![Waiting {
+                    cgroup: "/c".to_owned(),
+                    declared: "/*".to_owned(),
+                    reason: "no room".to_owned(),
+                    rejection: None,
+                }],
+                ..Allocations::default()
+            }),
             workloads: vec![
                 workload("other", Counters::Own, 0, None),
                 workload("a.service", Counters::Removed, 1 << 20, Some(lies)),
@@ -206,6 +280,16 @@ alloc: no BTF
 
 MAP   ENTRIES  CAPACITY
 LEAF  3        16
+
+enforcement on, herding dry-run, shared CPUs 0-1
+
+HERD  CPUS  STATE
+/a    0-1   dry run
+/b    -     its own
+2 processes in the root cgroup cannot be herded
+
+WAITING  DECLARED  REASON
+/c       /*        no room
 
 cgroups: none mounted
 

@@ -2,6 +2,7 @@
 //! the kernel's format (`0-3,8`), nodes are numbers.
 
 mod allocation;
+mod enforcement;
 mod event;
 
 use std::collections::BTreeMap;
@@ -12,9 +13,10 @@ use utoipa::ToSchema;
 
 pub use self::allocation::{
     Allocation, AllocationRequest, Allocations, Block, Candidate, Drift, DriftState, DryRun, Explanation,
-    Hint, KindPromises, Lack, Merge, NodePromises, Noticed, Refusal, Rejection, ResourceHints, Shortfall,
-    Target, Writer,
+    Hint, KindPromises, Lack, Merge, Mode, NodePromises, Noticed, PartitionKind, Refusal, Rejection,
+    ResourceHints, Shortfall, Target, TopologyManagerPolicy, Writer,
 };
+pub use self::enforcement::{Enforcement, HerdState, Herded, Herding, Waiting};
 pub use self::event::{Event, EventFilter, EventKind, EventPage, Severity};
 
 /// The machine: nodes, distances, sockets, caches.

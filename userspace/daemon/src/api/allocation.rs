@@ -5,6 +5,12 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::{Enforcement, Waiting};
+pub use crate::config::{
+    enforcement::{Mode, PartitionKind},
+    policy::TopologyManagerPolicy,
+};
+
 /// A request for an allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -25,6 +31,12 @@ pub struct AllocationRequest {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(examples(json!({"2Mi": "64Mi"})))]
     pub hugepages: BTreeMap<String, String>,
+    /// How the nodes of CPUs and memory have to agree; absent: as the configuration has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<TopologyManagerPolicy>,
+    /// Whether its CPUs are a scheduling domain of their own; absent: `member`, no.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<PartitionKind>,
 }
 
 /// What an allocation is for.
@@ -53,6 +65,10 @@ pub struct Allocations {
     pub shared_cpus: String,
     /// What each node can still promise.
     pub nodes: Vec<NodePromises>,
+    /// How far the kernel is told of all this.
+    pub enforcement: Enforcement,
+    /// Cgroups for which a guarantee is declared that they do not hold.
+    pub waiting: Vec<Waiting>,
 }
 
 /// What is promised on a node, and what can still be.
@@ -108,6 +124,11 @@ pub struct Allocation {
     pub nodes: String,
     /// Memory promised to it.
     pub memory: Vec<Block>,
+    /// Whether the kernel is told; not in a dry run by `enforcement.mode`.
+    pub enforced: bool,
+    /// The pattern of the guarantee in the configuration, if it was declared there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub declared: Option<String>,
     /// What its cgroup is to hold: values by knob.
     #[schema(examples(json!({"cpuset.cpus": "2-3", "cpuset.mems": "1"})))]
     pub settings: BTreeMap<String, String>,

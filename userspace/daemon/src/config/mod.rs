@@ -7,13 +7,14 @@
 //!
 //! Nothing here reads the environment or the command line: the caller passes both in [`Sources`].
 
+pub mod enforcement;
 pub mod policy;
 mod schema;
 pub mod tree;
 mod types;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -24,6 +25,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use self::{
+    enforcement::{Declared, Enforcement},
     policy::{
         CpuList, CpuManagerPolicy, MemoryManagerPolicy, Reservation, ReservedMemory, TopologyManagerPolicy,
         TopologyManagerScope,
@@ -67,6 +69,10 @@ pub struct Config {
     pub control_socket: PathBuf,
     /// Where the ledger is kept.
     pub state_directory: PathBuf,
+    /// What is written to the kernel.
+    pub enforcement: Enforcement,
+    /// Guarantees for workloads that are yet to come, by unit or cgroup. The first that matches counts.
+    pub guarantees: Vec<Declared>,
     /// Whether memory is promised. Left out: `Static`.
     pub memory_manager_policy: Option<MemoryManagerPolicy>,
     /// Memory kept for the system, by node. Left out: a twentieth of each node, at least 64Mi and at most 1Gi.
@@ -104,6 +110,8 @@ impl Default for Config {
             cgroup_mount: None,
             control_socket: PathBuf::from("/run/numaward/control.sock"),
             state_directory: PathBuf::from("/var/lib/numaward"),
+            enforcement: Enforcement::default(),
+            guarantees: Vec::new(),
             memory_manager_policy: None,
             reserved_memory: None,
             cpu_manager_policy: None,
@@ -286,7 +294,14 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
 
     overlay(&mut tree, sources, &known, &mut warnings);
     known.check(&mut tree, &mut problems);
-    let config = read_values(tree, &mut problems);
+    let given = tree.clone();
+    let config = read_values(&mut tree, &mut problems);
+    let numbered: Vec<_> = tree.left_of("guarantees").into_iter().zip(&config.guarantees).collect();
+    for (path, message) in enforcement::problems(&numbered, |path| given.at(path).is_ok()) {
+        let (Ok(origin) | Err(origin)) = given.at(&path).cloned().map_err(Clone::clone);
+        let path = path.join(".");
+        problems.push(Problem { origin, message: format!("{path}: {message}"), path });
+    }
     if problems.is_empty() {
         return Ok(Loaded { config, file, warnings });
     }
@@ -351,13 +366,14 @@ fn variable_name(path: &[String]) -> String {
 }
 
 /// Reads the tree by serde, taking out what does not fit until the rest does.
-fn read_values(mut tree: Node, problems: &mut Vec<Problem>) -> Config {
+fn read_values(tree: &mut Node, problems: &mut Vec<Problem>) -> Config {
+    let mut taken_out: BTreeSet<String> = problems.iter().map(|problem| problem.path.clone()).collect();
     loop {
         let error = match serde_path_to_error::deserialize::<_, Config>(tree.to_json()) {
             Ok(config) => return config,
             Err(error) => error,
         };
-        let path: Vec<String> = error
+        let mut path: Vec<String> = error
             .path()
             .iter()
             .filter_map(|segment| match segment {
@@ -366,14 +382,26 @@ fn read_values(mut tree: Node, problems: &mut Vec<Problem>) -> Config {
                 serde_path_to_error::Segment::Enum { .. } | serde_path_to_error::Segment::Unknown => None,
             })
             .collect();
-        let removed = tree.remove(&path);
+        let removed = tree.remove(&mut path);
         let key = path.join(".");
         let name = if key.is_empty() { String::new() } else { format!("{key}: ") };
         let found = removed.is_some();
+        // What was taken out before is not missing.
+        let is_missing = |field: &str| taken_out.contains(&format!("{key}.{field}"));
+        let message = error.inner().to_string();
+        if found
+            && message
+                .strip_prefix("missing field `")
+                .and_then(|rest| rest.strip_suffix('`'))
+                .is_some_and(is_missing)
+        {
+            continue;
+        }
+        taken_out.insert(key.clone());
         problems.push(Problem {
             origin: removed.unwrap_or_else(|| tree.origin.clone()),
             path: key,
-            message: format!("{name}{}", error.inner()),
+            message: format!("{name}{message}"),
         });
         if !found {
             return Config::default();

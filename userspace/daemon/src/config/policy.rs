@@ -7,6 +7,7 @@ use numaward_engine::Quantity;
 use numaward_topology::{CpuSet, ZoneKind};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use utoipa::ToSchema;
 
 /// The policy of the memory manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -28,7 +29,7 @@ pub enum CpuManagerPolicy {
 }
 
 /// How the nodes of several resources have to agree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TopologyManagerPolicy {
     /// No rule ties them.

@@ -65,6 +65,14 @@ impl Known {
         path: &mut Vec<String>,
         problems: &mut Vec<Problem>,
     ) {
+        if let Value::Sequence(nodes) = &mut node.value {
+            for (index, node) in nodes.iter_mut().enumerate() {
+                path.push(index.to_string());
+                self.check_below(node, &schema["items"], path, problems);
+                path.pop();
+            }
+            return;
+        }
         let Some(properties) = schema["properties"].as_object() else { return };
         let Value::Mapping(entries) = &mut node.value else { return };
         entries.retain_mut(|entry| {

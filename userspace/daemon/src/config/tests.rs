@@ -170,3 +170,82 @@ fn the_schema_and_the_defaults_agree() {
     unfit["log"]["level"] = "loud".into();
     assert!(!fits(&json_schema()["properties"]["log"]["properties"]["level"], &unfit["log"]["level"]));
 }
+
+#[test]
+fn enforcement_and_guarantees_are_read() {
+    use super::enforcement::Mode;
+    let file = "\
+enforcement:
+  mode: on
+  herding: {mode: dry-run, systemSlices: [/init.scope, /system.slice/sshd.service]}
+guarantees:
+- unit: db@*.service
+  cpus: 4
+  memory: 8Gi
+  hugepages: {2Mi: 64Mi}
+  policy: single-numa-node
+  partition: isolated
+- {cgroup: /batch/*, cpus: 1, memory: 1073741824}
+";
+    let config = with_file(file, &[], vec![]).unwrap().config;
+    assert_eq!((config.enforcement.mode, config.enforcement.herding.mode), (Mode::On, Mode::DryRun));
+    let patterns: Vec<_> = config.guarantees.iter().map(Declared::pattern).collect();
+    assert_eq!(patterns, ["db@*.service", "/batch/*"]);
+    assert_eq!(config.guarantees[1].memory.0, numaward_topology::Bytes::gib(1));
+    let text = serde_json::to_string(&config).unwrap();
+    assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config);
+    // As tools write it that follow YAML 1.1.
+    let config = with_file("enforcement: {mode: false, herding: {mode: true}}", &[], vec![]).unwrap().config;
+    assert_eq!((config.enforcement.mode, config.enforcement.herding.mode), (Mode::Off, Mode::On));
+    let variables = [("NUMAWARD_ENFORCEMENT_MODE", "dry-run")];
+    assert_eq!(with_file("", &variables, vec![]).unwrap().config.enforcement.mode, Mode::DryRun);
+}
+
+#[test]
+fn what_is_wrong_with_a_declared_guarantee_is_told_with_line_and_field() {
+    let file = "\
+enforcement:
+  mode: maybe
+  herding: {systemSlices: [init.scope]}
+guarantees:
+- {unit: a.timer, cpus: 1, memory: 1Gi}
+- {cgroup: /a, cpu: 1, memory: 1Gi}
+- cgroup: /b
+  cpus: 0
+  memory: none
+- {cgroup: /c, unit: c.service, cpus: 1, memory: 0}
+- cpus: 1
+  memory: 1Gi
+  hugepages: {2Mi: 3Mi, 7X: 1Mi}
+- {cgroup: \"/d/[\", cpus: 1, memory: 1Gi, partition: alone}
+- {cgroup: /e, cpus: 1, memory: 1Gi, hugepages: {2Mi: 3Mi}}
+- {cgroup: /e, cpus: 1, memory: 1Gi}
+- {cpus: 1, memory: 1Gi}
+- {unit: f.service, cgroup: /f, cpus: 1, memory: 1Gi}
+";
+    let found = with_file(file, &[], vec![]).unwrap_err();
+    let expected = [
+        "2:9: enforcement.mode: unknown variant `maybe`, expected one of `off`, `dry-run`, `on`",
+        "3:28: enforcement.herding.systemSlices.0: \"init.scope\" is no such path; expected the path of",
+        "5:10: guarantees.0.unit: \"a.timer\" is not the name of units that have cgroups; expected one",
+        "6:3: guarantees.1: missing field `cpus`",
+        "6:16: unknown key \"cpu\" in \"guarantees.1\"; did you mean \"cpus\"?",
+        "8:9: guarantees.2.cpus: 0 is not between 1 and 65536",
+        "9:11: guarantees.2.memory: \"none\" is not a quantity",
+        "10:12: guarantees.3.cgroup: a unit is given as well: leave out one of the two",
+        "10:50: guarantees.3.memory: it is 0; expected a number of bytes above 0, such as 256Mi or 8Gi",
+        "11:3: guarantees.4: give unit or cgroup: what it is for",
+        "13:20: guarantees.4.hugepages.2Mi: 3Mi is not a whole number of pages of 2Mi",
+        "13:29: guarantees.4.hugepages.7X: \"7X\" is not a page size (expected one such as 2Mi or 1Gi)",
+        "14:12: guarantees.5.cgroup: \"/d/[\" is not a pattern: invalid range pattern (at character 4)",
+        "14:53: guarantees.5.partition: unknown variant `alone`, expected one of `member`, `root`, `isolated`",
+        "15:55: guarantees.6.hugepages.2Mi: 3Mi is not a whole number of pages of 2Mi",
+        "16:12: guarantees.7.cgroup: \"/e\" has a guarantee before, at guarantees.6",
+        "17:3: guarantees.8: give unit or cgroup: what it is for",
+        "18:29: guarantees.9.cgroup: a unit is given as well: leave out one of the two",
+    ];
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!(found.starts_with(&format!("config.yaml:{expected}")), "{found}");
+    }
+}

@@ -73,6 +73,8 @@ pub(super) enum Value {
     Scalar(serde_json::Value),
     Sequence(Vec<Node>),
     Mapping(Vec<Entry>),
+    /// An element of a sequence that was taken out: those after it keep their numbers.
+    Removed,
 }
 
 /// A key of a mapping. Its place is the key's, not the value's.
@@ -88,7 +90,10 @@ impl Node {
     pub(super) fn to_json(&self) -> serde_json::Value {
         match &self.value {
             Value::Scalar(scalar) => scalar.clone(),
-            Value::Sequence(nodes) => nodes.iter().map(Self::to_json).collect(),
+            Value::Removed => serde_json::Value::Null,
+            Value::Sequence(nodes) => {
+                nodes.iter().filter(|node| !node.is_removed()).map(Self::to_json).collect()
+            }
             Value::Mapping(entries) => entries
                 .iter()
                 .filter(|entry| !matches!(entry.node.value, Value::Scalar(serde_json::Value::Null)))
@@ -115,14 +120,21 @@ impl Node {
         entries[index].node.set(rest, scalar, origin);
     }
 
-    /// Removes what is at a path; says where it was.
-    pub(super) fn remove(&mut self, path: &[String]) -> Option<Origin> {
-        let (key, rest) = path.split_first()?;
+    /// Removes what is at a path of the value that [`Self::to_json`] gives; says where it was. The path becomes
+    /// the one that was given: elements that were removed before count again.
+    pub(super) fn remove(&mut self, path: &mut [String]) -> Option<Origin> {
+        let (key, rest) = path.split_first_mut()?;
         match &mut self.value {
-            Value::Scalar(_) => None,
+            Value::Scalar(_) | Value::Removed => None,
             Value::Sequence(nodes) => {
-                let index = key.parse::<usize>().ok().filter(|&index| index < nodes.len())?;
-                if rest.is_empty() { Some(nodes.remove(index).origin) } else { nodes[index].remove(rest) }
+                let mut left = nodes.iter_mut().enumerate().filter(|(_, node)| !node.is_removed());
+                let (index, node) = left.nth(key.parse().ok()?)?;
+                *key = index.to_string();
+                if rest.is_empty() {
+                    node.value = Value::Removed;
+                    return Some(node.origin.clone());
+                }
+                node.remove(rest)
             }
             Value::Mapping(entries) => {
                 let index = entries.iter().position(|entry| &entry.key == key)?;
@@ -133,6 +145,31 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// Where what is at a path was given; the error is where the nearest above it was.
+    pub(super) fn at(&self, path: &[String]) -> Result<&Origin, &Origin> {
+        let Some((key, rest)) = path.split_first() else { return Ok(&self.origin) };
+        let below = match &self.value {
+            Value::Scalar(_) | Value::Removed => None,
+            Value::Sequence(nodes) => key.parse::<usize>().ok().and_then(|index| nodes.get(index)),
+            Value::Mapping(entries) => {
+                entries.iter().find(|entry| &entry.key == key).map(|entry| &entry.node)
+            }
+        };
+        below.map_or(Err(&self.origin), |node| node.at(rest))
+    }
+
+    /// The numbers of the elements that were not removed from the sequence with this key.
+    pub(super) fn left_of(&self, key: &str) -> Vec<usize> {
+        let Value::Mapping(entries) = &self.value else { return Vec::new() };
+        let nodes = entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node.value);
+        let Some(Value::Sequence(nodes)) = nodes else { return Vec::new() };
+        nodes.iter().enumerate().filter(|(_, node)| !node.is_removed()).map(|(index, _)| index).collect()
+    }
+
+    fn is_removed(&self) -> bool {
+        matches!(self.value, Value::Removed)
     }
 }
 
@@ -259,7 +296,7 @@ impl Reader<'_> {
                     entries.push(Entry { key, origin, node });
                 }
             }
-            (Value::Mapping(_) | Value::Scalar(_), _) => {}
+            (Value::Mapping(_) | Value::Scalar(_) | Value::Removed, _) => {}
         }
     }
 

@@ -112,6 +112,13 @@ impl Book {
             .map(|(path, record)| (path, &record.settings))
     }
 
+    /// The cgroup is to get back what was found.
+    pub(super) fn release(&mut self, path: &CgroupPath) {
+        if let Some(record) = self.records.get_mut(path) {
+            record.settings = Settings::default();
+        }
+    }
+
     /// Whether nothing was written that a release would have to bring back.
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()

@@ -12,7 +12,7 @@
 //! 4. `cpuset.cpus.exclusive`, ancestors first, as a child may only take what they have;
 //! 5. `cpuset.cpus`, before `cpuset.mems`: it is quick, and others may be waiting for these CPUs, while the
 //!    write of the nodes moves pages and can take seconds. What is allocated on the old nodes in between is
-//!    moved as well;
+//!    moved as well. Sets that only grow come last: what they grow by was another's;
 //! 6. `cpuset.mems`;
 //! 7. a partition begins, as its CPUs are in place;
 //! 8. limits fall (`memory.high` before `memory.max`: reclaim before out of memory), after the pages moved;
@@ -66,10 +66,10 @@ pub(super) fn ordered(steps: Vec<Step>, is_ancestor: impl Fn(&CgroupPath) -> boo
 
 /// Phase, then depth (down where it must not run ahead of the parent, up where the parent must not run
 /// ahead of it), then knob.
-fn key(step: &Step, is_ancestor: bool) -> (u8, usize, Reverse<usize>, u8) {
+fn key(step: &Step, is_ancestor: bool) -> ((u8, bool), usize, Reverse<usize>, u8) {
     let depth = step.cgroup.components().count();
-    let down = |phase, rank| (phase, depth, Reverse(0), rank);
-    let up = |phase, rank| (phase, 0, Reverse(depth), rank);
+    let down = |phase, rank| ((phase, false), depth, Reverse(0), rank);
+    let up = |phase, rank| ((phase, false), 0, Reverse(depth), rank);
     let rises = match (&step.from, &step.to) {
         (Value::Limit(from), Value::Limit(to)) => to > from,
         (Value::Cpus(from), Value::Cpus(to)) => from.is_subset(to),
@@ -89,12 +89,21 @@ fn key(step: &Step, is_ancestor: bool) -> (u8, usize, Reverse<usize>, u8) {
         Knob::MemoryLow => up(9, 1),
         Knob::CpusetCpusExclusive if rises || !is_ancestor => down(4, 0),
         Knob::CpusetCpusExclusive => up(10, 0),
-        Knob::CpusetCpus => down(5, 0),
+        Knob::CpusetCpus => ((5, grows(&step.from, &step.to)), depth, Reverse(0), 0),
         Knob::CpusetMems => down(6, 0),
         // Never written as a step.
         Knob::CpusetCpusEffective | Knob::CpusetMemsEffective | Knob::SubtreeControl | Knob::Procs => {
             down(0, 0)
         }
+    }
+}
+
+/// Whether a set of CPUs only grows. The empty one is all that the parent has.
+fn grows(from: &Value, to: &Value) -> bool {
+    match (from, to) {
+        (Value::Cpus(from), _) if from.is_empty() => false,
+        (Value::Cpus(from), Value::Cpus(to)) => to.is_empty() || from.is_subset(to),
+        _ => false,
     }
 }
 
@@ -176,6 +185,19 @@ mod tests {
                 "/a memory.min 0",
                 "/a cpuset.cpus.exclusive ",
             ]
+        );
+    }
+
+    #[test]
+    fn what_one_leaves_another_gets_then() {
+        assert_eq!(
+            written(&[
+                ("/a", "cpuset.cpus", "0-3", ""),
+                ("/b", "cpuset.cpus", "0-3", "0-5"),
+                ("/a/b", "cpuset.cpus", "0-3", "4-5"),
+                ("/a/c", "cpuset.cpus", "", "0-3"),
+            ]),
+            ["/a/c cpuset.cpus 0-3", "/a/b cpuset.cpus 4-5", "/b cpuset.cpus 0-5", "/a cpuset.cpus "]
         );
     }
 

@@ -26,6 +26,9 @@ pub enum Change {
     Hold(CgroupPath, Settings),
     /// The cgroup gets back what was found.
     Release(CgroupPath),
+    /// Each of these cgroups is to hold these settings, or gets back what was found. What fails does not undo the
+    /// rest.
+    Each(Vec<(CgroupPath, Option<Settings>)>),
     /// Nothing new: finish what a crash left, forget cgroups that are gone, write what does not hold.
     Upkeep,
 }
@@ -51,6 +54,11 @@ impl Plan {
     /// The writes, in their order.
     pub fn steps(&self) -> &[Step] {
         &self.steps
+    }
+
+    /// Whether a write that fails undoes those before it.
+    pub fn is_undone(&self) -> bool {
+        self.hold.is_some()
     }
 }
 
@@ -94,6 +102,7 @@ impl Enforcer {
         let mut next = book.clone();
         let mut affected: BTreeSet<CgroupPath> = match change {
             Change::Hold(path, _) | Change::Release(path) => path.ancestors().collect(),
+            Change::Each(changes) => changes.iter().flat_map(|(path, _)| path.ancestors()).collect(),
             Change::Upkeep => book.records.keys().flat_map(CgroupPath::ancestors).collect(),
         };
         affected.remove(&CgroupPath::root());
@@ -105,9 +114,13 @@ impl Enforcer {
                 self.hold(&mut next, path, settings)?;
                 self.check_available(path, settings)?;
             }
-            Change::Release(path) => {
-                if let Some(record) = next.records.get_mut(path) {
-                    record.settings = Settings::default();
+            Change::Release(path) => next.release(path),
+            Change::Each(changes) => {
+                for (path, settings) in changes {
+                    match settings {
+                        Some(settings) => self.hold(&mut next, path, settings)?,
+                        None => next.release(path),
+                    }
                 }
             }
             Change::Upkeep => {}
@@ -123,7 +136,7 @@ impl Enforcer {
             kept: Vec::new(),
             hold: match change {
                 Change::Hold(path, settings) => Some((path.clone(), settings.clone())),
-                Change::Release(_) | Change::Upkeep => None,
+                Change::Release(_) | Change::Each(_) | Change::Upkeep => None,
             },
         };
         for (path, values) in wanted {
@@ -297,6 +310,14 @@ impl Enforcer {
                     seen.insert((*path).clone(), claim);
                 }
             }
+        }
+    }
+
+    /// The CPUs that a cgroup was set to before us; none if it had all that its parent has.
+    pub fn cpus_found(&self, book: &Book, path: &CgroupPath) -> Result<CpuSet, EnforceError> {
+        match self.found(book, path, Knob::CpusetCpus)? {
+            Value::Cpus(cpus) => Ok(cpus),
+            _ => Ok(CpuSet::new()),
         }
     }
 

@@ -6,7 +6,7 @@ use numaward_cgroup::knob::Knob;
 use numaward_engine::{Cause, Decision, kubelet::AllocateError};
 use numaward_topology::Bytes;
 use prometheus_client::{
-    metrics::{counter::Counter, family::Family, histogram::Histogram},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
 
@@ -14,6 +14,8 @@ use crate::enforce::{Failure, Report, Step};
 
 /// Counters by labels.
 type By<const N: usize> = Family<[(&'static str, String); N], Counter>;
+/// Numbers of cgroups by state.
+type ByState = Family<[(&'static str, &'static str); 1], Gauge>;
 
 /// The knobs that are counted from the start. Those of huge pages join as they are used.
 const KNOBS: [Knob; 7] = [
@@ -43,6 +45,8 @@ pub struct Figures {
     drift: By<1>,
     repaired: By<1>,
     migrated: Counter,
+    herd: ByState,
+    declared: ByState,
 }
 
 impl Default for Figures {
@@ -60,7 +64,11 @@ impl Default for Figures {
             drift: By::default(),
             repaired: By::default(),
             migrated: Counter::default(),
+            herd: ByState::default(),
+            declared: ByState::default(),
         };
+        figures.herd(0, 0, 0);
+        figures.declared(0, 0);
         for reason in REASONS.map(str::to_owned) {
             drop(figures.cpu_errors.get_or_create(&[("reason", reason.clone())]));
             drop(figures.memory_errors.get_or_create(&[("reason", reason)]));
@@ -69,12 +77,18 @@ impl Default for Figures {
             drop(figures.drift.get_or_create(&[("knob", knob.clone())]));
             drop(figures.repaired.get_or_create(&[("knob", knob.clone())]));
             for backend in BACKENDS {
-                for result in ["ok", "error"] {
+                for result in ["ok", "error", "dry_run"] {
                     drop(figures.writes.get_or_create(&write_labels(backend, &knob, result)));
                 }
             }
         }
         figures
+    }
+}
+
+fn set<const N: usize>(family: &ByState, counts: [(&'static str, usize); N]) {
+    for (state, count) in counts {
+        family.get_or_create(&[("state", state)]).set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 }
 
@@ -123,7 +137,7 @@ impl Figures {
         );
         registry.register(
             "enforcement_writes",
-            "Knobs written, by who writes them and whether the kernel took it",
+            "Knobs written, by who writes them and whether the kernel took it; in a dry run: would be written",
             self.writes.clone(),
         );
         registry.register("drift", "Knobs found to hold something else than was written", self.drift.clone());
@@ -137,6 +151,16 @@ impl Figures {
             "User memory that moved because its workload was promised other nodes",
             Unit::Bytes,
             self.migrated.clone(),
+        );
+        registry.register(
+            "herd_cgroups",
+            "Cgroups kept off exclusive CPUs, those that would be if this were no dry run, and those that cannot be",
+            self.herd.clone(),
+        );
+        registry.register(
+            "declared_guarantees",
+            "Cgroups that hold a guarantee declared in the configuration, and those that were refused theirs",
+            self.declared.clone(),
         );
     }
 
@@ -183,6 +207,21 @@ impl Figures {
         failure.step.iter().for_each(|step| self.wrote(step, "error"));
     }
 
+    /// A knob would have been written.
+    pub(super) fn would_write(&self, step: &Step) {
+        self.wrote(step, "dry_run");
+    }
+
+    /// Who is herded now.
+    pub(super) fn herd(&self, herded: usize, would: usize, refused: usize) {
+        set(&self.herd, [("herded", herded), ("dry_run", would), ("refused", refused)]);
+    }
+
+    /// Who has what is declared for it now.
+    pub(super) fn declared(&self, held: usize, refused: usize) {
+        set(&self.declared, [("held", held), ("refused", refused)]);
+    }
+
     /// A knob drifted.
     pub(super) fn drifted(&self, knob: Knob) {
         self.drift.get_or_create(&[("knob", knob.to_string())]).inc();
@@ -216,6 +255,8 @@ mod tests {
             "numaward_drift_total{knob=\"cpuset.cpus\"} 0",
             "numaward_drift_repaired_total{knob=\"memory.min\"} 0",
             "numaward_guarantee_migrated_bytes_total 0",
+            "numaward_herd_cgroups{state=\"refused\"} 0",
+            "numaward_declared_guarantees{state=\"held\"} 0",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }

@@ -1,7 +1,10 @@
 //! The thread that owns what is promised.
 
+mod declared;
 mod drift;
+mod herd;
 mod machine;
+mod mode;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +19,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{CgroupId, CgroupPath, EXEC_PARENT, Hierarchy, knob::Limit};
+use numaward_cgroup::{
+    CgroupId, CgroupPath, EXEC_PARENT, Event, Hierarchy,
+    knob::{Limit, Partition},
+};
 use numaward_engine::{
     self as engine, Allocation, Block, Kubelet, Ledger, OwnerId, Strategy, kubelet::Checkpoints,
 };
@@ -24,7 +30,7 @@ use numaward_topology::{Bytes, CpuSet, Machine, NodeSet};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use self::{drift::Patrol, machine::Lack};
+use self::{declared::Declarations, drift::Patrol, herd::Herd, machine::Lack, mode::Due};
 use super::{
     FieldError, Figures, Guarantee, PolicyError, Request, State, Target, explain,
     lookout::Lookout,
@@ -33,7 +39,7 @@ use super::{
 };
 use crate::{
     api,
-    config::Config,
+    config::{Config, enforcement::Mode, policy::TopologyManagerPolicy},
     enforce::{Change, EnforceError, Enforcer, Failure, KnobWatch, Moving, Settings},
     events::Report,
     ledger::{Loaded, Store, StoreError},
@@ -81,6 +87,9 @@ pub struct Promise {
     pub uncovered: Vec<Block>,
 }
 
+/// Takes news of cgroups; `false`: no more.
+pub type CgroupEvents = Box<dyn Fn(&[Event]) -> bool + Send + Sync>;
+
 /// Is told what is promised, before the answer to whoever asked for it. Called on the keeper's thread.
 pub trait Listener: Send + Sync {
     /// The machine as it is now.
@@ -89,6 +98,10 @@ pub trait Listener: Send + Sync {
     fn promised(&self, promises: Promises);
     /// Something happened that somebody should know of, to the workload with this cgroup if to one.
     fn happened(&self, cgroup: Option<&CgroupPath>, report: Report);
+    /// Whoever is told from now on of cgroups that come and go, until the answer is `false`.
+    fn tell_cgroups(&self, tell: CgroupEvents) {
+        drop(tell);
+    }
 }
 
 /// What a request for an allocation comes to.
@@ -112,6 +125,9 @@ pub enum Refused {
     /// The engine says no.
     #[error("{}", in_words(.0))]
     Rejected(api::Rejection, api::Explanation),
+    /// Nothing is promised at all.
+    #[error("enforcement.mode is off in the configuration: nothing is promised")]
+    Off,
     /// There is no such allocation.
     #[error("there is no allocation named {0:?}")]
     Unknown(String),
@@ -176,7 +192,7 @@ pub enum StartError {
 
 enum Command {
     Admit {
-        request: Request,
+        request: Box<Request>,
         dry_run: bool,
         answer: oneshot::Sender<Result<Answer, Refused>>,
     },
@@ -184,6 +200,8 @@ enum Command {
         name: String,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
+    /// Cgroups came or went.
+    Cgroups(Vec<Event>),
     /// Somebody else wrote knobs.
     Touched,
 }
@@ -213,6 +231,12 @@ impl Keeper {
         let lookout = watch.map(|watch| Arc::new(Lookout::new(watch)));
         let mut owner =
             Owner::open(config, hierarchy, enforcer, listener, figures, lookout.clone(), Arc::clone(&view))?;
+        if owner.wants_cgroups() {
+            // Before it looks what there is, so that nothing is missed in between.
+            let commands = commands.clone();
+            let tell = move |events: &[Event]| commands.send(Command::Cgroups(events.to_vec())).is_ok();
+            owner.listener.tell_cgroups(Box::new(tell));
+        }
         owner.adopt();
         if let Some(lookout) = lookout {
             let commands = commands.clone();
@@ -227,7 +251,7 @@ impl Keeper {
     /// Asks for an allocation; a dry run only tells what would happen.
     pub async fn admit(&self, request: Request, dry_run: bool) -> Result<Answer, Refused> {
         let (answer, result) = oneshot::channel();
-        self.send(Command::Admit { request, dry_run, answer })?;
+        self.send(Command::Admit { request: Box::new(request), dry_run, answer })?;
         result.await.map_err(|_| Refused::Stopping)?
     }
 
@@ -272,6 +296,9 @@ struct Owner {
     enforcer: Enforcer,
     patrol: Patrol,
     marks: Marks,
+    herd: Herd,
+    declarations: Declarations,
+    due: Due,
     listener: Arc<dyn Listener>,
     figures: Figures,
     view: Arc<RwLock<Arc<api::Allocations>>>,
@@ -332,6 +359,12 @@ impl Owner {
             enforcer,
             patrol: Patrol::new(lookout),
             marks,
+            herd: Herd::new(
+                config.enforcement.herding_mode(),
+                config.enforcement.herding.system_slices.clone(),
+            ),
+            declarations: Declarations::new(&config.guarantees),
+            due: Due::default(),
             listener,
             figures,
             view,
@@ -356,6 +389,7 @@ impl Owner {
             match queue.recv_timeout(next.saturating_duration_since(Instant::now())) {
                 Ok(Command::Admit { request, dry_run, answer }) => {
                     let result = self.admit(&request, dry_run);
+                    self.settle();
                     let admitted = matches!(result, Ok(Answer::Admitted(_)));
                     // Whoever asked is gone and will neither use nor release it.
                     if answer.send(result).is_err() && admitted {
@@ -364,8 +398,11 @@ impl Owner {
                     }
                 }
                 Ok(Command::Release { name, answer }) => {
-                    let _ = answer.send(self.release(&name));
+                    let result = self.release_asked(&name);
+                    self.settle();
+                    let _ = answer.send(result);
                 }
+                Ok(Command::Cgroups(events)) => self.follow_cgroups(&events),
                 Ok(Command::Touched) => self.patrol(Instant::now(), false),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -375,7 +412,13 @@ impl Owner {
                 next = now + TURN;
                 self.look_after();
             }
+            self.settle();
         }
+    }
+
+    /// Whether it matters that cgroups come and go.
+    fn wants_cgroups(&self) -> bool {
+        self.mode() != Mode::Off && (self.herd.is_on() || !self.declarations.is_empty())
     }
 
     /// Takes over what runs: what is gone is released, what holds is left as it is, what does not is written.
@@ -388,7 +431,13 @@ impl Owner {
             let allocations = self.state.guarantees.len();
             tracing::info!(allocations, rewritten, "allocations of an earlier run were taken over");
         }
+        self.follow_mode();
+        if self.mode() != Mode::Off {
+            self.reconcile_declared();
+        }
+        self.herd(true);
         self.publish();
+        self.settle();
     }
 
     /// Writes what does not hold; says how much that was.
@@ -431,6 +480,7 @@ impl Owner {
             mems: (!nodes.is_empty()).then_some(nodes),
             memory_min: Some(memory),
             memory_max: Some(memory),
+            partition: Some(request.partition).filter(|partition| *partition != Partition::Member),
             hugetlb: request.hugepages().map(|(size, bytes)| (size, Limit::Bytes(bytes))).collect(),
             ..Settings::default()
         }
@@ -457,8 +507,13 @@ impl Owner {
                 })?
             }
         };
-        let dir = self.hierarchy.dir(&path);
-        if !matches!(self.hierarchy.id_of(&path), Ok(Some(_))) {
+        Ok(path)
+    }
+
+    /// Refuses a cgroup that is not there, or that uses more than it is to have.
+    fn check_cgroup(&self, path: &CgroupPath, request: &Request) -> Result<(), Refused> {
+        let dir = self.hierarchy.dir(path);
+        if !matches!(self.hierarchy.id_of(path), Ok(Some(_))) {
             let problem = format!("{path} does not exist (there is no directory {})", dir.display());
             return Err(FieldError::new("target.cgroup", problem, "a cgroup that exists").into());
         }
@@ -468,10 +523,23 @@ impl Owner {
             let problem = format!("{path} uses {used} now, more than the {} asked for", request.memory);
             return Err(FieldError::new("memory", problem, format!("at least {used}")).into());
         }
-        Ok(path)
+        Ok(())
     }
 
     fn admit(&mut self, request: &Request, dry_run: bool) -> Result<Answer, Refused> {
+        if self.mode() == Mode::Off && !dry_run {
+            return Err(Refused::Off);
+        }
+        if let Some(held) = self.state.guarantees.get(&request.name) {
+            let problem = format!("{:?} is held by {}", request.name, held.cgroup);
+            return Err(Refused::Conflict(FieldError::new("name", problem, "a name that is not in use")));
+        }
+        let path = self.cgroup(request)?;
+        self.admit_at(request, &path, dry_run)
+    }
+
+    /// Asks for an allocation for this cgroup. That of a command is not there yet.
+    fn admit_at(&mut self, request: &Request, path: &CgroupPath, dry_run: bool) -> Result<Answer, Refused> {
         let conflict = |field: &str, problem: String, allowed: &str| {
             Refused::Conflict(FieldError::new(field, problem, allowed))
         };
@@ -479,8 +547,10 @@ impl Owner {
             let problem = format!("{:?} is held by {}", request.name, held.cgroup);
             return Err(conflict("name", problem, "a name that is not in use"));
         }
-        let path = self.cgroup(request)?;
-        let overlaps = |other: &CgroupPath| path.contains(other) || other.contains(&path);
+        if request.target != Target::Exec {
+            self.check_cgroup(path, request)?;
+        }
+        let overlaps = |other: &CgroupPath| path.contains(other) || other.contains(path);
         if let Some((name, held)) = self.state.guarantees.iter().find(|(_, held)| overlaps(&held.cgroup)) {
             let problem =
                 format!("{path} overlaps with {}, which the allocation {name:?} holds", held.cgroup);
@@ -492,8 +562,9 @@ impl Owner {
         }
 
         self.check_fit()?;
+        let own = request.policy.map(|policy| self.strategy_with(policy)).transpose()?;
         let started = Instant::now();
-        let decision = self.strategy.admit(&self.state.ledger, &request.engine);
+        let decision = own.as_ref().unwrap_or(&self.strategy).admit(&self.state.ledger, &request.engine);
         let explanation = explain::explanation(&decision.explanation);
         if !dry_run {
             self.figures.decided(&decision, started.elapsed());
@@ -518,8 +589,7 @@ impl Owner {
         let allocation = grants.into_iter().next().map(|grant| grant.allocation).unwrap_or_default();
         let settings = Self::settings(request, &allocation);
         if dry_run {
-            let allocation =
-                self.describe(&request.name, &request.target, &path, &allocation, &settings, &[]);
+            let allocation = self.describe(&request.name, &request.target, path, &allocation, &settings, &[]);
             let dry =
                 api::DryRun { admitted: true, allocation: Some(allocation), rejection: None, explanation };
             return Ok(Answer::Dry(dry));
@@ -527,10 +597,11 @@ impl Owner {
 
         let is_ours = request.target == Target::Exec;
         if is_ours {
-            self.make(&path)?;
+            self.make(path)?;
         }
         let ledger = self.start_all(decision.ledger, &request.engine);
-        match self.hold(request, &path, &settings, ledger, explanation) {
+        self.make_room(&ledger, path);
+        match self.hold(request, path, &settings, ledger, explanation) {
             Ok(()) => {
                 tracing::info!(
                     name = request.name, cgroup = %path,
@@ -542,12 +613,23 @@ impl Owner {
                 held.map(Answer::Admitted).ok_or(Refused::Stopping)
             }
             Err(refused) => {
+                // The others may have their CPUs back.
+                self.due.herd = true;
                 if is_ours {
-                    let _ = fs::remove_dir(self.hierarchy.dir(&path));
+                    let _ = fs::remove_dir(self.hierarchy.dir(path));
                 }
                 Err(refused)
             }
         }
+    }
+
+    /// The strategy with another policy for nodes to agree.
+    fn strategy_with(&self, topology: TopologyManagerPolicy) -> Result<Kubelet, Refused> {
+        let config = Config { topology_manager_policy: Some(topology), ..self.config.clone() };
+        policy::strategy(&config, &self.machine).map_err(|problems| {
+            let allowed = "a policy that goes with topologyManagerPolicyOptions and the machine";
+            FieldError::new("policy", listed(&problems), allowed).into()
+        })
     }
 
     /// What is promised counts as running from the start: there is no later moment at which we would learn of it.
@@ -577,16 +659,24 @@ impl Owner {
         let plan = self.enforcer.plan(&self.state.book, &Change::Hold(path.clone(), settings.clone()))?;
         let before = self.state.clone();
         self.state.ledger = ledger;
-        let guarantee = Guarantee { target: request.target.clone(), cgroup: path.clone(), id, explanation };
+        self.state.herded.remove(path);
+        let guarantee = Guarantee {
+            target: request.target.clone(),
+            cgroup: path.clone(),
+            id,
+            settings: settings.clone(),
+            declared: request.declared.clone(),
+            explanation,
+        };
         self.state.guarantees.insert(request.name.clone(), guarantee);
-        self.carry_out(plan, Some(before))?;
+        self.enforce(plan, before)?;
         self.watched.insert(request.name.clone(), Watched::new(Instant::now()));
         self.publish();
         Ok(())
     }
 
-    /// Stores what is intended, writes the knobs, stores what came of it. With `before`, a failure brings that
-    /// back.
+    /// Stores what is intended, writes the knobs, stores what came of it. `before` comes back if it cannot be
+    /// stored, or if what was written is undone.
     fn carry_out(&mut self, plan: crate::enforce::Plan, before: Option<State>) -> Result<(), Refused> {
         let book = std::mem::replace(&mut self.state.book, plan.intent.clone());
         if let Err(error) = self.save() {
@@ -616,7 +706,7 @@ impl Owner {
             Err(failure) => {
                 self.figures.failed(&failure);
                 self.enforcer.refresh();
-                if let Some(before) = before {
+                if let Some(before) = before.filter(|_| plan.is_undone()) {
                     self.state = before;
                     if let Err(error) = self.save() {
                         tracing::error!(%error, "the ledger cannot be stored: a restart would bring back what was undone");
@@ -663,7 +753,12 @@ impl Owner {
         let Some(guarantee) = self.state.guarantees.get(name).cloned() else {
             return Err(Refused::Unknown(name.to_owned()));
         };
-        let plan = self.enforcer.plan(&self.state.book, &Change::Release(guarantee.cgroup.clone()))?;
+        let after = self.strategy.removed(&self.state.ledger, &OwnerId::from(name));
+        let change = match guarantee.target {
+            Target::Exec => Change::Release(guarantee.cgroup.clone()),
+            _ => self.let_go(&guarantee.cgroup, &after),
+        };
+        let plan = self.enforcer.plan(&self.state.book, &change)?;
         // The CPUs stay taken until the knobs are given back: a crash in between leaves all as it was.
         if let Err(refused) = self.carry_out(plan, None) {
             match &refused {
@@ -675,7 +770,7 @@ impl Owner {
         }
         let before = self.state.clone();
         self.state.guarantees.remove(name);
-        self.state.ledger = self.strategy.removed(&before.ledger, &OwnerId::from(name));
+        self.state.ledger = after;
         if !self.lacks.is_empty() {
             // What it gives back belongs to whoever lacks it.
             self.recharge();
@@ -704,6 +799,8 @@ impl Owner {
         if now.duration_since(self.refreshed) >= REFRESH {
             self.refreshed = now;
             self.enforcer.refresh();
+            self.herd(true);
+            self.due.declared = true;
         }
         self.release_gone(now);
         self.patrol(now, true);
@@ -765,6 +862,8 @@ impl Owner {
 
     /// Tells others what is promised.
     fn publish(&mut self) {
+        self.due.herd = true;
+        self.due.declared = true;
         self.patrol.follow(&self.state.book);
         let workloads = self.state.guarantees.iter().map(|(name, guarantee)| {
             let allocation = self.allocation_of(name);
@@ -815,25 +914,23 @@ impl Owner {
                 .collect(),
         });
         let allocations = self.state.guarantees.iter().map(|(name, guarantee)| {
-            let settings = self.state.book.get(&guarantee.cgroup).map(|record| record.settings.clone());
+            let record = self.state.book.get(&guarantee.cgroup);
+            let settings = record.map_or(&guarantee.settings, |record| &record.settings);
             let drift = self.patrol.of(&guarantee.cgroup);
             let allocation = self.allocation_of(name);
-            let mut described = self.describe(
-                name,
-                &guarantee.target,
-                &guarantee.cgroup,
-                &allocation,
-                &settings.unwrap_or_default(),
-                &drift,
-            );
+            let mut described =
+                self.describe(name, &guarantee.target, &guarantee.cgroup, &allocation, settings, &drift);
             described.explanation = Some(guarantee.explanation.clone());
             described.lack = self.lacks.get(name).map(api::Lack::from);
+            described.declared = guarantee.declared.as_ref().map(|rule| rule.pattern().to_owned());
             described
         });
         api::Allocations {
             allocations: allocations.collect(),
             shared_cpus: ledger.shared_pool().to_string(),
             nodes: nodes.collect(),
+            enforcement: api::Enforcement { mode: self.mode(), herding: self.herding() },
+            waiting: self.declarations.waiting(),
         }
     }
 
@@ -860,6 +957,8 @@ impl Owner {
                 .into_iter()
                 .map(|(knob, value)| (knob.to_string(), value.to_string()))
                 .collect(),
+            enforced: self.mode() == Mode::On,
+            declared: None,
             drift: drift.to_vec(),
             lack: None,
             explanation: None,

@@ -49,7 +49,9 @@ pub(super) fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierar
         }
         for (path, record) in previous.book.iter() {
             let is_above = state.guarantees.values().any(|held| path.contains(&held.cgroup));
-            if state.book.get(path).is_none() && is_above && record.settings.is_empty() {
+            // A cgroup without exclusive CPUs has a mark as well, if it can.
+            let is_herded = previous.herded.contains(path) && !found.is_supported;
+            if state.book.get(path).is_none() && (is_above && record.settings.is_empty() || is_herded) {
                 state.book.insert(path.clone(), record.clone());
             }
         }
@@ -161,6 +163,8 @@ fn of_knobs(hierarchy: &Hierarchy, path: &CgroupPath) -> Option<Mark> {
         target: Target::Exec,
         cgroup: path.clone(),
         id,
+        settings: record.settings.clone(),
+        declared: None,
         explanation: api::Explanation::default(),
     };
     Some(Mark::new(path.clone(), record, Some(Held { name, guarantee, account })))

@@ -2,12 +2,18 @@
 
 use std::fmt;
 
-use numaward_cgroup::CgroupPath;
+use numaward_cgroup::{CgroupPath, knob::Partition};
 use numaward_engine::{self as engine, Quantity, Resources};
 use numaward_topology::{Bytes, HugepageSize, ZoneKind};
 use serde::{Deserialize, Serialize};
 
-use crate::api;
+use crate::{
+    api,
+    config::{
+        enforcement::{Declared, Size},
+        policy::TopologyManagerPolicy,
+    },
+};
 
 /// The longest name of a workload; also fits the name of a directory.
 const MAX_NAME: usize = 200;
@@ -64,6 +70,12 @@ pub struct Request {
     pub engine: engine::Request,
     /// The memory that is asked for: what the workload may use.
     pub memory: Bytes,
+    /// How the nodes have to agree, if not as the configuration has it.
+    pub policy: Option<TopologyManagerPolicy>,
+    /// Whether its CPUs become a scheduling domain of their own.
+    pub partition: Partition,
+    /// What it was declared as, if it was.
+    pub declared: Option<Declared>,
 }
 
 impl Request {
@@ -105,7 +117,35 @@ impl Request {
             resources = resources.with_hugepages(size, Quantity::whole(amount.0));
         }
         let engine = engine::Request::workload(asked.name.as_str(), resources);
-        Ok(Self { name: asked.name.clone(), target, engine, memory })
+        Ok(Self {
+            name: asked.name.clone(),
+            target,
+            engine,
+            memory,
+            policy: asked.policy,
+            partition: asked.partition.map_or(Partition::Member, Into::into),
+            declared: None,
+        })
+    }
+
+    /// The request that is declared for a unit or cgroup.
+    pub fn declared(declared: &Declared, target: api::Target) -> Result<Self, FieldError> {
+        let name = match &target {
+            api::Target::Unit(name) => name.clone(),
+            api::Target::Cgroup(path) => path.trim_start_matches('/').to_owned(),
+            api::Target::Exec => String::new(),
+        };
+        let hugepages = declared.hugepages.iter();
+        let request = Self::new(&api::AllocationRequest {
+            name,
+            target,
+            cpus: declared.cpus,
+            memory: declared.memory.0.0.to_string(),
+            hugepages: hugepages.map(|(size, bytes)| (size.to_string(), bytes.0.0.to_string())).collect(),
+            policy: declared.policy,
+            partition: declared.partition,
+        })?;
+        Ok(Self { declared: Some(declared.clone()), ..request })
     }
 
     /// The huge pages that are asked for.
@@ -158,11 +198,7 @@ fn bytes(field: &str, text: &str) -> Result<Bytes, FieldError> {
     let quantity: Quantity = text.parse().map_err(|error: engine::quantity::QuantityError| {
         wrong(&format_args!("{:?} is not a quantity: {}", error.text, error.problem))
     })?;
-    match quantity.units() {
-        Some(0) => Err(wrong(&"it is 0")),
-        Some(bytes) if i64::try_from(bytes).is_ok() => Ok(Bytes(bytes)),
-        _ => Err(wrong(&format_args!("{text} is more than any machine has"))),
-    }
+    Size::new(quantity).map(|size| size.0).map_err(|problem| wrong(&problem))
 }
 
 #[cfg(test)]
@@ -176,6 +212,8 @@ mod tests {
             cpus: 2,
             memory: "256Mi".to_owned(),
             hugepages: [("2Mi".to_owned(), "4Mi".to_owned())].into(),
+            policy: None,
+            partition: None,
         }
     }
 

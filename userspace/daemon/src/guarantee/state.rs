@@ -1,6 +1,6 @@
 //! The durable state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_engine::Ledger;
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::request::Target;
 use crate::{
     api,
-    enforce::{Book, CgroupId, CgroupPath},
+    config::enforcement::Declared,
+    enforce::{Book, CgroupId, CgroupPath, Settings},
 };
 
 /// All that survives a restart.
@@ -21,6 +22,9 @@ pub struct State {
     pub guarantees: BTreeMap<String, Guarantee>,
     /// What was written where for it.
     pub book: Book,
+    /// Cgroups that hold settings because they are herded.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub herded: BTreeSet<CgroupPath>,
 }
 
 /// A workload that holds an allocation.
@@ -33,6 +37,12 @@ pub struct Guarantee {
     pub cgroup: CgroupPath,
     /// Which cgroup of that path.
     pub id: CgroupId,
+    /// What its cgroup is to hold. In a dry run, the book knows nothing of it.
+    #[serde(default)]
+    pub settings: Settings,
+    /// What it was declared as in the configuration, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub declared: Option<Declared>,
     /// Why it was placed there.
     pub explanation: api::Explanation,
 }

@@ -1,11 +1,13 @@
 //! The keeper on a tree of plain files.
 
+mod herd;
+
 use std::{fs, path::Path, sync::Mutex, thread::JoinHandle};
 
 use numaward_topology::{Bytes, Machine};
 
 use super::{
-    keeper::{Answer, Listener, Promises},
+    keeper::{Answer, CgroupEvents, Listener, Promises},
     *,
 };
 use crate::{api, events::Report};
@@ -15,6 +17,7 @@ struct Host {
     machine: Mutex<Arc<Machine>>,
     told: Mutex<Promises>,
     happened: Mutex<Vec<(Option<CgroupPath>, Report)>>,
+    tell_cgroups: Mutex<Option<CgroupEvents>>,
 }
 
 impl Listener for Host {
@@ -29,6 +32,10 @@ impl Listener for Host {
     fn promised(&self, promises: Promises) {
         *self.told.lock().unwrap() = promises;
     }
+
+    fn tell_cgroups(&self, tell: CgroupEvents) {
+        *self.tell_cgroups.lock().unwrap() = Some(tell);
+    }
 }
 
 struct Bench {
@@ -40,8 +47,12 @@ impl Bench {
     fn new(cgroups: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build();
-        let machine = Mutex::new(Arc::new(machine.unwrap()));
-        let host = Host { machine, told: Mutex::default(), happened: Mutex::default() };
+        let host = Host {
+            machine: Mutex::new(Arc::new(machine.unwrap())),
+            told: Mutex::default(),
+            happened: Mutex::default(),
+            tell_cgroups: Mutex::default(),
+        };
         let bench = Self { dir, host: Arc::new(host) };
         bench.cgroup("");
         for cgroup in cgroups {
@@ -118,6 +129,8 @@ fn request(cgroup: &str, cpus: u32) -> Request {
         cpus,
         memory: "1Gi".to_owned(),
         hugepages: std::collections::BTreeMap::new(),
+        policy: None,
+        partition: None,
     })
     .unwrap()
 }

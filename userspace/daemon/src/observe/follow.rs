@@ -195,6 +195,9 @@ impl Observer {
         let mut state = self.lock();
         match told {
             Ok(events) => {
+                if !events.is_empty() {
+                    state.cgroup_listeners.retain(|listening| (listening.0)(&events));
+                }
                 for event in events {
                     state.take(event);
                 }

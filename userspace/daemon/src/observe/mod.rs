@@ -16,6 +16,7 @@ mod table;
 
 use std::{
     collections::BTreeMap,
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -35,7 +36,7 @@ use crate::{
     api,
     config::Config,
     events::Events,
-    guarantee::keeper::Promises,
+    guarantee::keeper::{CgroupEvents, Promises},
     metrics::{self, Allocated, MapFigures, ProbeFigures, Resident, Source, WorkloadFigures},
 };
 
@@ -80,6 +81,15 @@ impl Part {
     }
 }
 
+/// Somebody who is told of cgroups that come and go.
+struct Listening(CgroupEvents);
+
+impl fmt::Debug for Listening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Listening")
+    }
+}
+
 /// The state of this host as last seen.
 #[derive(Debug)]
 pub struct Observer {
@@ -99,6 +109,8 @@ struct State {
     hierarchy: Option<Hierarchy>,
     /// What is promised.
     promises: Arc<Promises>,
+    /// Who is told of cgroups that come and go.
+    cgroup_listeners: Vec<Listening>,
     degraded: BTreeMap<Part, String>,
     /// When somebody last asked for the workloads' figures.
     asked: Option<Instant>,
@@ -135,6 +147,7 @@ impl Observer {
             table: Table::default(),
             hierarchy: None,
             promises: Arc::default(),
+            cgroup_listeners: Vec::new(),
             degraded,
             asked,
         };

@@ -9,10 +9,10 @@ use numaward_cgroup::{CgroupId, CgroupPath, classify};
 use numaward_probes as probes;
 use numaward_topology::{Bytes, Machine, NodeId};
 
-use super::{Observer, Part, State, chain, naming, table::Member};
+use super::{Listening, Observer, Part, State, chain, naming, table::Member};
 use crate::{
     events::Report,
-    guarantee::keeper::{Listener, Promises},
+    guarantee::keeper::{CgroupEvents, Listener, Promises},
     metrics::{KindPromised, Lacking, Missed, PromiseFigures},
 };
 
@@ -27,6 +27,10 @@ impl Listener for Observer {
             Some(name) => report.workload(name),
             None => report,
         });
+    }
+
+    fn tell_cgroups(&self, tell: CgroupEvents) {
+        self.lock().cgroup_listeners.push(Listening(tell));
     }
 
     /// The probes know the nodes of a workload when this returns: its first page is judged by them.

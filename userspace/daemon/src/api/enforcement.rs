@@ -1,0 +1,79 @@
+//! How far the kernel is told, who is herded, and which declared guarantees wait.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{Drift, Mode, Rejection};
+
+/// How far the kernel is told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Enforcement {
+    /// Whether guarantees are enforced (`enforcement.mode` of the configuration).
+    pub mode: Mode,
+    /// Who is kept off exclusive CPUs.
+    pub herding: Herding,
+}
+
+/// Who is kept off exclusive CPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Herding {
+    /// Whether others are herded: the lesser of `enforcement.mode` and `enforcement.herding.mode`.
+    pub mode: Mode,
+    /// The cgroups that are, or cannot be. None while no CPU is exclusive.
+    pub cgroups: Vec<Herded>,
+    /// Processes in the root cgroup, kernel threads not counted: they cannot be herded. Absent while no CPU is
+    /// exclusive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes_in_root: Option<u64>,
+}
+
+/// A cgroup without exclusive CPUs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Herded {
+    /// The path of the cgroup.
+    #[schema(examples("/system.slice"))]
+    pub cgroup: String,
+    /// What of the shared pool it is to have, as a list: all of it, or what of it was its own before. Empty if
+    /// it cannot be herded.
+    pub cpus: String,
+    /// What became of it.
+    pub state: HerdState,
+    /// Why it cannot be herded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Knobs that did not hold what was written, as last seen.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drift: Vec<Drift>,
+}
+
+/// What became of a cgroup without exclusive CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum HerdState {
+    /// It is on the shared pool.
+    Herded,
+    /// It would be, if this were no dry run.
+    DryRun,
+    /// It cannot be herded, and is left as it is.
+    Refused,
+}
+
+/// A cgroup for which a guarantee is declared that it does not hold. It is tried again when something is freed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Waiting {
+    /// The path of the cgroup.
+    #[schema(examples("/batch/render"))]
+    pub cgroup: String,
+    /// The pattern of the guarantee in the configuration.
+    #[schema(examples("/batch/*"))]
+    pub declared: String,
+    /// Why it is not held.
+    pub reason: String,
+    /// The engine's decision, if it was that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rejection: Option<Rejection>,
+}

@@ -1,0 +1,401 @@
+//! What is enforced: the mode, the herding of others, and guarantees that are declared.
+
+use std::{borrow::Cow, collections::BTreeMap, fmt, str::FromStr};
+
+use numaward_cgroup::{CgroupPath, knob::Partition};
+use numaward_engine::Quantity;
+use numaward_topology::{Bytes, HugepageSize, ZoneKind};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use utoipa::ToSchema;
+
+use super::policy::{Amount, TopologyManagerPolicy};
+
+/// How far the kernel is told.
+///
+/// Tools that follow YAML 1.1 turn `on` and `off` into booleans, so these are understood as well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Nothing is promised or written; what an earlier run wrote is given back.
+    Off,
+    /// All is decided, and what would be written is told; nothing is written.
+    DryRun,
+    /// What is decided is written.
+    #[default]
+    On,
+}
+
+impl<'de> Deserialize<'de> for Mode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Word;
+        impl de::Visitor<'_> for Word {
+            type Value = Mode;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("off, dry-run or on")
+            }
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<Mode, E> {
+                match word {
+                    "off" => Ok(Mode::Off),
+                    "dry-run" => Ok(Mode::DryRun),
+                    "on" => Ok(Mode::On),
+                    _ => Err(E::unknown_variant(word, &["off", "dry-run", "on"])),
+                }
+            }
+            fn visit_bool<E: de::Error>(self, on: bool) -> Result<Mode, E> {
+                Ok(if on { Mode::On } else { Mode::Off })
+            }
+        }
+        deserializer.deserialize_any(Word)
+    }
+}
+
+impl JsonSchema for Mode {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> Cow<'static, str> {
+        "Mode".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "enum": ["off", "dry-run", "on", false, true] })
+    }
+}
+
+/// What is written to the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Enforcement {
+    /// Whether guarantees are given: `off`, `dry-run` (decided and told, not written) or `on`.
+    pub mode: Mode,
+    /// Whether workloads without exclusive CPUs are kept off those of others.
+    pub herding: Herding,
+}
+
+impl Enforcement {
+    /// How far others are herded: never further than guarantees are enforced.
+    pub fn herding_mode(&self) -> Mode {
+        self.mode.min(self.herding.mode)
+    }
+}
+
+/// Keeps workloads without exclusive CPUs on the shared pool, as long as any CPU is exclusive.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Herding {
+    /// `off`, `dry-run` (told, not written) or `on`. Never does more than `enforcement.mode`.
+    pub mode: Mode,
+    /// Cgroups that keep all CPUs, as patterns: `*` stands for any text without a slash, `**` for any number
+    /// of levels. All else is herded, by the highest cgroup possible; if one further down is exempt here, those
+    /// beside it are herded one by one. Left out: the init process, `/init.scope`. Kernel threads and what else
+    /// runs in the root cgroup cannot be herded.
+    pub system_slices: Vec<CgroupPattern>,
+}
+
+impl Default for Herding {
+    fn default() -> Self {
+        let init = CgroupPattern::new("/init.scope");
+        Self { mode: Mode::Off, system_slices: init.into_iter().collect() }
+    }
+}
+
+/// A guarantee that every workload gets whose unit or cgroup matches. It holds from the moment the cgroup
+/// appears until it is gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Declared {
+    /// The unit of systemd, as a pattern. Either this or `cgroup`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<UnitPattern>,
+    /// The cgroup, as a pattern: `*` stands for any text without a slash, `**` for any number of levels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<CgroupPattern>,
+    /// Exclusive CPUs for each.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub cpus: u32,
+    /// Memory for each: promised on the nodes, and the most that it may use.
+    pub memory: Size,
+    /// Huge pages for each: bytes by page size.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub hugepages: BTreeMap<PageSize, Size>,
+    /// How the nodes of CPUs and memory have to agree. Left out: `topologyManagerPolicy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<TopologyManagerPolicy>,
+    /// Whether its CPUs are a scheduling domain of their own (`cpuset.cpus.partition`). Left out: `member`, no.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<PartitionKind>,
+}
+
+impl Declared {
+    /// For which unit or cgroup, in words.
+    pub fn pattern(&self) -> &str {
+        match (&self.unit, &self.cgroup) {
+            (Some(unit), _) => unit.0.as_str(),
+            (None, Some(cgroup)) => cgroup.0.as_str(),
+            (None, None) => "",
+        }
+    }
+}
+
+/// A kind of `cpuset.cpus.partition`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PartitionKind {
+    /// None: the scheduler balances its CPUs with all others.
+    Member,
+    /// A scheduling domain of its own.
+    Root,
+    /// The same, and the scheduler does not balance load among its CPUs.
+    Isolated,
+}
+
+impl From<PartitionKind> for Partition {
+    fn from(kind: PartitionKind) -> Self {
+        match kind {
+            PartitionKind::Member => Self::Member,
+            PartitionKind::Root => Self::Root,
+            PartitionKind::Isolated => Self::Isolated,
+        }
+    }
+}
+
+/// An amount of memory above 0: `256Mi`, `8Gi`, a plain number of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub Bytes);
+
+impl Size {
+    /// Reads a quantity as a number of bytes.
+    pub fn new(quantity: Quantity) -> Result<Self, String> {
+        // Fractions of a byte are rounded up, as Kubernetes does.
+        match quantity.units() {
+            Some(0) => Err("it is 0".to_owned()),
+            Some(bytes) if i64::try_from(bytes).is_ok() => Ok(Self(Bytes(bytes))),
+            _ => Err(format!("{quantity} is more than any machine has")),
+        }
+    }
+}
+
+impl Serialize for Size {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Amount(quantity) = Amount::deserialize(deserializer)?;
+        let expected = "expected a number of bytes above 0, such as 256Mi or 8Gi";
+        Self::new(quantity).map_err(|problem| de::Error::custom(format_args!("{problem}; {expected}")))
+    }
+}
+
+impl JsonSchema for Size {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> Cow<'static, str> {
+        "Size".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": ["string", "integer"], "examples": ["8Gi", 1_073_741_824] })
+    }
+}
+
+/// The size of a huge page: `2Mi`, `1Gi`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PageSize(pub HugepageSize);
+
+impl fmt::Display for PageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for PageSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match format!("hugepages-{text}").parse() {
+            Ok(ZoneKind::Hugepages(size)) => Ok(Self(size)),
+            _ => Err(format!("{text:?} is not a page size (expected one such as 2Mi or 1Gi)")),
+        }
+    }
+}
+
+/// A pattern for paths of cgroups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CgroupPattern(glob::Pattern);
+
+/// A pattern for names of systemd's units.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitPattern(glob::Pattern);
+
+const MATCHING: glob::MatchOptions = glob::MatchOptions {
+    case_sensitive: true,
+    require_literal_separator: true,
+    require_literal_leading_dot: false,
+};
+
+fn pattern(text: &str) -> Result<glob::Pattern, String> {
+    glob::Pattern::new(text)
+        .map_err(|error| format!("{text:?} is not a pattern: {} (at character {})", error.msg, error.pos + 1))
+}
+
+impl CgroupPattern {
+    /// Reads a pattern.
+    pub fn new(text: &str) -> Result<Self, String> {
+        let expected = "expected the path of a cgroup below the root, such as /batch/*";
+        match text.parse::<CgroupPath>() {
+            Ok(path) if !path.is_root() => pattern(text).map(Self),
+            _ => Err(format!("{text:?} is no such path; {expected}")),
+        }
+    }
+
+    /// Whether a cgroup matches.
+    pub fn matches(&self, path: &CgroupPath) -> bool {
+        self.0.matches_with(path.as_str(), MATCHING)
+    }
+
+    /// Whether one below this cgroup could match, there or not.
+    pub fn may_match_below(&self, path: &CgroupPath) -> bool {
+        let mut names = path.components();
+        for part in self.0.as_str().split('/').filter(|part| !part.is_empty()) {
+            let Some(name) = names.next() else { return true };
+            let fits = glob::Pattern::new(part).is_ok_and(|part| part.matches_with(name, MATCHING));
+            if part == "**" || !fits {
+                return part == "**";
+            }
+        }
+        false
+    }
+}
+
+impl UnitPattern {
+    /// Reads a pattern.
+    pub fn new(text: &str) -> Result<Self, String> {
+        let ends = [".service", ".scope", ".slice", ".socket", ".mount", ".swap"];
+        let is_unit = ends.iter().any(|end| text.strip_suffix(end).is_some_and(|name| !name.is_empty()));
+        if !is_unit || text.contains('/') {
+            return Err(format!(
+                "{text:?} is not the name of units that have cgroups; expected one such as nginx.service or db@*.service"
+            ));
+        }
+        pattern(text).map(Self)
+    }
+
+    /// Whether a unit matches.
+    pub fn matches(&self, unit: &str) -> bool {
+        self.0.matches_with(unit, MATCHING)
+    }
+}
+
+macro_rules! as_text {
+    ($name:ident, $new:path, $text:expr, $example:literal) => {
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let text: fn(&Self) -> String = $text;
+                serializer.serialize_str(&text(self))
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = Cow::<'de, str>::deserialize(deserializer)?;
+                $new(&text).map_err(de::Error::custom)
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn inline_schema() -> bool {
+                true
+            }
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({ "type": "string", "examples": [$example] })
+            }
+        }
+    };
+}
+
+as_text!(CgroupPattern, CgroupPattern::new, |pattern| pattern.0.as_str().to_owned(), "/batch/*");
+as_text!(UnitPattern, UnitPattern::new, |pattern| pattern.0.as_str().to_owned(), "db@*.service");
+as_text!(PageSize, PageSize::from_str, ToString::to_string, "2Mi");
+
+/// What is wrong with declared guarantees (each with its number) beyond single values: the path of the key, and
+/// the problem. `is_given` says whether there was a value at a path, right or wrong.
+pub(super) fn problems(
+    declared: &[(usize, &Declared)],
+    is_given: impl Fn(&[String]) -> bool,
+) -> Vec<(Vec<String>, String)> {
+    let mut problems = Vec::new();
+    let item = |number: usize| vec!["guarantees".to_owned(), number.to_string()];
+    let at = |number, key: &str| [item(number), vec![key.to_owned()]].concat();
+    for number in (0..).take_while(|number| is_given(&item(*number))) {
+        match ["unit", "cgroup"].map(|key| is_given(&at(number, key))) {
+            [true, true] => {
+                let problem = "a unit is given as well: leave out one of the two".to_owned();
+                problems.push((at(number, "cgroup"), problem));
+            }
+            [false, false] => problems.push((item(number), "give unit or cgroup: what it is for".to_owned())),
+            _ => {}
+        }
+    }
+    for (position, (number, this)) in declared.iter().enumerate() {
+        for (size, amount) in &this.hugepages {
+            if !amount.0.0.is_multiple_of(size.0.0.0) {
+                let path = [at(*number, "hugepages"), vec![size.to_string()]].concat();
+                problems.push((path, format!("{} is not a whole number of pages of {size}", amount.0)));
+            }
+        }
+        let is_same = |(_, other): &&(usize, &Declared)| {
+            (&other.unit, &other.cgroup) == (&this.unit, &this.cgroup) && !this.pattern().is_empty()
+        };
+        if let Some((first, _)) = declared[..position].iter().find(is_same) {
+            let key = if this.unit.is_some() { "unit" } else { "cgroup" };
+            let problem = format!("{:?} has a guarantee before, at guarantees.{first}", this.pattern());
+            problems.push((at(*number, key), problem));
+        }
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_by_levels() {
+        for (pattern, path, matches, below) in [
+            ("/batch", "/batch", true, false),
+            ("/batch/*", "/batch", false, true),
+            ("/batch/*", "/batch/a", true, false),
+            ("/batch/*", "/batch/a/b", false, false),
+            ("/batch/**", "/batch/a/b", true, true),
+            ("/a/**/x", "/a/b/c/x", true, true),
+            ("/a/*/x", "/b/c", false, false),
+            ("/*.slice/db@[12].service", "/system.slice", false, true),
+            ("/*.slice/db@[12].service", "/system.slice/db@2.service", true, false),
+            ("/*.slice/db@[12].service", "/system.slice/db@3.service", false, false),
+        ] {
+            let (pattern, path) = (CgroupPattern::new(pattern).unwrap(), path.parse().unwrap());
+            assert_eq!(pattern.matches(&path), matches, "{pattern:?} {path}");
+            assert_eq!(pattern.may_match_below(&path), below, "{pattern:?} {path}");
+        }
+        assert!(UnitPattern::new("db@*.service").unwrap().matches("db@main.service"));
+    }
+
+    #[test]
+    fn herding_goes_no_further_than_enforcement() {
+        use Mode::{DryRun, Off, On};
+        for (mode, herding, both) in
+            [(On, On, On), (On, Off, Off), (DryRun, On, DryRun), (Off, On, Off), (On, DryRun, DryRun)]
+        {
+            let herding = Herding { mode: herding, ..Herding::default() };
+            assert_eq!(Enforcement { mode, herding }.herding_mode(), both);
+        }
+        let default = Enforcement::default();
+        assert_eq!((default.mode, default.herding_mode()), (On, Off));
+    }
+}
