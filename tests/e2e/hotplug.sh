@@ -11,10 +11,10 @@ noticed() { ask /api/v1/topology | grep -q "\"memoryBytes\":$(($(total $1) * 102
 
 # Without BTF, the probe tells a page's node by its address.
 [ $mode = tp_btf ] || mount -o bind /dev/null /sys/kernel/btf/vmlinux
-for name in early late filling; do
+for name in late filling; do
     mkdir $cgroups/$name
 done
-# Not to be noticed by reading the machine now and then.
+# It is to be noticed, not to be found in the end.
 echo 'observe: {topologyInterval: 1h}' >/tmp/config.yaml
 numaward run --config /tmp/config.yaml >/tmp/daemon.log 2>&1 &
 daemon=$!
@@ -34,8 +34,6 @@ for state in /sys/devices/system/memory/memory*/state; do
     [ "$(cat $state)" = online ] || echo online_movable >$state || fail "cannot put ${state%/state} online"
 done
 
-# Its first pages are what the daemon notices it by.
-load early --cpus 0 --policy bind:2
 wait_for 30 noticed 2
 wait_for 30 noticed 1
 section unknown

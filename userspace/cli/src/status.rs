@@ -134,7 +134,7 @@ pub(crate) fn render(report: &Report) -> String {
     let count = status.workloads;
     let _ = writeln!(
         text,
-        "\n{} cgroups of workloads have counters of their own, {} have none",
+        "\nWorkloads' cgroups with counters of their own: {}, without: {}",
         count.own, count.other
     );
     if !workloads.is_empty() {
@@ -293,7 +293,7 @@ WAITING  DECLARED  REASON
 
 cgroups: none mounted
 
-1 cgroups of workloads have counters of their own, 0 have none
+Workloads' cgroups with counters of their own: 1, without: 0
 
 RESIDENT  ALLOCATED  REMOTE  COUNTERS  WORKLOAD
 1.5 MiB   4.0 MiB    25.0 %  removed   a.service

@@ -274,12 +274,6 @@ impl Probes {
         self.alloc.as_mut().map_or(Ok(()), |alloc| alloc.refresh(machine, &self.slots))
     }
 
-    /// [`Snapshot::unknown_node`] alone. When it grows, the machine has likely changed.
-    pub fn unknown_node(&self) -> Result<Pages, MapAccessError> {
-        let totals = self.alloc.as_ref().map(Alloc::totals).transpose()?;
-        Ok(Pages(totals.unwrap_or_default().unknown_node))
-    }
-
     /// Takes a workload's slot back and returns its last counts. Afterwards its cgroups, if they
     /// still exist, are counted for the next registered cgroup above, or as [`Snapshot::other`].
     ///

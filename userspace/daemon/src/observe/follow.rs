@@ -11,7 +11,7 @@ use std::{
 use numaward_cgroup::{
     Event, Hierarchy, OpenError, WatchMode, WatchOptions, Watcher, WorkloadKind, classify,
 };
-use numaward_probes::{CgroupId, Pages, RegisterError};
+use numaward_probes::{CgroupId, RegisterError};
 use numaward_topology::sysfs;
 use tokio_util::sync::CancellationToken;
 
@@ -105,7 +105,7 @@ fn follow(
     latches.topology.release();
     latches.probes.release();
     let mut latch = Some(latches.cgroups);
-    let mut machine_watch = MachineWatch::new(Instant::now());
+    let mut machine_read = Instant::now();
     let mut compared = Instant::now();
     let mut fingerprint = Fingerprint::take(&observer.config.host_root);
     let mut watcher: Option<Watcher> = None;
@@ -129,47 +129,16 @@ fn follow(
             state.keep_books(observer.config.observe.keep_removed.0);
             state.probes.flush_log();
         }
+        let mut is_due = machine_read.elapsed() >= observer.config.observe.topology_interval.0;
         if compared.elapsed() >= COMPARE {
             compared = Instant::now();
             let now = Fingerprint::take(&observer.config.host_root);
-            if now != fingerprint {
-                fingerprint = now;
-                observer.read_machine();
-            }
+            is_due |= now != fingerprint;
+            fingerprint = now;
         }
-        let unknown = observer.lock().unknown_node();
-        let interval = observer.config.observe.topology_interval.0;
-        machine_watch.turn(Instant::now(), unknown, interval, || observer.read_machine());
-    }
-}
-
-/// When to read the machine again: at an interval, and at once when pages are allocated where no node is known, which
-/// is what memory that came looks like.
-#[derive(Debug)]
-struct MachineWatch {
-    last: Instant,
-    /// Pages on no known node when that was last looked at.
-    unknown: Pages,
-    /// Not ahead of the interval before this: the last time, nothing new was found.
-    early_from: Instant,
-}
-
-impl MachineWatch {
-    /// From a machine that was just read.
-    fn new(now: Instant) -> Self {
-        Self { last: now, unknown: Pages(0), early_from: now }
-    }
-
-    /// Calls `read`, which tells whether the machine had changed, if it is time.
-    fn turn(&mut self, now: Instant, unknown: Pages, interval: Duration, read: impl FnOnce() -> bool) {
-        let grew = unknown > self.unknown;
-        self.unknown = unknown;
-        let early = grew && now >= self.early_from;
-        if early || now.saturating_duration_since(self.last) >= interval {
-            self.last = now;
-            if !read() && early {
-                self.early_from = now + RETRY;
-            }
+        if is_due {
+            machine_read = Instant::now();
+            observer.read_machine();
         }
     }
 }
@@ -217,17 +186,16 @@ impl Observer {
         state.note(Part::CgroupWatch, mode);
     }
 
-    /// Reads the machine again, for what changes at run time: memory and CPUs that come and go. Whether it has
-    /// changed.
-    fn read_machine(&self) -> bool {
+    /// Reads the machine again, for what changes at run time: memory and CPUs that come and go.
+    fn read_machine(&self) {
         let machine = sysfs::read(&self.config.host_root).map_err(|error| chain(&error));
         let mut state = self.lock();
         state.note(Part::Topology, machine.as_ref().map(|_| ()).map_err(Clone::clone));
-        let Ok(machine) = machine else { return false };
+        let Ok(machine) = machine else { return };
         let refreshed = state.probes.refresh(&machine).map_err(|error| chain(&error));
         state.note(Part::ProbeNodes, refreshed);
         if machine == *state.machine {
-            return false;
+            return;
         }
         for report in hotplug::changes(&state.machine, &machine) {
             self.events.report(report);
@@ -236,7 +204,6 @@ impl Observer {
             state.table.forget_residents();
         }
         state.machine = Arc::new(machine);
-        true
     }
 }
 
@@ -297,34 +264,5 @@ impl State {
             }
         }
         self.note(Part::Slots, outcome);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_machine_is_read_at_the_interval_and_when_unknown_nodes_are_met() {
-        let (start, interval) = (Instant::now(), Duration::from_mins(1));
-        let mut watch = MachineWatch::new(start);
-        let mut turn = |seconds, unknown, changed| {
-            let mut read = false;
-            watch.turn(start + Duration::from_secs(seconds), Pages(unknown), interval, || {
-                read = true;
-                changed
-            });
-            read
-        };
-        assert!(!turn(1, 0, true), "no news");
-        assert!(turn(2, 5, true), "memory came");
-        assert!(turn(3, 6, true), "and more");
-        assert!(!turn(4, 6, true));
-        assert!(turn(5, 7, false), "whatever it was");
-        assert!(!turn(6, 8, true), "the last look found nothing");
-        assert!(turn(16, 9, true));
-        assert!(!turn(75, 9, true));
-        assert!(turn(76, 9, false), "an interval after the last look");
-        assert!(turn(77, 10, true));
     }
 }

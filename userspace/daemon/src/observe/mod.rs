@@ -383,11 +383,6 @@ impl State {
         counted.ok()
     }
 
-    /// Pages that were allocated where no node is known; 0 where that cannot be read, which [`State::counters`] tells.
-    fn unknown_node(&self) -> Pages {
-        self.probes.unknown_node().unwrap_or_default()
-    }
-
     /// What the probes cost; nothing where that cannot be read.
     fn stats(&mut self) -> Vec<ProbeStats> {
         let stats = self.probes.stats().map_err(|error| chain(&error));
