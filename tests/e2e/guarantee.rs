@@ -1,7 +1,9 @@
 //! Guarantees from request to cpuset: what a command is promised is what the kernel and the probes say it has,
 //! also after the daemon was killed, and what cannot be had is refused with its reason.
 
-use numaward_tests::{Bench, assert_near, boot};
+use std::collections::BTreeSet;
+
+use numaward_tests::{Bench, Report, assert_near, boot};
 use numaward_vm::Machine;
 
 const MIB: u64 = 1 << 20;
@@ -9,6 +11,30 @@ const MIB: u64 = 1 << 20;
 /// The value of a series in the text format.
 fn value(metrics: &str, series: &str) -> Option<u64> {
     metrics.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
+}
+
+/// Of two CPUs and memory for which there is room on both nodes: what each could be served on, and which won.
+fn every_hint_is_shown(report: &Report) {
+    let merges = &report.json("explained")["explanation"]["merges"];
+    let text = report.section("explained to people");
+    let rows: Vec<String> =
+        text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    for (resource, sets) in
+        [("cpu", &[("1", true), ("0-1", false)][..]), ("memory", &[("0", true), ("1", true), ("0-1", false)])]
+    {
+        let hints = merges[0]["hints"].as_array().unwrap();
+        let hints = hints.iter().find(|hints| hints["resource"] == resource).unwrap();
+        let found: Vec<_> = hints["sets"].as_array().unwrap().iter().collect();
+        let found: BTreeSet<_> =
+            found.iter().map(|set| (set["nodes"].as_str().unwrap(), set["preferred"] == true)).collect();
+        assert_eq!(found, sets.iter().copied().collect(), "{resource}: {merges}");
+        for (nodes, preferred) in sets {
+            let row = format!("{resource} {nodes} {}", if *preferred { "yes" } else { "no" });
+            assert!(rows.contains(&row), "{row}:\n{text}");
+        }
+    }
+    assert_eq!(merges[0]["nodes"], "1");
+    assert!(text.ends_with("Result: nodes 1, accepted by the topology policy"), "{text}");
 }
 
 #[test]
@@ -58,6 +84,10 @@ fn guarantees_hold_move_pages_and_outlive_the_daemon() {
     assert!(refused.contains("node 0: cpu requested 2, free 1, too little"), "{refused}");
     assert!(refused.contains("node 1: cpu requested 2, free 0, too little"), "{refused}");
     assert!(refused.ends_with("code 3"), "{refused}");
+    let explained = report.section("would be refused");
+    assert!(explained.starts_with("would be refused: "), "{explained}");
+    assert!(explained.contains("node 0: cpu requested 2, free 1, too little"), "{explained}");
+    every_hint_is_shown(&report);
     let bytes = (256 * MIB).to_string();
     assert_eq!(report.section("knobs").lines().collect::<Vec<_>>(), ["2-3", "1", &bytes, &bytes, &bytes]);
     let stat = report.numa_stat("held numa_stat");

@@ -45,6 +45,12 @@ wait_for 60 [ -s /tmp/held.json ]
 section "refused"
 numaward exec --cpus 2 --memory 64Mi -- true 2>&1
 echo "code $?"
+section "would be refused"
+numaward explain --cpus 2 --memory 64Mi
+section "explained"
+numaward explain held -o json
+section "explained to people"
+numaward explain held
 section "knobs"
 cd $cgroups/numaward/held
 cat cpuset.cpus cpuset.mems memory.min memory.max ../memory.min

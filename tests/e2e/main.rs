@@ -7,9 +7,12 @@
     reason = "helpers of tests, which clippy does not take for tests"
 )]
 
+mod crash;
 mod daemon;
 mod enforce;
+mod faults;
 mod guarantee;
 mod hotplug;
 mod load;
 mod machine;
+mod systemd;

@@ -19,15 +19,18 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::{env, fmt};
 
-use numaward_vm::{Cache, Error, Kernel, Machine, Monitor, TOOLS, Vm, find_tool};
+use numaward_vm::{Cache, Debian, Error, Kernel, Machine, Monitor, TOOLS, Vm, find_tool};
 
 /// The variable that names the kernel.
 pub const KERNEL: &str = "NUMAWARD_VM_KERNEL";
 /// The variable that names the folder of the static programs.
 pub const PROGRAMS: &str = "NUMAWARD_VM_PROGRAMS";
+/// The variable that is `true` where slow tests are to run in full.
+pub const SLOW: &str = "NUMAWARD_VM_SLOW";
 
 /// The programs that are copied into each machine if they have been built.
-const NAMES: [&str; 4] = ["numaward", "numaward-load", "numaward-capabilities", "numaward-enforce-check"];
+const NAMES: [&str; 5] =
+    ["numaward", "numaward-load", "numaward-capabilities", "numaward-crash-check", "numaward-enforce-check"];
 /// What every script is preceded by.
 const PRELUDE: &str = include_str!("guest.sh");
 
@@ -66,9 +69,26 @@ impl Bench {
         Ok(Self { kernel: kernel.map_err(|error| error.to_string())?, programs })
     }
 
+    /// Whether what takes minutes is to run in full.
+    pub fn is_slow(&self) -> bool {
+        env::var(SLOW).as_deref() == Ok("true")
+    }
+
     /// The kernel that machines boot.
     pub fn kernel(&self) -> &Kernel {
         &self.kernel
+    }
+
+    /// The same with systemd as its first process.
+    ///
+    /// # Panics
+    ///
+    /// If setup has not made the root file system for it, as `cargo xtask vm test` sees to.
+    pub fn vm_with_systemd(&self, machine: Machine) -> Vm {
+        match Cache::locate().and_then(|cache| Debian::find(&cache)) {
+            Ok(debian) => self.vm(machine).systemd(debian),
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// A machine with the programs on its PATH, to be changed as needed and then booted.

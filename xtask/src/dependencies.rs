@@ -62,7 +62,8 @@ const TABLE: &[Rule] = &[
     rule("numaward-tests", &["numaward-vm"]),
     rule("numaward-vm", &[]),
     rule("numaward-capabilities", &[]),
-    // Part of what it tests: it runs inside the machine, against the kernel.
+    // Part of what they test: they run inside the machine, against the kernel.
+    rule("numaward-crash-check", &["numaward-daemon", "numaward-topology"]),
     rule("numaward-enforce-check", &["numaward-cgroup", "numaward-daemon", "numaward-topology"]),
     Rule {
         package: "numaward-load",

@@ -15,7 +15,7 @@ pub(crate) struct Arguments {
     /// Only these stages [default: all; host and conformance are part of unit]
     #[arg(value_enum)]
     stages: Vec<Stage>,
-    /// Also what is slow: the newest kernel
+    /// Also what is slow: the newest kernel, and long tests in virtual machines
     #[arg(long)]
     all: bool,
 }
@@ -55,7 +55,7 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
         match stage {
             Stage::Vm => {
                 for kernel in &kernels {
-                    record(&mut results, &format!("vm {kernel}"), || vm::test(kernel, &[]));
+                    record(&mut results, &format!("vm {kernel}"), || vm::test(kernel, &[], arguments.all));
                 }
             }
             _ => record(&mut results, &format!("{stage:?}").to_lowercase(), || run(stage)),
@@ -71,7 +71,7 @@ fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
             Stage::Clippy | Stage::Unit | Stage::Host => parts.push(Part::Ebpf),
             Stage::Deny => parts.push(Part::Tool(&CargoTool::DENY)),
             Stage::Vm => {
-                parts.extend([Part::Ebpf, Part::Qemu]);
+                parts.extend([Part::Ebpf, Part::Qemu, Part::Debian]);
                 for name in kernels {
                     parts.push(Part::Kernel(kernels::find(name)?));
                 }

@@ -10,8 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use clap::{Args, Subcommand};
-use numaward_vm::{Cache, Forward, Kernel, Machine, Running, Vm};
+use clap::{Args, Subcommand, ValueEnum};
+use numaward_vm::{Cache, Debian, Forward, Kernel, Machine, Running, Vm};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
@@ -25,6 +25,10 @@ const NO_EXIT_CODE: u8 = 125;
 const TESTS: &str = "numaward-tests";
 /// Programs that only the tests need inside a machine.
 const HELPERS: &[&str] = &["numaward-capabilities", "numaward-enforce-check"];
+/// Kills the daemon inside a machine. It has a daemon of its own, with points to die at, so it is built alone.
+const CRASH_CHECK: &str = "numaward-crash-check";
+/// Tells the tests that what is slow is to run as well.
+const SLOW: &str = "NUMAWARD_VM_SLOW";
 /// A machine booting keeps one CPU of the host busy.
 const MACHINES_AT_ONCE: usize = 2;
 
@@ -50,6 +54,9 @@ pub(crate) struct Test {
     /// Kernel to test on; may be repeated [default: all]
     #[arg(long = "kernel", value_parser = kernels::names())]
     kernels: Vec<String>,
+    /// Also what is slow
+    #[arg(long)]
+    all: bool,
 }
 
 impl Test {
@@ -61,7 +68,7 @@ impl Test {
         let mut failed = Vec::new();
         for kernel in kernels {
             println!("kernel {kernel}");
-            if let Err(error) = test(kernel, &self.names) {
+            if let Err(error) = test(kernel, &self.names, self.all) {
                 eprintln!("error: kernel {kernel}: {error:#}");
                 failed.push(kernel);
             }
@@ -71,17 +78,20 @@ impl Test {
     }
 }
 
-/// Runs the end-to-end tests whose names contain one of `names` (all, if there are none) on one kernel.
-pub(crate) fn test(kernel: &str, names: &[String]) -> Result<()> {
-    setup::ensure(&[Part::Qemu, Part::Kernel(kernels::find(kernel)?)])?;
-    let mut programs = programs(true)?;
-    programs.extend(build::static_programs(HELPERS, "vm")?);
+/// Runs the end-to-end tests whose names contain one of `names` (all, if there are none) on one kernel, with `slow` in
+/// full.
+pub(crate) fn test(kernel: &str, names: &[String], slow: bool) -> Result<()> {
+    setup::ensure(&[Part::Qemu, Part::Kernel(kernels::find(kernel)?), Part::Debian])?;
+    let packages = [packages(true)?, HELPERS].concat();
+    let mut programs = build::static_programs(&packages, "vm")?;
+    programs.extend(build::static_programs(&[CRASH_CHECK], "vm")?);
     let folder =
         programs.iter().find_map(|(_, path)| path.parent()).context("cargo has built no programs")?;
     let cargo = || {
         let mut cargo = command::cargo();
         cargo.args(["test", "--package", TESTS, "--test", "e2e", "--"]).args(names);
         cargo.env("NUMAWARD_VM_KERNEL", kernel).env("NUMAWARD_VM_PROGRAMS", folder);
+        cargo.env(SLOW, slow.to_string());
         cargo
     };
     let listed = command::read(cargo().arg("--list").stderr(Stdio::inherit()))?;
@@ -110,6 +120,15 @@ pub(crate) struct Layout {
     distances: Option<String>,
 }
 
+/// The first process of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Init {
+    /// A script that does the least: up in a few seconds
+    Busybox,
+    /// systemd, on a Debian root file system
+    Systemd,
+}
+
 #[derive(Args)]
 pub(crate) struct Run {
     /// Kernel to boot
@@ -117,6 +136,9 @@ pub(crate) struct Run {
     kernel: String,
     #[command(flatten)]
     layout: Layout,
+    /// What runs first in the machine
+    #[arg(long, value_enum, default_value_t = Init::Busybox)]
+    init: Init,
     /// More arguments for the kernel
     #[arg(long, value_name = "ARGS", allow_hyphen_values = true)]
     append: Option<String>,
@@ -155,8 +177,13 @@ impl Run {
             None => self.command.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" "),
         };
         setup::ensure(&[Part::Qemu, Part::Kernel(kernels::find(&self.kernel)?)])?;
-        let mut vm = Vm::new(Kernel::find(&Cache::locate()?, &self.kernel)?, machine)
-            .limit(Duration::from_secs(self.timeout));
+        let cache = Cache::locate()?;
+        let mut vm =
+            Vm::new(Kernel::find(&cache, &self.kernel)?, machine).limit(Duration::from_secs(self.timeout));
+        if self.init == Init::Systemd {
+            setup::ensure(&[Part::Debian])?;
+            vm = vm.systemd(Debian::find(&cache)?);
+        }
         for (name, path) in programs(!self.no_daemon)? {
             vm = vm.file(path, format!("/bin/{name}"));
         }
@@ -212,11 +239,16 @@ pub(crate) fn attend(
 
 /// The static programs that every machine has on its PATH.
 pub(crate) fn programs(with_daemon: bool) -> Result<Vec<(String, PathBuf)>> {
-    let packages: &[&str] = if with_daemon { &["numaward", "numaward-load"] } else { &["numaward-load"] };
-    if with_daemon {
-        setup::ensure(&[Part::Ebpf])?;
+    build::static_programs(packages(with_daemon)?, "vm")
+}
+
+/// Their packages, with what it takes to build them in place.
+fn packages(with_daemon: bool) -> Result<&'static [&'static str]> {
+    if !with_daemon {
+        return Ok(&["numaward-load"]);
     }
-    build::static_programs(packages, "vm")
+    setup::ensure(&[Part::Ebpf])?;
+    Ok(&["numaward", "numaward-load"])
 }
 
 fn copy(text: &str) -> Result<(PathBuf, String), String> {

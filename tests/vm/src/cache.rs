@@ -1,4 +1,4 @@
-//! What `cargo xtask setup` has left for us: `CACHE/kernels/NAME/{vmlinuz,modules/*.ko,version}`.
+//! What `cargo xtask setup` has left for us: `CACHE/kernels/NAME/{vmlinuz,modules/*.ko,version}`, `CACHE/debian/NAME/root.cpio`.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -35,6 +35,29 @@ impl Cache {
     /// The folder of the kernel called `name`, which may not be there.
     pub fn kernel_dir(&self, name: &str) -> PathBuf {
         self.root.join("kernels").join(name)
+    }
+}
+
+/// The folder of the root file system with systemd, in the cache; its last part is the Debian release.
+pub const DEBIAN: &str = "debian/bookworm";
+/// The archive in it.
+pub const DEBIAN_ARCHIVE: &str = "root.cpio";
+
+/// A Debian root file system with systemd, for [`Vm::systemd`](crate::Vm::systemd).
+#[derive(Debug, Clone)]
+pub struct Debian {
+    archive: PathBuf,
+}
+
+impl Debian {
+    /// The one in the cache.
+    pub fn find(cache: &Cache) -> Result<Self, Error> {
+        let archive = cache.root.join(DEBIAN).join(DEBIAN_ARCHIVE);
+        if archive.is_file() { Ok(Self { archive }) } else { Err(Error::NoDebian(archive)) }
+    }
+
+    pub(crate) fn archive(&self) -> &Path {
+        &self.archive
     }
 }
 
@@ -105,5 +128,11 @@ mod tests {
         assert_eq!(kernel.version(), "linux-image 6.1.0");
         assert!(kernel.module("virtio").is_some());
         assert!(kernel.module("overlay").is_none());
+
+        let error = Debian::find(&cache).unwrap_err().to_string();
+        assert!(
+            error.contains("debian/bookworm/root.cpio") && error.contains("cargo xtask setup"),
+            "{error}"
+        );
     }
 }

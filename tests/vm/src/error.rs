@@ -22,6 +22,9 @@ pub enum Error {
         /// The file looked for.
         path: PathBuf,
     },
+    /// Setup has not made the root file system with systemd.
+    #[error("Debian with systemd is not in the cache ({} is missing): run `cargo xtask setup`", .0.display())]
+    NoDebian(PathBuf),
     /// Setup has not installed a program.
     #[error(
         "a program needed to boot virtual machines is missing: {tool} (Debian package {package}); run `cargo xtask setup`"

@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# The guest's first and only process of its own: prepares the machine, runs /numaward-vm/script, tells its exit code.
+# The guest's first process: prepares the machine.
 
 /bin/busybox mkdir -p /bin /dev /etc /proc /root /run /sys /tmp
 /bin/busybox --install -s /bin
@@ -33,22 +33,4 @@ echo 'root:x:0:0:root:/root:/bin/sh' >/etc/passwd
 echo 'root:x:0:' >/etc/group
 must ip link set lo up
 
-if [ -f /numaward-vm/modules ]; then
-    for module in $(cat /numaward-vm/modules); do
-        must insmod "/numaward-vm/$module.ko"
-    done
-fi
-if [ -f /numaward-vm/network ]; then
-    must ip link set eth0 up
-    must ip addr add 10.0.2.15/24 dev eth0
-fi
-
-# Raw: no carriage returns are added. Doing it again afterwards waits until all output has left the machine.
-must stty -F /dev/ttyS1 raw
-must stty -F /dev/ttyS2 raw
-echo begun >/dev/ttyS2
-sh /numaward-vm/script </dev/null >/dev/ttyS1 2>&1
-code=$?
-stty -F /dev/ttyS1 raw
-echo "exit $code" >/dev/ttyS2
-poweroff -f
+exec sh /numaward-vm/run

@@ -10,13 +10,16 @@ use crate::Error;
 
 pub(crate) struct Initramfs {
     staging: PathBuf,
+    /// What comes before our files.
+    base: Option<PathBuf>,
 }
 
 impl Initramfs {
-    /// An empty tree below `staging`, which must not exist.
-    pub(crate) fn new(staging: PathBuf) -> Result<Self, Error> {
+    /// An empty tree below `staging`, which must not exist; what it will hold is laid over the archive `base`, a root
+    /// file system whose `/bin` is a link to `/usr/bin`.
+    pub(crate) fn new(staging: PathBuf, base: Option<&Path>) -> Result<Self, Error> {
         fs::create_dir(&staging).map_err(Error::io("creating", &staging))?;
-        Ok(Self { staging })
+        Ok(Self { staging, base: base.map(Path::to_owned) })
     }
 
     /// The file `host` of the host at `guest` in the guest.
@@ -38,7 +41,7 @@ impl Initramfs {
 
     /// A file with these contents, executable, at `guest` in the guest.
     pub(crate) fn text(&self, contents: &str, guest: &str) -> Result<(), Error> {
-        let target = self.staging.join(guest.trim_start_matches('/'));
+        let target = self.target(Path::new(guest.trim_start_matches('/')));
         self.parent(&target)?;
         fs::write(&target, contents).map_err(Error::io("writing", &target))?;
         fs::set_permissions(&target, fs::Permissions::from_mode(0o755))
@@ -48,7 +51,11 @@ impl Initramfs {
     /// Packs everything into `archive`, as root's. Uncompressed: to decompress takes an emulated CPU longer than the
     /// host to copy.
     pub(crate) fn pack(&self, archive: &Path) -> Result<(), Error> {
-        let out = File::create(archive).map_err(Error::io("creating", archive))?;
+        let mut out = File::create(archive).map_err(Error::io("creating", archive))?;
+        if let Some(base) = &self.base {
+            let copied = File::open(base).and_then(|mut base| io::copy(&mut base, &mut out));
+            copied.map_err(Error::io("copying", base))?;
+        }
         let mut names = Vec::new();
         list(&self.staging, Path::new(""), &mut names).map_err(Error::io("listing", &self.staging))?;
         let names_path = archive.with_extension("names");
@@ -77,7 +84,16 @@ impl Initramfs {
         if path.file_name().is_none() || guest.ends_with('/') {
             return Err("does not name a file");
         }
-        Ok(self.staging.join(path))
+        Ok(self.target(path))
+    }
+
+    /// Where a file goes: a folder would replace the link of the same name.
+    fn target(&self, path: &Path) -> PathBuf {
+        if self.base.is_some() && path.starts_with("bin") {
+            self.staging.join("usr").join(path)
+        } else {
+            self.staging.join(path)
+        }
     }
 
     fn parent(&self, target: &Path) -> Result<(), Error> {
@@ -107,7 +123,7 @@ mod tests {
     #[test]
     fn refuses_what_cannot_be_copied() {
         let folder = tempfile::tempdir().unwrap();
-        let tree = Initramfs::new(folder.path().join("tree")).unwrap();
+        let tree = Initramfs::new(folder.path().join("tree"), None).unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "x").unwrap();
         let gone = folder.path().join("gone");
@@ -125,5 +141,25 @@ mod tests {
         }
         tree.file(&file, "/a/b").unwrap();
         assert!(tree.file(&file, "/a/b").unwrap_err().to_string().contains("taken"));
+    }
+
+    #[test]
+    fn a_base_comes_first_and_keeps_its_links() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("base"), [7; 512]).unwrap();
+        fs::write(path("file"), "x").unwrap();
+        let tree = Initramfs::new(path("tree"), Some(&path("base"))).unwrap();
+        tree.file(&path("file"), "/bin/file").unwrap();
+        tree.text("#!/bin/sh", "/bin/script").unwrap();
+        tree.file(&path("file"), "/etc/file").unwrap();
+        for file in ["usr/bin/file", "usr/bin/script", "etc/file"] {
+            assert!(path("tree").join(file).is_file(), "{file}");
+        }
+        assert!(!path("tree").join("bin").exists());
+        tree.pack(&path("archive")).unwrap();
+        let archive = fs::read(path("archive")).unwrap();
+        assert_eq!(archive[..512], [7; 512]);
+        assert!(archive[512..].starts_with(b"070701"));
     }
 }

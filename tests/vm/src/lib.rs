@@ -11,6 +11,8 @@
 //! `ttyS0` is the kernel's console (kept, its tail is shown in errors), `ttyS1` carries the script's output,
 //! `ttyS2` carries the lines `begun` before the script and `exit CODE` after it.
 //!
+//! The first process is a script of ours, or systemd: then the root file system is Debian's, with our files laid over it.
+//!
 //! Invariants: a guest never outlives the process that started it nor its time limit; the only ways out are the
 //! script's exit code and an [`Error`].
 
@@ -23,7 +25,7 @@ mod machine;
 mod monitor;
 mod vm;
 
-pub use cache::{Cache, Kernel};
+pub use cache::{Cache, DEBIAN, DEBIAN_ARCHIVE, Debian, Kernel};
 pub use error::Error;
 pub use machine::{MEMORY_SLOTS, Machine, Node, SpecError};
 pub use monitor::Monitor;

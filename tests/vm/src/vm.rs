@@ -10,7 +10,7 @@ use std::{env, str, thread};
 use tempfile::TempDir;
 
 use crate::initramfs::Initramfs;
-use crate::{Error, Kernel, Machine, Monitor, TOOLS};
+use crate::{Debian, Error, Kernel, Machine, Monitor, TOOLS};
 
 /// The order matters: each needs those before it.
 const NETWORK_MODULES: &[&str] = &[
@@ -27,6 +27,10 @@ const NETWORK_MODULES: &[&str] = &[
 const TAIL_LINES: usize = 40;
 /// A guest comes up in 4 to 8 seconds; on a host with far more to do than CPUs, in 20.
 const BOOT_LIMIT: Duration = Duration::from_mins(1);
+/// systemd takes 15 seconds, and on a busy host minutes.
+const SYSTEMD_BOOT_LIMIT: Duration = Duration::from_mins(5);
+/// Only the script, and nobody at a terminal.
+const SYSTEMD_ARGUMENTS: &str = "systemd.wants=numaward-vm.service systemd.mask=getty@tty1.service systemd.mask=serial-getty@ttyS0.service";
 const BOOT_ATTEMPTS: u32 = 3;
 const BOOT_PACE: Duration = Duration::from_millis(50);
 const DEFAULT_LIMIT: Duration = Duration::from_mins(3);
@@ -62,6 +66,7 @@ pub struct Vm {
     files: Vec<(PathBuf, String)>,
     forwards: Vec<Forward>,
     limit: Duration,
+    debian: Option<Debian>,
 }
 
 impl Vm {
@@ -74,7 +79,16 @@ impl Vm {
             files: Vec::new(),
             forwards: Vec::new(),
             limit: DEFAULT_LIMIT,
+            debian: None,
         }
+    }
+
+    /// Makes systemd the first process. The script is then a service, and finds busybox's programs and Debian's on its
+    /// PATH. The root file system takes some 100 MiB of memory.
+    #[must_use]
+    pub fn systemd(mut self, debian: Debian) -> Self {
+        self.debian = Some(debian);
+        self
     }
 
     /// More arguments for the kernel.
@@ -120,10 +134,11 @@ impl Vm {
         let mut attempt = 1;
         loop {
             let mut running = self.attempt(script)?;
-            if running.comes_up()? || attempt == BOOT_ATTEMPTS {
+            let limit = if self.debian.is_some() { SYSTEMD_BOOT_LIMIT } else { BOOT_LIMIT };
+            if running.comes_up(limit)? || attempt == BOOT_ATTEMPTS {
                 return Ok(running);
             }
-            eprintln!("the machine did not come up in {} s: starting it again", BOOT_LIMIT.as_secs());
+            eprintln!("the machine did not come up in {} s: starting it again", limit.as_secs());
             attempt += 1;
         }
     }
@@ -147,8 +162,9 @@ impl Vm {
             ["console", "status", "stderr", "monitor"].map(|name| folder.path().join(name));
         let errors = File::create(&stderr).map_err(Error::io("creating", &stderr))?;
         let chardev = |id: &str, path: &Path| format!("file,id={id},path={}", path.display());
+        let of_systemd = self.debian.as_ref().map_or("", |_| SYSTEMD_ARGUMENTS);
         let kernel_arguments =
-            ["console=ttyS0 panic=-1 oops=panic quiet", &self.append.join(" ")].join(" ").trim().to_owned();
+            ["console=ttyS0 panic=-1 oops=panic quiet", of_systemd, &self.append.join(" ")].join(" ");
         let child = Command::new("setpriv")
             // When this process dies, however it dies, so does the guest.
             .args(["--pdeathsig", "TERM", "timeout", "--foreground", "--kill-after=5"])
@@ -162,7 +178,7 @@ impl Vm {
             .arg(self.kernel.image())
             .arg("-initrd")
             .arg(&initrd)
-            .args(["-append", &kernel_arguments])
+            .args(["-append", kernel_arguments.trim()])
             .args(["-chardev", &chardev("console", &console), "-serial", "chardev:console"])
             .args(["-chardev", "stdio,id=output,signal=off", "-serial", "chardev:output"])
             .args(["-chardev", &chardev("status", &status), "-serial", "chardev:status"])
@@ -177,8 +193,10 @@ impl Vm {
     }
 
     fn stage(&self, folder: PathBuf, busybox: &Path, script: &str) -> Result<Initramfs, Error> {
-        let tree = Initramfs::new(folder)?;
-        tree.text(include_str!("init.sh"), "/init")?;
+        let tree = Initramfs::new(folder, self.debian.as_ref().map(Debian::archive))?;
+        let init = if self.debian.is_some() { include_str!("systemd.sh") } else { include_str!("init.sh") };
+        tree.text(init, "/init")?;
+        tree.text(include_str!("run.sh"), "/numaward-vm/run")?;
         tree.text(script, "/numaward-vm/script")?;
         tree.file(busybox, "/bin/busybox")?;
         if !self.forwards.is_empty() {
@@ -241,9 +259,9 @@ impl Running {
     }
 
     /// Whether the script has begun or the guest has ended, in time.
-    fn comes_up(&mut self) -> Result<bool, Error> {
+    fn comes_up(&mut self, limit: Duration) -> Result<bool, Error> {
         let started = Instant::now();
-        while started.elapsed() < BOOT_LIMIT {
+        while started.elapsed() < limit {
             let status = fs::read_to_string(&self.status).unwrap_or_default();
             let ended = self.ended().map_err(Error::io("waiting for", "qemu-system-x86_64"))?;
             if status.starts_with(BEGUN) || ended {

@@ -13,6 +13,7 @@
 
 mod apt;
 mod containerd;
+mod debian;
 mod ebpf;
 mod explain;
 pub(crate) mod kernels;
@@ -51,6 +52,8 @@ pub(crate) enum Part {
     Qemu,
     /// A kernel for virtual machines.
     Kernel(&'static Source),
+    /// A root file system with systemd.
+    Debian,
     /// containerd and runc, with the libraries they need.
     Containerd,
     /// A program that cargo installs into the cache.
@@ -60,6 +63,7 @@ pub(crate) enum Part {
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     let mut parts = vec![Part::Ebpf, Part::Qemu];
     parts.extend(kernels::SOURCES.iter().map(Part::Kernel));
+    parts.push(Part::Debian);
     if arguments.all {
         parts.push(Part::Containerd);
     }
@@ -82,6 +86,7 @@ fn install(parts: &[Part], update: bool, verbose: bool) -> Result<()> {
             Part::Ebpf => ebpf::ensure(&steps),
             Part::Qemu => packages::ensure(&steps, "QEMU", numaward_vm::TOOLS),
             Part::Kernel(source) => kernels::ensure(&steps, source),
+            Part::Debian => debian::ensure(&steps),
             Part::Containerd => containerd::ensure(&steps),
             Part::Tool(tool) => tools::ensure(&steps, tool),
         }?;

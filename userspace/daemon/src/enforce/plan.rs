@@ -385,6 +385,15 @@ impl Enforcer {
             }
         }
         let mut intent = record.clone();
+        // Until it is lowered, an ancestor has what we gave it before: after a crash that is still known to be ours.
+        for (knob, to) in &record.written.0 {
+            if let Some(ours) = old.written.0.get(knob)
+                && !asked.0.contains_key(knob)
+                && covers(ours, to)
+            {
+                intent.written.0.insert(*knob, ours.clone());
+            }
+        }
         for (&knob, ours) in old.written.0.iter().filter(|(knob, _)| !record.written.0.contains_key(knob)) {
             let Some(found) = old.found.0.get(&knob) else { continue };
             let current = match self.current(path, &old.owner, knob) {

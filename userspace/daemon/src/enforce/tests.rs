@@ -266,6 +266,33 @@ fn a_crash_after_any_write_is_made_good() {
 }
 
 #[test]
+fn a_crash_while_one_of_two_children_is_released_leaves_the_others_protection() {
+    let protected = |min| Settings { memory_min: Some(mib(min)), ..Settings::default() };
+    for written in 0.. {
+        let tree = Tree::new(&["/a", "/a/b", "/a/c"]);
+        let book = tree.hold(&Book::default(), "/a/b", protected(8));
+        let book = tree.hold(&book, "/a/c", protected(4));
+        assert_eq!(tree.get("/a", "memory.min"), bytes(12));
+        let mut plan = tree.enforcer.plan(&book, &Change::Release(path("/a/c"))).unwrap();
+        let all = plan.steps.len();
+        plan.steps.truncate(written);
+        tree.enforcer.execute(&plan).unwrap();
+
+        // The daemon starts again with the intent, and may die again before it comes to write.
+        tree.enforcer.refresh();
+        let again = tree.enforcer.plan(&plan.intent, &Change::Upkeep).unwrap().intent;
+        let (book, _) = tree.apply(&again, &Change::Upkeep);
+        assert_eq!(tree.get("/a", "memory.min"), bytes(8), "{written}");
+        assert_eq!(tree.get("/a/c", "memory.min"), bytes(0), "{written}");
+        assert!(tree.release(&book, "/a/b").is_empty(), "{written}");
+        assert_eq!(tree.get("/a", "memory.min"), bytes(0), "{written}");
+        if written == all {
+            break;
+        }
+    }
+}
+
+#[test]
 fn a_failed_write_undoes_the_others() {
     let tree = Tree::new(&["/a", "/a/b"]);
     let before = [tree.all("/a"), tree.all("/a/b")];

@@ -42,6 +42,7 @@ use crate::{
     config::{Config, enforcement::Mode, policy::TopologyManagerPolicy},
     enforce::{Change, EnforceError, Enforcer, Failure, KnobWatch, Moving, Settings},
     events::Report,
+    fault,
     ledger::{Loaded, Store, StoreError},
 };
 
@@ -51,6 +52,8 @@ const TURN: Duration = Duration::from_millis(250);
 const ENTER_LIMIT: Duration = Duration::from_mins(1);
 /// A unit that restarts has no cgroup meanwhile.
 const RESTART_LIMIT: Duration = Duration::from_secs(30);
+/// What cannot be released now is tried again after so long.
+const RETRY: Duration = Duration::from_secs(5);
 /// How often others' claims on memory are read anew.
 const REFRESH: Duration = Duration::from_secs(30);
 
@@ -278,11 +281,13 @@ struct Watched {
     since: Instant,
     was_populated: bool,
     missing_since: Option<Instant>,
+    /// It could not be released: not before this is it tried again.
+    retry: Option<Instant>,
 }
 
 impl Watched {
     fn new(now: Instant) -> Self {
-        Self { since: now, was_populated: false, missing_since: None }
+        Self { since: now, was_populated: false, missing_since: None, retry: None }
     }
 }
 
@@ -457,7 +462,8 @@ impl Owner {
         }
     }
 
-    /// Cgroups made for commands that were never promised anything, as the daemon died in between.
+    /// Cgroups made for commands that are promised nothing: the daemon died in between, or the command went on running
+    /// after its release.
     fn remove_strays(&self) {
         let held: BTreeSet<_> = self.state.guarantees.values().map(|guarantee| &guarantee.cgroup).collect();
         let Ok(parent) = CgroupPath::root().child(EXEC_PARENT) else { return };
@@ -643,7 +649,9 @@ impl Owner {
     /// Makes the cgroup of a command.
     fn make(&self, path: &CgroupPath) -> Result<(), Refused> {
         let dir = self.hierarchy.dir(path);
-        fs::create_dir(&dir).map_err(|source| Refused::Make { path: dir, source })
+        fs::create_dir(&dir).map_err(|source| Refused::Make { path: dir, source })?;
+        fault::point("guarantee.made");
+        Ok(())
     }
 
     fn hold(
@@ -759,17 +767,19 @@ impl Owner {
             _ => self.let_go(&guarantee.cgroup, &after),
         };
         let plan = self.enforcer.plan(&self.state.book, &change)?;
-        // The CPUs stay taken until the knobs are given back: a crash in between leaves all as it was.
+        // The CPUs stay taken until the knobs are given back. After a crash in between, the next start goes on here.
+        self.state.releasing.insert(name.to_owned());
         if let Err(refused) = self.carry_out(plan, None) {
-            match &refused {
-                Refused::Failed(failure) => {
-                    tracing::warn!(name, error = %failure, "not everything could be given back");
-                }
-                _ => return Err(refused),
-            }
+            let Refused::Failed(failure) = &refused else {
+                self.state.releasing.remove(name);
+                return Err(refused);
+            };
+            tracing::warn!(name, error = %failure, "not everything could be given back");
         }
+        fault::point("guarantee.released");
         let before = self.state.clone();
         self.state.guarantees.remove(name);
+        self.state.releasing.remove(name);
         self.state.ledger = after;
         if !self.lacks.is_empty() {
             // What it gives back belongs to whoever lacks it.
@@ -788,6 +798,7 @@ impl Owner {
             {
                 tracing::warn!(cgroup = %guarantee.cgroup, %error, "the cgroup is still in use and stays");
             }
+            fault::point("guarantee.removed");
         }
         tracing::info!(name, cgroup = %guarantee.cgroup, "released");
         self.publish();
@@ -799,6 +810,7 @@ impl Owner {
         if now.duration_since(self.refreshed) >= REFRESH {
             self.refreshed = now;
             self.enforcer.refresh();
+            self.remove_strays();
             self.herd(true);
             self.due.declared = true;
         }
@@ -808,12 +820,16 @@ impl Owner {
         self.follow_machine(now);
     }
 
-    /// Releases workloads that are gone and commands that ended.
+    /// Releases workloads that are gone and commands that ended, and goes on with what was begun.
     fn release_gone(&mut self, now: Instant) {
-        let mut over = Vec::new();
+        let begun = self.state.releasing.iter();
+        let mut over: Vec<_> = begun.map(|name| (name.clone(), "its release was begun")).collect();
         let mut restarted = false;
         for (name, guarantee) in &mut self.state.guarantees {
             let Some(watched) = self.watched.get_mut(name) else { continue };
+            if self.state.releasing.contains(name) {
+                continue;
+            }
             // One that cannot be asked for is not known to be gone.
             let Ok(id) = self.hierarchy.id_of(&guarantee.cgroup) else { continue };
             let is_there = match guarantee.target {
@@ -853,9 +869,16 @@ impl Owner {
             self.publish();
         }
         for (name, reason) in over {
+            let retry = self.watched.get(&name).and_then(|watched| watched.retry);
+            if retry.is_some_and(|retry| now < retry) {
+                continue;
+            }
             tracing::info!(name, reason, "to be released");
             if let Err(error) = self.release(&name) {
                 tracing::error!(name, %error, "cannot be released; tried again");
+                if let Some(watched) = self.watched.get_mut(&name) {
+                    watched.retry = Some(now + RETRY);
+                }
             }
         }
     }

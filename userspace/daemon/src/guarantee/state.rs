@@ -25,6 +25,9 @@ pub struct State {
     /// Cgroups that hold settings because they are herded.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub herded: BTreeSet<CgroupPath>,
+    /// Guarantees whose release was begun: their knobs are being given back, and a start goes on with that.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub releasing: BTreeSet<String>,
 }
 
 /// A workload that holds an allocation.

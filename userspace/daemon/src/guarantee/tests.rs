@@ -10,7 +10,11 @@ use super::{
     keeper::{Answer, CgroupEvents, Listener, Promises},
     *,
 };
-use crate::{api, events::Report};
+use crate::{
+    api,
+    events::Report,
+    ledger::{Loaded, Store},
+};
 
 /// Four CPUs on each of two nodes; CPU 0 is kept for the system.
 struct Host {
@@ -488,6 +492,32 @@ async fn a_machine_that_the_policy_does_not_fit_gets_no_new_promises() {
     *bench.host.machine.lock().unwrap() = whole;
     until("it fits again", &|| told() == 2);
     admit(&keeper, "b", 1).await.unwrap();
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_release_that_was_begun_is_gone_on_with() {
+    let bench = Bench::new(&["a", "b"]);
+    let (keeper, thread, stop) = bench.start();
+    admit(&keeper, "a", 1).await.unwrap();
+    admit(&keeper, "b", 1).await.unwrap();
+    stop.cancel();
+    thread.join().unwrap();
+
+    // As a crash right after the first save of a release leaves it.
+    let (mut store, loaded) = Store::<State>::open(&bench.dir.path().join("state")).unwrap();
+    let Loaded::Current(mut state) = loaded else { panic!("{loaded:?}") };
+    state.releasing.insert("a".to_owned());
+    store.save(&state).unwrap();
+    drop(store);
+
+    let (keeper, thread, stop) = bench.start();
+    let held = keeper.allocations();
+    let names: Vec<_> = held.allocations.iter().map(|held| held.name.as_str()).collect();
+    assert_eq!(names, ["b"]);
+    assert_eq!((bench.knob("a/memory.min").as_str(), bench.knob("a/memory.max").as_str()), ("0", "max"));
+    assert_eq!(bench.knob("b/memory.min"), Bytes::gib(1).0.to_string());
     stop.cancel();
     thread.join().unwrap();
 }

@@ -1,0 +1,151 @@
+//! Whether the daemon's answer, its ledger, its metrics and the kernel say the same.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use numaward_daemon::api;
+use numaward_topology::{CpuSet, NodeSet};
+
+use crate::daemon::{Home, metrics};
+
+/// Where cgroups of commands are made.
+const EXEC_PARENT: &str = "/sys/fs/cgroup/numaward";
+
+/// Everything that is promised, and that it holds. False if the daemon died before it told its metrics.
+pub(crate) fn check(home: &Home, held: &api::Allocations) -> Result<bool> {
+    if let Some(path) = home.damaged()? {
+        anyhow::bail!("{}: a ledger was damaged", path.display());
+    }
+    no_cpu_twice(held)?;
+    for allocation in &held.allocations {
+        knobs(allocation)?;
+    }
+    strays(held)?;
+    ledger(&home.ledger()?, held)?;
+    let Some(metrics) = metrics()? else { return Ok(false) };
+    figures(&metrics, held)?;
+    Ok(true)
+}
+
+fn no_cpu_twice(held: &api::Allocations) -> Result<()> {
+    let mut taken = held.shared_cpus.parse::<CpuSet>()?;
+    for allocation in &held.allocations {
+        let cpus: CpuSet = allocation.cpus.parse()?;
+        ensure!(!cpus.is_empty(), "{} has no CPUs", allocation.name);
+        let twice = &taken & &cpus;
+        ensure!(twice.is_empty(), "{}: CPUs {twice} are promised twice or shared", allocation.name);
+        taken = &taken | &cpus;
+    }
+    let online: CpuSet = fs::read_to_string("/sys/devices/system/cpu/online")?.trim().parse()?;
+    ensure!(taken == online, "CPUs {taken} are shared or promised, {online} are online");
+    Ok(())
+}
+
+/// The knobs of an allocation hold what the daemon says.
+fn knobs(allocation: &api::Allocation) -> Result<()> {
+    ensure!(allocation.drift.is_empty(), "{}: drift {:?}", allocation.name, allocation.drift);
+    let dir = Path::new(&allocation.directory);
+    let wanted = |knob: &str| allocation.settings.get(knob).map(String::as_str);
+    ensure!(wanted("cpuset.cpus") == Some(&allocation.cpus), "{allocation:?}");
+    ensure!(wanted("cpuset.mems") == Some(&allocation.nodes), "{allocation:?}");
+    for (knob, wanted) in &allocation.settings {
+        let found = knob_of(dir, knob)?;
+        ensure!(found == *wanted, "{}: {knob} is {found}, the daemon says {wanted}", allocation.name);
+    }
+    for (knob, wanted) in
+        [("cpuset.cpus.effective", &allocation.cpus), ("cpuset.mems.effective", &allocation.nodes)]
+    {
+        let found = knob_of(dir, knob)?;
+        ensure!(found == *wanted, "{}: {knob} is {found}, promised is {wanted}", allocation.name);
+    }
+    Ok(())
+}
+
+/// The text of a knob.
+pub(crate) fn knob_of(dir: &Path, knob: &str) -> Result<String> {
+    let path = dir.join(knob);
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    Ok(text.trim().to_owned())
+}
+
+/// Nothing is left of commands that hold nothing, and ancestors claim what their children hold.
+fn strays(held: &api::Allocations) -> Result<()> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(EXEC_PARENT)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            found.insert(entry.path().display().to_string());
+        }
+    }
+    let of_commands = || held.allocations.iter().filter(|held| held.target == api::Target::Exec);
+    let expected: BTreeSet<_> = of_commands().map(|held| held.directory.clone()).collect();
+    ensure!(found == expected, "cgroups of commands are {found:?}, should be {expected:?}");
+    let claimed: u64 = of_commands().map(|held| claim(held)).sum::<Result<u64>>()?;
+    let parent: u64 = knob_of(Path::new(EXEC_PARENT), "memory.min")?.parse()?;
+    ensure!(parent == claimed, "{EXEC_PARENT} has memory.min {parent}, its children claim {claimed}");
+    Ok(())
+}
+
+/// `memory.min` of an allocation's own cgroup.
+fn claim(held: &api::Allocation) -> Result<u64> {
+    Ok(knob_of(Path::new(&held.directory), "memory.min")?.parse()?)
+}
+
+/// The ledger file names the same workloads.
+fn ledger(text: &str, held: &api::Allocations) -> Result<()> {
+    let stored: serde_json::Value = serde_json::from_str(text).context("the ledger file")?;
+    let names = stored["ledger"]["guarantees"].as_object().context("the ledger file has no guarantees")?;
+    let stored: BTreeSet<_> = names.keys().map(String::as_str).collect();
+    let said: BTreeSet<_> = held.allocations.iter().map(|held| held.name.as_str()).collect();
+    ensure!(stored == said, "the ledger file holds {stored:?}, the daemon says {said:?}");
+    Ok(())
+}
+
+/// The metrics say the same as the answer.
+fn figures(metrics: &str, held: &api::Allocations) -> Result<()> {
+    let value = |series: &str| -> Result<u64> {
+        let found = metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        Ok(found.with_context(|| format!("no {series}"))?.parse()?)
+    };
+    let same = |series: &str, expected: u64| {
+        let found = value(series)?;
+        ensure!(found == expected, "{series} is {found}, should be {expected}");
+        anyhow::Ok(())
+    };
+    let shared: CpuSet = held.shared_cpus.parse()?;
+    same("numaward_cpu_manager_shared_pool_cpus", u64::try_from(shared.len())?)?;
+    let mut promised: BTreeMap<u32, u64> = BTreeMap::new();
+    for block in held.allocations.iter().flat_map(|held| &held.memory).filter(|block| block.kind == "memory")
+    {
+        let nodes: NodeSet = block.nodes.parse()?;
+        let node = nodes.iter().next().context("a block without nodes")?;
+        ensure!(nodes.len() == 1, "this script asks for no more than a node has: {block:?}");
+        *promised.entry(node.0).or_default() += block.bytes;
+    }
+    for node in &held.nodes {
+        let cpus: CpuSet = fs::read_to_string(format!("/sys/devices/system/node/node{}/cpulist", node.node))?
+            .trim()
+            .parse()?;
+        let mut exclusive = 0;
+        for allocation in &held.allocations {
+            exclusive += u64::try_from((&allocation.cpus.parse::<CpuSet>()? & &cpus).len())?;
+        }
+        same(&format!("numaward_cpu_manager_exclusive_cpus{{node=\"{}\"}}", node.node), exclusive)?;
+        let expected = promised.get(&node.node).copied().unwrap_or_default();
+        let series = |state: &str| {
+            format!("numaward_node_memory_bytes{{node=\"{}\",kind=\"memory\",state=\"{state}\"}}", node.node)
+        };
+        same(&series("promised"), expected)?;
+        let memory = node.memory.iter().find(|memory| memory.kind == "memory").context("no memory")?;
+        ensure!(
+            memory.promised_bytes == expected,
+            "node {}: {memory:?}, blocks sum to {expected}",
+            node.node
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,186 @@
+//! The daemon as a child that is to die.
+
+use std::{
+    fs::{self, File},
+    os::unix::process::ExitStatusExt as _,
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use numaward_daemon::{
+    config::{self, Sources},
+    logging, service,
+};
+
+use crate::client::{self, Client};
+
+/// For a start on a busy host.
+const START_LIMIT: Duration = Duration::from_mins(2);
+const PACE: Duration = Duration::from_millis(5);
+const SIGKILL: i32 = 9;
+const SIGABRT: i32 = 6;
+
+/// Runs the daemon in this process.
+pub(crate) fn main(config: PathBuf) -> Result<()> {
+    let loaded = config::load(&Sources { file: Some(config), ..Sources::default() })?;
+    logging::start(&loaded.config.log);
+    Ok(service::run(&loaded.config)?)
+}
+
+/// Where the daemon has its files.
+pub(crate) struct Home {
+    dir: PathBuf,
+}
+
+impl Home {
+    pub(crate) fn new(dir: &str) -> Result<Self> {
+        let dir = PathBuf::from(dir);
+        fs::create_dir_all(&dir)?;
+        // The probes leave nothing behind when they end, and take half the time of a start.
+        let text = format!(
+            "stateDirectory: {0}/state\ncontrolSocket: {0}/control.sock\nlog: {{level: debug}}\n\
+             probes: {{allocation: {{enabled: false}}}}\n",
+            dir.display()
+        );
+        fs::write(dir.join("config.yaml"), text)?;
+        Ok(Self { dir })
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::new(self.dir.join("control.sock"))
+    }
+
+    /// The text of the ledger file.
+    pub(crate) fn ledger(&self) -> Result<String> {
+        let path = self.dir.join("state/ledger.json");
+        fs::read_to_string(&path).with_context(|| path.display().to_string())
+    }
+
+    /// A ledger that was set aside, if there is one.
+    pub(crate) fn damaged(&self) -> Result<Option<PathBuf>> {
+        for entry in fs::read_dir(self.dir.join("state"))? {
+            let path = entry?.path();
+            if path.file_name().is_some_and(|name| name.to_string_lossy().contains("damaged")) {
+                return Ok(Some(path));
+            }
+        }
+        Ok(None)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.join("daemon.log")
+    }
+
+    /// What the daemon logged last in this or its last life.
+    pub(crate) fn last_words(&self) -> String {
+        let text = fs::read_to_string(self.log()).unwrap_or_default();
+        let lines: Vec<_> = text.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+}
+
+/// How a life ends.
+#[derive(Clone, Debug)]
+pub(crate) enum Death {
+    /// At a fault point: `NAME@COUNT`.
+    At(String),
+    /// Killed so long after it answers for the first time.
+    After(Duration),
+    /// Not at all.
+    Never,
+}
+
+/// A life of the daemon.
+pub(crate) struct Daemon {
+    child: Child,
+    death: Death,
+    log: PathBuf,
+}
+
+impl Daemon {
+    pub(crate) fn start(home: &Home, death: &Death) -> Result<Self> {
+        let log = File::create(home.log())?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("daemon").arg(home.dir.join("config.yaml")).stdout(Stdio::null()).stderr(log);
+        if let Death::At(point) = death {
+            command.env("NUMAWARD_FAULT", point);
+        }
+        Ok(Self { child: command.spawn()?, death: death.clone(), log: home.log() })
+    }
+
+    /// Whether it came to answer; if not, it died as it was to.
+    pub(crate) fn comes_up(&mut self, client: &Client) -> Result<bool> {
+        let started = Instant::now();
+        loop {
+            if client.allocations()?.is_some() {
+                break;
+            }
+            if self.child.try_wait()?.is_some() {
+                return Ok(false);
+            }
+            ensure!(started.elapsed() < START_LIMIT, "the daemon does not answer");
+            thread::sleep(PACE);
+        }
+        if let Death::After(time) = self.death {
+            let pid = rustix::process::Pid::from_child(&self.child);
+            thread::spawn(move || {
+                thread::sleep(time);
+                // Nobody waits for it before it is dead, so the id is its own.
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            });
+        }
+        Ok(true)
+    }
+
+    /// Waits for its death, and tells where it died. Another end than the one intended is an error.
+    pub(crate) fn dies(mut self) -> Result<String> {
+        let status = wait(&mut self.child)?;
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let point = log.lines().find_map(|line| line.strip_prefix("fault point "));
+        match (&self.death, status.signal(), point) {
+            (Death::At(_), Some(SIGABRT), Some(point)) => Ok(point.to_owned()),
+            (Death::After(_), Some(SIGKILL), None) => Ok("killed".to_owned()),
+            (death, ..) => bail!("the daemon was to die {death:?}, and ended with {status}"),
+        }
+    }
+
+    /// Ends it as a service manager does.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        rustix::process::kill_process(
+            rustix::process::Pid::from_child(&self.child),
+            rustix::process::Signal::TERM,
+        )?;
+        let status = wait(&mut self.child)?;
+        ensure!(status.success(), "told to stop, the daemon ended with {status}");
+        Ok(())
+    }
+}
+
+fn wait(child: &mut Child) -> Result<ExitStatus> {
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        ensure!(started.elapsed() < START_LIMIT, "the daemon does not end");
+        thread::sleep(PACE);
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The metrics, from where the daemon serves them by default; none if nobody does.
+pub(crate) fn metrics() -> Result<Option<String>> {
+    let Some((status, body)) = client::get("127.0.0.1:9560", "/metrics")? else { return Ok(None) };
+    ensure!(status == 200, "/metrics answers {status}");
+    Ok(Some(body))
+}

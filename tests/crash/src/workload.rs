@@ -1,0 +1,178 @@
+//! Workloads that hold promises, and whoever looks whether they are disturbed.
+
+use std::{
+    fs,
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use numaward_daemon::api;
+
+/// How often the workloads are looked at.
+const PACE: Duration = Duration::from_millis(2);
+
+/// Enters a cgroup, says so, and waits for its standard input to end.
+pub(crate) fn main(cgroup: &Path) -> Result<()> {
+    let procs = cgroup.join("cgroup.procs");
+    // Opened without `create`: a cgroup that is gone must not become a file.
+    fs::OpenOptions::new()
+        .write(true)
+        .open(&procs)
+        .and_then(|mut file| file.write_all(b"0"))
+        .with_context(|| procs.display().to_string())?;
+    println!("in");
+    io::stdout().flush()?;
+    io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+/// A process in a cgroup. It ends with its owner.
+pub(crate) struct Workload {
+    child: Child,
+}
+
+impl Workload {
+    pub(crate) fn start(cgroup: &Path) -> Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg("workload")
+            .arg(cgroup)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut said = String::new();
+        BufReader::new(child.stdout.take().context("no output")?).read_line(&mut said)?;
+        let workload = Self { child };
+        ensure!(said == "in\n", "the workload could not enter {}", cgroup.display());
+        Ok(workload)
+    }
+
+    /// The CPUs and nodes that it may use, as the kernel says.
+    pub(crate) fn allowed(&self) -> Result<[String; 2]> {
+        allowed(self.child.id())
+    }
+
+    /// Ends it, and waits for that.
+    pub(crate) fn end(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Workload {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The CPUs and nodes that a process may use.
+fn allowed(pid: u32) -> Result<[String; 2]> {
+    let path = format!("/proc/{pid}/status");
+    let status = fs::read_to_string(&path).with_context(|| path.clone())?;
+    let find = |key: &str| {
+        let value = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(":\t"));
+        value.map(str::to_owned).with_context(|| format!("{path} has no {key}"))
+    };
+    Ok([find("Cpus_allowed_list")?, find("Mems_allowed_list")?])
+}
+
+/// What a workload may use, as promised.
+struct Promised {
+    name: String,
+    pid: u32,
+    dir: PathBuf,
+    cpus: String,
+    nodes: String,
+}
+
+impl Promised {
+    fn holds(&self) -> Result<()> {
+        let knob = |file: &str| {
+            let path = self.dir.join(file);
+            fs::read_to_string(&path).with_context(|| path.display().to_string())
+        };
+        let (found, wanted) = (allowed(self.pid)?, [&self.cpus, &self.nodes]);
+        ensure!(found.each_ref() == wanted, "{} may use {found:?}, promised is {wanted:?}", self.name);
+        for (what, wanted) in [("cpuset.cpus", &self.cpus), ("cpuset.mems", &self.nodes)] {
+            let found = knob(what)?;
+            ensure!(
+                found.trim() == wanted,
+                "{}: {what} is {}, promised is {wanted}",
+                self.name,
+                found.trim()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Looks at all workloads that hold a promise, also while there is no daemon.
+pub(crate) struct Watch {
+    promised: Arc<Mutex<Vec<Promised>>>,
+    stop: Arc<AtomicBool>,
+    looking: Option<JoinHandle<Result<u64>>>,
+}
+
+fn lock(promised: &Mutex<Vec<Promised>>) -> MutexGuard<'_, Vec<Promised>> {
+    promised.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Watch {
+    pub(crate) fn start() -> Self {
+        let promised: Arc<Mutex<Vec<Promised>>> = Arc::default();
+        let stop = Arc::new(AtomicBool::new(false));
+        let looking = {
+            let (promised, stop) = (Arc::clone(&promised), Arc::clone(&stop));
+            thread::spawn(move || {
+                let mut looks = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    for promised in lock(&promised).iter() {
+                        promised.holds().context("a running workload was disturbed")?;
+                        looks += 1;
+                    }
+                    thread::sleep(PACE);
+                }
+                Ok(looks)
+            })
+        };
+        Self { promised, stop, looking: Some(looking) }
+    }
+
+    /// From here on this workload must not be disturbed.
+    pub(crate) fn add(&self, held: &api::Allocation, workload: &Workload) {
+        lock(&self.promised).push(Promised {
+            name: held.name.clone(),
+            pid: workload.child.id(),
+            dir: PathBuf::from(&held.directory),
+            cpus: held.cpus.clone(),
+            nodes: held.nodes.clone(),
+        });
+    }
+
+    /// From here on what it may use is about to change.
+    pub(crate) fn remove(&self, name: &str) {
+        lock(&self.promised).retain(|promised| promised.name != name);
+    }
+
+    /// An error if a workload has been disturbed.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        if self.looking.as_ref().is_some_and(JoinHandle::is_finished) { self.end().map(drop) } else { Ok(()) }
+    }
+
+    /// Ends, and tells how often a workload was looked at.
+    pub(crate) fn end(&mut self) -> Result<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        let looking = self.looking.take().context("nobody looks any more")?;
+        looking.join().map_err(|_| anyhow!("the looking thread panicked"))?
+    }
+}

@@ -1,0 +1,98 @@
+//! What goes wrong on a host, and what the daemon makes of it: nothing that runs is disturbed, nothing is lost.
+
+use std::time::Duration;
+
+use numaward_tests::{Bench, Report, assert_near, boot};
+use numaward_vm::Machine;
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+
+/// The names of the allocations in a section.
+fn names(report: &Report, section: &str) -> Vec<String> {
+    let said = report.json(section);
+    let held = said["allocations"].as_array().unwrap().iter();
+    held.map(|held| held["name"].as_str().unwrap().to_owned()).collect()
+}
+
+fn assert_contains(report: &Report, section: &str, words: &[&str]) {
+    let text = report.section(section);
+    for word in words {
+        assert!(text.contains(word), "{section}: no {word:?} in\n{text}\n{report}");
+    }
+}
+
+#[test]
+fn what_goes_wrong_ends_in_a_known_state() {
+    let Some(bench) = Bench::open() else { return };
+    let memory = Some("384M,384M,384M,384M");
+    let machine = Machine::parse(None, Some("2,2,1,1"), memory, None).unwrap();
+    let vm = bench.vm(machine).limit(Duration::from_mins(15));
+    let report = boot(&vm, include_str!("faults.sh"));
+
+    // Whatever happens: the workload that runs has what it was promised.
+    let pins = report.section("held");
+    assert_eq!(pins.lines().count(), 5, "{pins}");
+    for section in ["full disk held", "full disk: adopted", "read-only held", "damaged held", "lost held"] {
+        assert_eq!(report.section(section), pins, "{section}:\n{report}");
+    }
+
+    let no_space = "the ledger cannot be stored, and nothing was changed: ";
+    assert_contains(&report, "full disk", &[no_space, "No space left on device", "code 1\n"]);
+    assert_contains(&report, "full disk", &["numaward/full: No such file or directory"]);
+    assert_eq!(report.section("full disk").matches("code 1").count(), 2, "{report}");
+    for section in ["full disk allocations", "full disk: started", "read-write allocations"] {
+        assert_eq!(names(&report, section), ["fought", "held"], "{section}");
+    }
+    assert_eq!(report.section("room again"), "code 0");
+    assert_eq!(report.section("gone"), format!("{}\n0\ncode 0", 16 * MIB));
+
+    fight(&report);
+
+    assert_contains(&report, "read-only", &[no_space, "Read-only file system", "code 1"]);
+    assert_contains(&report, "read-only: start", &["/state/ledger.lock", "Read-only file system", "code 1"]);
+    assert_contains(&report, "damaged", &["ledger.json.damaged-1\n", "\nkept\n1"]);
+    // The one before is good, and has them.
+    assert_eq!(names(&report, "damaged allocations"), ["fought", "held"]);
+    // Neither is good: what is promised is learnt from the cgroups.
+    assert_contains(&report, "lost", &["damaged-2\n", "damaged-3"]);
+    assert_eq!(names(&report, "lost allocations"), ["fought", "held"]);
+}
+
+/// Two knobs are left to whoever keeps writing them, and what then lands elsewhere is counted.
+fn fight(report: &Report) {
+    let node = &report.json("fought")["nodes"];
+    assert!(node != "3", "a node other than the one that is promised is needed: {node}");
+    let said = report.json("left to the other");
+    let fought =
+        said["allocations"].as_array().unwrap().iter().find(|held| held["name"] == "fought").unwrap();
+    let drift = |knob: &str| -> Option<&Value> {
+        fought["drift"].as_array()?.iter().find(|drift| drift["knob"] == knob && drift["state"] == "left")
+    };
+    assert_eq!(drift("cpuset.cpus").unwrap()["found"], "0-5", "{fought}");
+    for drift in fought["drift"].as_array().unwrap() {
+        // Who it was is known where the kernel told of the write before it was looked at.
+        if let Some(writer) = drift["writer"].as_object() {
+            assert_eq!(writer["command"], "sh", "{fought}");
+        }
+    }
+    assert_eq!(drift("cpuset.mems").unwrap()["found"], "0-3", "{fought}");
+    let metrics = report.section("fight metrics");
+    for knob in ["cpuset.cpus", "cpuset.mems"] {
+        let value = |series: &str| -> u64 {
+            let series = format!("numaward_{series}_total{{knob=\"{knob}\"}} ");
+            metrics.lines().find_map(|line| line.strip_prefix(series.as_str())?.parse().ok()).unwrap()
+        };
+        let (drifted, repaired) = (value("drift"), value("drift_repaired"));
+        assert!((2..=drifted).contains(&repaired), "{knob}: {drifted} drifted, {repaired} repaired");
+    }
+
+    // The kernel's book and the probe's agree on what is not where it was promised.
+    assert_eq!(report.json("missing load")["pages_by_node"]["3"], 64 * MIB / 4096);
+    let stat = report.numa_stat("missing numa_stat");
+    let told = report.section("misses");
+    let series = "numaward_numa_miss_bytes_total{workload=\"fought\",node=\"3\"} ";
+    let missed: u64 = told.lines().find_map(|line| line.strip_prefix(series)?.parse().ok()).unwrap();
+    assert_near("missed on node 3", missed, stat["anon"][&3] + stat["file"][&3], 64 * MIB, 1);
+    assert_near("missed on node 3", missed, 64 * MIB, 64 * MIB, 1);
+}

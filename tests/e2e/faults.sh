@@ -1,0 +1,135 @@
+ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
+allocations() { ask /api/v1/allocations; echo; }
+_ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
+_log_has() { grep -q "$1" /tmp/daemon.log; }
+start_daemon() {
+    NUMAWARD_STATE_DIRECTORY=/state numaward run 2>/tmp/daemon.log &
+    daemon=$!
+    wait_for 60 _ready
+}
+# die SECTION: the daemon, as in a crash. The shell reports it in that section.
+die() {
+    section "$1"
+    kill -9 $daemon
+    wait $daemon
+}
+# pins SECTION: what the workload that runs all the time has.
+pins() {
+    section "$1"
+    (cd $held && cat cpuset.cpus cpuset.mems memory.min)
+    grep -h -E '^(Cpus|Mems)_allowed_list' "/proc/$(head -1 $held/cgroup.procs)/status"
+}
+held=$cgroups/numaward/held
+
+mkdir /state
+mount -t tmpfs -o size=256k tmpfs /state
+start_daemon
+
+# Somebody rewrites two knobs of a workload, again and again. It takes the daemon a minute to give up.
+mkdir $cgroups/fought
+sh -c "echo 0 >$cgroups/fought/cgroup.procs; exec sleep 100000" &
+wait_for 10 grep -q 'populated 1' $cgroups/fought/cgroup.events
+section "fought"
+numaward guarantee /fought --cpus 1 --memory 128Mi -o json
+(while :; do
+    echo 0-5 >$cgroups/fought/cpuset.cpus
+    echo 0-3 >$cgroups/fought/cpuset.mems
+    sleep 0.1
+done) &
+writer=$!
+
+numaward exec --cpus 1 --memory 64Mi --name held -- numaward-load --size 16M --report json >/tmp/held.json 2>/tmp/held.err &
+wait_for 60 [ -s /tmp/held.json ]
+pins "held"
+
+section "full disk"
+dd if=/dev/zero of=/state/filler bs=512 2>/dev/null
+numaward exec --cpus 1 --memory 16Mi --name full -- true 2>&1
+echo "code $?"
+ls -d $cgroups/numaward/full 2>&1
+numaward release held 2>&1
+echo "code $?"
+section "full disk allocations"
+allocations
+pins "full disk held"
+die "full disk: killed"
+start_daemon
+section "full disk: started"
+allocations
+pins "full disk: adopted"
+section "room again"
+rm /state/filler
+numaward exec --cpus 1 --memory 16Mi --name room -- true 2>&1
+echo "code $?"
+
+# The cgroup of a workload goes away.
+section "gone"
+mkdir -p $cgroups/outer/inner
+numaward guarantee /outer/inner --cpus 1 --memory 16Mi -o json >/dev/null
+cat $cgroups/outer/memory.min
+rmdir $cgroups/outer/inner
+_gone() { ! allocations | grep -q outer/inner; }
+wait_for 30 _gone
+cat $cgroups/outer/memory.min
+# One of the same name is another.
+mkdir $cgroups/outer/inner
+numaward guarantee /outer/inner --cpus 1 --memory 16Mi -o json >/dev/null
+echo "code $?"
+numaward release outer/inner
+
+section "left to the other"
+_left() { [ "$(allocations | grep -o '"state":"left"' | wc -l)" = 2 ]; }
+wait_for 240 _left
+allocations
+section "fight metrics"
+ask /metrics | grep -E '^numaward_drift(_repaired)?_total\{knob="cpuset.(cpus|mems)"\}'
+kill $writer
+wait $writer
+echo 0-3 >$cgroups/fought/cpuset.mems
+section "missing load"
+load fought --size 64M --policy bind:3
+cat /tmp/load-fought
+section "missing numa_stat"
+cat $cgroups/fought/memory.numa_stat
+section "misses"
+ask /metrics | grep -E '^numaward_numa_miss_bytes_total\{workload="fought"'
+kill $load_pid
+wait $load_pid
+
+section "read-only"
+# Over the directory: one in which files are open for writing cannot be made read-only.
+mount -t tmpfs -o ro tmpfs /state
+numaward exec --cpus 1 --memory 16Mi --name readonly -- true 2>&1
+echo "code $?"
+die "read-only: killed"
+section "read-only: start"
+NUMAWARD_STATE_DIRECTORY=/state timeout 60 numaward run 2>&1
+echo "code $?"
+pins "read-only held"
+umount /state
+start_daemon
+section "read-write allocations"
+allocations
+
+die "damaged: killed"
+cp /state/ledger.json /tmp/ledger.json
+head -c 100 /tmp/ledger.json >/state/ledger.json
+start_daemon
+section "damaged"
+ls -1 /state
+head -c 100 /tmp/ledger.json | cmp - /state/ledger.json.damaged-1 && echo kept
+grep -c 'damaged ledger was set aside' /tmp/daemon.log
+section "damaged allocations"
+allocations
+pins "damaged held"
+
+die "lost: killed"
+echo nonsense >/state/ledger.json
+echo nonsense >/state/ledger.json.1
+start_daemon
+section "lost"
+ls -1 /state
+section "lost allocations"
+allocations
+pins "lost held"
+section "end"

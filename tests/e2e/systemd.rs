@@ -1,0 +1,69 @@
+//! Guarantees for units, where systemd is the first process: it holds what it was told, whoever restarts what.
+
+use std::time::Duration;
+
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::Machine;
+
+const MIB: u64 = 1 << 20;
+
+/// Asserts what a unit's process and cgroup have.
+fn assert_pins(report: &Report, section: &str, expected: &[&str]) {
+    let found: Vec<_> = report.section(section).lines().collect();
+    assert_eq!(found[..expected.len().min(found.len())], *expected, "{section}:\n{report}");
+}
+
+#[test]
+fn a_unit_keeps_its_pins_through_reload_and_restart() {
+    let Some(bench) = Bench::open() else { return };
+    // What systemd does hardly depends on the kernel: in ordinary runs once is enough.
+    if bench.kernel().name() != "6.12" && !bench.is_slow() {
+        return;
+    }
+    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(15));
+    let report = boot(&vm, include_str!("systemd.sh"));
+
+    let bytes = (64 * MIB).to_string();
+    let (min, max) = (format!("MemoryMin={bytes}"), format!("MemoryMax={bytes}"));
+    let mut pinned = vec!["Cpus_allowed_list:\t2-3", "Mems_allowed_list:\t1", "2-3", "1", &bytes, &bytes];
+    pinned.extend(["AllowedCPUs=2-3", "AllowedMemoryNodes=1", &max, &min]);
+    let guarantee = report.json("guarantee");
+    assert_eq!((&guarantee["cpus"], &guarantee["nodes"]), (&"2-3".into(), &"1".into()), "{guarantee}");
+    for section in ["held", "reloaded", "restarted", "repaired", "adopted", "without the daemon"] {
+        assert_pins(&report, section, &pinned);
+    }
+    assert_eq!(report.section("held").lines().last(), Some(bytes.as_str()), "the slice protects its unit");
+
+    // The restarted unit has another cgroup: the daemon follows it, and so do the probes.
+    let load = report.json("restarted load");
+    assert_eq!(load["pages_by_node"]["1"], 32 * MIB / 4096, "{load}");
+    for line in report.section("restarted misses").lines() {
+        assert!(line.ends_with(" 0"), "{line}");
+    }
+    assert_eq!(report.section("restarted misses").lines().count(), 2, "{report}");
+    for section in ["restarted allocations", "adopted allocations"] {
+        let held = &report.json(section)["allocations"];
+        assert_eq!(held.as_array().map(Vec::len), Some(1), "{held}");
+        assert_eq!((&held[0]["name"], &held[0]["cpus"]), (&"load.service".into(), &"2-3".into()), "{held}");
+    }
+
+    let free = ["Cpus_allowed_list:\t0-3", "Mems_allowed_list:\t0-1"];
+    assert_pins(&report, "released", &free);
+    assert_pins(&report, "released and restarted", &free);
+    for section in ["released", "released and restarted"] {
+        let text = report.section(section);
+        for line in ["AllowedCPUs=", "AllowedMemoryNodes=", "MemoryMin=0", "MemoryMax=infinity"] {
+            assert!(text.lines().any(|found| found == line), "{section}: {line}:\n{text}");
+        }
+    }
+
+    let exec: Vec<_> = report.section("exec").lines().collect();
+    assert_eq!(exec, ["Cpus_allowed_list:\t2-3", "Mems_allowed_list:\t1", "0::/numaward/job", "code 0"]);
+    assert!(report.section("no such unit").contains("there is no such unit, or it does not run"), "{report}");
+    assert!(report.section("not running").ends_with("code 1"), "{report}");
+    let checks = report.section("checks");
+    for check in ["systemd-unit", "systemd-refuses"] {
+        assert!(checks.lines().any(|line| line.starts_with(&format!("ok {check}: "))), "{check}:\n{checks}");
+    }
+}

@@ -1,0 +1,96 @@
+ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
+allocations() { ask /api/v1/allocations; echo; }
+_ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
+_active() { [ "$(systemctl show --value -p ActiveState "$1")" = active ]; }
+_loaded() { [ -s /run/load.json ]; }
+_pinned() { [ "$(cat $load/cpuset.cpus)" = 2-3 ]; }
+load=$cgroups/system.slice/load.service
+
+cat >/run/systemd/system/numaward.service <<'END'
+[Service]
+Type=notify
+ExecStart=/usr/bin/numaward run --log-level debug
+Restart=always
+RestartSec=100ms
+END
+cat >/run/systemd/system/load.service <<'END'
+[Service]
+ExecStart=/usr/bin/numaward-load --size 32M --report json
+StandardOutput=file:/run/load.json
+END
+systemctl daemon-reload
+systemctl start numaward load
+wait_for 60 _ready
+wait_for 60 _loaded
+
+# pins NAME: what the unit's process and its cgroup have now.
+pins() {
+    section "$1"
+    grep -h -E '^(Cpus|Mems)_allowed_list' "/proc/$(systemctl show --value -p MainPID load)/status"
+    (cd $load && cat cpuset.cpus cpuset.mems memory.min memory.max)
+    systemctl show -p AllowedCPUs,AllowedMemoryNodes,MemoryMin,MemoryMax load | sort
+}
+
+section "guarantee"
+numaward guarantee load.service --cpus 2 --memory 64Mi -o json
+pins "held"
+cat $cgroups/system.slice/memory.min
+
+systemctl daemon-reload
+pins "reloaded"
+
+section "restart"
+rm /run/load.json
+systemctl restart load
+wait_for 60 _loaded
+pins "restarted"
+section "restarted load"
+cat /run/load.json
+section "restarted misses"
+ask /metrics | grep -E '^numaward_numa_miss_bytes_total.*load'
+section "restarted allocations"
+allocations
+
+section "written past systemd"
+echo 0 >$load/cpuset.cpus
+wait_for 30 _pinned
+pins "repaired"
+
+section "daemon killed"
+systemctl kill -s KILL numaward
+wait_for 60 _ready
+pins "adopted"
+section "adopted allocations"
+allocations
+section "daemon stopped"
+systemctl stop numaward
+systemctl daemon-reload
+systemctl restart load
+pins "without the daemon"
+systemctl start numaward
+wait_for 60 _ready
+
+section "release"
+numaward release load.service
+pins "released"
+systemctl daemon-reload
+systemctl restart load
+pins "released and restarted"
+
+section "exec"
+numaward exec --cpus 2 --memory 64Mi --name job -- sh -c 'grep -E "^(Cpus|Mems)_allowed_list" /proc/self/status; cat /proc/self/cgroup'
+echo "code $?"
+section "no such unit"
+numaward guarantee none.service --cpus 1 --memory 64Mi 2>&1
+echo "code $?"
+section "not running"
+systemctl stop load
+numaward guarantee load.service --cpus 1 --memory 64Mi 2>&1
+echo "code $?"
+section "log"
+journalctl -q --no-pager -u numaward | tail -40
+systemctl stop numaward
+
+section "checks"
+numaward-enforce-check systemd
+section "end"

@@ -1,0 +1,24 @@
+#!/bin/busybox sh
+# Runs /numaward-vm/script and tells its exit code, on a machine that its init has prepared.
+
+must() { "$@" || { echo "numaward-vm: failed: $*"; poweroff -f; }; }
+
+if [ -f /numaward-vm/modules ]; then
+    for module in $(cat /numaward-vm/modules); do
+        must insmod "/numaward-vm/$module.ko"
+    done
+fi
+if [ -f /numaward-vm/network ]; then
+    must ip link set eth0 up
+    must ip addr add 10.0.2.15/24 dev eth0
+fi
+
+# Raw: no carriage returns are added. Doing it again afterwards waits until all output has left the machine.
+must stty -F /dev/ttyS1 raw
+must stty -F /dev/ttyS2 raw
+echo begun >/dev/ttyS2
+sh /numaward-vm/script </dev/null >/dev/ttyS1 2>&1
+code=$?
+stty -F /dev/ttyS1 raw
+echo "exit $code" >/dev/ttyS2
+poweroff -f

@@ -1,0 +1,158 @@
+//! A Debian root file system with systemd, as an archive that machines boot from.
+//!
+//! mmdebstrap makes it from the mirror that this system uses, with or without root. The archive is the same, byte for
+//! byte, as long as the mirror has the same packages: times are clamped, files sorted, and everything is root's.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use numaward_vm::{DEBIAN, DEBIAN_ARCHIVE};
+
+use super::apt::explained;
+use super::steps::{Steps, say};
+use super::{packages, sources, store};
+use crate::command;
+
+const PART: &str = "Debian with systemd";
+const PACKAGES: &[&str] = &["dbus", "systemd-sysv"];
+/// What no machine needs, and what differs from one making to the next.
+const LEFT_OUT: &[&str] = &[
+    "usr/lib/x86_64-linux-gnu/gconv",
+    "usr/lib/x86_64-linux-gnu/perl",
+    "usr/share/doc",
+    "usr/share/info",
+    "usr/share/locale",
+    "usr/share/man",
+    "usr/share/perl",
+    "usr/share/perl5",
+    "var/cache",
+    "var/lib/apt",
+    "var/lib/dpkg",
+    "var/log",
+];
+
+/// Makes sure that the archive is in the cache.
+pub(crate) fn ensure(steps: &Steps) -> Result<()> {
+    let folder = steps.cache.root().join(DEBIAN);
+    let release = folder.file_name().unwrap_or_default().to_string_lossy();
+    let recipe = format!("{release}: {} without {}\n", PACKAGES.join(" "), LEFT_OUT.join(" "));
+    match store::state(&folder, &recipe) {
+        store::State::Whole if !steps.update => {
+            steps.found(PART, &folder.display().to_string());
+            return Ok(());
+        }
+        store::State::Damaged => say(PART, "what the cache holds is damaged or outdated: making it again"),
+        store::State::Whole | store::State::Missing => {}
+    }
+    packages::ensure(steps, "mmdebstrap", &[("mmdebstrap", "mmdebstrap")])?;
+    let started = Instant::now();
+    let mirror = sources::mirror(Path::new("/")).with_context(|| format!("cannot make {PART}"))?;
+    let source = format!("deb [{}] {} {release} main", mirror.options.join(" "), mirror.uri);
+    say(PART, "making a root file system, which takes a minute or two");
+    store::replace(&folder, &recipe, |folder| {
+        let scratch = store::scratch(folder.parent().unwrap_or(folder))?;
+        let tar = scratch.path().join("root.tar");
+        bootstrap(&release, &source, &tar)?;
+        let tree = scratch.path().join("tree");
+        fs::create_dir(&tree)?;
+        command::read(Command::new("tar").arg("-xpf").arg(&tar).arg("-C").arg(&tree))?;
+        pack(&tree, &folder.join(DEBIAN_ARCHIVE))
+    })?;
+    say(PART, &format!("ready after {} s", started.elapsed().as_secs()));
+    Ok(())
+}
+
+fn bootstrap(release: &str, source: &str, tar: &Path) -> Result<()> {
+    let mut mmdebstrap = Command::new("mmdebstrap");
+    mmdebstrap
+        .env("LC_ALL", "C")
+        // No file is newer than this.
+        .env("SOURCE_DATE_EPOCH", "0")
+        .args(["--variant=essential", "--format=tar", "--skip=output/dev"])
+        .arg(format!("--include={}", PACKAGES.join(",")))
+        .arg(release)
+        .arg(tar)
+        .arg(source);
+    command::run_slowly(PART, &mut mmdebstrap)
+        .map_err(|error| explained(&error, &format!("cannot make a root file system of Debian {release}")))
+}
+
+/// Packs a tree as root's, for the kernel to unpack.
+fn pack(tree: &Path, archive: &Path) -> Result<()> {
+    let mut names = Vec::new();
+    list(tree, Path::new(""), &mut names)?;
+    let mut cpio = Command::new("cpio")
+        .args(["--create", "--quiet", "--null", "--reproducible", "--format=newc", "--owner=0:0"])
+        .current_dir(tree)
+        .stdin(Stdio::piped())
+        .stdout(File::create(archive)?)
+        .spawn()
+        .context("cannot run cpio")?;
+    cpio.stdin.take().context("cpio takes no input")?.write_all(names.join("\0").as_bytes())?;
+    anyhow::ensure!(cpio.wait()?.success(), "cpio could not pack {}", tree.display());
+    Ok(())
+}
+
+/// Folders before what is in them, relative to `root`.
+fn list(root: &Path, below: &Path, names: &mut Vec<String>) -> Result<()> {
+    let folder = root.join(below);
+    let mut entries = fs::read_dir(&folder)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .with_context(|| format!("cannot list {}", folder.display()))?;
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        let path = below.join(entry.file_name());
+        if LEFT_OUT.iter().any(|left_out| path == Path::new(left_out)) {
+            continue;
+        }
+        names.push(path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?.to_owned());
+        if entry.file_type()?.is_dir() {
+            list(root, &path, names)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn the_same_tree_makes_the_same_archive() {
+        let folder = tempfile::tempdir().unwrap();
+        let archives = ["a", "b"].map(|name| {
+            let tree = folder.path().join(name);
+            for path in ["usr/bin", "usr/share/man", "var/log"] {
+                fs::create_dir_all(tree.join(path)).unwrap();
+            }
+            // In another order.
+            for file in if name == "a" { ["x", "y"] } else { ["y", "x"] } {
+                fs::write(tree.join("usr/bin").join(file), file).unwrap();
+            }
+            fs::write(tree.join("usr/share/man/page"), "").unwrap();
+            symlink("usr/bin", tree.join("bin")).unwrap();
+            let touched = Command::new("sh")
+                .args(["-c", "find . -exec touch -h -d @0 {} +"])
+                .current_dir(&tree)
+                .status();
+            assert!(touched.unwrap().success());
+            let archive = folder.path().join(format!("{name}.cpio"));
+            pack(&tree, &archive).unwrap();
+            archive
+        });
+        let [a, b] = archives.map(|archive| fs::read(archive).unwrap());
+        assert!(a == b, "the archives differ");
+        let mut listing = Command::new("cpio");
+        listing.args(["--list", "--quiet", "--file"]).arg(folder.path().join("a.cpio"));
+        assert_eq!(
+            command::read(&mut listing).unwrap(),
+            "bin\nusr\nusr/bin\nusr/bin/x\nusr/bin/y\nusr/share\nvar\n"
+        );
+    }
+}
