@@ -72,10 +72,10 @@ fn check_all(report: &Report, round: &str) {
     check("expander", none, [0, 0, 0, all]);
 }
 
-/// How the probe is attached, by its metric.
+/// How the allocation probe is attached and why not better, by its metric.
 fn mode(report: &Report, round: &str) -> (String, String) {
-    let line =
-        report.section(&format!("{round} probes")).lines().find(|line| line.starts_with("numaward_probe{"));
+    let mut lines = report.section(&format!("{round} probes")).lines();
+    let line = lines.find(|line| line.starts_with("numaward_probe{probe=\"alloc\""));
     let label = |name: &str| {
         let (_, rest) = line?.split_once(&format!("{name}=\""))?;
         Some(rest.split_once('"')?.0.to_owned())
@@ -199,7 +199,11 @@ fn check_slots(report: &Report) {
 
 /// A daemon that can count nothing, or find no workload, runs and says why.
 fn check_degraded(report: &Report) {
-    let probe = |round: &str| report.json(&format!("{round} status"))["probes"][0].clone();
+    let probe = |round: &str| {
+        let status = report.json(&format!("{round} status"));
+        let mut probes = status["probes"].as_array().unwrap().iter();
+        probes.find(|probe| probe["probe"] == "alloc").unwrap().clone()
+    };
     let workloads =
         |round: &str| report.json(&format!("{round} workloads"))["workloads"].as_array().unwrap().clone();
     let refused = probe("nobody");

@@ -20,7 +20,7 @@ numaward run --config /tmp/config.yaml >/tmp/daemon.log 2>&1 &
 daemon=$!
 wait_for 60 ask /readyz
 section probes
-ask /metrics | grep '^numaward_probe{'
+ask /metrics | grep '^numaward_probe{probe="alloc"'
 section before
 ask /api/v1/nodes
 section "blocks of node 1"

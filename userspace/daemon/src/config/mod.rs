@@ -144,7 +144,8 @@ pub struct Probes {
     /// Counts page allocations.
     pub allocation: AllocationProbe,
     /// How many workloads can have counters of their own. Those that come later are counted together
-    /// as `other`. The counters take 64 bytes for each workload and node, on some hosts times CPUs.
+    /// as `other`. The counters of allocations take 32 bytes for each workload and node, on most hosts
+    /// times CPUs.
     #[schemars(range(min = 1, max = 16_384))]
     pub slots: u32,
 }
