@@ -21,6 +21,7 @@ mod fault;
 pub mod guarantee;
 pub mod health;
 pub mod http;
+pub mod kubernetes;
 pub mod ledger;
 pub mod logging;
 pub mod metrics;

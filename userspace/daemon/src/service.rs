@@ -2,6 +2,7 @@
 
 use std::{io, os::unix::net::UnixListener, sync::Arc, time::Duration};
 
+use numaward_kube::pod::NoPods;
 use sd_notify::NotifyState;
 use tokio::{
     net::TcpListener,
@@ -15,6 +16,7 @@ use crate::{
     guarantee::{self, Figures},
     health::{Heartbeat, Readiness},
     http::{self, App, ControlListener, ListenError, SocketError},
+    kubernetes,
     metrics::Metrics,
     observe::{self, CgroupSource, Observer},
     privileges,
@@ -47,7 +49,12 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let heartbeat = Heartbeat::new();
     let observer = Arc::new(Observer::new(config));
     let figures = Figures::default();
-    let metrics = Arc::new(Metrics::new(observer.clone()).with(&figures).with_events(observer.events()));
+    let placing = kubernetes::Figures::default();
+    let metrics = Metrics::new(observer.clone())
+        .with(&figures)
+        .with_events(observer.events())
+        .with_kubernetes(&placing);
+    let metrics = Arc::new(metrics);
     let app = App::new(observer.clone(), metrics, readiness.clone(), heartbeat.clone());
     let listener = http::listen(config.listen.0)?;
     let control = control_socket(config)?;
@@ -91,6 +98,17 @@ pub fn run(config: &Config) -> Result<(), RunError> {
             let router = http::control_router(app.clone(), keeper.clone());
             tokio::spawn(http::serve(control, router, stop.clone()));
             tracing::info!(socket = %config.control_socket.display(), "guarantees can be asked for");
+        }
+        if config.kubernetes.nri.enabled {
+            match &keeper {
+                Some(keeper) => {
+                    let (keeper, pods) = (keeper.clone(), Arc::new(NoPods));
+                    let nri = &config.kubernetes.nri;
+                    kubernetes::start(nri, keeper, observer.clone(), pods, placing, &stop);
+                    tracing::info!(socket = %nri.socket.display(), "containers are placed when they are created");
+                }
+                None => tracing::error!("no container is placed: guarantees cannot be given"),
+            }
         }
         http::serve(listener, http::router_with(app, keeper), stop).await;
         Ok::<_, io::Error>(())

@@ -52,6 +52,22 @@ pub enum Target {
     /// A unit of systemd that runs.
     #[schema(examples("postgresql.service"))]
     Unit(String),
+    /// A container of a pod. Only told: containers are placed when the runtime creates them.
+    Container(PodContainer),
+}
+
+/// A container of a pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PodContainer {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod.
+    pub pod: String,
+    /// The container's name within the pod.
+    pub container: String,
+    /// The pod's UID, as the container runtime knows it.
+    pub pod_uid: String,
 }
 
 /// The allocations of this host.
@@ -284,6 +300,9 @@ pub struct Shortfall {
 pub struct Explanation {
     /// The merges of hints, in order. Without a topology policy there are none.
     pub merges: Vec<Merge>,
+    /// What else bears on the decision, such as what was not known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// One merge of hints.

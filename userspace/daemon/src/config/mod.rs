@@ -8,6 +8,7 @@
 //! Nothing here reads the environment or the command line: the caller passes both in [`Sources`].
 
 pub mod enforcement;
+pub mod kubernetes;
 pub mod policy;
 mod schema;
 pub mod tree;
@@ -26,6 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use self::{
     enforcement::{Declared, Enforcement},
+    kubernetes::Kubernetes,
     policy::{
         CpuList, CpuManagerPolicy, MemoryManagerPolicy, Reservation, ReservedMemory, TopologyManagerPolicy,
         TopologyManagerScope,
@@ -97,6 +99,8 @@ pub struct Config {
     pub system_reserved: Option<Reservation>,
     /// The memory at which Kubernetes evicts: `memory.available`.
     pub eviction_hard: Option<Reservation>,
+    /// Kubernetes: placing and watching the pods of this host.
+    pub kubernetes: Kubernetes,
 }
 
 impl Default for Config {
@@ -123,6 +127,7 @@ impl Default for Config {
             kube_reserved: None,
             system_reserved: None,
             eviction_hard: None,
+            kubernetes: Kubernetes::default(),
         }
     }
 }

@@ -214,6 +214,25 @@ impl Enforcer {
         Ok(report)
     }
 
+    /// Makes a knob of a cgroup hold a value without taking note of what it held: nothing will be given back.
+    /// Reports no write where it holds it already.
+    pub fn set(&self, cgroup: &CgroupPath, knob: Knob, to: &Value) -> Result<Report, EnforceError> {
+        let from = match self.cgroupfs.read(cgroup, knob) {
+            Ok(held) if self.cgroupfs.holds(knob, to, &held) => return Ok(Report::default()),
+            Ok(held) => held,
+            Err(KnobError::Missing { .. }) if book::id_of(&cgroup.dir(self.root())).is_some() => {
+                self.enable_above(cgroup, knob)?;
+                plan::unset(knob)
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let step = Step { cgroup: cgroup.clone(), owner: self.owner(cgroup), knob, from, to: to.clone() };
+        let mut report = Report::default();
+        self.write(std::slice::from_ref(&step), &mut report.moving).map_err(|failed| failed.error)?;
+        report.written.push(step);
+        Ok(report)
+    }
+
     /// The knobs of one cgroup that do not hold what the book says. An error that
     /// [is gone](EnforceError::is_gone) says that the cgroup is.
     pub fn drift(&self, book: &Book, path: &CgroupPath) -> Result<Vec<Drift>, EnforceError> {

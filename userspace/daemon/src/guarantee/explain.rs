@@ -28,7 +28,7 @@ pub(super) fn rejection(rejection: &engine::Rejection) -> api::Rejection {
 
 /// How a decision came about.
 pub(super) fn explanation(explanation: &engine::explain::Explanation) -> api::Explanation {
-    api::Explanation { merges: explanation.merges.iter().map(merge).collect() }
+    api::Explanation { merges: explanation.merges.iter().map(merge).collect(), notes: Vec::new() }
 }
 
 fn merge(merge: &Merge) -> api::Merge {

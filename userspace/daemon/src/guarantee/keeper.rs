@@ -5,6 +5,7 @@ mod drift;
 mod herd;
 mod machine;
 mod mode;
+pub mod pods;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +25,8 @@ use numaward_cgroup::{
     knob::{Limit, Partition},
 };
 use numaward_engine::{
-    self as engine, Allocation, Block, Kubelet, Ledger, OwnerId, Strategy, kubelet::Checkpoints,
+    self as engine, Allocation, Block, Kubelet, Ledger, OwnerId, Strategy,
+    kubelet::{Checkpoints, ResizeError},
 };
 use numaward_topology::{Bytes, CpuSet, Machine, NodeSet};
 use tokio::sync::oneshot;
@@ -131,6 +133,9 @@ pub enum Refused {
     /// Nothing is promised at all.
     #[error("enforcement.mode is off in the configuration: nothing is promised")]
     Off,
+    /// The resources of a container cannot be changed within its promise.
+    #[error(transparent)]
+    Resize(#[from] ResizeError),
     /// There is no such allocation.
     #[error("there is no allocation named {0:?}")]
     Unknown(String),
@@ -207,6 +212,8 @@ enum Command {
     Cgroups(Vec<Event>),
     /// Somebody else wrote knobs.
     Touched,
+    /// The container runtime asks or tells.
+    Pods(pods::Command),
 }
 
 /// Asks the thread. Clones ask the same one.
@@ -270,6 +277,22 @@ impl Keeper {
         self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Asks on behalf of the container runtime, and waits for the answer.
+    pub(crate) async fn pods<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<T>) -> pods::Command,
+    ) -> Result<T, Refused> {
+        let (answer, result) = oneshot::channel();
+        self.send(Command::Pods(command(answer)))?;
+        result.await.map_err(|_| Refused::Stopping)
+    }
+
+    /// From now on the container runtime is told of what we write ourselves.
+    pub(crate) fn tell_runtime(&self, tell: tokio::sync::mpsc::UnboundedSender<Vec<pods::Update>>) {
+        // Where it ends already, there is nothing to tell.
+        let _ = self.send(Command::Pods(pods::Command::Tell(tell)));
+    }
+
     fn send(&self, command: Command) -> Result<(), Refused> {
         self.commands.send(command).map_err(|_| Refused::Stopping)
     }
@@ -308,6 +331,7 @@ struct Owner {
     figures: Figures,
     view: Arc<RwLock<Arc<api::Allocations>>>,
     watched: BTreeMap<String, Watched>,
+    pods: pods::Pods,
     moving: Vec<(CgroupPath, Moving)>,
     /// What is promised and not there, by name.
     lacks: BTreeMap<String, Lack>,
@@ -374,6 +398,7 @@ impl Owner {
             figures,
             view,
             watched: BTreeMap::new(),
+            pods: pods::Pods::default(),
             moving: Vec::new(),
             lacks: BTreeMap::new(),
             unfit: None,
@@ -391,7 +416,13 @@ impl Owner {
     fn run(mut self, queue: &Receiver<Command>, stop: &CancellationToken) {
         let mut next = Instant::now() + TURN;
         while !stop.is_cancelled() {
-            match queue.recv_timeout(next.saturating_duration_since(Instant::now())) {
+            // What the runtime waits for goes first.
+            let patience = if self.has_to_bind() {
+                Duration::ZERO
+            } else {
+                next.saturating_duration_since(Instant::now())
+            };
+            match queue.recv_timeout(patience) {
                 Ok(Command::Admit { request, dry_run, answer }) => {
                     let result = self.admit(&request, dry_run);
                     self.settle();
@@ -409,7 +440,8 @@ impl Owner {
                 }
                 Ok(Command::Cgroups(events)) => self.follow_cgroups(&events),
                 Ok(Command::Touched) => self.patrol(Instant::now(), false),
-                Err(RecvTimeoutError::Timeout) => {}
+                Ok(Command::Pods(command)) => self.pod_command(command),
+                Err(RecvTimeoutError::Timeout) => self.bind_next(),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             let now = Instant::now();
@@ -502,6 +534,7 @@ impl Owner {
                 });
             }
             Target::Cgroup(path) => path.clone(),
+            Target::Container(_) => return Err(Refused::Conflict(pods::is_the_runtimes())),
             Target::Unit(unit) => {
                 let wrong = |problem: String| {
                     Refused::Field(FieldError::new("target.unit", problem, "a unit that runs on this host"))
@@ -551,6 +584,10 @@ impl Owner {
         };
         if let Some(held) = self.state.guarantees.get(&request.name) {
             let problem = format!("{:?} is held by {}", request.name, held.cgroup);
+            return Err(conflict("name", problem, "a name that is not in use"));
+        }
+        if self.state.pods.contains_key(&request.name) {
+            let problem = format!("{:?} is held by a pod", request.name);
             return Err(conflict("name", problem, "a name that is not in use"));
         }
         if request.target != Target::Exec {
@@ -818,6 +855,7 @@ impl Owner {
         self.patrol(now, true);
         self.note_moved();
         self.follow_machine(now);
+        self.look_after_pods(now);
     }
 
     /// Releases workloads that are gone and commands that ended, and goes on with what was begun.
@@ -887,10 +925,11 @@ impl Owner {
     fn publish(&mut self) {
         self.due.herd = true;
         self.due.declared = true;
+        self.follow_pool();
         self.patrol.follow(&self.state.book);
         let workloads = self.state.guarantees.iter().map(|(name, guarantee)| {
-            let allocation = self.allocation_of(name);
-            let lack = self.lacks.get(name);
+            let allocation = self.allocation_of(name, guarantee);
+            let lack = self.lacks.get(guarantee.owner(name));
             Promise {
                 cgroup: guarantee.cgroup.clone(),
                 id: guarantee.id,
@@ -910,7 +949,10 @@ impl Owner {
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(self.allocations());
     }
 
-    fn allocation_of(&self, name: &str) -> Allocation {
+    fn allocation_of(&self, name: &str, guarantee: &Guarantee) -> Allocation {
+        if let Target::Container(of) = &guarantee.target {
+            return self.allocation_for(of).cloned().unwrap_or_default();
+        }
         let account = self.state.ledger.owner(&OwnerId::from(name));
         account.and_then(|account| account.containers.values().next().cloned()).unwrap_or_default()
     }
@@ -940,11 +982,11 @@ impl Owner {
             let record = self.state.book.get(&guarantee.cgroup);
             let settings = record.map_or(&guarantee.settings, |record| &record.settings);
             let drift = self.patrol.of(&guarantee.cgroup);
-            let allocation = self.allocation_of(name);
+            let allocation = self.allocation_of(name, guarantee);
             let mut described =
                 self.describe(name, &guarantee.target, &guarantee.cgroup, &allocation, settings, &drift);
             described.explanation = Some(guarantee.explanation.clone());
-            described.lack = self.lacks.get(name).map(api::Lack::from);
+            described.lack = self.lacks.get(guarantee.owner(name)).map(api::Lack::from);
             described.declared = guarantee.declared.as_ref().map(|rule| rule.pattern().to_owned());
             described
         });

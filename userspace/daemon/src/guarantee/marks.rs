@@ -166,7 +166,7 @@ impl Marks {
         let mut old = std::mem::take(&mut self.written);
         for (path, record) in state.book.iter() {
             let held = held.get(path).and_then(|&(name, guarantee)| {
-                Some((name, guarantee, state.ledger.owner(&OwnerId::from(name.as_str()))?))
+                Some((name, guarantee, state.ledger.owner(&OwnerId::from(guarantee.owner(name)))?))
             });
             if let Some((place, mark)) = old.remove(path) {
                 let is_same = mark.record == *record

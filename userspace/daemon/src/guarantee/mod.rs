@@ -37,7 +37,7 @@ pub mod request;
 pub mod state;
 
 pub use figures::Figures;
-pub use keeper::{Keeper, Refused, StartError};
+pub use keeper::{Keeper, Refused, StartError, pods};
 pub use policy::PolicyError;
 pub use request::{FieldError, Request, Target};
 pub use state::{Guarantee, State};

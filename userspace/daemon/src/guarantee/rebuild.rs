@@ -38,7 +38,7 @@ pub(super) fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierar
         for (name, guarantee) in &previous.guarantees {
             // A cgroup that is there and has no mark was released since.
             let is_to_keep = !found.is_supported || !holds(&guarantee.cgroup);
-            let account = previous.ledger.owner(&OwnerId::from(name.as_str()));
+            let account = previous.ledger.owner(&OwnerId::from(guarantee.owner(name)));
             let record = previous.book.get(&guarantee.cgroup);
             let (Some(account), Some(record), true) = (account, record, is_to_keep) else { continue };
             if state.guarantees.contains_key(name) {
@@ -63,13 +63,21 @@ pub(super) fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierar
 fn take_over(state: &mut State, mark: &Mark) {
     if let Some(held) = &mark.held {
         let Held { name, guarantee, account } = held;
-        let adopted = state.ledger.adopt(OwnerId::from(name.as_str()), account.clone());
+        let owner = OwnerId::from(guarantee.owner(name));
+        // The containers of a pod are held by one owner.
+        let adopted = match (&guarantee.target, state.ledger.owner(&owner)) {
+            (Target::Container(_), Some(known)) if known == account => Ok(()),
+            _ => state.ledger.adopt(owner, account.clone()),
+        };
         if let Err(error) = adopted {
             tracing::error!(name, cgroup = %mark.cgroup, %error, "not taken over again: nothing is promised twice");
             return;
         }
         tracing::warn!(name, cgroup = %mark.cgroup, "taken over again from its cgroup");
         state.guarantees.insert(name.clone(), guarantee.clone());
+        if let Target::Container(of) = &guarantee.target {
+            state.take_over_container(of, &guarantee.cgroup);
+        }
     }
     state.book.insert(mark.cgroup.clone(), mark.record.clone());
 }

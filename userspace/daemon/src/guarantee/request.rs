@@ -7,6 +7,7 @@ use numaward_engine::{self as engine, Quantity, Resources};
 use numaward_topology::{Bytes, HugepageSize, ZoneKind};
 use serde::{Deserialize, Serialize};
 
+use super::pods::{self, PodContainer};
 use crate::{
     api,
     config::{
@@ -47,6 +48,8 @@ pub enum Target {
     Cgroup(CgroupPath),
     /// A unit of systemd.
     Unit(String),
+    /// A container of a pod.
+    Container(PodContainer),
 }
 
 impl From<&Target> for api::Target {
@@ -55,6 +58,7 @@ impl From<&Target> for api::Target {
             Target::Exec => Self::Exec,
             Target::Cgroup(path) => Self::Cgroup(path.to_string()),
             Target::Unit(unit) => Self::Unit(unit.clone()),
+            Target::Container(of) => Self::Container(of.into()),
         }
     }
 }
@@ -95,6 +99,7 @@ impl Request {
                 Target::Cgroup(path)
             }
             api::Target::Unit(unit) => Target::Unit(check_unit(unit)?),
+            api::Target::Container(_) => return Err(pods::is_the_runtimes()),
         };
         if asked.cpus == 0 {
             return Err(FieldError::new("cpus", "it is 0", "a whole number of CPUs, at least 1"));
@@ -133,7 +138,7 @@ impl Request {
         let name = match &target {
             api::Target::Unit(name) => name.clone(),
             api::Target::Cgroup(path) => path.trim_start_matches('/').to_owned(),
-            api::Target::Exec => String::new(),
+            api::Target::Exec | api::Target::Container(_) => String::new(),
         };
         let hugepages = declared.hugepages.iter();
         let request = Self::new(&api::AllocationRequest {

@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use numaward_engine::Ledger;
 use serde::{Deserialize, Serialize};
 
-use super::request::Target;
+use super::{
+    keeper::pods::{Admitted, Placed},
+    request::Target,
+};
 use crate::{
     api,
     config::enforcement::Declared,
@@ -28,6 +31,12 @@ pub struct State {
     /// Guarantees whose release was begun: their knobs are being given back, and a start goes on with that.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub releasing: BTreeSet<String>,
+    /// Pods, or containers of pods, that the engine has admitted, by the name of the owner in the ledger.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pods: BTreeMap<String, Admitted>,
+    /// Containers that were placed, by the runtime's id.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub containers: BTreeMap<String, Placed>,
 }
 
 /// A workload that holds an allocation.
@@ -48,6 +57,16 @@ pub struct Guarantee {
     pub declared: Option<Declared>,
     /// Why it was placed there.
     pub explanation: api::Explanation,
+}
+
+impl Guarantee {
+    /// The owner in the ledger of a guarantee of this name.
+    pub fn owner<'a>(&'a self, name: &'a str) -> &'a str {
+        match &self.target {
+            Target::Container(of) => &of.owner,
+            _ => name,
+        }
+    }
 }
 
 #[cfg(test)]

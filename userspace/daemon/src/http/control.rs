@@ -272,7 +272,9 @@ fn refusal(status: StatusCode, detail: String, path: &str) -> api::Refusal {
 fn refused(error: &Refused, path: &str) -> Response {
     let status = match error {
         Refused::Field(_) => StatusCode::UNPROCESSABLE_ENTITY,
-        Refused::Conflict(_) | Refused::Rejected(..) | Refused::Off => StatusCode::CONFLICT,
+        Refused::Conflict(_) | Refused::Rejected(..) | Refused::Resize(_) | Refused::Off => {
+            StatusCode::CONFLICT
+        }
         Refused::Unknown(_) => StatusCode::NOT_FOUND,
         Refused::Enforce(_) | Refused::Failed(_) | Refused::Make { .. } | Refused::Store(_) => {
             StatusCode::INTERNAL_SERVER_ERROR

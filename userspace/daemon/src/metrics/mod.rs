@@ -17,7 +17,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::{events::Events, guarantee};
+use crate::{events::Events, guarantee, kubernetes};
 
 pub use self::{
     collector::Source,
@@ -66,6 +66,13 @@ impl Metrics {
     #[must_use]
     pub fn with_events(mut self, events: &Events) -> Self {
         events.register(&mut self.registry);
+        self
+    }
+
+    /// Serves what placing containers counts, too.
+    #[must_use]
+    pub fn with_kubernetes(mut self, figures: &kubernetes::Figures) -> Self {
+        figures.register(&mut self.registry);
         self
     }
 

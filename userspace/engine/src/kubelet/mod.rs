@@ -21,6 +21,7 @@ pub(crate) mod defects;
 pub(crate) mod memory;
 pub(crate) mod merge;
 pub(crate) mod numa;
+pub(crate) mod resize;
 pub(crate) mod restore;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
@@ -30,6 +31,7 @@ use numaward_topology::{Bytes, CpuSet, Machine, NodeId, ZoneKind, set::MAX_ID};
 pub use self::{
     cpu::CpuError,
     memory::MemoryError,
+    resize::ResizeError,
     restore::{Checkpoints, Restored},
 };
 use self::{cpu::StaticCpus, memory::StaticMemory, merge::Rule, numa::Distances};

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_cgroup::{CgroupPath, EXEC_PARENT, Event};
 
-use super::{FieldError, Owner, Refused, Request};
+use super::{FieldError, Owner, Refused, Request, Target, pods};
 use crate::{api, config::enforcement::Declared, enforce};
 
 /// What is declared, and who waits for it.
@@ -200,8 +200,11 @@ impl Owner {
         }
     }
 
-    /// Refuses to release what is declared: it would be given again at once.
+    /// Refuses to release what is declared: it would be given again at once; and what is a container's.
     pub(super) fn release_asked(&mut self, name: &str) -> Result<(), Refused> {
+        if let Some(Target::Container(_)) = self.state.guarantees.get(name).map(|held| &held.target) {
+            return Err(Refused::Conflict(pods::is_the_runtimes()));
+        }
         if let Some(declared) = self.state.guarantees.get(name).and_then(|held| held.declared.as_ref()) {
             let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());
             let allowed =

@@ -174,7 +174,10 @@ impl Owner {
     }
 
     pub(super) fn promised_cgroups(&self) -> BTreeSet<CgroupPath> {
-        self.state.guarantees.values().map(|guarantee| guarantee.cgroup.clone()).collect()
+        let promised = self.state.guarantees.values().map(|guarantee| &guarantee.cgroup);
+        // Containers keep to the shared pool by themselves.
+        let placed = self.state.containers.values().map(|placed| &placed.cgroup);
+        promised.chain(placed).cloned().collect()
     }
 
     /// What a cgroup is to have of the shared pool; `None` if it never had more.

@@ -103,7 +103,8 @@ impl Owner {
         }
         let before = std::mem::take(&mut self.lacks);
         for (name, guarantee) in &self.state.guarantees {
-            let report = match (before.get(name), lacks.get(name)) {
+            let owner = guarantee.owner(name);
+            let report = match (before.get(owner), lacks.get(owner)) {
                 (before, Some(now)) if before != Some(now) => {
                     let what = now.in_words();
                     let message =

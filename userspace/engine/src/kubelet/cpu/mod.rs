@@ -13,6 +13,7 @@
 //! Init containers hand their CPUs on to the containers after them.
 
 mod distribute;
+pub(crate) mod resize;
 mod take;
 mod topology;
 

@@ -1,0 +1,138 @@
+//! Kubernetes: how this host's pods are placed and watched.
+
+use std::{borrow::Cow, path::PathBuf};
+
+use numaward_kube::nri;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+/// Kubernetes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Kubernetes {
+    /// Placing containers while the container runtime creates them.
+    pub nri: Nri,
+}
+
+/// The Node Resource Interface, by which containerd and CRI-O ask where a container shall run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Nri {
+    /// Whether containers are placed. Needs the control socket's directory to be writable, like every guarantee.
+    pub enabled: bool,
+    /// The runtime's socket.
+    pub socket: PathBuf,
+    /// The plugin's name.
+    pub plugin_name: PluginName,
+    /// The plugin's place among others: two digits, asked in ascending order.
+    pub plugin_index: PluginIndex,
+    /// What to do with containers that another plugin or the kubelet has pinned already.
+    pub when_pinned: WhenPinned,
+}
+
+impl Default for Nri {
+    fn default() -> Self {
+        let nri::Options { socket, name, index, .. } = nri::Options::default();
+        Self {
+            enabled: false,
+            socket,
+            plugin_name: PluginName(name),
+            plugin_index: PluginIndex(index),
+            when_pinned: WhenPinned::default(),
+        }
+    }
+}
+
+/// What to do with containers that somebody else has pinned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum WhenPinned {
+    /// Leave them alone.
+    #[default]
+    Yield,
+    /// Place them all the same. Where a plugin has pinned them, the runtime then fails their creation.
+    Override,
+}
+
+macro_rules! as_text {
+    ($(#[$doc:meta])* $name:ident, $inner:ty, $pattern:literal, $example:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct $name(pub $inner);
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(&self.0)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                Cow::<'de, str>::deserialize(deserializer)?.parse().map(Self).map_err(D::Error::custom)
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn inline_schema() -> bool {
+                true
+            }
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({ "type": "string", "pattern": $pattern, "examples": [$example] })
+            }
+        }
+    };
+}
+
+as_text!(
+    /// The name of an NRI plugin.
+    PluginName, nri::PluginName, r"^[a-zA-Z0-9_.+-]+$", "numaward"
+);
+as_text!(
+    /// The index of an NRI plugin.
+    PluginIndex, nri::PluginIndex, r"^\d\d$", "90"
+);
+
+impl Nri {
+    /// The plugin's options.
+    pub fn options(&self) -> nri::Options {
+        nri::Options {
+            socket: self.socket.clone(),
+            name: self.plugin_name.0.clone(),
+            index: self.plugin_index.0,
+            when_pinned: match self.when_pinned {
+                WhenPinned::Yield => nri::WhenPinned::Yield,
+                WhenPinned::Override => nri::WhenPinned::Override,
+            },
+            ..nri::Options::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_the_plugins_and_read_back() {
+        let nri = Nri::default();
+        assert!(!nri.enabled);
+        assert_eq!(nri.options().socket, PathBuf::from(nri::DEFAULT_SOCKET));
+        let text = serde_json::to_string(&nri).unwrap();
+        assert!(
+            text.contains(r#""pluginName":"numaward","pluginIndex":"90","whenPinned":"yield""#),
+            "{text}"
+        );
+        assert_eq!(serde_json::from_str::<Nri>(&text).unwrap(), nri);
+        for (text, problem) in [
+            (r#"{"pluginName":"a b"}"#, "cannot name an NRI plugin"),
+            (r#"{"pluginIndex":"9"}"#, "two digits"),
+            (r#"{"whenPinned":"maybe"}"#, "expected `yield` or `override`"),
+        ] {
+            let error = serde_json::from_str::<Nri>(text).unwrap_err().to_string();
+            assert!(error.contains(problem), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! From what is known of a pod to what the keeper is asked.
+//!
+//! What is known comes from two sources. The API server's description of a pod has requests, init and sidecar
+//! containers, and all containers at once. What the runtime tells has, of one container at a time: limits, the
+//! CPU shares that the kubelet makes of a request, and the pod's class of service by its place among the
+//! kubelet's cgroups. The first is used where it is there; decisions from the second say so.
+
+use std::sync::Arc;
+
+use numaward_cgroup::CgroupPath;
+use numaward_engine::{ContainerRequest, QosClass, Quantity, Request, Resources};
+use numaward_kube::{
+    cgroup_path::pod_levels,
+    nri::types::{self as nri, Limit},
+    pod::{self, PodSource},
+};
+use numaward_topology::ZoneKind;
+
+use super::annotations::{Annotations, Extra, Placement};
+use crate::guarantee::pods::{Asked, ContainerAsk, MemoryKnobs, PodAsk, PodName};
+
+/// CPU shares that the kubelet gives for one CPU.
+const SHARES_PER_CPU: u64 = 1024;
+
+/// Why a container is not placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LeftAlone {
+    /// Its annotations say so.
+    OptedOut,
+    /// Where its cgroup will be is not known.
+    NoCgroup,
+}
+
+/// Makes requests of what is known.
+#[derive(Clone)]
+pub(super) struct Asker {
+    pods: Arc<dyn PodSource>,
+}
+
+impl Asker {
+    pub(super) fn new(pods: Arc<dyn PodSource>) -> Self {
+        Self { pods }
+    }
+
+    /// What the API server tells of a pod.
+    pub(super) fn known(&self, pod: &nri::Pod) -> Option<Arc<pod::Pod>> {
+        self.pods.pod(&pod.uid)
+    }
+
+    /// Whether the API server has told of all pods, so that one that is not known will be in a moment.
+    pub(super) fn is_synced(&self) -> bool {
+        self.pods.is_synced()
+    }
+
+    /// A notice for whoever looks at the pod.
+    pub(super) fn notify(&self, notice: pod::Notice) {
+        self.pods.notify(notice);
+    }
+
+    /// A pod as a whole, as far as it is known.
+    pub(super) fn pod(&self, pod: &nri::Pod) -> PodAsk {
+        let annotations = Annotations::read(&pod.annotations);
+        let known = self.known(pod);
+        let asked = known.as_ref().map_or(Asked::Nothing, |known| whole(known, &annotations));
+        ask(pod, asked, annotations, known.as_deref())
+    }
+
+    /// A container.
+    pub(super) fn container(
+        &self,
+        pod: &nri::Pod,
+        container: &nri::Container,
+    ) -> Result<ContainerAsk, LeftAlone> {
+        let annotations = Annotations::read(&pod.annotations);
+        if annotations.of(&container.name).placement == Placement::Off {
+            return Err(LeftAlone::OptedOut);
+        }
+        let cgroup: CgroupPath = container
+            .cgroup
+            .as_ref()
+            .and_then(|path| path.parse().ok())
+            .filter(|path: &CgroupPath| !path.is_root())
+            .ok_or(LeftAlone::NoCgroup)?;
+        let known = self.known(pod);
+        let mut notes = Vec::new();
+        let asked = match &known {
+            Some(known) => whole(known, &annotations),
+            None => alone(pod, container, &annotations, &mut notes),
+        };
+        let mut pod = ask(pod, asked, annotations, known.as_deref());
+        pod.notes.append(&mut notes);
+        Ok(ContainerAsk {
+            pod,
+            id: container.id.clone(),
+            name: container.name.clone(),
+            cgroup,
+            memory: MemoryKnobs::default(),
+            pinned: (container.resources.cpus.clone(), container.resources.mems.clone()),
+        })
+    }
+}
+
+fn ask(pod: &nri::Pod, asked: Asked, annotations: Annotations, known: Option<&pod::Pod>) -> PodAsk {
+    let mut notes = annotations.ignored;
+    if known.is_some_and(|known| known.resources.is_some()) {
+        notes.push(
+            "resources of the pod as a whole are not considered, only those of its containers".to_owned(),
+        );
+    }
+    PodAsk {
+        pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
+        sandbox: pod.id.clone(),
+        asked,
+        policy: annotations.policy,
+        notes,
+    }
+}
+
+/// What is asked for with a pod that the API server has told of.
+fn whole(known: &pod::Pod, annotations: &Annotations) -> Asked {
+    let request = known.request();
+    let is_guaranteed = request.qos() == QosClass::Guaranteed;
+    let wanted = |container: &ContainerRequest| {
+        let wishes = annotations.of(container.name.as_str());
+        match (wishes.placement, is_guaranteed, wishes.extra) {
+            (Placement::Auto, true, _) => Some(container.clone()),
+            (Placement::Auto, false, Extra::Memory) => memory_only(container),
+            _ => None,
+        }
+    };
+    let request = Request {
+        init_containers: request.init_containers.iter().filter_map(wanted).collect(),
+        containers: request.containers.iter().filter_map(wanted).collect(),
+        owner: request.owner.clone(),
+    };
+    if request.containers.is_empty() { Asked::Nothing } else { Asked::Pod(request) }
+}
+
+/// The memory that a container requests, as a request of its own. A part of a CPU is never exclusive.
+fn memory_only(container: &ContainerRequest) -> Option<ContainerRequest> {
+    let memory = container.requests.memory.iter().filter(|(_, amount)| !amount.is_zero());
+    let resources = Resources {
+        cpu: Some(Quantity::milli(1)),
+        memory: memory.map(|(&kind, &amount)| (kind, amount)).collect(),
+    };
+    resources.memory.contains_key(&ZoneKind::Memory).then(|| ContainerRequest {
+        requests: resources.clone(),
+        limits: resources,
+        ..container.clone()
+    })
+}
+
+/// What is asked for with a container of which only the runtime has told.
+fn alone(
+    pod: &nri::Pod,
+    container: &nri::Container,
+    annotations: &Annotations,
+    notes: &mut Vec<String>,
+) -> Asked {
+    let path = container.cgroup.as_ref().or(pod.cgroup.as_ref());
+    let class = path.and_then(|path| pod_levels(path)).map(|levels| levels.qos);
+    let wishes = annotations.of(&container.name);
+    if wishes.placement != Placement::Auto {
+        return Asked::Nothing;
+    }
+    if wishes.extra == Extra::Memory && class != Some(QosClass::Guaranteed) {
+        notes.push(
+            "memory is not promised: the API server, which tells what is requested, has not told of this pod"
+                .to_owned(),
+        );
+    }
+    if class != Some(QosClass::Guaranteed) {
+        return Asked::Nothing;
+    }
+    notes.push(
+        "decided from what the container runtime tells, one container at a time: the API server has not told of \
+         this pod, so that its init containers and the scope of a pod are not known"
+            .to_owned(),
+    );
+    let (Some(cpu), Some(Limit::At(memory))) = (cpus(&container.resources), container.resources.memory_limit)
+    else {
+        return Asked::Nothing;
+    };
+    let mut resources = Resources::none().with_cpu(cpu).with_memory(Quantity::whole(memory.0));
+    for (&size, &bytes) in container.resources.hugepage_limits.iter().filter(|(_, bytes)| bytes.0 > 0) {
+        resources = resources.with_hugepages(size, Quantity::whole(bytes.0));
+    }
+    Asked::Container(Request {
+        owner: format!("{}/{}", pod.uid, container.name).into(),
+        init_containers: Vec::new(),
+        containers: vec![ContainerRequest::guaranteed(container.name.as_str(), resources)],
+    })
+}
+
+/// What a change of a container's resources asks for, `now` being what it has.
+pub(super) fn resized(now: &nri::Resources, requested: &nri::Resources) -> Resources {
+    let merged = nri::Resources {
+        cpu_shares: requested.cpu_shares.or(now.cpu_shares),
+        cpu_quota: requested.cpu_quota.or(now.cpu_quota),
+        cpu_period: requested.cpu_period.or(now.cpu_period),
+        ..nri::Resources::default()
+    };
+    let has_cpu = requested.cpu_shares.is_some() || requested.cpu_quota.is_some();
+    let mut to = Resources { cpu: cpus(&merged).filter(|_| has_cpu), ..Resources::none() };
+    if let Some(Limit::At(memory)) = requested.memory_limit {
+        to = to.with_memory(Quantity::whole(memory.0));
+    }
+    to
+}
+
+/// The CPUs that a Guaranteed container may use: its quota, else what its shares were made of.
+fn cpus(resources: &nri::Resources) -> Option<Quantity> {
+    if let (Some(Limit::At(quota)), Some(period)) = (resources.cpu_quota, resources.cpu_period) {
+        let millis = (quota.as_nanos() * 1000).checked_div(period.as_nanos())?;
+        return u64::try_from(millis).ok().map(Quantity::milli);
+    }
+    // The kubelet rounds down, so that whole CPUs are exact and nothing else is.
+    let shares = resources.cpu_shares?;
+    let millis = match shares % SHARES_PER_CPU {
+        0 => shares / SHARES_PER_CPU * 1000,
+        _ => shares.saturating_mul(1000).div_ceil(SHARES_PER_CPU),
+    };
+    Some(Quantity::milli(millis))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, time::Duration};
+
+    use numaward_kube::pod::{NoPods, Notice, PodId};
+    use numaward_topology::{Bytes, HugepageSize};
+
+    use super::*;
+
+    fn resources(cpu: &str, memory: &str) -> Resources {
+        Resources::none().with_cpu(cpu.parse().unwrap()).with_memory(memory.parse().unwrap())
+    }
+
+    fn burstable(name: &str, cpu: &str, memory: &str) -> ContainerRequest {
+        ContainerRequest {
+            name: name.into(),
+            restartable: false,
+            requests: resources(cpu, memory),
+            limits: Resources::none(),
+        }
+    }
+
+    struct One(pod::Pod);
+
+    impl PodSource for One {
+        fn pod(&self, uid: &str) -> Option<Arc<pod::Pod>> {
+            (uid == self.0.id.uid).then(|| Arc::new(self.0.clone()))
+        }
+        fn is_synced(&self) -> bool {
+            true
+        }
+        fn notify(&self, _: Notice) {}
+    }
+
+    fn known(containers: Vec<ContainerRequest>) -> Asker {
+        let id = PodId { namespace: "ns".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() };
+        Asker::new(Arc::new(One(pod::Pod { id, containers, ..pod::Pod::default() })))
+    }
+
+    fn pod(annotations: &[(&str, &str)]) -> nri::Pod {
+        nri::Pod {
+            id: "sandbox".to_owned(),
+            name: "web".to_owned(),
+            namespace: "ns".to_owned(),
+            uid: "u1".to_owned(),
+            annotations: annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+            ..nri::Pod::default()
+        }
+    }
+
+    fn container(name: &str, class: &str, resources: nri::Resources) -> nri::Container {
+        nri::Container {
+            id: format!("{name}-id"),
+            pod_id: "sandbox".to_owned(),
+            name: name.to_owned(),
+            cgroup: Some(format!("/kubepods{class}/podu1/{name}-id")),
+            resources,
+            ..nri::Container::default()
+        }
+    }
+
+    fn limits(millis: u64, memory: Bytes) -> nri::Resources {
+        nri::Resources {
+            cpu_shares: Some(millis * 1024 / 1000),
+            cpu_quota: Some(Limit::At(Duration::from_micros(millis * 100))),
+            cpu_period: Some(Duration::from_millis(100)),
+            memory_limit: Some(Limit::At(memory)),
+            ..nri::Resources::default()
+        }
+    }
+
+    #[test]
+    fn a_known_guaranteed_pod_is_asked_for_as_a_whole() {
+        let asker = known(vec![
+            ContainerRequest::guaranteed("db", resources("2", "1Gi")),
+            ContainerRequest::guaranteed("log", resources("1", "64Mi")),
+        ]);
+        let names = |asked: &Asked| match asked {
+            Asked::Pod(request) => {
+                assert_eq!((request.owner.as_str(), request.qos()), ("u1", QosClass::Guaranteed));
+                request.containers.iter().map(|c| c.name.to_string()).collect::<Vec<_>>()
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(names(&asker.pod(&pod(&[])).asked), ["db", "log"]);
+        let opted = pod(&[("log.numaward.io/placement", "shared")]);
+        assert_eq!(names(&asker.pod(&opted).asked), ["db"]);
+        let all = pod(&[("numaward.io/placement", "shared"), ("numaward.io/guarantee", "cpu")]);
+        let ask = asker.pod(&all);
+        assert_eq!(ask.asked, Asked::Nothing);
+        assert!(
+            matches!(&ask.notes[..], [note] if note.contains("expected auto or memory")),
+            "{:?}",
+            ask.notes
+        );
+        let off = pod(&[("db.numaward.io/placement", "off")]);
+        let db = container("db", "", limits(2000, Bytes::gib(1)));
+        assert_eq!(asker.container(&off, &db).unwrap_err(), LeftAlone::OptedOut);
+    }
+
+    #[test]
+    fn a_burstable_container_can_have_its_memory_promised() {
+        let asker = known(vec![burstable("db", "2", "1Gi"), burstable("log", "1", "64Mi")]);
+        assert_eq!(asker.pod(&pod(&[])).asked, Asked::Nothing);
+        let Asked::Pod(request) = asker.pod(&pod(&[("db.numaward.io/guarantee", "memory")])).asked else {
+            panic!("nothing is asked for");
+        };
+        assert_eq!((request.containers.len(), request.qos()), (1, QosClass::Guaranteed));
+        let cpu = request.containers[0].requests.cpu.unwrap();
+        assert_eq!((cpu.whole_cpus(), request.containers[0].name.as_str()), (None, "db"));
+    }
+
+    #[test]
+    fn without_an_api_server_the_runtime_tells() {
+        let asker = Asker::new(Arc::new(NoPods));
+        let mut two = limits(2000, Bytes::gib(1));
+        two.hugepage_limits =
+            [(HugepageSize(Bytes::mib(2)), Bytes::mib(8)), (HugepageSize(Bytes::gib(1)), Bytes(0))].into();
+        let ask = asker.container(&pod(&[]), &container("db", "", two.clone())).unwrap();
+        let Asked::Container(request) = &ask.pod.asked else { panic!("{:?}", ask.pod.asked) };
+        assert_eq!((request.owner.as_str(), request.qos()), ("u1/db", QosClass::Guaranteed));
+        let asked = &request.containers[0].requests;
+        assert_eq!(asked.cpu.unwrap().whole_cpus(), Some(2));
+        let memory: BTreeMap<_, _> =
+            asked.memory.iter().map(|(kind, q)| (kind.to_string(), q.units())).collect();
+        let expected =
+            [("memory".to_owned(), Some(1 << 30)), ("hugepages-2Mi".to_owned(), Some(8 << 20))].into();
+        assert_eq!(memory, expected);
+        assert!(ask.pod.notes.iter().any(|note| note.contains("one container at a time")));
+
+        // Without a quota the shares tell: whole CPUs exactly.
+        let shares =
+            |shares| nri::Resources { cpu_shares: Some(shares), cpu_quota: None, ..limits(0, Bytes::gib(1)) };
+        for (shares_given, whole) in [(2048, Some(2)), (1536, None), (2, None)] {
+            let ask = asker.container(&pod(&[]), &container("db", "", shares(shares_given))).unwrap();
+            let Asked::Container(request) = &ask.pod.asked else { panic!("{:?}", ask.pod.asked) };
+            assert_eq!(request.containers[0].requests.cpu.unwrap().whole_cpus(), whole, "{shares_given}");
+        }
+
+        // Other classes, wishes and what is not told: a share of what is nobody's.
+        let unlimited = nri::Resources { memory_limit: Some(Limit::Unlimited), ..two.clone() };
+        for (class, annotations, resources) in [
+            ("/burstable", vec![], two.clone()),
+            ("/besteffort", vec![], nri::Resources::default()),
+            ("", vec![("numaward.io/placement", "shared")], two.clone()),
+            ("/burstable", vec![("numaward.io/guarantee", "memory")], two.clone()),
+            ("", vec![], unlimited),
+        ] {
+            let ask = asker.container(&pod(&annotations), &container("db", class, resources)).unwrap();
+            assert_eq!(ask.pod.asked, Asked::Nothing, "{class} {annotations:?}");
+        }
+        let lost = nri::Container { cgroup: None, ..container("db", "", two) };
+        assert_eq!(asker.container(&pod(&[]), &lost).unwrap_err(), LeftAlone::NoCgroup);
+    }
+}

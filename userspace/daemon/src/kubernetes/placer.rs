@@ -1,0 +1,297 @@
+//! Answers the container runtime.
+
+use std::{sync::Arc, time::Duration};
+
+use numaward_cgroup::{CgroupPath, knob};
+use numaward_kube::{
+    nri::{
+        Handler,
+        types::{
+            Call, Container, ContainerEvent, ContainerState, Creation, Event, Limit, NoAnswer,
+            NoAnswerReason, Online, Pod, PodEvent, Refusal, Resources, Settings, Snapshot, Update,
+        },
+    },
+    pod::{Notice, PodId},
+};
+
+use super::{
+    Figures,
+    ask::{self, Asker, LeftAlone},
+};
+use crate::{
+    enforce,
+    events::{EventKind, Report},
+    guarantee::{
+        Keeper, Refused,
+        keeper::Listener,
+        pods::{Asked, Command},
+    },
+};
+
+/// How long a pod is waited for that the API server has not told of yet, although it tells of pods.
+const POD_PATIENCE: Duration = Duration::from_millis(300);
+const POD_PACE: Duration = Duration::from_millis(10);
+
+/// Asks the keeper on behalf of the runtime.
+pub(super) struct Placer<L> {
+    keeper: Keeper,
+    listener: Arc<L>,
+    asker: Asker,
+    figures: Figures,
+}
+
+/// Settings as the runtime takes them.
+fn settings(of: &enforce::Settings) -> Settings {
+    let limit = |limit: Option<knob::Limit>| {
+        limit.map(|limit| match limit {
+            knob::Limit::Max => Limit::Unlimited,
+            knob::Limit::Bytes(bytes) => Limit::At(bytes),
+        })
+    };
+    Settings {
+        cpus: of.cpus.clone(),
+        mems: of.mems.clone(),
+        cpu_max: None,
+        memory_min: limit(of.memory_min),
+        memory_low: limit(of.memory_low),
+        memory_high: limit(of.memory_high),
+    }
+}
+
+/// A change as the runtime takes it. One that fails must not keep others from being made.
+pub(super) fn update(container: String, of: &enforce::Settings) -> Update {
+    Update { container, settings: settings(of), ignore_failure: true }
+}
+
+impl<L: Listener + 'static> Placer<L> {
+    pub(super) fn new(keeper: Keeper, listener: Arc<L>, asker: Asker, figures: Figures) -> Self {
+        Self { keeper, listener, asker, figures }
+    }
+
+    /// Counts and reports a container that was started without what it should have had.
+    fn unpinned(&self, pod: &Pod, container: &Container, reason: &'static str) {
+        self.figures.unpinned(reason);
+        let (Pod { namespace, name, .. }, of) = (pod, &container.name);
+        let message = format!(
+            "Container {of} of pod {namespace}/{name} started without what it should have had: {reason}."
+        );
+        let report = Report::new(EventKind::UnpinnedStart, message)
+            .detail("reason", reason)
+            .detail("pod", format_args!("{namespace}/{name}"))
+            .detail("container", of);
+        let cgroup: Option<CgroupPath> = container.cgroup.as_ref().and_then(|path| path.parse().ok());
+        self.listener.happened(cgroup.as_ref(), report);
+    }
+
+    /// Waits a moment for the API server to tell of a pod.
+    async fn await_pod(&self, pod: &Pod) {
+        if self.asker.is_synced() {
+            let known = async {
+                while self.asker.known(pod).is_none() {
+                    tokio::time::sleep(POD_PACE).await;
+                }
+            };
+            // Static pods may never be told of.
+            let _ = tokio::time::timeout(POD_PATIENCE, known).await;
+        }
+    }
+
+    /// What to say to a request that was not granted: only the engine's refusals fail anything.
+    fn refused(&self, pod: &Pod, container: Option<&Container>, refused: &Refused) -> Option<Refusal> {
+        let what = match container {
+            Some(container) => format!("container {} of pod {}/{}", container.name, pod.namespace, pod.name),
+            None => format!("pod {}/{}", pod.namespace, pod.name),
+        };
+        let Refused::Rejected(_, explanation) = refused else {
+            tracing::error!(pod = pod.name, error = %refused, "cannot be placed");
+            return None;
+        };
+        self.figures.refused.inc();
+        let text = format!("numaward cannot place {what}: {refused}");
+        let mut message = text.clone();
+        for note in &explanation.notes {
+            message.push_str("; ");
+            message.push_str(note);
+        }
+        self.asker.notify(Notice {
+            pod: PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
+            reason: "NumaPlacementRefused".to_owned(),
+            message,
+            is_warning: true,
+        });
+        Some(Refusal(text))
+    }
+}
+
+impl<L: Listener + 'static> Handler for Placer<L> {
+    fn online(&self) -> Online {
+        Online::from(&*self.listener.machine())
+    }
+
+    async fn synchronize(&self, snapshot: Snapshot) -> Vec<Update> {
+        let asks: Vec<_> = snapshot
+            .containers
+            .iter()
+            .filter(|container| container.state != ContainerState::Stopped)
+            .filter_map(|container| {
+                let pod = snapshot.pods.get(&container.pod_id)?;
+                self.asker.container(pod, container).ok()
+            })
+            .collect();
+        let sandboxes = snapshot.pods.keys().cloned().collect();
+        let complete = snapshot.unreadable == 0;
+        let count = asks.len();
+        let synchronized = self
+            .keeper
+            .pods(|answer| Command::Synchronize { containers: asks, sandboxes, complete, answer })
+            .await;
+        match synchronized {
+            Ok(synchronized) => {
+                tracing::info!(
+                    containers = count,
+                    updates = synchronized.updates.len(),
+                    unpinned = synchronized.unpinned.len(),
+                    "compared with what the container runtime runs"
+                );
+                for container in &snapshot.containers {
+                    let found = synchronized.unpinned.iter().find(|(id, _)| *id == container.id);
+                    if let (Some((_, reason)), Some(pod)) = (found, snapshot.pods.get(&container.pod_id)) {
+                        self.unpinned(pod, container, reason.label());
+                    }
+                }
+                synchronized.updates.into_iter().map(|found| update(found.id, &found.settings)).collect()
+            }
+            Err(error) => {
+                tracing::error!(%error, "what runs cannot be compared with what is promised");
+                Vec::new()
+            }
+        }
+    }
+
+    async fn run_pod(&self, pod: Pod) -> Result<(), Refusal> {
+        self.await_pod(&pod).await;
+        let ask = self.asker.pod(&pod);
+        if !matches!(ask.asked, Asked::Pod(_)) {
+            return Ok(());
+        }
+        let admitted = self.keeper.pods(|answer| Command::RunPod { ask, answer }).await;
+        match admitted.and_then(|admitted| admitted) {
+            Ok(()) => Ok(()),
+            Err(refused) => self.refused(&pod, None, &refused).map_or(Ok(()), Err),
+        }
+    }
+
+    async fn update_pod(&self, _pod: Pod, _resources: Resources) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    async fn create_container(&self, pod: Pod, container: Container) -> Result<Creation, Refusal> {
+        let ask = match self.asker.container(&pod, &container) {
+            Ok(ask) => ask,
+            Err(LeftAlone::OptedOut) => return Ok(Creation::default()),
+            Err(LeftAlone::NoCgroup) => {
+                let problem = container.malformed.first().map(ToString::to_string);
+                tracing::warn!(
+                    pod = pod.name,
+                    container = container.name,
+                    problem,
+                    "has no cgroup that we know"
+                );
+                self.unpinned(&pod, &container, NoAnswerReason::Unreadable(String::new()).label());
+                return Ok(Creation::default());
+            }
+        };
+        let placed = self.keeper.pods(|answer| Command::Create { ask, answer }).await;
+        match placed.and_then(|placed| placed) {
+            Ok((wanted, unpinned)) => {
+                match unpinned {
+                    Some(reason) => self.unpinned(&pod, &container, reason.label()),
+                    None => drop(self.figures.placed.inc()),
+                }
+                Ok(Creation { settings: settings(&wanted), updates: Vec::new() })
+            }
+            Err(refused) => {
+                self.refused(&pod, Some(&container), &refused).map_or_else(|| Ok(Creation::default()), Err)
+            }
+        }
+    }
+
+    async fn update_container(
+        &self,
+        pod: Pod,
+        container: Container,
+        requested: Resources,
+    ) -> Result<Vec<Update>, Refusal> {
+        let (id, to) = (container.id.clone(), ask::resized(&container.resources, &requested));
+        let resized = self.keeper.pods(|answer| Command::Resize { id, to, answer }).await;
+        match resized.and_then(|resized| resized) {
+            // What else is asked for is made so, but where the container runs is ours to say.
+            Ok(Some(held)) => Ok(vec![Update { ignore_failure: false, ..update(container.id, &held) }]),
+            Ok(None) => Ok(Vec::new()),
+            Err(refused @ (Refused::Resize(_) | Refused::Failed(_) | Refused::Enforce(_))) => {
+                self.figures.refused.inc();
+                let Container { name, .. } = container;
+                let Pod { namespace, name: pod, .. } = pod;
+                Err(Refusal(format!(
+                    "numaward cannot resize container {name} of pod {namespace}/{pod}: {refused}"
+                )))
+            }
+            Err(refused) => {
+                tracing::error!(pod = pod.name, error = %refused, "cannot be resized as asked");
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    async fn stop_container(&self, _pod: Pod, container: Container) -> Vec<Update> {
+        self.ended(container.id).await;
+        Vec::new()
+    }
+
+    async fn event(&self, event: Event) {
+        match event {
+            Event::Container(ContainerEvent::Starting, pod, container) => {
+                let id = container.id.clone();
+                let bound = self.keeper.pods(|answer| Command::Bind { id, answer }).await;
+                if let Ok(Some(reason)) = bound {
+                    self.unpinned(&pod, &container, reason.label());
+                }
+            }
+            Event::Container(ContainerEvent::Removed, _, container) => self.ended(container.id).await,
+            Event::Pod(PodEvent::Stopped | PodEvent::Removed, pod) => {
+                let (uid, sandbox) = (pod.uid, pod.id);
+                let over = self.keeper.pods(|answer| Command::PodOver { uid, sandbox, answer }).await;
+                note_stopping(over);
+            }
+            Event::Container(
+                ContainerEvent::Created | ContainerEvent::Started | ContainerEvent::Updated,
+                ..,
+            )
+            | Event::Pod(PodEvent::Updated, _) => {}
+        }
+    }
+
+    fn no_answer(&self, call: NoAnswer) {
+        let NoAnswer { call: Call::CreateContainer, pod, container, reason } = call else { return };
+        match (pod, container) {
+            // That somebody else places it may be intended.
+            (Some(pod), Some(container)) if reason != NoAnswerReason::PinnedByOther => {
+                self.unpinned(&pod, &container, reason.label());
+            }
+            _ => self.figures.unpinned(reason.label()),
+        }
+    }
+}
+
+impl<L: Listener + 'static> Placer<L> {
+    async fn ended(&self, id: String) {
+        note_stopping(self.keeper.pods(|answer| Command::Stopped { id, answer }).await);
+    }
+}
+
+/// A daemon that ends compares with what runs when it is back.
+fn note_stopping(done: Result<(), Refused>) {
+    if let Err(error) = done {
+        tracing::debug!(%error, "not taken note of");
+    }
+}

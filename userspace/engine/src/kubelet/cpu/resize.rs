@@ -1,0 +1,86 @@
+//! More or fewer exclusive CPUs for a container that runs.
+
+use numaward_topology::{CpuSet, NodeSet};
+
+use super::{CpuError, StaticCpus};
+use crate::{decision::Shortfall, hint::Resource, ledger::Ledger};
+
+/// Why the CPUs of a container cannot be changed.
+pub(crate) enum CpuResizeError {
+    /// Cores must stay whole.
+    Alignment(CpuError),
+    /// The nodes have too few.
+    Shortfall(Vec<Shortfall>),
+}
+
+impl StaticCpus {
+    /// The CPUs that a container has instead of `held` when it is to have `wanted`: fewer of the same, or those and
+    /// more of these nodes. Whole cores are kept, and filled up, first.
+    pub(crate) fn resized(
+        &self,
+        ledger: &Ledger,
+        held: &CpuSet,
+        wanted: usize,
+        nodes: &NodeSet,
+    ) -> Result<CpuSet, CpuResizeError> {
+        let cpus_per_core = self.topology.cpus_per_core.max(1);
+        if self.options.full_pcpus_only && !wanted.is_multiple_of(cpus_per_core) {
+            let error = CpuError::NotWholeCores { requested: wanted, cpus_per_core };
+            return Err(CpuResizeError::Alignment(error));
+        }
+        let cores = || self.topology.cores.iter().map(|core| &core.cpus);
+        let mut left = wanted;
+        let mut chosen = CpuSet::new();
+        let mut take = |cpus: CpuSet| {
+            for cpu in cpus.iter().take(left) {
+                chosen.insert(cpu);
+            }
+            left = left.saturating_sub(cpus.len());
+        };
+        // What it has, whole cores first.
+        let (whole, parts): (Vec<_>, Vec<_>) =
+            cores().filter(|core| core.intersects(held)).partition(|core| core.is_subset(held));
+        whole.iter().chain(&parts).for_each(|core| take(*core & held));
+        // Then the rest of its cores, whole free cores of its nodes, and what else these have.
+        let free = &(ledger.shared_pool() & &self.allocatable()) - held;
+        let on_nodes = self.of_nodes(nodes);
+        let free = &free & &on_nodes;
+        parts.iter().for_each(|core| take(*core & &free));
+        let rest: Vec<_> = cores().filter(|core| !core.intersects(held)).collect();
+        let (whole, parts): (Vec<_>, Vec<_>) = rest.into_iter().partition(|core| core.is_subset(&free));
+        whole.iter().chain(&parts).for_each(|core| take(*core & &free));
+        if left == 0 {
+            return Ok(chosen);
+        }
+        let requested = wanted.saturating_sub(held.len()) as u64;
+        let shortfall = |(node, cpus): (_, CpuSet)| Shortfall {
+            node,
+            resource: Resource::Cpu,
+            requested,
+            free: (&free & &cpus).len() as u64,
+        };
+        Err(CpuResizeError::Shortfall(self.by_node(nodes).map(shortfall).collect()))
+    }
+
+    fn by_node<'a>(
+        &'a self,
+        nodes: &'a NodeSet,
+    ) -> impl Iterator<Item = (numaward_topology::NodeId, CpuSet)> + 'a {
+        let of = self.topology.nodes.iter().zip(&self.topology.positions);
+        of.filter_map(|(domain, &position)| Some((*self.nodes.ids().get(position)?, domain.cpus.clone())))
+            .filter(|(node, _)| nodes.contains(*node))
+    }
+
+    /// The CPUs of these nodes.
+    fn of_nodes(&self, nodes: &NodeSet) -> CpuSet {
+        self.by_node(nodes).flat_map(|(_, cpus)| cpus.iter().collect::<Vec<_>>()).collect()
+    }
+
+    /// The nodes on which these CPUs are.
+    pub(crate) fn nodes_of(&self, cpus: &CpuSet) -> NodeSet {
+        let of = self.topology.nodes.iter().zip(&self.topology.positions);
+        of.filter(|(domain, _)| domain.cpus.intersects(cpus))
+            .filter_map(|(_, &position)| self.nodes.ids().get(position).copied())
+            .collect()
+    }
+}

@@ -1,0 +1,229 @@
+//! Changing what a container that runs has been promised.
+//!
+//! Problem: a container's requests are changed while it runs (Kubernetes' in-place resize). It cannot be admitted
+//! anew: another decision would move it, and a refusal would end it.
+//!
+//! Algorithm: it stays within its promise. CPUs are given back or added on the nodes of its memory (without any,
+//! on those of its CPUs), memory on the nodes of its blocks, lowest first. Where that is not possible the ledger
+//! stays as it is. The kubelet itself refuses all of this with static policies, so nothing here is compared with it.
+
+use std::sync::Arc;
+
+use numaward_topology::Bytes;
+
+use super::{Kubelet, cpu::CpuError, cpu::resize::CpuResizeError};
+use crate::{
+    decision::Shortfall,
+    hint::Resource,
+    ledger::Ledger,
+    quantity::Quantity,
+    request::{ContainerName, OwnerId, Resources},
+};
+
+/// Why a container's resources cannot be changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResizeError {
+    /// Whoever has exclusive CPUs has whole ones.
+    #[error("{0} CPUs are not a whole number: a container with exclusive CPUs keeps to whole CPUs")]
+    NotWholeCpus(Quantity),
+    /// Cores must stay whole.
+    #[error("{0}")]
+    Alignment(CpuError),
+    /// An amount is more than any machine has.
+    #[error("{resource}: {amount} is more than any machine has")]
+    TooLarge {
+        /// The resource.
+        resource: Resource,
+        /// The amount.
+        amount: Quantity,
+    },
+    /// Its nodes have too little.
+    #[error("what is missing is not free on its nodes: {}", listed(.0))]
+    Shortfall(Vec<Shortfall>),
+}
+
+fn listed(shortfalls: &[Shortfall]) -> String {
+    shortfalls.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+impl Kubelet {
+    /// Changes what a container is promised to these amounts; what is not given stays. The ledger afterwards.
+    ///
+    /// A container that holds nothing is only noted to ask for them.
+    pub fn resize(
+        &self,
+        ledger: &Ledger,
+        owner: &OwnerId,
+        container: &ContainerName,
+        to: &Resources,
+    ) -> Result<Ledger, ResizeError> {
+        let mut next = ledger.clone();
+        if let Some(held) = ledger.allocation(owner, container) {
+            let mut nodes = held.memory_nodes();
+            if let (Some(cpus), Some(wanted), Some(manager)) = (&held.cpus, to.cpu, &self.cpus) {
+                if nodes.is_empty() {
+                    nodes = manager.nodes_of(cpus);
+                }
+                let whole = wanted.whole_cpus().filter(|&whole| whole > 0);
+                let whole = whole.and_then(|whole| usize::try_from(whole).ok());
+                let whole = whole.ok_or(ResizeError::NotWholeCpus(wanted))?;
+                let chosen = manager.resized(ledger, cpus, whole, &nodes).map_err(|error| match error {
+                    CpuResizeError::Alignment(error) => ResizeError::Alignment(error),
+                    CpuResizeError::Shortfall(lacks) => ResizeError::Shortfall(lacks),
+                })?;
+                next.shared_pool = &(&next.shared_pool | cpus) - &chosen;
+                next.allocation_mut(owner, container).cpus = Some(chosen);
+            }
+            for block in &held.blocks {
+                let Some(&wanted) = to.memory.get(&block.kind) else { continue };
+                let resource = Resource::Memory(block.kind);
+                let bytes = wanted.as_int64().ok_or(ResizeError::TooLarge { resource, amount: wanted })?;
+                resize_block(&mut next, owner, container, block, bytes)?;
+            }
+        }
+        note_request(&mut next, owner, container, to);
+        Ok(next)
+    }
+}
+
+fn resize_block(
+    ledger: &mut Ledger,
+    owner: &OwnerId,
+    container: &ContainerName,
+    block: &crate::ledger::Block,
+    bytes: u64,
+) -> Result<(), ResizeError> {
+    let kind = block.kind;
+    if bytes < block.bytes.0 {
+        let given_back = ledger.allocation_mut(owner, container).displace(kind, block.bytes.0 - bytes);
+        for (node, share) in given_back {
+            if let Some(account) = ledger.nodes.get_mut(&node).and_then(|node| node.kinds.get_mut(&kind)) {
+                account.refund(share);
+            }
+        }
+    } else {
+        let mut missing = bytes - block.bytes.0;
+        let mut lacks = Vec::new();
+        for node in block.affinity.iter() {
+            let account = ledger.nodes.get_mut(&node).and_then(|node| node.kinds.get_mut(&kind));
+            let Some(account) = account else { continue };
+            let (requested, free) = (bytes - block.bytes.0, account.free.0);
+            lacks.push(Shortfall { node, resource: Resource::Memory(kind), requested, free });
+            let share = account.charge(missing);
+            missing -= share;
+            ledger.allocation_mut(owner, container).place(kind, node, share);
+        }
+        if missing > 0 {
+            return Err(ResizeError::Shortfall(lacks));
+        }
+    }
+    let held = ledger.allocation_mut(owner, container);
+    for held in held.blocks.iter_mut().filter(|held| held.kind == kind) {
+        held.bytes = Bytes(bytes);
+    }
+    Ok(())
+}
+
+/// What the owner asks for from now on.
+fn note_request(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName, to: &Resources) {
+    let Some(request) = ledger.owner(owner).and_then(|account| account.request.clone()) else { return };
+    let mut request = (*request).clone();
+    let asked = request.init_containers.iter_mut().chain(&mut request.containers);
+    for asked in asked.filter(|asked| &asked.name == container) {
+        for resources in [&mut asked.requests, &mut asked.limits] {
+            resources.cpu = to.cpu.or(resources.cpu);
+            resources.memory.extend(to.memory.iter().map(|(&kind, &amount)| (kind, amount)));
+        }
+    }
+    ledger.owner_mut(owner).request = Some(Arc::new(request));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use numaward_topology::{Machine, NodeId, ZoneKind};
+
+    use super::*;
+    use crate::{
+        kubelet::Checkpoints,
+        policy::{MemoryReservation, PolicyConfig},
+        request::Request,
+        strategy::Strategy as _,
+    };
+
+    /// Two nodes with four cores of two CPUs and 8 GiB each; the first core and a gibibyte are kept.
+    fn bench() -> (Kubelet, Ledger) {
+        let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).smt(2).memory(Bytes::gib(8));
+        let config = PolicyConfig {
+            memory_manager_policy: "Static".to_owned(),
+            reserved_memory: vec![MemoryReservation {
+                numa_node: NodeId(0),
+                limits: BTreeMap::from([(ZoneKind::Memory, Quantity::whole(Bytes::gib(1).0))]),
+            }],
+            cpu_manager_policy: "static".to_owned(),
+            cpu_reservation: Some(Quantity::whole(2)),
+            reserved_system_cpus: "0,8".parse().unwrap(),
+            topology_manager_policy: "single-numa-node".to_owned(),
+            ..PolicyConfig::default()
+        };
+        let strategy = Kubelet::new(&machine.build().unwrap(), &config).unwrap();
+        let ledger = strategy.ready(&strategy.restore(Checkpoints::default(), "").ledger.unwrap());
+        (strategy, ledger)
+    }
+
+    fn resources(cpus: &str, memory: Bytes) -> Resources {
+        Resources::none().with_cpu(cpus.parse().unwrap()).with_memory(Quantity::whole(memory.0))
+    }
+
+    fn admit(strategy: &Kubelet, ledger: &Ledger, name: &str, cpus: &str, memory: Bytes) -> Ledger {
+        let decision = strategy.admit(ledger, &Request::workload(name, resources(cpus, memory)));
+        decision.outcome.unwrap();
+        decision.ledger
+    }
+
+    fn cpus(ledger: &Ledger, name: &str) -> String {
+        ledger.allocation(&name.into(), &name.into()).unwrap().cpus.clone().unwrap().to_string()
+    }
+
+    #[test]
+    fn it_grows_and_shrinks_on_its_own_node() {
+        let (strategy, idle) = bench();
+        let ledger = admit(&strategy, &idle, "a", "2", Bytes::gib(2));
+        assert_eq!(cpus(&ledger, "a"), "1,9");
+        let to = |cpus, memory| strategy.resize(&ledger, &"a".into(), &"a".into(), &resources(cpus, memory));
+        let grown = to("5", Bytes::gib(6)).unwrap();
+        assert_eq!(cpus(&grown, "a"), "1-3,9-10");
+        assert_eq!(grown.shared_pool().to_string(), "0,4-8,11-15");
+        let account = &grown.nodes()[&NodeId(0)].kinds[&ZoneKind::Memory];
+        assert_eq!((account.free, account.promised), (Bytes::gib(1), Bytes::gib(6)));
+        let back = strategy.resize(&grown, &"a".into(), &"a".into(), &resources("2", Bytes::gib(2))).unwrap();
+        assert_eq!(back, ledger, "grown and shrunk again is as before");
+        let less = to("1", Bytes::gib(1)).unwrap();
+        assert_eq!(cpus(&less, "a"), "1");
+        assert_eq!(strategy.removed(&less, &"a".into()), idle, "all is given back in the end");
+    }
+
+    #[test]
+    fn what_its_node_does_not_have_is_refused_and_nothing_changes() {
+        let (strategy, idle) = bench();
+        let ledger = admit(&strategy, &idle, "a", "2", Bytes::gib(2));
+        let ledger = admit(&strategy, &ledger, "b", "2", Bytes::gib(4));
+        let before = ledger.clone();
+        for (to, words) in [
+            (resources("5", Bytes::gib(2)), "node 0: cpu requested 3, free 2"),
+            (resources("2", Bytes::gib(4)), "node 0: memory requested 2147483648, free 1073741824"),
+            (resources("1500m", Bytes::gib(2)), "keeps to whole CPUs"),
+            (resources("0", Bytes::gib(2)), "keeps to whole CPUs"),
+        ] {
+            let error = strategy.resize(&ledger, &"a".into(), &"a".into(), &to).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        assert_eq!(ledger, before);
+        // Who holds nothing may ask for anything.
+        let shared = admit(&strategy, &ledger, "c", "500m", Bytes::gib(1));
+        let to = Resources::none().with_cpu("3".parse().unwrap());
+        let noted = strategy.resize(&shared, &"c".into(), &"c".into(), &to).unwrap();
+        assert_eq!(noted.shared_pool(), shared.shared_pool());
+    }
+}
