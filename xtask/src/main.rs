@@ -8,6 +8,7 @@
 mod bench;
 mod build;
 mod command;
+mod dashboards;
 mod demo;
 mod dependencies;
 mod run;
@@ -42,6 +43,8 @@ enum Task {
     Bench(bench::Bench),
     /// Replays the kubelet's recorded decisions
     Conformance(bench::Conformance),
+    /// Makes Grafana's dashboards from their tables
+    Dashboards,
     /// Virtual machines with several NUMA nodes
     #[command(subcommand)]
     Vm(vm::Task),
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Task::Demo(arguments) => demo::main(&arguments),
         Task::Bench(arguments) => bench::bench(&arguments),
         Task::Conformance(arguments) => bench::conformance(&arguments),
+        Task::Dashboards => dashboards::run(&command::root()).map(|()| ExitCode::SUCCESS),
         Task::Vm(task) => vm::main(&task),
     };
     result.unwrap_or_else(|error| {

@@ -4,6 +4,7 @@
 mod allocation;
 mod enforcement;
 mod event;
+mod sample;
 
 use std::collections::BTreeMap;
 
@@ -17,6 +18,7 @@ pub use self::allocation::{
     Rejection, ResourceHints, Shortfall, Target, TopologyManagerPolicy, Writer,
 };
 pub use self::enforcement::{Enforcement, HerdState, Herded, Herding, Waiting};
+pub use self::sample::Sample;
 pub use self::event::{Event, EventFilter, EventKind, EventPage, Severity};
 
 /// The machine: nodes, distances, sockets, caches.
@@ -281,6 +283,10 @@ pub struct WorkloadNode {
     /// What it allocated there; absent where it is not counted by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocated: Option<Allocated>,
+    /// What it allocated there although the node is not promised to it; absent where nothing is promised to
+    /// it, or where it is not counted by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub missed_bytes: Option<u64>,
     /// What lies there now; absent where it cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resident: Option<Resident>,

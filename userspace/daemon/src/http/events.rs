@@ -33,6 +33,7 @@ use super::{
     accept::Offer,
     problem::{CONTENT_TYPE, Failure, Problem},
     routes::{App, JSON, accepted},
+    samples::Watcher,
 };
 use crate::{
     api::{EventFilter, EventPage},
@@ -63,6 +64,24 @@ pub(super) fn open_api() -> OpenApi {
 
 fn documented() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(events)).routes(routes!(stream))
+}
+
+/// Whether a query asks for samples, and the rest of it.
+fn samples_asked(query: &str) -> Result<(bool, String), Failure> {
+    let mut asked = false;
+    let mut rest = Vec::new();
+    for pair in query.split('&') {
+        match pair.strip_prefix("samples=") {
+            Some("true") => asked = true,
+            Some("false") => asked = false,
+            Some(value) => {
+                let detail = format!("samples={value:?} is neither true nor false");
+                return Err(Failure(StatusCode::BAD_REQUEST, detail));
+            }
+            None => rest.push(pair),
+        }
+    }
+    Ok((asked, rest.join("&")))
 }
 
 /// Reads a query of these keys. Values are percent-encoded.
@@ -141,6 +160,7 @@ async fn events(
     tag = "api",
     params(
         ("since" = Option<u64>, Query, description = "First those of the history with a greater id"),
+        ("samples" = Option<bool>, Query, description = "Also, once a second, a message of the type `sample`: the nodes, and the workloads that changed (schema Sample)"),
         ("Last-Event-ID" = Option<u64>, Header, description = "The same, as browsers say it when they reconnect"),
     ),
     responses(
@@ -155,7 +175,8 @@ async fn stream(
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
     accepted(&headers, &STREAM)?;
-    let mut since = filter("/api/v1/stream", query.as_deref(), &["since"])?.since;
+    let (samples, query) = samples_asked(query.as_deref().unwrap_or_default())?;
+    let mut since = filter("/api/v1/stream", Some(&query), &["since", "samples"])?.since;
     if let Some(last) = headers.get(LAST_EVENT_ID) {
         let id = last.to_str().ok().and_then(|text| text.parse().ok());
         since = Some(id.ok_or_else(|| {
@@ -168,8 +189,9 @@ async fn stream(
     };
     let (sender, receiver) = mpsc::channel(PIECES);
     let subscription = app.events().subscribe(since);
+    let samples = samples.then(|| app.samples.watch());
     tokio::spawn(async move {
-        feed(subscription, &sender).await;
+        feed(subscription, samples, &sender).await;
         drop(place);
     });
     let head = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
@@ -177,7 +199,7 @@ async fn stream(
 }
 
 /// Writes messages until the daemon stops or the reader is gone or given up.
-async fn feed(mut subscription: Subscription, sender: &mpsc::Sender<Bytes>) {
+async fn feed(mut subscription: Subscription, mut samples: Option<Watcher>, sender: &mpsc::Sender<Bytes>) {
     let mut ticks = interval_at(tokio::time::Instant::now() + KEEP_ALIVE, KEEP_ALIVE);
     // Says at once that the stream is open.
     let mut message = Bytes::from_static(b": numaward\n\n");
@@ -200,9 +222,17 @@ async fn feed(mut subscription: Subscription, sender: &mpsc::Sender<Bytes>) {
                 Next::Missed(missed) => format!("event: missed\ndata: {{\"missed\":{missed}}}\n\n").into(),
                 Next::Closed => return,
             },
+            sample = next_sample(samples.as_mut()) => sample,
             _ = ticks.tick() => comment(),
             () = sender.closed() => return,
         };
+    }
+}
+
+async fn next_sample(samples: Option<&mut Watcher>) -> Bytes {
+    match samples {
+        Some(samples) => samples.next().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -6,8 +6,10 @@
 mod accept;
 mod control;
 mod events;
+mod page;
 mod problem;
 mod routes;
+mod samples;
 mod scrape;
 
 use std::{
@@ -94,14 +96,16 @@ pub fn router(app: Arc<App>) -> Router {
 
 /// The same, with allocations.
 pub fn router_with(app: Arc<App>, keeper: Option<Keeper>) -> Router {
-    layered(routes::router(app.clone()).merge(events::router(app)).merge(control::reading(keeper)))
+    layered(reading(app, keeper).merge(page::router()))
 }
 
 /// The routes of the control socket: those of [`router_with`], and changes.
 pub fn control_router(app: Arc<App>, keeper: Keeper) -> Router {
-    let reading = routes::router(app.clone()).merge(events::router(app));
-    let reading = reading.merge(control::reading(Some(keeper.clone())));
-    layered(reading.merge(control::changing(keeper)))
+    layered(reading(app, Some(keeper.clone())).merge(control::changing(keeper)))
+}
+
+fn reading(app: Arc<App>, keeper: Option<Keeper>) -> Router {
+    routes::router(app.clone()).merge(events::router(app)).merge(control::reading(keeper))
 }
 
 fn layered(router: Router) -> Router {

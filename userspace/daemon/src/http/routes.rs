@@ -15,6 +15,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use super::{
     accept::{Offer, choose},
     problem::{CONTENT_TYPE, Failure, Problem},
+    samples::Samples,
     scrape,
 };
 use crate::{
@@ -36,6 +37,8 @@ pub struct App {
     scrapes: Arc<Semaphore>,
     /// Streams of events that are open at once.
     pub(super) streams: Arc<Semaphore>,
+    /// What those who watch are shown.
+    pub(super) samples: Samples,
     /// The OpenAPI document as JSON.
     open_api: serde_json::Value,
 }
@@ -53,7 +56,9 @@ impl App {
     ) -> Arc<Self> {
         let scrapes = Arc::new(Semaphore::new(MAX_SCRAPES));
         let streams = Arc::new(Semaphore::new(super::events::MAX_STREAMS));
-        Arc::new(Self { observer, metrics, readiness, heartbeat, scrapes, streams, open_api: open_api() })
+        let samples = Samples::new(observer.clone());
+        let open_api = open_api();
+        Arc::new(Self { observer, metrics, readiness, heartbeat, scrapes, streams, samples, open_api })
     }
 
     /// Where events are read.

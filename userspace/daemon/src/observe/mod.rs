@@ -111,6 +111,8 @@ struct State {
     promises: Arc<Promises>,
     /// Who is told of cgroups that come and go.
     cgroup_listeners: Vec<Listening>,
+    /// How often that changed.
+    revision: u64,
     degraded: BTreeMap<Part, String>,
     /// When somebody last asked for the workloads' figures.
     asked: Option<Instant>,
@@ -148,6 +150,7 @@ impl Observer {
             hierarchy: None,
             promises: Arc::default(),
             cgroup_listeners: Vec::new(),
+            revision: 0,
             degraded,
             asked,
         };
@@ -168,6 +171,11 @@ impl Observer {
     /// The machine as last read.
     pub fn machine(&self) -> Arc<Machine> {
         self.lock().machine.clone()
+    }
+
+    /// Grows with each change of what is promised.
+    pub fn revision(&self) -> u64 {
+        self.lock().revision
     }
 
     /// The nodes and what happens on them.
@@ -207,7 +215,9 @@ impl Observer {
         let counted = state.counters();
         let machine = state.machine.clone();
         let nodes: Vec<NodeId> = machine.nodes.keys().copied().collect();
-        let by_node = |allocated: Option<&NodeCounters>, resident: Option<&Arc<[Resident]>>| {
+        let page_size = self.page_size;
+        let by_node = |allocated: Option<&NodeCounters>, resident: Option<&Arc<[Resident]>>, promised: bool| {
+            let missed = allocated.filter(|_| promised);
             let allocated = allocated.map(|allocated| self.bytes(&nodes, allocated));
             let nodes = nodes.iter().enumerate().map(|(index, node)| api::WorkloadNode {
                 node: node.0,
@@ -216,6 +226,8 @@ impl Observer {
                     remote_bytes: allocated[index].remote.0,
                     kernel_bytes: allocated[index].kernel.0,
                 }),
+                missed_bytes: missed
+                    .map(|counters| counters.get(node).map_or(0, |of| of.user_outside.0 * page_size)),
                 resident: resident.and_then(|resident| resident.get(index)).map(|bytes| api::Resident {
                     anon_bytes: bytes.anon.0,
                     file_bytes: bytes.file.0,
@@ -243,17 +255,17 @@ impl Observer {
         for (name, series) in state.table.series() {
             if series.members.is_empty() {
                 let allocated = slots.and_then(|slots| series.counters(slots));
-                let nodes = by_node(allocated.as_ref(), None);
+                let nodes = by_node(allocated.as_ref(), None, false);
                 workloads.push(row(name, series.kind, api::Counters::Removed, nodes, series.trouble()));
             }
-            for member in series.members.values() {
+            for (&id, member) in &series.members {
                 let counters = match member.slot {
                     _ if slots.is_none() => api::Counters::None,
                     Some(_) => api::Counters::Own,
                     None => api::Counters::Other,
                 };
                 let allocated = member.slot.and_then(|slot| slots?.get(&slot));
-                let nodes = by_node(allocated, member.resident.as_ref());
+                let nodes = by_node(allocated, member.resident.as_ref(), state.promises.nodes_of(id).is_some());
                 workloads.push(api::Workload {
                     cgroup: Some(member.path.to_string()),
                     container: member.container.as_ref().map(|container| api::Container {
@@ -266,7 +278,7 @@ impl Observer {
             }
         }
         if let Some(counted) = &counted {
-            let nodes = by_node(Some(&state.table.other(&counted.other)), None);
+            let nodes = by_node(Some(&state.table.other(&counted.other)), None, false);
             let other = row(OTHER, WorkloadKind::Root, api::Counters::Own, nodes, Trouble::default());
             workloads.push(api::Workload { kind: OTHER.to_owned(), ..other });
         }

@@ -37,6 +37,7 @@ impl Listener for Observer {
     fn promised(&self, promises: Promises) {
         let mut state = self.lock();
         let still: BTreeSet<CgroupId> = promises.workloads.iter().map(|promise| promise.id).collect();
+        state.revision += 1;
         let before = std::mem::replace(&mut state.promises, Arc::new(promises));
         for ended in before.workloads.iter().filter(|promise| !still.contains(&promise.id)) {
             state.allow(ended.id);

@@ -1,0 +1,182 @@
+// A host that does not exist: serves the page's own files and the figures of as many workloads as asked for.
+// What the daemon really serves is held against /metrics elsewhere; here the page itself is tested.
+
+import { createServer } from "node:http";
+import { readFile } from "node:fs/promises";
+
+const FILES = new URL("../../userspace/daemon/page/", import.meta.url);
+const TYPES = { html: "text/html; charset=utf-8", js: "text/javascript; charset=utf-8", css: "text/css; charset=utf-8", svg: "image/svg+xml" };
+const GIB = 2 ** 30;
+/** The policy that the daemon sends; what it forbids must not be needed. */
+export const POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/** A name that would break a page which builds markup from text. */
+export const EVIL = `"><img src=x onerror=alert(1)>\n${"long".repeat(2560)}`;
+
+const NODES = [0, 1, 2, 3];
+
+function topology() {
+  const cpus = (node) => `${node * 8}-${node * 8 + 7}`;
+  return {
+    nodes: NODES.map((node) => ({
+      node,
+      cpus: node === 3 ? "" : cpus(node),
+      memoryBytes: 64 * GIB,
+      hugepages: [{ size: "2Mi", sizeBytes: 2097152, totalPages: 512, freePages: 512, surplusPages: 0 }],
+      distances: Object.fromEntries(NODES.map((other) => [other, node === other ? 10 : 21])),
+      memoryOnly: node === 3,
+    })),
+    sockets: [{ socket: 0, cpus: "0-15", nodes: "0-1", cores: 16 }, { socket: 1, cpus: "16-23", nodes: "2", cores: 8 }],
+    lastLevelCaches: [],
+    onlineCpus: "0-23",
+    possibleCpus: "0-23",
+    isolatedCpus: "7",
+    memoryBlockSizeBytes: 134217728,
+  };
+}
+
+const ALLOCATION = {
+  name: "database",
+  target: { unit: "database.service" },
+  cgroup: "/system.slice/database.service",
+  directory: "/sys/fs/cgroup/system.slice/database.service",
+  cpus: "2-5",
+  nodes: "0",
+  memory: [{ kind: "memory", nodes: "0", bytes: 8 * GIB }],
+  settings: { "cpuset.cpus": "2-5", "cpuset.mems": "0" },
+  drift: [],
+  explanation: {
+    merges: [{
+      hints: [{ resource: "cpu", sets: [{ nodes: "0", preferred: true }, { nodes: "0-1", preferred: false }] }, { resource: "memory" }],
+      candidates: [{ nodes: "0", preferred: true, verdict: "best" }],
+      nodes: "0",
+      accepted: true,
+    }],
+  },
+};
+
+export class Host {
+  #streams = new Set();
+  #turn = 0;
+  requests = [];
+  events = [];
+
+  constructor(count) {
+    this.count = count;
+  }
+
+  async start() {
+    this.server = createServer((request, response) => this.#serve(request, response));
+    await new Promise((resolve) => this.server.listen(0, "127.0.0.1", resolve));
+    this.url = `http://127.0.0.1:${this.server.address().port}/`;
+    return this;
+  }
+
+  async stop() {
+    for (const stream of this.#streams) stream.destroy();
+    this.server.closeAllConnections();
+    await new Promise((resolve) => this.server.close(resolve));
+  }
+
+  /** Everybody who watches gets the next sample; `changed` workloads differ from the one before. */
+  tick(changed = this.count) {
+    this.#turn += 1;
+    const sample = this.#sample(false, this.workloads().slice(0, changed));
+    for (const stream of this.#streams) stream.write(`event: sample\ndata: ${JSON.stringify(sample)}\n\n`);
+  }
+
+  report(event) {
+    this.events.push(event);
+    for (const stream of this.#streams) stream.write(`id: ${event.id}\ndata: ${JSON.stringify(event)}\n\n`);
+  }
+
+  /** Cuts all streams, as a daemon that restarts does. */
+  cut() {
+    for (const stream of this.#streams) stream.destroy();
+  }
+
+  workloads() {
+    const named = [
+      { workload: "database", kind: "unit", cgroup: "/system.slice/database.service", home: 0 },
+      { workload: EVIL, kind: "container", cgroup: "/evil", home: 1 },
+    ];
+    for (let index = named.length; index < this.count; index += 1) {
+      named.push({ workload: `worker-${index}`, kind: "unit", cgroup: `/work.slice/worker-${index}.service`, home: index % 4 });
+    }
+    return named.map((row, index) => ({
+      workload: row.workload,
+      kind: row.kind,
+      cgroup: row.cgroup,
+      counters: "own",
+      nodes: NODES.map((node) => ({
+        node,
+        allocated: {
+          localBytes: node === row.home ? this.#turn * 4096 * (index + 1) : 0,
+          remoteBytes: node === row.home ? 0 : this.#turn * 1024 * (index % 7),
+          kernelBytes: 4096,
+        },
+        ...(index === 0 ? { missedBytes: 0 } : {}),
+        resident: { anonBytes: node === row.home ? (this.count - index) * 1048576 : 0, fileBytes: 0, kernelBytes: 0 },
+      })),
+    }));
+  }
+
+  #sample(full, workloads) {
+    return {
+      atMillis: 60_000 + this.#turn * 1000,
+      full,
+      promises: 1,
+      nodes: NODES.map((node) => ({
+        node,
+        cpus: node === 3 ? "" : `${node * 8}-${node * 8 + 7}`,
+        memory: [{ kind: "memory", totalBytes: 64 * GIB, freeBytes: 32 * GIB }],
+        allocated: { localBytes: 0, remoteBytes: 0, kernelBytes: 0 },
+      })),
+      workloads,
+      removed: [],
+    };
+  }
+
+  async #serve(request, response) {
+    const url = new URL(request.url, this.url);
+    this.requests.push(url.pathname);
+    const json = (value) => {
+      response.writeHead(200, { "content-type": "application/json" });
+      response.end(JSON.stringify(value));
+    };
+    switch (url.pathname) {
+      case "/api/v1/topology":
+        return json(topology());
+      case "/api/v1/version":
+        return json({ version: "0.0.0", kernel: "6.12", architecture: "x86_64" });
+      case "/api/v1/allocations":
+        return json({
+          allocations: [ALLOCATION],
+          sharedCpus: "0-1,6-23",
+          nodes: NODES.map((node) => ({ node, freeCpus: "", memory: [{ kind: "memory", totalBytes: 64 * GIB, reservedBytes: GIB, allocatableBytes: 63 * GIB, promisedBytes: node === 0 ? 8 * GIB : 0, freeBytes: 55 * GIB }] })),
+        });
+      case "/api/v1/events":
+        return json({ events: this.events.filter((event) => !url.searchParams.has("workload") || event.workload === url.searchParams.get("workload")) });
+      case "/api/v1/stream": {
+        response.writeHead(200, { "content-type": "text/event-stream" });
+        response.write(`event: sample\ndata: ${JSON.stringify(this.#sample(true, this.workloads()))}\n\n`);
+        this.#streams.add(response);
+        response.on("close", () => this.#streams.delete(response));
+        return undefined;
+      }
+      default:
+        return this.#file(url.pathname, response);
+    }
+  }
+
+  async #file(path, response) {
+    const name = path === "/" ? "index.html" : /^\/page\/([a-z]+\.[a-z]+)$/.exec(path)?.[1];
+    const content = name && (await readFile(new URL(name, FILES)).catch(() => null));
+    if (!content) {
+      response.writeHead(404);
+      return response.end();
+    }
+    response.writeHead(200, { "content-type": TYPES[name.split(".").pop()], "content-security-policy": POLICY });
+    return response.end(content);
+  }
+}

@@ -1,0 +1,71 @@
+// Numbers as people read them, and sets as the kernel writes them.
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+
+/** Bytes in binary units, with three digits. */
+export function bytes(value) {
+  if (!Number.isFinite(value)) return "–";
+  let unit = 0;
+  while (Math.abs(value) >= 1024 && unit < UNITS.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  const digits = unit === 0 || Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : 2;
+  return `${value.toFixed(digits)} ${UNITS[unit]}`;
+}
+
+/** Bytes per second; nothing for none, so that what moves stands out. */
+export function rate(value) {
+  return value > 0 ? `${bytes(value)}/s` : "0";
+}
+
+/** A share of 1 in percent; what is not zero never reads as zero. */
+export function percent(share) {
+  if (!Number.isFinite(share)) return "–";
+  const value = share * 100;
+  if (value > 0 && value < 0.1) return "< 0.1 %";
+  return `${value.toFixed(value < 10 && value > 0 ? 1 : 0)} %`;
+}
+
+/** The numbers of a list in the kernel's format, such as "0-3,8". */
+export function list(text) {
+  const numbers = [];
+  for (const part of (text ?? "").split(",")) {
+    if (part === "") continue;
+    const [first, last = first] = part.split("-").map(Number);
+    if (!Number.isInteger(first) || !Number.isInteger(last)) continue;
+    for (let number = first; number <= last; number += 1) numbers.push(number);
+  }
+  return numbers;
+}
+
+/** A duration in words of two units at most. */
+export function duration(seconds) {
+  const parts = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const words = [];
+  for (const [name, size] of parts) {
+    const count = Math.floor(seconds / size);
+    if (count > 0 && words.length < 2) words.push(`${count} ${name}`);
+    seconds -= count * size;
+  }
+  return words.join(" ") || "0 s";
+}
+
+/** The colour of a node; more than eight repeat, and are told apart by their number. */
+export function nodeColour(node) {
+  return `var(--node-${node % 8})`;
+}
+
+/** An element with attributes and children. Text is always set as text, never as markup. */
+export function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === false || value === null || value === undefined) continue;
+    if (key === "style") made.style.cssText = value;
+    else made.setAttribute(key, value === true ? "" : String(value));
+  }
+  for (const child of children.flat()) {
+    if (child !== null && child !== undefined) made.append(child);
+  }
+  return made;
+}

@@ -1,0 +1,172 @@
+//! Samples of what is seen, once a second, shared by all who watch.
+//!
+//! Problem: a page shows live figures of thousands of workloads, to several people, for hours.
+//!
+//! Algorithm: while anybody watches, one task takes a [`Frame`] each second and puts it where watchers find the
+//! latest. The difference to the frame before is written once for all. Whoever is too slow skips
+//! frames and gets a complete one; nobody is waited for.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::{Duration, Instant},
+};
+
+use axum::body::Bytes;
+use tokio::{
+    sync::watch,
+    time::{MissedTickBehavior, interval},
+};
+
+use crate::{api, observe::Observer};
+
+/// Time between samples.
+const TURN: Duration = Duration::from_secs(1);
+
+/// What was seen at one moment.
+#[derive(Debug)]
+struct Frame {
+    number: u64,
+    at_millis: u64,
+    promises: u64,
+    nodes: Vec<api::Node>,
+    workloads: BTreeMap<String, api::Workload>,
+    /// The message with what changed since the frame before.
+    change: Bytes,
+    /// The complete message, once somebody needs it.
+    full: OnceLock<Bytes>,
+}
+
+/// Hands out watchers. Clones are handles to the same samples.
+#[derive(Clone, Debug)]
+pub(super) struct Samples(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    observer: Arc<Observer>,
+    start: Instant,
+    latest: watch::Sender<Option<Arc<Frame>>>,
+    /// Whether the task runs. Held while that is decided.
+    running: Mutex<bool>,
+}
+
+impl Samples {
+    pub(super) fn new(observer: Arc<Observer>) -> Self {
+        Self(Arc::new(Inner {
+            observer,
+            start: Instant::now(),
+            latest: watch::Sender::new(None),
+            running: Mutex::new(false),
+        }))
+    }
+
+    /// Starts to watch. Must be called in a runtime.
+    pub(super) fn watch(&self) -> Watcher {
+        let mut running = self.0.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut latest = self.0.latest.subscribe();
+        // What is there may be old; if it is not, it is soon followed by another.
+        latest.mark_unchanged();
+        if !*running {
+            *running = true;
+            tokio::spawn(take(self.0.clone()));
+        }
+        Watcher { latest, sent: None }
+    }
+}
+
+/// Takes frames until nobody watches.
+async fn take(inner: Arc<Inner>) {
+    let mut ticks = interval(TURN);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        {
+            let mut running = inner.running.lock().unwrap_or_else(PoisonError::into_inner);
+            if inner.latest.receiver_count() == 0 {
+                *running = false;
+                inner.latest.send_replace(None);
+                return;
+            }
+        }
+        let taker = inner.clone();
+        match tokio::task::spawn_blocking(move || taker.frame()).await {
+            Ok(frame) => drop(inner.latest.send_replace(Some(Arc::new(frame)))),
+            Err(error) => tracing::error!(%error, "a sample failed"),
+        }
+    }
+}
+
+impl Inner {
+    fn frame(&self) -> Frame {
+        let before = self.latest.borrow().clone();
+        let nodes = self.observer.nodes().nodes;
+        let workloads = self.observer.workloads().workloads;
+        let workloads = workloads.into_iter().map(|workload| (workload.key().to_owned(), workload)).collect();
+        let mut frame = Frame {
+            number: before.as_ref().map_or(0, |before| before.number + 1),
+            at_millis: u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX),
+            promises: self.observer.revision(),
+            nodes,
+            workloads,
+            change: Bytes::new(),
+            full: OnceLock::new(),
+        };
+        if let Some(before) = before {
+            frame.change = frame.since(&before);
+        }
+        frame
+    }
+}
+
+impl Frame {
+    fn since(&self, before: &Self) -> Bytes {
+        let changed = self.workloads.iter().filter(|(key, workload)| before.workloads.get(*key) != Some(*workload));
+        let removed = before.workloads.keys().filter(|key| !self.workloads.contains_key(*key));
+        self.message(false, changed.map(|(_, workload)| workload).cloned().collect(), removed.cloned().collect())
+    }
+
+    fn full(&self) -> Bytes {
+        let whole = || self.message(true, self.workloads.values().cloned().collect(), Vec::new());
+        self.full.get_or_init(whole).clone()
+    }
+
+    fn message(&self, full: bool, workloads: Vec<api::Workload>, removed: Vec<String>) -> Bytes {
+        let sample = api::Sample {
+            at_millis: self.at_millis,
+            full,
+            promises: self.promises,
+            nodes: self.nodes.clone(),
+            workloads,
+            removed,
+        };
+        match serde_json::to_string(&sample) {
+            Ok(json) => format!("event: sample\ndata: {json}\n\n").into(),
+            // Nothing in it can fail to be written; if ever, a comment says nothing wrong.
+            Err(_) => Bytes::from_static(b":\n\n"),
+        }
+    }
+}
+
+/// Gets the samples one after the other.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    latest: watch::Receiver<Option<Arc<Frame>>>,
+    /// The number of the frame that was sent last.
+    sent: Option<u64>,
+}
+
+impl Watcher {
+    /// The next message. May be cancelled without loss.
+    pub(super) async fn next(&mut self) -> Bytes {
+        loop {
+            if self.latest.changed().await.is_err() {
+                // The sender lives as long as the server.
+                return std::future::pending().await;
+            }
+            let Some(frame) = self.latest.borrow_and_update().clone() else { continue };
+            let is_next = self.sent.is_some_and(|sent| sent + 1 == frame.number);
+            self.sent = Some(frame.number);
+            return if is_next { frame.change.clone() } else { frame.full() };
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! `cargo xtask dashboards`: makes Grafana's JSON from the tables in `dashboards/grafana/*.yaml`.
+//!
+//! Grafana's own format repeats the same forty lines for each panel; the tables hold only what differs. A test holds
+//! the JSON, which is what people import, against the tables.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// What `$host` and `$workload` in an expression stand for.
+const HOST: &str = r#"cluster=~"$cluster", instance=~"$instance""#;
+const WORKLOAD: &str = r#"cluster=~"$cluster", instance=~"$instance", workload=~"$workload", namespace=~"$namespace", pod=~"$pod", container=~"$container""#;
+/// Grafana's grid is so many columns wide.
+const COLUMNS: u32 = 24;
+const PANEL_HEIGHT: u32 = 8;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Dashboard {
+    uid: String,
+    title: String,
+    description: String,
+    variables: Vec<Variable>,
+    rows: Vec<Row>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum Variable {
+    Cluster,
+    /// One host.
+    Instance,
+    /// Any number of hosts.
+    Instances,
+    Namespace,
+    Pod,
+    Container,
+    Workload,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    title: String,
+    panels: Vec<Panel>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Panel {
+    title: String,
+    description: String,
+    #[serde(default, rename = "type")]
+    kind: Kind,
+    #[serde(default = "no_unit")]
+    unit: String,
+    width: u32,
+    /// Areas on top of each other.
+    #[serde(default)]
+    stack: bool,
+    /// A value above this is shown in red.
+    bad_above: Option<f64>,
+    targets: Vec<Target>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    #[default]
+    Timeseries,
+    Stat,
+    Table,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Target {
+    expr: String,
+    #[serde(default)]
+    legend: String,
+}
+
+fn no_unit() -> String {
+    "short".to_owned()
+}
+
+/// Makes all dashboards of a folder.
+pub fn run(root: &Path) -> Result<()> {
+    for (path, json) in rendered(&root.join("dashboards/grafana"))? {
+        fs::write(&path, json).with_context(|| format!("cannot write {}", path.display()))?;
+        println!("dashboards: {}", path.display());
+    }
+    Ok(())
+}
+
+/// Each JSON file with its content.
+fn rendered(folder: &Path) -> Result<Vec<(std::path::PathBuf, String)>> {
+    let mut files = Vec::new();
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "yaml") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let table: Dashboard =
+            serde_norway::from_str(&text).with_context(|| format!("{}: no dashboard", path.display()))?;
+        let dashboard = table.render().with_context(|| path.display().to_string())?;
+        let mut json = serde_json::to_string_pretty(&dashboard)?;
+        json.push('\n');
+        files.push((path.with_extension("json"), json));
+    }
+    if files.is_empty() {
+        bail!("{}: there are no dashboards here", folder.display());
+    }
+    files.sort();
+    Ok(files)
+}
+
+impl Dashboard {
+    fn render(&self) -> Result<Value> {
+        let mut panels = Vec::new();
+        let (mut id, mut y) = (1, 0);
+        for row in &self.rows {
+            let grid = json!({ "h": 1, "w": COLUMNS, "x": 0, "y": y });
+            panels.push(json!({ "id": id, "type": "row", "title": row.title, "collapsed": false, "gridPos": grid, "panels": [] }));
+            (id, y) = (id + 1, y + 1);
+            let mut x = 0;
+            for panel in &row.panels {
+                if panel.width == 0 || panel.width > COLUMNS {
+                    bail!("{}: the width {} is not from 1 to {COLUMNS}", panel.title, panel.width);
+                }
+                if x + panel.width > COLUMNS {
+                    (x, y) = (0, y + PANEL_HEIGHT);
+                }
+                let grid = json!({ "h": PANEL_HEIGHT, "w": panel.width, "x": x, "y": y });
+                panels.push(panel.render(id, &grid));
+                (id, x) = (id + 1, x + panel.width);
+            }
+            y += PANEL_HEIGHT;
+        }
+        let variables: Vec<Value> = std::iter::once(datasource())
+            .chain(self.variables.iter().map(|variable| variable.render(&self.variables)))
+            .collect();
+        Ok(json!({
+            "uid": self.uid,
+            "title": self.title,
+            "description": self.description,
+            "tags": ["numaward"],
+            "schemaVersion": 39,
+            "version": 1,
+            "editable": true,
+            "graphTooltip": 1,
+            "refresh": "30s",
+            "time": { "from": "now-1h", "to": "now" },
+            "timezone": "utc",
+            "links": [{ "type": "dashboards", "tags": ["numaward"], "title": "numaward", "asDropdown": true, "includeVars": true, "keepTime": true }],
+            "templating": { "list": variables },
+            "annotations": { "list": [] },
+            "panels": panels,
+        }))
+    }
+}
+
+/// The data source that a panel or a variable asks.
+fn prometheus() -> Value {
+    json!({ "type": "prometheus", "uid": "${datasource}" })
+}
+
+fn datasource() -> Value {
+    json!({ "name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "hide": 0, "refresh": 1, "regex": "", "multi": false, "includeAll": false, "current": {} })
+}
+
+impl Variable {
+    /// The label that it stands for, and the metric whose values are offered.
+    const fn source(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Cluster => ("cluster", "Cluster", "numaward_build_info"),
+            Self::Instance | Self::Instances => ("instance", "Host", "numaward_build_info"),
+            Self::Namespace => ("namespace", "Namespace", "numaward_memory_allocated_bytes_total"),
+            Self::Pod => ("pod", "Pod", "numaward_memory_allocated_bytes_total"),
+            Self::Container => ("container", "Container", "numaward_memory_allocated_bytes_total"),
+            Self::Workload => ("workload", "Workload", "numaward_memory_allocated_bytes_total"),
+        }
+    }
+
+    /// The values offered are those that the variables before it leave. "All" also takes series without the label.
+    fn render(self, all: &[Self]) -> Value {
+        let (label, title, metric) = self.source();
+        let before: Vec<String> = all
+            .iter()
+            .take_while(|other| **other != self)
+            .map(|other| format!("{0}=~\"${0}\"", other.source().0))
+            .collect();
+        let query = format!("label_values({metric}{{{}}}, {label})", before.join(", "));
+        let one = self == Self::Instance;
+        json!({
+            "name": label,
+            "label": title,
+            "type": "query",
+            "datasource": prometheus(),
+            "definition": query,
+            "query": { "query": query, "refId": label },
+            "refresh": 2,
+            "sort": 1,
+            "multi": !one,
+            "includeAll": !one,
+            "allValue": if one { Value::Null } else { json!(".*") },
+            "current": if one { json!({}) } else { json!({ "text": "All", "value": "$__all" }) },
+            "hide": 0,
+            "regex": "",
+        })
+    }
+}
+
+impl Panel {
+    fn render(&self, id: u32, grid: &Value) -> Value {
+        let table = self.kind == Kind::Table;
+        let targets: Vec<Value> = self
+            .targets
+            .iter()
+            .zip('A'..)
+            .map(|(target, name)| {
+                json!({
+                    "refId": name.to_string(),
+                    "datasource": prometheus(),
+                    "editorMode": "code",
+                    "expr": target.expr.replace("$host", HOST).replace("{$workload}", &format!("{{{WORKLOAD}}}")),
+                    "legendFormat": if target.legend.is_empty() { "__auto" } else { &target.legend },
+                    "range": self.kind == Kind::Timeseries,
+                    "instant": self.kind != Kind::Timeseries,
+                    "format": if table { "table" } else { "time_series" },
+                })
+            })
+            .collect();
+        let mut steps = vec![json!({ "color": "green", "value": null })];
+        if let Some(bad) = self.bad_above {
+            steps.push(json!({ "color": "red", "value": bad + f64::EPSILON }));
+        }
+        let custom = match self.kind {
+            Kind::Timeseries => json!({
+                "drawStyle": "line", "lineWidth": 1, "fillOpacity": if self.stack { 40 } else { 5 }, "showPoints": "never",
+                "stacking": { "mode": if self.stack { "normal" } else { "none" }, "group": "A" },
+            }),
+            Kind::Stat | Kind::Table => json!({}),
+        };
+        let options = match self.kind {
+            Kind::Timeseries => json!({
+                "legend": { "displayMode": "list", "placement": "bottom", "showLegend": true },
+                "tooltip": { "mode": "multi", "sort": "desc" },
+            }),
+            Kind::Stat => json!({
+                "reduceOptions": { "calcs": ["lastNotNull"], "fields": "", "values": false },
+                "colorMode": "value", "graphMode": "none", "justifyMode": "auto", "textMode": "auto",
+            }),
+            Kind::Table => json!({ "showHeader": true, "cellHeight": "sm" }),
+        };
+        let transformations = match self.kind {
+            Kind::Table => json!([{ "id": "organize", "options": { "excludeByName": { "Time": true } } }]),
+            Kind::Timeseries | Kind::Stat => json!([]),
+        };
+        json!({
+            "id": id,
+            "type": match self.kind { Kind::Timeseries => "timeseries", Kind::Stat => "stat", Kind::Table => "table" },
+            "title": self.title,
+            "description": self.description,
+            "datasource": prometheus(),
+            "gridPos": grid,
+            "targets": targets,
+            "fieldConfig": {
+                "defaults": { "unit": self.unit, "custom": custom, "thresholds": { "mode": "absolute", "steps": steps } },
+                "overrides": [],
+            },
+            "options": options,
+            "transformations": transformations,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../dashboards/grafana")
+    }
+
+    #[test]
+    fn the_json_is_what_the_tables_say() {
+        for (path, json) in rendered(&folder()).unwrap() {
+            let kept = fs::read_to_string(&path).unwrap_or_default();
+            assert!(kept == json, "{} is old: run `cargo xtask dashboards`", path.display());
+        }
+    }
+
+    #[test]
+    fn every_panel_is_described_and_has_a_place_of_its_own() {
+        for (path, json) in rendered(&folder()).unwrap() {
+            let dashboard: Value = serde_json::from_str(&json).unwrap();
+            let mut places = Vec::new();
+            for panel in dashboard["panels"].as_array().unwrap() {
+                let grid = |key: &str| panel["gridPos"][key].as_u64().unwrap();
+                let (x, y, w, h) = (grid("x"), grid("y"), grid("w"), grid("h"));
+                for &(ox, oy, ow, oh) in &places {
+                    let apart = x >= ox + ow || ox >= x + w || y >= oy + oh || oy >= y + h;
+                    assert!(apart, "{}: {} overlaps", path.display(), panel["title"]);
+                }
+                places.push((x, y, w, h));
+                if panel["type"] != "row" {
+                    assert!(panel["description"].as_str().is_some_and(|text| text.len() > 20), "{panel}");
+                    assert!(!panel["targets"].as_array().unwrap().is_empty(), "{panel}");
+                }
+            }
+            assert!(!json.contains("__inputs") && !json.contains("$host"), "{}", path.display());
+        }
+    }
+
+    #[test]
+    fn a_wrong_table_says_where() {
+        let dir = tempfile::tempdir().unwrap();
+        for (text, words) in [("uid: a\n", "no dashboard"), ("uid: [", "no dashboard")] {
+            fs::write(dir.path().join("a.yaml"), text).unwrap();
+            let error = format!("{:#}", rendered(dir.path()).unwrap_err());
+            assert!(error.contains("a.yaml") && error.contains(words), "{error}");
+        }
+        fs::remove_file(dir.path().join("a.yaml")).unwrap();
+        assert!(rendered(dir.path()).unwrap_err().to_string().contains("no dashboards"));
+    }
+}
