@@ -87,7 +87,7 @@ fn no_unit() -> String {
 }
 
 /// Makes all dashboards of a folder.
-pub fn run(root: &Path) -> Result<()> {
+pub(crate) fn run(root: &Path) -> Result<()> {
     for (path, json) in rendered(&root.join("dashboards/grafana"))? {
         fs::write(&path, json).with_context(|| format!("cannot write {}", path.display()))?;
         println!("dashboards: {}", path.display());

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use numaward_vm::Cache;
 
-use crate::setup::{self, CargoTool, Part, kernels};
+use crate::setup::{self, CargoTool, Part, kernels, prometheus};
 use crate::{command, dependencies, vm};
 
 #[derive(Args)]
@@ -36,11 +36,24 @@ enum Stage {
     Deps,
     /// Licences, sources, duplicates and advisories of all dependencies
     Deny,
+    /// Alerts and recording rules: firing and quiet cases
+    Rules,
+    /// The page in a headless browser
+    Page,
     /// End-to-end tests in virtual machines, kernel after kernel
     Vm,
 }
 
-const DEFAULT: &[Stage] = &[Stage::Fmt, Stage::Clippy, Stage::Unit, Stage::Deps, Stage::Deny, Stage::Vm];
+const DEFAULT: &[Stage] = &[
+    Stage::Fmt,
+    Stage::Clippy,
+    Stage::Unit,
+    Stage::Deps,
+    Stage::Deny,
+    Stage::Rules,
+    Stage::Page,
+    Stage::Vm,
+];
 /// What is not built for this host; clippy and the unit tests leave it out.
 const EBPF: &str = "numaward-ebpf";
 const VM_TESTS: &str = "numaward-tests";
@@ -70,6 +83,8 @@ fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
         match stage {
             Stage::Clippy | Stage::Unit | Stage::Host => parts.push(Part::Ebpf),
             Stage::Deny => parts.push(Part::Tool(&CargoTool::DENY)),
+            Stage::Rules => parts.push(Part::Prometheus),
+            Stage::Page => parts.push(Part::Browser),
             Stage::Vm => {
                 parts.extend([Part::Ebpf, Part::Qemu, Part::Debian]);
                 for name in kernels {
@@ -95,6 +110,8 @@ fn run(stage: Stage) -> Result<()> {
         Stage::Conformance => cargo.args(["test", "--package", "numaward-engine", "--test", "conformance"]),
         Stage::Deps => return dependencies::check(),
         Stage::Deny => return deny(),
+        Stage::Rules => return rules(),
+        Stage::Page => return page(),
         Stage::Vm => bail!("virtual machines are tested kernel by kernel"),
     };
     command::run(&mut cargo)
@@ -116,6 +133,24 @@ fn deny() -> Result<()> {
             Ok(())
         }
     }
+}
+
+fn rules() -> Result<()> {
+    let promtool = prometheus::promtool(&Cache::locate()?);
+    let rules = command::root().join("dashboards/prometheus");
+    for (action, file) in [("check", "rules.yaml"), ("test", "rules_test.yaml")] {
+        command::run(Command::new(&promtool).args([action, "rules", file]).current_dir(&rules))?;
+    }
+    Ok(())
+}
+
+fn page() -> Result<()> {
+    let tests = command::root().join("tests/page");
+    let mut install = Command::new("npm");
+    // The browser is the system's.
+    install.args(["ci", "--no-audit", "--no-fund"]).env("PUPPETEER_SKIP_DOWNLOAD", "1").current_dir(&tests);
+    command::run(&mut install)?;
+    command::run(Command::new("node").arg("--test").current_dir(&tests))
 }
 
 struct Outcome {

@@ -18,6 +18,7 @@ mod ebpf;
 mod explain;
 pub(crate) mod kernels;
 mod packages;
+pub(crate) mod prometheus;
 mod sources;
 mod steps;
 mod store;
@@ -56,9 +57,16 @@ pub(crate) enum Part {
     Debian,
     /// containerd and runc, with the libraries they need.
     Containerd,
+    /// Prometheus and promtool.
+    Prometheus,
+    /// A browser, and what drives it.
+    Browser,
     /// A program that cargo installs into the cache.
     Tool(&'static CargoTool),
 }
+
+/// Programs that drive the page, with their packages.
+const BROWSER: &[(&str, &str)] = &[("chromium", "chromium"), ("node", "nodejs"), ("npm", "npm")];
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     let mut parts = vec![Part::Ebpf, Part::Qemu];
@@ -88,6 +96,8 @@ fn install(parts: &[Part], update: bool, verbose: bool) -> Result<()> {
             Part::Kernel(source) => kernels::ensure(&steps, source),
             Part::Debian => debian::ensure(&steps),
             Part::Containerd => containerd::ensure(&steps),
+            Part::Prometheus => prometheus::ensure(&steps),
+            Part::Browser => packages::ensure(&steps, "browser", BROWSER),
             Part::Tool(tool) => tools::ensure(&steps, tool),
         }?;
     }
