@@ -44,16 +44,8 @@ enum Stage {
     Vm,
 }
 
-const DEFAULT: &[Stage] = &[
-    Stage::Fmt,
-    Stage::Clippy,
-    Stage::Unit,
-    Stage::Deps,
-    Stage::Deny,
-    Stage::Rules,
-    Stage::Page,
-    Stage::Vm,
-];
+const DEFAULT: &[Stage] =
+    &[Stage::Fmt, Stage::Clippy, Stage::Unit, Stage::Deps, Stage::Deny, Stage::Rules, Stage::Page, Stage::Vm];
 /// What is not built for this host; clippy and the unit tests leave it out.
 const EBPF: &str = "numaward-ebpf";
 const VM_TESTS: &str = "numaward-tests";

@@ -18,8 +18,8 @@ pub use self::allocation::{
     Rejection, ResourceHints, Shortfall, Target, TopologyManagerPolicy, Writer,
 };
 pub use self::enforcement::{Enforcement, HerdState, Herded, Herding, Waiting};
-pub use self::sample::Sample;
 pub use self::event::{Event, EventFilter, EventKind, EventPage, Severity};
+pub use self::sample::Sample;
 
 /// The machine: nodes, distances, sockets, caches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

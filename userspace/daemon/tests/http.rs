@@ -396,3 +396,57 @@ async fn streams_are_few_and_their_parameters_are_checked() {
         assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
     }
 }
+
+#[tokio::test]
+async fn samples_are_streamed_to_those_who_watch() {
+    let daemon = daemon();
+    let request = Request::get("/api/v1/stream?samples=true").body(Body::empty()).unwrap();
+    let response = daemon.router.clone().oneshot(request).await.unwrap();
+    let mut body = response.into_body();
+    let mut next = async || {
+        loop {
+            let frame = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await.unwrap().unwrap();
+            let text = String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap();
+            if let Some(json) = text.strip_prefix("event: sample\ndata: ") {
+                return serde_json::from_str::<api::Sample>(json.trim_end()).unwrap();
+            }
+        }
+    };
+    let first = next().await;
+    assert!(first.full);
+    assert_eq!(first.nodes.iter().map(|node| node.node).collect::<Vec<_>>(), [0, 1]);
+    let second = next().await;
+    assert!(!second.full && second.at_millis > first.at_millis, "{second:?}");
+    assert_eq!((second.workloads, second.removed), (Vec::new(), Vec::new()), "nothing changed");
+    let (status, _, body) = daemon.get("/api/v1/stream?samples=yes", None).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
+    assert!(body.contains("neither true nor false"), "{body}");
+}
+
+/// Whatever the page refers to is served, with a policy that forbids what is elsewhere.
+#[tokio::test]
+async fn the_page_is_whole() {
+    let daemon = daemon();
+    let mut wanted = vec!["/".to_owned()];
+    let mut seen = Vec::new();
+    while let Some(path) = wanted.pop() {
+        if seen.contains(&path) {
+            continue;
+        }
+        let (status, headers, body) = daemon.get(&path, None).await;
+        assert_eq!(status, StatusCode::OK, "{path}");
+        assert!(headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap().starts_with("default-src 'none'"));
+        assert!(!body.contains("//cdn") && !body.contains("https://"), "{path} names another host");
+        let quoted = body.split('"').skip(1).step_by(2);
+        for name in quoted.filter_map(|text| text.strip_prefix("page/").or_else(|| text.strip_prefix("./"))) {
+            wanted.push(format!("/page/{name}"));
+        }
+        seen.push(path);
+    }
+    assert!(seen.len() > 10, "{seen:?}");
+    let (status, _, body) = daemon.get("/page/../config.yaml", None).await;
+    assert_eq!(status, StatusCode::NOT_FOUND, "{body}");
+    let (status, _, body) = daemon.get("/page/nothing.js", None).await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+    assert!(body.contains("the page has no file"), "{body}");
+}

@@ -89,7 +89,7 @@ impl App {
         license(name = "MIT OR Apache-2.0")
     ),
     servers((url = "http://127.0.0.1:9560")),
-    components(schemas(Problem))
+    components(schemas(Problem, api::Sample))
 )]
 struct Document;
 

@@ -120,9 +120,14 @@ impl Inner {
 
 impl Frame {
     fn since(&self, before: &Self) -> Bytes {
-        let changed = self.workloads.iter().filter(|(key, workload)| before.workloads.get(*key) != Some(*workload));
+        let changed =
+            self.workloads.iter().filter(|(key, workload)| before.workloads.get(*key) != Some(*workload));
         let removed = before.workloads.keys().filter(|key| !self.workloads.contains_key(*key));
-        self.message(false, changed.map(|(_, workload)| workload).cloned().collect(), removed.cloned().collect())
+        self.message(
+            false,
+            changed.map(|(_, workload)| workload).cloned().collect(),
+            removed.cloned().collect(),
+        )
     }
 
     fn full(&self) -> Bytes {

@@ -216,26 +216,27 @@ impl Observer {
         let machine = state.machine.clone();
         let nodes: Vec<NodeId> = machine.nodes.keys().copied().collect();
         let page_size = self.page_size;
-        let by_node = |allocated: Option<&NodeCounters>, resident: Option<&Arc<[Resident]>>, promised: bool| {
-            let missed = allocated.filter(|_| promised);
-            let allocated = allocated.map(|allocated| self.bytes(&nodes, allocated));
-            let nodes = nodes.iter().enumerate().map(|(index, node)| api::WorkloadNode {
-                node: node.0,
-                allocated: allocated.as_ref().map(|allocated| api::Allocated {
-                    local_bytes: allocated[index].local.0,
-                    remote_bytes: allocated[index].remote.0,
-                    kernel_bytes: allocated[index].kernel.0,
-                }),
-                missed_bytes: missed
-                    .map(|counters| counters.get(node).map_or(0, |of| of.user_outside.0 * page_size)),
-                resident: resident.and_then(|resident| resident.get(index)).map(|bytes| api::Resident {
-                    anon_bytes: bytes.anon.0,
-                    file_bytes: bytes.file.0,
-                    kernel_bytes: bytes.kernel.0,
-                }),
-            });
-            nodes.collect()
-        };
+        let by_node =
+            |allocated: Option<&NodeCounters>, resident: Option<&Arc<[Resident]>>, promised: bool| {
+                let missed = allocated.filter(|_| promised);
+                let allocated = allocated.map(|allocated| self.bytes(&nodes, allocated));
+                let nodes = nodes.iter().enumerate().map(|(index, node)| api::WorkloadNode {
+                    node: node.0,
+                    allocated: allocated.as_ref().map(|allocated| api::Allocated {
+                        local_bytes: allocated[index].local.0,
+                        remote_bytes: allocated[index].remote.0,
+                        kernel_bytes: allocated[index].kernel.0,
+                    }),
+                    missed_bytes: missed
+                        .map(|counters| counters.get(node).map_or(0, |of| of.user_outside.0 * page_size)),
+                    resident: resident.and_then(|resident| resident.get(index)).map(|bytes| api::Resident {
+                        anon_bytes: bytes.anon.0,
+                        file_bytes: bytes.file.0,
+                        kernel_bytes: bytes.kernel.0,
+                    }),
+                });
+                nodes.collect()
+            };
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let row = |name: &str, kind: WorkloadKind, counters, nodes, trouble: Trouble| api::Workload {
             workload: name.to_owned(),
@@ -265,7 +266,8 @@ impl Observer {
                     None => api::Counters::Other,
                 };
                 let allocated = member.slot.and_then(|slot| slots?.get(&slot));
-                let nodes = by_node(allocated, member.resident.as_ref(), state.promises.nodes_of(id).is_some());
+                let nodes =
+                    by_node(allocated, member.resident.as_ref(), state.promises.nodes_of(id).is_some());
                 workloads.push(api::Workload {
                     cgroup: Some(member.path.to_string()),
                     container: member.container.as_ref().map(|container| api::Container {
