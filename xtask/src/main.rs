@@ -59,7 +59,7 @@ fn main() -> ExitCode {
         Task::Demo(arguments) => demo::main(&arguments),
         Task::Bench(arguments) => bench::bench(&arguments),
         Task::Conformance(arguments) => bench::conformance(&arguments),
-        Task::Dashboards => dashboards::run(&command::root()).map(|()| ExitCode::SUCCESS),
+        Task::Dashboards => dashboards::run(command::root()).map(|()| ExitCode::SUCCESS),
         Task::Vm(task) => vm::main(&task),
     };
     result.unwrap_or_else(|error| {
