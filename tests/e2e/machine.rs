@@ -33,6 +33,10 @@ fn a_machine_that_fails_is_an_error() {
     assert!(matches!(&error, Error::Panic { reason, .. } if reason.contains("sysrq")), "{error}");
     assert!(error.to_string().contains("The console's last lines"), "{error}");
 
+    // It is started again, and panics again, before the script.
+    let error = bench.vm(small()).append("rdinit=/none").run("exit 0", &mut Vec::new()).unwrap_err();
+    assert!(matches!(error, Error::Panic { .. }), "{error}");
+
     let error = run("echo 'exit 0'; echo last words >/dev/ttyS0; poweroff -f");
     assert!(matches!(error, Error::NoExitCode { .. }), "{error}");
     assert!(error.to_string().contains("last words"), "{error}");

@@ -129,7 +129,7 @@ impl Vm {
     /// is dropped.
     ///
     /// On a busy host, the emulation now and then loses a timer's interrupt for good (the kernel then reports stalls on
-    /// its console). A guest that does not come up is started again: nothing of the script has run.
+    /// its console, or panics early). A guest that does not come up is started again: nothing of the script has run.
     pub fn start(&self, script: &str) -> Result<Running, Error> {
         let mut attempt = 1;
         loop {
@@ -138,7 +138,7 @@ impl Vm {
             if running.comes_up(limit)? || attempt == BOOT_ATTEMPTS {
                 return Ok(running);
             }
-            eprintln!("the machine did not come up in {} s: starting it again", limit.as_secs());
+            eprintln!("the machine did not come up (it has {} s): starting it again", limit.as_secs());
             attempt += 1;
         }
     }
@@ -164,7 +164,8 @@ impl Vm {
         let chardev = |id: &str, path: &Path| format!("file,id={id},path={}", path.display());
         let of_systemd = self.debian.as_ref().map_or("", |_| SYSTEMD_ARGUMENTS);
         let kernel_arguments =
-            ["console=ttyS0 panic=-1 oops=panic quiet", of_systemd, &self.append.join(" ")].join(" ");
+            ["console=ttyS0 panic=-1 oops=panic quiet no_timer_check", of_systemd, &self.append.join(" ")]
+                .join(" ");
         let child = Command::new("setpriv")
             // When this process dies, however it dies, so does the guest.
             .args(["--pdeathsig", "TERM", "timeout", "--foreground", "--kill-after=5"])
@@ -258,14 +259,18 @@ impl Running {
         Stopper { pid: self.child.id() }
     }
 
-    /// Whether the script has begun or the guest has ended, in time.
+    /// Whether the script has begun in time. A guest that QEMU could not even start counts as well: trying again
+    /// would not help.
     fn comes_up(&mut self, limit: Duration) -> Result<bool, Error> {
         let started = Instant::now();
         while started.elapsed() < limit {
-            let status = fs::read_to_string(&self.status).unwrap_or_default();
+            // In this order: a script may begin, and end, between the two.
             let ended = self.ended().map_err(Error::io("waiting for", "qemu-system-x86_64"))?;
-            if status.starts_with(BEGUN) || ended {
+            if fs::read_to_string(&self.status).unwrap_or_default().starts_with(BEGUN) {
                 return Ok(true);
+            }
+            if ended {
+                return Ok(panic_line(&self.read_console()).is_none());
             }
             thread::sleep(BOOT_PACE);
         }
@@ -302,8 +307,8 @@ impl Running {
         if let Some(code) = exit_code(&text(&self.status)) {
             return Ok(code);
         }
-        if let Some(reason) = console.lines().find(|line| line.contains("Kernel panic")) {
-            return Err(Error::Panic { reason: reason.trim().to_owned(), console: tail(&console) });
+        if let Some(reason) = panic_line(&console) {
+            return Err(Error::Panic { reason: reason.to_owned(), console: tail(&console) });
         }
         match status.code() {
             Some(0) => Err(Error::NoExitCode { console: tail(&console) }),
@@ -316,7 +321,11 @@ impl Running {
 
     /// The last lines of the guest's console so far.
     pub fn console_tail(&self) -> String {
-        tail(&String::from_utf8_lossy(&fs::read(&self.console).unwrap_or_default()))
+        tail(&self.read_console())
+    }
+
+    fn read_console(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.console).unwrap_or_default()).into_owned()
     }
 }
 
@@ -354,6 +363,11 @@ const BEGUN: &str = "begun\n";
 /// The one line that the guest's init writes after the script has ended, and nothing else.
 fn exit_code(status: &str) -> Option<u8> {
     status.strip_prefix(BEGUN)?.strip_prefix("exit ")?.strip_suffix('\n')?.parse().ok()
+}
+
+/// What a kernel says that gives up.
+fn panic_line(console: &str) -> Option<&str> {
+    console.lines().map(str::trim).find(|line| line.contains("Kernel panic"))
 }
 
 fn tail(console: &str) -> String {
