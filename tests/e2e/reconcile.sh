@@ -1,0 +1,129 @@
+socket=/run/numaward/control.sock
+ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
+start_daemon() {
+    numaward run >>/tmp/daemon.log 2>&1 &
+    daemon=$!
+    wait_for 60 _ready
+}
+_ready() { ask /readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
+allocations() { ask /api/v1/allocations; echo; }
+allows() { grep -E '^(Cpus|Mems)_allowed_list' /proc/$1/status; }
+has() { allocations | grep -q "$1"; }
+lacks() { ! has "$1"; }
+holds() { [ "$(cat "$1")" = "$2" ]; }
+
+start_daemon
+
+# A cgroup that a user made below one that was delegated to it: all files are that user's.
+mkdir -p $cgroups/delegated/app
+chown -R 1000:1000 $cgroups/delegated
+chmod 700 $cgroups/delegated/app
+section "delegated"
+numaward guarantee /delegated/app --cpus 1 --memory 64Mi --name app -o json || cat /tmp/daemon.log
+section "delegated knobs"
+cd $cgroups/delegated/app
+cat cpuset.cpus cpuset.mems memory.min ../memory.min
+cd /
+section "capabilities"
+grep CapEff /proc/$daemon/status
+
+numaward exec --cpus 2 --memory 256Mi --name job -- numaward-load --size 64M --report json >/tmp/job.json 2>/tmp/job.err &
+job=$!
+wait_for 60 [ -s /tmp/job.json ]
+process=$(cat $cgroups/numaward/job/cgroup.procs)
+section "promised"
+allocations
+section "process"
+allows $process
+
+# Both ledgers are damaged while the daemon is dead.
+kill -9 $daemon
+wait $daemon
+for file in ledger.json ledger.json.1; do
+    head -c 100 /var/lib/numaward/$file >/tmp/half
+    cat /tmp/half >/var/lib/numaward/$file
+done
+start_daemon
+section "rebuilt"
+allocations
+section "rebuilt process"
+allows $process
+section "set aside"
+ls /var/lib/numaward | grep damaged
+section "rebuilt log"
+grep -E 'ledger|taken over' /tmp/daemon.log
+section "rebuilt writes"
+ask /metrics | grep -E '^numaward_enforcement_writes_total.*"ok"' | grep -v ' 0$'
+section "nothing twice"
+numaward exec --cpus 1 --memory 64Mi --name more -- true 2>&1
+echo "code $?"
+
+# Somebody who rewrites a knob again and again, from here to the end.
+mkdir $cgroups/writer
+sh -c "echo \$\$ >$cgroups/writer/cgroup.procs; while :; do echo 0-3 >$cgroups/numaward/job/cpuset.cpus; sleep 0.1; done" &
+writer=$!
+section "writer"
+echo $writer
+wait_for 20 has '"state":"waiting"'
+section "fought over"
+allocations
+
+# A write further up that takes the nodes away.
+section "narrowed"
+node=$(cat $cgroups/delegated/app/cpuset.mems)
+echo $((1 - node)) >$cgroups/delegated/cpuset.mems
+wait_for 20 has '"state":"ineffective"'
+allocations
+echo >$cgroups/delegated/cpuset.mems
+wait_for 20 lacks '"state":"ineffective"'
+
+# A promised CPU goes offline and comes back.
+cpu=$(cat $cgroups/delegated/app/cpuset.cpus)
+section "offline"
+echo 0 >/sys/devices/system/cpu/cpu$cpu/online
+wait_for 20 has '"lack":'
+allocations
+section "offline metrics"
+wait_for 20 sh -c 'wget -q -O - http://127.0.0.1:9560/metrics | grep -q "promised_cpus_offline.* 1"'
+ask /metrics | grep promised_
+section "online"
+echo 1 >/sys/devices/system/cpu/cpu$cpu/online
+wait_for 20 lacks '"lack":'
+allocations
+section "online knobs"
+cat $cgroups/delegated/app/cpuset.cpus $cgroups/delegated/app/cpuset.cpus.effective
+
+# A node that loses memory to huge pages has less than is promised on it.
+section "less memory"
+node=$(cat $cgroups/numaward/job/cpuset.mems)
+pages=/sys/devices/system/node/node$node/hugepages/hugepages-2048kB/nr_hugepages
+echo 350 >$pages
+cat $pages
+wait_for 20 has '"lack":'
+allocations
+section "less memory metrics"
+ask /metrics | grep -E 'promised_memory|node_memory_bytes'
+echo 0 >$pages
+wait_for 20 lacks '"lack":'
+
+# The fight ends: the knob is left and flagged.
+wait_for 180 has '"state":"left"'
+section "left"
+allocations
+section "left knob"
+cat $cgroups/numaward/job/cpuset.cpus
+section "status"
+numaward status
+kill $writer
+section "events"
+ask '/api/v1/events?kind=drift'
+echo
+section "machine events"
+ask '/api/v1/events?kind=machine_change'
+echo
+section "drift metrics"
+ask /metrics | grep '^numaward_drift' | grep -v ' 0$'
+section "log"
+cat /tmp/daemon.log
+section end
+kill $job
