@@ -15,4 +15,5 @@ mod guarantee;
 mod hotplug;
 mod load;
 mod machine;
+mod reconcile;
 mod systemd;

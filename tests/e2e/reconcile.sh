@@ -8,9 +8,13 @@ start_daemon() {
 _ready() { ask /readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
 allocations() { ask /api/v1/allocations; echo; }
 allows() { grep -E '^(Cpus|Mems)_allowed_list' /proc/$1/status; }
-has() { allocations | grep -q "$1"; }
+has() { allocations >/tmp/told && grep -q "$1" /tmp/told; }
+# told SECONDS TEXT: waits for the allocations to say this, and prints just what said it.
+told() {
+    wait_for "$1" has "$2"
+    cat /tmp/told
+}
 lacks() { ! has "$1"; }
-holds() { [ "$(cat "$1")" = "$2" ]; }
 
 start_daemon
 
@@ -64,16 +68,14 @@ sh -c "echo \$\$ >$cgroups/writer/cgroup.procs; while :; do echo 0-3 >$cgroups/n
 writer=$!
 section "writer"
 echo $writer
-wait_for 20 has '"state":"waiting"'
 section "fought over"
-allocations
+told 20 '"state":"waiting"'
 
 # A write further up that takes the nodes away.
 section "narrowed"
 node=$(cat $cgroups/delegated/app/cpuset.mems)
 echo $((1 - node)) >$cgroups/delegated/cpuset.mems
-wait_for 20 has '"state":"ineffective"'
-allocations
+told 20 '"state":"ineffective"'
 echo >$cgroups/delegated/cpuset.mems
 wait_for 20 lacks '"state":"ineffective"'
 
@@ -81,8 +83,7 @@ wait_for 20 lacks '"state":"ineffective"'
 cpu=$(cat $cgroups/delegated/app/cpuset.cpus)
 section "offline"
 echo 0 >/sys/devices/system/cpu/cpu$cpu/online
-wait_for 20 has '"lack":'
-allocations
+told 20 '"lack":'
 section "offline metrics"
 wait_for 20 sh -c 'wget -q -O - http://127.0.0.1:9560/metrics | grep -q "promised_cpus_offline.* 1"'
 ask /metrics | grep promised_
@@ -97,19 +98,16 @@ cat $cgroups/delegated/app/cpuset.cpus $cgroups/delegated/app/cpuset.cpus.effect
 section "less memory"
 node=$(cat $cgroups/numaward/job/cpuset.mems)
 pages=/sys/devices/system/node/node$node/hugepages/hugepages-2048kB/nr_hugepages
-echo 350 >$pages
-cat $pages
-wait_for 20 has '"lack":'
-allocations
+echo 400 >$pages
+told 20 '"lack":'
 section "less memory metrics"
 ask /metrics | grep -E 'promised_memory|node_memory_bytes'
 echo 0 >$pages
 wait_for 20 lacks '"lack":'
 
 # The fight ends: the knob is left and flagged.
-wait_for 180 has '"state":"left"'
 section "left"
-allocations
+told 180 '"state":"left"'
 section "left knob"
 cat $cgroups/numaward/job/cpuset.cpus
 section "status"
@@ -125,5 +123,5 @@ section "drift metrics"
 ask /metrics | grep '^numaward_drift' | grep -v ' 0$'
 section "log"
 cat /tmp/daemon.log
-section end
 kill $job
+section end

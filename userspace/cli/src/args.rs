@@ -113,9 +113,12 @@ pub(crate) struct Wanted {
     /// Exclusive CPUs
     #[arg(long, value_name = "NUMBER")]
     pub(crate) cpus: u32,
-    /// Memory: promised on the nodes, and the most that may be used
+    /// Memory that is promised on the nodes
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: String,
+    /// The most memory that may be used [default: what is promised]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory_limit: Option<String>,
     /// Huge pages of 2 MiB, in bytes
     #[arg(long = "hugepages-2Mi", value_name = "SIZE")]
     pub(crate) hugepages_2mi: Option<String>,

@@ -28,6 +28,19 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
     if !allocation.enforced {
         text.push_str("  not enforced: enforcement.mode is not on in the daemon's configuration\n");
     }
+    if allocation.stalled {
+        text.push_str("  is slowed down at memory.high and does not get on\n");
+    }
+    if let Some(moved) = &allocation.moved {
+        let (done, left) = (size(moved.moved_bytes), size(moved.left_bytes));
+        let more = if moved.running { ", and more is being moved" } else { "" };
+        let _ = writeln!(text, "  {done} moved to its nodes, {left} could not be{more}");
+    }
+    if let Some(lack) = &allocation.lack {
+        let cpus = if lack.cpus.is_empty() { "no CPU" } else { lack.cpus.as_str() };
+        let bytes = lack.memory.iter().map(|block| block.bytes).sum();
+        let _ = writeln!(text, "  of this the machine lacks CPUs: {cpus}, memory: {}", size(bytes));
+    }
     for line in allocation.drift.iter().map(drifted) {
         let _ = writeln!(text, "  {line}");
     }

@@ -162,9 +162,10 @@ fn control(socket: Socket) -> anyhow::Result<Control> {
 fn asked(name: String, target: api::Target, wanted: Wanted) -> api::AllocationRequest {
     let hugepages = [("2Mi", wanted.hugepages_2mi), ("1Gi", wanted.hugepages_1gi)];
     let hugepages = hugepages.into_iter().filter_map(|(size, bytes)| Some((size.to_owned(), bytes?)));
-    let (cpus, memory) = (wanted.cpus, wanted.memory);
+    let (cpus, memory, memory_limit) = (wanted.cpus, wanted.memory, wanted.memory_limit);
     let (policy, partition) = (wanted.policy.map(Into::into), wanted.partition.map(Into::into));
-    api::AllocationRequest { name, target, cpus, memory, hugepages: hugepages.collect(), policy, partition }
+    let hugepages = hugepages.collect();
+    api::AllocationRequest { name, target, cpus, memory, memory_limit, hugepages, policy, partition }
 }
 
 /// The name of a command's workload that was given none: unique on this host while the command runs.

@@ -14,8 +14,8 @@ use utoipa::ToSchema;
 
 pub use self::allocation::{
     Allocation, AllocationRequest, Allocations, Block, Candidate, Drift, DriftState, DryRun, Explanation,
-    Hint, KindPromises, Lack, Merge, Mode, NodePromises, Noticed, PartitionKind, PodContainer, Refusal,
-    Rejection, ResourceHints, Shortfall, Target, TopologyManagerPolicy, Writer,
+    Hint, KindPromises, Lack, Merge, Mode, Moved, NodePromises, Noticed, PartitionKind, PodContainer,
+    Refusal, Rejection, ResourceHints, Shortfall, Target, TopologyManagerPolicy, Writer,
 };
 pub use self::enforcement::{Enforcement, HerdState, Herded, Herding, Waiting};
 pub use self::event::{Event, EventFilter, EventKind, EventPage, Severity};

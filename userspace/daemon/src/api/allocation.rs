@@ -23,10 +23,14 @@ pub struct AllocationRequest {
     /// Exclusive CPUs, at least 1.
     #[schema(minimum = 1)]
     pub cpus: u32,
-    /// Memory, as Kubernetes writes quantities; promised on the nodes of the allocation, and the most that
-    /// the workload may use.
+    /// Memory, as Kubernetes writes quantities; promised on the nodes of the allocation.
     #[schema(examples("8Gi"))]
     pub memory: String,
+    /// The most memory that the workload may use; absent: `memory`. What is promised is protected for good
+    /// (`memory.min`) if both are equal, else as far as possible (`memory.low`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(examples("12Gi"))]
+    pub memory_limit: Option<String>,
     /// Huge pages, in bytes by page size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(examples(json!({"2Mi": "64Mi"})))]
@@ -150,12 +154,30 @@ pub struct Allocation {
     pub settings: BTreeMap<String, String>,
     /// Knobs of its cgroup and the ancestors that did not hold what was written, since the daemon started.
     pub drift: Vec<Drift>,
+    /// Whether it is slowed down at `memory.high` and does not get on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stalled: bool,
+    /// Pages that were moved because other nodes were promised to it, since the daemon started; absent if none were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved: Option<Moved>,
     /// What is promised to it and not there (any more); absent if all is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lack: Option<Lack>,
     /// Why it was placed there; absent for an allocation that was only decided about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub explanation: Option<Explanation>,
+}
+
+/// Pages that were moved to the nodes of an allocation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Moved {
+    /// Whether pages are still being moved.
+    pub running: bool,
+    /// User memory that was elsewhere and is no longer.
+    pub moved_bytes: u64,
+    /// User memory that stayed elsewhere the last time: the kernel could not move it.
+    pub left_bytes: u64,
 }
 
 /// What is promised to a workload and not there (any more): the machine changed.

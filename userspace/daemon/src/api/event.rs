@@ -90,7 +90,9 @@ impl EventKind {
     pub const fn per_minute(self) -> u32 {
         match self {
             Self::Miss | Self::Stall | Self::Intruder => 1,
-            Self::OomKill | Self::Drift | Self::UnpinnedStart => 10,
+            Self::OomKill | Self::UnpinnedStart => 10,
+            // A fight over a knob has ten repairs, and its end has to be told.
+            Self::Drift => 20,
             Self::MachineChange => 60,
         }
     }

@@ -113,8 +113,11 @@ pub struct Declared {
     /// Exclusive CPUs for each.
     #[schemars(range(min = 1, max = 65_536))]
     pub cpus: u32,
-    /// Memory for each: promised on the nodes, and the most that it may use.
+    /// Memory for each: promised on the nodes.
     pub memory: Size,
+    /// The most memory that each may use. Left out: `memory`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<Size>,
     /// Huge pages for each: bytes by page size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub hugepages: BTreeMap<PageSize, Size>,

@@ -9,6 +9,7 @@
 
 pub mod enforcement;
 pub mod kubernetes;
+pub mod memory_qos;
 pub mod policy;
 mod schema;
 pub mod tree;
@@ -28,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use self::{
     enforcement::{Declared, Enforcement},
     kubernetes::Kubernetes,
+    memory_qos::{Factor, MemoryQos, MemoryReservationPolicy},
     policy::{
         CpuList, CpuManagerPolicy, MemoryManagerPolicy, Reservation, ReservedMemory, TopologyManagerPolicy,
         TopologyManagerScope,
@@ -92,6 +94,13 @@ pub struct Config {
     pub topology_manager_scope: Option<TopologyManagerScope>,
     /// Options of the topology policy, as in Kubernetes.
     pub topology_manager_policy_options: BTreeMap<String, String>,
+    /// Whether what is promised is protected from reclaim. Left out: `TieredReservation`.
+    pub memory_reservation_policy: Option<MemoryReservationPolicy>,
+    /// Where a workload whose limit is above what is promised to it is slowed down: at what is promised plus this share of
+    /// what is between it and the limit. Left out: nowhere.
+    pub memory_throttling_factor: Option<Factor>,
+    /// What is done for workloads that are slowed down.
+    pub memory_qos: MemoryQos,
     /// What Kubernetes itself is kept. Where this, `systemReserved` or `evictionHard` is given, their sum must
     /// be that of `reservedMemory`.
     pub kube_reserved: Option<Reservation>,
@@ -124,6 +133,9 @@ impl Default for Config {
             topology_manager_policy: None,
             topology_manager_scope: None,
             topology_manager_policy_options: BTreeMap::new(),
+            memory_reservation_policy: None,
+            memory_throttling_factor: None,
+            memory_qos: MemoryQos::default(),
             kube_reserved: None,
             system_reserved: None,
             eviction_hard: None,

@@ -132,6 +132,5 @@ mod tests {
         go.send(()).unwrap();
         let migration = result.recv().unwrap().unwrap();
         assert_eq!(migration.nodes.to_string(), "1");
-        assert!(migration.took >= Duration::from_millis(10), "{:?}", migration.took);
     }
 }

@@ -45,6 +45,8 @@ pub struct Figures {
     drift: By<1>,
     repaired: By<1>,
     migrated: Counter,
+    stalls: Counter,
+    raised: Counter,
     herd: ByState,
     declared: ByState,
 }
@@ -64,6 +66,8 @@ impl Default for Figures {
             drift: By::default(),
             repaired: By::default(),
             migrated: Counter::default(),
+            stalls: Counter::default(),
+            raised: Counter::default(),
             herd: ByState::default(),
             declared: ByState::default(),
         };
@@ -153,6 +157,16 @@ impl Figures {
             self.migrated.clone(),
         );
         registry.register(
+            "memory_high_stalls",
+            "Workloads found to be slowed down at memory.high without getting on",
+            self.stalls.clone(),
+        );
+        registry.register(
+            "memory_high_raised",
+            "Times that memory.high was raised for a workload that did not get on",
+            self.raised.clone(),
+        );
+        registry.register(
             "herd_cgroups",
             "Cgroups kept off exclusive CPUs, those that would be if this were no dry run, and those that cannot be",
             self.herd.clone(),
@@ -232,6 +246,16 @@ impl Figures {
         self.repaired.get_or_create(&[("knob", knob.to_string())]).inc();
     }
 
+    /// A workload does not get on at `memory.high`.
+    pub(super) fn stalled(&self) {
+        self.stalls.inc();
+    }
+
+    /// `memory.high` was raised for one.
+    pub(super) fn raised(&self) {
+        self.raised.inc();
+    }
+
     /// Pages were moved.
     pub(super) fn migrated(&self, bytes: Bytes) {
         self.migrated.inc_by(bytes.0);
@@ -255,6 +279,8 @@ mod tests {
             "numaward_drift_total{knob=\"cpuset.cpus\"} 0",
             "numaward_drift_repaired_total{knob=\"memory.min\"} 0",
             "numaward_guarantee_migrated_bytes_total 0",
+            "numaward_memory_high_stalls_total 0",
+            "numaward_memory_high_raised_total 0",
             "numaward_herd_cgroups{state=\"refused\"} 0",
             "numaward_declared_guarantees{state=\"held\"} 0",
         ] {

@@ -6,6 +6,7 @@ mod herd;
 mod machine;
 mod mode;
 pub mod pods;
+mod pressure;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +33,9 @@ use numaward_topology::{Bytes, CpuSet, Machine, NodeSet};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use self::{declared::Declarations, drift::Patrol, herd::Herd, machine::Lack, mode::Due};
+use self::{
+    declared::Declarations, drift::Patrol, herd::Herd, machine::Lack, mode::Due, pressure::Throttled,
+};
 use super::{
     FieldError, Figures, Guarantee, PolicyError, Request, State, Target, explain,
     lookout::Lookout,
@@ -333,6 +336,9 @@ struct Owner {
     watched: BTreeMap<String, Watched>,
     pods: pods::Pods,
     moving: Vec<(CgroupPath, Moving)>,
+    /// What was moved, of which cgroup.
+    moved: BTreeMap<CgroupPath, api::Moved>,
+    throttled: Throttled,
     /// What is promised and not there, by name.
     lacks: BTreeMap<String, Lack>,
     /// Why the policy does not fit the machine, if so.
@@ -400,6 +406,8 @@ impl Owner {
             watched: BTreeMap::new(),
             pods: pods::Pods::default(),
             moving: Vec::new(),
+            moved: BTreeMap::new(),
+            throttled: Throttled::default(),
             lacks: BTreeMap::new(),
             unfit: None,
             start: Instant::now(),
@@ -510,17 +518,18 @@ impl Owner {
     }
 
     /// The settings that follow from an allocation.
-    fn settings(request: &Request, allocation: &Allocation) -> Settings {
+    fn settings(&self, request: &Request, allocation: &Allocation) -> Settings {
         let nodes = allocation.memory_nodes();
-        let memory = Limit::Bytes(request.memory);
+        let memory = policy::memory_settings(&self.config, &request.limited());
         Settings {
             cpus: allocation.cpus.clone(),
             mems: (!nodes.is_empty()).then_some(nodes),
-            memory_min: Some(memory),
-            memory_max: Some(memory),
+            memory_min: memory.min.map(Limit::Bytes),
+            memory_low: memory.low.map(Limit::Bytes),
+            memory_high: memory.high.map(Limit::Bytes),
+            memory_max: Some(Limit::Bytes(request.limit)),
             partition: Some(request.partition).filter(|partition| *partition != Partition::Member),
             hugetlb: request.hugepages().map(|(size, bytes)| (size, Limit::Bytes(bytes))).collect(),
-            ..Settings::default()
         }
     }
 
@@ -558,8 +567,8 @@ impl Owner {
         }
         let used = fs::read_to_string(dir.join("memory.current"));
         let used = used.ok().and_then(|text| text.trim().parse().ok()).map(Bytes);
-        if let Some(used) = used.filter(|used| *used > request.memory) {
-            let problem = format!("{path} uses {used} now, more than the {} asked for", request.memory);
+        if let Some(used) = used.filter(|used| *used > request.limit) {
+            let problem = format!("{path} uses {used} now, more than the {} asked for", request.limit);
             return Err(FieldError::new("memory", problem, format!("at least {used}")).into());
         }
         Ok(())
@@ -630,7 +639,7 @@ impl Owner {
             }
         };
         let allocation = grants.into_iter().next().map(|grant| grant.allocation).unwrap_or_default();
-        let settings = Self::settings(request, &allocation);
+        let settings = self.settings(request, &allocation);
         if dry_run {
             let allocation = self.describe(&request.name, &request.target, path, &allocation, &settings, &[]);
             let dry =
@@ -771,7 +780,8 @@ impl Owner {
 
     /// Takes note of migrations that are over.
     fn note_moved(&mut self) {
-        let figures = &self.figures;
+        let mut over = false;
+        let (figures, noted) = (&self.figures, &mut self.moved);
         self.moving.retain(|(cgroup, moving)| {
             let migration = match moving {
                 Moving::Done(migration) => migration.clone(),
@@ -785,13 +795,26 @@ impl Owner {
                     Err(mpsc::TryRecvError::Disconnected) => return false,
                 },
             };
+            over = true;
             let (moved, left) = (migration.moved(), migration.left());
             figures.migrated(moved);
             if moved.0 > 0 || left.0 > 0 {
+                let noted = noted.entry(cgroup.clone()).or_default();
+                (noted.moved_bytes, noted.left_bytes) = (noted.moved_bytes + moved.0, left.0);
                 tracing::info!(%cgroup, nodes = %migration.nodes, %moved, %left, took = ?migration.took, "pages were moved");
             }
             false
         });
+        if over {
+            self.publish_view();
+        }
+    }
+
+    /// What was moved of a cgroup, or still is.
+    fn moved_of(&self, cgroup: &CgroupPath) -> Option<api::Moved> {
+        let running = self.moving.iter().any(|(moving, _)| moving == cgroup);
+        let moved = self.moved.get(cgroup).copied();
+        (running || moved.is_some()).then(|| api::Moved { running, ..moved.unwrap_or_default() })
     }
 
     fn release(&mut self, name: &str) -> Result<(), Refused> {
@@ -828,6 +851,7 @@ impl Owner {
         }
         self.watched.remove(name);
         self.patrol.forget(&guarantee.cgroup);
+        self.moved.remove(&guarantee.cgroup);
         if guarantee.target == Target::Exec {
             let dir = self.hierarchy.dir(&guarantee.cgroup);
             if let Err(error) = fs::remove_dir(&dir)
@@ -854,6 +878,7 @@ impl Owner {
         self.release_gone(now);
         self.patrol(now, true);
         self.note_moved();
+        self.look_at_throttled(now);
         self.follow_machine(now);
         self.look_after_pods(now);
     }
@@ -1025,6 +1050,8 @@ impl Owner {
             enforced: self.mode() == Mode::On,
             declared: None,
             drift: drift.to_vec(),
+            stalled: self.throttled.stalls(name),
+            moved: self.moved_of(cgroup),
             lack: None,
             explanation: None,
         }

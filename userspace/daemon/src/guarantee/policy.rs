@@ -12,11 +12,17 @@
 
 use std::collections::BTreeMap;
 
-use numaward_engine::{Kubelet, PolicyConfig, Quantity, StartError, policy::MemoryReservation};
+use numaward_engine::{
+    Kubelet, PolicyConfig, Quantity, Request, StartError,
+    kubelet::as_reported_to_kubelet,
+    memory_qos::{MemoryQos, MemorySettings, Throttling, ThrottlingFormula},
+    policy::MemoryReservation,
+};
 use numaward_topology::{Bytes, CpuSet, Machine, Node, NodeId, ZoneKind};
 
 use crate::config::{
     Config,
+    memory_qos::MemoryReservationPolicy,
     policy::{Amount, CpuManagerPolicy, MemoryManagerPolicy, TopologyManagerPolicy, TopologyManagerScope},
 };
 
@@ -57,7 +63,10 @@ pub fn is_configured(config: &Config) -> bool {
 }
 
 /// Makes the strategy, or says everything that is wrong.
+///
+/// The strategy gets to see what the kubelet would, or `prefer-align-cpus-by-uncorecache` decides otherwise.
 pub fn strategy(config: &Config, machine: &Machine) -> Result<Kubelet, Vec<PolicyError>> {
+    let machine = &as_reported_to_kubelet(machine);
     let mut problems = Vec::new();
     let policy = engine_policy(config, machine, &mut problems);
     problems.extend(Kubelet::problems(machine, &policy).into_iter().map(PolicyError::from));
@@ -65,6 +74,22 @@ pub fn strategy(config: &Config, machine: &Machine) -> Result<Kubelet, Vec<Polic
         return Err(problems);
     }
     Kubelet::new(machine, &policy).map_err(|error| vec![error.into()])
+}
+
+/// What protects a workload with this request from reclaim, and where it is slowed down.
+pub fn memory_settings(config: &Config, request: &Request) -> MemorySettings {
+    // Whoever asks for a guarantee wants it protected, unlike the kubelet's pods.
+    let reservation = config.memory_reservation_policy.unwrap_or(MemoryReservationPolicy::TieredReservation);
+    let factor = config.memory_throttling_factor.map(|factor| factor.0);
+    let qos = MemoryQos {
+        reservation: reservation.into(),
+        throttling: factor.map(|factor| Throttling { formula: ThrottlingFormula::AboveRequest, factor }),
+        page_size: Bytes(rustix::param::page_size() as u64),
+        // Nobody is without a limit here.
+        node_allocatable: Bytes(0),
+    };
+    let settings = request.containers.first().map(|container| qos.container(request, container));
+    settings.unwrap_or_default()
 }
 
 fn engine_policy(config: &Config, machine: &Machine, problems: &mut Vec<PolicyError>) -> PolicyConfig {
@@ -218,6 +243,29 @@ mod tests {
         let kept = Bytes::gib(4).0 / 20;
         for bytes in allocatable.memory[&ZoneKind::Memory].values() {
             assert_eq!(bytes.0, Bytes::gib(4).0 - kept);
+        }
+    }
+
+    #[test]
+    fn memory_is_protected_and_throttled_as_configured() {
+        let settings = |yaml: &str, limit: u64| {
+            let config: Config = serde_json::from_str(yaml).unwrap();
+            let resources = numaward_engine::Resources::none().with_cpu(Quantity::whole(1));
+            let mut request =
+                Request::workload("a", resources.with_memory(Quantity::whole(Bytes::mib(100).0)));
+            let limits = &mut request.containers[0].limits.memory;
+            limits.insert(ZoneKind::Memory, Quantity::whole(Bytes::mib(limit).0));
+            let MemorySettings { min, low, high } = memory_settings(&config, &request);
+            [min, low, high].map(|bytes| bytes.map(|bytes| bytes.0 >> 20))
+        };
+        let factor = r#"{"memoryThrottlingFactor": 0.5}"#;
+        assert_eq!(settings("{}", 100), [Some(100), None, None]);
+        assert_eq!(settings(factor, 100), [Some(100), None, None], "what is promised is not throttled");
+        assert_eq!(settings("{}", 200), [None, Some(100), None]);
+        assert_eq!(settings(factor, 200), [None, Some(100), Some(150)]);
+        assert_eq!(settings(r#"{"memoryReservationPolicy": "None"}"#, 100), [None; 3]);
+        for wrong in [r#"{"memoryThrottlingFactor": 0}"#, r#"{"memoryThrottlingFactor": 1.5}"#] {
+            assert!(serde_json::from_str::<Config>(wrong).is_err(), "{wrong}");
         }
     }
 

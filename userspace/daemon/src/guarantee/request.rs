@@ -72,8 +72,10 @@ pub struct Request {
     pub target: Target,
     /// What the engine is asked.
     pub engine: engine::Request,
-    /// The memory that is asked for: what the workload may use.
+    /// The memory that is promised.
     pub memory: Bytes,
+    /// The most that the workload may use; no less.
+    pub limit: Bytes,
     /// How the nodes have to agree, if not as the configuration has it.
     pub policy: Option<TopologyManagerPolicy>,
     /// Whether its CPUs become a scheduling domain of their own.
@@ -105,6 +107,11 @@ impl Request {
             return Err(FieldError::new("cpus", "it is 0", "a whole number of CPUs, at least 1"));
         }
         let memory = bytes("memory", &asked.memory)?;
+        let limit = asked.memory_limit.as_ref().map(|limit| bytes("memoryLimit", limit)).transpose()?;
+        if let Some(limit) = limit.filter(|limit| *limit < memory) {
+            let problem = format!("{limit} is less than what is promised");
+            return Err(FieldError::new("memoryLimit", problem, format!("at least {memory}, or nothing")));
+        }
         let mut resources = Resources::none()
             .with_cpu(Quantity::whole(asked.cpus.into()))
             .with_memory(Quantity::whole(memory.0));
@@ -127,6 +134,7 @@ impl Request {
             target,
             engine,
             memory,
+            limit: limit.unwrap_or(memory),
             policy: asked.policy,
             partition: asked.partition.map_or(Partition::Member, Into::into),
             declared: None,
@@ -146,11 +154,21 @@ impl Request {
             target,
             cpus: declared.cpus,
             memory: declared.memory.0.0.to_string(),
+            memory_limit: declared.memory_limit.map(|limit| limit.0.0.to_string()),
             hugepages: hugepages.map(|(size, bytes)| (size.to_string(), bytes.0.0.to_string())).collect(),
             policy: declared.policy,
             partition: declared.partition,
         })?;
         Ok(Self { declared: Some(declared.clone()), ..request })
+    }
+
+    /// The request by which its class of service goes: with the limit that the placement knows nothing of.
+    pub fn limited(&self) -> engine::Request {
+        let mut request = self.engine.clone();
+        for container in &mut request.containers {
+            container.limits.memory.insert(ZoneKind::Memory, Quantity::whole(self.limit.0));
+        }
+        request
     }
 
     /// The huge pages that are asked for.
@@ -216,6 +234,7 @@ mod tests {
             target: api::Target::Exec,
             cpus: 2,
             memory: "256Mi".to_owned(),
+            memory_limit: None,
             hugepages: [("2Mi".to_owned(), "4Mi".to_owned())].into(),
             policy: None,
             partition: None,
@@ -242,6 +261,7 @@ mod tests {
             (|asked| asked.memory = "0".to_owned(), "memory", "it is 0"),
             (|asked| asked.memory = "1gb".to_owned(), "memory", "unknown suffix"),
             (|asked| asked.memory = "-1".to_owned(), "memory", "negative"),
+            (|asked| asked.memory_limit = Some("1Mi".to_owned()), "memoryLimit", "less than"),
             (|asked| asked.memory = "16E".to_owned(), "memory", "more than any machine"),
             (|asked| asked.target = api::Target::Cgroup("a".to_owned()), "target.cgroup", "no such path"),
             (

@@ -132,6 +132,7 @@ fn request(cgroup: &str, cpus: u32) -> Request {
         target: api::Target::Cgroup(format!("/{cgroup}")),
         cpus,
         memory: "1Gi".to_owned(),
+        memory_limit: None,
         hugepages: std::collections::BTreeMap::new(),
         policy: None,
         partition: None,

@@ -1,0 +1,103 @@
+//! What is promised is held against everything that changes it: other writers, a damaged ledger, CPUs and memory that
+//! go.
+
+use std::time::Duration;
+
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::Machine;
+use serde_json::Value;
+
+/// An allocation, by name.
+fn allocation(report: &Report, section: &str, name: &str) -> Value {
+    let all = report.json(section);
+    let found = all["allocations"].as_array().unwrap().iter().find(|held| held["name"] == name).cloned();
+    found.unwrap_or_else(|| panic!("{section}: no {name}: {all}"))
+}
+
+/// The first drift of an allocation.
+fn drift(report: &Report, section: &str, name: &str) -> Value {
+    allocation(report, section, name)["drift"][0].clone()
+}
+
+#[test]
+fn promises_are_kept_against_whatever_changes_them() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let report = boot(&bench.vm(machine).limit(Duration::from_mins(15)), include_str!("reconcile.sh"));
+
+    // CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH are left: enough to write what belongs to a user.
+    assert_eq!(report.section("delegated knobs"), "1\n0\n67108864\n67108864");
+    assert!(
+        report.section("capabilities").ends_with("0000000000000006"),
+        "{}",
+        report.section("capabilities")
+    );
+
+    // What was held before the ledger was damaged is held afterwards, and nothing was written for it.
+    for name in ["app", "job"] {
+        let (before, after) = (allocation(&report, "promised", name), allocation(&report, "rebuilt", name));
+        for what in ["cgroup", "target", "cpus", "nodes", "memory", "settings"] {
+            assert_eq!(before[what], after[what], "{name}: {what}");
+        }
+    }
+    assert_eq!(report.section("rebuilt process"), "Cpus_allowed_list:\t2-3\nMems_allowed_list:\t1");
+    // After this, the shell says that the daemon was killed.
+    assert!(report.section("process").starts_with(report.section("rebuilt process")));
+    assert_eq!(report.section("rebuilt writes"), "");
+    assert_eq!(report.section("set aside"), "ledger.json.damaged-1\nledger.json.damaged-2");
+    let log = report.section("rebuilt log");
+    assert!(log.contains("a damaged ledger was set aside, and rebuilt from live cgroups"), "{log}");
+    assert!(report.section("nothing twice").ends_with("code 3"), "{}", report.section("nothing twice"));
+
+    // Who fights is named, repaired ever more slowly, and left in the end.
+    let writer: u64 = report.section("writer").parse().unwrap();
+    for (section, state) in [("fought over", "waiting"), ("left", "left")] {
+        let drift = drift(&report, section, "job");
+        assert_eq!(
+            (drift["state"].as_str(), drift["noticed"].as_str()),
+            (Some(state), Some("write")),
+            "{drift}"
+        );
+        let by = &drift["writer"];
+        assert_eq!(
+            (&by["pid"], &by["command"], &by["cgroup"]),
+            (&writer.into(), &"sh".into(), &"/writer".into())
+        );
+    }
+    assert_eq!(drift(&report, "left", "job")["count"], 10);
+    assert_eq!(report.section("left knob"), "0-3");
+    assert!(report.section("status").contains("job         2-3   1      256.0 MiB  cpuset.cpus"));
+    let events = report.section("events");
+    let told = format!("Written by: sh (process {writer}, cgroup /writer).");
+    assert!(events.contains(&told) && events.contains("it is left to them"), "{events}");
+    let metrics = report.section("drift metrics");
+    assert!(metrics.contains("numaward_drift_total{knob=\"cpuset.cpus\"} 10"), "{metrics}");
+
+    // A write further up is noticed, and who it was.
+    let narrowed = drift(&report, "narrowed", "app");
+    assert_eq!(
+        (narrowed["knob"].as_str(), narrowed["state"].as_str()),
+        (Some("cpuset.mems"), Some("ineffective"))
+    );
+    assert_eq!(narrowed["writer"]["command"], "sh", "{narrowed}");
+
+    // A CPU that goes stays promised, and comes back to whom it was promised.
+    assert_eq!(allocation(&report, "offline", "app")["lack"]["cpus"], "1");
+    assert!(
+        report
+            .section("offline metrics")
+            .contains("numaward_promised_cpus_offline{workload=\"/delegated/app\"} 1")
+    );
+    assert_eq!(allocation(&report, "online", "app")["lack"], Value::Null);
+    assert_eq!(report.section("online knobs"), "1\n1");
+    let lack = allocation(&report, "less memory", "job")["lack"].clone();
+    assert!(lack["memory"][0]["bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{lack}");
+    let told = report.section("machine events");
+    for words in [
+        "CPUs 1 went offline",
+        "What is promised to app is not all there",
+        "All that is promised to job is there",
+    ] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+}
