@@ -218,6 +218,7 @@ mod tests {
             counters,
             nodes: vec![WorkloadNode {
                 node: 0,
+                missed_bytes: None,
                 allocated: Some(Allocated { local_bytes: 3 << 20, remote_bytes, kernel_bytes: 0 }),
                 resident,
             }],
