@@ -45,8 +45,22 @@ struct Message {
 }
 
 pub(crate) fn programs(packages: &[&str], profile: &str, is_static: bool) -> Result<Vec<(String, PathBuf)>> {
+    build(packages, &["--bins"], profile, is_static)
+}
+
+/// Builds a benchmark statically and returns its path.
+pub(crate) fn static_bench(package: &str, bench: &str, profile: &str) -> Result<PathBuf> {
+    let built = build(&[package], &["--bench", bench], profile, true)?;
+    built
+        .into_iter()
+        .next()
+        .map(|(_, path)| path)
+        .with_context(|| format!("cargo has built no benchmark {bench}"))
+}
+
+fn build(packages: &[&str], what: &[&str], profile: &str, is_static: bool) -> Result<Vec<(String, PathBuf)>> {
     let mut cargo = command::cargo();
-    cargo.args(["build", "--bins", "--message-format=json-render-diagnostics", "--profile", profile]);
+    cargo.args(["build", "--message-format=json-render-diagnostics", "--profile", profile]).args(what);
     cargo.args(packages.iter().flat_map(|package| ["-p", package]));
     if is_static {
         // With a target named, the flags do not touch build scripts and procedural macros.

@@ -11,6 +11,7 @@ mod command;
 mod dashboards;
 mod demo;
 mod dependencies;
+mod idle;
 mod run;
 mod setup;
 mod test;

@@ -18,9 +18,9 @@ use std::{
     str::FromStr,
 };
 
-use numaward_topology::{Bytes, CpuSet, HugepageSize, NodeSet};
+use numaward_topology::{Bytes, CpuSet, HugepageSize, NodeSet, serde_as_text};
 use rustix::io::Errno;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde::{Deserialize, Serialize};
 
 /// A file of a cgroup that holds a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -396,18 +396,7 @@ impl FromStr for Knob {
     }
 }
 
-impl Serialize for Knob {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Knob {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        name.parse().map_err(D::Error::custom)
-    }
-}
+serde_as_text!(Knob);
 
 impl fmt::Display for Value {
     /// As it is written to the knob.
@@ -545,24 +534,8 @@ impl FromStr for PartitionState {
     }
 }
 
-macro_rules! serde_as_text {
-    ($($type:ty),+) => {$(
-        impl Serialize for $type {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
-            }
-        }
-
-        impl<'de> Deserialize<'de> for $type {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-                text.parse().map_err(D::Error::custom)
-            }
-        }
-    )+};
-}
-
-serde_as_text!(Limit, PartitionState);
+serde_as_text!(Limit);
+serde_as_text!(PartitionState);
 
 #[cfg(test)]
 mod tests {

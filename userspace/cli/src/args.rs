@@ -66,15 +66,26 @@ pub(crate) enum Command {
         /// The shell
         shell: Shell,
     },
+    /// Print the manual page, or write those of all commands
+    Man {
+        /// Write them all into this directory
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+    /// Take over what a kubelet with static policies has promised
+    ///
+    /// Reads cpu_manager_state and memory_manager_state and writes the ledger, so that pods keep their CPUs and
+    /// nodes when the kubelet's policies are set to none and numaward takes over. The configuration must have the
+    /// kubelet's policies and reserved memory, the ledger must hold nothing, and the daemon must not run.
+    ImportKubeletState(ImportKubeletState),
     /// Print the version of numaward and of the kernel
     Version(Output),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Run {
-    /// Configuration file, which must exist [default: /etc/numaward/config.yaml if it exists]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) config: ConfigFile,
     /// Address and port of the HTTP server [default: 127.0.0.1:9560]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) listen: Option<String>,
@@ -100,9 +111,10 @@ pub(crate) struct Status {
     /// Address of the daemon [default: where the configuration has it listen]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) address: Option<String>,
-    /// Configuration file, which must exist [default: /etc/numaward/config.yaml if it exists]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) config: ConfigFile,
+    #[command(flatten)]
+    pub(crate) remote: Remote,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -173,15 +185,52 @@ impl From<Partition> for PartitionKind {
     }
 }
 
-/// Where the daemon is asked for changes.
+/// The configuration, where it says how the daemon is reached.
+#[derive(Debug, Args)]
+pub(crate) struct ConfigFile {
+    /// Configuration file, which must exist [default: /etc/numaward/config.yaml if it exists]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+}
+
+/// The control socket of this host's daemon.
 #[derive(Debug, Args)]
 pub(crate) struct Socket {
     /// Control socket of the daemon [default: as the configuration has it]
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Configuration file, which must exist [default: /etc/numaward/config.yaml if it exists]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) config: ConfigFile,
+}
+
+/// The control address of a daemon, and what is presented there.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Over TCP, to a daemon with control.listen")]
+pub(crate) struct Remote {
+    /// Its address, such as https://host.example:9561
+    #[arg(long, value_name = "URL", env = "NUMAWARD_SERVER", hide_env_values = true)]
+    pub(crate) server: Option<String>,
+    /// File with the bearer token
+    #[arg(long, value_name = "FILE", env = "NUMAWARD_TOKEN_FILE", hide_env_values = true)]
+    pub(crate) token_file: Option<PathBuf>,
+    /// File with the authority that signed the daemon's certificate
+    #[arg(long, value_name = "FILE", env = "NUMAWARD_CA_FILE", hide_env_values = true)]
+    pub(crate) ca: Option<PathBuf>,
+    /// File with the client certificate
+    #[arg(long, value_name = "FILE", env = "NUMAWARD_CERT_FILE", hide_env_values = true, requires = "key")]
+    pub(crate) cert: Option<PathBuf>,
+    /// File with its private key
+    #[arg(long, value_name = "FILE", env = "NUMAWARD_KEY_FILE", hide_env_values = true, requires = "cert")]
+    pub(crate) key: Option<PathBuf>,
+}
+
+/// Where a daemon is asked for changes: the socket, if one is given, then the address.
+#[derive(Debug, Args)]
+pub(crate) struct Controlled {
+    #[command(flatten)]
+    pub(crate) socket: Socket,
+    #[command(flatten)]
+    pub(crate) remote: Remote,
 }
 
 #[derive(Debug, Args)]
@@ -209,7 +258,7 @@ pub(crate) struct Guarantee {
     #[arg(long)]
     pub(crate) name: Option<String>,
     #[command(flatten)]
-    pub(crate) socket: Socket,
+    pub(crate) control: Controlled,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -219,7 +268,7 @@ pub(crate) struct Release {
     /// Name of the workload
     pub(crate) name: String,
     #[command(flatten)]
-    pub(crate) socket: Socket,
+    pub(crate) control: Controlled,
 }
 
 #[derive(Debug, Args)]
@@ -230,7 +279,7 @@ pub(crate) struct Explain {
     #[command(flatten)]
     pub(crate) wanted: Option<Wanted>,
     #[command(flatten)]
-    pub(crate) socket: Socket,
+    pub(crate) control: Controlled,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -240,6 +289,19 @@ pub(crate) struct Doctor {
     /// Examine the host whose file system is below this directory; for / the probes are tried too
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub(crate) root: PathBuf,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportKubeletState {
+    /// The kubelet's directory, usually /var/lib/kubelet
+    pub(crate) directory: PathBuf,
+    /// Only print what would be taken over
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) config: ConfigFile,
     #[command(flatten)]
     pub(crate) output: Output,
 }

@@ -1,93 +1,174 @@
-//! Asks the daemon.
+//! Asks a daemon: on its read-only address, on its control socket, or on its control address.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{fmt, io, net::SocketAddr, path::PathBuf, time::Duration};
 
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::{Request, StatusCode, body::Bytes, client::conn::http1, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::{Method, Request, StatusCode, body::Bytes, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
-use numaward_daemon::http::Problem;
+use numaward_daemon::api::Refusal;
 use serde::de::DeserializeOwned;
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream},
+    time::timeout,
+};
 
-/// The daemon answers local requests at once, unless it is busy or hung.
-const TIME_LIMIT: Duration = Duration::from_secs(10);
+use crate::remote::Remote;
+
+/// Longer than the daemon takes to answer, or to say that it cannot.
+const TIME_LIMIT: Duration = Duration::from_secs(35);
 /// More than the largest host's workloads take.
 const MAX_BYTES: usize = 256 << 20;
 
-/// The daemon gave no usable answer.
+/// A daemon, by the way to it.
+#[derive(Debug)]
+pub(crate) enum Server {
+    /// Its read-only address.
+    Address(SocketAddr),
+    /// Its control socket.
+    Socket(PathBuf),
+    /// Its control address.
+    Remote(Box<Remote>),
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => write!(f, "at {address}"),
+            Self::Socket(socket) => write!(f, "on its control socket {}", socket.display()),
+            Self::Remote(remote) => write!(f, "at {remote}"),
+        }
+    }
+}
+
+impl Server {
+    /// What to look at when nobody answers.
+    fn hint(&self) -> &'static str {
+        match self {
+            Self::Address(_) => "is `numaward run` running there? (--address names another)",
+            Self::Socket(_) => "does `numaward run` run, and is this root? (--socket names another)",
+            Self::Remote(_) => "does `numaward run` run there, with control.listen? (--server names another)",
+        }
+    }
+}
+
+/// The daemon did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
-    /// Nobody answers there.
-    #[error(
-        "no numaward daemon is reachable at {address}: {reason}; is `numaward run` running there? \
-         (--address names another)"
-    )]
+    /// Nobody answers.
+    #[error("no numaward daemon is reachable {server}: {reason}; {hint}")]
     Unreachable {
         /// Where it was sought.
-        address: SocketAddr,
+        server: String,
         /// What went wrong.
         reason: String,
+        /// What to look at.
+        hint: &'static str,
     },
-    /// It answered with an error, or is no numaward.
-    #[error("{address}{path} answered {status}: {detail}")]
-    Refused {
-        /// Who answered.
-        address: SocketAddr,
-        /// What was asked for.
-        path: &'static str,
-        /// The HTTP status.
-        status: StatusCode,
-        /// What was said.
-        detail: String,
-    },
+    /// It refuses.
+    #[error("{}", crate::control::in_words(.0))]
+    Refused(Box<Refusal>),
     /// The answer makes no sense.
-    #[error("{address}{path} answered what is not numaward's: {source}; is it of another version?")]
+    #[error(
+        "who answers {server} said {status} and what is not numaward's: {reason}; is it of another version?"
+    )]
     Malformed {
         /// Who answered.
-        address: SocketAddr,
-        /// What was asked for.
-        path: &'static str,
+        server: String,
+        /// The HTTP status.
+        status: StatusCode,
         /// What is wrong with it.
-        source: serde_json::Error,
+        reason: String,
     },
 }
 
-/// Gets the JSON at a path.
-pub(crate) async fn get<T: DeserializeOwned>(
-    address: SocketAddr,
-    path: &'static str,
-) -> Result<T, ClientError> {
-    let (status, body) = match timeout(TIME_LIMIT, fetch(address, path)).await {
-        Ok(Ok(answer)) => answer,
-        Ok(Err(reason)) => return Err(ClientError::Unreachable { address, reason }),
-        Err(_) => {
-            let reason = format!("no answer within {} seconds", TIME_LIMIT.as_secs());
-            return Err(ClientError::Unreachable { address, reason });
-        }
-    };
-    if status != StatusCode::OK {
-        let detail = match serde_json::from_slice::<Problem>(&body) {
-            Ok(problem) => problem.detail,
-            Err(_) => "no numaward answers there".to_owned(),
-        };
-        return Err(ClientError::Refused { address, path, status, detail });
+impl ClientError {
+    /// Whether the engine decided against the request.
+    pub(crate) fn is_rejection(&self) -> bool {
+        matches!(self, Self::Refused(refusal) if refusal.rejection.is_some())
     }
-    serde_json::from_slice(&body).map_err(|source| ClientError::Malformed { address, path, source })
 }
 
-async fn fetch(address: SocketAddr, path: &str) -> Result<(StatusCode, Bytes), String> {
-    let text = |error: hyper::Error| error.to_string();
-    let stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(text)?;
+impl Server {
+    /// Gets the JSON at a path.
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.ask(Method::GET, path, Bytes::new()).await
+    }
+
+    /// Sends a body, gets JSON.
+    pub(crate) async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<T, ClientError> {
+        let (status, body) = self.send(method, path, body).await?;
+        serde_json::from_slice(&body).map_err(|error| self.malformed(status, &error))
+    }
+
+    /// Sends a body, gets the body of a success.
+    pub(crate) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(StatusCode, Bytes), ClientError> {
+        let unreachable =
+            |reason| ClientError::Unreachable { server: self.to_string(), reason, hint: self.hint() };
+        let (status, body) = match timeout(TIME_LIMIT, self.exchange(method, path, body)).await {
+            Ok(answer) => answer.map_err(|error| unreachable(error.to_string()))?,
+            Err(_) => return Err(unreachable(format!("no answer within {} seconds", TIME_LIMIT.as_secs()))),
+        };
+        if status.is_success() {
+            return Ok((status, body));
+        }
+        Err(match serde_json::from_slice::<Refusal>(&body) {
+            Ok(refusal) => ClientError::Refused(Box::new(refusal)),
+            Err(error) => self.malformed(status, &error),
+        })
+    }
+
+    fn malformed(&self, status: StatusCode, error: &serde_json::Error) -> ClientError {
+        ClientError::Malformed { server: self.to_string(), status, reason: error.to_string() }
+    }
+
+    async fn exchange(&self, method: Method, path: &str, body: Bytes) -> io::Result<(StatusCode, Bytes)> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::ACCEPT, "application/json")
+            .header(header::CONTENT_TYPE, "application/json");
+        match self {
+            Self::Address(address) => {
+                request = request.header(header::HOST, address.to_string());
+                exchange_on(TcpStream::connect(address).await?, request, body).await
+            }
+            Self::Socket(socket) => {
+                request = request.header(header::HOST, "numaward");
+                exchange_on(UnixStream::connect(socket).await?, request, body).await
+            }
+            Self::Remote(remote) => {
+                request = request.header(header::HOST, remote.authority());
+                if let Some(authorization) = remote.authorization() {
+                    request = request.header(header::AUTHORIZATION, authorization);
+                }
+                exchange_on(remote.connect().await?, request, body).await
+            }
+        }
+    }
+}
+
+async fn exchange_on(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: hyper::http::request::Builder,
+    body: Bytes,
+) -> io::Result<(StatusCode, Bytes)> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+    // Of what ends the connection, the request tells.
     tokio::spawn(connection);
-    let request = Request::get(path)
-        .header(header::HOST, address.to_string())
-        .header(header::ACCEPT, "application/json")
-        .body(Empty::<Bytes>::new())
-        .map_err(|error| error.to_string())?;
-    let response = sender.send_request(request).await.map_err(text)?;
+    let request = request.body(Full::new(body)).map_err(io::Error::other)?;
+    let response = sender.send_request(request).await.map_err(io::Error::other)?;
     let status = response.status();
-    let body =
-        Limited::new(response.into_body(), MAX_BYTES).collect().await.map_err(|error| error.to_string())?;
+    let body = Limited::new(response.into_body(), MAX_BYTES).collect().await.map_err(io::Error::other)?;
     Ok((status, body.to_bytes()))
 }

@@ -23,7 +23,7 @@ use tokio::{
     time::sleep,
 };
 
-use crate::control::{Control, ControlError};
+use crate::{client::ClientError, control::Control};
 
 /// As shells have it: the command was found and cannot be executed; it was not found.
 const CANNOT_EXECUTE: u8 = 126;
@@ -136,7 +136,7 @@ async fn release(control: &Control, allocation: &api::Allocation) {
             match control.release(&allocation.name).await {
                 Ok(()) => {}
                 // The daemon was quicker.
-                Err(ControlError::Refused(refusal)) if refusal.status == 404 => {}
+                Err(ClientError::Refused(refusal)) if refusal.status == 404 => {}
                 Err(error) => eprintln!("numaward: {}: not released yet: {error}", allocation.name),
             }
             return;

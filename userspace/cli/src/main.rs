@@ -8,6 +8,8 @@ mod control;
 mod doctor;
 mod exec;
 mod explain;
+mod import;
+mod remote;
 mod status;
 mod table;
 mod topology;
@@ -27,6 +29,7 @@ use numaward_daemon::{
     api::{self, Version},
     config::{self, Flag, Sources},
     doctor::examine,
+    guarantee::import::import,
     logging, service,
 };
 use numaward_probes::{Options, Probes};
@@ -34,11 +37,12 @@ use serde::Serialize;
 
 use crate::{
     args::{
-        CheckConfig, Cli, Command, Doctor, Exec, Explain, Format, Guarantee, Output, Release, Run, Socket,
-        Status, Topology, Wanted,
+        CheckConfig, Cli, Command, ConfigFile, Controlled, Doctor, Exec, Explain, Format, Guarantee,
+        ImportKubeletState, Output, Release, Run, Socket, Status, Topology, Wanted,
     },
-    client::ClientError,
-    control::{Control, ControlError},
+    client::{ClientError, Server},
+    control::Control,
+    remote::Remote,
 };
 
 /// The engine decided against a request.
@@ -60,6 +64,8 @@ fn main() -> ExitCode {
         Command::CheckConfig(args) => check_config(args),
         Command::ConfigSchema => print_json(&config::json_schema()).map(|()| ExitCode::SUCCESS),
         Command::Completions { shell } => completions(shell),
+        Command::Man { dir } => man(dir.as_deref()),
+        Command::ImportKubeletState(args) => import_kubelet_state(args),
         Command::Version(output) => version(output),
     };
     match done {
@@ -69,11 +75,8 @@ fn main() -> ExitCode {
             eprintln!("numaward: {}", one_line(&error));
             match error.downcast_ref() {
                 Some(ClientError::Unreachable { .. }) => ExitCode::from(UNREACHABLE),
-                _ => match error.downcast_ref() {
-                    Some(ControlError::Unreachable { .. }) => ExitCode::from(UNREACHABLE),
-                    Some(error) if error.is_rejection() => ExitCode::from(REFUSED),
-                    _ => ExitCode::FAILURE,
-                },
+                Some(error) if error.is_rejection() => ExitCode::from(REFUSED),
+                _ => ExitCode::FAILURE,
             }
         }
     }
@@ -104,7 +107,8 @@ fn run(args: Run) -> anyhow::Result<ExitCode> {
         flag("--log-format", "log.format", args.log_format),
     ];
     let flags = flags.into_iter().flatten().collect();
-    let loaded = config::load(&Sources { file: args.config, variables: variables(), flags })?;
+    let file = args.config.config;
+    let loaded = config::load(&Sources { file, variables: variables(), flags })?;
     logging::start(&loaded.config.log);
     for warning in &loaded.warnings {
         eprintln!("numaward: {warning}");
@@ -121,22 +125,28 @@ fn topology(args: &Topology) -> anyhow::Result<ExitCode> {
 }
 
 fn status(args: Status) -> anyhow::Result<ExitCode> {
-    let address = if let Some(text) = args.address {
-        text.parse::<config::ListenAddress>().map_err(anyhow::Error::msg)?.0
-    } else {
-        let sources = Sources { file: args.config, variables: variables(), flags: Vec::new() };
-        reachable(config::load(&sources)?.config.listen.0)
+    let server = match (args.address, &args.remote.server) {
+        (Some(text), _) => {
+            Server::Address(text.parse::<config::ListenAddress>().map_err(anyhow::Error::msg)?.0)
+        }
+        (None, Some(url)) => Server::Remote(Box::new(Remote::new(url, &args.remote)?)),
+        (None, None) => Server::Address(reachable(configured(args.config)?.listen.0)),
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let report = runtime.block_on(async {
-        let status = client::get(address, "/api/v1/status").await?;
-        let workloads = client::get(address, "/api/v1/workloads").await?;
+    let report = runtime()?.block_on(async {
+        let status = server.get("/api/v1/status").await?;
+        let workloads = server.get("/api/v1/workloads").await?;
         // Not every host can promise.
-        let promised = client::get(address, "/api/v1/allocations").await.ok();
+        let promised = server.get("/api/v1/allocations").await.ok();
         Ok::<_, ClientError>(status::Report::new(status, workloads).with(promised))
     })?;
     print(args.output, &report, status::render)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The configuration of this host's daemon.
+fn configured(file: ConfigFile) -> anyhow::Result<config::Config> {
+    let sources = Sources { file: file.config, variables: variables(), flags: Vec::new() };
+    Ok(config::load(&sources)?.config)
 }
 
 /// Where a daemon that listens on all addresses is reached from its own host.
@@ -149,14 +159,21 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port())
 }
 
-fn control(socket: Socket) -> anyhow::Result<Control> {
-    let path = if let Some(path) = socket.socket {
-        path
-    } else {
-        let sources = Sources { file: socket.config, variables: variables(), flags: Vec::new() };
-        config::load(&sources)?.config.control_socket
+fn local_control(socket: Socket) -> anyhow::Result<Control> {
+    let path = match socket.socket {
+        Some(path) => path,
+        None => configured(socket.config)?.control_socket,
     };
-    Ok(Control::new(path))
+    Ok(Control(Server::Socket(path)))
+}
+
+fn control(args: Controlled) -> anyhow::Result<Control> {
+    match &args.remote.server {
+        Some(url) if args.socket.socket.is_none() => {
+            Ok(Control(Server::Remote(Box::new(Remote::new(url, &args.remote)?))))
+        }
+        _ => local_control(args.socket),
+    }
 }
 
 fn asked(name: String, target: api::Target, wanted: Wanted) -> api::AllocationRequest {
@@ -181,14 +198,14 @@ fn name_of(command: &[OsString]) -> String {
 }
 
 fn exec(args: Exec) -> anyhow::Result<ExitCode> {
-    let control = control(args.socket)?;
+    let control = local_control(args.socket)?;
     let name = args.name.unwrap_or_else(|| name_of(&args.command));
     let asked = asked(name, api::Target::Exec, args.wanted);
     runtime()?.block_on(exec::run(&control, &asked, &args.command))
 }
 
 fn guarantee(args: Guarantee) -> anyhow::Result<ExitCode> {
-    let control = control(args.socket)?;
+    let control = control(args.control)?;
     let is_cgroup = args.target.starts_with('/');
     let name = args.name.unwrap_or_else(|| args.target.trim_start_matches('/').to_owned());
     let target = if is_cgroup { api::Target::Cgroup(args.target) } else { api::Target::Unit(args.target) };
@@ -198,13 +215,13 @@ fn guarantee(args: Guarantee) -> anyhow::Result<ExitCode> {
 }
 
 fn release(args: Release) -> anyhow::Result<ExitCode> {
-    let control = control(args.socket)?;
+    let control = control(args.control)?;
     runtime()?.block_on(control.release(&args.name))?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn explain(args: Explain) -> anyhow::Result<ExitCode> {
-    let control = control(args.socket)?;
+    let control = control(args.control)?;
     match (args.name, args.wanted) {
         (None, Some(wanted)) => {
             // A name that no other request has: it is not kept.
@@ -280,6 +297,28 @@ fn completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "numaward", &mut script);
     io::stdout().write_all(&script)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn man(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
+    // Pages are named after their commands: `numaward-run(1)`.
+    let command = Cli::command();
+    match dir {
+        Some(dir) => {
+            std::fs::create_dir_all(dir)
+                .and_then(|()| clap_mangen::generate_to(command, dir))
+                .with_context(|| format!("{}: manual pages cannot be written", dir.display()))?;
+        }
+        None => clap_mangen::Man::new(command).render(&mut io::stdout())?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn import_kubelet_state(args: ImportKubeletState) -> anyhow::Result<ExitCode> {
+    let config = configured(args.config)?;
+    let machine = numaward_topology::sysfs::read(&config.host_root).context("the machine cannot be read")?;
+    let imported = import(&config, &machine, &args.directory, args.dry_run)?;
+    print(args.output, &imported, import::render)?;
     Ok(ExitCode::SUCCESS)
 }
 

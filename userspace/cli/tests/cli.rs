@@ -5,7 +5,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
     process::{Child, Command, Output, Stdio},
     time::Duration,
@@ -189,6 +189,68 @@ fn the_schema_and_the_completions_are_printed() {
 }
 
 #[test]
+fn the_manual_has_a_page_for_each_command() {
+    let (page, code) = ran(&["man"]);
+    assert!(code == 0 && page.contains(".TH numaward 1"), "{page}");
+    let dir = tempfile::tempdir().unwrap();
+    let pages = dir.path().join("man1");
+    assert_eq!(ran(&["man", "--dir", pages.to_str().unwrap()]), (String::new(), 0));
+    for page in ["numaward.1", "numaward-run.1", "numaward-import-kubelet-state.1"] {
+        assert!(pages.join(page).is_file(), "{page}");
+    }
+    let (error, code) = failed(&["man", "--dir", "/proc/nowhere"]);
+    assert!(code == 1 && error.contains("/proc/nowhere"), "{error}");
+}
+
+#[test]
+fn what_a_kubelet_promised_is_taken_over_or_refused_with_the_reason() {
+    let host = host();
+    let import = |directory: &Path| {
+        numaward(&["import-kubelet-state", directory.to_str().unwrap()])
+            .env("NUMAWARD_HOST_ROOT", host.path())
+            .env("NUMAWARD_STATE_DIRECTORY", host.path().join("state"))
+            .output()
+            .unwrap()
+    };
+    let nothing = import(host.path());
+    assert_eq!(nothing.status.code(), Some(1), "{nothing:?}");
+    let said = text(&nothing.stderr);
+    assert!(said.contains("neither cpu_manager_state nor memory_manager_state"), "{said}");
+    fs::write(host.path().join("cpu_manager_state"), "{\"policyName\":").unwrap();
+    let damaged = import(host.path());
+    let said = text(&damaged.stderr);
+    assert!(damaged.status.code() == Some(1) && said.contains("cpu_manager_state"), "{said}");
+    assert!(!host.path().join("state").exists());
+}
+
+#[test]
+fn a_control_address_must_be_one() {
+    // A port that was free a moment ago.
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (http, https) = (format!("http://{free}"), format!("https://{free}"));
+    let table: &[(&[&str], i32, &str)] = &[
+        (&["--server", &http], 4, "control.listen"),
+        (&["--server", "somewhere"], 1, "is not a host and a port"),
+        (&["--server", "http://somewhere"], 1, "is not a host and a port"),
+        (&["--server", "ftp://somewhere:1"], 1, "neither https nor http"),
+        (&["--server", &https], 1, "--ca FILE"),
+        (&["--server", &https, "--ca", "/nonexistent"], 1, "--ca /nonexistent: cannot be read"),
+        (&["--server", &http, "--ca", "/nonexistent"], 1, "TLS needs https"),
+        (
+            &["--server", &http, "--token-file", "/nonexistent"],
+            1,
+            "--token-file /nonexistent: cannot be read",
+        ),
+        (&["--server", &https, "--cert", "/x"], 2, "--key"),
+    ];
+    for (args, code, words) in table {
+        let args: Vec<&str> = ["release", "nobody"].iter().chain(*args).copied().collect();
+        let (error, ended) = failed(&args);
+        assert!(ended == *code && error.contains(words), "{args:?}: {ended} {error}");
+    }
+}
+
+#[test]
 fn the_version_is_told() {
     let (version, _) = ran(&["version"]);
     assert!(version.starts_with(&format!("numaward {}", env!("CARGO_PKG_VERSION"))), "{version}");
@@ -214,7 +276,7 @@ fn the_doctor_finds_what_is_missing() {
 #[test]
 fn no_daemon_is_exit_code_4() {
     // A port that was free a moment ago.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let (error, code) = failed(&["status", "--address", &free]);
     assert_eq!((error.lines().count(), code), (1, 4), "{error}");
     assert!(error.contains(&free) && error.contains("numaward run"), "{error}");
@@ -222,7 +284,7 @@ fn no_daemon_is_exit_code_4() {
 
 #[test]
 fn who_answers_but_is_no_numaward_is_exit_code_1() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     std::thread::spawn(move || {
         for (stream, answer) in listener.incoming().zip(["404 Not Found", "200 OK"]) {
@@ -233,10 +295,10 @@ fn who_answers_but_is_no_numaward_is_exit_code_1() {
     });
     let (error, code) = failed(&["status", "--address", &address]);
     assert_eq!(code, 1, "{error}");
-    assert!(error.contains("404") && error.contains("no numaward"), "{error}");
+    assert!(error.contains("404") && error.contains("not numaward's"), "{error}");
     let (error, code) = failed(&["status", "--address", &address]);
     assert_eq!(code, 1, "{error}");
-    assert!(error.contains("not numaward's"), "{error}");
+    assert!(error.contains("200") && error.contains("not numaward's"), "{error}");
 }
 
 /// A daemon on a free port that watches a directory. It is killed when the test ends.

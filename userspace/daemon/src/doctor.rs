@@ -4,6 +4,8 @@
 //! kernel versions. A check *fails* where numaward cannot do its work, and *warns* where it works less
 //! well than it could.
 
+mod enforcement;
+
 use std::{fs, io, path::Path};
 
 use numaward_probes::{Mode, ProbeReport};
@@ -62,6 +64,7 @@ pub fn examine(root: &Path, probes: &[ProbeReport]) -> Vec<Check> {
     checks.extend([host.lockdown(), host.lsm(), host.tracefs(), host.paranoid(), host.kprobes()]);
     checks.extend(host.cgroups());
     checks.extend([host.pressure(), host.balancing(), host.kubelet()]);
+    checks.extend(host.enforcement());
     checks
 }
 
@@ -388,7 +391,7 @@ mod tests {
 
     use super::*;
 
-    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+    pub(super) fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = dir.path().join(path);
@@ -398,7 +401,7 @@ mod tests {
         dir
     }
 
-    const GOOD: &[(&str, &str)] = &[
+    pub(super) const GOOD: &[(&str, &str)] = &[
         ("proc/sys/kernel/osrelease", "6.12.0\n"),
         ("sys/devices/system/node/online", "0-1\n"),
         ("sys/kernel/btf/vmlinux", ""),
@@ -417,6 +420,7 @@ mod tests {
         ("sys/fs/cgroup/cgroup.subtree_control", "cpuset cpu memory\n"),
         ("proc/pressure/memory", "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"),
         ("proc/sys/kernel/numa_balancing", "1\n"),
+        ("proc/sys/fs/fanotify/max_user_groups", "128\n"),
         ("var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\nmemoryManagerPolicy: None\n"),
     ];
 

@@ -15,7 +15,9 @@ use crate::{
     config::Config,
     guarantee::{self, Figures},
     health::{Heartbeat, Readiness},
-    http::{self, App, ControlListener, ListenError, SocketError},
+    http::{
+        self, App, ControlListener, CredentialError, Gate, Key, ListenError, RemoteListener, SocketError,
+    },
     kubernetes,
     metrics::Metrics,
     observe::{self, CgroupSource, Observer},
@@ -31,6 +33,9 @@ pub enum RunError {
     /// Another daemon promises on this host.
     #[error(transparent)]
     Control(#[from] SocketError),
+    /// Control over TCP would be open to nobody, or to everybody.
+    #[error("control over TCP cannot be given: {0}")]
+    Credentials(#[from] CredentialError),
     /// What is promised cannot be told.
     #[error("guarantees cannot be given: {0}")]
     Guarantee(#[from] guarantee::StartError),
@@ -50,15 +55,23 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let observer = Arc::new(Observer::new(config));
     let figures = Figures::default();
     let placing = kubernetes::Figures::default();
-    let metrics = Metrics::new(observer.clone())
+    let mut metrics = Metrics::new(observer.clone())
         .with(&figures)
         .with_events(observer.events())
         .with_kubernetes(&placing);
+    if config.export_kubelet_names {
+        metrics = metrics.with_kubelet_names(&figures);
+    }
     let metrics = Arc::new(metrics);
     let app = App::new(observer.clone(), metrics, readiness.clone(), heartbeat.clone());
-    let listener = http::listen(config.listen.0)?;
+    let listener = http::listen(config.listen.0, Key::Listen)?;
+    let remote = match config.control.listen {
+        Some(address) => Some((http::listen(address.0, Key::Control)?, Gate::open(&config.control)?)),
+        None => None,
+    };
     let control = control_socket(config)?;
-    let prepared = control.is_some().then(|| guarantee::prepare(config));
+    let is_controlled = control.is_some() || remote.is_some();
+    let prepared = is_controlled.then(|| guarantee::prepare(config));
     match privileges::drop_unneeded() {
         Ok(kept) => tracing::debug!(?kept, "privileges given up"),
         Err(error) => tracing::warn!(%error, "privileges cannot be given up; the daemon keeps them"),
@@ -110,6 +123,9 @@ pub fn run(config: &Config) -> Result<(), RunError> {
                 None => tracing::error!("no container is placed: guarantees cannot be given"),
             }
         }
+        if let Some((listener, gate)) = remote {
+            serve_remote(&app, keeper.as_ref(), listener, gate, &stop)?;
+        }
         http::serve(listener, http::router_with(app, keeper), stop).await;
         Ok::<_, io::Error>(())
     });
@@ -122,6 +138,26 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     runtime.shutdown_timeout(Duration::from_secs(1));
     served?;
     tracing::info!("stopped");
+    Ok(())
+}
+
+/// Takes changes over TCP.
+fn serve_remote(
+    app: &Arc<App>,
+    keeper: Option<&guarantee::Keeper>,
+    listener: std::net::TcpListener,
+    gate: Arc<Gate>,
+    stop: &CancellationToken,
+) -> io::Result<()> {
+    let Some(keeper) = keeper else {
+        tracing::warn!("control.listen is not served: nothing can be promised");
+        return Ok(());
+    };
+    let listener = RemoteListener::new(listener, gate.clone())?;
+    let address = listener.local_addr()?;
+    let router = http::remote_router(app.clone(), keeper.clone(), gate);
+    tokio::spawn(http::serve(listener, router, stop.clone()));
+    tracing::info!(%address, "guarantees can be asked for over TCP");
     Ok(())
 }
 

@@ -11,8 +11,6 @@
 
 use std::{cmp::Ordering, fmt, str::FromStr};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
-
 /// Nano-units in one unit.
 const NANOS: u128 = 1_000_000_000;
 
@@ -251,18 +249,7 @@ impl FromStr for Quantity {
     }
 }
 
-impl Serialize for Quantity {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Quantity {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        text.parse().map_err(D::Error::custom)
-    }
-}
+numaward_topology::serde_as_text!(Quantity);
 
 #[cfg(test)]
 mod tests {

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod as_text;
 pub mod builder;
 pub mod machine;
 pub mod set;

@@ -14,7 +14,7 @@ use std::{
     str::FromStr,
 };
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde::{Deserialize, Serialize};
 
 /// The highest id that a list may name: far above what Linux supports (8192 CPUs, 1024 nodes).
 pub const MAX_ID: u32 = 65_535;
@@ -324,18 +324,7 @@ impl<T: Id> FromStr for IdSet<T> {
     }
 }
 
-impl<T: Id> Serialize for IdSet<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de, T: Id> Deserialize<'de> for IdSet<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        text.parse().map_err(D::Error::custom)
-    }
-}
+crate::serde_as_text!([T: Id] IdSet<T>);
 
 #[cfg(test)]
 mod tests {

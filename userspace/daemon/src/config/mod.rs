@@ -7,6 +7,7 @@
 //!
 //! Nothing here reads the environment or the command line: the caller passes both in [`Sources`].
 
+mod control;
 pub mod enforcement;
 pub mod kubernetes;
 pub mod memory_qos;
@@ -26,6 +27,12 @@ use std::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use self::{
+    control::{Control, Tls},
+    schema::json_schema,
+    tree::{Origin, Position},
+    types::{Interval, ListenAddress, LogFormat, LogLevel},
+};
 use self::{
     enforcement::{Declared, Enforcement},
     kubernetes::Kubernetes,
@@ -37,11 +44,6 @@ use self::{
     schema::{Known, closest},
     tree::{Node, Value},
 };
-pub use self::{
-    schema::json_schema,
-    tree::{Origin, Position},
-    types::{Interval, ListenAddress, LogFormat, LogLevel},
-};
 
 /// Where the configuration is looked for when no file is named.
 pub const DEFAULT_FILE: &str = "/etc/numaward/config.yaml";
@@ -49,6 +51,9 @@ pub const DEFAULT_FILE: &str = "/etc/numaward/config.yaml";
 pub const FILE_VARIABLE: &str = "NUMAWARD_CONFIG";
 /// All variables start with this.
 pub const VARIABLE_PREFIX: &str = "NUMAWARD_";
+/// With the same prefix, but for the commands that ask a daemon, and no part of its configuration.
+pub const CLIENT_VARIABLES: [&str; 5] =
+    ["NUMAWARD_SERVER", "NUMAWARD_TOKEN_FILE", "NUMAWARD_CA_FILE", "NUMAWARD_CERT_FILE", "NUMAWARD_KEY_FILE"];
 
 /// A file above this size is not a configuration.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -65,12 +70,17 @@ pub struct Config {
     pub probes: Probes,
     /// How this host is observed.
     pub observe: Observe,
+    /// Also serves the kubelet's own series of its CPU, memory and topology managers, under their names, with
+    /// numaward's figures. Only where the kubelet's own are not scraped with the same labels.
+    pub export_kubelet_names: bool,
     /// Where the host's file system is found; not `/` where a container mounts it elsewhere.
     pub host_root: PathBuf,
     /// Where cgroup v2 is mounted. Left out: found in the host's mount table.
     pub cgroup_mount: Option<PathBuf>,
     /// The socket on which guarantees are asked for. Only root and the daemon's own user may.
     pub control_socket: PathBuf,
+    /// Changes of allocations over TCP.
+    pub control: Control,
     /// Where the ledger is kept.
     pub state_directory: PathBuf,
     /// What is written to the kernel.
@@ -119,9 +129,11 @@ impl Default for Config {
             log: Log::default(),
             probes: Probes::default(),
             observe: Observe::default(),
+            export_kubelet_names: false,
             host_root: PathBuf::from("/"),
             cgroup_mount: None,
             control_socket: PathBuf::from("/run/numaward/control.sock"),
+            control: Control::default(),
             state_directory: PathBuf::from("/var/lib/numaward"),
             enforcement: Enforcement::default(),
             guarantees: Vec::new(),
@@ -320,7 +332,16 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
         let path = path.join(".");
         problems.push(Problem { origin, message: format!("{path}: {message}"), path });
     }
+    // Between values that could not be read, nothing can be told.
     if problems.is_empty() {
+        problems.extend(control::problems(&config).into_iter().map(|(key, message)| {
+            let path: Vec<String> = key.split('.').map(str::to_owned).collect();
+            let (Ok(origin) | Err(origin)) = given.at(&path).cloned().map_err(Clone::clone);
+            Problem { origin, path: key.to_owned(), message: format!("{key}: {message}") }
+        }));
+    }
+    if problems.is_empty() {
+        warnings.extend(control::warnings(&config));
         return Ok(Loaded { config, file, warnings });
     }
     problems.sort_by(|a, b| a.origin.cmp(&b.origin));
@@ -347,7 +368,8 @@ fn read(path: &Path) -> std::io::Result<String> {
 fn overlay(tree: &mut Node, sources: &Sources, known: &Known, warnings: &mut Vec<String>) {
     let keys: BTreeMap<String, &[String]> = known.leaves().map(|path| (variable_name(path), path)).collect();
     let ours = sources.variables.iter().filter(|(name, _)| name.starts_with(VARIABLE_PREFIX));
-    for (name, text) in ours.filter(|(name, _)| *name != FILE_VARIABLE) {
+    let is_value = |name: &str| name != FILE_VARIABLE && !CLIENT_VARIABLES.contains(&name);
+    for (name, text) in ours.filter(|(name, _)| is_value(name)) {
         let Some(path) = keys.get(name) else {
             // No error: Kubernetes gives every container variables named after the services around
             // it, and one may be called numaward.

@@ -120,6 +120,54 @@ fn an_unknown_variable_is_a_warning() {
     );
 }
 
+#[test]
+fn control_over_tcp_is_refused_where_anybody_could_use_it() {
+    let table: &[(&str, &[&str])] = &[
+        ("control: {listen: '127.0.0.1:1', tokenFile: /t}", &[]),
+        ("control: {listen: '[::1]:1', tokenFile: /t}", &[]),
+        ("control: {listen: '10.0.0.1:1', tokenFile: /t, allowUnencrypted: true}", &[]),
+        ("control: {listen: '0.0.0.0:1', tokenFile: /t, tls: {certFile: /c, keyFile: /k}}", &[]),
+        ("control: {listen: '0.0.0.0:1', tls: {certFile: /c, keyFile: /k, clientCaFile: /a}}", &[]),
+        (
+            "control: {listen: '127.0.0.1:1'}",
+            &["config.yaml:1:19: control.listen: whoever reaches this address could change allocations"],
+        ),
+        (
+            "control: {listen: '0.0.0.0:1', tokenFile: /t}",
+            &["config.yaml:1:19: control.listen: the token would cross the network to 0.0.0.0:1 unencrypted"],
+        ),
+        (
+            "control:\n  listen: 127.0.0.1:1\n  tls: {certFile: /c, clientCaFile: /a}",
+            &["config.yaml:3:19: control.tls.certFile: needs control.tls.keyFile"],
+        ),
+        (
+            "control: {tls: {clientCaFile: /a, clientNames: []}}",
+            &[
+                "config.yaml:1:31: control.tls.clientCaFile: needs control.tls.certFile",
+                "config.yaml:1:48: control.tls.clientNames: is empty",
+            ],
+        ),
+        (
+            "listen: 127.0.0.1:1\ncontrol: {listen: '127.0.0.1:1', tokenFile: /t}",
+            &["config.yaml:2:19: control.listen: 127.0.0.1:1 is also the address of \"listen\""],
+        ),
+    ];
+    for (text, expected) in table {
+        let errors =
+            with_file(text, &[], vec![]).map(|loaded| assert_eq!(loaded.warnings, [""; 0], "{text}"));
+        let errors = errors.err().unwrap_or_default();
+        assert_eq!(errors.len(), expected.len(), "{text}: {errors:?}");
+        for (error, expected) in errors.iter().zip(*expected) {
+            assert!(error.starts_with(expected), "{text}: {error}");
+        }
+    }
+    let variables = [("NUMAWARD_CONTROL_LISTEN", "0.0.0.0:1"), ("NUMAWARD_CONTROL_TOKEN_FILE", "/t")];
+    let error = with_file("", &variables, vec![]).unwrap_err();
+    assert!(error[0].starts_with("variable NUMAWARD_CONTROL_LISTEN: control.listen: "), "{error:?}");
+    let loaded = with_file("control: {tokenFile: /t}", &[("NUMAWARD_SERVER", "x")], vec![]).unwrap();
+    assert_eq!(loaded.warnings, ["control has no effect without control.listen"]);
+}
+
 /// The defaults fit the schema, every key has a description, and no key is forgotten or made up.
 #[test]
 fn the_schema_and_the_defaults_agree() {

@@ -2,8 +2,9 @@
 
 use std::{borrow::Cow, fmt, net::SocketAddr, str::FromStr, time::Duration};
 
+use numaward_topology::serde_as_text;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde::{Deserialize, Serialize};
 
 /// How severe an event must be to be logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -90,17 +91,7 @@ impl FromStr for Interval {
 
 macro_rules! as_text {
     ($name:ident, $example:literal, $pattern:literal) => {
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
-            }
-        }
-
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                Cow::<'de, str>::deserialize(deserializer)?.parse().map_err(D::Error::custom)
-            }
-        }
+        serde_as_text!($name);
 
         impl JsonSchema for $name {
             fn inline_schema() -> bool {

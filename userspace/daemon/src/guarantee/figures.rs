@@ -6,7 +6,12 @@ use numaward_cgroup::knob::Knob;
 use numaward_engine::{Cause, Decision, kubelet::AllocateError};
 use numaward_topology::Bytes;
 use prometheus_client::{
-    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
     registry::{Registry, Unit},
 };
 
@@ -49,6 +54,27 @@ pub struct Figures {
     raised: Counter,
     herd: ByState,
     declared: ByState,
+    /// What the kubelet has in another form.
+    kubelet: KubeletForms,
+}
+
+/// The kubelet's errors have no reason, and it measures in milliseconds.
+#[derive(Clone, Debug)]
+struct KubeletForms {
+    cpu_errors: Counter,
+    memory_errors: Counter,
+    topology_duration: Histogram,
+}
+
+impl Default for KubeletForms {
+    fn default() -> Self {
+        let (cpu_errors, memory_errors) = (Counter::default(), Counter::default());
+        Self {
+            cpu_errors,
+            memory_errors,
+            topology_duration: Histogram::new(exponential_buckets(0.05, 2.0, 15)),
+        }
+    }
 }
 
 impl Default for Figures {
@@ -70,6 +96,7 @@ impl Default for Figures {
             raised: Counter::default(),
             herd: ByState::default(),
             declared: ByState::default(),
+            kubelet: KubeletForms::default(),
         };
         figures.herd(0, 0, 0);
         figures.declared(0, 0);
@@ -178,10 +205,31 @@ impl Figures {
         );
     }
 
+    /// Registers what the kubelet counts too, under its own names (pkg/kubelet/metrics/metrics.go), for
+    /// dashboards and alerts that know those.
+    pub fn register_kubelet(&self, registry: &mut Registry) {
+        for (name, counter) in [
+            ("kubelet_topology_manager_admission_requests", &self.topology_requests),
+            ("kubelet_topology_manager_admission_errors", &self.topology_errors),
+            ("kubelet_cpu_manager_pinning_requests", &self.cpu_requests),
+            ("kubelet_cpu_manager_pinning_errors", &self.kubelet.cpu_errors),
+            ("kubelet_memory_manager_pinning_requests", &self.memory_requests),
+            ("kubelet_memory_manager_pinning_errors", &self.kubelet.memory_errors),
+        ] {
+            registry.register(name, "As the kubelet counts it, of numaward's decisions", counter.clone());
+        }
+        registry.register(
+            "kubelet_topology_manager_admission_duration_ms",
+            "As the kubelet measures it, of numaward's decisions, in milliseconds",
+            self.kubelet.topology_duration.clone(),
+        );
+    }
+
     /// The engine decided.
     pub(super) fn decided(&self, decision: &Decision, took: Duration) {
         self.topology_requests.inc();
         self.topology_duration.observe(took.as_secs_f64());
+        self.kubelet.topology_duration.observe(took.as_secs_f64() * 1e3);
         let rejection = match &decision.outcome {
             Ok(_) => None,
             Err(rejection) => Some((&rejection.cause, rejection.reason.to_string())),
@@ -191,11 +239,13 @@ impl Figures {
             Some((Cause::Allocate(AllocateError::Cpus(_)), reason)) => {
                 self.cpu_requests.inc();
                 self.cpu_errors.get_or_create(&[("reason", reason)]).inc();
+                self.kubelet.cpu_errors.inc();
             }
             Some((Cause::Allocate(AllocateError::Memory(_)), reason)) => {
                 self.cpu_requests.inc();
                 self.memory_requests.inc();
                 self.memory_errors.get_or_create(&[("reason", reason)]).inc();
+                self.kubelet.memory_errors.inc();
             }
             Some(_) => {}
             None => {
@@ -266,12 +316,58 @@ impl Figures {
 mod tests {
     use super::*;
 
+    fn written(figures: &Figures) -> String {
+        let (mut ours, mut kubelets) = (Registry::with_prefix("numaward"), Registry::default());
+        figures.register(&mut ours);
+        figures.register_kubelet(&mut kubelets);
+        let mut text = String::new();
+        for registry in [&ours, &kubelets] {
+            prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+        }
+        text
+    }
+
+    /// What the kubelet's names give is what ours give.
+    #[test]
+    fn the_kubelets_names_have_the_same_values() {
+        use numaward_engine::{Kubelet, Quantity, Request, Resources, Strategy, kubelet::Checkpoints};
+        let machine = numaward_topology::Machine::builder().nodes(2).sockets(2).cores_per_node(4);
+        let machine = machine.memory(Bytes::gib(4)).build().unwrap();
+        let config = crate::config::Config::default();
+        let strategy: Kubelet = crate::guarantee::policy::strategy(&config, &machine).unwrap();
+        let ledger = strategy.restore(Checkpoints::default(), "").ledger.unwrap();
+        let figures = Figures::default();
+        for (name, cpus, memory) in [("fits", 1, 1), ("wide", 5, 1), ("much", 100, 1), ("big", 1, 100)] {
+            let resources = Resources::none()
+                .with_cpu(Quantity::whole(cpus))
+                .with_memory(Quantity::whole(Bytes::gib(memory).0));
+            let decision = strategy.admit(&ledger, &Request::workload(name, resources));
+            figures.decided(&decision, Duration::from_millis(3));
+        }
+        let text = written(&figures);
+        let sum = |name: &str| -> u64 {
+            let of_name = |line: &&str| line.split(['{', ' ']).next() == Some(name);
+            let values = text.lines().filter(of_name).map(|line| line.rsplit(' ').next().unwrap());
+            values.map(|value| value.parse::<u64>().unwrap()).sum()
+        };
+        assert!(sum("numaward_topology_manager_admission_errors_total") > 0, "{text}");
+        for name in [
+            "topology_manager_admission_requests_total",
+            "topology_manager_admission_errors_total",
+            "cpu_manager_pinning_requests_total",
+            "cpu_manager_pinning_errors_total",
+            "memory_manager_pinning_requests_total",
+            "memory_manager_pinning_errors_total",
+        ] {
+            assert_eq!(sum(&format!("numaward_{name}")), sum(&format!("kubelet_{name}")), "{name}: {text}");
+        }
+        assert!(text.contains("\nkubelet_topology_manager_admission_duration_ms_sum 12.0\n"), "{text}");
+        assert!(text.contains("\nkubelet_topology_manager_admission_duration_ms_count 4\n"), "{text}");
+    }
+
     #[test]
     fn everything_starts_at_zero() {
-        let mut registry = Registry::with_prefix("numaward");
-        Figures::default().register(&mut registry);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let text = written(&Figures::default());
         for line in [
             "numaward_topology_manager_admission_requests_total 0",
             "numaward_memory_manager_pinning_errors_total{reason=\"UnexpectedAdmissionError\"} 0",
@@ -283,6 +379,8 @@ mod tests {
             "numaward_memory_high_raised_total 0",
             "numaward_herd_cgroups{state=\"refused\"} 0",
             "numaward_declared_guarantees{state=\"held\"} 0",
+            "kubelet_memory_manager_pinning_errors_total 0",
+            "kubelet_topology_manager_admission_duration_ms_count 0",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }

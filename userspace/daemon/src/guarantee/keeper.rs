@@ -183,7 +183,7 @@ fn in_words(rejection: &api::Rejection) -> String {
     text
 }
 
-fn listed(problems: &[PolicyError]) -> String {
+pub(super) fn listed(problems: &[PolicyError]) -> String {
     problems.iter().fold(String::new(), |text, problem| text + "\n  " + &problem.to_string())
 }
 
@@ -1040,7 +1040,7 @@ impl Owner {
             directory: self.hierarchy.dir(cgroup).display().to_string(),
             cpus: allocation.cpus.clone().unwrap_or_default().to_string(),
             nodes: allocation.memory_nodes().to_string(),
-            memory: allocation.blocks.iter().map(api::Block::from).collect(),
+            memory: allocation.blocks.iter().map(Into::into).collect(),
             settings: settings
                 .values()
                 .0

@@ -28,6 +28,7 @@ use crate::{
 
 mod explain;
 pub mod figures;
+pub mod import;
 pub mod keeper;
 mod lookout;
 mod marks;

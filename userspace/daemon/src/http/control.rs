@@ -1,4 +1,4 @@
-//! Allocations over HTTP: read by everybody, changed on the control socket.
+//! Allocations over HTTP: read by everybody, changed on the control socket and, if configured, the control address.
 //!
 //! The socket belongs to its owner alone (0600). Who it is on the other side is asked of the kernel all the
 //! same: the mode of a file is easily changed.
@@ -20,12 +20,14 @@ use axum::{
     http::{HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
+use numaward_cgroup::knob::KnobError;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::problem::CONTENT_TYPE;
 use crate::{
     api,
+    enforce::EnforceError,
     guarantee::{FieldError, Keeper, Refused, Request, keeper::Answer},
 };
 
@@ -114,9 +116,14 @@ impl ControlListener {
 }
 
 impl super::Accept for ControlListener {
+    type Accepted = tokio::net::UnixStream;
     type Stream = tokio::net::UnixStream;
 
-    async fn accept(&self) -> io::Result<Self::Stream> {
+    async fn open(stream: Self::Accepted) -> io::Result<(Self::Stream, super::Peer)> {
+        Ok((stream, super::Peer::default()))
+    }
+
+    async fn accept(&self) -> io::Result<Self::Accepted> {
         loop {
             let (stream, _) = self.0.accept().await?;
             match stream.peer_cred() {
@@ -142,7 +149,7 @@ pub(super) fn reading(keeper: Option<Keeper>) -> Router {
     OpenApiRouter::new().routes(routes!(allocations)).with_state(keeper.map(Arc::new)).into()
 }
 
-/// What is served on the control socket in addition.
+/// What is served to those who may control, in addition.
 pub(super) fn changing(keeper: Keeper) -> Router {
     OpenApiRouter::new().routes(routes!(admit)).routes(routes!(release)).with_state(Arc::new(keeper)).into()
 }
@@ -181,20 +188,23 @@ async fn allocations(
     }
 }
 
-/// Asks for an allocation. Answers when the kernel holds it. Only on the control socket.
+/// Asks for an allocation. Answers when the kernel holds it. Only on the control socket and the control address.
 #[utoipa::path(
     post,
     path = "/api/v1/allocations",
     tag = "control",
     params(("dryRun" = Option<bool>, Query, description = "Only tell what would happen")),
+    security((), ("token" = []), ("certificate" = [])),
     request_body = api::AllocationRequest,
     responses(
         (status = 200, description = "What would happen", body = api::DryRun),
         (status = 201, description = "What is held now", body = api::Allocation),
         (status = 400, description = "No JSON, or a field is missing or unknown", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 409, description = "Refused by the engine, or it conflicts with what is held", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 422, description = "A field is wrong", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 422, description = "A field is wrong, or the target cannot be bound", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 500, description = "The kernel refused, or the ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
@@ -233,14 +243,17 @@ async fn admit(
     }
 }
 
-/// Ends an allocation. Its cgroup gets back what it held before. Only on the control socket.
+/// Ends an allocation. Its cgroup gets back what it held before. Only on the control socket and the control address.
 #[utoipa::path(
     delete,
     path = "/api/v1/allocations/{*name}",
     tag = "control",
     params(("name" = String, Path, description = "The name of the workload")),
+    security((), ("token" = []), ("certificate" = [])),
     responses(
         (status = 204, description = "It is released"),
+        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 404, description = "There is no such allocation", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 500, description = "The ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
     )
@@ -269,9 +282,31 @@ fn refusal(status: StatusCode, detail: String, path: &str) -> api::Refusal {
     }
 }
 
+/// Where it is the target that cannot be: what can.
+fn possible_target(error: &Refused) -> Option<&'static str> {
+    let error = match error {
+        Refused::Enforce(error) => error,
+        Refused::Failed(failure) => &failure.error,
+        _ => return None,
+    };
+    match error {
+        EnforceError::Gone { .. } => Some("a cgroup that exists"),
+        EnforceError::UnknownUnit { .. } => Some("a unit that runs on this host"),
+        EnforceError::Excluded { .. } => {
+            Some("a cgroup whose ancestors leave it the CPUs and nodes that are promised")
+        }
+        EnforceError::Knob(KnobError::Missing { .. }) => {
+            Some("a cgroup of v2 whose ancestors have cpuset and memory in cgroup.subtree_control")
+        }
+        _ => None,
+    }
+}
+
 fn refused(error: &Refused, path: &str) -> Response {
+    let possible = possible_target(error);
     let status = match error {
         Refused::Field(_) => StatusCode::UNPROCESSABLE_ENTITY,
+        _ if possible.is_some() => StatusCode::UNPROCESSABLE_ENTITY,
         Refused::Conflict(_) | Refused::Rejected(..) | Refused::Resize(_) | Refused::Off => {
             StatusCode::CONFLICT
         }
@@ -282,6 +317,10 @@ fn refused(error: &Refused, path: &str) -> Response {
         Refused::Unfit(_) | Refused::Stopping => StatusCode::SERVICE_UNAVAILABLE,
     };
     let mut refusal = refusal(status, error.to_string(), path);
+    if let Some(possible) = possible {
+        refusal.field = Some("target".to_owned());
+        refusal.allowed = Some(possible.to_owned());
+    }
     match error {
         Refused::Field(wrong) | Refused::Conflict(wrong) => {
             refusal.field = Some(wrong.field.clone());

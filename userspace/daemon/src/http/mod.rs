@@ -1,4 +1,4 @@
-//! The HTTP server: metrics, health, API; read-only but on the control socket.
+//! The HTTP server: metrics, health, API; read-only but on the control socket and the control address.
 //!
 //! Requests are bounded in size, in time and in number: a client can neither exhaust the daemon nor
 //! keep it from stopping. Every error is a problem detail (RFC 9457).
@@ -8,19 +8,24 @@ mod control;
 mod events;
 mod page;
 mod problem;
+mod remote;
 mod routes;
 mod samples;
 mod scrape;
 
 use std::{
-    io,
+    fmt, io,
     net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use axum::{Router, extract::Request, http::StatusCode, middleware, middleware::Next, response::Response};
-use hyper::server::conn::http1;
+use hyper::{
+    body::Incoming,
+    server::conn::http1,
+    service::{Service, service_fn},
+};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
@@ -40,6 +45,7 @@ use crate::guarantee::Keeper;
 pub use self::{
     control::{ControlListener, SocketError, listen_control},
     problem::{CONTENT_TYPE as PROBLEM_CONTENT_TYPE, Problem},
+    remote::{CredentialError, Gate, Peer, RemoteListener},
     routes::{App, open_api},
 };
 
@@ -54,38 +60,54 @@ const HEAD_TIME_LIMIT: Duration = Duration::from_secs(10);
 /// Requests under way when the daemon stops may take this long to end.
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(5);
 
+/// A listener of the daemon, by the key that sets its address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// `listen`: read-only.
+    Listen,
+    /// `control.listen`: for changes.
+    Control,
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Listen => "--listen, NUMAWARD_LISTEN or \"listen\" in the configuration",
+            Self::Control => "NUMAWARD_CONTROL_LISTEN or \"control.listen\" in the configuration",
+        })
+    }
+}
+
 /// The address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Somebody else does.
     #[error(
-        "the address {0} is in use, perhaps by another numaward; stop that one, or choose another address \
-         with --listen, NUMAWARD_LISTEN or \"listen\" in the configuration"
+        "the address {0} is in use, perhaps by another numaward; stop that one, or choose another address with {1}"
     )]
-    InUse(SocketAddr),
+    InUse(SocketAddr, Key),
     /// Something else is wrong with it.
-    #[error(
-        "cannot listen on {address}: {source}; choose another address with --listen, NUMAWARD_LISTEN or \
-         \"listen\" in the configuration"
-    )]
+    #[error("cannot listen on {address}: {source}; choose another address with {key}")]
     Other {
         /// The address.
         address: SocketAddr,
+        /// What sets it.
+        key: Key,
         /// What the kernel said.
         source: io::Error,
     },
 }
 
 /// Starts to listen. Ports below 1024 need `CAP_NET_BIND_SERVICE`.
-pub fn listen(address: SocketAddr) -> Result<std::net::TcpListener, ListenError> {
+pub fn listen(address: SocketAddr, key: Key) -> Result<std::net::TcpListener, ListenError> {
     let listen = || {
         let listener = std::net::TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         Ok(listener)
     };
     listen().map_err(|source: io::Error| match source.kind() {
-        io::ErrorKind::AddrInUse => ListenError::InUse(address),
-        _ => ListenError::Other { address, source },
+        io::ErrorKind::AddrInUse => ListenError::InUse(address, key),
+        _ => ListenError::Other { address, key, source },
     })
 }
 
@@ -101,7 +123,16 @@ pub fn router_with(app: Arc<App>, keeper: Option<Keeper>) -> Router {
 
 /// The routes of the control socket: those of [`router_with`], and changes.
 pub fn control_router(app: Arc<App>, keeper: Keeper) -> Router {
-    layered(reading(app, Some(keeper.clone())).merge(control::changing(keeper)))
+    layered(controlling(app, keeper))
+}
+
+/// The routes of the control address: the same, for whom the gate lets through.
+pub fn remote_router(app: Arc<App>, keeper: Keeper, gate: Arc<Gate>) -> Router {
+    layered(controlling(app, keeper).layer(middleware::from_fn_with_state(gate, remote::authorize)))
+}
+
+fn controlling(app: Arc<App>, keeper: Keeper) -> Router {
+    reading(app, Some(keeper.clone())).merge(control::changing(keeper))
 }
 
 fn reading(app: Arc<App>, keeper: Option<Keeper>) -> Router {
@@ -126,24 +157,34 @@ async fn log(request: Request, next: Next) -> Response {
 }
 
 /// Where connections come from.
-pub trait Accept: Send {
-    /// A connection.
+pub trait Accept: Send + 'static {
+    /// A connection as it came.
+    type Accepted: Send + 'static;
+    /// A connection on which requests can be read.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
     /// Waits for one.
-    fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+    fn accept(&self) -> impl Future<Output = io::Result<Self::Accepted>> + Send;
+
+    /// Does what must be done before requests can be read. Others are accepted meanwhile.
+    fn open(accepted: Self::Accepted) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
 }
 
 impl Accept for TcpListener {
+    type Accepted = TcpStream;
     type Stream = TcpStream;
 
     async fn accept(&self) -> io::Result<TcpStream> {
         self.accept().await.map(|(stream, _)| stream)
     }
+
+    async fn open(stream: TcpStream) -> io::Result<(TcpStream, Peer)> {
+        Ok((stream, Peer::default()))
+    }
 }
 
-/// Serves until the token is cancelled, then lets requests under way end.
-pub async fn serve(listener: impl Accept, router: Router, stop: CancellationToken) {
+/// Serves until the token is cancelled, then lets requests under way end. Requests carry their [`Peer`].
+pub async fn serve<A: Accept>(listener: A, router: Router, stop: CancellationToken) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME_LIMIT).max_buf_size(64 << 10);
     let service = TowerToHyperService::new(router);
@@ -154,10 +195,10 @@ pub async fn serve(listener: impl Accept, router: Router, stop: CancellationToke
             let place = places.clone().acquire_owned().await;
             (place, listener.accept().await)
         };
-        let (place, stream) = tokio::select! {
+        let (place, accepted) = tokio::select! {
             () = stop.cancelled() => break,
             (place, accepted) = accepted => match accepted {
-                Ok(stream) => (place, stream),
+                Ok(accepted) => (place, accepted),
                 Err(error) => {
                     // Out of file descriptors, or the client went away again: neither ends the server.
                     tracing::warn!(%error, "cannot accept a connection");
@@ -166,10 +207,23 @@ pub async fn serve(listener: impl Accept, router: Router, stop: CancellationToke
                 }
             },
         };
-        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service.clone()));
+        let (http, service, watcher, stop) =
+            (http.clone(), service.clone(), graceful.watcher(), stop.clone());
         tokio::spawn(async move {
             let _place = place;
-            if let Err(error) = connection.await {
+            let opened = tokio::select! {
+                () = stop.cancelled() => return,
+                opened = timeout(HEAD_TIME_LIMIT, A::open(accepted)) => opened,
+            };
+            let (stream, peer) = match opened.map_err(io::Error::from).flatten() {
+                Ok(opened) => opened,
+                Err(error) => return tracing::debug!(%error, "connection"),
+            };
+            let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+                request.extensions_mut().insert(peer);
+                service.call(request)
+            });
+            if let Err(error) = watcher.watch(http.serve_connection(TokioIo::new(stream), service)).await {
                 tracing::debug!(%error, "connection");
             }
         });

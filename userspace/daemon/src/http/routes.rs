@@ -9,7 +9,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use tokio::sync::Semaphore;
-use utoipa::OpenApi;
+use utoipa::{
+    OpenApi,
+    openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
+};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
@@ -83,8 +86,8 @@ impl App {
 #[openapi(
     info(
         title = "numaward",
-        description = "What numaward sees of this host, and what it promises. Changes are made on the control socket \
-                       only. Errors are problem details (RFC 9457).",
+        description = "What numaward sees of this host, and what it promises. Changes are made on the control socket, \
+                       and where it is configured on the control address. Errors are problem details (RFC 9457).",
         contact(),
         license(name = "MIT OR Apache-2.0")
     ),
@@ -98,6 +101,16 @@ pub fn open_api() -> serde_json::Value {
     let mut described = documented().into_openapi();
     described.merge(super::control::open_api());
     described.merge(super::events::open_api());
+    let schemes = described.components.get_or_insert_default();
+    schemes.add_security_scheme(
+        "token",
+        SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build()),
+    );
+    let description = Some("On the control address, by an authority of control.tls.clientCaFile".to_owned());
+    schemes.add_security_scheme(
+        "certificate",
+        SecurityScheme::MutualTls { description, deprecated: None, extensions: None },
+    );
     let mut document = serde_json::to_value(described).unwrap_or_default();
     // Every route may answer so; said once for all of them.
     if let Some(paths) = document["paths"].as_object_mut() {
@@ -183,6 +196,19 @@ pub(super) fn accepted<'a, T>(headers: &HeaderMap, offers: &'a [Offer<T>]) -> Re
     })
 }
 
+/// A request for a resource that is JSON and takes no query.
+struct PlainJson;
+
+impl<S: Sync> FromRequestParts<S> for PlainJson {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        NoQuery::from_request_parts(parts, state).await?;
+        accepted(&parts.headers, &JSON)?;
+        Ok(Self)
+    }
+}
+
 /// Metrics for Prometheus: OpenMetrics 1.0 or Prometheus text 0.0.4, as the header Accept asks.
 #[utoipa::path(
     get,
@@ -264,12 +290,7 @@ async fn readyz(
     tag = "api",
     responses((status = 200, description = "The machine", body = api::Topology))
 )]
-async fn topology(
-    State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    _: NoQuery,
-) -> Result<Json<api::Topology>, Failure> {
-    accepted(&headers, &JSON)?;
+async fn topology(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::Topology>, Failure> {
     app.blocking(|observer| api::Topology::from(&*observer.machine())).await
 }
 
@@ -280,12 +301,7 @@ async fn topology(
     tag = "api",
     responses((status = 200, description = "The nodes", body = api::Nodes))
 )]
-async fn nodes(
-    State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    _: NoQuery,
-) -> Result<Json<api::Nodes>, Failure> {
-    accepted(&headers, &JSON)?;
+async fn nodes(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::Nodes>, Failure> {
     app.blocking(Observer::nodes).await
 }
 
@@ -296,12 +312,7 @@ async fn nodes(
     tag = "api",
     responses((status = 200, description = "The workloads", body = api::Workloads))
 )]
-async fn workloads(
-    State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    _: NoQuery,
-) -> Result<Json<api::Workloads>, Failure> {
-    accepted(&headers, &JSON)?;
+async fn workloads(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::Workloads>, Failure> {
     app.blocking(Observer::workloads).await
 }
 
@@ -312,12 +323,7 @@ async fn workloads(
     tag = "api",
     responses((status = 200, description = "The status", body = api::Status))
 )]
-async fn status(
-    State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    _: NoQuery,
-) -> Result<Json<api::Status>, Failure> {
-    accepted(&headers, &JSON)?;
+async fn status(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::Status>, Failure> {
     app.blocking(Observer::status).await
 }
 
@@ -328,9 +334,8 @@ async fn status(
     tag = "api",
     responses((status = 200, description = "The version", body = api::Version))
 )]
-async fn version(headers: HeaderMap, _: NoQuery) -> Result<Json<api::Version>, Failure> {
-    accepted(&headers, &JSON)?;
-    Ok(Json(api::Version::current()))
+async fn version(_: PlainJson) -> Json<api::Version> {
+    Json(api::Version::current())
 }
 
 /// This document.
@@ -340,11 +345,6 @@ async fn version(headers: HeaderMap, _: NoQuery) -> Result<Json<api::Version>, F
     tag = "api",
     responses((status = 200, description = "The OpenAPI document", body = Object))
 )]
-async fn document(
-    State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    _: NoQuery,
-) -> Result<Json<serde_json::Value>, Failure> {
-    accepted(&headers, &JSON)?;
-    Ok(Json(app.open_api.clone()))
+async fn document(_: PlainJson, State(app): State<Arc<App>>) -> Json<serde_json::Value> {
+    Json(app.open_api.clone())
 }

@@ -165,18 +165,18 @@ const POINTS: [&str; 8] = [
     "ledger.saved",
 ];
 
-/// Not a test: the process that dies for the next one.
-#[test]
-#[ignore = "run by a_crash_at_any_point_leaves_the_old_or_the_new_ledger_whole"]
-fn save_and_die() {
-    let dir = PathBuf::from(std::env::var_os("NUMAWARD_TEST_DIR").unwrap());
-    let (mut store, _) = Store::<Ledger>::open(&dir).unwrap();
-    store.save(&vec![2]).unwrap();
-    store.save(&vec![3]).unwrap();
-}
+/// The directory in which the process below is to die.
+const DIE_IN: &str = "NUMAWARD_TEST_DIR";
 
 #[test]
 fn a_crash_at_any_point_leaves_the_old_or_the_new_ledger_whole() {
+    // The test starts itself anew as the process that dies.
+    if let Some(dir) = std::env::var_os(DIE_IN) {
+        let (mut store, _) = Store::<Ledger>::open(&PathBuf::from(dir)).unwrap();
+        store.save(&vec![2]).unwrap();
+        store.save(&vec![3]).unwrap();
+        return;
+    }
     for first_save in [true, false] {
         for point in POINTS {
             let dir = tempfile::tempdir().unwrap();
@@ -186,8 +186,12 @@ fn a_crash_at_any_point_leaves_the_old_or_the_new_ledger_whole() {
             // In an empty store, no ledger is there to be kept when the first save passes.
             let is_second = first_save && ["ledger.older-removed", "ledger.previous-kept"].contains(&point);
             let output = Command::new(std::env::current_exe().unwrap())
-                .args(["--ignored", "--exact", "ledger::tests::save_and_die", "--nocapture"])
-                .env("NUMAWARD_TEST_DIR", dir.path())
+                .args([
+                    "--exact",
+                    "ledger::tests::a_crash_at_any_point_leaves_the_old_or_the_new_ledger_whole",
+                    "--nocapture",
+                ])
+                .env(DIE_IN, dir.path())
                 .env("NUMAWARD_FAULT", point)
                 .output()
                 .unwrap();

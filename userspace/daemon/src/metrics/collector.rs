@@ -207,8 +207,7 @@ impl Families<'_, '_> {
         }
         if let Some(cpus) = self.promises.shared_pool_cpus {
             let help = "CPUs that are exclusive to nobody";
-            let mut family = Family::gauge(&mut self.encoder, "cpu_manager_shared_pool_cpus", help, None)?;
-            family.0.encode_gauge(&cpus)?;
+            Family::gauge(&mut self.encoder, "cpu_manager_shared_pool_cpus", help, None)?.single(&cpus)?;
         }
         Ok(())
     }
@@ -266,7 +265,7 @@ impl Families<'_, '_> {
 }
 
 /// One family being written.
-struct Family<'e>(MetricEncoder<'e>);
+pub(super) struct Family<'e>(MetricEncoder<'e>);
 
 impl<'e> Family<'e> {
     fn counter(
@@ -278,7 +277,7 @@ impl<'e> Family<'e> {
         encoder.encode_descriptor(name, help, unit, MetricType::Counter).map(Self)
     }
 
-    fn gauge(
+    pub(super) fn gauge(
         encoder: &'e mut DescriptorEncoder<'_>,
         name: &'e str,
         help: &str,
@@ -295,7 +294,12 @@ impl<'e> Family<'e> {
         self.0.encode_family(&Labels(labels))?.encode_counter::<NoLabelSet, _, u64>(value, None)
     }
 
-    fn set<const N: usize>(
+    /// The one sample of a family without labels.
+    pub(super) fn single(&mut self, value: &impl EncodeGaugeValue) -> fmt::Result {
+        self.0.encode_gauge(value)
+    }
+
+    pub(super) fn set<const N: usize>(
         &mut self,
         labels: [(&str, &str); N],
         value: &impl EncodeGaugeValue,

@@ -6,6 +6,7 @@
 
 mod collector;
 mod exposition;
+mod kubelet;
 mod promises;
 mod snapshot;
 
@@ -31,14 +32,19 @@ pub use self::{
 /// All metrics of the daemon.
 #[derive(Debug)]
 pub struct Metrics {
-    registry: Registry,
+    root: Registry,
+    source: Arc<dyn Source>,
     scrape_duration: Histogram,
 }
+
+/// Of all names but the kubelet's.
+const PREFIX: &str = "numaward";
 
 impl Metrics {
     /// Registers what the source gives and what numaward says of itself.
     pub fn new(source: Arc<dyn Source>) -> Self {
-        let mut registry = Registry::with_prefix("numaward");
+        let mut root = Registry::default();
+        let registry = root.sub_registry_with_prefix(PREFIX);
         registry.register(
             "build",
             "The build of numaward that runs",
@@ -51,35 +57,43 @@ impl Metrics {
             Unit::Seconds,
             scrape_duration.clone(),
         );
-        registry.register_collector(Box::new(collector::Figures(source)));
-        Self { registry, scrape_duration }
+        registry.register_collector(Box::new(collector::Figures(source.clone())));
+        Self { root, source, scrape_duration }
     }
 
     /// Serves what guarantees count, too.
     #[must_use]
     pub fn with(mut self, figures: &guarantee::Figures) -> Self {
-        figures.register(&mut self.registry);
+        figures.register(self.root.sub_registry_with_prefix(PREFIX));
+        self
+    }
+
+    /// Serves what the kubelet has series for under its names, too (`exportKubeletNames`).
+    #[must_use]
+    pub fn with_kubelet_names(mut self, figures: &guarantee::Figures) -> Self {
+        figures.register_kubelet(&mut self.root);
+        self.root.register_collector(Box::new(kubelet::Gauges(self.source.clone())));
         self
     }
 
     /// Serves what is counted of events, too.
     #[must_use]
     pub fn with_events(mut self, events: &Events) -> Self {
-        events.register(&mut self.registry);
+        events.register(self.root.sub_registry_with_prefix(PREFIX));
         self
     }
 
     /// Serves what placing containers counts, too.
     #[must_use]
     pub fn with_kubernetes(mut self, figures: &kubernetes::Figures) -> Self {
-        figures.register(&mut self.registry);
+        figures.register(self.root.sub_registry_with_prefix(PREFIX));
         self
     }
 
     /// Writes all metrics, piece by piece. Blocks; ends early when the sink returns `false`.
     pub fn encode(&self, format: Format, sink: impl FnMut(Bytes) -> bool) -> fmt::Result {
         let start = Instant::now();
-        exposition::encode(&self.registry, format, sink)?;
+        exposition::encode(&self.root, format, sink)?;
         self.scrape_duration.observe(start.elapsed().as_secs_f64());
         Ok(())
     }

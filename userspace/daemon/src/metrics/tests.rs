@@ -153,3 +153,120 @@ fn a_reader_that_goes_away_ends_the_writing() {
     assert!(result.is_err());
     assert_eq!(pieces, 1);
 }
+
+#[derive(Debug)]
+struct Promising;
+
+impl Source for Promising {
+    fn snapshot(&self) -> Snapshot {
+        snapshot()
+    }
+
+    fn promises(&self) -> PromiseFigures {
+        let exclusive_cpus = vec![(NodeId(0), 3), (NodeId(2), 4)];
+        PromiseFigures { exclusive_cpus, shared_pool_cpus: Some(5), ..PromiseFigures::default() }
+    }
+}
+
+#[test]
+fn the_kubelets_names_are_served_where_they_are_asked_for() {
+    let figures = guarantee::Figures::default();
+    let written = |metrics: Metrics| {
+        let mut text = Vec::new();
+        metrics
+            .encode(Format::Prometheus, |piece| {
+                text.extend_from_slice(&piece);
+                true
+            })
+            .unwrap();
+        String::from_utf8(text).unwrap()
+    };
+    let without = written(Metrics::new(Arc::new(Promising)).with(&figures));
+    assert!(!without.contains("kubelet_"), "{without}");
+    let with = written(Metrics::new(Arc::new(Promising)).with(&figures).with_kubelet_names(&figures));
+    let kubelets: Vec<&str> = with.lines().filter(|line| line.starts_with("kubelet_")).collect();
+    for line in [
+        "kubelet_topology_manager_admission_requests_total 0",
+        "kubelet_topology_manager_admission_errors_total 0",
+        "kubelet_topology_manager_admission_duration_ms_count 0",
+        "kubelet_cpu_manager_pinning_requests_total 0",
+        "kubelet_cpu_manager_pinning_errors_total 0",
+        "kubelet_cpu_manager_shared_pool_size_millicores 5000",
+        "kubelet_cpu_manager_exclusive_cpu_allocation_count 7",
+        "kubelet_cpu_manager_allocation_per_numa{numa_node=\"0\"} 3",
+        "kubelet_cpu_manager_allocation_per_numa{numa_node=\"2\"} 4",
+        "kubelet_memory_manager_pinning_requests_total 0",
+        "kubelet_memory_manager_pinning_errors_total 0",
+    ] {
+        assert!(kubelets.contains(&line), "{line}: {kubelets:#?}");
+    }
+    assert!(with.contains("# TYPE kubelet_cpu_manager_pinning_errors_total counter\n"), "{with}");
+}
+
+/// What users build on from the first scrape: every name of the promise, enforced and self families, with a zero
+/// where nothing has happened, if the labels are bounded.
+#[test]
+fn the_families_are_there_from_the_start() {
+    let figures = guarantee::Figures::default();
+    let metrics = Metrics::new(Arc::new(Promising)).with(&figures);
+    let mut text = Vec::new();
+    metrics
+        .encode(Format::Prometheus, |piece| {
+            text.extend_from_slice(&piece);
+            true
+        })
+        .unwrap();
+    let text = String::from_utf8(text).unwrap();
+    let reasons = ["UnexpectedAdmissionError", "SMTAlignmentError"];
+    let knobs = ["cpuset.cpus", "cpuset.mems", "memory.min", "memory.low", "memory.high", "memory.max"];
+    let mut zeros = vec![
+        "topology_manager_admission_requests_total".to_owned(),
+        "topology_manager_admission_errors_total".to_owned(),
+        "topology_manager_admission_duration_seconds_count".to_owned(),
+        "memory_manager_pinning_requests_total".to_owned(),
+        "cpu_manager_pinning_requests_total".to_owned(),
+        "guarantee_migrated_bytes_total".to_owned(),
+        "scrape_duration_seconds_count".to_owned(),
+    ];
+    for manager in ["cpu", "memory"] {
+        zeros.extend(
+            reasons.map(|reason| format!("{manager}_manager_pinning_errors_total{{reason=\"{reason}\"}}")),
+        );
+    }
+    for knob in knobs {
+        for family in ["drift_total", "drift_repaired_total"] {
+            zeros.push(format!("{family}{{knob=\"{knob}\"}}"));
+        }
+        for backend in ["cgroupfs", "systemd"] {
+            for result in ["ok", "error"] {
+                zeros.push(format!(
+                    "enforcement_writes_total{{backend=\"{backend}\",knob=\"{knob}\",result=\"{result}\"}}"
+                ));
+            }
+        }
+    }
+    for zero in zeros {
+        assert!(text.contains(&format!("\nnumaward_{zero} 0\n")), "{zero}: {text}");
+    }
+    // Their labels are found out on the host: declared, with samples as soon as there are any.
+    for family in [
+        "build_info",
+        "cpu_manager_exclusive_cpus",
+        "cpu_manager_shared_pool_cpus",
+        "node_memory_bytes",
+        "memory_allocated_bytes_total",
+        "kernel_memory_allocated_bytes_total",
+        "numa_miss_bytes_total",
+        "memory_resident_bytes",
+        "memory_pressure_stalled_seconds_total",
+        "oom_kills_total",
+        "probe",
+        "probe_runtime_seconds_total",
+        "probe_map_entries",
+        "probe_map_capacity",
+        "probe_events_lost_total",
+        "degraded",
+    ] {
+        assert!(text.contains(&format!("# TYPE numaward_{family} ")), "{family}: {text}");
+    }
+}

@@ -1,0 +1,131 @@
+//! The way to a daemon's control address: TCP, with TLS for `https`, and what proves that we may.
+
+use std::{fmt, fs, io, path::Path, sync::Arc};
+
+use anyhow::{Context, bail};
+use hyper::{Uri, header::HeaderValue};
+use tokio::net::TcpStream;
+use tokio_rustls::{
+    TlsConnector,
+    client::TlsStream,
+    rustls::{
+        ClientConfig, RootCertStore,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+    },
+};
+use tokio_util::either::Either;
+
+use crate::args;
+
+/// A control address, and what is presented there.
+pub(crate) struct Remote {
+    url: String,
+    host: String,
+    port: u16,
+    authorization: Option<HeaderValue>,
+    tls: Option<(ServerName<'static>, TlsConnector)>,
+}
+
+impl fmt::Display for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.url)
+    }
+}
+
+impl fmt::Debug for Remote {
+    /// Without the token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remote").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+impl Remote {
+    /// Reads the files that were named.
+    pub(crate) fn new(url: &str, args: &args::Remote) -> anyhow::Result<Self> {
+        let wanted = "write it like https://host.example:9561 or http://127.0.0.1:9561";
+        let uri: Uri = url.parse().with_context(|| format!("--server {url:?} is no URL: {wanted}"))?;
+        let (Some(host), Some(port), "" | "/") = (uri.host(), uri.port_u16(), uri.path()) else {
+            bail!("--server {url:?} is not a host and a port: {wanted}");
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let tls = match uri.scheme_str() {
+            Some("https") => {
+                let name = ServerName::try_from(host.clone())
+                    .with_context(|| format!("--server {url:?}: no host can have the name {host:?}"))?;
+                Some((name, TlsConnector::from(Arc::new(tls(args)?))))
+            }
+            Some("http") if args.ca.is_some() || args.cert.is_some() => {
+                bail!("--ca and --cert are of no use with {url}: TLS needs https://");
+            }
+            Some("http") => None,
+            _ => bail!("--server {url:?} is neither https nor http: {wanted}"),
+        };
+        let authorization = args.token_file.as_deref().map(authorization).transpose()?;
+        Ok(Self { url: url.trim_end_matches('/').to_owned(), host, port, authorization, tls })
+    }
+
+    /// What the header Host says.
+    pub(crate) fn authority(&self) -> &str {
+        self.url.split_once("://").map_or(&*self.url, |(_, authority)| authority)
+    }
+
+    /// What the header Authorization says.
+    pub(crate) fn authorization(&self) -> Option<HeaderValue> {
+        self.authorization.clone()
+    }
+
+    /// Connects.
+    pub(crate) async fn connect(&self) -> io::Result<Either<TcpStream, Box<TlsStream<TcpStream>>>> {
+        let stream = TcpStream::connect((&*self.host, self.port)).await?;
+        Ok(match &self.tls {
+            None => Either::Left(stream),
+            Some((name, tls)) => Either::Right(Box::new(tls.connect(name.clone(), stream).await?)),
+        })
+    }
+}
+
+fn read(path: &Path, flag: &str) -> anyhow::Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("{flag} {}: cannot be read", path.display()))
+}
+
+fn authorization(path: &Path) -> anyhow::Result<HeaderValue> {
+    let token = read(path, "--token-file")?;
+    let mut value = b"Bearer ".to_vec();
+    value.extend_from_slice(token.trim_ascii());
+    let value = HeaderValue::from_bytes(&value);
+    let mut value = value.with_context(|| format!("--token-file {}: this is no token", path.display()))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+fn certificates(path: &Path, flag: &str) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path, flag)?).collect();
+    let found = found.with_context(|| format!("{flag} {}: no certificates as PEM", path.display()))?;
+    if found.is_empty() {
+        bail!("{flag} {}: has no certificate as PEM", path.display());
+    }
+    Ok(found)
+}
+
+fn tls(args: &args::Remote) -> anyhow::Result<ClientConfig> {
+    let Some(ca) = &args.ca else {
+        bail!("https needs --ca FILE: the authority that signed the certificate of the daemon");
+    };
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(ca, "--ca")? {
+        roots.add(certificate).with_context(|| format!("--ca {}", ca.display()))?;
+    }
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots);
+    let Some((cert, key)) = args.cert.as_deref().zip(args.key.as_deref()) else {
+        return Ok(config.with_no_client_auth());
+    };
+    let chain = certificates(cert, "--cert")?;
+    let private_key = PrivateKeyDer::from_pem_slice(&read(key, "--key")?)
+        .with_context(|| format!("--key {}: no private key as PEM", key.display()))?;
+    config
+        .with_client_auth_cert(chain, private_key)
+        .with_context(|| format!("--cert {} with --key {}", cert.display(), key.display()))
+}

@@ -1,0 +1,157 @@
+//! Time from a request to its answer, which comes when the last knob is written, with 1 to 1,000 workloads that
+//! hold guarantees.
+//!
+//! `cargo bench -p numaward-daemon --bench enforce [-- --real]`, or `cargo xtask bench enforce [--vm]`.
+//!
+//! By default on a made-up machine and a tree of plain files in memory: that measures the engine, the ledger and
+//! the plans, and what the kernel takes for a write is left out. Once with the ledger in memory, once on the disk of
+//! the temporary directory, where each admission syncs it twice. With `--real` in this host's own cgroup v2
+//! hierarchy, with as many workloads as it has exclusive CPUs for; in an emulated machine these times are not
+//! figures, but everything passes through the kernel.
+//!
+//! Exits with 1 if the budget of the design is exceeded: 10 ms for 99 of 100.
+
+#![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on fails")]
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::{
+    fs, io,
+    path::Path,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use numaward_cgroup::Hierarchy;
+use numaward_daemon::guarantee::{Refused, Request};
+use numaward_topology::{Bytes, Machine};
+
+use self::support::{Daemon, Host};
+
+const BUDGET: Duration = Duration::from_millis(10);
+const WORKLOADS: usize = 1000;
+/// Up to how many workloads the times are put together.
+const STEPS: [usize; 4] = [1, 10, 100, WORKLOADS];
+/// Admissions that are measured on a real hierarchy.
+const REAL_SAMPLES: usize = 200;
+
+fn asked(name: &str, cgroup: &str, memory: &str) -> Request {
+    Request::new(&serde_json::from_str(&support::request(name, cgroup, 1, memory)).unwrap()).unwrap()
+}
+
+async fn admit(daemon: &Daemon, request: Request) -> Result<Duration, Refused> {
+    let start = Instant::now();
+    daemon.keeper.admit(request, false).await?;
+    Ok(start.elapsed())
+}
+
+fn percentile(times: &mut [Duration], percent: usize) -> Duration {
+    times.sort();
+    times[(times.len() * percent).div_ceil(100).max(1) - 1]
+}
+
+fn report(what: &str, times: &mut [Duration]) -> bool {
+    let (median, high) = (percentile(times, 50), percentile(times, 99));
+    let kept = high < BUDGET;
+    let verdict = if kept { "" } else { "  EXCEEDED" };
+    println!("{what:<24} p50 {median:>9.1?}  p99 {high:>9.1?}  of {}{verdict}", times.len());
+    kept
+}
+
+/// Admits one workload after the other.
+async fn made_up(ledger: &Path, place: &str) -> bool {
+    // 8 nodes with 144 CPUs each: room for 1,000 exclusive ones.
+    let machine = Machine::builder().nodes(8).sockets(8).cores_per_node(144).memory(Bytes::gib(256));
+    let host = Host::new(machine.build().unwrap());
+    for workload in 0..WORKLOADS {
+        host.cgroup(&format!("w{workload}"));
+    }
+    let daemon = host.start_on(Hierarchy::at(&host.root()), ledger);
+    let mut times = Vec::with_capacity(WORKLOADS);
+    for workload in 0..WORKLOADS {
+        let request = asked(&format!("w{workload}"), &format!("/w{workload}"), "64Mi");
+        times.push(admit(&daemon, request).await.unwrap());
+    }
+    println!("8 nodes, 1,152 CPUs, plain files in memory, ledger {place}:");
+    let mut kept = true;
+    let mut from = 0;
+    for to in STEPS {
+        kept &= report(&format!("  workloads {}-{to}", from + 1), &mut times[from..to]);
+        from = to;
+    }
+    kept
+}
+
+/// Admits as many as the host has room for, over and over.
+async fn real() -> io::Result<bool> {
+    let machine = numaward_topology::sysfs::read(Path::new("/")).map_err(io::Error::other)?;
+    let hierarchy = Hierarchy::open().map_err(io::Error::other)?;
+    let (nodes, cpus) = (machine.nodes.len(), machine.possible_cpus.len());
+    let parent = hierarchy.root().join("numaward-bench");
+    fs::create_dir(&parent)?;
+    let names: Vec<String> = (0..cpus).map(|cpu| format!("w{cpu}")).collect();
+    let measured = measure(machine, &hierarchy, &parent, &names).await;
+    for name in &names {
+        let _ = fs::remove_dir(parent.join(name));
+    }
+    let _ = fs::remove_dir(&parent);
+    let (mut times, most) = measured?;
+    println!("{nodes} nodes, {cpus} CPUs, {}, ledger in memory, {most} workloads at most:", parent.display());
+    Ok(report("  this host", &mut times))
+}
+
+async fn measure(
+    machine: Machine,
+    hierarchy: &Hierarchy,
+    parent: &Path,
+    names: &[String],
+) -> io::Result<(Vec<Duration>, usize)> {
+    for name in names {
+        fs::create_dir(parent.join(name))?;
+    }
+    let host = Host::new(machine);
+    let daemon = host.start_on(Hierarchy::at(hierarchy.root()), &host.dir.path().join("state"));
+    let (mut times, mut most) = (Vec::new(), 0);
+    while times.len() < REAL_SAMPLES {
+        let mut held = Vec::new();
+        for name in names {
+            let request = asked(name, &format!("/numaward-bench/{name}"), "16Mi");
+            match admit(&daemon, request).await {
+                Ok(time) => times.push(time),
+                // As many as fit.
+                Err(Refused::Rejected(..)) => break,
+                Err(error) => return Err(io::Error::other(error)),
+            }
+            held.push(name);
+        }
+        if held.is_empty() {
+            return Err(io::Error::other("this host has no CPU that could become exclusive"));
+        }
+        most = most.max(held.len());
+        for name in held {
+            daemon.keeper.release(name.clone()).await.map_err(io::Error::other)?;
+        }
+    }
+    Ok((times, most))
+}
+
+fn main() -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let kept = if std::env::args().any(|argument| argument == "--real") {
+        match runtime.block_on(real()) {
+            Ok(kept) => kept,
+            Err(error) => {
+                eprintln!("this host's hierarchy cannot be measured: {error}");
+                return ExitCode::FAILURE;
+            }
+        }
+    } else {
+        let (memory, disk) = (Path::new("/dev/shm"), tempfile::tempdir().unwrap());
+        let memory = tempfile::tempdir_in(if memory.is_dir() { memory } else { disk.path() }).unwrap();
+        let kept = runtime.block_on(made_up(memory.path(), "in memory"));
+        runtime.block_on(made_up(disk.path(), &format!("below {}", std::env::temp_dir().display()))) && kept
+    };
+    println!("budget: {BUDGET:?}: {}", if kept { "kept" } else { "EXCEEDED" });
+    if kept { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,505 @@
+//! Control over a socket and over TCP, in process: who may, what is refused, and that nobody gets what others hold.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::SocketAddr,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use numaward_daemon::{
+    config::Control,
+    http::{
+        ControlListener, Gate, Key, MAX_BODY_BYTES, RemoteListener, control_router, listen, listen_control,
+        remote_router, serve,
+    },
+};
+use numaward_topology::{Bytes, CpuSet, Machine};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use serde_json::Value;
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::{
+    TlsConnector,
+    client::TlsStream,
+    rustls::{
+        ClientConfig, RootCertStore,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    },
+};
+
+use self::support::{Answer, Daemon, Host, ask, request};
+
+const ALLOCATIONS: &str = "/api/v1/allocations";
+const PROBLEM: &str = "content-type: application/problem+json";
+
+/// Four CPUs on each of two nodes; CPU 0 is kept for the system.
+fn host() -> Host {
+    let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build();
+    Host::new(machine.unwrap())
+}
+
+/// Serves on a control socket.
+fn on_socket(host: &Host, daemon: &Daemon) -> PathBuf {
+    let path = host.dir.path().join("run/control.sock");
+    let listener = ControlListener::new(listen_control(&path).unwrap()).unwrap();
+    let router = control_router(daemon.app.clone(), daemon.keeper.clone());
+    tokio::spawn(serve(listener, router, daemon.stop.clone()));
+    path
+}
+
+async fn ask_on(socket: &Path, method: &str, path: &str, body: &str) -> Answer {
+    ask(UnixStream::connect(socket).await.unwrap(), method, path, &[], body).await.unwrap()
+}
+
+/// Every file below a directory with what it holds.
+fn files(dir: &Path) -> BTreeMap<PathBuf, String> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else {
+            found.insert(path.clone(), fs::read_to_string(&path).unwrap());
+        }
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
+    let host = host();
+    for cgroup in ["a", "a/b", "c", "bare", "bare/undelegated"] {
+        host.cgroup(cgroup);
+    }
+    // Nobody let this one have the controller.
+    fs::write(host.root().join("bare/cgroup.controllers"), "memory\n").unwrap();
+    fs::write(host.root().join("bare/undelegated/cgroup.controllers"), "memory\n").unwrap();
+    fs::remove_file(host.root().join("bare/undelegated/cpuset.cpus")).unwrap();
+    let daemon = host.start();
+    let socket = on_socket(&host, &daemon);
+    let held = ask_on(&socket, "POST", ALLOCATIONS, &request("a", "/a", 1, "1Gi")).await;
+    assert_eq!(held.status, 201, "{held:?}");
+    let (tree, before) = (files(&host.root()), daemon.keeper.allocations());
+
+    let sound = |name: &str, value: Value| {
+        let mut json: Value = serde_json::from_str(&request("x", "/c", 1, "1Gi")).unwrap();
+        json[name] = value;
+        json.to_string()
+    };
+    let large = sound("name", "x".repeat(MAX_BODY_BYTES).into());
+    let dry = format!("{ALLOCATIONS}?dryRun=perhaps");
+    let nobody = format!("{ALLOCATIONS}/nobody");
+    let target = |kind: &str, value: &str| sound("target", serde_json::json!({ kind: value }));
+    // Method, path, body; status, field, words of the detail, and whether what is allowed is told.
+    let post = "POST";
+    let table: &[(&str, &str, String, u16, &str, &str)] = &[
+        (post, ALLOCATIONS, String::new(), 400, "", "EOF"),
+        (post, ALLOCATIONS, "{\"name\": ".to_owned(), 400, "name", "line 1 column 9"),
+        (post, ALLOCATIONS, "{} {}".to_owned(), 400, "", "missing field"),
+        (post, ALLOCATIONS, sound("cpus", 1.into()) + "x", 400, "", "after the request"),
+        (post, ALLOCATIONS, sound("colour", 1.into()), 400, "colour", "unknown field `colour`"),
+        (post, ALLOCATIONS, sound("cpus", "two".into()), 400, "cpus", "invalid type"),
+        (post, ALLOCATIONS, sound("cpus", (-1).into()), 400, "cpus", "invalid value"),
+        (post, ALLOCATIONS, large, 413, "", "16384 bytes"),
+        (post, &dry, sound("cpus", 1.into()), 422, "dryRun", "perhaps"),
+        (post, ALLOCATIONS, sound("cpus", 0.into()), 422, "cpus", "at least 1"),
+        (post, ALLOCATIONS, sound("memory", "0".into()), 422, "memory", "it is 0"),
+        (post, ALLOCATIONS, sound("memory", "lots".into()), 422, "memory", "not a quantity"),
+        (post, ALLOCATIONS, sound("name", "".into()), 422, "name", "no name"),
+        (post, ALLOCATIONS, sound("hugepages", serde_json::json!({"2M": "2Mi"})), 422, "hugepages.2M", ""),
+        (post, ALLOCATIONS, target("cgroup", "/nowhere"), 422, "target.cgroup", "/nowhere does not exist"),
+        (post, ALLOCATIONS, target("cgroup", "/"), 422, "target.cgroup", "the whole host"),
+        (post, ALLOCATIONS, target("cgroup", "/../etc"), 422, "target.cgroup", "no such path"),
+        (post, ALLOCATIONS, target("unit", "nowhere.service"), 422, "target.unit", "has no cgroup"),
+        (post, ALLOCATIONS, target("cgroup", "/bare/undelegated"), 422, "target", "cpuset"),
+        (post, ALLOCATIONS, request("a", "/c", 1, "1Gi"), 409, "name", "is held by /a"),
+        (post, ALLOCATIONS, request("b", "/a/b", 1, "1Gi"), 409, "target", "overlaps with /a"),
+        (post, ALLOCATIONS, sound("cpus", 1000.into()), 409, "", "cpu requested 1000"),
+        (post, ALLOCATIONS, sound("memory", "1Ti".into()), 409, "", "memory requested 1"),
+        ("DELETE", &nobody, String::new(), 404, "", "no allocation named \"nobody\""),
+        ("PUT", ALLOCATIONS, String::new(), 405, "", "does not take PUT"),
+    ];
+    for (method, path, body, status, field, words) in table {
+        let answer = ask_on(&socket, method, path, body).await;
+        let shown = &body[..body.len().min(200)];
+        assert_eq!(answer.status, *status, "{method} {path} {shown}: {answer:?}");
+        assert!(answer.head.contains(PROBLEM), "{shown}: {answer:?}");
+        assert_eq!(answer.body["status"], *status, "{answer:?}");
+        let detail = answer.body["detail"].as_str().unwrap();
+        assert!(detail.contains(words), "{shown}: {answer:?}");
+        if !field.is_empty() {
+            assert_eq!(answer.body["field"], *field, "{shown}: {answer:?}");
+            assert!(answer.body["allowed"].as_str().is_some_and(|allowed| !allowed.is_empty()), "{answer:?}");
+        }
+        if *status == 409 && field.is_empty() {
+            let shortfalls = answer.body["rejection"]["shortfalls"].as_array().unwrap();
+            assert!(shortfalls.len() >= 2, "of each node: {answer:?}");
+        }
+    }
+    assert_eq!(daemon.keeper.allocations(), before);
+    assert_eq!(files(&host.root()), tree);
+    assert_eq!(ask_on(&socket, "DELETE", &format!("{ALLOCATIONS}/a"), "").await.status, 204);
+}
+
+/// Takes CPUs for a client; they must be nobody's.
+fn take(holders: &Mutex<BTreeMap<u32, String>>, cpus: &CpuSet, name: &str) {
+    let mut holders = holders.lock().unwrap();
+    for cpu in cpus.iter() {
+        if let Some(other) = holders.insert(cpu.0, name.to_owned()) {
+            panic!("CPU {cpu} of {name} is still held by {other}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn clients_at_once_never_get_the_same_cpu() {
+    const CLIENTS: usize = 16;
+    const ROUNDS: usize = 75;
+    let host = host();
+    for client in 0..CLIENTS {
+        host.cgroup(&format!("c{client}"));
+    }
+    let daemon = host.start();
+    let socket = on_socket(&host, &daemon);
+    let empty = daemon.keeper.allocations();
+    let holders = Arc::new(Mutex::new(BTreeMap::new()));
+    let (admitted, refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|client| {
+            let (socket, holders) = (socket.clone(), holders.clone());
+            let (admitted, refused) = (admitted.clone(), refused.clone());
+            tokio::spawn(async move {
+                let name = format!("client-{client}");
+                for round in 0..ROUNDS {
+                    let cpus = u32::try_from(1 + (client + round) % 3).unwrap();
+                    let body = request(&name, &format!("/c{client}"), cpus, "512Mi");
+                    let answer = ask_on(&socket, "POST", ALLOCATIONS, &body).await;
+                    match answer.status {
+                        201 => {
+                            admitted.fetch_add(1, Ordering::Relaxed);
+                            let got: CpuSet = answer.body["cpus"].as_str().unwrap().parse().unwrap();
+                            assert_eq!(got.len(), usize::try_from(cpus).unwrap(), "{answer:?}");
+                            assert!(!got.contains(numaward_topology::CpuId(0)), "kept for the system");
+                            take(&holders, &got, &name);
+                            all_apart(&socket).await;
+                            // From here on the daemon may give them to somebody else.
+                            holders.lock().unwrap().retain(|_, holder| *holder != name);
+                            let released =
+                                ask_on(&socket, "DELETE", &format!("{ALLOCATIONS}/{name}"), "").await;
+                            assert_eq!(released.status, 204, "{released:?}");
+                        }
+                        409 => {
+                            refused.fetch_add(1, Ordering::Relaxed);
+                            assert!(answer.body["rejection"]["reason"].is_string(), "{answer:?}");
+                        }
+                        _ => panic!("{answer:?}"),
+                    }
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.await.unwrap();
+    }
+    let (admitted, refused) = (admitted.load(Ordering::Relaxed), refused.load(Ordering::Relaxed));
+    assert_eq!(admitted + refused, CLIENTS * ROUNDS);
+    assert!(admitted >= ROUNDS, "{admitted} admitted, {refused} refused");
+    assert_eq!(daemon.keeper.allocations(), empty);
+}
+
+/// What the daemon says is held has no CPU twice, and no node has promised more than it has.
+async fn all_apart(socket: &Path) {
+    let held = ask_on(socket, "GET", ALLOCATIONS, "").await;
+    let mut seen = CpuSet::new();
+    for allocation in held.body["allocations"].as_array().unwrap() {
+        let cpus: CpuSet = allocation["cpus"].as_str().unwrap().parse().unwrap();
+        assert!((&seen & &cpus).is_empty(), "{held:?}");
+        seen = &seen | &cpus;
+    }
+    let shared: CpuSet = held.body["sharedCpus"].as_str().unwrap().parse().unwrap();
+    assert!((&seen & &shared).is_empty(), "{held:?}");
+    for node in held.body["nodes"].as_array().unwrap() {
+        for kind in node["memory"].as_array().unwrap() {
+            let bytes = |name: &str| kind[name].as_u64().unwrap();
+            assert_eq!(bytes("promisedBytes") + bytes("freeBytes"), bytes("allocatableBytes"), "{held:?}");
+        }
+    }
+}
+
+/// The user of another process is known from the kernel, whatever the mode of the socket.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_not_root_is_turned_away() {
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "this test needs root");
+        eprintln!("skipped: only root can become somebody else");
+        return;
+    }
+    let host = host();
+    host.cgroup("c");
+    let daemon = host.start();
+    let socket = on_socket(&host, &daemon);
+    for open in [host.dir.path(), socket.parent().unwrap(), &socket] {
+        fs::set_permissions(open, fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let path = socket.clone();
+    let text = tokio::task::spawn_blocking(move || {
+        // A thread of its own: users are a thread's to the kernel.
+        let stranger = std::thread::spawn(move || {
+            let nobody = rustix::process::Uid::from_raw(65_534);
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            let mut stream = std::os::unix::net::UnixStream::connect(path).unwrap();
+            let mut text = String::new();
+            std::io::Read::read_to_string(&mut stream, &mut text).unwrap();
+            text
+        });
+        stranger.join().unwrap()
+    });
+    let text = text.await.unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 403 ") && head.contains(PROBLEM), "{text}");
+    let problem: Value = serde_json::from_str(body).unwrap();
+    assert!(problem["detail"].as_str().unwrap().contains("only root"), "{text}");
+    assert!(head.contains(&format!("content-length: {}", body.len())), "{text}");
+    assert_eq!(ask_on(&socket, "POST", ALLOCATIONS, &request("c", "/c", 1, "1Gi")).await.status, 201);
+}
+
+/// An authority with certificates.
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { issuer: Issuer::new(params, key), pem }
+    }
+
+    /// A certificate for a name, and its key.
+    fn sign(&self, name: &str) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new([name.to_owned()]).unwrap();
+        (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
+    }
+}
+
+/// A file that others cannot read; it replaces an older one at once.
+fn write(path: &Path, text: &str) {
+    let new = path.with_extension("new");
+    fs::write(&new, text).unwrap();
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::rename(&new, path).unwrap();
+}
+
+/// Serves on a control address.
+fn on_address(daemon: &Daemon, control: &Control) -> SocketAddr {
+    let gate = Gate::open(control).unwrap();
+    let listener = listen("127.0.0.1:0".parse().unwrap(), Key::Control).unwrap();
+    let listener = RemoteListener::new(listener, gate.clone()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = remote_router(daemon.app.clone(), daemon.keeper.clone(), gate);
+    tokio::spawn(serve(listener, router, daemon.stop.clone()));
+    address
+}
+
+const TOKEN: &str = "correct-horse-battery-staple";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_token_opens_the_control_address() {
+    let host = host();
+    host.cgroup("c");
+    let daemon = host.start();
+    let file = host.dir.path().join("token");
+    write(&file, &format!("{TOKEN}\n"));
+    let control = Control { token_file: Some(file.clone()), ..Control::default() };
+    let address = on_address(&daemon, &control);
+    let ask = async |method, path, authorization: Option<&str>| {
+        let stream = TcpStream::connect(address).await.unwrap();
+        let headers: Vec<_> = authorization.map(|value| ("authorization", value)).into_iter().collect();
+        let body = if method == "POST" { request("c", "/c", 1, "1Gi") } else { String::new() };
+        ask(stream, method, path, &headers, &body).await.unwrap()
+    };
+    let (right, lower) = (format!("Bearer {TOKEN}"), format!("bearer {TOKEN}"));
+    let (longer, shorter) = (format!("{right}x"), right[..right.len() - 1].to_owned());
+    for wrong in [
+        None,
+        Some("Bearer "),
+        Some("Bearer"),
+        Some("Basic cm9vdDo="),
+        Some(TOKEN),
+        Some(&*longer),
+        Some(&*shorter),
+    ] {
+        for (method, path) in [
+            ("POST", ALLOCATIONS),
+            ("DELETE", "/api/v1/allocations/c"),
+            ("GET", ALLOCATIONS),
+            ("GET", "/metrics"),
+            ("GET", "/nowhere"),
+        ] {
+            let answer = ask(method, path, wrong).await;
+            assert_eq!(answer.status, 401, "{method} {path} {wrong:?}: {answer:?}");
+            assert!(answer.head.contains(PROBLEM), "{answer:?}");
+            let challenge =
+                answer.head.lines().find_map(|line| line.strip_prefix("www-authenticate: ")).unwrap();
+            assert!(challenge.starts_with("Bearer realm=\"numaward\""), "{answer:?}");
+            // HTTP takes the blank off the end of a value: that is no token.
+            let is_wrong = wrong.is_some_and(|wrong| wrong.len() > 7 && wrong.starts_with("Bearer "));
+            assert_eq!(challenge.contains("invalid_token"), is_wrong, "{wrong:?}: {answer:?}");
+            assert!(!format!("{answer:?}").contains(TOKEN), "{answer:?}");
+        }
+    }
+    assert_eq!(daemon.keeper.allocations().allocations, []);
+    assert_eq!(ask("POST", ALLOCATIONS, Some(&right)).await.status, 201);
+    assert_eq!(ask("GET", "/metrics", Some(&lower)).await.status, 200);
+    assert_eq!(ask("DELETE", "/api/v1/allocations/c", Some(&right)).await.status, 204);
+
+    // Rotated: the new one is taken at once, the old one no more.
+    write(&file, "another-token-of-some-length");
+    assert_eq!(ask("GET", ALLOCATIONS, Some(&right)).await.status, 401);
+    assert_eq!(ask("GET", ALLOCATIONS, Some("Bearer another-token-of-some-length")).await.status, 200);
+    // What cannot be used leaves the last one in force.
+    write(&file, "short");
+    assert_eq!(ask("GET", ALLOCATIONS, Some("Bearer short")).await.status, 401);
+    assert_eq!(ask("GET", ALLOCATIONS, Some("Bearer another-token-of-some-length")).await.status, 200);
+}
+
+#[test]
+fn credentials_that_cannot_be_used_are_told_with_their_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str, mode| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        path
+    };
+    let authority = Authority::new();
+    let (cert, key) = authority.sign("localhost");
+    let other = authority.sign("localhost").1;
+    let (good_cert, good_key) = (file("cert", &cert, 0o644), file("key", &key, 0o640));
+    let with_token = |path| Control { token_file: Some(path), ..Control::default() };
+    let with_tls = |cert: &Path, key: &Path, ca: Option<PathBuf>, names: Option<Vec<String>>| {
+        let mut control = Control::default();
+        control.tls.cert_file = Some(cert.to_owned());
+        control.tls.key_file = Some(key.to_owned());
+        control.tls.client_ca_file = ca;
+        control.tls.client_names = names;
+        control
+    };
+    let ca = file("ca", &authority.pem, 0o644);
+    Gate::open(&with_token(file("good", TOKEN, 0o600))).unwrap();
+    Gate::open(&with_tls(&good_cert, &good_key, Some(ca.clone()), None)).unwrap();
+    for (control, name, words) in [
+        (with_token(dir.path().join("missing")), "missing", "cannot be read"),
+        (with_token(dir.path().to_owned()), "", "it is no file"),
+        (with_token(file("group", TOKEN, 0o640)), "group", "its mode is 0640"),
+        (with_token(file("world", TOKEN, 0o604)), "world", "chmod 600"),
+        (with_token(file("empty", "\n", 0o600)), "empty", "can be guessed"),
+        (with_token(file("two", &format!("{TOKEN}\n{TOKEN}\n"), 0o600)), "two", "one line"),
+        (with_tls(&file("nocert", "x", 0o644), &good_key, None, None), "nocert", "no certificate"),
+        (with_tls(&good_cert, &file("nokey", "x", 0o600), None, None), "nokey", "no private key"),
+        (with_tls(&good_cert, &file("open", &key, 0o644), None, None), "open", "its mode is 0644"),
+        (with_tls(&good_cert, &file("other", &other, 0o600), None, None), "cert", "with the key"),
+        (with_tls(&good_cert, &good_key, Some(file("noca", "", 0o644)), None), "noca", "no certificate"),
+        (with_tls(&good_cert, &good_key, Some(ca), Some(vec!["a b".to_owned()])), "ca", "no DNS name"),
+    ] {
+        let error = Gate::open(&control).unwrap_err().to_string();
+        let path = dir.path().join(name).display().to_string();
+        assert!(error.starts_with(path.trim_end_matches('/')) && error.contains(words), "{name}: {error}");
+    }
+}
+
+/// A client that trusts an authority and presents a certificate, if any.
+async fn tls(
+    address: SocketAddr,
+    trusted: &str,
+    identity: Option<&(String, String)>,
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(trusted.as_bytes()).unwrap()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let config = match identity {
+        None => config.with_no_client_auth(),
+        Some((cert, key)) => config
+            .with_client_auth_cert(
+                vec![CertificateDer::from_pem_slice(cert.as_bytes()).unwrap()],
+                PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
+            )
+            .unwrap(),
+    };
+    let stream = TcpStream::connect(address).await?;
+    TlsConnector::from(Arc::new(config)).connect("localhost".try_into().unwrap(), stream).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_certificate_opens_the_control_address() {
+    let host = host();
+    let daemon = host.start();
+    let path = |name: &str| host.dir.path().join(name);
+    let (ours, theirs, foreign) = (Authority::new(), Authority::new(), Authority::new());
+    let (cert, key) = ours.sign("localhost");
+    write(&path("cert"), &cert);
+    write(&path("key"), &key);
+    write(&path("ca"), &theirs.pem);
+    write(&path("token"), TOKEN);
+    let mut control = Control::default();
+    control.tls.cert_file = Some(path("cert"));
+    control.tls.key_file = Some(path("key"));
+    control.tls.client_ca_file = Some(path("ca"));
+    let address = on_address(&daemon, &control);
+    let get = async |address, authority: &Authority, identity: Option<&(String, String)>, headers: &[_]| {
+        ask(tls(address, &authority.pem, identity).await?, "GET", ALLOCATIONS, headers, "").await
+    };
+    let client = theirs.sign("ops.example");
+    assert_eq!(get(address, &ours, Some(&client), &[]).await.unwrap().status, 200);
+    // None, and one of an authority that is not taken.
+    let answer = get(address, &ours, None, &[]).await.unwrap();
+    assert_eq!(answer.status, 401, "{answer:?}");
+    assert!(answer.body["detail"].as_str().unwrap().contains("takes no token"), "{answer:?}");
+    assert!(get(address, &ours, Some(&foreign.sign("ops.example")), &[]).await.is_err());
+    // Not encrypted, and for who does not trust the daemon.
+    let plain = TcpStream::connect(address).await.unwrap();
+    assert!(ask(plain, "GET", ALLOCATIONS, &[], "").await.is_err());
+    assert!(get(address, &foreign, Some(&client), &[]).await.is_err());
+
+    // With names, and a token beside.
+    control.tls.client_names = Some(vec!["admin.example".to_owned(), "ops.example".to_owned()]);
+    control.token_file = Some(path("token"));
+    let named = on_address(&daemon, &control);
+    assert_eq!(get(named, &ours, Some(&client), &[]).await.unwrap().status, 200);
+    let stranger = theirs.sign("dev.example");
+    let answer = get(named, &ours, Some(&stranger), &[]).await.unwrap();
+    assert_eq!(answer.status, 403, "{answer:?}");
+    assert!(answer.head.contains(PROBLEM), "{answer:?}");
+    let bearer = format!("Bearer {TOKEN}");
+    let bearer = [("authorization", &*bearer)];
+    assert_eq!(get(named, &ours, Some(&stranger), &bearer).await.unwrap().status, 200);
+    assert_eq!(get(named, &ours, None, &bearer).await.unwrap().status, 200);
+    assert_eq!(get(named, &ours, None, &[("authorization", "Bearer x")]).await.unwrap().status, 401);
+
+    // Replaced: another authority signs both sides now. A half that does not fit leaves all as it was.
+    let (cert, key) = foreign.sign("localhost");
+    write(&path("cert"), &cert);
+    assert_eq!(get(address, &ours, Some(&client), &[]).await.unwrap().status, 200);
+    write(&path("key"), &key);
+    write(&path("ca"), &foreign.pem);
+    assert!(get(address, &ours, Some(&client), &[]).await.is_err());
+    assert!(get(address, &foreign, Some(&client), &[]).await.is_err());
+    assert_eq!(get(address, &foreign, Some(&foreign.sign("a.example")), &[]).await.unwrap().status, 200);
+}

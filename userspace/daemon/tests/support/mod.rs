@@ -1,0 +1,172 @@
+//! A host on which guarantees can be given, as a tree of plain files, and requests to its daemon.
+
+#![allow(dead_code, reason = "not every test and benchmark uses all of it")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread::JoinHandle,
+};
+
+use numaward_cgroup::{CgroupPath, Hierarchy};
+use numaward_daemon::{
+    config::Config,
+    enforce::{Enforcer, Options},
+    events::Report,
+    guarantee::{
+        Figures, Keeper,
+        keeper::{Listener, Promises},
+    },
+    health::{Heartbeat, Readiness},
+    http::App,
+    metrics::Metrics,
+    observe::Observer,
+};
+use numaward_topology::Machine;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio_util::sync::CancellationToken;
+
+/// A machine, and a hierarchy of cgroups below a directory. Removed with this.
+pub(crate) struct Host {
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) machine: Arc<Machine>,
+}
+
+struct Deaf(Arc<Machine>);
+
+impl Listener for Deaf {
+    fn machine(&self) -> Arc<Machine> {
+        self.0.clone()
+    }
+
+    fn promised(&self, _: Promises) {}
+
+    fn happened(&self, _: Option<&CgroupPath>, _: Report) {}
+}
+
+impl Host {
+    pub(crate) fn new(machine: Machine) -> Self {
+        // In memory where there is such a place: syncing the ledger is not what is tested here.
+        let memory = Path::new("/dev/shm");
+        let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+        let host = Self { dir: dir.unwrap(), machine: Arc::new(machine) };
+        host.cgroup("");
+        host
+    }
+
+    pub(crate) fn root(&self) -> PathBuf {
+        self.dir.path().join("cgroup")
+    }
+
+    /// Makes a cgroup with the knobs that guarantees need.
+    pub(crate) fn cgroup(&self, path: &str) {
+        let dir = self.root().join(path);
+        fs::create_dir_all(&dir).unwrap();
+        let (cpus, nodes) = (self.machine.possible_cpus.to_string(), self.machine.node_ids().to_string());
+        for (knob, text) in [
+            ("cgroup.controllers", "cpuset memory hugetlb"),
+            ("cgroup.subtree_control", "cpuset memory hugetlb"),
+            ("cgroup.procs", ""),
+            ("cgroup.events", "populated 1"),
+            ("cpuset.cpus", ""),
+            ("cpuset.cpus.effective", &cpus),
+            ("cpuset.mems", ""),
+            ("cpuset.mems.effective", &nodes),
+            ("memory.current", "4096"),
+            ("memory.min", "0"),
+            ("memory.max", "max"),
+        ] {
+            fs::write(dir.join(knob), format!("{text}\n")).unwrap();
+        }
+    }
+
+    pub(crate) fn start(&self) -> Daemon {
+        self.start_on(Hierarchy::at(&self.root()), &self.dir.path().join("state"))
+    }
+
+    /// Starts to give guarantees in any hierarchy, with the ledger in a directory.
+    pub(crate) fn start_on(&self, hierarchy: Hierarchy, state: &Path) -> Daemon {
+        let mut config = Config {
+            host_root: self.dir.path().to_owned(),
+            state_directory: state.to_owned(),
+            ..Config::default()
+        };
+        config.probes.allocation.enabled = false;
+        let options = Options::new(self.machine.possible_cpus.clone(), self.machine.node_ids());
+        let enforcer = Enforcer::new(hierarchy.root().to_owned(), None, options);
+        let stop = CancellationToken::new();
+        let listener = Arc::new(Deaf(self.machine.clone()));
+        let figures = Figures::default();
+        let (keeper, thread) =
+            Keeper::start(&config, hierarchy, enforcer, listener, figures, None, stop.clone()).unwrap();
+        let observer = Arc::new(Observer::new(&config));
+        let metrics = Arc::new(Metrics::new(observer.clone()));
+        let app = App::new(observer, metrics, Readiness::default(), Heartbeat::new());
+        Daemon { app, keeper, stop, thread: Some(thread) }
+    }
+}
+
+/// The parts of a daemon that give guarantees. Dropped, it ends.
+pub(crate) struct Daemon {
+    pub(crate) app: Arc<App>,
+    pub(crate) keeper: Keeper,
+    pub(crate) stop: CancellationToken,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// What a server answered.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    /// Null if it is no JSON.
+    pub(crate) body: Value,
+}
+
+/// Asks on a connection that is used once.
+pub(crate) async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
+    mut stream: S,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> std::io::Result<Answer> {
+    let mut request = format!("{method} {path} HTTP/1.1\r\nhost: numaward\r\nconnection: close\r\n");
+    for (name, value) in headers {
+        request.extend([name, ": ", value, "\r\n"]);
+    }
+    request.push_str(&format!("content-length: {}\r\n\r\n{body}", body.len()));
+    // Whoever is turned away at once cannot send all, and reads the answer all the same.
+    let sent = stream.write_all(request.as_bytes()).await;
+    let mut text = Vec::new();
+    match stream.read_to_end(&mut text).await {
+        Ok(_) => {}
+        // TLS without a farewell, or a reset after the answer.
+        Err(_) if text.ends_with(b"}") => {}
+        Err(error) => return Err(error),
+    }
+    let text = String::from_utf8_lossy(&text);
+    let Some((head, body)) = text.split_once("\r\n\r\n") else {
+        sent?;
+        return Err(std::io::Error::other(format!("no answer: {text:?}")));
+    };
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    Ok(Answer { status, head: head.to_owned(), body: serde_json::from_str(body).unwrap_or(Value::Null) })
+}
+
+/// A request for an allocation, as JSON.
+pub(crate) fn request(name: &str, cgroup: &str, cpus: u32, memory: &str) -> String {
+    let target = serde_json::json!({ "cgroup": cgroup });
+    serde_json::json!({ "name": name, "target": target, "cpus": cpus, "memory": memory }).to_string()
+}
