@@ -79,6 +79,14 @@ impl Bench {
         &self.kernel
     }
 
+    /// A machine with the programs on its PATH, to be changed as needed and then booted.
+    pub fn vm(&self, machine: Machine) -> Vm {
+        let programs = NAMES.iter().map(|name| (self.programs.join(name), format!("/bin/{name}")));
+        programs
+            .filter(|(path, _)| path.is_file())
+            .fold(Vm::new(self.kernel.clone(), machine), |vm, (path, guest)| vm.file(path, guest))
+    }
+
     /// The same with systemd as its first process.
     ///
     /// # Panics
@@ -89,14 +97,6 @@ impl Bench {
             Ok(debian) => self.vm(machine).systemd(debian),
             Err(error) => panic!("{error}"),
         }
-    }
-
-    /// A machine with the programs on its PATH, to be changed as needed and then booted.
-    pub fn vm(&self, machine: Machine) -> Vm {
-        let programs = NAMES.iter().map(|name| (self.programs.join(name), format!("/bin/{name}")));
-        programs
-            .filter(|(path, _)| path.is_file())
-            .fold(Vm::new(self.kernel.clone(), machine), |vm, (path, guest)| vm.file(path, guest))
     }
 }
 

@@ -53,7 +53,7 @@ struct Held {
 /// What was asked for last, and not answered.
 enum Pending {
     Admission { name: String, workload: Option<Workload> },
-    Release { name: String, held: Held },
+    Release { name: String, held: Box<Held> },
 }
 
 struct Script {
@@ -186,7 +186,7 @@ impl Script {
                     is_same(&before.allocation, held)?;
                     self.hold(held.clone(), workload);
                 }
-                None => self.note_released(&name, before)?,
+                None => self.note_released(&name, *before)?,
             },
         }
         let names: BTreeSet<_> = now.allocations.iter().map(|held| &held.name).collect();
@@ -263,7 +263,7 @@ impl Script {
             Answer::Unknown if held.allocation.target == api::Target::Exec => {}
             Answer::Done(()) => {}
             Answer::None => {
-                self.pending = Some(Pending::Release { name: name.to_owned(), held });
+                self.pending = Some(Pending::Release { name: name.to_owned(), held: Box::new(held) });
                 return Ok(false);
             }
             Answer::Refused | Answer::Unknown => bail!("{name}: the daemon does not know it"),
