@@ -170,6 +170,7 @@ impl Script {
             None => {}
             Some(Pending::Admission { name, workload }) => match (find(&name), workload) {
                 (Some(held), workload) => {
+                    self.admitted += 1;
                     let workload = workload.map_or_else(|| Workload::start(held.directory.as_ref()), Ok)?;
                     self.hold(held.clone(), workload);
                 }

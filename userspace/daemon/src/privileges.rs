@@ -9,7 +9,10 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 /// - `CAP_DAC_OVERRIDE`: the knobs of a cgroup that a user made below a delegated one belong to that user, and nobody
 ///   else may write them; without this, no guarantee could be given to it, nor be taken back. Files that belong to
 ///   root can be written without it anyhow.
-const KEPT: CapabilitySet = CapabilitySet::DAC_READ_SEARCH.union(CapabilitySet::DAC_OVERRIDE);
+/// - `CAP_SYS_NICE`: to hand the cpuset controller down to a cgroup with processes is, to older kernels (6.1 is one), to
+///   schedule them anew, which nobody may do to a process that has more capabilities than himself.
+const KEPT: CapabilitySet =
+    CapabilitySet::DAC_READ_SEARCH.union(CapabilitySet::DAC_OVERRIDE).union(CapabilitySet::SYS_NICE);
 
 /// Drops every capability but [`KEPT`] from this thread and from those it starts later; none can be had
 /// back. Call it while the process has one thread. Returns what is left.
