@@ -15,5 +15,6 @@ mod guarantee;
 mod hotplug;
 mod load;
 mod machine;
+mod observe;
 mod reconcile;
 mod systemd;

@@ -12,7 +12,7 @@ use numaward_probes::{Mode, ProbeReport};
 use numaward_topology::NodeSet;
 use serde::{Deserialize, Serialize};
 
-use crate::config::read_yaml;
+use crate::kubelet::Policies;
 
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -347,41 +347,30 @@ impl Host<'_> {
     }
 
     fn kubelet(&self) -> Check {
-        let (check, path) = ("kubelet", "var/lib/kubelet/config.yaml");
-        let text = match self.read(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Check::ok(check, format!("none here (/{path} is absent)"));
-            }
-            Err(error) => {
-                return Check::warn(
-                    check,
-                    format!("/{path} cannot be read: {error}"),
-                    "let numaward read the file, to see policies that would fight with its own",
-                );
-            }
-        };
-        let config = match read_yaml(&text, &Path::new("/").join(path)) {
-            Ok(config) => config,
-            Err(problems) => {
-                let finding = format!("its configuration is not understood: {}", problems.0[0]);
-                return Check::warn(check, finding, format!("mend /{path}"));
-            }
-        };
-        let own: Vec<String> = ["memoryManagerPolicy", "cpuManagerPolicy", "topologyManagerPolicy"]
-            .into_iter()
-            .filter_map(|key| Some((key, config.get(key)?.as_str()?)))
-            .filter(|(_, policy)| !policy.eq_ignore_ascii_case("none"))
-            .map(|(key, policy)| format!("{key}: {policy}"))
-            .collect();
-        if own.is_empty() {
-            return Check::ok(check, "its CPU, memory and topology managers are off");
+        let (check, directory) = ("kubelet", Path::new("/var/lib/kubelet"));
+        let policies = Policies::read(self.root, directory);
+        if let Some(pins) = policies.pins() {
+            return Check::warn(
+                check,
+                format!(
+                    "{}: the kubelet pins containers itself; numaward then only observes, and holds it to its \
+                     promises (it refuses to start with mode: enforce)",
+                    pins.found.join(", ")
+                ),
+                format!("for numaward to place workloads, {}", pins.mend.join(" and ")),
+            );
         }
-        Check::warn(
-            check,
-            format!("{}: the kubelet places workloads itself; numaward only watches", own.join(", ")),
-            format!("set these to none in /{path} before numaward is to place workloads"),
-        )
+        match policies.problems.as_slice() {
+            [] if self.exists("var/lib/kubelet") => {
+                Check::ok(check, "it leaves CPUs and memory to numaward: its CPU and memory managers are off")
+            }
+            [] => Check::ok(check, "none here (/var/lib/kubelet is absent)"),
+            [problem, ..] => Check::warn(
+                check,
+                format!("its policies are not understood: {problem}"),
+                "let numaward read these files as the kubelet writes them, to see policies that would fight with its own",
+            ),
+        }
     }
 }
 
@@ -508,7 +497,7 @@ mod tests {
                 Some("cpuManagerPolicy: static\nmemoryManagerPolicy: Static\n"),
                 "kubelet",
                 Warn,
-                "memoryManagerPolicy: Static, cpuManagerPolicy: static",
+                "cpuManagerPolicy: static in /var/lib/kubelet/config.yaml, memoryManagerPolicy: Static",
             ),
             ("var/lib/kubelet/config.yaml", Some("a: [\n"), "kubelet", Warn, "not understood"),
         ];

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod cluster;
 pub mod config;
 pub mod doctor;
 pub mod enforce;
@@ -21,6 +22,7 @@ mod fault;
 pub mod guarantee;
 pub mod health;
 pub mod http;
+pub mod kubelet;
 pub mod kubernetes;
 pub mod ledger;
 pub mod logging;
@@ -28,6 +30,7 @@ pub mod metrics;
 pub mod observe;
 mod privileges;
 pub mod service;
+pub mod sharing;
 
 /// This version of numaward.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

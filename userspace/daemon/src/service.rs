@@ -2,7 +2,7 @@
 
 use std::{io, os::unix::net::UnixListener, sync::Arc, time::Duration};
 
-use numaward_kube::pod::NoPods;
+use numaward_kube::pod::{NoPods, PodSource};
 use sd_notify::NotifyState;
 use tokio::{
     net::TcpListener,
@@ -12,12 +12,14 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    config::Config,
+    cluster::{self, Cluster},
+    config::{Config, Mode},
     guarantee::{self, Figures},
     health::{Heartbeat, Readiness},
     http::{
         self, App, ControlListener, CredentialError, Gate, Key, ListenError, RemoteListener, SocketError,
     },
+    kubelet::{self, Policies},
     kubernetes,
     metrics::Metrics,
     observe::{self, CgroupSource, Observer},
@@ -36,6 +38,9 @@ pub enum RunError {
     /// Control over TCP would be open to nobody, or to everybody.
     #[error("control over TCP cannot be given: {0}")]
     Credentials(#[from] CredentialError),
+    /// The kubelet promises on this host.
+    #[error(transparent)]
+    TwoMasters(#[from] kubelet::TwoMasters),
     /// What is promised cannot be told.
     #[error("guarantees cannot be given: {0}")]
     Guarantee(#[from] guarantee::StartError),
@@ -49,27 +54,41 @@ pub enum RunError {
 /// What fails while observing degrades the daemon and does not end it. An address that cannot be
 /// listened on does: nobody could see what it does.
 pub fn run(config: &Config) -> Result<(), RunError> {
+    let policies = Policies::read(&config.host_root, &config.kubernetes.kubelet.directory);
+    let mode = kubelet::mode(config, &policies)?;
+    if mode == Mode::Observe {
+        let found = policies.pins().map(|pins| pins.found.join(", "));
+        tracing::info!(
+            kubelet = found,
+            "mode observe: nothing is placed or written; the kubelet is held to its promises"
+        );
+    }
     let mut readiness = Readiness::default();
     let latches = observe::Latches::new(&mut readiness);
     let heartbeat = Heartbeat::new();
     let observer = Arc::new(Observer::new(config));
     let figures = Figures::default();
-    let placing = kubernetes::Figures::default();
+    let (placing, sharing) = (kubernetes::Figures::default(), cluster::Figures::default());
     let mut metrics = Metrics::new(observer.clone())
         .with(&figures)
         .with_events(observer.events())
-        .with_kubernetes(&placing);
+        .with_kubernetes(&placing)
+        .with_cluster(&sharing);
     if config.export_kubelet_names {
         metrics = metrics.with_kubelet_names(&figures);
     }
     let metrics = Arc::new(metrics);
+    let cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
     let app = App::new(observer.clone(), metrics, readiness.clone(), heartbeat.clone());
     let listener = http::listen(config.listen.0, Key::Listen)?;
-    let remote = match config.control.listen {
+    let remote = match config.control.listen.filter(|_| mode == Mode::Enforce) {
         Some(address) => Some((http::listen(address.0, Key::Control)?, Gate::open(&config.control)?)),
         None => None,
     };
-    let control = control_socket(config)?;
+    let control = match mode {
+        Mode::Enforce => control_socket(config)?,
+        Mode::Observe => None,
+    };
     let is_controlled = control.is_some() || remote.is_some();
     let prepared = is_controlled.then(|| guarantee::prepare(config));
     match privileges::drop_unneeded() {
@@ -115,10 +134,16 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         if config.kubernetes.nri.enabled {
             match &keeper {
                 Some(keeper) => {
-                    let (keeper, pods) = (keeper.clone(), Arc::new(NoPods));
-                    let nri = &config.kubernetes.nri;
+                    let pods: Arc<dyn PodSource> = match cluster.pods() {
+                        Some(pods) => Arc::new(pods),
+                        None => Arc::new(NoPods),
+                    };
+                    let (nri, keeper) = (&config.kubernetes.nri, keeper.clone());
                     kubernetes::start(nri, keeper, observer.clone(), pods, placing, &stop);
                     tracing::info!(socket = %nri.socket.display(), "containers are placed when they are created");
+                }
+                None if mode == Mode::Observe => {
+                    tracing::warn!("mode observe: no container is placed, although kubernetes.nri.enabled is set");
                 }
                 None => tracing::error!("no container is placed: guarantees cannot be given"),
             }
@@ -126,7 +151,16 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         if let Some((listener, gate)) = remote {
             serve_remote(&app, keeper.as_ref(), listener, gate, &stop)?;
         }
-        http::serve(listener, http::router_with(app, keeper), stop).await;
+        let allocations = match mode {
+            Mode::Enforce => keeper.map(|keeper| keeper.view()),
+            Mode::Observe => {
+                let follow = kubelet::follow(config.clone(), observer.clone(), cluster.pods(), stop.clone());
+                tokio::spawn(follow);
+                Some(observer.clone().kubelet_view())
+            }
+        };
+        cluster.start(allocations.clone(), &stop);
+        http::serve(listener, http::router_with(app, allocations), stop).await;
         Ok::<_, io::Error>(())
     });
     for thread in threads {

@@ -6,12 +6,24 @@ use numaward_kube::nri;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
+use super::cluster::{Kubelet, NodeResourceTopology, PodResources};
+
 /// Kubernetes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Kubernetes {
     /// Placing containers while the container runtime creates them.
     pub nri: Nri,
+    /// The name of this host in Kubernetes. With it, the pods of this host are read from the API server.
+    pub node_name: Option<String>,
+    /// How to reach the API server, and as whom. Left out: as the service account of the pod that numaward runs in.
+    pub kubeconfig: Option<PathBuf>,
+    /// The kubelet of this host.
+    pub kubelet: Kubelet,
+    /// Telling others what was assigned, in the kubelet's words.
+    pub pod_resources: PodResources,
+    /// Telling the cluster's scheduler what is free on each node.
+    pub node_resource_topology: NodeResourceTopology,
 }
 
 /// The Node Resource Interface, by which containerd and CRI-O ask where a container shall run.

@@ -7,6 +7,7 @@
 //!
 //! Nothing here reads the environment or the command line: the caller passes both in [`Sources`].
 
+pub mod cluster;
 mod control;
 pub mod enforcement;
 pub mod kubernetes;
@@ -28,6 +29,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    cluster::Mode,
     control::{Control, Tls},
     schema::json_schema,
     tree::{Origin, Position},
@@ -62,6 +64,9 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Config {
+    /// Whether numaward places workloads, or only observes. Left out: it places them, unless the kubelet of this host
+    /// pins containers itself (its policies `static` and `Static`).
+    pub mode: Option<Mode>,
     /// Address and port of the read-only HTTP server: metrics, health, API.
     pub listen: ListenAddress,
     /// What is logged, and how.
@@ -125,6 +130,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
+            mode: None,
             listen: ListenAddress(SocketAddr::from((Ipv4Addr::LOCALHOST, 9560))),
             log: Log::default(),
             probes: Probes::default(),

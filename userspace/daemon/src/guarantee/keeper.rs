@@ -49,6 +49,7 @@ use crate::{
     events::Report,
     fault,
     ledger::{Loaded, Store, StoreError},
+    sharing::View,
 };
 
 /// How often what is held is looked after.
@@ -72,9 +73,10 @@ pub struct Promises {
 }
 
 impl Promises {
-    /// The nodes on which memory is promised to the workload with this cgroup.
+    /// The nodes on which memory is promised to the workload with this cgroup; none where only CPUs are.
     pub fn nodes_of(&self, id: CgroupId) -> Option<&NodeSet> {
-        self.workloads.iter().find(|promise| promise.id == id).map(|promise| &promise.nodes)
+        let promise = self.workloads.iter().find(|promise| promise.id == id)?;
+        (!promise.nodes.is_empty()).then_some(&promise.nodes)
     }
 }
 
@@ -294,6 +296,12 @@ impl Keeper {
     pub(crate) fn tell_runtime(&self, tell: tokio::sync::mpsc::UnboundedSender<Vec<pods::Update>>) {
         // Where it ends already, there is nothing to tell.
         let _ = self.send(Command::Pods(pods::Command::Tell(tell)));
+    }
+
+    /// Gives what is held.
+    pub fn view(&self) -> View {
+        let keeper = self.clone();
+        Arc::new(move || keeper.allocations())
     }
 
     fn send(&self, command: Command) -> Result<(), Refused> {

@@ -29,21 +29,35 @@ use crate::{
     api,
     enforce::EnforceError,
     guarantee::{FieldError, Keeper, Refused, Request, keeper::Answer},
+    sharing::View,
 };
 
-/// The control socket cannot be had.
+/// The key that sets the control socket.
+const CONTROL_SOCKET: &str = "controlSocket";
+
+/// A unix socket cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Another daemon has it.
     #[error(
-        "{}: another numaward answers on this control socket; stop that one, or choose another path with \
-         controlSocket in the configuration",
-        .0.display()
+        "{path}: somebody answers on this socket, perhaps another numaward; stop that one, or choose another path \
+         with {key} in the configuration",
+        path = .path.display()
     )]
-    InUse(PathBuf),
+    InUse {
+        /// The socket.
+        path: PathBuf,
+        /// What sets its path.
+        key: &'static str,
+    },
     /// Something else is there.
-    #[error("{}: this is no socket, and it is left alone; choose another path with controlSocket", .0.display())]
-    NoSocket(PathBuf),
+    #[error("{path}: this is no socket, and it is left alone; choose another path with {key}", path = .path.display())]
+    NoSocket {
+        /// What is there.
+        path: PathBuf,
+        /// What sets the path.
+        key: &'static str,
+    },
     /// It cannot be made.
     #[error("{path}: cannot {action}: {source}", path = .path.display())]
     Io {
@@ -58,6 +72,11 @@ pub enum SocketError {
 
 /// Makes the control socket. That of a daemon that died is replaced.
 pub fn listen_control(path: &Path) -> Result<UnixListener, SocketError> {
+    listen_unix(path, CONTROL_SOCKET)
+}
+
+/// Makes a socket for its owner alone. That of a daemon that died is replaced. `key` is what sets its path.
+pub fn listen_unix(path: &Path, key: &'static str) -> Result<UnixListener, SocketError> {
     let fail = |action| move |source| SocketError::Io { path: path.to_owned(), action, source };
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(|source| SocketError::Io {
@@ -69,11 +88,13 @@ pub fn listen_control(path: &Path) -> Result<UnixListener, SocketError> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(fail("look at it")(error)),
-        Ok(found) if !found.file_type().is_socket() => return Err(SocketError::NoSocket(path.to_owned())),
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(SocketError::NoSocket { path: path.to_owned(), key });
+        }
         Ok(_) => match UnixStream::connect(path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
             Err(error) => return Err(fail("tell whether somebody answers on it")(error)),
-            Ok(_) => return Err(SocketError::InUse(path.to_owned())),
+            Ok(_) => return Err(SocketError::InUse { path: path.to_owned(), key }),
         },
     }
     // Made under another name, so that nobody finds it before it has its mode.
@@ -145,9 +166,13 @@ fn may_control(uid: u32) -> bool {
 }
 
 /// What is served to everybody.
-pub(super) fn reading(keeper: Option<Keeper>) -> Router {
-    OpenApiRouter::new().routes(routes!(allocations)).with_state(keeper.map(Arc::new)).into()
+pub(super) fn reading(view: Option<View>) -> Router {
+    OpenApiRouter::new().routes(routes!(allocations)).with_state(Reading(view)).into()
 }
+
+/// Gives the allocations, where there can be any.
+#[derive(Clone)]
+struct Reading(Option<View>);
 
 /// What is served to those who may control, in addition.
 pub(super) fn changing(keeper: Keeper) -> Router {
@@ -156,8 +181,7 @@ pub(super) fn changing(keeper: Keeper) -> Router {
 
 /// The description of all of these.
 pub(super) fn open_api() -> OpenApi {
-    let mut document =
-        OpenApiRouter::<Option<Arc<Keeper>>>::new().routes(routes!(allocations)).into_openapi();
+    let mut document = OpenApiRouter::<Reading>::new().routes(routes!(allocations)).into_openapi();
     let changes = OpenApiRouter::<Arc<Keeper>>::new().routes(routes!(admit)).routes(routes!(release));
     document.merge(changes.into_openapi());
     document
@@ -174,11 +198,11 @@ pub(super) fn open_api() -> OpenApi {
     )
 )]
 async fn allocations(
-    State(keeper): State<Option<Arc<Keeper>>>,
+    State(Reading(view)): State<Reading>,
     uri: Uri,
 ) -> Result<Json<api::Allocations>, Response> {
-    match keeper {
-        Some(keeper) => Ok(Json((*keeper.allocations()).clone())),
+    match view {
+        Some(view) => Ok(Json((*view()).clone())),
         None => Err(refusal(
             StatusCode::SERVICE_UNAVAILABLE,
             "nothing can be promised on this host; the log of the daemon says why".to_owned(),
@@ -355,7 +379,7 @@ mod tests {
         let listener = listen_control(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let error = listen_control(&path).unwrap_err();
-        assert!(matches!(error, SocketError::InUse(_)), "{error}");
+        assert!(matches!(error, SocketError::InUse { .. }), "{error}");
         drop(listener);
         listen_control(&path).unwrap();
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
@@ -366,7 +390,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("control.sock");
         fs::write(&path, "precious").unwrap();
-        assert!(matches!(listen_control(&path), Err(SocketError::NoSocket(_))));
+        assert!(matches!(listen_control(&path), Err(SocketError::NoSocket { .. })));
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 

@@ -40,10 +40,10 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tower_http::{limit::RequestBodyLimitLayer, timeout::TimeoutLayer};
 
-use crate::guarantee::Keeper;
+use crate::{guarantee::Keeper, sharing::View};
 
 pub use self::{
-    control::{ControlListener, SocketError, listen_control},
+    control::{ControlListener, SocketError, listen_control, listen_unix},
     problem::{CONTENT_TYPE as PROBLEM_CONTENT_TYPE, Problem},
     remote::{CredentialError, Gate, Peer, RemoteListener},
     routes::{App, open_api},
@@ -117,8 +117,8 @@ pub fn router(app: Arc<App>) -> Router {
 }
 
 /// The same, with allocations.
-pub fn router_with(app: Arc<App>, keeper: Option<Keeper>) -> Router {
-    layered(reading(app, keeper).merge(page::router()))
+pub fn router_with(app: Arc<App>, allocations: Option<View>) -> Router {
+    layered(reading(app, allocations).merge(page::router()))
 }
 
 /// The routes of the control socket: those of [`router_with`], and changes.
@@ -132,11 +132,11 @@ pub fn remote_router(app: Arc<App>, keeper: Keeper, gate: Arc<Gate>) -> Router {
 }
 
 fn controlling(app: Arc<App>, keeper: Keeper) -> Router {
-    reading(app, Some(keeper.clone())).merge(control::changing(keeper))
+    reading(app, Some(keeper.view())).merge(control::changing(keeper))
 }
 
-fn reading(app: Arc<App>, keeper: Option<Keeper>) -> Router {
-    routes::router(app.clone()).merge(events::router(app)).merge(control::reading(keeper))
+fn reading(app: Arc<App>, allocations: Option<View>) -> Router {
+    routes::router(app.clone()).merge(events::router(app)).merge(control::reading(allocations))
 }
 
 fn layered(router: Router) -> Router {

@@ -344,7 +344,7 @@ async fn a_known_pod_is_admitted_as_a_whole_or_not_at_all() {
     // What an init container had is there for those after it.
     assert_eq!(bench.cpus(&init), bench.cpus(&app));
     assert_eq!(bench.cpus(&app).len(), 4);
-    assert_eq!(bench.cpus(&side), &"0-63".parse().unwrap() - &bench.cpus(&app));
+    assert_eq!(bench.cpus(&side), &"0-63".parse::<CpuSet>().unwrap() - &bench.cpus(&app));
     assert_eq!(bench.mems(&side), "0");
 
     tell("b", "1", "70");

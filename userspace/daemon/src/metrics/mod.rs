@@ -18,7 +18,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::{events::Events, guarantee, kubernetes};
+use crate::{cluster, events::Events, guarantee, kubernetes};
 
 pub use self::{
     collector::Source,
@@ -86,6 +86,13 @@ impl Metrics {
     /// Serves what placing containers counts, too.
     #[must_use]
     pub fn with_kubernetes(mut self, figures: &kubernetes::Figures) -> Self {
+        figures.register(self.root.sub_registry_with_prefix(PREFIX));
+        self
+    }
+
+    /// Serves what is counted of the cluster, too.
+    #[must_use]
+    pub fn with_cluster(mut self, figures: &cluster::Figures) -> Self {
         figures.register(self.root.sub_registry_with_prefix(PREFIX));
         self
     }

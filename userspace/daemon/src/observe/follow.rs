@@ -217,23 +217,31 @@ impl State {
                 if workload.root != cgroup.path || workload.kind == WorkloadKind::Root {
                     return;
                 }
-                let name = naming::name(&workload);
+                let container = workload.container.as_ref();
+                let name = self.label(container).unwrap_or_else(|| naming::name(&workload));
                 tracing::debug!(workload = name, cgroup = %cgroup.path, "workload appeared");
+                self.container_came(cgroup.id, &cgroup.path, container);
                 let member = Member::new(cgroup.path, workload.kind, workload.container);
                 self.table.add(cgroup.id, &name, member);
             }
             Event::Removed(cgroup) => {
-                let counted = match self.table.slot(cgroup.id).map(|slot| self.probes.release(slot)) {
-                    None => None,
-                    Some(Ok(counted)) => Some(counted),
-                    Some(Err(error)) => {
-                        tracing::warn!(cgroup = cgroup.id.0, error = chain(&error), "last counts are lost");
-                        None
-                    }
-                };
-                self.table.remove(cgroup.id, &counted.unwrap_or_default(), Instant::now());
+                self.container_went(cgroup.id);
+                self.give_up(cgroup.id);
             }
         }
+    }
+
+    /// Takes a cgroup from the table; its last counts stay with its name.
+    pub(super) fn give_up(&mut self, id: numaward_cgroup::CgroupId) {
+        let counted = match self.table.slot(id).map(|slot| self.probes.release(slot)) {
+            None => None,
+            Some(Ok(counted)) => Some(counted),
+            Some(Err(error)) => {
+                tracing::warn!(cgroup = id.0, error = chain(&error), "last counts are lost");
+                None
+            }
+        };
+        self.table.remove(id, &counted.unwrap_or_default(), Instant::now());
     }
 
     /// Gives free slots to workloads that wait, and takes from the list what has been gone for `keep`.

@@ -9,6 +9,7 @@
 
 mod follow;
 mod hotplug;
+pub(crate) mod kubelet;
 mod naming;
 mod promises;
 mod residency;
@@ -63,6 +64,12 @@ pub enum Part {
     ProbeStats,
     /// Reading where memory lies.
     Residency,
+    /// Reading what the kubelet promised.
+    Kubelet,
+    /// Reading pods from the API server.
+    KubernetesApi,
+    /// Telling the scheduler what is free.
+    NodeResourceTopology,
 }
 
 impl Part {
@@ -77,6 +84,9 @@ impl Part {
             Self::Counters => "counters",
             Self::ProbeStats => "probe statistics",
             Self::Residency => "residency",
+            Self::Kubelet => "kubelet",
+            Self::KubernetesApi => "Kubernetes API",
+            Self::NodeResourceTopology => "NodeResourceTopology",
         }
     }
 }
@@ -113,6 +123,10 @@ struct State {
     cgroup_listeners: Vec<Listening>,
     /// How often that changed.
     revision: u64,
+    /// The kubelet's promises, where they are taken for our own.
+    kept: Option<Arc<kubelet::Kept>>,
+    /// Is notified of containers to which nothing is known to be promised.
+    containers_came: Arc<tokio::sync::Notify>,
     degraded: BTreeMap<Part, String>,
     /// When somebody last asked for the workloads' figures.
     asked: Option<Instant>,
@@ -151,6 +165,8 @@ impl Observer {
             promises: Arc::default(),
             cgroup_listeners: Vec::new(),
             revision: 0,
+            kept: None,
+            containers_came: Arc::default(),
             degraded,
             asked,
         };
@@ -370,7 +386,7 @@ impl Observer {
     }
 
     /// Notes that a part works, or why not; logs what changed.
-    fn note(&self, part: Part, result: Result<(), String>) {
+    pub(crate) fn note(&self, part: Part, result: Result<(), String>) {
         self.lock().note(part, result);
     }
 

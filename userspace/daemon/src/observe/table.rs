@@ -124,6 +124,11 @@ impl<S: Copy> Table<S> {
         }
     }
 
+    /// The name under which a cgroup is served.
+    pub(super) fn name(&self, id: CgroupId) -> Option<&Arc<str>> {
+        self.names.get(&id)
+    }
+
     /// The slot of a cgroup.
     pub(super) fn slot(&self, id: CgroupId) -> Option<S> {
         self.series.get(self.names.get(&id)?)?.members.get(&id)?.slot

@@ -55,6 +55,42 @@ impl Checkpoints {
     }
 }
 
+impl Checkpoints {
+    /// The ledger as the files tell it, whatever the machine and the policy of who reads them: to look at, not to
+    /// go on from.
+    pub fn ledger(&self) -> Ledger {
+        let mut ledger = Ledger::default();
+        if let Some(checkpoint) = &self.cpus {
+            take_cpus(&mut ledger, checkpoint);
+        }
+        if let Some(checkpoint) = &self.memory {
+            take_memory(&mut ledger, checkpoint);
+        }
+        place(&mut ledger);
+        ledger
+    }
+}
+
+fn take_cpus(ledger: &mut Ledger, checkpoint: &CpuCheckpoint) {
+    ledger.shared_pool.clone_from(&checkpoint.shared_pool);
+    for (owner, containers) in &checkpoint.entries {
+        for (container, cpus) in containers {
+            ledger.allocation_mut(owner, container).cpus = Some(cpus.clone());
+        }
+    }
+}
+
+fn take_memory(ledger: &mut Ledger, checkpoint: &MemoryCheckpoint) {
+    ledger.nodes.clone_from(&checkpoint.nodes);
+    for (owner, containers) in &checkpoint.entries {
+        for (container, blocks) in containers {
+            if !blocks.is_empty() {
+                ledger.allocation_mut(owner, container).blocks.clone_from(blocks);
+            }
+        }
+    }
+}
+
 /// The result of a start.
 #[derive(Clone, Debug)]
 pub struct Restored {
@@ -115,12 +151,7 @@ impl Kubelet {
                     problem: RestoreProblem::OtherCpuPolicy { configured, saved }.into(),
                 });
             }
-            ledger.shared_pool.clone_from(&checkpoint.shared_pool);
-            for (owner, containers) in &checkpoint.entries {
-                for (container, cpus) in containers {
-                    ledger.allocation_mut(owner, container).cpus = Some(cpus.clone());
-                }
-            }
+            take_cpus(ledger, checkpoint);
         }
         self.cpus.as_ref().map_or(Ok(()), |cpus| cpus.check(ledger))
     }
@@ -140,14 +171,7 @@ impl Kubelet {
                     problem: RestoreProblem::OtherMemoryPolicy { configured, saved }.into(),
                 });
             }
-            ledger.nodes.clone_from(&checkpoint.nodes);
-            for (owner, containers) in &checkpoint.entries {
-                for (container, blocks) in containers {
-                    if !blocks.is_empty() {
-                        ledger.allocation_mut(owner, container).blocks.clone_from(blocks);
-                    }
-                }
-            }
+            take_memory(ledger, checkpoint);
         }
         let Some(memory) = &self.memory else { return Ok(()) };
         if ledger.nodes.is_empty() {

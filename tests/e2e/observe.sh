@@ -1,0 +1,67 @@
+# A kubelet with static policies: its state files are there, as they were recorded, and containers in both layouts of
+# cgroups. $container and $scope are set before.
+
+ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
+misses() { ask /metrics | grep '^numaward_numa_miss_bytes_total{'; }
+held() { [ "$(ask /api/v1/allocations | grep -o '"namespace"' | wc -l)" = "$1" ]; }
+
+# What the cgroups below the root hold of all that numaward could write.
+knobs() {
+    find $cgroups -mindepth 2 -name cpuset.cpus -o -mindepth 2 -name cpuset.mems -o -mindepth 2 -name cpuset.cpus.partition \
+        -o -mindepth 2 -name memory.min -o -mindepth 2 -name memory.low -o -mindepth 2 -name memory.high \
+        -o -mindepth 2 -name memory.max -o -mindepth 2 -name cgroup.subtree_control |
+        sort | while read -r _knob; do echo "$_knob $(cat "$_knob")"; done
+}
+
+mkdir -p /var/lib/kubelet
+cp /kubelet/* /var/lib/kubelet
+
+section "enforce refused"
+NUMAWARD_MODE=enforce numaward run 2>&1 && fail "two masters"
+
+section doctor
+numaward doctor -o json || true
+
+mkdir -p $cgroups/kubepods/podp1/$container $cgroups/kubepods.slice/kubepods-podp3.slice/$scope
+knobs >/tmp/before
+numaward run >/tmp/daemon.log 2>&1 &
+daemon=$!
+wait_for 60 ask /readyz
+wait_for 30 held 4
+section allocations
+ask /api/v1/allocations
+
+# p3 is promised node 1 and gets it.
+load kubepods.slice/kubepods-podp3.slice/$scope --cpus 0 --policy bind:1
+kept=$load_pid
+section "kept"
+misses
+# p1 is promised node 0 and bound to node 1.
+load kubepods/podp1/$container --cpus 0 --policy bind:1
+section "broken"
+misses
+section status
+numaward status
+section "still running"
+knobs >/tmp/after
+diff /tmp/before /tmp/after && echo same
+ls /run/numaward /var/lib/numaward 2>&1
+ls -d $cgroups/numaward 2>&1
+
+# A file that is damaged is told, and what was read before holds on.
+cp /var/lib/kubelet/memory_manager_state /tmp/good
+sed s/4294967296/4294967297/ /tmp/good >/tmp/bad
+mv /tmp/bad /var/lib/kubelet/memory_manager_state
+damaged() { ask /api/v1/status | grep -q 'checksum'; }
+wait_for 30 damaged
+section damaged
+ask /api/v1/status
+held 4 || fail "the promises are gone"
+mv /tmp/good /var/lib/kubelet/memory_manager_state
+mended() { ! damaged; }
+wait_for 30 mended
+# The kubelet is drained.
+rm /var/lib/kubelet/*_manager_state
+wait_for 30 held 0
+kill $kept $load_pid $daemon
+wait $daemon

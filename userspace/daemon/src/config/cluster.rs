@@ -1,0 +1,58 @@
+//! Kubernetes: the API server, the kubelet beside us, and what is told to others.
+
+use std::{path::PathBuf, time::Duration};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Interval;
+
+/// Whether numaward places workloads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// It gives guarantees and enforces them.
+    Enforce,
+    /// It only looks, and holds the kubelet to the kubelet's own promises. Nothing is written.
+    Observe,
+}
+
+/// The kubelet of this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Kubelet {
+    /// Its directory, with its configuration and its state files; a path of the host.
+    pub directory: PathBuf,
+    /// The socket on which it tells what it assigned, a path of the host. Left out: in its directory.
+    pub pod_resources_socket: Option<PathBuf>,
+}
+
+impl Default for Kubelet {
+    fn default() -> Self {
+        Self { directory: PathBuf::from("/var/lib/kubelet"), pod_resources_socket: None }
+    }
+}
+
+/// Telling others what was assigned, in the kubelet's words.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct PodResources {
+    /// The socket on which the PodResources API is served. Left out: it is not.
+    pub socket: Option<PathBuf>,
+}
+
+/// Telling the cluster's scheduler what is free on each node, as a NodeResourceTopology.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct NodeResourceTopology {
+    /// Whether it is published. Needs `kubernetes.nodeName`.
+    pub enabled: bool,
+    /// The least time between two updates.
+    pub interval: Interval,
+}
+
+impl Default for NodeResourceTopology {
+    fn default() -> Self {
+        Self { enabled: false, interval: Interval(Duration::from_secs(5)) }
+    }
+}

@@ -1,0 +1,141 @@
+//! Holding the kubelet to its promises: they are taken for our own, for containers whose cgroups are there.
+
+use std::sync::Arc;
+
+use numaward_cgroup::{CgroupId, CgroupPath, Container};
+use numaward_topology::CpuSet;
+use tokio::sync::Notify;
+
+use super::{Observer, State, table::Member};
+use crate::{
+    api,
+    guarantee::keeper::{Listener as _, Promise, Promises},
+    kubelet::{self, names::Names, state::Promised},
+    sharing::View,
+};
+
+/// What the kubelet promised, and to whom.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// What it promised.
+    pub promised: Promised,
+    /// To whom.
+    pub names: Names,
+}
+
+impl Kept {
+    /// What is promised to the container with this cgroup.
+    fn promise(&self, id: CgroupId, cgroup: &CgroupPath, container: &Container) -> Option<Promise> {
+        let pod = container.pod_uid.as_deref()?;
+        let name = self.names.container(container);
+        let nodes = self.promised.nodes_of(pod, name);
+        let cpus = self.promised.cpus_of(pod, name);
+        if nodes.is_none() && cpus.is_empty() {
+            return None;
+        }
+        Some(Promise {
+            cgroup: cgroup.clone(),
+            id,
+            nodes: nodes.unwrap_or_default(),
+            cpus,
+            // What the machine lost of the kubelet's promises is the kubelet's to find out.
+            offline_cpus: CpuSet::new(),
+            uncovered: Vec::new(),
+        })
+    }
+}
+
+impl Observer {
+    /// Takes the kubelet's promises for our own from now on.
+    pub(crate) fn hold_kubelet_to(&self, kept: &Arc<Kept>) {
+        let workloads = {
+            let mut state = self.lock();
+            if state.kept.as_ref() == Some(kept) {
+                return;
+            }
+            state.kept = Some(kept.clone());
+            state.rename(kept);
+            let containers = state
+                .table
+                .members()
+                .filter_map(|(id, member)| kept.promise(id, &member.path, member.container.as_ref()?));
+            containers.collect()
+        };
+        self.promised(Promises { workloads, ledger: kept.promised.ledger.clone() });
+    }
+
+    /// Is notified when a container comes to which nothing is known to be promised.
+    pub(crate) fn containers_came(&self) -> Arc<Notify> {
+        self.lock().containers_came.clone()
+    }
+
+    /// Gives the kubelet's promises as allocations.
+    pub fn kubelet_view(self: Arc<Self>) -> View {
+        Arc::new(move || Arc::new(self.kubelet_allocations()))
+    }
+
+    fn kubelet_allocations(&self) -> api::Allocations {
+        let (kept, machine, root, containers) = {
+            let state = self.lock();
+            let containers = state
+                .table
+                .members()
+                .filter_map(|(_, member)| Some((member.path.clone(), member.container.clone()?)))
+                .collect::<Vec<_>>();
+            let root = state.hierarchy.as_ref().map(|hierarchy| hierarchy.root().to_owned());
+            (state.kept.clone(), state.machine.clone(), root, containers)
+        };
+        kubelet::allocations(&kept.unwrap_or_default(), &containers, &machine, root.as_deref())
+    }
+}
+
+impl State {
+    /// The name under which a container is served, where the kubelet is held to its promises and its pod is known.
+    pub(super) fn label(&self, container: Option<&Container>) -> Option<String> {
+        self.kept.as_ref()?.names.label(container?)
+    }
+
+    /// The cgroup of a container came: what the kubelet promised to it holds from its first page.
+    pub(super) fn container_came(
+        &mut self,
+        id: CgroupId,
+        cgroup: &CgroupPath,
+        container: Option<&Container>,
+    ) {
+        let promise = self
+            .kept
+            .as_ref()
+            .zip(container)
+            .and_then(|(kept, container)| kept.promise(id, cgroup, container));
+        match promise {
+            Some(promise) => Arc::make_mut(&mut self.promises).workloads.push(promise),
+            // Maybe the promise is news too.
+            None => self.containers_came.notify_one(),
+        }
+    }
+
+    /// The cgroup of a container went.
+    pub(super) fn container_went(&mut self, id: CgroupId) {
+        if self.kept.is_some() && self.promises.workloads.iter().any(|promise| promise.id == id) {
+            Arc::make_mut(&mut self.promises).workloads.retain(|promise| promise.id != id);
+        }
+    }
+
+    /// Serves under its name who has become known. What was counted before stays under the old name.
+    fn rename(&mut self, kept: &Kept) {
+        let renamed: Vec<_> = self
+            .table
+            .members()
+            .filter_map(|(id, member)| {
+                let container = member.container.clone()?;
+                let label = kept.names.label(&container)?;
+                let is_new = self.table.name(id).is_none_or(|name| **name != *label);
+                is_new.then(|| (id, label, Member::new(member.path.clone(), member.kind, Some(container))))
+            })
+            .collect();
+        for (id, label, member) in renamed {
+            self.give_up(id);
+            self.table.add(id, &label, member);
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! What is assigned, told to others in their own words.
+//!
+//! Others are agents on this host, by the PodResources API, and the cluster's scheduler, by a NodeResourceTopology.
+//! Both are made of one source: the [`api::Allocations`] that `status` prints. So all of them tell the same.
+
+pub mod assigned;
+pub mod free;
+
+use std::sync::Arc;
+
+use crate::api;
+
+/// Gives what is assigned now.
+pub type View = Arc<dyn Fn() -> Arc<api::Allocations> + Send + Sync>;
+
+/// A list as the API writes it; one that cannot be read is empty.
+fn list<T: std::str::FromStr + Default>(text: &str) -> T {
+    text.parse().unwrap_or_default()
+}

@@ -1,0 +1,137 @@
+//! Writes the object by server-side apply.
+//!
+//! Algorithm: the latest that is to be published waits in a [`watch`]; it is written when it differs from what was
+//! written, but not sooner after the last write than the least interval; and once in a while all the same, so that one
+//! that somebody changed or deleted comes back. A write that fails is tried again after a growing pause, with what is
+//! the latest then.
+//!
+//! It takes these rights: `noderesourcetopologies` create and patch; `nodes` get, to be deleted with the node.
+
+use std::{sync::Arc, time::Duration};
+
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, Patch, PatchParams},
+    core::GroupVersionKind,
+};
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::{GROUP, KIND, NodeTopology, PLURAL, VERSION};
+use crate::api::{Backoff, Cause, Figures, Operation, Report, RequestError, answer};
+
+/// The field manager.
+const MANAGER: &str = "numaward";
+/// What did not change is written again after this time.
+const REPEAT: Duration = Duration::from_mins(5);
+/// The first pause after a failure.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Publishes this host's NodeResourceTopology.
+pub struct Publisher {
+    /// The client.
+    pub client: Client,
+    /// The name of this Kubernetes node.
+    pub node: String,
+    /// The least time between two writes.
+    pub interval: Duration,
+    /// What is counted.
+    pub figures: Figures,
+    /// Is told how it goes.
+    pub report: Report,
+}
+
+impl std::fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Publisher").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl Publisher {
+    /// Publishes what `latest` holds, from the first there is, until the token is cancelled or nobody will give
+    /// anything more.
+    pub async fn run(self, latest: watch::Receiver<Option<Arc<NodeTopology>>>, stop: CancellationToken) {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = self.publish(latest) => {}
+        }
+    }
+
+    async fn publish(self, mut latest: watch::Receiver<Option<Arc<NodeTopology>>>) {
+        let mut backoff = Backoff::new(FIRST_PAUSE);
+        let mut uid = None;
+        let mut written: Option<(Arc<NodeTopology>, Instant)> = None;
+        loop {
+            let now = latest.borrow_and_update().clone();
+            let due = match (&now, &written) {
+                (None, _) => None,
+                (Some(_), None) => Some(Instant::now()),
+                (Some(now), Some((before, at))) if now == before => Some(*at + REPEAT),
+                (Some(_), Some((_, at))) => Some(*at + self.interval),
+            };
+            let Some(due) = due else {
+                if latest.changed().await.is_err() {
+                    return;
+                }
+                continue;
+            };
+            tokio::select! {
+                () = tokio::time::sleep_until(due) => {}
+                changed = latest.changed() => match changed {
+                    Ok(()) => continue,
+                    Err(_) => return,
+                },
+            }
+            let Some(now) = latest.borrow_and_update().clone() else { continue };
+            match self.write(&now, &mut uid).await {
+                Ok(()) => {
+                    self.figures.topology_updates.inc();
+                    (self.report)(Ok(()));
+                    backoff.reset();
+                    written = Some((now, Instant::now()));
+                }
+                Err(error) => {
+                    self.figures.failed(Operation::Topology, &error);
+                    (self.report)(Err(explained(&error)));
+                    tokio::time::sleep(backoff.pause()).await;
+                }
+            }
+        }
+    }
+
+    async fn write(&self, topology: &NodeTopology, uid: &mut Option<String>) -> Result<(), RequestError> {
+        if uid.is_none() {
+            *uid = self.uid().await;
+        }
+        let gvk = GroupVersionKind::gvk(GROUP, VERSION, KIND);
+        let resource = ApiResource::from_gvk_with_plural(&gvk, PLURAL);
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+        // What others have set in these fields was never theirs to set.
+        let params = PatchParams::apply(MANAGER).force();
+        let object = topology.object(&self.node, uid.as_deref());
+        answer(api.patch(&self.node, &params, &Patch::Apply(&object))).await.map(drop)
+    }
+
+    /// The UID of the Kubernetes node. Without it the object outlives its node, which is no reason not to write it.
+    async fn uid(&self) -> Option<String> {
+        let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Node>(&());
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+        match answer(api.get(&self.node)).await {
+            Ok(node) => node.metadata.uid,
+            Err(error) => {
+                tracing::debug!(%error, node = self.node, "the UID of the Kubernetes node is not known");
+                None
+            }
+        }
+    }
+}
+
+fn explained(error: &RequestError) -> String {
+    let text = format!("the NodeResourceTopology cannot be written: {error}");
+    match error.cause {
+        Cause::NotFound => {
+            format!("{text}; is the resource definition {PLURAL}.{GROUP} with version {VERSION} installed?")
+        }
+        _ => text,
+    }
+}

@@ -1,0 +1,126 @@
+//! Reads the PodResources API of the kubelet.
+
+use std::{path::Path, time::Duration};
+
+use http::uri::PathAndQuery;
+use hyper_util::rt::TokioIo;
+use tokio::{net::UnixStream, time::timeout};
+use tonic::{
+    Code, Request, Status,
+    client::Grpc,
+    transport::{Channel, Endpoint},
+};
+use tonic_prost::ProstCodec;
+
+use super::{
+    ALLOCATABLE, GET, LIST,
+    messages::{
+        AllocatableRequest, AllocatableResponse, GetRequest, GetResponse, ListRequest, ListResponse,
+        PodResources,
+    },
+};
+
+/// The kubelet answers from memory.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
+/// Some hundred pods with some hundred CPUs and devices each.
+const MAX_RESPONSE_BYTES: usize = 16 << 20;
+
+/// A call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// Nobody answers.
+    #[error("{socket}: cannot connect: {source}")]
+    Connect {
+        /// The socket.
+        socket: String,
+        /// Why.
+        source: tonic::transport::Error,
+    },
+    /// The answer did not come in time.
+    #[error("{socket}: no answer within {TIME_LIMIT:?}")]
+    TimedOut {
+        /// The socket.
+        socket: String,
+    },
+    /// The other side says no.
+    #[error("{socket}: {code}: {message}", code = .status.code(), message = .status.message())]
+    Refused {
+        /// The socket.
+        socket: String,
+        /// What it says.
+        status: Box<Status>,
+    },
+}
+
+impl CallError {
+    /// Whether the pod asked for is not there.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Refused { status, .. } if status.code() == Code::NotFound)
+    }
+}
+
+/// A connection to the API. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: String,
+    channel: Channel,
+}
+
+impl Client {
+    /// Connects to a socket.
+    pub async fn connect(socket: &Path) -> Result<Self, CallError> {
+        let name = socket.display().to_string();
+        let path = socket.to_owned();
+        let connector = tower::service_fn(move |_| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        // The address is not used: the connector knows better.
+        let endpoint = Endpoint::from_static("http://localhost").connect_timeout(TIME_LIMIT);
+        let connected = timeout(TIME_LIMIT, endpoint.connect_with_connector(connector)).await;
+        match connected {
+            Err(_) => Err(CallError::TimedOut { socket: name }),
+            Ok(Err(source)) => Err(CallError::Connect { socket: name, source }),
+            Ok(Ok(channel)) => Ok(Self { socket: name, channel }),
+        }
+    }
+
+    /// All pods.
+    pub async fn list(&self) -> Result<Vec<PodResources>, CallError> {
+        let response: ListResponse = self.call(LIST, ListRequest {}).await?;
+        Ok(response.pod_resources)
+    }
+
+    /// One pod.
+    pub async fn get(&self, namespace: &str, name: &str) -> Result<Option<PodResources>, CallError> {
+        let request = GetRequest { pod_name: name.to_owned(), pod_namespace: namespace.to_owned() };
+        match self.call::<_, GetResponse>(GET, request).await {
+            Ok(response) => Ok(response.pod_resources),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What can be assigned at all.
+    pub async fn allocatable(&self) -> Result<AllocatableResponse, CallError> {
+        self.call(ALLOCATABLE, AllocatableRequest {}).await
+    }
+
+    async fn call<Q, A>(&self, method: &'static str, request: Q) -> Result<A, CallError>
+    where
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        let refused = |status| CallError::Refused { socket: self.socket.clone(), status: Box::new(status) };
+        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES);
+        let call = async {
+            grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+            let path = PathAndQuery::from_static(method);
+            grpc.unary(Request::new(request), path, ProstCodec::default()).await
+        };
+        match timeout(TIME_LIMIT, call).await {
+            Err(_) => Err(CallError::TimedOut { socket: self.socket.clone() }),
+            Ok(result) => result.map(tonic::Response::into_inner).map_err(refused),
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! The messages: only their field numbers and types are given by the protocol. Fields that are not listed are
+//! skipped by the decoder, so newer peers may send more.
+
+use numaward_topology::{Bytes, CpuId, CpuSet, NodeId, NodeSet};
+use prost::Message;
+
+/// Asks for all pods.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct ListRequest {}
+
+/// All pods.
+#[derive(Clone, PartialEq, Message)]
+pub struct ListResponse {
+    /// The pods.
+    #[prost(message, repeated, tag = "1")]
+    pub pod_resources: Vec<PodResources>,
+}
+
+/// Asks for one pod.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct GetRequest {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub pod_name: String,
+    /// Its namespace.
+    #[prost(string, tag = "2")]
+    pub pod_namespace: String,
+}
+
+/// One pod.
+#[derive(Clone, PartialEq, Message)]
+pub struct GetResponse {
+    /// The pod.
+    #[prost(message, optional, tag = "1")]
+    pub pod_resources: Option<PodResources>,
+}
+
+/// Asks what can be assigned at all.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct AllocatableRequest {}
+
+/// What can be assigned at all, whether or not it is.
+#[derive(Clone, PartialEq, Message)]
+pub struct AllocatableResponse {
+    /// Devices.
+    #[prost(message, repeated, tag = "1")]
+    pub devices: Vec<ContainerDevices>,
+    /// CPUs.
+    #[prost(int64, repeated, tag = "2")]
+    pub cpu_ids: Vec<i64>,
+    /// Memory, a block for each node and kind.
+    #[prost(message, repeated, tag = "3")]
+    pub memory: Vec<ContainerMemory>,
+}
+
+/// What a pod was given.
+#[derive(Clone, PartialEq, Message)]
+pub struct PodResources {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Its namespace.
+    #[prost(string, tag = "2")]
+    pub namespace: String,
+    /// Its containers.
+    #[prost(message, repeated, tag = "3")]
+    pub containers: Vec<ContainerResources>,
+    /// CPUs that the pod holds as a whole, shared by its containers.
+    #[prost(int64, repeated, tag = "4")]
+    pub cpu_ids: Vec<i64>,
+    /// Memory that the pod holds as a whole.
+    #[prost(message, repeated, tag = "5")]
+    pub memory: Vec<ContainerMemory>,
+}
+
+/// What a container was given.
+#[derive(Clone, PartialEq, Message)]
+pub struct ContainerResources {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Devices of device plugins.
+    #[prost(message, repeated, tag = "2")]
+    pub devices: Vec<ContainerDevices>,
+    /// Exclusive CPUs; none for one that runs on the shared pool.
+    #[prost(int64, repeated, tag = "3")]
+    pub cpu_ids: Vec<i64>,
+    /// Memory by node set and kind.
+    #[prost(message, repeated, tag = "4")]
+    pub memory: Vec<ContainerMemory>,
+}
+
+/// Memory of one kind on a set of nodes.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct ContainerMemory {
+    /// `memory`, `hugepages-2Mi`, `hugepages-1Gi`.
+    #[prost(string, tag = "1")]
+    pub memory_type: String,
+    /// How much, in bytes.
+    #[prost(uint64, tag = "2")]
+    pub size: u64,
+    /// On which nodes.
+    #[prost(message, optional, tag = "3")]
+    pub topology: Option<TopologyInfo>,
+}
+
+/// Devices of one resource.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct ContainerDevices {
+    /// The resource, such as `vendor.example/nic`.
+    #[prost(string, tag = "1")]
+    pub resource_name: String,
+    /// The device plugin's ids.
+    #[prost(string, repeated, tag = "2")]
+    pub device_ids: Vec<String>,
+    /// On which nodes; absent where the plugin does not say.
+    #[prost(message, optional, tag = "3")]
+    pub topology: Option<TopologyInfo>,
+}
+
+/// A set of nodes.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct TopologyInfo {
+    /// The nodes.
+    #[prost(message, repeated, tag = "1")]
+    pub nodes: Vec<NumaNode>,
+}
+
+/// A node.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct NumaNode {
+    /// Its id.
+    #[prost(int64, tag = "1")]
+    pub id: i64,
+}
+
+impl ContainerMemory {
+    /// Memory of a kind on nodes.
+    pub fn new(kind: impl ToString, size: Bytes, nodes: &NodeSet) -> Self {
+        Self { memory_type: kind.to_string(), size: size.0, topology: Some(nodes.into()) }
+    }
+
+    /// The nodes it is on; none where nothing is told.
+    pub fn nodes(&self) -> NodeSet {
+        self.topology.as_ref().map(TopologyInfo::node_set).unwrap_or_default()
+    }
+}
+
+impl From<&NodeSet> for TopologyInfo {
+    fn from(nodes: &NodeSet) -> Self {
+        Self { nodes: nodes.iter().map(|node| NumaNode { id: node.0.into() }).collect() }
+    }
+}
+
+impl TopologyInfo {
+    /// The nodes; ids that no node can have are left out.
+    pub fn node_set(&self) -> NodeSet {
+        self.nodes.iter().filter_map(|node| u32::try_from(node.id).ok().map(NodeId)).collect()
+    }
+}
+
+/// CPUs as the protocol writes them.
+pub fn cpu_ids(cpus: &CpuSet) -> Vec<i64> {
+    cpus.iter().map(|cpu| cpu.0.into()).collect()
+}
+
+/// CPUs from the protocol; ids that no CPU can have are left out.
+pub fn cpu_set(ids: &[i64]) -> CpuSet {
+    ids.iter().filter_map(|&id| u32::try_from(id).ok().map(CpuId)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bytes that a client generated from the published protocol sends and expects: by field number and wire
+    /// type, not through these structs.
+    #[test]
+    fn a_pod_has_the_published_field_numbers() {
+        let pod = PodResources {
+            name: "p".to_owned(),
+            namespace: "n".to_owned(),
+            containers: vec![ContainerResources {
+                name: "c".to_owned(),
+                devices: vec![ContainerDevices {
+                    resource_name: "r".to_owned(),
+                    device_ids: vec!["d".to_owned()],
+                    topology: None,
+                }],
+                cpu_ids: vec![2, 3],
+                memory: vec![ContainerMemory::new("memory", Bytes(5), &"1".parse().unwrap())],
+            }],
+            cpu_ids: vec![7],
+            memory: vec![],
+        };
+        let memory = [&[0x0a, 6][..], b"memory", &[0x10, 5, 0x1a, 4, 0x0a, 2, 0x08, 1]].concat();
+        let device = [&[0x0a, 1][..], b"r", &[0x12, 1], b"d"].concat();
+        let container = [
+            &[0x0a, 1][..],
+            b"c",
+            &[0x12, 6],
+            &device,
+            &[0x1a, 2, 2, 3, 0x22, u8::try_from(memory.len()).unwrap()],
+            &memory,
+        ]
+        .concat();
+        let expected = [
+            &[0x0a, 1][..],
+            b"p",
+            &[0x12, 1],
+            b"n",
+            &[0x1a, u8::try_from(container.len()).unwrap()],
+            &container,
+            &[0x22, 1, 7],
+        ]
+        .concat();
+        assert_eq!(pod.encode_to_vec(), expected);
+        assert_eq!(PodResources::decode(&expected[..]), Ok(pod));
+        let allocatable = AllocatableResponse {
+            devices: vec![],
+            cpu_ids: vec![1],
+            memory: vec![ContainerMemory::new("m", Bytes(1), &NodeSet::new())],
+        };
+        assert_eq!(allocatable.encode_to_vec(), [0x12, 1, 1, 0x1a, 7, 0x0a, 1, b'm', 0x10, 1, 0x1a, 0]);
+    }
+
+    #[test]
+    fn ids_that_cannot_be_are_left_out() {
+        assert_eq!(cpu_set(&[-1, 0, 3, i64::MAX]).to_string(), "0,3");
+        let topology = TopologyInfo { nodes: [-1, 1, 1 << 40].map(|id| NumaNode { id }).to_vec() };
+        assert_eq!(topology.node_set().to_string(), "1");
+    }
+
+    /// Fields of newer peers, such as those of dynamic resource allocation, are skipped.
+    #[test]
+    fn unknown_fields_are_skipped() {
+        let bytes = [0x0a, 1, b'c', 0x2a, 2, 0x12, 0, 0x18, 4];
+        let container = ContainerResources::decode(&bytes[..]).unwrap();
+        assert_eq!((container.name.as_str(), container.cpu_ids), ("c", vec![4]));
+    }
+}

@@ -1,0 +1,142 @@
+//! Serves the PodResources API.
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{
+    Request, Response, Status,
+    body::Body,
+    server::{Grpc, NamedService, UnaryService},
+    transport::Server,
+};
+use tonic_prost::ProstCodec;
+use tower::Service;
+
+use super::{
+    ALLOCATABLE, GET, LIST, SERVICE,
+    messages::{
+        AllocatableRequest, AllocatableResponse, GetRequest, GetResponse, ListRequest, ListResponse,
+        PodResources,
+    },
+};
+
+/// A call is answered within this time, or refused.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
+/// Calls of one connection that are answered at once.
+const MAX_CALLS: usize = 8;
+/// Requests are some hundred bytes: a namespace and a name.
+const MAX_REQUEST_BYTES: usize = 16 << 10;
+
+/// What was assigned. Answers come from memory.
+pub trait Assigned: Send + Sync + 'static {
+    /// The pods with their containers.
+    fn pods(&self) -> Vec<PodResources>;
+
+    /// What can be assigned to pods at all.
+    fn allocatable(&self) -> AllocatableResponse;
+
+    /// A call was made: the name of its method, and whether what was asked for was there.
+    fn called(&self, method: &'static str, is_ok: bool) {
+        let _ = (method, is_ok);
+    }
+}
+
+/// Serves until the token is cancelled.
+///
+/// # Errors
+///
+/// What tonic says if it cannot serve at all.
+pub async fn serve(
+    listener: UnixListener,
+    assigned: Arc<dyn Assigned>,
+    stop: CancellationToken,
+) -> Result<(), tonic::transport::Error> {
+    Server::builder()
+        .timeout(TIME_LIMIT)
+        .concurrency_limit_per_connection(MAX_CALLS)
+        .add_service(Lister(assigned))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled_owned())
+        .await
+}
+
+#[derive(Clone)]
+struct Lister(Arc<dyn Assigned>);
+
+impl NamedService for Lister {
+    const NAME: &'static str = SERVICE;
+}
+
+/// A method: makes a response of a request, at once.
+struct Method<F>(F);
+
+impl<F, Q, A> UnaryService<Q> for Method<F>
+where
+    F: FnMut(Q) -> Result<A, Status>,
+{
+    type Response = A;
+    type Future = Ready<Result<Response<A>, Status>>;
+
+    fn call(&mut self, request: Request<Q>) -> Self::Future {
+        ready((self.0)(request.into_inner()).map(Response::new))
+    }
+}
+
+impl Lister {
+    fn list(&self, _: ListRequest) -> Result<ListResponse, Status> {
+        self.0.called("List", true);
+        Ok(ListResponse { pod_resources: self.0.pods() })
+    }
+
+    fn get(&self, GetRequest { pod_name, pod_namespace }: GetRequest) -> Result<GetResponse, Status> {
+        let is_asked = |pod: &PodResources| pod.name == pod_name && pod.namespace == pod_namespace;
+        let found = self.0.pods().into_iter().find(is_asked);
+        self.0.called("Get", found.is_some());
+        match found {
+            Some(pod) => Ok(GetResponse { pod_resources: Some(pod) }),
+            None => Err(Status::not_found(format!("pod {pod_name} in namespace {pod_namespace} not found"))),
+        }
+    }
+
+    fn allocatable(&self, _: AllocatableRequest) -> Result<AllocatableResponse, Status> {
+        self.0.called("GetAllocatableResources", true);
+        Ok(self.0.allocatable())
+    }
+}
+
+impl Service<http::Request<Body>> for Lister {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        fn grpc<A, Q>() -> Grpc<ProstCodec<A, Q>>
+        where
+            A: prost::Message + 'static,
+            Q: prost::Message + Default + 'static,
+        {
+            Grpc::new(ProstCodec::default()).max_decoding_message_size(MAX_REQUEST_BYTES)
+        }
+        let lister = self.clone();
+        Box::pin(async move {
+            Ok(match request.uri().path() {
+                LIST => grpc().unary(Method(|request| lister.list(request)), request).await,
+                GET => grpc().unary(Method(|request| lister.get(request)), request).await,
+                ALLOCATABLE => grpc().unary(Method(|request| lister.allocatable(request)), request).await,
+                path => Status::unimplemented(format!("{path} is not a method of this service")).into_http(),
+            })
+        })
+    }
+}

@@ -1,0 +1,330 @@
+//! Pods and events against an API server that speaks list, watch and create, and misbehaves when told to.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::http::StatusCode;
+use numaward_kube::{
+    api::{self, EventWriter, Figures, Pods, StoredPod, fake::FakeApiServer},
+    pod::{Notice, PodSource as _},
+};
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+struct Run {
+    server: FakeApiServer,
+    pods: Pods,
+    figures: Figures,
+    problem: Arc<Mutex<Option<String>>>,
+    _stop: DropGuard,
+}
+
+/// A run whose first watch is open.
+async fn run() -> Run {
+    let run = run_with(FakeApiServer::start().await.unwrap()).await;
+    run.synced().await;
+    run
+}
+
+async fn run_with(server: FakeApiServer) -> Run {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kubeconfig");
+    std::fs::write(&path, server.kubeconfig()).unwrap();
+    let client = api::connect(Some(&path)).await.unwrap();
+    let figures = Figures::default();
+    let (writer, queue) = EventWriter::new(figures.clone());
+    let pods = Pods::new(writer);
+    let stop = CancellationToken::new();
+    let problem = Arc::new(Mutex::new(None));
+    let report = {
+        let problem = problem.clone();
+        Arc::new(move |result: Result<(), String>| *problem.lock().unwrap() = result.err())
+    };
+    tokio::spawn(queue.run(client.clone(), "n1".to_owned(), figures.clone(), stop.clone()));
+    tokio::spawn({
+        let (pods, figures, stop) = (pods.clone(), figures.clone(), stop.clone());
+        async move { pods.follow(client, "n1".to_owned(), figures, report, stop).await }
+    });
+    Run { server, pods, figures, problem, _stop: stop.drop_guard() }
+}
+
+impl Run {
+    async fn wait<T>(&self, what: &str, look: impl Fn(&Self) -> Option<T>) -> T {
+        let mut changes = self.pods.changes();
+        let until = async {
+            loop {
+                if let Some(found) = look(self) {
+                    return found;
+                }
+                // Also what no change of pods tells of.
+                let _ = tokio::time::timeout(Duration::from_millis(50), changes.changed()).await;
+            }
+        };
+        match tokio::time::timeout(LIMIT, until).await {
+            Ok(found) => found,
+            Err(_) => panic!("{what} did not happen; asked: {:#?}", self.server.asked()),
+        }
+    }
+
+    async fn synced(&self) {
+        self.wait("the first list", |run| run.pods.is_synced().then_some(())).await;
+    }
+
+    async fn pod(&self, uid: &str) -> Arc<StoredPod> {
+        self.wait(uid, |run| run.pods.by_uid(uid)).await
+    }
+
+    fn problem(&self) -> Option<String> {
+        self.problem.lock().unwrap().clone()
+    }
+
+    fn metric(&self, line: &str) -> u64 {
+        let mut registry = Registry::default();
+        self.figures.register(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let value =
+            text.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(' ')).map(str::parse);
+        value.unwrap_or_else(|| panic!("{line}\n{text}")).unwrap()
+    }
+
+    fn count(&self, part: &str) -> usize {
+        self.server.asked().iter().filter(|asked| asked.contains(part)).count()
+    }
+}
+
+fn pod(name: &str, uid: &str, node: &str) -> Value {
+    json!({"metadata": {"name": name, "namespace": "ns", "uid": uid}, "spec": {"nodeName": node,
+        "containers": [{"name": "main", "resources": {"limits": {"cpu": "2"}, "requests": {"cpu": "2"}}}]}})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_come_change_and_go() {
+    let server = FakeApiServer::start().await.unwrap();
+    server.put_pod(pod("a", "1", "n1"));
+    server.put_pod(pod("elsewhere", "2", "n2"));
+    let run = run_with(server).await;
+    run.synced().await;
+    assert_eq!(run.pods.all().len(), 1, "only the pods of this Kubernetes node");
+    assert!(run.pods.by_name("ns", "a").is_some());
+
+    run.server.put_pod(pod("b", "3", "n1"));
+    let b = run.pod("3").await;
+    assert!(b.container_ids.is_empty() && !b.is_running);
+    let mut started = pod("b", "3", "n1");
+    started["status"] = json!({"phase": "Running",
+        "containerStatuses": [{"name": "main", "containerID": "containerd://c1"}]});
+    run.server.put_pod(started);
+    run.wait("the container's id", |run| run.pods.by_uid("3")?.container_ids.get("c1").cloned()).await;
+    run.server.delete_pod("ns", "b");
+    run.wait("the end of b", |run| run.pods.by_uid("3").is_none().then_some(())).await;
+    assert_eq!(run.metric("kubernetes_pods"), 1);
+    assert_eq!(run.count("GET /api/v1/pods?&"), 2, "one list, one watch: {:?}", run.server.asked());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_list_has_pages() {
+    let server = FakeApiServer::start().await.unwrap();
+    for number in 0..600 {
+        server.put_pod(pod(&format!("p{number}"), &number.to_string(), "n1"));
+    }
+    let run = run_with(server).await;
+    run.synced().await;
+    assert_eq!(run.pods.all().len(), 600);
+    assert_eq!(run.count("continue="), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_breaks_goes_on_from_its_version() {
+    let run = run().await;
+    run.server.put_pod(pod("a", "1", "n1"));
+    run.pod("1").await;
+    run.server.bookmark();
+    run.server.hang_up();
+    run.server.put_pod(pod("b", "2", "n1"));
+    run.pod("2").await;
+    assert_eq!(run.count("limit="), 1, "no second list: {:?}", run.server.asked());
+    assert!(run.pods.by_uid("1").is_some());
+}
+
+/// In the stream, and as the answer to the request.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_gone_is_listed_anew() {
+    let run = run().await;
+    run.server.put_pod(pod("a", "1", "n1"));
+    run.pod("1").await;
+    run.server.put_pod(pod("old", "2", "n2"));
+    run.server.compact();
+    run.server.delete_pod("ns", "a");
+    run.server.compact();
+    run.server.hang_up();
+    run.wait("the new list", |run| run.pods.by_uid("1").is_none().then_some(())).await;
+    let lists = run.count("limit=");
+    assert!(lists >= 2, "{:?}", run.server.asked());
+    assert_eq!(run.metric("kubernetes_api_errors_total{operation=\"watch_pods\",reason=\"gone\"}"), 1);
+
+    run.synced().await;
+    run.server.refuse_next("watch=true", StatusCode::GONE);
+    run.server.hang_up();
+    run.wait("one more list", |run| (run.count("limit=") > lists).then_some(())).await;
+    run.synced().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_refused_says_so_and_keeps_what_is_known() {
+    for (status, reason, words) in [
+        (StatusCode::UNAUTHORIZED, "unauthorized", "the token or certificate is not valid"),
+        (StatusCode::FORBIDDEN, "forbidden", "give the service account this right"),
+        (StatusCode::SERVICE_UNAVAILABLE, "server_error", "503"),
+        (StatusCode::TOO_MANY_REQUESTS, "too_many_requests", "429"),
+    ] {
+        let run = run().await;
+        run.server.put_pod(pod("a", "1", "n1"));
+        run.pod("1").await;
+        run.server.refuse(Some(("pods", status)));
+        run.server.hang_up();
+        let problem = run.wait("the problem", Run::problem).await;
+        assert!(problem.contains(words) && problem.contains("refused by the test"), "{problem}");
+        assert!(!run.pods.is_synced() && run.pods.by_uid("1").is_some());
+        let counted = format!("kubernetes_api_errors_total{{operation=\"watch_pods\",reason=\"{reason}\"}}");
+        assert!(run.metric(&counted) >= 1, "{counted}");
+        run.server.refuse(None);
+        run.synced().await;
+        assert_eq!((run.problem(), run.metric("kubernetes_pods_synced")), (None, 1));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_known_of_a_server_that_refuses_from_the_start() {
+    let server = FakeApiServer::start().await.unwrap();
+    server.refuse(Some(("pods", StatusCode::FORBIDDEN)));
+    let run = run_with(server).await;
+    let problem = run.wait("the problem", Run::problem).await;
+    assert!(problem.contains("pods cannot be read from the API server: 403"), "{problem}");
+    assert!(!run.pods.is_synced());
+    assert!(run.metric("kubernetes_api_errors_total{operation=\"list_pods\",reason=\"forbidden\"}") >= 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_away_is_waited_for() {
+    let server = FakeApiServer::start().await.unwrap();
+    server.put_pod(pod("a", "1", "n1"));
+    let run = run_with(server).await;
+    run.synced().await;
+    run.server.tell_error(StatusCode::INTERNAL_SERVER_ERROR);
+    run.wait("the error", |run| {
+        let errors =
+            run.metric("kubernetes_api_errors_total{operation=\"watch_pods\",reason=\"server_error\"}");
+        (errors >= 1).then_some(())
+    })
+    .await;
+    // Only once the log with the error in it is behind it can a watch go on.
+    run.server.compact();
+    run.server.put_pod(pod("b", "2", "n1"));
+    run.pod("2").await;
+    run.synced().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_server_is_no_failure() {
+    let server = FakeApiServer::start().await.unwrap();
+    server.delay(Duration::from_millis(700));
+    server.put_pod(pod("a", "1", "n1"));
+    let run = run_with(server).await;
+    run.synced().await;
+    assert!(run.pods.by_uid("1").is_some() && run.problem().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_not_answer_is_given_up() {
+    let server = FakeApiServer::start().await.unwrap();
+    server.delay(Duration::from_secs(100_000));
+    let run = run_with(server).await;
+    let problem = run.wait("the end of patience", Run::problem).await;
+    assert!(problem.contains("no answer within 30s"), "{problem}");
+    assert!(run.metric("kubernetes_api_errors_total{operation=\"list_pods\",reason=\"timeout\"}") >= 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_cannot_be_read_does_not_hold_up_the_others() {
+    let server = FakeApiServer::start().await.unwrap();
+    let odd = |uid: &str| {
+        let mut pod = pod(&format!("odd{uid}"), uid, "n1");
+        pod["spec"]["containers"][0]["resources"]["limits"]["cpu"] = json!("many");
+        pod
+    };
+    server.put_pod(odd("1"));
+    server.put_pod(pod("good", "2", "n1"));
+    let run = run_with(server).await;
+    run.pod("2").await;
+    run.server.put_pod(odd("3"));
+    run.server.put_pod(pod("better", "4", "n1"));
+    run.pod("4").await;
+    assert!(run.pods.by_uid("1").is_none() && run.pods.by_uid("3").is_none());
+    assert_eq!(run.metric("kubernetes_pods_left_out_total"), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn garbage_in_a_watch_is_told_and_survived() {
+    let run = run().await;
+    run.synced().await;
+    run.server.tell_garbage();
+    run.wait("the error", |run| {
+        let errors = run.metric("kubernetes_api_errors_total{operation=\"watch_pods\",reason=\"malformed\"}");
+        (errors >= 1).then_some(())
+    })
+    .await;
+    run.server.compact();
+    run.server.put_pod(pod("a", "1", "n1"));
+    run.pod("1").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_notice_becomes_an_event_on_the_pod() {
+    let run = run().await;
+    let mut mirror = pod("static", "api-uid", "n1");
+    mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.hash": "hash"});
+    run.server.put_pod(mirror);
+    let stored = run.pod("hash").await;
+    let notice = Notice {
+        pod: stored.pod.id.clone(),
+        reason: "PlacementRefused".to_owned(),
+        message: "node 0: cpu requested 8, free 2".to_owned(),
+        is_warning: true,
+    };
+    run.pods.notify(notice.clone());
+    let event = run.wait("the event", |run| run.server.events().pop()).await;
+    assert_eq!(event["involvedObject"]["uid"], "api-uid");
+    assert_eq!(event["metadata"]["namespace"], "ns");
+    assert!(event["metadata"]["name"].as_str().unwrap().starts_with("static."), "{event}");
+    assert_eq!(
+        (event["type"].as_str(), event["reason"].as_str(), event["message"].as_str()),
+        (Some("Warning"), Some("PlacementRefused"), Some(notice.message.as_str()))
+    );
+    assert_eq!((event["source"]["host"].as_str(), event["apiVersion"].as_str()), (Some("n1"), Some("v1")));
+
+    // The same again is none; what the server refuses is counted, and made when it is said again.
+    run.pods.notify(notice.clone());
+    run.server.refuse_next("events", StatusCode::FORBIDDEN);
+    let other = Notice { message: "other".to_owned(), ..notice };
+    run.pods.notify(other.clone());
+    run.wait("the refusal", |run| {
+        let errors =
+            run.metric("kubernetes_api_errors_total{operation=\"create_event\",reason=\"forbidden\"}");
+        (errors == 1).then_some(())
+    })
+    .await;
+    run.pods.notify(other);
+    run.wait("the second event", |run| (run.server.events().len() == 2).then_some(())).await;
+    assert_eq!(
+        (run.metric("kubernetes_events_total"), run.metric("kubernetes_events_dropped_total")),
+        (2, 2)
+    );
+}
