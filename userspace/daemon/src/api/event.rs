@@ -51,11 +51,15 @@ pub enum EventKind {
     MachineChange,
     /// A task ran on CPUs that are exclusive to another workload.
     Intruder,
+    /// A guarantee that is declared in the configuration cannot be given.
+    GuaranteeRefused,
+    /// A cgroup cannot be kept off exclusive CPUs.
+    NotHerded,
 }
 
 impl EventKind {
     /// All kinds.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Miss,
         Self::OomKill,
         Self::Drift,
@@ -63,6 +67,8 @@ impl EventKind {
         Self::Stall,
         Self::MachineChange,
         Self::Intruder,
+        Self::GuaranteeRefused,
+        Self::NotHerded,
     ];
 
     /// The name: in JSON and as the label `kind`.
@@ -75,6 +81,8 @@ impl EventKind {
             Self::Stall => "stall",
             Self::MachineChange => "machine_change",
             Self::Intruder => "intruder",
+            Self::GuaranteeRefused => "guarantee_refused",
+            Self::NotHerded => "not_herded",
         }
     }
 
@@ -90,7 +98,7 @@ impl EventKind {
     pub const fn per_minute(self) -> u32 {
         match self {
             Self::Miss | Self::Stall | Self::Intruder => 1,
-            Self::OomKill | Self::UnpinnedStart => 10,
+            Self::OomKill | Self::UnpinnedStart | Self::GuaranteeRefused | Self::NotHerded => 10,
             // A fight over a knob has ten repairs, and its end has to be told.
             Self::Drift => 20,
             Self::MachineChange => 60,

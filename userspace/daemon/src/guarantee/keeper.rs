@@ -642,7 +642,10 @@ impl Owner {
                     };
                     return Ok(Answer::Dry(dry));
                 }
-                tracing::info!(name = request.name, reason = in_words(&rejection), "refused");
+                // One that is declared is tried again and again, and told once.
+                if request.declared.is_none() {
+                    tracing::info!(name = request.name, reason = in_words(&rejection), "refused");
+                }
                 return Err(Refused::Rejected(rejection, explanation));
             }
         };

@@ -15,7 +15,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use numaward_cgroup::{CgroupPath, EXEC_PARENT, Event};
 
 use super::{FieldError, Owner, Refused, Request, Target, pods};
-use crate::{api, config::enforcement::Declared, enforce};
+use crate::{
+    api,
+    config::enforcement::Declared,
+    enforce,
+    events::{EventKind, Report},
+};
 
 /// What is declared, and who waits for it.
 #[derive(Debug, Default)]
@@ -191,7 +196,10 @@ impl Owner {
         let before = self.declarations.waiting.get(path).and_then(|waiting| waiting.refused.as_ref());
         if before != Some(&reason) {
             let pattern = self.declarations.rules.get(rule).map_or("", Declared::pattern);
-            tracing::warn!(cgroup = %path, declared = pattern, reason = reason.text, "declared, and cannot be given");
+            let message =
+                format!("{path}: the guarantee declared for {pattern} cannot be given: {}", reason.text);
+            let report = Report::new(EventKind::GuaranteeRefused, message);
+            self.listener.happened(Some(path), report.detail("declared", pattern));
         }
         let is_news = before != Some(&reason);
         self.declarations.waiting.insert(path.clone(), Waiting { rule, refused: Some(reason) });

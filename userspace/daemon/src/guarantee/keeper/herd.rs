@@ -30,6 +30,7 @@ use crate::{
     api,
     config::enforcement::{CgroupPattern, Mode},
     enforce::{Change, Settings},
+    events::{EventKind, Report},
 };
 
 /// What is known of the herd.
@@ -142,10 +143,10 @@ impl Owner {
         let promised = self.promised_cgroups();
         let (pool, is_needed) =
             (self.state.ledger.shared_pool().clone(), has_exclusive_cpus(&self.state.ledger));
-        if retry {
-            let root = (self.herd.is_on() && is_needed)
-                .then(|| processes_in_root(&self.config.host_root, &self.hierarchy));
-            self.herd.processes_in_root = root.flatten();
+        if !self.herd.is_on() || !is_needed {
+            self.herd.processes_in_root = None;
+        } else if retry || self.herd.processes_in_root.is_none() {
+            self.herd.processes_in_root = processes_in_root(&self.config.host_root, &self.hierarchy);
         }
         self.herd_around(&promised, is_needed.then_some(&pool), retry);
     }
@@ -165,7 +166,7 @@ impl Owner {
         if self.herd.mode == Mode::On && has_exclusive_cpus(after) {
             let chosen = choose(|parent| children(&self.hierarchy, parent), &self.herd.system, &promised);
             let cpus = chosen.herd.contains(path).then(|| self.share_of(path, after.shared_pool()));
-            if let Some(Ok(cpus)) = cpus {
+            if let Some(Ok(Some(cpus))) = cpus {
                 self.state.herded.insert(path.clone());
                 return Change::Each(vec![(path.clone(), Some(on(&cpus)))]);
             }
@@ -181,7 +182,7 @@ impl Owner {
     }
 
     /// What a cgroup is to have of the shared pool; `None` if it never had more.
-    fn share_of(&self, path: &CgroupPath, pool: &CpuSet) -> Result<CpuSet, String> {
+    fn share_of(&self, path: &CgroupPath, pool: &CpuSet) -> Result<Option<CpuSet>, String> {
         let found = self.enforcer.cpus_found(&self.state.book, path).map_err(|error| error.to_string())?;
         let share = if found.is_empty() { pool.clone() } else { &found & pool };
         if share.is_empty() {
@@ -192,7 +193,7 @@ impl Owner {
             };
             return Err(reason);
         }
-        Ok(share)
+        Ok(Some(share).filter(|share| *share != found))
     }
 
     /// Herds, with these cgroups promised and this shared pool. Without a pool, nobody is herded.
@@ -212,22 +213,24 @@ impl Owner {
                 }
                 match self.share_of(&path, pool) {
                     Err(reason) => drop(refused.insert(path, Refusal { wanted: None, reason })),
-                    Ok(share) => match self.herd.refused.get(&path) {
-                        Some(before) if before.wanted.as_ref() == Some(&share) && !retry => {
-                            refused.insert(path, before.clone());
+                    Ok(None) => {}
+                    Ok(Some(share)) => {
+                        // Until it is herded after all.
+                        let before =
+                            self.herd.refused.get(&path).filter(|before| before.wanted.is_some()).cloned();
+                        let is_tried =
+                            before.as_ref().is_some_and(|before| before.wanted.as_ref() == Some(&share));
+                        refused.extend(before.map(|before| (path.clone(), before)));
+                        if retry || !is_tried {
+                            wanted.insert(path, share);
                         }
-                        _ => drop(wanted.insert(path, share)),
-                    },
+                    }
                 }
             }
         }
         for (path, refusal) in &refused {
             self.tell_refused(path, refusal);
         }
-        // A narrow cgroup need not be written to keep it as it is.
-        wanted.retain(|path, share| {
-            self.enforcer.cpus_found(&self.state.book, path).is_ok_and(|found| found != *share)
-        });
         let was = std::mem::replace(&mut self.herd.refused, refused);
         let changed = match self.herd.mode {
             Mode::DryRun => self.tell_would(wanted),
@@ -289,6 +292,7 @@ impl Owner {
         }
         self.carry_out(plan, Some(before))?;
         for (path, share) in changes {
+            self.herd.refused.remove(path);
             if let Some(share) = share {
                 tracing::info!(cgroup = %path, cpus = %share, "herded");
             } else {
@@ -299,7 +303,10 @@ impl Owner {
     }
 
     fn apply_alone(&mut self, path: &CgroupPath, share: Option<CpuSet>) {
-        let Err(refused) = self.apply_together_or_undo(path, share.as_ref()) else { return };
+        let Err(refused) = self.apply_or_undo(path, share.as_ref()) else {
+            self.herd.refused.remove(path);
+            return;
+        };
         // Of what was tried together, the intent may still be in the book.
         self.state.herded.remove(path);
         let back = self.enforcer.plan(&self.state.book, &Change::Release(path.clone()));
@@ -319,7 +326,7 @@ impl Owner {
         }
     }
 
-    fn apply_together_or_undo(&mut self, path: &CgroupPath, share: Option<&CpuSet>) -> Result<(), Refused> {
+    fn apply_or_undo(&mut self, path: &CgroupPath, share: Option<&CpuSet>) -> Result<(), Refused> {
         let before = self.state.clone();
         let change = match share {
             Some(share) => Change::Hold(path.clone(), on(share)),
@@ -335,7 +342,8 @@ impl Owner {
 
     fn tell_refused(&self, path: &CgroupPath, refusal: &Refusal) {
         if self.herd.refused.get(path) != Some(refusal) {
-            tracing::warn!(cgroup = %path, reason = refusal.reason, "cannot be herded off exclusive CPUs");
+            let message = format!("{path} cannot be kept off exclusive CPUs: {}", refusal.reason);
+            self.listener.happened(Some(path), Report::new(EventKind::NotHerded, message));
         }
     }
 

@@ -99,6 +99,8 @@ async fn others_keep_off_exclusive_cpus_and_get_back_what_they_had() {
     let [outside] = refused.as_slice() else { panic!("{refused:?}") };
     assert_eq!(outside.cgroup, "/outside");
     assert!(outside.reason.as_ref().unwrap().contains("CPUs 7, of which none"), "{outside:?}");
+    let told = format!("{:?}", bench.host.happened.lock().unwrap());
+    assert_eq!(told.matches("/outside cannot be kept off exclusive CPUs").count(), 1, "{told}");
 
     // New ones are herded as they appear, at the top and beside what is promised.
     bench.appear("new");
@@ -226,6 +228,11 @@ async fn declared_guarantees_hold_from_the_start_and_are_tried_again() {
     let waiting = run.until("it waits", |view| view.waiting.first().cloned());
     assert_eq!((waiting.cgroup.as_str(), waiting.declared.as_str()), ("/batch/c", "/batch/*"));
     assert!(waiting.rejection.is_some() && waiting.reason.contains("cpu requested 3"), "{waiting:?}");
+    let told = format!("{:?}", bench.host.happened.lock().unwrap());
+    assert!(
+        told.contains("GuaranteeRefused") && told.contains("/batch/c: the guarantee declared for"),
+        "{told}"
+    );
     let refused = run.keeper.release("batch/a".to_owned()).await.unwrap_err();
     assert!(matches!(&refused, Refused::Conflict(error) if error.problem.contains("/batch/*")), "{refused}");
     fs::remove_dir_all(bench.dir.path().join("cgroup/batch/a")).unwrap();
