@@ -7,6 +7,7 @@
     reason = "helpers of tests, which clippy does not take for tests"
 )]
 
+mod containerd;
 mod crash;
 mod daemon;
 mod enforce;

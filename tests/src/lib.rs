@@ -29,8 +29,14 @@ pub const PROGRAMS: &str = "NUMAWARD_VM_PROGRAMS";
 pub const SLOW: &str = "NUMAWARD_VM_SLOW";
 
 /// The programs that are copied into each machine if they have been built.
-const NAMES: [&str; 5] =
-    ["numaward", "numaward-load", "numaward-capabilities", "numaward-crash-check", "numaward-enforce-check"];
+const NAMES: [&str; 6] = [
+    "numaward",
+    "numaward-load",
+    "numaward-capabilities",
+    "numaward-crash-check",
+    "numaward-cri",
+    "numaward-enforce-check",
+];
 /// What every script is preceded by.
 const PRELUDE: &str = include_str!("guest.sh");
 

@@ -62,6 +62,8 @@ const TABLE: &[Rule] = &[
     rule("numaward-tests", &["numaward-vm"]),
     rule("numaward-vm", &[]),
     rule("numaward-capabilities", &[]),
+    // What the kubelet would do: it knows nothing of the project.
+    rule("numaward-cri", &[]),
     // Part of what they test: they run inside the machine, against the kernel.
     rule("numaward-crash-check", &["numaward-daemon", "numaward-topology"]),
     rule("numaward-enforce-check", &["numaward-cgroup", "numaward-daemon", "numaward-topology"]),

@@ -24,7 +24,7 @@ const NO_EXIT_CODE: u8 = 125;
 /// The package of the end-to-end tests.
 const TESTS: &str = "numaward-tests";
 /// Programs that only the tests need inside a machine.
-const HELPERS: &[&str] = &["numaward-capabilities", "numaward-enforce-check"];
+const HELPERS: &[&str] = &["numaward-capabilities", "numaward-cri", "numaward-enforce-check"];
 /// Kills the daemon inside a machine. It has a daemon of its own, with points to die at, so it is built alone.
 const CRASH_CHECK: &str = "numaward-crash-check";
 /// Tells the tests that what is slow is to run as well.
@@ -81,7 +81,8 @@ impl Test {
 /// Runs the end-to-end tests whose names contain one of `names` (all, if there are none) on one kernel, with `slow` in
 /// full.
 pub(crate) fn test(kernel: &str, names: &[String], slow: bool) -> Result<()> {
-    setup::ensure(&[Part::Qemu, Part::Kernel(kernels::find(kernel)?), Part::Debian])?;
+    let kernel_part = Part::Kernel(kernels::find(kernel)?);
+    setup::ensure(&[Part::Qemu, kernel_part, Part::Debian, Part::Containerd])?;
     let packages = [packages(true)?, HELPERS].concat();
     let mut programs = build::static_programs(&packages, "vm")?;
     programs.extend(build::static_programs(&[CRASH_CHECK], "vm")?);

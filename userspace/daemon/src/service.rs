@@ -139,7 +139,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
                         None => Arc::new(NoPods),
                     };
                     let (nri, keeper) = (&config.kubernetes.nri, keeper.clone());
-                    kubernetes::start(nri, keeper, observer.clone(), pods, placing, &stop);
+                    kubernetes::start((nri, &config.host_root), keeper, observer.clone(), pods, placing, &stop);
                     tracing::info!(socket = %nri.socket.display(), "containers are placed when they are created");
                 }
                 None if mode == Mode::Observe => {

@@ -93,6 +93,10 @@ pub enum Resource {
     Cpu,
     /// A kind of memory.
     Memory(ZoneKind),
+    /// Devices.
+    Devices,
+    /// Nodes that are wished for.
+    Wishes,
 }
 
 impl fmt::Display for Resource {
@@ -101,6 +105,8 @@ impl fmt::Display for Resource {
         match self {
             Self::Cpu => f.write_str("cpu"),
             Self::Memory(kind) => kind.fmt(f),
+            Self::Devices => f.write_str("devices"),
+            Self::Wishes => f.write_str("preferred nodes"),
         }
     }
 }
@@ -176,6 +182,10 @@ pub enum Provider {
     Cpus,
     /// Memory and hugepages (the kubelet's Memory Manager).
     Memory,
+    /// Where a container's devices are.
+    Devices,
+    /// Where a container would like to be.
+    Wishes,
 }
 
 impl fmt::Display for Provider {
@@ -183,6 +193,8 @@ impl fmt::Display for Provider {
         f.write_str(match self {
             Self::Cpus => "cpus",
             Self::Memory => "memory",
+            Self::Devices => "devices",
+            Self::Wishes => "preferred nodes",
         })
     }
 }

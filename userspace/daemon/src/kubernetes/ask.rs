@@ -5,10 +5,13 @@
 //! CPU shares that the kubelet makes of a request, and the pod's class of service by its place among the
 //! kubelet's cgroups. The first is used where it is there; decisions from the second say so.
 
-use std::sync::Arc;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use numaward_cgroup::CgroupPath;
-use numaward_engine::{ContainerRequest, QosClass, Quantity, Request, Resources};
+use numaward_engine::{ContainerRequest, Near, QosClass, Quantity, Request, Resources};
 use numaward_kube::{
     cgroup_path::pod_levels,
     nri::types::{self as nri, Limit},
@@ -16,7 +19,10 @@ use numaward_kube::{
 };
 use numaward_topology::ZoneKind;
 
-use super::annotations::{Annotations, Extra, Placement};
+use super::{
+    annotations::{Annotations, Extra, Placement},
+    devices,
+};
 use crate::guarantee::pods::{Asked, ContainerAsk, MemoryKnobs, PodAsk, PodName};
 
 /// CPU shares that the kubelet gives for one CPU.
@@ -35,11 +41,12 @@ pub(super) enum LeftAlone {
 #[derive(Clone)]
 pub(super) struct Asker {
     pods: Arc<dyn PodSource>,
+    host_root: PathBuf,
 }
 
 impl Asker {
-    pub(super) fn new(pods: Arc<dyn PodSource>) -> Self {
-        Self { pods }
+    pub(super) fn new(pods: Arc<dyn PodSource>, host_root: &Path) -> Self {
+        Self { pods, host_root: host_root.to_owned() }
     }
 
     /// What the API server tells of a pod.
@@ -89,6 +96,10 @@ impl Asker {
         };
         let mut pod = ask(pod, asked, annotations, known.as_deref());
         pod.notes.append(&mut notes);
+        let devices = devices::nodes(&self.host_root, &container.devices);
+        if !devices.is_empty() {
+            pod.near.devices.insert(container.name.as_str().into(), devices);
+        }
         Ok(ContainerAsk {
             pod,
             id: container.id.clone(),
@@ -101,6 +112,14 @@ impl Asker {
 }
 
 fn ask(pod: &nri::Pod, asked: Asked, annotations: Annotations, known: Option<&pod::Pod>) -> PodAsk {
+    let mut near = Near::default();
+    if let Asked::Pod(request) | Asked::Container(request) = &asked {
+        for container in request.all_containers() {
+            if let Some(nodes) = annotations.of(container.name.as_str()).preferred_nodes {
+                near.preferred.insert(container.name.clone(), nodes);
+            }
+        }
+    }
     let mut notes = annotations.ignored;
     if known.is_some_and(|known| known.resources.is_some()) {
         notes.push(
@@ -111,6 +130,7 @@ fn ask(pod: &nri::Pod, asked: Asked, annotations: Annotations, known: Option<&po
         pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
         sandbox: pod.id.clone(),
         asked,
+        near,
         policy: annotations.policy,
         notes,
     }
@@ -259,7 +279,7 @@ mod tests {
 
     fn known(containers: Vec<ContainerRequest>) -> Asker {
         let id = PodId { namespace: "ns".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() };
-        Asker::new(Arc::new(One(pod::Pod { id, containers, ..pod::Pod::default() })))
+        Asker::new(Arc::new(One(pod::Pod { id, containers, ..pod::Pod::default() })), Path::new("/nowhere"))
     }
 
     fn pod(annotations: &[(&str, &str)]) -> nri::Pod {
@@ -336,8 +356,17 @@ mod tests {
     }
 
     #[test]
+    fn wishes_and_devices_are_told() {
+        let asker = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
+        let wish = pod(&[("numaward.io/preferred-nodes", "1")]);
+        let near = asker.pod(&wish).near;
+        assert_eq!(near.preferred, [("db".into(), "1".parse().unwrap())].into());
+        assert_eq!((near.devices.len(), asker.pod(&pod(&[])).near), (0, Near::default()));
+    }
+
+    #[test]
     fn without_an_api_server_the_runtime_tells() {
-        let asker = Asker::new(Arc::new(NoPods));
+        let asker = Asker::new(Arc::new(NoPods), Path::new("/nowhere"));
         let mut two = limits(2000, Bytes::gib(1));
         two.hugepage_limits =
             [(HugepageSize(Bytes::mib(2)), Bytes::mib(8)), (HugepageSize(Bytes::gib(1)), Bytes(0))].into();

@@ -165,8 +165,14 @@ impl Bench {
         .unwrap();
         let figures = Figures::default();
         let nri = &self.config.kubernetes.nri;
-        let plugin =
-            plugin(nri, keeper.clone(), self.host.clone(), self.pods.clone(), figures.clone(), &stop);
+        let plugin = plugin(
+            (nri, self.dir.path()),
+            keeper.clone(),
+            self.host.clone(),
+            self.pods.clone(),
+            figures.clone(),
+            &stop,
+        );
         tokio::spawn(plugin.run_with(self.runtime.connector(), stop.clone()));
         assert!(self.runtime.has_plugins(&[PLUGIN]).await);
         Daemon { keeper, thread: Some(thread), stop, figures }

@@ -40,6 +40,7 @@ use crate::{
     explain::{Explanation, Merge},
     hint::{Hint, Mask, NodeIndex, Provider, ProviderHints},
     ledger::Ledger,
+    near::Near,
     policy::{
         Component, MachineProblem, Phase, PolicyConfig, StartError, StartProblem, TopologyOptions,
         TopologyPolicy, TopologyScope,
@@ -238,12 +239,19 @@ impl Kubelet {
     }
 
     /// Asks all providers and merges what they say.
-    fn merge(&self, ledger: &mut Ledger, request: &Request, scope: Scope<'_>) -> (Affinity, Merge) {
-        let hints: Vec<(Provider, ProviderHints)> = self
+    fn merge(
+        &self,
+        ledger: &mut Ledger,
+        request: &Request,
+        near: &Near,
+        scope: Scope<'_>,
+    ) -> (Affinity, Merge) {
+        let mut hints: Vec<(Provider, ProviderHints)> = self
             .providers
             .iter()
             .map(|provider| (provider.provider(), provider.hints(ledger, request, scope)))
             .collect();
+        hints.extend(near.hints(&self.nodes, request, scope));
         let best = self.rule.merge(self.nodes.all(), &merge::lists(hints.iter().map(|(_, hints)| hints)));
         let accepted = self.rule.accepts(best);
         let container = match scope {
@@ -282,10 +290,11 @@ impl Kubelet {
         &self,
         ledger: &mut Ledger,
         request: &Request,
+        near: &Near,
         merges: &mut Vec<Merge>,
     ) -> Result<(), (Option<ContainerName>, Cause)> {
         let mut affinity_for = |ledger: &mut Ledger, scope: Scope<'_>| {
-            let (affinity, merge) = self.merge(ledger, request, scope);
+            let (affinity, merge) = self.merge(ledger, request, near, scope);
             let failed_at = merge.container.clone();
             let accepted = merge.accepted;
             merges.push(merge);
@@ -329,8 +338,17 @@ impl Kubelet {
     }
 }
 
-impl Strategy for Kubelet {
-    fn admit(&self, ledger: &Ledger, request: &Request) -> Decision {
+impl Kubelet {
+    /// Decides on a request as [`Strategy::admit`] does, with more hints.
+    pub fn admit_near(&self, ledger: &Ledger, request: &Request, near: &Near) -> Decision {
+        let decision = self.decide(ledger, request, near);
+        match near.without_wishes() {
+            Some(near) if decision.outcome.is_err() => self.decide(ledger, request, &near),
+            _ => decision,
+        }
+    }
+
+    fn decide(&self, ledger: &Ledger, request: &Request, near: &Near) -> Decision {
         if let Err(cause) = check_request(request) {
             let rejection = Rejection {
                 owner: request.owner.clone(),
@@ -346,7 +364,7 @@ impl Strategy for Kubelet {
         let mut next = ledger.clone();
         next.owner_mut(&request.owner).request = Some(Arc::new(request.clone()));
         let mut merges = Vec::new();
-        let attempt = self.attempt(&mut next, request, &mut merges);
+        let attempt = self.attempt(&mut next, request, near, &mut merges);
         let outcome = match attempt {
             Ok(()) => {
                 let grant = |container: &ContainerRequest| Grant {
@@ -365,6 +383,12 @@ impl Strategy for Kubelet {
             }
         };
         Decision { outcome, explanation: Explanation { merges }, ledger: next }
+    }
+}
+
+impl Strategy for Kubelet {
+    fn admit(&self, ledger: &Ledger, request: &Request) -> Decision {
+        self.decide(ledger, request, &Near::default())
     }
 
     fn started(&self, ledger: &Ledger, owner: &OwnerId, container: &ContainerName) -> Ledger {

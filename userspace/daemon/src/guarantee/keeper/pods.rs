@@ -164,6 +164,8 @@ pub struct PodAsk {
     pub sandbox: String,
     /// What is asked for.
     pub asked: Asked,
+    /// Where its containers should be besides.
+    pub near: engine::Near,
     /// The pod's own topology policy, instead of the configured one.
     pub policy: Option<TopologyManagerPolicy>,
     /// What the explanation should say besides.
@@ -420,7 +422,7 @@ impl Owner {
         };
         let strategy = own.as_ref().unwrap_or(&self.strategy);
         let started = Instant::now();
-        let decision = strategy.admit(&self.state.ledger, request);
+        let decision = strategy.admit_near(&self.state.ledger, request, &ask.near);
         self.figures.decided(&decision, started.elapsed());
         let mut explanation = explain::explanation(&decision.explanation);
         explanation.notes = notes;

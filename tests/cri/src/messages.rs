@@ -1,0 +1,163 @@
+//! The messages of CRI `runtime.v1` that are needed, with the fields that are. What is not here has its default.
+//!
+//! Source: k8s.io/cri-api, `pkg/apis/runtime/v1`.
+
+use std::collections::BTreeMap;
+
+use prost::Message;
+
+/// A namespace of the pod.
+pub(crate) const POD: i32 = 0;
+/// A namespace of the container.
+pub(crate) const CONTAINER: i32 = 1;
+/// The host's namespace.
+pub(crate) const NODE: i32 = 2;
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Empty {}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Sandbox {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) config: Option<SandboxConfig>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct SandboxConfig {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) metadata: Option<SandboxMetadata>,
+    #[prost(string, tag = "3")]
+    pub(crate) log_directory: String,
+    #[prost(btree_map = "string, string", tag = "7")]
+    pub(crate) annotations: BTreeMap<String, String>,
+    #[prost(message, optional, tag = "8")]
+    pub(crate) linux: Option<LinuxSandbox>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct SandboxMetadata {
+    #[prost(string, tag = "1")]
+    pub(crate) name: String,
+    #[prost(string, tag = "2")]
+    pub(crate) uid: String,
+    #[prost(string, tag = "3")]
+    pub(crate) namespace: String,
+    #[prost(uint32, tag = "4")]
+    pub(crate) attempt: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct LinuxSandbox {
+    #[prost(string, tag = "1")]
+    pub(crate) cgroup_parent: String,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) security_context: Option<SandboxSecurity>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct SandboxSecurity {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) namespace_options: Option<NamespaceOptions>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct NamespaceOptions {
+    #[prost(int32, tag = "1")]
+    pub(crate) network: i32,
+    #[prost(int32, tag = "2")]
+    pub(crate) pid: i32,
+    #[prost(int32, tag = "3")]
+    pub(crate) ipc: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct SandboxId {
+    #[prost(string, tag = "1")]
+    pub(crate) pod_sandbox_id: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct CreateContainer {
+    #[prost(string, tag = "1")]
+    pub(crate) pod_sandbox_id: String,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) config: Option<ContainerConfig>,
+    #[prost(message, optional, tag = "3")]
+    pub(crate) sandbox_config: Option<SandboxConfig>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ContainerConfig {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) metadata: Option<ContainerMetadata>,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) image: Option<ImageSpec>,
+    #[prost(string, repeated, tag = "3")]
+    pub(crate) command: Vec<String>,
+    #[prost(string, tag = "11")]
+    pub(crate) log_path: String,
+    #[prost(message, optional, tag = "15")]
+    pub(crate) linux: Option<LinuxContainer>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ContainerMetadata {
+    #[prost(string, tag = "1")]
+    pub(crate) name: String,
+    #[prost(uint32, tag = "2")]
+    pub(crate) attempt: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ImageSpec {
+    #[prost(string, tag = "1")]
+    pub(crate) image: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct LinuxContainer {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) resources: Option<ContainerResources>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct ContainerResources {
+    #[prost(int64, tag = "1")]
+    pub(crate) cpu_period: i64,
+    #[prost(int64, tag = "2")]
+    pub(crate) cpu_quota: i64,
+    #[prost(int64, tag = "3")]
+    pub(crate) cpu_shares: i64,
+    #[prost(int64, tag = "4")]
+    pub(crate) memory_limit_in_bytes: i64,
+    #[prost(int64, tag = "5")]
+    pub(crate) oom_score_adj: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ContainerCreated {
+    #[prost(string, tag = "1")]
+    pub(crate) container_id: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ContainerId {
+    #[prost(string, tag = "1")]
+    pub(crate) container_id: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct StopContainer {
+    #[prost(string, tag = "1")]
+    pub(crate) container_id: String,
+    #[prost(int64, tag = "2")]
+    pub(crate) timeout: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct UpdateResources {
+    #[prost(string, tag = "1")]
+    pub(crate) container_id: String,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) linux: Option<ContainerResources>,
+}

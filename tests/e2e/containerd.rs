@@ -1,0 +1,157 @@
+//! Containers that a real containerd creates: placed, kept apart, adopted, refused and given back.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::{Cache, Machine};
+
+/// What is unpacked, and where the machine has it.
+const PROGRAMS: [&str; 4] = ["containerd", "containerd-shim-runc-v2", "ctr", "runc"];
+const LIBRARIES: [&str; 5] =
+    ["libc.so.6", "libdl.so.2", "libpthread.so.0", "libresolv.so.2", "libseccomp.so.2"];
+const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
+const LOADER: &str = "ld-linux-x86-64.so.2";
+
+/// A release of Debian with its containerd.
+struct Release {
+    name: &'static str,
+    config: &'static str,
+    /// Arguments of `ctr images import`.
+    import: &'static str,
+}
+
+const V2: Release = Release { name: "sid", config: "2.toml", import: "--local --snapshotter native" };
+const V1: Release = Release { name: "trixie", config: "1.7.toml", import: "--snapshotter native" };
+
+/// Unpacks the packages that `cargo xtask setup --all` has fetched.
+fn unpack(release: &str, into: &Path) -> Result<(), String> {
+    let cache = Cache::locate().map_err(|error| error.to_string())?;
+    let folder = cache.root().join("containerd").join(release);
+    let packages = std::fs::read_dir(&folder)
+        .map_err(|error| format!("{}: {error}; run `cargo xtask setup --all`", folder.display()))?;
+    for package in packages {
+        let package = package.map_err(|error| error.to_string())?.path();
+        if package.extension().is_none_or(|extension| extension != "deb") {
+            continue;
+        }
+        let status = Command::new("dpkg-deb").arg("--extract").arg(&package).arg(into).status();
+        match status {
+            Ok(status) if status.success() => {}
+            Ok(status) => return Err(format!("{}: dpkg-deb: {status}", package.display())),
+            Err(error) => return Err(format!("dpkg-deb (Debian package dpkg): {error}")),
+        }
+    }
+    Ok(())
+}
+
+/// Boots a machine with this containerd and runs the script; none, after saying why, where that cannot be.
+fn report(release: &Release) -> Option<Report> {
+    let bench = Bench::open()?;
+    if !bench.is_slow() && (release.name != V2.name || bench.kernel().name() != "6.12") {
+        eprintln!("left out: one containerd on one kernel will do, except with `--all`");
+        return None;
+    }
+    let root = tempfile::tempdir().unwrap();
+    if let Err(reason) = unpack(release.name, root.path()) {
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "this test cannot run: {reason}");
+        eprintln!("skipped: {reason}");
+        return None;
+    }
+    let machine = Machine::parse(Some(2), Some("3,3"), Some("1536M,1G"), None).unwrap();
+    let mut vm = bench.vm(machine).limit(Duration::from_mins(15));
+    for program in PROGRAMS {
+        let found = ["usr/sbin", "usr/bin"].map(|folder| root.path().join(folder).join(program));
+        let path = found.iter().find(|path| path.is_file()).unwrap();
+        let folder = if program == "runc" { "sbin" } else { "bin" };
+        vm = vm.file(path, format!("/usr/{folder}/{program}"));
+    }
+    let libraries = root.path().join(LIBRARY_FOLDER);
+    for library in LIBRARIES {
+        vm = vm.file(libraries.join(library), format!("/lib/x86_64-linux-gnu/{library}"));
+    }
+    vm = vm.file(libraries.join(LOADER), format!("/lib64/{LOADER}"));
+    let config = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("e2e/containerd").join(release.config);
+    vm = vm.file(config, "/etc/containerd/config.toml");
+    let script = format!("IMPORT='{}'\n{}", release.import, include_str!("containerd.sh"));
+    Some(boot(&vm, &script))
+}
+
+/// The lines of a section as words.
+fn lines<'a>(report: &'a Report, section: &str) -> Vec<Vec<&'a str>> {
+    report.section(section).lines().map(|line| line.split_whitespace().collect()).collect()
+}
+
+fn check(release: &Release) {
+    let Some(report) = report(release) else { return };
+    eprintln!("{report}");
+
+    // CPU 0 is kept for the system; the first container gets the first CPU of node 0.
+    assert_eq!(lines(&report, "before")[0], ["cpus"]);
+    let pinned = |cpus: &'static str, node: &'static str| {
+        vec![
+            vec!["cpus", cpus],
+            vec!["mems", node],
+            vec!["Cpus_allowed_list:", cpus],
+            vec!["Mems_allowed_list:", node],
+        ]
+    };
+    assert_eq!(lines(&report, "adopted"), pinned("1", "0"));
+    assert_eq!(lines(&report, "adopted shared")[0], ["cpus", "0,2-5"]);
+    let metrics = report.section("adopted metrics");
+    assert!(metrics.contains("numaward_nri_connected 1"), "{metrics}");
+    assert!(metrics.contains(r#"containers_started_unpinned_total{reason="away"} 2"#), "{metrics}");
+
+    // Two CPUs of one node are only on node 1.
+    assert_eq!(lines(&report, "placed"), pinned("3-4", "1"));
+    let first: Vec<_> = pinned("3-4", "1").split_off(2);
+    assert_eq!(lines(&report, "placed first instruction"), first);
+    let anon = &report.numa_stat("placed memory")["anon"];
+    assert_eq!(anon[&0], 0, "{anon:?}");
+    assert!(anon[&1] >= 48 << 20, "{anon:?}");
+    for line in report.section("placed misses").lines() {
+        assert!(line.ends_with(" 0"), "{line}");
+    }
+    assert_eq!(lines(&report, "placed shared")[0], ["cpus", "0,2,5"]);
+    let allocations = report.json("placed allocations");
+    let names: Vec<_> = allocations["allocations"].as_array().unwrap().iter().map(|a| &a["name"]).collect();
+    assert_eq!(names, ["default/db/main", "default/early/main"]);
+
+    let refused = report.section("refused");
+    assert!(refused.contains("numaward cannot place container main of pod default/big"), "{refused}");
+    assert!(refused.contains("node 0: cpu requested 5, free 1"), "{refused}");
+    assert_eq!(lines(&report, "after refused"), pinned("2", "0"));
+
+    // What was promised to `small` is given back, and given on.
+    assert_eq!(lines(&report, "meanwhile")[0], ["cpus"]);
+    assert_eq!(lines(&report, "back"), pinned("2", "0"));
+    assert_eq!(lines(&report, "back undisturbed"), pinned("3-4", "1"));
+    let back = report.json("back allocations");
+    let held: Vec<_> =
+        back["allocations"].as_array().unwrap().iter().map(|a| (&a["name"], &a["cpus"])).collect();
+    let expected = [("default/db/main", "3-4"), ("default/early/main", "1"), ("default/meanwhile/main", "2")];
+    assert!(held.iter().zip(&expected).all(|((n, c), (en, ec))| *n == en && *c == ec), "{held:?}");
+    assert_eq!(held.len(), expected.len());
+
+    assert_eq!(lines(&report, "containerd back"), pinned("3-4", "1"));
+    let mut at_once: Vec<_> = report.section("at once").lines().collect();
+    at_once.sort_unstable();
+    assert_eq!(at_once, ["2", "5", "refused"], "two CPUs are free for three");
+
+    let removed = report.json("removed");
+    assert_eq!(removed["allocations"].as_array().unwrap().len(), 1);
+    assert_eq!(removed["sharedCpus"], "0,2-5");
+    assert_eq!(lines(&report, "removed shared")[0], ["cpus", "0,2-5"]);
+    report.section("end");
+}
+
+#[test]
+fn containerd_2() {
+    check(&V2);
+}
+
+#[test]
+fn containerd_1_7() {
+    check(&V1);
+}
