@@ -343,7 +343,9 @@ impl Kubelet {
     pub fn admit_near(&self, ledger: &Ledger, request: &Request, near: &Near) -> Decision {
         let decision = self.decide(ledger, request, near);
         match near.without_wishes() {
-            Some(near) if decision.outcome.is_err() => self.decide(ledger, request, &near),
+            Some(near) if decision.outcome.is_err() || !is_preferred(&decision) => {
+                self.decide(ledger, request, &near)
+            }
             _ => decision,
         }
     }
@@ -425,6 +427,11 @@ impl Strategy for Kubelet {
         forget(&mut next, owner);
         next
     }
+}
+
+/// Whether every merge came to what all prefer.
+fn is_preferred(decision: &Decision) -> bool {
+    decision.explanation.merges.iter().all(|merge| merge.best.preferred)
 }
 
 /// Nobody wants this owner any more. What it still holds is stale.

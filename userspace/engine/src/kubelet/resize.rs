@@ -179,7 +179,7 @@ mod tests {
     fn admit(strategy: &Kubelet, ledger: &Ledger, name: &str, cpus: &str, memory: Bytes) -> Ledger {
         let decision = strategy.admit(ledger, &Request::workload(name, resources(cpus, memory)));
         decision.outcome.unwrap();
-        decision.ledger
+        strategy.started(&decision.ledger, &name.into(), &name.into())
     }
 
     fn cpus(ledger: &Ledger, name: &str) -> String {

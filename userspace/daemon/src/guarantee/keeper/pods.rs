@@ -758,7 +758,13 @@ impl Owner {
 
     fn remove_owner(&mut self, owner: &str) {
         self.state.pods.remove(owner);
-        self.state.ledger = self.strategy.removed(&self.state.ledger, &OwnerId::from(owner));
+        let owner = OwnerId::from(owner);
+        let request = self.state.ledger.owner(&owner).and_then(|account| account.request.clone());
+        // What was never started is given back at once too.
+        for container in request.iter().flat_map(|request| request.all_containers()) {
+            self.state.ledger = self.strategy.started(&self.state.ledger, &owner, &container.name);
+        }
+        self.state.ledger = self.strategy.removed(&self.state.ledger, &owner);
     }
 
     /// Stores what was given back. What cannot be stored stays given back: a restart compares with what runs.

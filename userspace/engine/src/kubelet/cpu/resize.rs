@@ -45,7 +45,9 @@ impl StaticCpus {
         let free = &(ledger.shared_pool() & &self.allocatable()) - held;
         let on_nodes = self.of_nodes(nodes);
         let free = &free & &on_nodes;
-        parts.iter().for_each(|core| take(*core & &free));
+        for core in &parts {
+            take(*core & &free);
+        }
         let rest: Vec<_> = cores().filter(|core| !core.intersects(held)).collect();
         let (whole, parts): (Vec<_>, Vec<_>) = rest.into_iter().partition(|core| core.is_subset(&free));
         whole.iter().chain(&parts).for_each(|core| take(*core & &free));
