@@ -13,6 +13,7 @@ mod daemon;
 mod enforce;
 mod faults;
 mod guarantee;
+mod herd;
 mod hotplug;
 mod load;
 mod machine;

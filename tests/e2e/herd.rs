@@ -1,0 +1,146 @@
+//! Who has no exclusive CPUs keeps off those of others, and gets back what it had; guarantees that are declared;
+//! dry runs; scheduler partitions.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::Machine;
+
+/// Of each cgroup of a section, what it is set to and where its process may run.
+fn sets(report: &Report, name: &str) -> BTreeMap<String, [String; 2]> {
+    let line = |line: &str| {
+        let (cgroup, rest) = line.split_once(" [")?;
+        let (set, allowed) = rest.split_once(']')?;
+        Some((cgroup.to_owned(), [set.to_owned(), allowed.trim().to_owned()]))
+    };
+    let lines = report.section(name).lines();
+    lines.map(|text| line(text).unwrap_or_else(|| panic!("section {name:?}: cannot read {text:?}"))).collect()
+}
+
+/// The shared pool, and the CPUs of each allocation.
+fn promised(report: &Report, name: &str) -> (String, BTreeMap<String, String>) {
+    let view = report.json(name);
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let cpus = view["allocations"].as_array().unwrap().iter();
+    (text(&view["sharedCpus"]), cpus.map(|held| (text(&held["name"]), text(&held["cpus"]))).collect())
+}
+
+/// Everybody else is on the shared pool, by knob and in truth, but for the cgroup that is exempt.
+fn assert_herded(report: &Report, name: &str, allocations: &str) {
+    let (shared, cpus) = promised(report, allocations);
+    for (cgroup, [set, allowed]) in sets(report, name) {
+        let own = cpus.get(&cgroup).or_else(|| cpus.get(cgroup.trim_start_matches("numaward/")));
+        match (cgroup.as_str(), own) {
+            (_, Some(own)) => assert_eq!([&set, &allowed], [own, own], "{name}: {cgroup}"),
+            // It has no processes itself, and children with and without exclusive CPUs.
+            ("slice", None) if cpus.contains_key("slice/a") => {
+                assert!(["", "0-3"].contains(&set.as_str()), "{name}: {cgroup} has {set}");
+            }
+            ("exempt", None) => assert_eq!([set.as_str(), allowed.as_str()], ["", "0-3"], "{name}: {cgroup}"),
+            // It had CPUs 0-1, and CPU 0 is kept for everybody.
+            ("pinned", None) => {
+                assert!(["0", "0-1"].contains(&set.as_str()) && set == allowed, "{name}: {set}")
+            }
+            _ => assert_eq!([&set, &allowed], [&shared, &shared], "{name}: {cgroup}"),
+        }
+    }
+}
+
+fn check(machine: Machine) {
+    let Some(bench) = Bench::open() else { return };
+    let report = boot(&bench.vm(machine).limit(Duration::from_mins(8)), include_str!("herd.sh"));
+
+    for (cgroup, [set, _]) in sets(&report, "before") {
+        assert_eq!(set, if cgroup == "pinned" { "0-1" } else { "" }, "{cgroup}: nothing is exclusive yet");
+    }
+    let zero = report.section("zero metrics");
+    for series in ["herd_cgroups{state=\"herded\"} 0", "declared_guarantees{state=\"refused\"} 0"] {
+        assert!(zero.contains(&format!("numaward_{series}")), "{series} in\n{zero}");
+    }
+
+    let (shared, cpus) = promised(&report, "herded allocations");
+    assert_eq!((cpus.len(), shared.contains(&cpus["first"])), (1, false), "{shared} {cpus:?}");
+    let herded = sets(&report, "herded");
+    assert_eq!(herded["slice"][0], shared, "the slice is herded as a whole");
+    assert_eq!(herded["slice/a"], [String::new(), shared.clone()], "with all below");
+    assert_eq!(herded["other"], [shared.clone(), shared.clone()]);
+    assert_eq!(herded["exempt"], ["", "0-3"]);
+    assert_eq!(herded["numaward/first"], [cpus["first"].clone(), cpus["first"].clone()]);
+
+    assert_herded(&report, "opened", "opened allocations");
+    assert_eq!(sets(&report, "opened")["slice/b"][0], promised(&report, "opened allocations").0);
+    assert_herded(&report, "late", "opened allocations");
+    let herding = &report.json("opened allocations")["enforcement"]["herding"];
+    assert_eq!(
+        (&herding["mode"], &herding["cgroups"][0]["state"]),
+        (&"on".into(), &"herded".into()),
+        "{herding}"
+    );
+
+    assert_herded(&report, "restarted", "restarted allocations");
+    assert_eq!(report.section("restarted writes"), "", "what holds is not written again");
+
+    let dry = sets(&report, "dry run");
+    for cgroup in ["other", "slice/a", "slice/b", "numaward/first"] {
+        assert_eq!(dry[cgroup][1], "0-3", "{cgroup} has everything back");
+    }
+    assert_eq!(dry["pinned"], ["0-1", "0-1"]);
+    let view = report.json("dry run allocations");
+    assert_eq!(
+        (&view["enforcement"]["mode"], view["allocations"].as_array().unwrap().len()),
+        (&"dry-run".into(), 2)
+    );
+    assert_eq!(view["allocations"][0]["enforced"], false, "{view}");
+    assert!(report.section("dry run status").contains("enforcement dry-run, herding dry-run"));
+    assert_herded(&report, "on again", "on again allocations");
+
+    for (cgroup, [set, allowed]) in sets(&report, "given back") {
+        let all = if cgroup == "pinned" { "0-1" } else { "0-3" };
+        // The kernel does not let the set of a cgroup with processes be emptied again: all CPUs mean the same.
+        assert!(set == all || set.is_empty() && cgroup != "pinned", "{cgroup}: {set}");
+        assert!(allowed == all || cgroup == "slice", "{cgroup}: {allowed}");
+    }
+
+    let (_, cpus) = promised(&report, "declared allocations");
+    assert_eq!(cpus.len(), 3, "{cpus:?}");
+    for (cgroup, [set, allowed]) in sets(&report, "declared") {
+        assert_eq!([&set, &allowed], [&cpus[&cgroup], &cpus[&cgroup]], "{cgroup}");
+    }
+    let waiting = &report.json("declared allocations")["waiting"][0];
+    assert_eq!(
+        (&waiting["cgroup"], &waiting["declared"]),
+        (&"/batch/d".into(), &"/batch/*".into()),
+        "{waiting}"
+    );
+    assert!(waiting["reason"].as_str().unwrap().contains("cpu requested 1, free 0"), "{waiting}");
+    let refused = report.section("release of a declared one");
+    assert!(refused.contains("declared in the configuration") && refused.ends_with("code 1"), "{refused}");
+    let (_, later) = promised(&report, "given later");
+    assert_eq!((&later["batch/d"], later.contains_key("batch/a")), (&cpus["batch/a"], false), "{later:?}");
+    assert!(report.section("declared metrics").contains("{state=\"held\"} 3"));
+
+    assert_eq!(report.section("partition"), "root");
+    assert_herded(&report, "partition herd", "partition allocations");
+    assert_eq!(report.section("partition released"), "member");
+    let nested = report.section("nested partition");
+    let version = bench.kernel().version().to_owned();
+    if version.starts_with("6.1.") {
+        assert!(nested.contains("nested ones need Linux 6.7") && nested.ends_with("code 1"), "{nested}");
+    } else {
+        // It takes CAP_SYS_ADMIN, which the daemon gives up: the kernel's reason is told, and all is undone.
+        let reason = "the kernel does not make it a partition: Enable partition not permitted";
+        assert!(nested.contains(reason) && nested.ends_with("code 1"), "{nested}");
+    }
+    let end = sets(&report, "at the end");
+    assert_eq!([&end["other"][1], &end["pinned"][1], &end["slice/b"][1]], ["0-3", "0-1", "0-3"]);
+}
+
+#[test]
+fn others_are_herded_on_two_nodes() {
+    check(Machine::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap());
+}
+
+#[test]
+fn others_are_herded_on_four_nodes() {
+    check(Machine::parse(None, Some("1,1,1,1"), Some("512M,384M,384M,384M"), None).unwrap());
+}
