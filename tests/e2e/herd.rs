@@ -39,7 +39,7 @@ fn assert_herded(report: &Report, name: &str, allocations: &str) {
             ("exempt", None) => assert_eq!([set.as_str(), allowed.as_str()], ["", "0-3"], "{name}: {cgroup}"),
             // It had CPUs 0-1, and CPU 0 is kept for everybody.
             ("pinned", None) => {
-                assert!(["0", "0-1"].contains(&set.as_str()) && set == allowed, "{name}: {set}")
+                assert!(["0", "0-1"].contains(&set.as_str()) && set == allowed, "{name}: {set}");
             }
             _ => assert_eq!([&set, &allowed], [&shared, &shared], "{name}: {cgroup}"),
         }
