@@ -68,6 +68,113 @@ pub struct NodeTable {
     pub home: [u16; MAX_NODE_IDS],
 }
 
+/// Reasons of `enum migrate_reason` that are told apart; the last counter is for all others.
+pub const MIGRATE_REASONS: usize = 12;
+
+/// Mappings that NUMA balancing came across, in pages.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScanCounters {
+    /// Their memory policy lets them be sampled.
+    pub sampled: u64,
+    /// Their memory policy keeps them from being sampled.
+    pub excluded: u64,
+}
+
+/// Buckets of the histogram of stalls.
+pub const STALL_BUCKETS: usize = 24;
+
+/// How long tasks were stalled in reclaim.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StallCounters {
+    /// How many took less than 2^index microseconds and not less than half of that; the last has all longer ones.
+    pub buckets: [u64; STALL_BUCKETS],
+    /// All of them together.
+    pub nanoseconds: u64,
+}
+
+/// Values of `enum oom_constraint`: none, cpuset, memory policy, memory cgroup.
+pub const OOM_CONSTRAINTS: usize = 4;
+
+/// The OOM killer takes a process.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OomKill {
+    /// The id of the victim's cgroup.
+    pub cgroup: u64,
+    /// The victim's slot.
+    pub slot: u32,
+    /// What constrained the allocation that found nothing: a value of `enum oom_constraint`.
+    pub constraint: u32,
+    /// The victim's process id, in the host's namespace.
+    pub pid: u32,
+    /// Zero.
+    pub padding: u32,
+    /// The victim's name, ended by zeros.
+    pub comm: [u8; 16],
+}
+
+/// What sort of task runs on an exclusive CPU, and the index of its time in [`CpuTimes::nanoseconds`].
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunClass {
+    /// One of the CPU's owner.
+    Own = 0,
+    /// A kernel thread.
+    KernelThread = 1,
+    /// A process of no registered workload.
+    Host = 2,
+    /// A process of another workload.
+    Workload = 3,
+    /// None: the CPU is idle. Its time is not counted.
+    Idle = 4,
+}
+
+/// How long each class of tasks ran on a CPU while that was exclusive.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuTimes {
+    /// Since when the task runs that is on the CPU now, in nanoseconds of the monotonic clock; 0 if not known.
+    pub since: u64,
+    /// The slot to which the CPU was exclusive at that time.
+    pub owner: u32,
+    /// The slot of the task.
+    pub slot: u32,
+    /// A [`RunClass`]: that of the task.
+    pub class: u32,
+    /// Zero.
+    pub padding: u32,
+    /// By [`RunClass`], without [`RunClass::Idle`]; what was switched out already.
+    pub nanoseconds: [u64; 4],
+}
+
+/// Who ran on CPUs that are exclusive to another.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct IntruderKey {
+    /// The slot to which the CPU is exclusive.
+    pub owner: u32,
+    /// The slot of the intruder.
+    pub slot: u32,
+    /// A [`RunClass`].
+    pub class: u32,
+    /// Zero.
+    pub padding: u32,
+    /// The intruder's name, ended by zeros.
+    pub comm: [u8; 16],
+}
+
+/// For how long, and how often.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IntruderTime {
+    /// How long.
+    pub nanoseconds: u64,
+    /// How often it was switched in.
+    pub runs: u64,
+}
+
 // SAFETY: `repr(C)`, made of integers only, without padding: any bytes are a value.
 #[cfg(feature = "user")]
 unsafe impl aya::Pod for AllocCounters {}
@@ -80,3 +187,12 @@ unsafe impl aya::Pod for Slot {}
 // SAFETY: as above.
 #[cfg(feature = "user")]
 unsafe impl aya::Pod for NodeTable {}
+// SAFETY: as above.
+#[cfg(feature = "user")]
+unsafe impl aya::Pod for CpuTimes {}
+// SAFETY: as above.
+#[cfg(feature = "user")]
+unsafe impl aya::Pod for IntruderKey {}
+// SAFETY: as above.
+#[cfg(feature = "user")]
+unsafe impl aya::Pod for IntruderTime {}

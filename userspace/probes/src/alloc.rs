@@ -13,7 +13,7 @@ use std::{
 use aya::{
     Btf, Ebpf, EbpfLoader, Pod,
     maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray},
-    programs::{Program, ProgramError},
+    programs::{Program, ProgramError, ProgramFd},
 };
 use aya_log::{EbpfLogger, Level};
 use numaward_abi::{AllocCounters, AllocTotals, NodeTable, OTHER_SLOT, Slot};
@@ -43,8 +43,6 @@ static OBJECT: Result<&[u8], &str> = Err(env!("NUMAWARD_EBPF_MISSING"));
 pub(crate) enum Refusal {
     #[error("this binary has no probes: {0}")]
     NotBuilt(&'static str),
-    #[error("the kernel has no BTF (/sys/kernel/btf/vmlinux: {0}); it needs CONFIG_DEBUG_INFO_BTF")]
-    NoBtf(io::Error),
     #[error(transparent)]
     Btf(#[from] BtfError),
     #[error(transparent)]
@@ -68,7 +66,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    fn kernel(error: &(dyn Error + 'static)) -> Self {
+    pub(crate) fn kernel(error: &(dyn Error + 'static)) -> Self {
         Self::Kernel(explain(error))
     }
 }
@@ -108,7 +106,8 @@ impl Alloc {
     /// Loads and attaches the probe in one mode.
     pub(crate) fn load(options: &Options<'_>, mode: Mode) -> Result<Self, Refusal> {
         let object = OBJECT.map_err(Refusal::NotBuilt)?;
-        let kernel = fs::read("/sys/kernel/btf/vmlinux").map_err(Refusal::NoBtf);
+        let kernel = fs::read("/sys/kernel/btf/vmlinux");
+        let kernel = kernel.map_err(|error| Refusal::from(BtfError::Unreadable(error.to_string())));
         let kernel = kernel.and_then(|data| Ok(KernelLayout::from_btf(&data)?));
         let kernel = match (mode, kernel) {
             (Mode::TpBtf, kernel) => {
@@ -151,7 +150,7 @@ impl Alloc {
                 tracefs::check_format(Path::new("/"), "kmem/mm_page_alloc", &tracefs::MM_PAGE_ALLOC)?;
                 Sections::new(machine, &nodes)?
             }
-            Mode::Absent => return Err(Refusal::Unwanted),
+            Mode::Fentry | Mode::Fexit | Mode::Kprobe | Mode::Absent => return Err(Refusal::Unwanted),
         };
 
         let cpus = aya::util::nr_cpus().map_err(|(_, error)| Refusal::Cpus(error))?;
@@ -394,19 +393,7 @@ impl Alloc {
             Some(Program::TracePoint(program)) => program.fd(),
             _ => Err(ProgramError::NotLoaded),
         };
-        let fd = fd.map_err(io::Error::other)?.as_fd().as_raw_fd();
-        let text = fs::read_to_string(format!("/proc/self/fdinfo/{fd}"))?;
-        // Kernels that do not count something do not write its line.
-        let field = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            line.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
-        };
-        Ok(ProbeStats {
-            probe: Probe::Alloc,
-            run_time: Duration::from_nanos(field("run_time_ns")),
-            run_count: field("run_cnt"),
-            events_lost: field("recursion_misses"),
-        })
+        program_stats(Probe::Alloc, fd.map_err(io::Error::other)?)
     }
 
     pub(crate) fn logger(&self) -> Option<&EbpfLogger<&'static dyn log::Log>> {
@@ -424,15 +411,32 @@ impl Alloc {
 fn program_name(mode: Mode) -> &'static str {
     match mode {
         Mode::Tracepoint => "alloc_tracepoint",
-        Mode::TpBtf | Mode::Absent => "alloc_tp_btf",
+        _ => "alloc_tp_btf",
     }
 }
 
-fn typed<T: TryFrom<Map, Error = MapError>>(map: Map, name: &'static str) -> Result<T, Refusal> {
+/// What the kernel counts of a program.
+pub(crate) fn program_stats(probe: Probe, program: &ProgramFd) -> io::Result<ProbeStats> {
+    let fd = program.as_fd().as_raw_fd();
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{fd}"))?;
+    // Kernels that do not count something do not write its line.
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+    };
+    Ok(ProbeStats {
+        probe,
+        run_time: Duration::from_nanos(field("run_time_ns")),
+        run_count: field("run_cnt"),
+        events_lost: field("recursion_misses"),
+    })
+}
+
+pub(crate) fn typed<T: TryFrom<Map, Error = MapError>>(map: Map, name: &'static str) -> Result<T, Refusal> {
     T::try_from(map).map_err(|_| Refusal::Incomplete(name))
 }
 
-fn set<V: Pod>(
+pub(crate) fn set<V: Pod>(
     map: &mut Array<MapData, V>,
     name: &'static str,
     index: u32,
@@ -441,7 +445,7 @@ fn set<V: Pod>(
     map.set(index, value, 0).map_err(access(name, "write"))
 }
 
-fn access(map: &'static str, action: &'static str) -> impl Fn(MapError) -> MapAccessError {
+pub(crate) fn access(map: &'static str, action: &'static str) -> impl Fn(MapError) -> MapAccessError {
     move |error| MapAccessError {
         map,
         action,

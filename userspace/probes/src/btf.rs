@@ -1,4 +1,4 @@
-//! What the allocation probe must know of the kernel's structures, from the kernel's BTF.
+//! What the probes must know of the kernel's structures, from the kernel's BTF.
 //!
 //! **The node of a page** is in the highest bits of `page->flags`, `log2(MAX_NUMNODES)` of them
 //! (`include/linux/page-flags-layout.h`, for 64-bit kernels with a virtual memory map). `MAX_NUMNODES` is a
@@ -10,13 +10,18 @@
 //! **The cgroup of a task** is at `task->cgroups->dfl_cgrp->kn->id`. Whether it is kept from migrating is in
 //! `task->migration_disabled`.
 //!
+//! The other probes need offsets of members, and whether functions and tracepoints still have the arguments that
+//! the programs read: see [`Structures`].
+//!
 //! Format: Documentation/bpf/btf.rst. Only what these questions need is read.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, fs, path::Path};
 
-/// The kernel's BTF does not tell where the node is.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+/// The kernel's BTF does not tell what a probe must know.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BtfError {
+    #[error("the kernel has no BTF (/sys/kernel/btf/vmlinux: {0}); it needs CONFIG_DEBUG_INFO_BTF")]
+    Unreadable(String),
     #[error("the kernel's BTF is malformed at byte {0}")]
     Malformed(usize),
     #[error("the kernel's BTF has types of the unknown kind {0}")]
@@ -29,14 +34,40 @@ pub(crate) enum BtfError {
         "the kernel's zonelists hold {zonerefs} entries for {zones} zones a node, which fits no number of nodes"
     )]
     NoNodeCount { zonerefs: u32, zones: u32 },
+    #[error("the kernel's {what} has {found} arguments; expected {expected}")]
+    Arguments { what: &'static str, found: u32, expected: &'static str },
 }
 
 const MAGIC: u32 = 0xeb9f;
 /// The structs that are looked into.
-const OF_INTEREST: [&[u8]; 7] =
-    [b"page", b"pglist_data", b"zonelist", b"task_struct", b"css_set", b"cgroup", b"kernfs_node"];
+const OF_INTEREST: [&[u8]; 9] = [
+    b"page",
+    b"pglist_data",
+    b"zonelist",
+    b"task_struct",
+    b"css_set",
+    b"cgroup",
+    b"kernfs_node",
+    b"vm_area_struct",
+    b"oom_control",
+];
+/// The functions, and the types of tracepoints, that are asked for.
+const HOOKS: [&[u8]; 5] = [
+    b"task_numa_fault",
+    b"vma_policy_mof",
+    b"oom_kill_process",
+    b"btf_trace_mm_migrate_pages",
+    b"btf_trace_sched_skip_cpuset_numa",
+];
+const KIND_PTR: u32 = 2;
 const KIND_ARRAY: u32 = 3;
 const KIND_STRUCT: u32 = 4;
+const KIND_UNION: u32 = 5;
+const KIND_TYPEDEF: u32 = 8;
+const KIND_FUNC: u32 = 12;
+const KIND_FUNC_PROTO: u32 = 13;
+/// How deep structs without a name are nested in others, at most.
+const MAX_DEPTH: u32 = 4;
 
 /// The kernel's structures, as the probe sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +116,87 @@ impl KernelLayout {
     }
 }
 
+/// What the probes beside that of allocations must know of the kernel's structures. Each answer stands alone: what
+/// one lacks does not keep the others from working.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Structures {
+    /// The offsets in bytes of `task_struct.cgroups`, `css_set.dfl_cgrp`, `cgroup.kn`, `kernfs_node.id`; and of the
+    /// latter's pointer to its parent.
+    pub(crate) cgroup_path: Result<([u32; 4], u32), BtfError>,
+    /// Those of `vm_area_struct.vm_start` and `vm_end`, where `vma_policy_mof` is as expected.
+    pub(crate) scan: Result<[u32; 2], BtfError>,
+    /// Those of `oom_control.constraint` and `chosen`, `task_struct.tgid` and `comm`, where `oom_kill_process` is as
+    /// expected.
+    pub(crate) oom: Result<[u32; 4], BtfError>,
+    /// Those of `task_struct.flags` and `pid`.
+    pub(crate) task: Result<[u32; 2], BtfError>,
+    /// Whether `task_numa_fault` is as expected.
+    pub(crate) hint: Result<(), BtfError>,
+    /// Which argument of the tracepoint `mm_migrate_pages` is the reason.
+    pub(crate) migrate_reason: Result<u32, BtfError>,
+    /// Whether NUMA balancing leaves tasks alone whose cpuset has one node (since Linux 6.18 or so).
+    pub(crate) skips_single_node_cpusets: bool,
+}
+
+impl Structures {
+    /// `root` is `/` in production.
+    pub(crate) fn read(root: &Path) -> Result<Self, BtfError> {
+        let data = fs::read(root.join("sys/kernel/btf/vmlinux"));
+        Self::from_btf(&data.map_err(|error| BtfError::Unreadable(error.to_string()))?)
+    }
+
+    pub(crate) fn from_btf(data: &[u8]) -> Result<Self, BtfError> {
+        let btf = Btf::parse(data)?;
+        let offset = |of, name, what| Ok(btf.member(of, name, what)?.1 / 8);
+        let task = |name, what| offset("task_struct", name, what);
+        let arguments = |of, what, allowed: &[u32], expected| match btf.arguments(of, what)? {
+            found if allowed.contains(&found) => Ok(found),
+            found => Err(BtfError::Arguments { what, found, expected }),
+        };
+        let cgroup_path = || {
+            let path = [
+                task("cgroups", "task_struct.cgroups")?,
+                offset("css_set", "dfl_cgrp", "css_set.dfl_cgrp")?,
+                offset("cgroup", "kn", "cgroup.kn")?,
+                offset("kernfs_node", "id", "kernfs_node.id")?,
+            ];
+            // The name changed when it came under RCU.
+            let parent = offset("kernfs_node", "parent", "kernfs_node.parent");
+            Ok((path, parent.or_else(|_| offset("kernfs_node", "__parent", "kernfs_node.parent"))?))
+        };
+        let scan = || {
+            arguments("vma_policy_mof", "function vma_policy_mof", &[1], "1")?;
+            let vma = |name, what| offset("vm_area_struct", name, what);
+            Ok([vma("vm_start", "vm_area_struct.vm_start")?, vma("vm_end", "vm_area_struct.vm_end")?])
+        };
+        let oom = || {
+            arguments("oom_kill_process", "function oom_kill_process", &[2], "2")?;
+            Ok([
+                offset("oom_control", "constraint", "oom_control.constraint")?,
+                offset("oom_control", "chosen", "oom_control.chosen")?,
+                task("tgid", "task_struct.tgid")?,
+                task("comm", "task_struct.comm")?,
+            ])
+        };
+        let migrate_reason = || {
+            let what = "tracepoint mm_migrate_pages";
+            let found = arguments("btf_trace_mm_migrate_pages", what, &[5, 8, 9, 10], "4, 7, 8 or 9")?;
+            // The first is not the tracepoint's own, and the reason is the last.
+            Ok(found - 2)
+        };
+        Ok(Self {
+            cgroup_path: cgroup_path(),
+            scan: scan(),
+            oom: oom(),
+            task: task("flags", "task_struct.flags")
+                .and_then(|flags| Ok([flags, task("pid", "task_struct.pid")?])),
+            hint: arguments("task_numa_fault", "function task_numa_fault", &[4], "4").map(drop),
+            migrate_reason: migrate_reason(),
+            skips_single_node_cpusets: btf.hooks.contains_key(&b"btf_trace_sched_skip_cpuset_numa"[..]),
+        })
+    }
+}
+
 struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
@@ -92,6 +204,8 @@ struct Btf<'a> {
     places: Vec<usize>,
     /// The structs with names of interest, by name.
     structs: HashMap<&'a [u8], usize>,
+    /// The functions and types of tracepoints with names of interest, by name.
+    hooks: HashMap<&'a [u8], usize>,
 }
 
 impl<'a> Btf<'a> {
@@ -106,8 +220,13 @@ impl<'a> Btf<'a> {
                 start.and_then(|start| Some((start, start.checked_add(word(data, at + 4).ok()? as usize)?)));
             end.and_then(|(start, end)| data.get(start..end)).ok_or(BtfError::Malformed(at))
         };
-        let mut btf =
-            Self { types: section(8)?, strings: section(16)?, places: vec![0], structs: HashMap::new() };
+        let mut btf = Self {
+            types: section(8)?,
+            strings: section(16)?,
+            places: vec![0],
+            structs: HashMap::new(),
+            hooks: HashMap::new(),
+        };
         let mut at = 0;
         while at < btf.types.len() {
             let info = word(btf.types, at + 4)?;
@@ -124,6 +243,9 @@ impl<'a> Btf<'a> {
             if kind == KIND_STRUCT && OF_INTEREST.contains(&name) {
                 btf.structs.insert(name, at);
             }
+            if matches!(kind, KIND_FUNC | KIND_TYPEDEF) && HOOKS.contains(&name) {
+                btf.hooks.insert(name, at);
+            }
             btf.places.push(at);
             at += 12 + more;
         }
@@ -138,14 +260,51 @@ impl<'a> Btf<'a> {
     /// The type id and the offset in bits of a member of a struct.
     fn member(&self, of: &str, name: &str, what: &'static str) -> Result<(u32, u32), BtfError> {
         let at = *self.structs.get(of.as_bytes()).ok_or(BtfError::Missing(what))?;
+        self.member_at(at, name, MAX_DEPTH)?.ok_or(BtfError::Missing(what))
+    }
+
+    /// The same, of the struct or union at a place in `types`. Members of those without a name count as its own.
+    fn member_at(&self, at: usize, name: &str, depth: u32) -> Result<Option<(u32, u32)>, BtfError> {
         let members = (word(self.types, at + 4)? & 0xffff) as usize;
         for member in (0..members).map(|index| at + 12 + 12 * index) {
-            if self.name(word(self.types, member)?)? == name.as_bytes() {
-                // With bit fields in the struct, the highest byte is a width; it is 0 without.
-                return Ok((word(self.types, member + 4)?, word(self.types, member + 8)? & 0x00ff_ffff));
+            let found = self.name(word(self.types, member)?)?;
+            // With bit fields in the struct, the highest byte is a width; it is 0 without.
+            let (id, offset) = (word(self.types, member + 4)?, word(self.types, member + 8)? & 0x00ff_ffff);
+            if found == name.as_bytes() {
+                return Ok(Some((id, offset)));
+            }
+            if let Some((at, KIND_STRUCT | KIND_UNION)) = self.place(id)?
+                && found.is_empty()
+                && depth > 0
+                && let Some((id, inner)) = self.member_at(at, name, depth - 1)?
+            {
+                return Ok(Some((id, offset.saturating_add(inner))));
             }
         }
-        Err(BtfError::Missing(what))
+        Ok(None)
+    }
+
+    /// Where a type begins, and its kind; `None` for void and ids that do not exist.
+    fn place(&self, id: u32) -> Result<Option<(usize, u32)>, BtfError> {
+        match self.places.get(id as usize).filter(|_| id != 0) {
+            Some(&at) => Ok(Some((at, word(self.types, at + 4)? >> 24 & 0x1f))),
+            None => Ok(None),
+        }
+    }
+
+    /// How many arguments a function has, or a tracepoint's type (one more: what the probe was registered with).
+    fn arguments(&self, of: &str, what: &'static str) -> Result<u32, BtfError> {
+        let missing = || BtfError::Missing(what);
+        let mut at = *self.hooks.get(of.as_bytes()).ok_or_else(missing)?;
+        for _ in 0..MAX_DEPTH {
+            let (next, kind) = self.place(word(self.types, at + 8)?)?.ok_or_else(missing)?;
+            match kind {
+                KIND_FUNC_PROTO => return Ok(word(self.types, next + 4)? & 0xffff),
+                KIND_PTR | KIND_TYPEDEF => at = next,
+                _ => break,
+            }
+        }
+        Err(missing())
     }
 
     /// The number of elements of a member that is an array.
@@ -226,6 +385,95 @@ mod tests {
             (btf(4, 0, 0, "zonelist", "cgroup"), BtfError::NoNodeCount { zonerefs: 0, zones: 4 }),
         ] {
             assert_eq!(KernelLayout::from_btf(&data), Err(error));
+        }
+    }
+
+    /// BTF of what the other probes ask for, with one name replaced.
+    fn structures(replaced: (&str, &str), hint_arguments: u32) -> Vec<u8> {
+        let mut strings = vec![0];
+        let mut name = |name: &str| {
+            let name = if name == replaced.0 { replaced.1 } else { name };
+            let at = u32::try_from(strings.len()).unwrap();
+            strings.extend_from_slice(name.as_bytes());
+            strings.push(0);
+            at
+        };
+        let (record, union) = (4 << 24, 5 << 24);
+        #[rustfmt::skip]
+        let mut types = vec![
+            name("long unsigned int"), 1 << 24, 8, 64,                                      // 1: int
+            0, record | 2, 16, name("vm_start"), 1, 0, name("vm_end"), 1, 64,               // 2: without a name
+            0, union | 1, 16, 0, 2, 0,                                                      // 3: the same
+            name("vm_area_struct"), record | 2, 64, name("first"), 1, 0, 0, 3, 64,          // 4: struct
+            name("task_struct"), record | 5, 64,
+                name("flags"), 1, 44 * 8, name("pid"), 1, 100 * 8, name("tgid"), 1, 104 * 8,
+                name("comm"), 1, 200 * 8, name("cgroups"), 1, 300 * 8,
+            name("css_set"), record | 1, 64, name("dfl_cgrp"), 1, 112 * 8,
+            name("cgroup"), record | 1, 64, name("kn"), 1, 256 * 8,
+            name("kernfs_node"), record | 2, 64, name("__parent"), 1, 16 * 8, name("id"), 1, 96 * 8,
+            name("oom_control"), record | 2, 64, name("chosen"), 1, 40 * 8, name("constraint"), 1, 56 * 8, // 9
+        ];
+        let proto = |types: &mut Vec<u32>, arguments: u32| {
+            types.extend([0, 13 << 24 | arguments, 0]);
+            types.extend(std::iter::repeat_n([0, 1], arguments as usize).flatten());
+        };
+        let mut id = 9;
+        for (function, arguments) in
+            [("task_numa_fault", hint_arguments), ("vma_policy_mof", 1), ("oom_kill_process", 2)]
+        {
+            proto(&mut types, arguments);
+            types.extend([name(function), 12 << 24, id + 1]);
+            id += 2;
+        }
+        proto(&mut types, 9);
+        types.extend([0, 2 << 24, id + 1]);
+        types.extend([name("btf_trace_mm_migrate_pages"), 8 << 24, id + 2]);
+        let types: Vec<u8> = types.iter().flat_map(|word: &u32| word.to_ne_bytes()).collect();
+        let [types_len, strings_len] = [types.len(), strings.len()].map(|len| u32::try_from(len).unwrap());
+        let header = [MAGIC | 1 << 16, 24, 0, types_len, types_len, strings_len];
+        header.iter().flat_map(|word| word.to_ne_bytes()).chain(types).chain(strings).collect()
+    }
+
+    #[test]
+    fn offsets_and_arguments_are_found_each_alone() {
+        let all = Structures::from_btf(&structures(("", ""), 4)).unwrap();
+        let expected = Structures {
+            cgroup_path: Ok(([300, 112, 256, 96], 16)),
+            scan: Ok([8, 16]),
+            oom: Ok([56, 40, 104, 200]),
+            task: Ok([44, 100]),
+            hint: Ok(()),
+            migrate_reason: Ok(7),
+            skips_single_node_cpusets: false,
+        };
+        assert_eq!(all, expected);
+
+        let without = |name| Structures::from_btf(&structures((name, "x"), 4)).unwrap();
+        let missing = BtfError::Missing("oom_control.constraint");
+        assert_eq!(without("constraint"), Structures { oom: Err(missing), ..expected.clone() });
+        let missing = BtfError::Missing("vm_area_struct.vm_end");
+        assert_eq!(without("vm_end"), Structures { scan: Err(missing), ..expected.clone() });
+        let missing = BtfError::Missing("kernfs_node.parent");
+        assert_eq!(without("__parent"), Structures { cgroup_path: Err(missing), ..expected.clone() });
+        let missing = BtfError::Missing("tracepoint mm_migrate_pages");
+        assert_eq!(
+            without("btf_trace_mm_migrate_pages"),
+            Structures { migrate_reason: Err(missing), ..expected.clone() }
+        );
+        let moved = Structures::from_btf(&structures(("", ""), 5)).unwrap().hint.unwrap_err();
+        assert_eq!(moved.to_string(), "the kernel's function task_numa_fault has 5 arguments; expected 4");
+    }
+
+    #[test]
+    fn corrupt_structures_are_an_error_and_never_a_panic() {
+        let good = structures(("", ""), 4);
+        for at in 0..good.len() {
+            for byte in [0, 0x7f, 0xff] {
+                let mut bad = good.clone();
+                bad[at] = byte;
+                let _any = Structures::from_btf(&bad);
+            }
+            assert!(Structures::from_btf(&good[..at]).is_err(), "cut at {at}");
         }
     }
 

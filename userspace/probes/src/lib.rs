@@ -13,10 +13,14 @@
 
 #![deny(unsafe_code)]
 
+mod activity;
 mod alloc;
 mod btf;
 mod explain;
+mod family;
+mod intruders;
 mod nodes;
+mod others;
 pub mod report;
 mod rows;
 mod self_check;
@@ -31,13 +35,19 @@ use std::{
     time::Instant,
 };
 
-use numaward_topology::{Machine, NodeId, NodeSet};
+use numaward_topology::{CpuId, Machine, NodeId, NodeSet};
 
 use crate::{
     alloc::Alloc,
+    others::Others,
     slots::{Holder, Slots},
 };
+pub use activity::{
+    Activity, MIGRATION_REASONS, NUMA_MISPLACED, NodeAccesses, OOM_CONSTRAINT_NAMES, Scanned, Stalls,
+};
+pub use intruders::{CpuUse, Intruder, IntruderClass};
 pub use nodes::NoSections;
+pub use others::ProbeEvent;
 pub use report::{MapUsage, Mode, Probe, ProbeReport, ProbeStats, SelfCheck};
 
 /// Slots where [`Options::slots`] is not set otherwise.
@@ -53,6 +63,8 @@ pub struct Options<'a> {
     /// The ways to attach the allocation probe, best first. One in which this kernel loses events (see
     /// [`ProbeStats::events_lost`]) is taken only where no later one can be had.
     pub alloc_modes: &'a [Mode],
+    /// The probes beside that of allocations which are to be attached.
+    pub others: &'a [Probe],
     /// Whether to compare the counts with known allocations at the start.
     pub self_check: bool,
     /// Whether the probes write debug messages; they are read by [`Probes::flush_log`].
@@ -77,6 +89,7 @@ impl<'a> Options<'a> {
             machine,
             slots: DEFAULT_SLOTS,
             alloc_modes: &[Mode::TpBtf, Mode::Tracepoint],
+            others: &Probe::OTHERS,
             self_check: true,
             debug_log: false,
             fakes: Fakes::default(),
@@ -198,6 +211,7 @@ pub struct StatsWindow(#[expect(dead_code, reason = "held until the window close
 #[derive(Debug)]
 pub struct Probes {
     alloc: Option<Alloc>,
+    others: Others,
     slots: Slots,
     reports: Vec<ProbeReport>,
 }
@@ -231,7 +245,9 @@ impl Probes {
             reason: (!reasons.is_empty()).then(|| reasons.join("; ")),
             self_check: alloc.as_ref().map(|alloc| alloc.self_check.clone()),
         };
-        Self { alloc, slots: Slots::new(options.slots), reports: vec![report] }
+        let others = Others::load(options);
+        let reports = std::iter::once(report).chain(others.reports.iter().cloned()).collect();
+        Self { alloc, others, slots: Slots::new(options.slots), reports }
     }
 
     /// The state of every probe.
@@ -250,9 +266,15 @@ impl Probes {
         let slot = self.slots.next(Instant::now());
         let slot = slot.ok_or(RegisterError::NoSlot { slots: self.slots.capacity() })?;
         let mut base = Vec::new();
+        self.others.add_root(cgroup, slot)?;
         if let Some(alloc) = &mut self.alloc {
-            base = alloc.read(slot)?;
-            alloc.add_root(cgroup, slot, allowed)?;
+            let added = alloc.read(slot).and_then(|read| {
+                base = read;
+                alloc.add_root(cgroup, slot, allowed)
+            });
+            added.inspect_err(|_| {
+                let _best_effort = self.others.remove_root(cgroup, slot);
+            })?;
         }
         self.slots.take(slot, Holder { cgroup, base, allowed: allowed.cloned() });
         Ok(SlotId(slot))
@@ -271,6 +293,7 @@ impl Probes {
     /// Takes in what has changed of the machine since [`Probes::load`]: nodes and memory that came or went. To
     /// be called also where nothing is known to have changed: it writes only what differs.
     pub fn refresh(&mut self, machine: &Machine) -> Result<(), RefreshError> {
+        self.others.refresh(machine)?;
         self.alloc.as_mut().map_or(Ok(()), |alloc| alloc.refresh(machine, &self.slots))
     }
 
@@ -285,6 +308,7 @@ impl Probes {
             alloc.remove_root(holder.cgroup)?;
             last = alloc.since(&holder.base, &alloc.read(slot.0)?);
         }
+        self.others.remove_root(holder.cgroup, slot.0)?;
         self.slots.free(slot.0, Instant::now());
         Ok(last)
     }
@@ -306,6 +330,51 @@ impl Probes {
         })
     }
 
+    /// What each registered workload did beside allocating, since it was registered, and what all else did.
+    pub fn activity(&self) -> Result<(BTreeMap<SlotId, Activity>, Activity), MapAccessError> {
+        let held = self.slots.holders().map(|(slot, _)| slot);
+        let (slots, other) = self.others.read(held, self.slots.in_use_up_to())?;
+        Ok((slots.into_iter().map(|(slot, activity)| (SlotId(slot), activity)).collect(), other))
+    }
+
+    /// The same of one workload. [`Probes::release`] does not tell it: ask before.
+    pub fn activity_of(&self, slot: SlotId) -> Result<Activity, SlotError> {
+        self.slots.holder(slot.0).ok_or(SlotError::Free(slot))?;
+        Ok(self.others.read_one(slot.0)?)
+    }
+
+    /// What the probes told since the last call. They keep some hundred events; what finds no place is counted in
+    /// [`ProbeStats::events_lost`].
+    pub fn events(&mut self) -> Vec<ProbeEvent> {
+        self.others.events()
+    }
+
+    /// Whether the kernel's NUMA balancing leaves alone who may use one node only; `None` where that is not known.
+    pub fn skips_single_node_cpusets(&self) -> Option<bool> {
+        self.others.skips_single_node_cpusets
+    }
+
+    /// Tells which CPUs are exclusive to which registered workloads. The scheduler's probe is attached while there
+    /// are some; this needs no privileges.
+    pub fn set_exclusive(&mut self, cpus: &BTreeMap<CpuId, SlotId>) -> Result<(), MapAccessError> {
+        self.others.switch.as_mut().map_or(Ok(()), |switch| switch.set_exclusive(cpus))
+    }
+
+    /// Whether the scheduler's probe is attached now.
+    pub fn is_watching_cpus(&self) -> bool {
+        self.others.switch.as_ref().is_some_and(intruders::Switch::is_attached)
+    }
+
+    /// Who used the CPUs that are exclusive, or were since the daemon started, while they were. Never goes down.
+    pub fn cpu_use(&mut self) -> Result<BTreeMap<CpuId, CpuUse>, MapAccessError> {
+        self.others.switch.as_mut().map_or_else(|| Ok(BTreeMap::new()), intruders::Switch::read_cpus)
+    }
+
+    /// Who ran on CPUs that are exclusive to others.
+    pub fn intruders(&self) -> Result<Vec<Intruder>, MapAccessError> {
+        self.others.switch.as_ref().map_or_else(|| Ok(Vec::new()), intruders::Switch::intruders)
+    }
+
     /// How full the maps are.
     pub fn map_usage(&self) -> Vec<MapUsage> {
         let Some(alloc) = &self.alloc else { return Vec::new() };
@@ -320,7 +389,9 @@ impl Probes {
 
     /// What each attached probe has cost so far.
     pub fn stats(&self) -> io::Result<Vec<ProbeStats>> {
-        self.alloc.iter().map(Alloc::stats).collect()
+        let mut stats: Vec<_> = self.alloc.iter().map(Alloc::stats).collect::<io::Result<_>>()?;
+        stats.extend(self.others.stats()?);
+        Ok(stats)
     }
 
     /// Lets the kernel count runs and time of BPF programs until the window is dropped.

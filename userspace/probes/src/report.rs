@@ -9,6 +9,24 @@ use numaward_topology::NodeSet;
 pub enum Probe {
     /// Where pages are allocated: the tracepoint `kmem:mm_page_alloc`.
     Alloc,
+    /// Sampled accesses to local and remote memory: the function `task_numa_fault`.
+    Hint,
+    /// Which mappings are sampled at all: the function `vma_policy_mof`.
+    Scan,
+    /// Pages that move between nodes: the tracepoint `migrate:mm_migrate_pages`.
+    Migrate,
+    /// Time lost in reclaim: the tracepoints `vmscan:mm_vmscan_{direct,memcg}_reclaim_{begin,end}`.
+    Stall,
+    /// Processes that the OOM killer takes: the function `oom_kill_process`.
+    OomKill,
+    /// Who runs on exclusive CPUs: the tracepoint `sched:sched_switch`.
+    Switch,
+}
+
+impl Probe {
+    /// All probes but that of allocations.
+    pub const OTHERS: [Self; 6] =
+        [Self::Hint, Self::Scan, Self::Migrate, Self::Stall, Self::OomKill, Self::Switch];
 }
 
 impl fmt::Display for Probe {
@@ -16,6 +34,12 @@ impl fmt::Display for Probe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Alloc => "alloc",
+            Self::Hint => "hint",
+            Self::Scan => "scan",
+            Self::Migrate => "migrate",
+            Self::Stall => "stall",
+            Self::OomKill => "oom_kill",
+            Self::Switch => "switch",
         })
     }
 }
@@ -25,8 +49,14 @@ impl fmt::Display for Probe {
 pub enum Mode {
     /// A BTF-typed raw tracepoint: the cheapest hook, reads kernel structures directly.
     TpBtf,
+    /// At a function's entry, through its own call site for tracing.
+    Fentry,
+    /// The same, at its exit.
+    Fexit,
     /// A classic tracepoint through perf: dearer, needs tracefs.
     Tracepoint,
+    /// A breakpoint at a function's entry.
+    Kprobe,
     /// Not attached.
     Absent,
 }
@@ -36,7 +66,10 @@ impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::TpBtf => "tp_btf",
+            Self::Fentry => "fentry",
+            Self::Fexit => "fexit",
             Self::Tracepoint => "tracepoint",
+            Self::Kprobe => "kprobe",
             Self::Absent => "absent",
         })
     }

@@ -147,6 +147,15 @@ impl Drop for Mapping {
     }
 }
 
+/// The monotonic clock, as `bpf_ktime_get_ns` reads it.
+pub(crate) fn monotonic_nanoseconds() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes the time to `time`, which outlives the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0))
+}
+
 /// The size of a base page in bytes.
 pub(crate) fn page_size() -> usize {
     // SAFETY: no pointers are involved.

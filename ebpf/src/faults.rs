@@ -1,0 +1,160 @@
+//! Counts what automatic NUMA balancing sees: sampled accesses from the CPUs of one node to the memory of another,
+//! which mappings it samples at all, and pages that move between nodes.
+//!
+//! **Accesses.** `task_numa_fault(int last_cpupid, int mem_node, int pages, int flags)` (kernel/sched/fair.c) is
+//! called for each hinting fault. Whether the page was local is in `flags`, never in `mem_node`: after a
+//! migration that succeeded, it is the destination. Where the page came from is then not known (column "unknown").
+//!
+//! **Which mappings.** `vma_policy_mof(vma)` (mm/mempolicy.c) decides for each mapping whether it may be sampled. A
+//! policy without `MPOL_F_MOF`, such as plain `MPOL_BIND`, excludes it: no fault ever tells of its accesses.
+//!
+//! **Migrations.** `migrate:mm_migrate_pages`; `succeeded` is its first argument, `reason` its last (their number
+//! grew over time). They are booked to the task that moves the pages: the one that accessed them, for those of
+//! NUMA balancing.
+//!
+//! All of these are seldom beside page allocations, so counters are shared by all CPUs, with atomic additions.
+
+#![no_std]
+#![no_main]
+#![feature(asm_experimental_arch)]
+
+mod common;
+mod counters;
+mod roots;
+
+use aya_ebpf::{
+    Global,
+    helpers::bpf_get_numa_node_id,
+    macros::{btf_tracepoint, fentry, fexit, kprobe, map},
+    maps::Array,
+    programs::{BtfTracePointContext, FEntryContext, FExitContext, ProbeContext},
+};
+use numaward_abi::{MAX_NODE_IDS, MIGRATE_REASONS, NodeTable, ScanCounters, UNKNOWN_NODE};
+
+use crate::{counters::add_shared, roots::current_slot};
+
+/// `TNF_MIGRATED` and `TNF_FAULT_LOCAL` of linux/sched/numa_balancing.h.
+const MIGRATED: i32 = 0x01;
+const LOCAL: i32 = 0x08;
+
+/// Rows per slot: nodes of the machine.
+#[unsafe(no_mangle)]
+static NODES: Global<u32> = Global::new(1);
+/// Counters per row: one for each node and one for "unknown"; or 2, for local and remote, where that would be
+/// too many.
+#[unsafe(no_mangle)]
+static COLUMNS: Global<u32> = Global::new(2);
+/// Which argument of `mm_migrate_pages` is the reason.
+#[unsafe(no_mangle)]
+static REASON_ARGUMENT: Global<u32> = Global::new(7);
+/// Offsets of `vm_area_struct.vm_start` and `vm_end`.
+#[unsafe(no_mangle)]
+static VMA_RANGE: Global<[u32; 2]> = Global::new([0; 2]);
+/// The size of a page as a power of two.
+#[unsafe(no_mangle)]
+static PAGE_SHIFT: Global<u32> = Global::new(12);
+
+/// One entry.
+#[map]
+static NODE_TABLE: Array<NodeTable> = Array::with_max_entries(1, 0);
+/// Pages, by (slot * NODES + the home node of the CPU) * COLUMNS + column.
+#[map]
+static ACCESS: Array<u64> = Array::with_max_entries(1, 0);
+/// By slot.
+#[map]
+static SCAN: Array<ScanCounters> = Array::with_max_entries(1, 0);
+/// Pages, by slot * MIGRATE_REASONS + reason.
+#[map]
+static MIGRATED_PAGES: Array<u64> = Array::with_max_entries(1, 0);
+
+#[fentry(function = "task_numa_fault")]
+fn hint_fentry(ctx: FEntryContext) -> i32 {
+    hint(ctx.arg(1), ctx.arg(2), ctx.arg(3));
+    0
+}
+
+#[kprobe(function = "task_numa_fault")]
+fn hint_kprobe(ctx: ProbeContext) -> u32 {
+    if let (Some(mem_node), Some(pages), Some(flags)) = (ctx.arg(1), ctx.arg(2), ctx.arg(3)) {
+        hint(mem_node, pages, flags);
+    }
+    0
+}
+
+#[inline(always)]
+fn hint(mem_node: i32, pages: i32, flags: i32) {
+    let Ok(pages) = u64::try_from(pages) else { return };
+    let Some(nodes) = NODE_TABLE.get(0) else { return };
+    // SAFETY: the helper takes nothing and always succeeds.
+    let own_node = unsafe { bpf_get_numa_node_id() } as usize;
+    let home = if own_node < MAX_NODE_IDS { nodes.home[own_node] } else { UNKNOWN_NODE };
+    let memory = match mem_node as usize {
+        id if id < MAX_NODE_IDS => nodes.index[id],
+        _ => UNKNOWN_NODE,
+    };
+    let (count, columns) = (NODES.load(), COLUMNS.load());
+    let home = u32::from(home);
+    if home >= count {
+        return;
+    }
+    // CPUs of a node without memory are at home on the nearest with some; the kernel does not know of this.
+    let local = flags & LOCAL != 0 || (flags & MIGRATED == 0 && u32::from(memory) == home);
+    let column = if columns == 2 {
+        u32::from(!local)
+    } else if local {
+        home
+    } else if flags & MIGRATED != 0 || u32::from(memory) >= count {
+        count
+    } else {
+        u32::from(memory)
+    };
+    if let Some(counter) = ACCESS.get_ptr_mut((current_slot() * count + home) * columns + column) {
+        // SAFETY: the pointer is of the map's value.
+        unsafe { add_shared(counter, pages) };
+    }
+}
+
+#[fexit(function = "vma_policy_mof")]
+fn scan_fexit(ctx: FExitContext) -> i32 {
+    let vma: *const u8 = ctx.arg(0);
+    if vma.is_null() {
+        return 0;
+    }
+    // The function has one argument, which userspace has checked; what it returns comes after.
+    let returned: u64 = ctx.arg(1);
+    let [start, end] = VMA_RANGE.load();
+    // SAFETY: `vma` is a `struct vm_area_struct`, not null, and the offsets are of its members.
+    let start = unsafe { *vma.add(start as usize).cast::<u64>() };
+    // SAFETY: as above.
+    let end = unsafe { *vma.add(end as usize).cast::<u64>() };
+    let pages = end.wrapping_sub(start) >> PAGE_SHIFT.load();
+    if let Some(counters) = SCAN.get_ptr_mut(current_slot()) {
+        // A C `bool`: the rest of the register is not defined.
+        let sampled = returned & 0xff != 0;
+        // SAFETY: the pointer is of the map's value.
+        unsafe {
+            let counter = if sampled { &raw mut (*counters).sampled } else { &raw mut (*counters).excluded };
+            add_shared(counter, pages);
+        }
+    }
+    0
+}
+
+#[btf_tracepoint(function = "mm_migrate_pages")]
+fn migrate_tp_btf(ctx: BtfTracePointContext) -> i32 {
+    let succeeded: u64 = ctx.arg(0);
+    let reason: u32 = match REASON_ARGUMENT.load() {
+        3 => ctx.arg(3),
+        6 => ctx.arg(6),
+        7 => ctx.arg(7),
+        8 => ctx.arg(8),
+        _ => return 0,
+    };
+    let last = MIGRATE_REASONS as u32 - 1;
+    let reason = if reason < last { reason } else { last };
+    if let Some(counter) = MIGRATED_PAGES.get_ptr_mut(current_slot() * MIGRATE_REASONS as u32 + reason) {
+        // SAFETY: the pointer is of the map's value.
+        unsafe { add_shared(counter, succeeded) };
+    }
+    0
+}

@@ -1,0 +1,167 @@
+//! What goes wrong for want of memory: the time tasks lose in reclaim, and processes that the OOM killer takes.
+//!
+//! **Stalls.** A task that finds no free memory reclaims some itself: for the machine (`direct_reclaim`) or
+//! within its cgroup's limit (`memcg_reclaim`). The tracepoints at the begin and the end of each bracket the time it
+//! loses; only the current task matters, not their arguments, which changed over time. Being slept off by
+//! `memory.high` is not in it: that is in `memory.pressure`.
+//!
+//! **Kills.** `oom_kill_process(struct oom_control *oc, const char *message)` (mm/oom_kill.c) knows the victim and what
+//! constrained the allocation that found nothing: a cpuset, a memory policy, a cgroup's limit, or nothing but the
+//! machine. It runs in the task that allocates; what is booked is the victim's workload.
+
+#![no_std]
+#![no_main]
+#![feature(asm_experimental_arch)]
+
+mod common;
+mod counters;
+mod roots;
+
+use aya_ebpf::{
+    Global,
+    helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns},
+    macros::{btf_tracepoint, fentry, map, tracepoint},
+    maps::{Array, HashMap, RingBuf},
+    programs::{BtfTracePointContext, FEntryContext, TracePointContext},
+};
+use numaward_abi::{OOM_CONSTRAINTS, OomKill, STALL_BUCKETS, StallCounters};
+
+use crate::{
+    counters::add_shared,
+    roots::{CgroupNode, current_slot},
+};
+
+/// Offsets of `oom_control.constraint`, `oom_control.chosen`, `task_struct.tgid` and `task_struct.comm`.
+#[unsafe(no_mangle)]
+static OOM_LAYOUT: Global<[u32; 4]> = Global::new([0; 4]);
+
+/// Since when a thread reclaims, by its id.
+#[map]
+static STALLED_SINCE: HashMap<u32, u64> = HashMap::with_max_entries(16_384, 0);
+/// By slot.
+#[map]
+static STALLS: Array<StallCounters> = Array::with_max_entries(1, 0);
+/// By slot * OOM_CONSTRAINTS + constraint.
+#[map]
+static OOM_KILLS: Array<u64> = Array::with_max_entries(1, 0);
+/// What userspace is told at once: values of [`OomKill`].
+#[map]
+static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 16, 0);
+/// What found no place in STALLED_SINCE or EVENTS.
+#[map]
+static LOST: Array<u64> = Array::with_max_entries(1, 0);
+
+#[btf_tracepoint(function = "mm_vmscan_direct_reclaim_begin")]
+fn stall_direct_begin(_ctx: BtfTracePointContext) -> i32 {
+    begin();
+    0
+}
+
+#[btf_tracepoint(function = "mm_vmscan_direct_reclaim_end")]
+fn stall_direct_end(_ctx: BtfTracePointContext) -> i32 {
+    end();
+    0
+}
+
+#[btf_tracepoint(function = "mm_vmscan_memcg_reclaim_begin")]
+fn stall_memcg_begin(_ctx: BtfTracePointContext) -> i32 {
+    begin();
+    0
+}
+
+#[btf_tracepoint(function = "mm_vmscan_memcg_reclaim_end")]
+fn stall_memcg_end(_ctx: BtfTracePointContext) -> i32 {
+    end();
+    0
+}
+
+#[tracepoint]
+fn stall_tracepoint_begin(_ctx: TracePointContext) -> u32 {
+    begin();
+    0
+}
+
+#[tracepoint]
+fn stall_tracepoint_end(_ctx: TracePointContext) -> u32 {
+    end();
+    0
+}
+
+#[inline(always)]
+fn begin() {
+    // SAFETY: the helper takes nothing and always succeeds.
+    let now = unsafe { bpf_ktime_get_ns() };
+    let thread = bpf_get_current_pid_tgid() as u32;
+    if STALLED_SINCE.insert(thread, now, 0).is_err() {
+        lost();
+    }
+}
+
+#[inline(always)]
+fn end() {
+    let thread = bpf_get_current_pid_tgid() as u32;
+    // SAFETY: only this thread writes its entry.
+    let Some(since) = (unsafe { STALLED_SINCE.get(thread) }).copied() else { return };
+    let _gone_anyway = STALLED_SINCE.remove(thread);
+    // SAFETY: the helper takes nothing and always succeeds.
+    let nanoseconds = unsafe { bpf_ktime_get_ns() }.saturating_sub(since);
+    let bits = (64 - (nanoseconds / 1000).leading_zeros()) as usize;
+    let bucket = if bits < STALL_BUCKETS { bits } else { STALL_BUCKETS - 1 };
+    if let Some(counters) = STALLS.get_ptr_mut(current_slot()) {
+        // SAFETY: the pointer is of the map's value, and the bucket is inside.
+        unsafe {
+            add_shared((&raw mut (*counters).buckets).cast::<u64>().add(bucket), 1);
+            add_shared(&raw mut (*counters).nanoseconds, nanoseconds);
+        }
+    }
+}
+
+#[fentry(function = "oom_kill_process")]
+fn oom_fentry(ctx: FEntryContext) -> i32 {
+    let oc: *const u8 = ctx.arg(0);
+    if oc.is_null() {
+        return 0;
+    }
+    let [constraint, chosen, tgid, comm] = OOM_LAYOUT.load();
+    // SAFETY: `oc` is a `struct oom_control`, not null, and the offset is of its member.
+    let constraint = unsafe { *oc.add(constraint as usize).cast::<u32>() };
+    // SAFETY: as above.
+    let victim = unsafe { *oc.add(chosen as usize).cast::<*const u8>() };
+    if victim.is_null() {
+        return 0;
+    }
+    // SAFETY: the victim is a `struct task_struct`, not null, on which the OOM killer holds a reference.
+    let node = unsafe { CgroupNode::of_task(victim) };
+    let slot = node.slot();
+    if (constraint as usize) < OOM_CONSTRAINTS
+        && let Some(counter) = OOM_KILLS.get_ptr_mut(slot * OOM_CONSTRAINTS as u32 + constraint)
+    {
+        // SAFETY: the pointer is of the map's value.
+        unsafe { add_shared(counter, 1) };
+    }
+    let mut name = [0; 16];
+    for (index, byte) in name.iter_mut().enumerate() {
+        // Byte by byte: the verifier lets no load cross the elements of an array.
+        // SAFETY: `comm` has 16 bytes.
+        *byte = unsafe { *victim.add(comm as usize + index) };
+    }
+    // SAFETY: the offset is of a member of the task.
+    let pid = unsafe { *victim.add(tgid as usize).cast::<u32>() };
+    let event = OomKill { cgroup: node.id(), slot, constraint, pid, padding: 0, comm: name };
+    match EVENTS.reserve::<OomKill>(0) {
+        Some(mut entry) => {
+            entry.write(event);
+            entry.submit(0);
+        }
+        None => lost(),
+    }
+    0
+}
+
+#[inline(always)]
+fn lost() {
+    if let Some(counter) = LOST.get_ptr_mut(0) {
+        // SAFETY: the pointer is of the map's value.
+        unsafe { add_shared(counter, 1) };
+    }
+}

@@ -1,0 +1,246 @@
+//! What the probes beside that of allocations count for each slot: accesses, migrations, stalls, kills.
+//!
+//! Each count is a 64-bit number in an array of the kernel, shared by all CPUs. They are never reset: a slot's holder
+//! is given their growth since it took the slot, computed modulo 2^64, so that a counter that wraps does no harm.
+
+use std::time::Duration;
+
+use numaward_abi::{MIGRATE_REASONS, OOM_CONSTRAINTS, STALL_BUCKETS};
+use numaward_topology::NodeId;
+
+use crate::Pages;
+
+/// What a slot counts beside allocations.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Activity {
+    /// Sampled accesses, by the node of the CPU: every node, or none where nothing is sampled.
+    pub accesses: Vec<NodeAccesses>,
+    /// Mappings that NUMA balancing came across. It comes back to the same ones over and over.
+    pub scanned: Scanned,
+    /// Pages that were moved to another node, by `enum migrate_reason` (see [`MIGRATION_REASONS`]).
+    pub migrated: [Pages; MIGRATE_REASONS],
+    /// Time lost in reclaim.
+    pub stalls: Stalls,
+    /// Processes that the OOM killer took, by `enum oom_constraint` (see [`OOM_CONSTRAINT_NAMES`]).
+    pub oom_kills: [u64; OOM_CONSTRAINTS],
+}
+
+/// The names of the reasons for migrations, by their numbers in the kernel (`include/linux/migrate_mode.h`).
+pub const MIGRATION_REASONS: [&str; MIGRATE_REASONS] = [
+    "compaction",
+    "memory_failure",
+    "memory_hotplug",
+    "syscall",
+    "mempolicy",
+    "numa_misplaced",
+    "contig_range",
+    "longterm_pin",
+    "demotion",
+    "damon",
+    "other",
+    "other",
+];
+
+/// The place of the migrations by NUMA balancing in [`Activity::migrated`].
+pub const NUMA_MISPLACED: usize = 5;
+
+/// The names of the constraints of OOM kills, by their numbers in the kernel (`include/linux/oom.h`).
+pub const OOM_CONSTRAINT_NAMES: [&str; OOM_CONSTRAINTS] = ["none", "cpuset", "mempolicy", "memcg"];
+
+/// Sampled accesses from the CPUs of one node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeAccesses {
+    /// The node of the CPUs, or the nearest with memory.
+    pub node: NodeId,
+    /// Pages on the same node.
+    pub local: Pages,
+    /// Pages on other nodes.
+    pub remote: Pages,
+    /// Those of `remote` by their node, where there are some; `None` where that is not known, as the page was moved
+    /// at once.
+    pub remote_by_memory: Vec<(Option<NodeId>, Pages)>,
+}
+
+/// Pages of mappings that NUMA balancing came across, by whether their policy lets it sample them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scanned {
+    /// They are sampled.
+    pub sampled: Pages,
+    /// They are not, `MPOL_BIND` for one.
+    pub excluded: Pages,
+}
+
+/// How long tasks were stalled in reclaim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stalls {
+    /// How many took less than 2^index microseconds, and not less than half of that; the last has all longer ones.
+    pub buckets: [u64; STALL_BUCKETS],
+    /// All of them together.
+    pub total: Duration,
+}
+
+impl Stalls {
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().fold(0, |sum, count| sum.saturating_add(*count))
+    }
+}
+
+impl Activity {
+    /// Adds what another slot counted.
+    pub fn add(&mut self, other: &Self) {
+        let plus = |a: &mut Pages, b: Pages| a.0 = a.0.saturating_add(b.0);
+        for accesses in &other.accesses {
+            let Some(sum) = self.accesses.iter_mut().find(|sum| sum.node == accesses.node) else {
+                self.accesses.push(accesses.clone());
+                continue;
+            };
+            plus(&mut sum.local, accesses.local);
+            plus(&mut sum.remote, accesses.remote);
+            for &(memory, pages) in &accesses.remote_by_memory {
+                match sum.remote_by_memory.iter_mut().find(|(node, _)| *node == memory) {
+                    Some((_, sum)) => plus(sum, pages),
+                    None => sum.remote_by_memory.push((memory, pages)),
+                }
+            }
+        }
+        plus(&mut self.scanned.sampled, other.scanned.sampled);
+        plus(&mut self.scanned.excluded, other.scanned.excluded);
+        for (sum, pages) in self.migrated.iter_mut().zip(other.migrated) {
+            plus(sum, pages);
+        }
+        for (sum, count) in self.stalls.buckets.iter_mut().zip(other.stalls.buckets) {
+            *sum = sum.saturating_add(count);
+        }
+        self.stalls.total = self.stalls.total.saturating_add(other.stalls.total);
+        for (sum, kills) in self.oom_kills.iter_mut().zip(other.oom_kills) {
+            *sum = sum.saturating_add(kills);
+        }
+    }
+
+    /// Sampled accesses to memory of other nodes.
+    pub fn remote_pages(&self) -> Pages {
+        Pages(self.accesses.iter().fold(0, |sum, of| sum.saturating_add(of.remote.0)))
+    }
+}
+
+/// How a row of the matrix of accesses is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Columns(u32);
+
+impl Columns {
+    /// One for each node and one for "unknown", where `slots` of those fit into `limit` bytes; else 2.
+    pub(crate) fn new(slots: u32, nodes: u32, limit: u64) -> Self {
+        let all = nodes.saturating_add(1);
+        let bytes = u64::from(slots)
+            .saturating_mul(u64::from(nodes))
+            .saturating_mul(u64::from(all))
+            .saturating_mul(size_of::<u64>() as u64);
+        Self(if bytes <= limit { all } else { 2 })
+    }
+
+    pub(crate) fn count(self) -> u32 {
+        self.0
+    }
+
+    /// Reads the growth of a slot's matrix. Empty where nothing was counted.
+    pub(crate) fn read(self, nodes: &[NodeId], counts: &[u64]) -> Vec<NodeAccesses> {
+        let columns = self.0 as usize;
+        // With two columns they are local and remote, also where one node makes them node 0 and "unknown".
+        let row = |(index, (&node, row)): (usize, (&NodeId, &[u64]))| {
+            let mut accesses = NodeAccesses { node, ..NodeAccesses::default() };
+            for (column, &pages) in row.iter().enumerate() {
+                let is_local = if columns == 2 { column == 0 } else { column == index };
+                if is_local {
+                    accesses.local = Pages(pages);
+                    continue;
+                }
+                accesses.remote.0 = accesses.remote.0.saturating_add(pages);
+                let mut memory = if columns == 2 { None } else { nodes.get(column).copied() };
+                // Of two nodes, what is not here is there.
+                if memory.is_none() && nodes.len() == 2 {
+                    memory = nodes.get(1 - index).copied();
+                }
+                match accesses.remote_by_memory.iter_mut().find(|(node, _)| *node == memory) {
+                    _ if pages == 0 => {}
+                    Some((_, sum)) => sum.0 = sum.0.saturating_add(pages),
+                    None => accesses.remote_by_memory.push((memory, Pages(pages))),
+                }
+            }
+            accesses
+        };
+        nodes.iter().zip(counts.chunks_exact(columns)).enumerate().map(row).collect()
+    }
+}
+
+/// What a slot's counters grew by. An empty `base` is all zero.
+pub(crate) fn growth(base: &[u64], now: &[u64]) -> Vec<u64> {
+    let base = base.iter().copied().chain(std::iter::repeat(0));
+    now.iter().zip(base).map(|(now, base)| now.wrapping_sub(base)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_grow_also_past_the_largest_number() {
+        assert_eq!(growth(&[], &[3, u64::MAX]), [3, u64::MAX]);
+        assert_eq!(growth(&[1, u64::MAX - 1], &[3, 5]), [2, 7], "the second one wrapped");
+    }
+
+    #[test]
+    fn sums_stay_at_the_largest_number() {
+        let most = Activity {
+            scanned: Scanned { sampled: Pages(u64::MAX), excluded: Pages(1) },
+            oom_kills: [u64::MAX, 0, 0, 1],
+            ..Activity::default()
+        };
+        let mut sum = most.clone();
+        sum.add(&most);
+        assert_eq!(sum.scanned, Scanned { sampled: Pages(u64::MAX), excluded: Pages(2) });
+        assert_eq!(sum.oom_kills, [u64::MAX, 0, 0, 2]);
+    }
+
+    #[test]
+    fn the_matrix_is_kept_while_it_fits() {
+        assert_eq!(Columns::new(513, 8, 64 << 20), Columns(9));
+        assert_eq!(Columns::new(10_001, 8, 64 << 20), Columns(9));
+        assert_eq!(Columns::new(10_001, 64, 64 << 20), Columns(2));
+        assert_eq!(Columns::new(u32::MAX, u32::MAX, 64 << 20), Columns(2));
+    }
+
+    #[test]
+    fn accesses_are_told_by_both_nodes() {
+        let nodes = [NodeId(0), NodeId(4), NodeId(5)];
+        let counts = [1, 2, 0, 3, /**/ 4, 5, 6, 0, /**/ 0, 0, 7, 0];
+        let read = Columns(4).read(&nodes, &counts);
+        let accesses = |node, local, remote, by: &[(Option<u32>, u64)]| NodeAccesses {
+            node: NodeId(node),
+            local: Pages(local),
+            remote: Pages(remote),
+            remote_by_memory: by.iter().map(|&(node, pages)| (node.map(NodeId), Pages(pages))).collect(),
+        };
+        assert_eq!(
+            read,
+            [
+                accesses(0, 1, 5, &[(Some(4), 2), (None, 3)]),
+                accesses(4, 5, 10, &[(Some(0), 4), (Some(5), 6)]),
+                accesses(5, 7, 0, &[]),
+            ]
+        );
+        // What was moved at once came from the other of two nodes.
+        let two = Columns(3).read(&nodes[..2], &[1, 2, 3, 0, 4, 5]);
+        assert_eq!(two, [accesses(0, 1, 5, &[(Some(4), 5)]), accesses(4, 4, 5, &[(Some(0), 5)])]);
+        // Only local and remote.
+        let coarse = Columns(2).read(&nodes, &[1, 2, 3, 4, 5, 0]);
+        assert_eq!(
+            coarse,
+            [accesses(0, 1, 2, &[(None, 2)]), accesses(4, 3, 4, &[(None, 4)]), accesses(5, 5, 0, &[])]
+        );
+        let mut sum = Activity { accesses: read.clone(), ..Activity::default() };
+        sum.add(&Activity { accesses: read, ..Activity::default() });
+        assert_eq!(sum.accesses[1], accesses(4, 10, 20, &[(Some(0), 8), (Some(5), 12)]));
+        assert_eq!(sum.remote_pages(), Pages(30));
+    }
+}

@@ -1,0 +1,238 @@
+//! One object with the programs of a family, loaded and attached each on its own.
+
+use std::{io, os::fd::AsFd};
+
+use aya::{
+    Btf, Ebpf, EbpfLoader,
+    maps::{Array, HashMap, Map, MapData},
+    programs::{Program, ProgramError},
+};
+
+use crate::{
+    CgroupId, MapAccessError, Mode, Probe, ProbeStats,
+    alloc::{Refusal, access, program_stats, typed},
+    sys,
+};
+
+/// Memory for one system call.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// What a program is attached to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Hook {
+    TpBtf(&'static str),
+    Fentry(&'static str),
+    Fexit(&'static str),
+    Kprobe(&'static str),
+    Tracepoint(&'static str, &'static str),
+}
+
+/// The programs of a family and what they share.
+pub(crate) struct Family {
+    ebpf: Ebpf,
+    roots: HashMap<MapData, u64, u32>,
+    lost: Option<Array<MapData, u64>>,
+    /// Which programs serve a probe.
+    attached: Vec<(Probe, &'static str)>,
+}
+
+impl std::fmt::Debug for Family {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Family").field("attached", &self.attached).finish_non_exhaustive()
+    }
+}
+
+impl Family {
+    /// Creates the maps of the object; no program is loaded yet.
+    pub(crate) fn load(loader: &mut EbpfLoader<'_>, object: &[u8], slots: u32) -> Result<Self, Refusal> {
+        loader.map_max_entries("ROOTS", slots.max(1));
+        let mut ebpf = loader.load(object).map_err(|error| Refusal::kernel(&error))?;
+        let roots = ebpf.take_map("ROOTS").ok_or(Refusal::Incomplete("ROOTS"))?;
+        let lost = ebpf.take_map("LOST").map(|map| typed(map, "LOST")).transpose()?;
+        Ok(Self { roots: typed(roots, "ROOTS")?, lost, ebpf, attached: Vec::new() })
+    }
+
+    /// A map of the object.
+    pub(crate) fn take(&mut self, name: &'static str) -> Result<Map, Refusal> {
+        self.ebpf.take_map(name).ok_or(Refusal::Incomplete(name))
+    }
+
+    /// A map that is read by [`read_values`].
+    pub(crate) fn take_data(&mut self, name: &'static str) -> Result<MapData, Refusal> {
+        match self.take(name)? {
+            Map::Array(map) => Ok(map),
+            _ => Err(Refusal::Incomplete(name)),
+        }
+    }
+
+    /// Loads and attaches the programs of a probe; all or none.
+    pub(crate) fn attach(
+        &mut self,
+        probe: Probe,
+        programs: &[(&'static str, Hook)],
+        btf: Option<&Btf>,
+    ) -> Result<(), Refusal> {
+        for &(name, hook) in programs {
+            if let Err(error) = self.attach_one(name, hook, btf) {
+                for (name, _) in programs {
+                    self.unload(name);
+                }
+                return Err(Refusal::kernel(&error));
+            }
+        }
+        for &(name, _) in programs {
+            if !self.attached.contains(&(probe, name)) {
+                self.attached.push((probe, name));
+            }
+        }
+        Ok(())
+    }
+
+    fn attach_one(&mut self, name: &str, hook: Hook, btf: Option<&Btf>) -> Result<(), ProgramError> {
+        let program = self.ebpf.program_mut(name).ok_or(ProgramError::UnexpectedProgramType)?;
+        // A tracepoint's program may be attached to several.
+        let loaded = program.fd().is_ok();
+        match (program, hook, btf) {
+            (Program::BtfTracePoint(program), Hook::TpBtf(event), Some(btf)) => {
+                program.load(event, btf)?;
+                program.attach()?;
+            }
+            (Program::FEntry(program), Hook::Fentry(function), Some(btf)) => {
+                program.load(function, btf)?;
+                program.attach()?;
+            }
+            (Program::FExit(program), Hook::Fexit(function), Some(btf)) => {
+                program.load(function, btf)?;
+                program.attach()?;
+            }
+            (Program::KProbe(program), Hook::Kprobe(function), _) => {
+                program.load()?;
+                program.attach(function, 0)?;
+            }
+            (Program::TracePoint(program), Hook::Tracepoint(category, event), _) => {
+                if !loaded {
+                    program.load()?;
+                }
+                program.attach(category, event)?;
+            }
+            _ => return Err(ProgramError::UnexpectedProgramType),
+        }
+        Ok(())
+    }
+
+    /// Detaches a program, if it is attached.
+    pub(crate) fn unload(&mut self, name: &str) {
+        let unloaded = match self.ebpf.program_mut(name) {
+            Some(Program::BtfTracePoint(program)) => program.unload(),
+            Some(Program::FEntry(program)) => program.unload(),
+            Some(Program::FExit(program)) => program.unload(),
+            Some(Program::KProbe(program)) => program.unload(),
+            Some(Program::TracePoint(program)) => program.unload(),
+            _ => Ok(()),
+        };
+        // What was not loaded cannot be unloaded.
+        if let Err(error) = unloaded
+            && !matches!(error, ProgramError::NotLoaded)
+        {
+            log::debug!("{name}: {error}");
+        }
+        self.attached.retain(|(_, attached)| *attached != name);
+    }
+
+    /// The program itself, for what this module does not do.
+    pub(crate) fn program(&mut self, name: &str) -> Option<&mut Program> {
+        self.ebpf.program_mut(name)
+    }
+
+    /// Books `cgroup` and those below it to `slot`.
+    pub(crate) fn add_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
+        self.roots.insert(cgroup.0, slot, 0).map_err(access("ROOTS", "write"))
+    }
+
+    /// Undoes [`Family::add_root`].
+    pub(crate) fn remove_root(&mut self, cgroup: CgroupId) -> Result<(), MapAccessError> {
+        self.roots.remove(&cgroup.0).map_err(access("ROOTS", "write"))
+    }
+
+    /// What one program has cost, whether or not it is attached now.
+    pub(crate) fn stats_of(&self, probe: Probe, name: &str) -> io::Result<Vec<ProbeStats>> {
+        let Some(Ok(fd)) = self.ebpf.program(name).map(Program::fd) else { return Ok(Vec::new()) };
+        let mut stats = program_stats(probe, fd)?;
+        stats.events_lost += self.lost()?;
+        Ok(vec![stats])
+    }
+
+    fn lost(&self) -> io::Result<u64> {
+        self.lost.as_ref().map_or(Ok(0), |lost| lost.get(&0, 0).map_err(io::Error::other))
+    }
+
+    /// What each probe of the family has cost. What found no place in a map is booked to the first.
+    pub(crate) fn stats(&self) -> io::Result<Vec<ProbeStats>> {
+        let mut all: Vec<ProbeStats> = Vec::new();
+        for &(probe, name) in &self.attached {
+            let Some(Ok(fd)) = self.ebpf.program(name).map(Program::fd) else { continue };
+            let stats = program_stats(probe, fd)?;
+            match all.iter_mut().find(|sum| sum.probe == probe) {
+                Some(sum) => {
+                    sum.run_time += stats.run_time;
+                    sum.run_count += stats.run_count;
+                    sum.events_lost += stats.events_lost;
+                }
+                None => all.push(stats),
+            }
+        }
+        if let Some(first) = all.first_mut() {
+            first.events_lost += self.lost()?;
+        }
+        Ok(all)
+    }
+}
+
+/// How the programs of a probe are attached, best first: by the first way that the kernel takes.
+pub(crate) fn attach_by_first(
+    family: &mut Family,
+    probe: Probe,
+    ways: Vec<(Mode, Result<Vec<(&'static str, Hook)>, Refusal>)>,
+    btf: Option<&Btf>,
+) -> crate::ProbeReport {
+    let mut reasons = Vec::new();
+    for (mode, programs) in ways {
+        match programs.and_then(|programs| family.attach(probe, &programs, btf)) {
+            Ok(()) => return report(probe, mode, &reasons),
+            Err(refusal) => reasons.push(format!("{mode}: {refusal}")),
+        }
+    }
+    report(probe, Mode::Absent, &reasons)
+}
+
+/// The report of a probe; what was tried before, and why it failed, is the reason.
+pub(crate) fn report(probe: Probe, mode: Mode, reasons: &[String]) -> crate::ProbeReport {
+    let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
+    crate::ProbeReport { probe, mode, reason, self_check: None }
+}
+
+/// The values of `count` entries of an array from `first` on, each of `words` 64-bit numbers.
+pub(crate) fn read_values(
+    map: &MapData,
+    name: &'static str,
+    first: u32,
+    count: u32,
+    words: usize,
+) -> Result<Vec<u64>, MapAccessError> {
+    let error = |source| MapAccessError { map: name, action: "read", source };
+    let size = words * size_of::<u64>();
+    let chunk = (CHUNK_BYTES / size.max(1)).max(1);
+    let mut values = vec![0u64; count as usize * words];
+    let mut key = first;
+    for part in values.chunks_mut(chunk * words) {
+        let wanted = u32::try_from(part.len() / words).unwrap_or(u32::MAX);
+        let read =
+            sys::lookup_batch(map.fd().as_fd(), key.checked_sub(1), wanted, size, part).map_err(error)?;
+        if read != wanted {
+            let what = format!("{read} values instead of {wanted} from key {key} on");
+            return Err(error(io::Error::other(what)));
+        }
+        key += wanted;
+    }
+    Ok(values)
+}

@@ -1,0 +1,335 @@
+//! Who runs on exclusive CPUs: see `ebpf/src/switch.rs`.
+//!
+//! The program is loaded at the start, while the daemon has the privileges for that, and attached only while a CPU is
+//! exclusive: attaching a loaded program takes none.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, io,
+    time::Duration,
+};
+
+use aya::{
+    EbpfLoader,
+    maps::{Array, HashMap, MapData, PerCpuArray},
+    programs::{Program, ProgramError, tp_btf::BtfTracePointLinkId},
+};
+use numaward_abi::{CpuTimes, IntruderKey, IntruderTime, OTHER_SLOT, RunClass};
+use numaward_topology::CpuId;
+
+use crate::{
+    CgroupId, MapAccessError, Options, Probe, ProbeStats, SlotId,
+    alloc::{Refusal, access, set, typed},
+    family::Family,
+    others::{Kernel, SWITCH, command_name},
+};
+
+const PROGRAM: &str = "switch_tp_btf";
+
+/// What sort of task runs on a CPU that is exclusive to another workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum IntruderClass {
+    /// A kernel thread.
+    KernelThread,
+    /// A process of no registered workload.
+    Host,
+    /// A process of another workload.
+    Workload,
+}
+
+impl IntruderClass {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::KernelThread, Self::Host, Self::Workload];
+
+    /// The metric label `class`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::KernelThread => "kernel_thread",
+            Self::Host => "host",
+            Self::Workload => "workload",
+        }
+    }
+}
+
+/// Who used a CPU while it was exclusive, since the daemon started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuUse {
+    /// The workload that it is exclusive to.
+    pub own: Duration,
+    /// Kernel threads.
+    pub kernel_threads: Duration,
+    /// Processes of no registered workload.
+    pub host: Duration,
+    /// Processes of other workloads.
+    pub workloads: Duration,
+}
+
+impl CpuUse {
+    /// The time of a class of intruders.
+    pub const fn of(&self, class: IntruderClass) -> Duration {
+        match class {
+            IntruderClass::KernelThread => self.kernel_threads,
+            IntruderClass::Host => self.host,
+            IntruderClass::Workload => self.workloads,
+        }
+    }
+
+    /// All intruders.
+    pub fn intruders(&self) -> Duration {
+        self.kernel_threads + self.host + self.workloads
+    }
+
+    /// No less than before in any part: a reading may catch the kernel between two writes.
+    fn at_least(self, before: Self) -> Self {
+        Self {
+            own: self.own.max(before.own),
+            kernel_threads: self.kernel_threads.max(before.kernel_threads),
+            host: self.host.max(before.host),
+            workloads: self.workloads.max(before.workloads),
+        }
+    }
+}
+
+/// Tasks of one name that ran on CPUs exclusive to another workload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Intruder {
+    /// The workload that the CPUs are exclusive to.
+    pub owner: SlotId,
+    /// What sort of task it is.
+    pub class: IntruderClass,
+    /// Its workload, if it is of one that is registered.
+    pub workload: Option<SlotId>,
+    /// Its name, at most 15 bytes.
+    pub command: String,
+    /// How long it ran there, since the CPUs are exclusive.
+    pub time: Duration,
+    /// How often it was switched in.
+    pub runs: u64,
+}
+
+/// The scheduler's probe. Loaded, and attached while a CPU is exclusive.
+pub(crate) struct Switch {
+    family: Family,
+    generation: (Array<MapData, u64>, u64),
+    owner: Array<MapData, u32>,
+    times: PerCpuArray<MapData, CpuTimes>,
+    intruders: HashMap<MapData, IntruderKey, IntruderTime>,
+    link: Option<BtfTracePointLinkId>,
+    exclusive: BTreeMap<CpuId, SlotId>,
+    /// CPUs that are or were exclusive, and what was read of them last.
+    read: BTreeMap<CpuId, CpuUse>,
+}
+
+impl fmt::Debug for Switch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Switch").field("exclusive", &self.exclusive).finish_non_exhaustive()
+    }
+}
+
+impl Switch {
+    pub(crate) fn load(options: &Options<'_>, kernel: &Kernel) -> Result<Self, Refusal> {
+        let object = SWITCH.map_err(Refusal::NotBuilt)?;
+        let (path, parent) = kernel.get(|structures| &structures.cgroup_path)?;
+        let task = kernel.get(|structures| &structures.task)?;
+        let cpus = aya::util::nr_cpus().map_err(|(_, error)| Refusal::Cpus(error))?;
+        let mut loader = EbpfLoader::new();
+        loader
+            .btf(kernel.btf.as_ref())
+            .override_global("CGROUP_PATH", &path, true)
+            .override_global("KERNFS_PARENT", &parent, true)
+            .override_global("TASK", &task, true)
+            .map_max_entries("OWNER", u32::try_from(cpus).unwrap_or(u32::MAX));
+        let mut family = Family::load(&mut loader, object, options.slots)?;
+        let btf = kernel.btf.as_ref().ok_or(Refusal::Kernel("the kernel has no BTF".to_owned()))?;
+        let Some(Program::BtfTracePoint(program)) = family.program(PROGRAM) else {
+            return Err(Refusal::Incomplete(PROGRAM));
+        };
+        program.load("sched_switch", btf).map_err(|error| Refusal::kernel(&error))?;
+        // Shows now whether the kernel lets us, while that can be told.
+        let link = program.attach().map_err(|error| Refusal::kernel(&error))?;
+        program.detach(link).map_err(|error| Refusal::kernel(&error))?;
+        let mut switch = Self {
+            generation: (typed(family.take("GENERATION")?, "GENERATION")?, 0),
+            owner: typed(family.take("OWNER")?, "OWNER")?,
+            times: typed(family.take("TIMES")?, "TIMES")?,
+            intruders: typed(family.take("INTRUDERS")?, "INTRUDERS")?,
+            link: None,
+            exclusive: BTreeMap::new(),
+            read: BTreeMap::new(),
+            family,
+        };
+        switch.new_generation()?;
+        Ok(switch)
+    }
+
+    pub(crate) fn add_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
+        self.family.add_root(cgroup, slot)?;
+        self.new_generation()
+    }
+
+    pub(crate) fn remove_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
+        self.family.remove_root(cgroup)?;
+        self.new_generation()?;
+        // The slot will be another's.
+        self.forget(|key| key.owner == slot || key.slot == slot)
+    }
+
+    /// Makes every CPU search slots anew.
+    fn new_generation(&mut self) -> Result<(), MapAccessError> {
+        let (map, generation) = &mut self.generation;
+        *generation += 1;
+        set(map, "GENERATION", 0, generation)
+    }
+
+    fn forget(&mut self, which: impl Fn(&IntruderKey) -> bool) -> Result<(), MapAccessError> {
+        // Nobody ever intruded while nothing was exclusive.
+        if self.read.is_empty() {
+            return Ok(());
+        }
+        let keys: Result<BTreeSet<IntruderKey>, _> = self.intruders.keys().collect();
+        for key in keys.map_err(access("INTRUDERS", "read"))?.into_iter().filter(|key| which(key)) {
+            self.intruders.remove(&key).map_err(access("INTRUDERS", "write"))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_attached(&self) -> bool {
+        self.link.is_some()
+    }
+
+    /// Tells which CPUs are exclusive to whom; attaches or detaches as that demands.
+    pub(crate) fn set_exclusive(&mut self, now: &BTreeMap<CpuId, SlotId>) -> Result<(), MapAccessError> {
+        let ended: Vec<CpuId> = self.exclusive.keys().filter(|cpu| !now.contains_key(cpu)).copied().collect();
+        for cpu in ended {
+            self.read_cpus()?;
+            set(&mut self.owner, "OWNER", cpu.0, &OTHER_SLOT)?;
+            self.exclusive.remove(&cpu);
+        }
+        for (&cpu, &slot) in now {
+            if self.exclusive.get(&cpu) != Some(&slot) {
+                set(&mut self.owner, "OWNER", cpu.0, &slot.0)?;
+                self.exclusive.insert(cpu, slot);
+                self.read.entry(cpu).or_default();
+            }
+        }
+        let attach = self.family.program(PROGRAM);
+        let Some(Program::BtfTracePoint(program)) = attach else { return Ok(()) };
+        let failed = |error: ProgramError| MapAccessError {
+            map: "OWNER",
+            action: "follow",
+            source: io::Error::other(error),
+        };
+        match self.link.take() {
+            None if !now.is_empty() => self.link = Some(program.attach().map_err(failed)?),
+            Some(link) if now.is_empty() => program.detach(link).map_err(failed)?,
+            link => self.link = link,
+        }
+        Ok(())
+    }
+
+    /// Who used the CPUs that are exclusive or were, while they were.
+    pub(crate) fn read_cpus(&mut self) -> Result<BTreeMap<CpuId, CpuUse>, MapAccessError> {
+        if self.read.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let times = self.times.get(&0, 0).map_err(access("TIMES", "read"))?;
+        let now = crate::sys::monotonic_nanoseconds();
+        for (cpu, read) in &mut self.read {
+            let Some(times) = times.iter().nth(cpu.0 as usize) else { continue };
+            let owner = self.exclusive.get(cpu).map(|slot| slot.0);
+            *read = use_of(times, owner, now).at_least(*read);
+        }
+        Ok(self.read.clone())
+    }
+
+    pub(crate) fn intruders(&self) -> Result<Vec<Intruder>, MapAccessError> {
+        if self.read.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut intruders = Vec::new();
+        for entry in self.intruders.iter() {
+            let (key, time) = entry.map_err(access("INTRUDERS", "read"))?;
+            intruders.extend(intruder(&key, &time));
+        }
+        Ok(intruders)
+    }
+
+    pub(crate) fn stats(&self) -> io::Result<Vec<ProbeStats>> {
+        self.family.stats_of(Probe::Switch, PROGRAM)
+    }
+}
+
+/// The time of each class, with that of the task that runs now.
+fn use_of(times: &CpuTimes, owner: Option<u32>, now: u64) -> CpuUse {
+    let mut nanoseconds = times.nanoseconds;
+    if times.since != 0
+        && owner == Some(times.owner)
+        && let Some(running) = nanoseconds.get_mut(times.class as usize)
+    {
+        *running = running.saturating_add(now.saturating_sub(times.since));
+    }
+    let [own, kernel_threads, host, workloads] = nanoseconds.map(Duration::from_nanos);
+    CpuUse { own, kernel_threads, host, workloads }
+}
+
+fn intruder(key: &IntruderKey, time: &IntruderTime) -> Option<Intruder> {
+    let is = |class: RunClass| key.class == class as u32;
+    let class = if is(RunClass::KernelThread) {
+        IntruderClass::KernelThread
+    } else if is(RunClass::Host) {
+        IntruderClass::Host
+    } else if is(RunClass::Workload) {
+        IntruderClass::Workload
+    } else {
+        return None;
+    };
+    Some(Intruder {
+        owner: SlotId(key.owner),
+        class,
+        workload: (key.slot != OTHER_SLOT).then_some(SlotId(key.slot)),
+        command: command_name(&key.comm),
+        time: Duration::from_nanos(time.nanoseconds),
+        runs: time.runs,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_runs_now_is_counted_up_to_now() {
+        let times = CpuTimes {
+            since: 100,
+            owner: 7,
+            slot: 0,
+            class: RunClass::Host as u32,
+            padding: 0,
+            nanoseconds: [1, 2, 3, 4],
+        };
+        let host = |times: &CpuTimes, owner, now| use_of(times, owner, now).host.as_nanos();
+        assert_eq!(host(&times, Some(7), 150), 53);
+        assert_eq!(host(&times, Some(7), 50), 3, "clocks of CPUs may differ a little");
+        assert_eq!(host(&times, Some(8), 150), 3, "it was switched in under another owner");
+        assert_eq!(host(&times, None, 150), 3);
+        assert_eq!(host(&CpuTimes { since: 0, ..times }, Some(7), 150), 3);
+        let idle = CpuTimes { class: RunClass::Idle as u32, ..times };
+        assert_eq!(use_of(&idle, Some(7), 150).intruders(), Duration::from_nanos(9));
+        let full = CpuTimes { nanoseconds: [u64::MAX; 4], ..times };
+        assert_eq!(host(&full, Some(7), u64::MAX), u128::from(u64::MAX));
+    }
+
+    #[test]
+    fn intruders_have_a_class_or_are_none() {
+        let key =
+            |class, slot| IntruderKey { owner: 1, slot, class, padding: 0, comm: *b"kworker/0:1\0\0\0\0\0" };
+        let time = IntruderTime { nanoseconds: 5, runs: 2 };
+        let found = intruder(&key(RunClass::KernelThread as u32, 0), &time).unwrap();
+        assert_eq!((found.class, found.workload), (IntruderClass::KernelThread, None));
+        assert_eq!((found.command.as_str(), found.runs), ("kworker/0:1", 2));
+        let found = intruder(&key(RunClass::Workload as u32, 3), &time).unwrap();
+        assert_eq!((found.class, found.workload), (IntruderClass::Workload, Some(SlotId(3))));
+        assert_eq!(intruder(&key(RunClass::Own as u32, 3), &time), None);
+        assert_eq!(intruder(&key(99, 3), &time), None);
+    }
+}

@@ -1,0 +1,533 @@
+//! The probes beside that of allocations: sampled accesses, migrations, stalls, kills, intruders.
+//!
+//! Each family is an object of its own, with its own table of registered cgroups; what one family lacks on this
+//! kernel keeps no other from working. All of it is read by slots, like the counters of allocations.
+
+use std::{collections::BTreeMap, io, path::Path};
+
+use aya::{
+    Btf, EbpfLoader,
+    maps::{Array, MapData, RingBuf},
+};
+use numaward_abi::{
+    MIGRATE_REASONS, NodeTable, OOM_CONSTRAINTS, OTHER_SLOT, OomKill, STALL_BUCKETS, ScanCounters,
+    StallCounters,
+};
+use numaward_topology::{Machine, NodeId};
+
+use crate::{
+    Activity, CgroupId, MapAccessError, Mode, Options, Pages, Probe, ProbeReport, ProbeStats, Scanned,
+    SlotId, Stalls,
+    activity::{Columns, growth},
+    alloc::{Refusal, set, typed},
+    btf::{BtfError, Structures},
+    family::{Family, Hook, attach_by_first, read_values, report},
+    intruders::Switch,
+    nodes::{Numbering, node_table},
+    sys,
+};
+
+/// Memory that the matrix of accesses may take before only local and remote are told apart.
+const ACCESS_LIMIT: u64 = 64 << 20;
+
+macro_rules! object {
+    ($name:ident, $file:literal) => {
+        #[cfg(numaward_ebpf)]
+        pub(crate) static $name: Result<&[u8], &str> =
+            Ok(aya::include_bytes_aligned!(concat!(env!("NUMAWARD_EBPF_DIR"), $file)));
+        #[cfg(not(numaward_ebpf))]
+        pub(crate) static $name: Result<&[u8], &str> = Err(env!("NUMAWARD_EBPF_MISSING"));
+    };
+}
+
+object!(FAULTS, "/faults");
+object!(TROUBLE, "/trouble");
+object!(SWITCH, "/switch");
+
+/// What the families need of the kernel, read once.
+pub(crate) struct Kernel {
+    pub(crate) structures: Result<Structures, BtfError>,
+    pub(crate) btf: Option<Btf>,
+}
+
+impl Kernel {
+    /// What one of the structures' answers is.
+    pub(crate) fn get<T: Clone>(
+        &self,
+        of: impl FnOnce(&Structures) -> &Result<T, BtfError>,
+    ) -> Result<T, Refusal> {
+        let structures = self.structures.as_ref().map_err(|error| Refusal::Btf(error.clone()))?;
+        Ok(of(structures).clone()?)
+    }
+}
+
+/// The counters of a probe.
+#[derive(Debug)]
+struct Table {
+    name: &'static str,
+    map: MapData,
+    /// Entries of a slot, and 64-bit numbers of an entry.
+    entries: u32,
+    words: usize,
+}
+
+impl Table {
+    fn new(family: &mut Family, name: &'static str, entries: usize, words: usize) -> Result<Self, Refusal> {
+        let entries = u32::try_from(entries).unwrap_or(u32::MAX);
+        Ok(Self { name, map: family.take_data(name)?, entries, words })
+    }
+
+    /// The counters of `count` slots from `first` on.
+    fn read(&self, first: u32, count: u32) -> Result<Vec<u64>, MapAccessError> {
+        read_values(&self.map, self.name, first * self.entries, count * self.entries, self.words)
+    }
+
+    fn words_per_slot(&self) -> usize {
+        self.entries as usize * self.words
+    }
+}
+
+/// The tables, in this order; absent where their probe is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Of {
+    Access,
+    Scan,
+    Migrated,
+    Stalls,
+    OomKills,
+}
+
+/// What the probes tell at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProbeEvent {
+    /// The OOM killer takes a process.
+    OomKill {
+        /// The slot of its workload; `None` where it is of none that is registered.
+        slot: Option<SlotId>,
+        /// Its cgroup.
+        cgroup: CgroupId,
+        /// What constrained the allocation: a name of [`crate::OOM_CONSTRAINT_NAMES`], or its number.
+        constraint: String,
+        /// Its process id, in the namespace of the host.
+        pid: u32,
+        /// Its name, at most 15 bytes.
+        command: String,
+    },
+}
+
+/// The attached families.
+#[derive(Default)]
+pub(crate) struct Others {
+    nodes: Option<Numbering>,
+    /// What maps a node's id to its index, and what it holds.
+    node_table: Option<(Array<MapData, NodeTable>, NodeTable)>,
+    /// For tests.
+    fake_home: Option<NodeId>,
+    columns: Option<Columns>,
+    families: Vec<Family>,
+    tables: BTreeMap<Of, Table>,
+    /// What the slots had counted when they were taken.
+    bases: BTreeMap<u32, BTreeMap<Of, Vec<u64>>>,
+    events: Option<RingBuf<MapData>>,
+    pub(crate) switch: Option<Switch>,
+    pub(crate) reports: Vec<ProbeReport>,
+    /// Whether the kernel's NUMA balancing leaves alone who may use one node only; `None` where that is not known.
+    pub(crate) skips_single_node_cpusets: Option<bool>,
+}
+
+impl std::fmt::Debug for Others {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Others").field("reports", &self.reports).finish_non_exhaustive()
+    }
+}
+
+impl Others {
+    /// Loads and attaches those of [`Options::others`].
+    pub(crate) fn load(options: &Options<'_>) -> Self {
+        let mut others = Self::default();
+        if options.others.is_empty() {
+            return others;
+        }
+        let structures = Structures::read(Path::new("/"));
+        others.skips_single_node_cpusets =
+            structures.as_ref().ok().map(|structures| structures.skips_single_node_cpusets);
+        let kernel = Kernel { structures, btf: Btf::from_sys_fs().ok() };
+        others.load_family(options, &[Probe::Hint, Probe::Scan, Probe::Migrate], |others| {
+            others.load_faults(options, &kernel)
+        });
+        others.load_family(options, &[Probe::Stall, Probe::OomKill], |others| {
+            others.load_trouble(options, &kernel)
+        });
+        others.load_family(options, &[Probe::Switch], |others| {
+            let switch = Switch::load(options, &kernel)?;
+            others.reports.push(report(Probe::Switch, Mode::TpBtf, &[]));
+            others.switch = Some(switch);
+            Ok(())
+        });
+        others
+    }
+
+    /// Loads a family of which a probe is wanted; each of its probes has a report afterwards, if it is wanted.
+    fn load_family(
+        &mut self,
+        options: &Options<'_>,
+        probes: &[Probe],
+        load: impl FnOnce(&mut Self) -> Result<(), Refusal>,
+    ) {
+        let wanted = |probe: &&Probe| options.others.contains(probe);
+        if !probes.iter().any(|probe| wanted(&probe)) {
+            return;
+        }
+        if let Err(refusal) = load(self) {
+            let reason = [refusal.to_string()];
+            self.reports.retain(|report| !probes.contains(&report.probe));
+            self.reports
+                .extend(probes.iter().filter(wanted).map(|&probe| report(probe, Mode::Absent, &reason)));
+        }
+    }
+
+    /// Attaches a probe if it is wanted, and keeps its counters if that succeeds.
+    fn attach(
+        &mut self,
+        options: &Options<'_>,
+        family: &mut Family,
+        probe: Probe,
+        ways: Vec<Way>,
+        kernel: &Kernel,
+        table: (Of, Table),
+    ) {
+        if !options.others.contains(&probe) {
+            return;
+        }
+        let report = attach_by_first(family, probe, ways, kernel.btf.as_ref());
+        if report.mode != Mode::Absent {
+            self.tables.insert(table.0, table.1);
+        }
+        self.reports.push(report);
+    }
+
+    fn load_faults(&mut self, options: &Options<'_>, kernel: &Kernel) -> Result<(), Refusal> {
+        let object = FAULTS.map_err(Refusal::NotBuilt)?;
+        let slots = options.slots.saturating_add(1);
+        let numbering = Numbering::new(options.machine);
+        let nodes = numbering.capacity();
+        let columns = Columns::new(slots, nodes, ACCESS_LIMIT);
+        let too_many = || Refusal::TooManySlots { slots, nodes };
+        let entries = |per_slot: u32| slots.checked_mul(per_slot).ok_or_else(too_many);
+        let per_slot = nodes.checked_mul(columns.count()).ok_or_else(too_many)?;
+        let vma_range = kernel.get(|structures| &structures.scan).unwrap_or_default();
+        let reason = kernel.get(|structures| &structures.migrate_reason).unwrap_or_default();
+        let page_shift = sys::page_size().ilog2();
+        let count = columns.count();
+        let reasons = u32::try_from(MIGRATE_REASONS).unwrap_or(u32::MAX);
+        let mut loader = EbpfLoader::new();
+        loader
+            .btf(kernel.btf.as_ref())
+            .override_global("NODES", &nodes, true)
+            .override_global("COLUMNS", &count, true)
+            .override_global("REASON_ARGUMENT", &reason, true)
+            .override_global("VMA_RANGE", &vma_range, true)
+            .override_global("PAGE_SHIFT", &page_shift, true)
+            .map_max_entries("ACCESS", entries(per_slot)?)
+            .map_max_entries("SCAN", slots)
+            .map_max_entries("MIGRATED_PAGES", entries(reasons)?);
+        let mut family = Family::load(&mut loader, object, options.slots)?;
+        let mut table: Array<_, NodeTable> = typed(family.take("NODE_TABLE")?, "NODE_TABLE")?;
+        let value = node_table(options.machine, &numbering, options.fakes.cpu_node);
+        set(&mut table, "NODE_TABLE", 0, &value)?;
+        self.node_table = Some((table, value));
+        self.fake_home = options.fakes.cpu_node;
+        self.nodes = Some(numbering);
+        self.columns = Some(columns);
+
+        let access = Table::new(&mut family, "ACCESS", per_slot as usize, 1)?;
+        let scan = Table::new(&mut family, "SCAN", 1, size_of::<ScanCounters>() / size_of::<u64>())?;
+        let migrated = Table::new(&mut family, "MIGRATED_PAGES", MIGRATE_REASONS, 1)?;
+        let as_expected = || kernel.get(|structures| &structures.hint);
+        let ways = vec![
+            (Mode::Fentry, as_expected().map(|()| vec![("hint_fentry", Hook::Fentry("task_numa_fault"))])),
+            // Without BTF the kernel's function cannot be looked at; where there is some, it is as expected.
+            (
+                Mode::Kprobe,
+                match as_expected() {
+                    Err(Refusal::Btf(error @ BtfError::Arguments { .. })) => Err(Refusal::Btf(error)),
+                    _ => Ok(vec![("hint_kprobe", Hook::Kprobe("task_numa_fault"))]),
+                },
+            ),
+        ];
+        self.attach(options, &mut family, Probe::Hint, ways, kernel, (Of::Access, access));
+        let ways = vec![(
+            Mode::Fexit,
+            kernel
+                .get(|structures| &structures.scan)
+                .map(|_| vec![("scan_fexit", Hook::Fexit("vma_policy_mof"))]),
+        )];
+        self.attach(options, &mut family, Probe::Scan, ways, kernel, (Of::Scan, scan));
+        let ways = vec![(
+            Mode::TpBtf,
+            kernel
+                .get(|structures| &structures.migrate_reason)
+                .map(|_| vec![("migrate_tp_btf", Hook::TpBtf("mm_migrate_pages"))]),
+        )];
+        self.attach(options, &mut family, Probe::Migrate, ways, kernel, (Of::Migrated, migrated));
+        self.families.push(family);
+        Ok(())
+    }
+
+    fn load_trouble(&mut self, options: &Options<'_>, kernel: &Kernel) -> Result<(), Refusal> {
+        let object = TROUBLE.map_err(Refusal::NotBuilt)?;
+        let slots = options.slots.saturating_add(1);
+        let oom = || {
+            let (path, parent) = kernel.get(|structures| &structures.cgroup_path)?;
+            Ok::<_, Refusal>((path, parent, kernel.get(|structures| &structures.oom)?))
+        };
+        let (path, parent, layout) = oom().unwrap_or_default();
+        let constraints = u32::try_from(OOM_CONSTRAINTS).unwrap_or(u32::MAX);
+        let mut loader = EbpfLoader::new();
+        loader
+            .btf(kernel.btf.as_ref())
+            .override_global("CGROUP_PATH", &path, true)
+            .override_global("KERNFS_PARENT", &parent, true)
+            .override_global("OOM_LAYOUT", &layout, true)
+            .map_max_entries("STALLS", slots)
+            .map_max_entries("OOM_KILLS", slots.saturating_mul(constraints));
+        let mut family = Family::load(&mut loader, object, options.slots)?;
+        self.events = Some(typed(family.take("EVENTS")?, "EVENTS")?);
+        let words = size_of::<StallCounters>() / size_of::<u64>();
+        let stalls = Table::new(&mut family, "STALLS", 1, words)?;
+        let kills = Table::new(&mut family, "OOM_KILLS", OOM_CONSTRAINTS, 1)?;
+
+        let ways = vec![
+            (
+                Mode::TpBtf,
+                Ok(vec![
+                    ("stall_direct_begin", Hook::TpBtf("mm_vmscan_direct_reclaim_begin")),
+                    ("stall_direct_end", Hook::TpBtf("mm_vmscan_direct_reclaim_end")),
+                    ("stall_memcg_begin", Hook::TpBtf("mm_vmscan_memcg_reclaim_begin")),
+                    ("stall_memcg_end", Hook::TpBtf("mm_vmscan_memcg_reclaim_end")),
+                ]),
+            ),
+            (
+                Mode::Tracepoint,
+                Ok(vec![
+                    ("stall_tracepoint_begin", Hook::Tracepoint("vmscan", "mm_vmscan_direct_reclaim_begin")),
+                    ("stall_tracepoint_begin", Hook::Tracepoint("vmscan", "mm_vmscan_memcg_reclaim_begin")),
+                    ("stall_tracepoint_end", Hook::Tracepoint("vmscan", "mm_vmscan_direct_reclaim_end")),
+                    ("stall_tracepoint_end", Hook::Tracepoint("vmscan", "mm_vmscan_memcg_reclaim_end")),
+                ]),
+            ),
+        ];
+        self.attach(options, &mut family, Probe::Stall, ways, kernel, (Of::Stalls, stalls));
+        let ways =
+            vec![(Mode::Fentry, oom().map(|_| vec![("oom_fentry", Hook::Fentry("oom_kill_process"))]))];
+        self.attach(options, &mut family, Probe::OomKill, ways, kernel, (Of::OomKills, kills));
+        self.families.push(family);
+        Ok(())
+    }
+
+    /// Books what `cgroup` and those below it do to `slot`, from now on.
+    pub(crate) fn add_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
+        let base = self.tables.iter().map(|(&of, table)| Ok((of, table.read(slot, 1)?)));
+        self.bases.insert(slot, base.collect::<Result<_, MapAccessError>>()?);
+        let mut added = 0;
+        let mut result = Ok(());
+        for family in &mut self.families {
+            result = family.add_root(cgroup, slot);
+            if result.is_err() {
+                break;
+            }
+            added += 1;
+        }
+        if result.is_ok()
+            && let Some(switch) = &mut self.switch
+        {
+            result = switch.add_root(cgroup, slot);
+        }
+        result.inspect_err(|_| {
+            for family in self.families.iter_mut().take(added) {
+                let _best_effort = family.remove_root(cgroup);
+            }
+            self.bases.remove(&slot);
+        })
+    }
+
+    /// Undoes [`Others::add_root`]. Goes on where one family fails.
+    pub(crate) fn remove_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
+        let mut result = Ok(());
+        for family in &mut self.families {
+            result = family.remove_root(cgroup).and(result);
+        }
+        if let Some(switch) = &mut self.switch {
+            result = switch.remove_root(cgroup, slot).and(result);
+        }
+        self.bases.remove(&slot);
+        result
+    }
+
+    /// Takes in nodes that came. For those that find no room, see [`crate::Probes::refresh`].
+    pub(crate) fn refresh(&mut self, machine: &Machine) -> Result<(), MapAccessError> {
+        if let (Some(nodes), Some((map, table))) = (&mut self.nodes, &mut self.node_table) {
+            nodes.extend(machine);
+            let now = node_table(machine, nodes, self.fake_home);
+            if now != *table {
+                set(map, "NODE_TABLE", 0, &now)?;
+                *table = now;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the slots counted since they were taken, and what all else did.
+    pub(crate) fn read(
+        &self,
+        held: impl Iterator<Item = u32>,
+        end: u32,
+    ) -> Result<(BTreeMap<u32, Activity>, Activity), MapAccessError> {
+        let now: BTreeMap<Of, Vec<u64>> = self
+            .tables
+            .iter()
+            .map(|(&of, table)| Ok((of, table.read(OTHER_SLOT, end)?)))
+            .collect::<Result<_, MapAccessError>>()?;
+        let of_slot = |slot: u32| {
+            let counters = self.tables.iter().filter_map(|(of, table)| {
+                let words = table.words_per_slot();
+                let start = slot as usize * words;
+                Some((*of, now.get(of)?.get(start..start + words)?))
+            });
+            self.activity(slot, counters)
+        };
+        Ok((held.map(|slot| (slot, of_slot(slot))).collect(), of_slot(OTHER_SLOT)))
+    }
+
+    /// What one slot counted since it was taken.
+    pub(crate) fn read_one(&self, slot: u32) -> Result<Activity, MapAccessError> {
+        let now = self.tables.iter().map(|(&of, table)| Ok((of, table.read(slot, 1)?)));
+        let now = now.collect::<Result<Vec<_>, MapAccessError>>()?;
+        Ok(self.activity(slot, now.iter().map(|(of, words)| (*of, words.as_slice()))))
+    }
+
+    fn activity<'a>(&self, slot: u32, counters: impl Iterator<Item = (Of, &'a [u64])>) -> Activity {
+        let bases = self.bases.get(&slot);
+        let mut activity = Activity::default();
+        for (of, now) in counters {
+            let base = bases.and_then(|bases| bases.get(&of)).map_or(&[][..], Vec::as_slice);
+            let grown = growth(base, now);
+            match of {
+                Of::Access => {
+                    if let (Some(columns), Some(nodes)) = (self.columns, &self.nodes) {
+                        activity.accesses = columns.read(nodes.ids(), &grown);
+                    }
+                }
+                Of::Scan => {
+                    if let &[sampled, excluded] = grown.as_slice() {
+                        activity.scanned = Scanned { sampled: Pages(sampled), excluded: Pages(excluded) };
+                    }
+                }
+                Of::Migrated => {
+                    for (sum, pages) in activity.migrated.iter_mut().zip(grown) {
+                        *sum = Pages(pages);
+                    }
+                }
+                Of::Stalls => {
+                    if let Some((nanoseconds, buckets)) = grown.split_last() {
+                        let mut stalls = Stalls {
+                            total: std::time::Duration::from_nanos(*nanoseconds),
+                            buckets: [0; STALL_BUCKETS],
+                        };
+                        for (to, from) in stalls.buckets.iter_mut().zip(buckets) {
+                            *to = *from;
+                        }
+                        activity.stalls = stalls;
+                    }
+                }
+                Of::OomKills => {
+                    for (to, from) in activity.oom_kills.iter_mut().zip(grown) {
+                        *to = from;
+                    }
+                }
+            }
+        }
+        activity
+    }
+
+    /// What the probes told since the last call.
+    pub(crate) fn events(&mut self) -> Vec<ProbeEvent> {
+        let mut events = Vec::new();
+        if let Some(ring) = &mut self.events {
+            while let Some(item) = ring.next() {
+                events.extend(oom_kill(&item));
+            }
+        }
+        events
+    }
+
+    pub(crate) fn stats(&self) -> io::Result<Vec<ProbeStats>> {
+        let mut stats = Vec::new();
+        for family in &self.families {
+            stats.extend(family.stats()?);
+        }
+        if let Some(switch) = &self.switch {
+            stats.extend(switch.stats()?);
+        }
+        Ok(stats)
+    }
+}
+
+/// A probe's ways to be attached, best first.
+type Way = (Mode, Result<Vec<(&'static str, Hook)>, Refusal>);
+
+/// Reads an [`OomKill`]; `None` where it is not of that size.
+fn oom_kill(bytes: &[u8]) -> Option<ProbeEvent> {
+    let bytes: &[u8; size_of::<OomKill>()] = bytes.try_into().ok()?;
+    let (id, rest) = bytes.split_first_chunk()?;
+    let (slot, rest) = rest.split_first_chunk()?;
+    let (constraint, rest) = rest.split_first_chunk()?;
+    let (pid, rest) = rest.split_first_chunk()?;
+    let command = rest.get(4..)?;
+    let slot = u32::from_ne_bytes(*slot);
+    let constraint = u32::from_ne_bytes(*constraint);
+    let name = crate::OOM_CONSTRAINT_NAMES.get(constraint as usize);
+    Some(ProbeEvent::OomKill {
+        slot: (slot != OTHER_SLOT).then_some(SlotId(slot)),
+        cgroup: CgroupId(u64::from_ne_bytes(*id)),
+        constraint: name.map_or_else(|| constraint.to_string(), |name| (*name).to_owned()),
+        pid: u32::from_ne_bytes(*pid),
+        command: command_name(command),
+    })
+}
+
+/// A task's name as the kernel keeps it: up to a zero; what is no UTF-8 is replaced.
+pub(crate) fn command_name(comm: &[u8]) -> String {
+    let end = comm.iter().position(|&byte| byte == 0).unwrap_or(comm.len());
+    String::from_utf8_lossy(&comm[..end]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_read_or_left_alone() {
+        let mut bytes = Vec::new();
+        bytes.extend(77_u64.to_ne_bytes());
+        for word in [3_u32, 1, 4711, 0] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes.extend(b"h\xffg\0rest\0\0\0\0\0\0\0\0");
+        let read = oom_kill(&bytes);
+        let expected = ProbeEvent::OomKill {
+            slot: Some(SlotId(3)),
+            cgroup: CgroupId(77),
+            constraint: "cpuset".to_owned(),
+            pid: 4711,
+            command: "h\u{fffd}g".to_owned(),
+        };
+        assert_eq!(read, Some(expected));
+        assert_eq!(oom_kill(&bytes[1..]), None);
+        bytes[8..16].copy_from_slice(&[0, 0, 0, 0, 9, 0, 0, 0]);
+        let Some(ProbeEvent::OomKill { slot: None, constraint, .. }) = oom_kill(&bytes) else {
+            panic!("{bytes:?}");
+        };
+        assert_eq!(constraint, "9", "a constraint that a later kernel may have");
+    }
+}
