@@ -22,8 +22,10 @@ mod common;
 mod counters;
 mod roots;
 
+use core::arch::asm;
+
 use aya_ebpf::{
-    Global,
+    EbpfContext, Global,
     helpers::bpf_get_numa_node_id,
     macros::{btf_tracepoint, fentry, fexit, kprobe, map},
     maps::Array,
@@ -143,13 +145,21 @@ fn scan_fexit(ctx: FExitContext) -> i32 {
 #[btf_tracepoint(function = "mm_migrate_pages")]
 fn migrate_tp_btf(ctx: BtfTracePointContext) -> i32 {
     let succeeded: u64 = ctx.arg(0);
-    let reason: u32 = match REASON_ARGUMENT.load() {
-        3 => ctx.arg(3),
-        6 => ctx.arg(6),
-        7 => ctx.arg(7),
-        8 => ctx.arg(8),
-        _ => return 0,
-    };
+    let record = ctx.as_ptr();
+    let reason: u64;
+    // Written out, because the verifier takes only constant offsets, and the compiler would make a variable of them.
+    // SAFETY: the argument is inside of what the tracepoint has, which the verifier checks.
+    unsafe {
+        match REASON_ARGUMENT.load() {
+            3 => asm!("{0} = *(u64 *)({1} + 24)", out(reg) reason, in(reg) record),
+            6 => asm!("{0} = *(u64 *)({1} + 48)", out(reg) reason, in(reg) record),
+            7 => asm!("{0} = *(u64 *)({1} + 56)", out(reg) reason, in(reg) record),
+            8 => asm!("{0} = *(u64 *)({1} + 64)", out(reg) reason, in(reg) record),
+            _ => return 0,
+        }
+    }
+    // An `int`: the rest of the register is not defined.
+    let reason = reason as u32;
     let last = MIGRATE_REASONS as u32 - 1;
     let reason = if reason < last { reason } else { last };
     if let Some(counter) = MIGRATED_PAGES.get_ptr_mut(current_slot() * MIGRATE_REASONS as u32 + reason) {

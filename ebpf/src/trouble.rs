@@ -17,6 +17,8 @@ mod common;
 mod counters;
 mod roots;
 
+use core::arch::asm;
+
 use aya_ebpf::{
     Global,
     helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns},
@@ -105,12 +107,18 @@ fn end() {
     let _gone_anyway = STALLED_SINCE.remove(thread);
     // SAFETY: the helper takes nothing and always succeeds.
     let nanoseconds = unsafe { bpf_ktime_get_ns() }.saturating_sub(since);
-    let bits = (64 - (nanoseconds / 1000).leading_zeros()) as usize;
-    let bucket = if bits < STALL_BUCKETS { bits } else { STALL_BUCKETS - 1 };
+    let mut bucket = u64::from(64 - (nanoseconds / 1000).leading_zeros());
+    // Nothing is done: so that the compiler forgets what it knows of the value and the bound below is to be seen by
+    // the verifier, which does not know it.
+    // SAFETY: there is no instruction.
+    unsafe { asm!("/* {0} */", inout(reg) bucket) };
+    if bucket >= STALL_BUCKETS as u64 {
+        bucket = STALL_BUCKETS as u64 - 1;
+    }
     if let Some(counters) = STALLS.get_ptr_mut(current_slot()) {
         // SAFETY: the pointer is of the map's value, and the bucket is inside.
         unsafe {
-            add_shared((&raw mut (*counters).buckets).cast::<u64>().add(bucket), 1);
+            add_shared((&raw mut (*counters).buckets).cast::<u64>().add(bucket as usize), 1);
             add_shared(&raw mut (*counters).nanoseconds, nanoseconds);
         }
     }

@@ -9,6 +9,7 @@
 #![expect(clippy::unwrap_used, reason = "a test without libtest, which clippy does not take for one")]
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{self, BufRead as _, BufReader, Write as _},
     os::unix::fs::MetadataExt as _,
@@ -17,15 +18,17 @@ use std::{
     process::{Child, Command, ExitCode, Stdio},
     sync::Mutex,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use numaward_probes::{
-    CgroupId, Counters, Fakes, Mode, NodeCounters, Options, Pages, Probes, RegisterError, SelfCheck,
-    SlotError, SlotId,
+    CgroupId, Counters, Fakes, IntruderClass, Mode, NodeCounters, Options, Pages, Probe, Probes,
+    RegisterError, SelfCheck, SlotError, SlotId,
 };
-use numaward_topology::{Machine, NodeId, NodeSet, sysfs};
-use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+use numaward_topology::{CpuId, Machine, NodeId, NodeSet, sysfs};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, CpuSet, sched_getaffinity, sched_setaffinity, set_capabilities,
+};
 
 /// What a process touches: 32 MiB.
 const PAGES: u64 = 8192;
@@ -51,6 +54,8 @@ const TESTS: &[(&str, Test)] = &[
     ("without_privileges_the_reason_is_told", without_privileges),
     ("without_btf_the_tracepoint_serves", |_| without_btf()),
     ("too_many_slots_are_refused", too_many_slots),
+    ("who_runs_on_an_exclusive_cpu_is_told", intruders),
+    ("every_probe_is_attached_or_says_why_not", others),
 ];
 
 fn main() -> ExitCode {
@@ -58,6 +63,7 @@ fn main() -> ExitCode {
     let filter = arguments.find(|argument| !argument.starts_with('-'));
     match filter.as_deref() {
         Some("touch") => return touch(),
+        Some("spin") => return spin(),
         Some("report") => return report(),
         _ => {}
     }
@@ -96,6 +102,122 @@ fn touch() -> ExitCode {
         println!("done");
     }
     ExitCode::SUCCESS
+}
+
+/// The CPU on which [`spin`] runs: the last that this process may use.
+fn last_cpu() -> usize {
+    let allowed = sched_getaffinity(None).unwrap();
+    (0..CpuSet::MAX_CPU).rev().find(|&cpu| allowed.is_set(cpu)).unwrap()
+}
+
+/// The process that uses a CPU from its first line of input on.
+fn spin() -> ExitCode {
+    let mut one = CpuSet::new();
+    one.set(last_cpu());
+    sched_setaffinity(None, &one).unwrap();
+    println!("ready");
+    let mut line = String::new();
+    io::stdin().read_line(&mut line).unwrap();
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+/// A process that runs [`spin`] in a cgroup until that has used so much of the CPU. Returns what it used.
+fn spin_in(cgroup: &Path, time: Duration) -> Duration {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut child = command.arg("spin").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut reply = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut reply).unwrap();
+    fs::write(cgroup.join("cgroup.procs"), child.id().to_string()).unwrap();
+    writeln!(child.stdin.as_mut().unwrap()).unwrap();
+    let used = || {
+        let stat = fs::read_to_string(cgroup.join("cpu.stat")).unwrap();
+        let usage = stat.lines().find_map(|line| line.strip_prefix("usage_usec ")).unwrap();
+        Duration::from_micros(usage.parse().unwrap())
+    };
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while used() < time {
+        assert!(Instant::now() < deadline, "the process gets no CPU");
+        thread::sleep(Duration::from_millis(50));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    used()
+}
+
+fn intruders(host: &Host) {
+    let mut probes = host.probes();
+    let report = probes.reports().iter().find(|report| report.probe == Probe::Switch).unwrap();
+    assert_eq!((report.mode, &report.reason), (Mode::TpBtf, &None));
+    let [owner, neighbour, stranger] = ["owner", "neighbour", "stranger"].map(|name| host.cgroup(name));
+    let owner_slot = probes.register(owner.id(), None).unwrap();
+    let neighbour_slot = probes.register(neighbour.id(), None).unwrap();
+    let cpu = CpuId(u32::try_from(last_cpu()).unwrap());
+    // Attaching takes no privileges once the program is loaded.
+    with_capabilities(CapabilitySet::empty(), || {
+        assert!(!probes.is_watching_cpus());
+        probes.set_exclusive(&BTreeMap::from([(cpu, owner_slot)])).unwrap();
+        assert!(probes.is_watching_cpus());
+    });
+    let time = Duration::from_millis(400);
+    let [own, workload, foreign] = [&owner, &neighbour, &stranger].map(|cgroup| spin_in(&cgroup.0, time));
+    let told = probes.cpu_use().unwrap()[&cpu];
+    let near = |what: &str, found: Duration, expected: Duration| {
+        assert!(
+            found.abs_diff(expected) * 20 <= expected,
+            "{what}: {found:?}, expected {expected:?}: {told:?}"
+        );
+    };
+    near("own", told.own, own);
+    near("of a workload", told.workloads, workload);
+    // Others of this host run there as well.
+    assert!(told.host * 20 >= foreign * 19, "{told:?}, expected {foreign:?}");
+
+    let intruders = probes.intruders().unwrap();
+    let found = intruders.iter().find(|intruder| intruder.workload == Some(neighbour_slot)).unwrap();
+    assert_eq!((found.owner, found.class), (owner_slot, IntruderClass::Workload));
+    assert!(found.command.starts_with("host") && found.runs > 0, "{found:?}");
+    near("by name", found.time, workload);
+    let host_too = |intruder: &&numaward_probes::Intruder| {
+        intruder.class == IntruderClass::Host && intruder.command == found.command
+    };
+    near("the stranger by name", intruders.iter().find(host_too).unwrap().time, foreign);
+
+    probes.release(neighbour_slot).unwrap();
+    let left = probes.intruders().unwrap();
+    assert!(left.iter().all(|intruder| intruder.workload != Some(neighbour_slot)), "its slot is another's");
+    probes.set_exclusive(&BTreeMap::new()).unwrap();
+    assert!(!probes.is_watching_cpus());
+    let after = probes.cpu_use().unwrap()[&cpu];
+    spin_in(&stranger.0, foreign + time);
+    assert_eq!(probes.cpu_use().unwrap()[&cpu], after, "nothing is exclusive any more");
+}
+
+fn others(host: &Host) {
+    let probes = host.probes();
+    let reports = probes.reports();
+    assert_eq!(
+        reports.iter().skip(1).map(|report| report.probe).collect::<Vec<_>>(),
+        Probe::OTHERS,
+        "{reports:?}"
+    );
+    for report in reports {
+        println!(
+            "host:   {}: {} {}",
+            report.probe,
+            report.mode,
+            report.reason.as_deref().unwrap_or_default()
+        );
+        assert!(report.mode != Mode::Absent || report.reason.is_some(), "{report:?}");
+    }
+    // These need nothing but BTF.
+    for probe in [Probe::Migrate, Probe::Stall, Probe::Switch] {
+        assert!(
+            reports.iter().any(|report| report.probe == probe && report.mode == Mode::TpBtf),
+            "{reports:?}"
+        );
+    }
 }
 
 /// The process that says how the probes are attached.
