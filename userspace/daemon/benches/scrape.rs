@@ -12,7 +12,7 @@ use std::{
 
 use numaward_daemon::metrics::{
     Allocated, Format, MapFigures, Metrics, NodeMemory, Pressure, ProbeFigures, Resident, Snapshot, Source,
-    WorkloadFigures,
+    WorkloadActivity, WorkloadFigures,
 };
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
@@ -65,6 +65,14 @@ impl Source for Synthetic {
                     stalled: Duration::from_micros(i * 234_567),
                 }),
                 oom_kills: Some(i % 3),
+                activity: Some(WorkloadActivity {
+                    remote: Some((0..u64::from(self.nodes)).map(|node| i * 11 + node).collect()),
+                    moved: None,
+                    sampling: vec!["on"],
+                    migrated: Some(vec![("numa_misplaced", i * 7)]),
+                    stalls: Some(numaward_probes::Stalls::default()),
+                    oom_kills: Some([0, 0, 0, i % 3]),
+                }),
             }
         });
         let node = |node| NodeMemory {
@@ -74,6 +82,8 @@ impl Source for Synthetic {
         Snapshot {
             nodes: (0..self.nodes).map(node).collect(),
             workloads: workloads.collect(),
+            page_size: Bytes::kib(4),
+            exclusive_cpus: Vec::new(),
             unknown_node: Some(Bytes(0)),
             probes: vec![ProbeFigures {
                 probe: "alloc".to_owned(),

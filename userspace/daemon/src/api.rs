@@ -328,6 +328,9 @@ pub struct Status {
     pub maps: Vec<Map>,
     /// How many workloads there are.
     pub workloads: WorkloadCount,
+    /// The exclusive CPUs, and how clean each is.
+    #[serde(default)]
+    pub exclusive_cpus: Vec<ExclusiveCpu>,
     /// What does not work, why, and what to do.
     pub degraded: Vec<Degraded>,
 }
@@ -353,6 +356,63 @@ pub struct Probe {
     /// Events that the kernel did not hand to it; absent where it is not attached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub events_lost: Option<u64>,
+}
+
+/// A CPU that is exclusive to a workload, and who used it since it first was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ExclusiveCpu {
+    /// The CPU.
+    pub cpu: u32,
+    /// The workload.
+    pub workload: String,
+    /// Time of the workload's own tasks, in microseconds like the others.
+    pub own_micros: u64,
+    /// Time of kernel threads.
+    pub kernel_thread_micros: u64,
+    /// Time of processes of no workload.
+    pub host_micros: u64,
+    /// Time of processes of other workloads.
+    pub workload_micros: u64,
+    /// Interrupts of devices, timers and other CPUs; absent where they cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hard_interrupts: Option<u64>,
+    /// Softirqs; absent where they cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub soft_interrupts: Option<u64>,
+}
+
+/// Intruders that are listed, at most.
+pub const MAX_INTRUDERS: usize = 50;
+
+/// Who ran on the exclusive CPUs of a workload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Intruders {
+    /// Whether this is measured now: a CPU is exclusive, and the probe is attached.
+    pub watching: bool,
+    /// Its CPUs.
+    pub cpus: Vec<ExclusiveCpu>,
+    /// Who ran there, by name, the longest first; 50 at most.
+    pub intruders: Vec<Intruder>,
+}
+
+/// Tasks of one name that ran on exclusive CPUs of a workload that they are not of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Intruder {
+    /// What they are.
+    #[schema(examples("kernel_thread", "host", "workload"))]
+    pub class: String,
+    /// The workload they are of; absent where they are of none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workload: Option<String>,
+    /// Their name, at most 15 bytes.
+    pub command: String,
+    /// How long they ran, in microseconds.
+    pub micros: u64,
+    /// How often they were switched in.
+    pub runs: u64,
 }
 
 /// A map of the probes.

@@ -8,7 +8,7 @@ mod enforcement;
 
 use std::{fs, io, path::Path};
 
-use numaward_probes::{Mode, ProbeReport};
+use numaward_probes::{Mode, Probe, ProbeReport};
 use numaward_topology::NodeSet;
 use serde::{Deserialize, Serialize};
 
@@ -71,18 +71,37 @@ pub fn examine(root: &Path, probes: &[ProbeReport]) -> Vec<Check> {
 fn probe(report: &ProbeReport) -> Check {
     let name = format!("probe {}", report.probe);
     let reason = report.reason.clone().unwrap_or_default();
-    match report.mode {
-        Mode::TpBtf => Check::ok(&name, "attaches by tp_btf, the cheapest way"),
-        Mode::Absent => Check::fail(
+    match (report.probe, report.mode) {
+        (Probe::Alloc, Mode::Absent) => Check::fail(
             &name,
             format!("cannot be attached ({reason}): allocations are not counted"),
             "see the other checks: privileges, BTF, lockdown",
         ),
-        Mode::Tracepoint => Check::warn(
+        (probe, Mode::Absent) => Check::warn(
+            &name,
+            format!("cannot be attached ({reason}): {}", without(probe)),
+            "see the other checks: privileges, BTF, lockdown",
+        ),
+        (_, Mode::Tracepoint) => Check::warn(
             &name,
             format!("attaches by the classic tracepoint, which costs more ({reason})"),
             "see the other checks: BTF, JIT, lockdown",
         ),
+        (_, Mode::TpBtf) => Check::ok(&name, "attaches by tp_btf, the cheapest way"),
+        (_, mode) => Check::ok(&name, format!("attaches by {mode}")),
+    }
+}
+
+/// What is not known without a probe.
+fn without(probe: Probe) -> &'static str {
+    match probe {
+        Probe::Alloc => "allocations are not counted",
+        Probe::Hint => "accesses to memory of other nodes are not counted; memory.stat may tell of some",
+        Probe::Scan => "it is not known whose memory policy hides accesses",
+        Probe::Migrate => "pages that move between nodes are not counted",
+        Probe::Stall => "time lost in reclaim is not measured; memory.pressure tells of part of it",
+        Probe::OomKill => "why the OOM killer took a process is not known; memory.events counts them",
+        Probe::Switch => "it is not known who else runs on exclusive CPUs",
     }
 }
 

@@ -58,7 +58,7 @@ fn host() -> tempfile::TempDir {
 
 fn daemon_on(root: tempfile::TempDir) -> Daemon {
     let mut config = Config { host_root: root.path().to_owned(), ..Config::default() };
-    config.probes.allocation.enabled = false;
+    config.probes = config.probes.all_off();
     let observer = Arc::new(Observer::new(&config));
     let metrics = Arc::new(Metrics::new(observer.clone()));
     let events = observer.events().clone();
@@ -319,6 +319,7 @@ async fn every_route_is_documented_and_answers() {
             "/api/v1/topology",
             "/api/v1/version",
             "/api/v1/workloads",
+            "/api/v1/workloads/{name}/intruders",
             "/livez",
             "/metrics",
             "/openapi.json",

@@ -63,7 +63,7 @@ fn workloads_come_are_read_and_go() {
     cgroup(cgroups.path(), "system.slice/a.service/deep", [1 << 20, 2 << 20], 1);
 
     let mut config = Config { host_root: host.path().to_owned(), ..Config::default() };
-    config.probes.allocation.enabled = false;
+    config.probes = config.probes.all_off();
     config.observe.residency_interval = Interval(Duration::from_millis(50));
     config.observe.keep_removed = Interval(Duration::from_millis(1500));
     let observer = Arc::new(Observer::new(&config));
@@ -123,7 +123,7 @@ fn workloads_come_are_read_and_go() {
 fn without_cgroups_the_daemon_is_ready_and_says_why() {
     let host = tempfile::tempdir().unwrap();
     let mut config = Config { host_root: host.path().to_owned(), ..Config::default() };
-    config.probes.allocation.enabled = false;
+    config.probes = config.probes.all_off();
     let observer = Arc::new(Observer::new(&config));
     let (mut readiness, stop) = (Readiness::default(), CancellationToken::new());
     let latches = Latches::new(&mut readiness);

@@ -100,8 +100,12 @@ impl Attached {
             }
             Variant::Ours(mode) => {
                 let modes = [mode];
-                let options =
-                    Options { alloc_modes: &modes, self_check: false, others: &[], ..Options::new(machine) };
+                let options = Options {
+                    alloc_modes: &modes,
+                    self_check: false,
+                    others: Vec::new(),
+                    ..Options::new(machine)
+                };
                 let probes = Probes::load(&options);
                 match probes.reports() {
                     [report] if report.mode == mode => Ok(Self::Ours(Box::new(probes))),

@@ -64,7 +64,7 @@ pub struct Options<'a> {
     /// [`ProbeStats::events_lost`]) is taken only where no later one can be had.
     pub alloc_modes: &'a [Mode],
     /// The probes beside that of allocations which are to be attached.
-    pub others: &'a [Probe],
+    pub others: Vec<Probe>,
     /// Whether to compare the counts with known allocations at the start.
     pub self_check: bool,
     /// Whether the probes write debug messages; they are read by [`Probes::flush_log`].
@@ -89,7 +89,7 @@ impl<'a> Options<'a> {
             machine,
             slots: DEFAULT_SLOTS,
             alloc_modes: &[Mode::TpBtf, Mode::Tracepoint],
-            others: &Probe::OTHERS,
+            others: Probe::OTHERS.to_vec(),
             self_check: true,
             debug_log: false,
             fakes: Fakes::default(),

@@ -178,6 +178,14 @@ pub struct Log {
 pub struct Probes {
     /// Counts page allocations.
     pub allocation: AllocationProbe,
+    /// Counts sampled accesses to memory of other nodes, and pages that move between nodes.
+    pub accesses: ProbeSwitch,
+    /// Measures the time that tasks lose in reclaim.
+    pub stalls: ProbeSwitch,
+    /// Tells why the OOM killer took a process.
+    pub oom_kills: ProbeSwitch,
+    /// Measures who else runs on exclusive CPUs. It costs something only while a CPU is exclusive.
+    pub intruders: ProbeSwitch,
     /// How many workloads can have counters of their own. Those that come later are counted together
     /// as `other`. The counters of allocations take 32 bytes for each workload and node, on most hosts
     /// times CPUs.
@@ -187,7 +195,52 @@ pub struct Probes {
 
 impl Default for Probes {
     fn default() -> Self {
-        Self { allocation: AllocationProbe::default(), slots: 512 }
+        Self {
+            allocation: AllocationProbe::default(),
+            accesses: ProbeSwitch::default(),
+            stalls: ProbeSwitch::default(),
+            oom_kills: ProbeSwitch::default(),
+            intruders: ProbeSwitch::default(),
+            slots: 512,
+        }
+    }
+}
+
+impl Probes {
+    /// Whether a probe may be attached; the key that says so.
+    pub fn is_enabled(&self, probe: numaward_probes::Probe) -> (bool, &'static str) {
+        use numaward_probes::Probe::{Alloc, Hint, Migrate, OomKill, Scan, Stall, Switch};
+        match probe {
+            Alloc => (self.allocation.enabled, "probes.allocation.enabled"),
+            Hint | Scan | Migrate => (self.accesses.enabled, "probes.accesses.enabled"),
+            Stall => (self.stalls.enabled, "probes.stalls.enabled"),
+            OomKill => (self.oom_kills.enabled, "probes.oomKills.enabled"),
+            Switch => (self.intruders.enabled, "probes.intruders.enabled"),
+        }
+    }
+
+    /// Switches all of them off.
+    #[must_use]
+    pub fn all_off(mut self) -> Self {
+        self.allocation.enabled = false;
+        for switch in [&mut self.accesses, &mut self.stalls, &mut self.oom_kills, &mut self.intruders] {
+            switch.enabled = false;
+        }
+        self
+    }
+}
+
+/// Whether a probe is used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ProbeSwitch {
+    /// Whether it is attached.
+    pub enabled: bool,
+}
+
+impl Default for ProbeSwitch {
+    fn default() -> Self {
+        Self { enabled: true }
     }
 }
 

@@ -33,7 +33,11 @@ fn flags_win_over_variables_and_those_over_the_file() {
     let expected = Config {
         listen: "[::1]:3".parse().unwrap(),
         log: Log { level: LogLevel::Error, format: LogFormat::Json },
-        probes: Probes { slots: 7, allocation: AllocationProbe { enabled: false, debug_log: false } },
+        probes: Probes {
+            slots: 7,
+            allocation: AllocationProbe { enabled: false, debug_log: false },
+            ..Probes::default()
+        },
         observe: Observe { keep_removed: Interval(Duration::from_secs(90)), ..Observe::default() },
         host_root: PathBuf::from("/host"),
         ..Config::default()

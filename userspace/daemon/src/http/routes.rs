@@ -4,7 +4,7 @@ use std::{fmt::Write, sync::Arc};
 
 use axum::{
     Json, Router,
-    extract::{FromRequestParts, State},
+    extract::{FromRequestParts, Path as UrlPath, State},
     http::{HeaderMap, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
 };
@@ -132,6 +132,7 @@ fn documented() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(topology))
         .routes(routes!(nodes))
         .routes(routes!(workloads))
+        .routes(routes!(intruders))
         .routes(routes!(status))
         .routes(routes!(version))
         .routes(routes!(document))
@@ -314,6 +315,32 @@ async fn nodes(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::No
 )]
 async fn workloads(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::Workloads>, Failure> {
     app.blocking(Observer::workloads).await
+}
+
+/// Who ran on the exclusive CPUs of a workload. A name with slashes is percent-encoded.
+#[utoipa::path(
+    get,
+    path = "/api/v1/workloads/{name}/intruders",
+    tag = "api",
+    params(("name" = String, Path, description = "The name of the workload")),
+    responses(
+        (status = 200, description = "The intruders", body = api::Intruders),
+        (status = 404, description = "There is no such workload", body = Problem, content_type = CONTENT_TYPE),
+    )
+)]
+async fn intruders(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    UrlPath(name): UrlPath<String>,
+    _: NoQuery,
+) -> Result<Json<api::Intruders>, Failure> {
+    accepted(&headers, &JSON)?;
+    let asked = name.clone();
+    let Json(found) = app.blocking(move |observer| observer.intruders(&asked)).await?;
+    found.map(Json).ok_or_else(|| {
+        let detail = format!("there is no workload named {name:?}; /api/v1/workloads lists all");
+        Failure(StatusCode::NOT_FOUND, detail)
+    })
 }
 
 /// How numaward itself is doing: its probes, their maps, what does not work and why.

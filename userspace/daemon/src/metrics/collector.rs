@@ -42,17 +42,19 @@ impl Collector for Figures {
         families.allocated()?;
         families.resident()?;
         families.trouble()?;
+        families.activity()?;
+        families.exclusive_cpus()?;
         families.node_memory()?;
         families.promises()?;
         families.own()
     }
 }
 
-struct Families<'a, 'e> {
-    encoder: DescriptorEncoder<'e>,
-    snapshot: &'a Snapshot,
+pub(super) struct Families<'a, 'e> {
+    pub(super) encoder: DescriptorEncoder<'e>,
+    pub(super) snapshot: &'a Snapshot,
     promises: &'a PromiseFigures,
-    nodes: &'a [String],
+    pub(super) nodes: &'a [String],
 }
 
 impl Families<'_, '_> {
@@ -139,17 +141,6 @@ impl Families<'_, '_> {
             "Time in which all tasks of the workload that had work waited for memory",
             |workload| Some(workload.pressure?.stalled.as_secs_f64()),
         )?;
-        let mut family = Family::counter(
-            &mut self.encoder,
-            "oom_kills",
-            "Processes of the workload that the OOM killer took (memory.events)",
-            None,
-        )?;
-        for workload in &self.snapshot.workloads {
-            if let Some(kills) = workload.oom_kills {
-                family.count([("workload", &*workload.name)], &kills)?;
-            }
-        }
         Ok(())
     }
 
@@ -265,10 +256,19 @@ impl Families<'_, '_> {
 }
 
 /// One family being written.
-pub(super) struct Family<'e>(MetricEncoder<'e>);
+pub(super) struct Family<'e>(pub(super) MetricEncoder<'e>);
 
 impl<'e> Family<'e> {
-    fn counter(
+    pub(super) fn histogram(
+        encoder: &'e mut DescriptorEncoder<'_>,
+        name: &'e str,
+        help: &str,
+        unit: Option<&'e Unit>,
+    ) -> Result<Self, fmt::Error> {
+        encoder.encode_descriptor(name, help, unit, MetricType::Histogram).map(Self)
+    }
+
+    pub(super) fn counter(
         encoder: &'e mut DescriptorEncoder<'_>,
         name: &'e str,
         help: &str,
@@ -286,7 +286,7 @@ impl<'e> Family<'e> {
         encoder.encode_descriptor(name, help, unit, MetricType::Gauge).map(Self)
     }
 
-    fn count<const N: usize>(
+    pub(super) fn count<const N: usize>(
         &mut self,
         labels: [(&str, &str); N],
         value: &impl EncodeCounterValue,
@@ -308,7 +308,7 @@ impl<'e> Family<'e> {
     }
 }
 
-struct Labels<'a, const N: usize>([(&'a str, &'a str); N]);
+pub(super) struct Labels<'a, const N: usize>(pub(super) [(&'a str, &'a str); N]);
 
 impl<const N: usize> EncodeLabelSet for Labels<'_, N> {
     fn encode(&self, encoder: &mut LabelSetEncoder) -> fmt::Result {

@@ -4,6 +4,7 @@
 //! written straight to the response ([`encode`]). Only what numaward itself does (scrapes) is kept in
 //! the registry, which is made once and passed in.
 
+mod activity;
 mod collector;
 mod exposition;
 mod kubelet;
@@ -25,7 +26,8 @@ pub use self::{
     exposition::Format,
     promises::{KindPromised, Lacking, Missed, PromiseFigures},
     snapshot::{
-        Allocated, MapFigures, NodeMemory, Pressure, ProbeFigures, Resident, Snapshot, WorkloadFigures,
+        Allocated, CpuFigures, Interrupts, MapFigures, NodeMemory, Pressure, ProbeFigures, Resident,
+        Snapshot, WorkloadActivity, WorkloadFigures,
     },
 };
 

@@ -2,7 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use numaward_topology::{Bytes, NodeId, ZoneKind};
+use numaward_probes::{CpuUse, OOM_CONSTRAINT_NAMES, Stalls};
+use numaward_topology::{Bytes, CpuId, NodeId, ZoneKind};
 
 /// Everything that is known of this host at one time.
 #[derive(Clone, Debug, Default)]
@@ -11,6 +12,10 @@ pub struct Snapshot {
     pub nodes: Vec<NodeMemory>,
     /// The workloads, the collective `other` among them.
     pub workloads: Vec<WorkloadFigures>,
+    /// The size of a page.
+    pub page_size: Bytes,
+    /// Who used CPUs that are exclusive, or were: by CPU.
+    pub exclusive_cpus: Vec<(CpuId, CpuFigures)>,
     /// Allocations on a node that the probe could not tell, if it runs.
     pub unknown_node: Option<Bytes>,
     /// The probes.
@@ -47,6 +52,44 @@ pub struct WorkloadFigures {
     pub pressure: Option<Pressure>,
     /// Processes that the OOM killer took (`oom_kill` of `memory.events`).
     pub oom_kills: Option<u64>,
+    /// What the probes beside that of allocations counted.
+    pub activity: Option<WorkloadActivity>,
+}
+
+/// What the probes beside that of allocations counted; a part whose probe is not attached is absent.
+#[derive(Clone, Debug, Default)]
+pub struct WorkloadActivity {
+    /// Sampled accesses to memory of other nodes, in pages, by the node of the CPU in the order of
+    /// [`Snapshot::nodes`].
+    pub remote: Option<Vec<u64>>,
+    /// Where no probe samples: pages that were moved because another node accessed them (`memory.stat`).
+    pub moved: Option<u64>,
+    /// Whether accesses are sampled: the states of the workloads of this name.
+    pub sampling: Vec<&'static str>,
+    /// Pages moved to other nodes, by reason.
+    pub migrated: Option<Vec<(&'static str, u64)>>,
+    /// Time lost in reclaim.
+    pub stalls: Option<Stalls>,
+    /// Kills by constraint.
+    pub oom_kills: Option<[u64; OOM_CONSTRAINT_NAMES.len()]>,
+}
+
+/// Who used a CPU while it was exclusive.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuFigures {
+    /// By tasks.
+    pub used: CpuUse,
+    /// Interrupts, hard and soft, while it was exclusive; absent where they cannot be read.
+    pub interrupts: Option<Interrupts>,
+}
+
+/// Interrupts on one CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interrupts {
+    /// Of devices, timers and other CPUs (`/proc/interrupts`).
+    pub hard: u64,
+    /// What they left for later (`/proc/softirqs`).
+    pub soft: u64,
 }
 
 /// Bytes allocated on one node.

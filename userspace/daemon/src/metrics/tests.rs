@@ -31,12 +31,21 @@ fn snapshot() -> Snapshot {
         resident: Some([Resident { anon: Bytes(1), file: Bytes(2), kernel: Bytes(3) }].into()),
         pressure: Some(Pressure { waiting: Duration::from_millis(1500), stalled: Duration::ZERO }),
         oom_kills: Some(0),
+        activity: Some(WorkloadActivity {
+            remote: Some(vec![7]),
+            moved: None,
+            sampling: vec!["on"],
+            migrated: Some(vec![("numa_misplaced", 2)]),
+            stalls: Some(numaward_probes::Stalls::default()),
+            oom_kills: Some([0, 1, 0, 0]),
+        }),
     };
     let blind = WorkloadFigures {
         allocated: None,
         resident: None,
         pressure: None,
-        oom_kills: None,
+        oom_kills: Some(3),
+        activity: None,
         ..workload("blind")
     };
     Snapshot {
@@ -48,6 +57,14 @@ fn snapshot() -> Snapshot {
             ],
         }],
         workloads: vec![workload("a\\b\"c\nd.service"), blind],
+        page_size: Bytes(4096),
+        exclusive_cpus: vec![(
+            numaward_topology::CpuId(3),
+            CpuFigures {
+                used: numaward_probes::CpuUse { host: Duration::from_millis(1500), ..Default::default() },
+                interrupts: Some(Interrupts { hard: 5, soft: 6 }),
+            },
+        )],
         unknown_node: Some(Bytes(0)),
         probes: vec![ProbeFigures {
             probe: "alloc".to_owned(),
@@ -74,7 +91,27 @@ numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="file
 numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="kernel"} 3
 numaward_memory_pressure_waiting_seconds_total{workload="a\\b\"c\nd.service"} 1.5
 numaward_memory_pressure_stalled_seconds_total{workload="a\\b\"c\nd.service"} 0.0
-numaward_oom_kills_total{workload="a\\b\"c\nd.service"} 0
+numaward_remote_access_pages_total{workload="a\\b\"c\nd.service",node="2",source="hint_fault"} 7
+numaward_remote_sampling{workload="a\\b\"c\nd.service",state="on"} 1
+numaward_migrated_bytes_total{workload="a\\b\"c\nd.service",reason="numa_misplaced"} 8192
+numaward_reclaim_stall_seconds_sum{workload="a\\b\"c\nd.service"} 0.0
+numaward_reclaim_stall_seconds_count{workload="a\\b\"c\nd.service"} 0
+numaward_reclaim_stall_seconds_bucket{le="0.000016",workload="a\\b\"c\nd.service"} 0
+numaward_reclaim_stall_seconds_bucket{le="0.000256",workload="a\\b\"c\nd.service"} 0
+numaward_reclaim_stall_seconds_bucket{le="0.004096",workload="a\\b\"c\nd.service"} 0
+numaward_reclaim_stall_seconds_bucket{le="0.065536",workload="a\\b\"c\nd.service"} 0
+numaward_reclaim_stall_seconds_bucket{le="1.048576",workload="a\\b\"c\nd.service"} 0
+numaward_reclaim_stall_seconds_bucket{le="+Inf",workload="a\\b\"c\nd.service"} 0
+numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="none"} 0
+numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="cpuset"} 1
+numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="mempolicy"} 0
+numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="memcg"} 0
+numaward_oom_kills_total{workload="blind",constraint="unknown"} 3
+numaward_exclusive_cpu_intruder_seconds_total{cpu="3",class="kernel_thread"} 0.0
+numaward_exclusive_cpu_intruder_seconds_total{cpu="3",class="host"} 1.5
+numaward_exclusive_cpu_intruder_seconds_total{cpu="3",class="workload"} 0.0
+numaward_exclusive_cpu_interrupts_total{cpu="3",kind="hard"} 5
+numaward_exclusive_cpu_interrupts_total{cpu="3",kind="soft"} 6
 numaward_node_memory_bytes{node="2",kind="hugepages-2Mi",state="total"} 4194304
 numaward_node_memory_bytes{node="2",kind="hugepages-2Mi",state="free"} 2097152
 numaward_node_memory_bytes{node="2",kind="memory",state="total"} 1073741824
@@ -113,7 +150,8 @@ fn open_metrics_names_families_without_suffix_and_ends() {
 fn prometheus_text_names_families_as_their_samples() {
     let text = written(snapshot(), Format::Prometheus);
     assert!(text.contains(
-        "# HELP numaward_oom_kills_total Processes of the workload that the OOM killer took (memory.events)\n\
+        "# HELP numaward_oom_kills_total Processes of the workload that the OOM killer took, by what constrained the \
+         allocation; `unknown` (memory.events) where no probe tells\n\
          # TYPE numaward_oom_kills_total counter\n\
          numaward_oom_kills_total{"
     ));

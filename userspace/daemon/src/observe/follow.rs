@@ -116,6 +116,8 @@ fn follow(
             retry = Instant::now() + RETRY;
             watcher = observer.open(source);
         }
+        // Before cgroups that are gone give back their slots.
+        observer.report_probe_events();
         match &mut watcher {
             Some(watcher) => observer.follow_cgroups(watcher),
             None => thread::sleep(TURN),
@@ -127,6 +129,7 @@ fn follow(
         {
             let mut state = observer.lock();
             state.keep_books(observer.config.observe.keep_removed.0);
+            state.follow_exclusive_cpus(&observer.config.host_root);
             state.probes.flush_log();
         }
         let mut is_due = machine_read.elapsed() >= observer.config.observe.topology_interval.0;
@@ -233,6 +236,7 @@ impl State {
 
     /// Takes a cgroup from the table; its last counts stay with its name.
     pub(super) fn give_up(&mut self, id: numaward_cgroup::CgroupId) {
+        self.keep_activity(id);
         let counted = match self.table.slot(id).map(|slot| self.probes.release(slot)) {
             None => None,
             Some(Ok(counted)) => Some(counted),
@@ -247,7 +251,9 @@ impl State {
     /// Gives free slots to workloads that wait, and takes from the list what has been gone for `keep`.
     pub(super) fn keep_books(&mut self, keep: Duration) {
         self.table.expire(Instant::now(), keep);
-        if !self.is_counting() {
+        let table = &self.table;
+        self.activities.keep(|name| table.is_listed(name));
+        if !self.needs_slots() {
             return;
         }
         let mut outcome = Ok(());

@@ -7,12 +7,15 @@
 //! Nothing here ends the daemon. What does not work is logged once, listed by `/api/v1/status`, and
 //! tried again.
 
+mod activity;
+mod exclusive;
 mod follow;
 mod hotplug;
 pub(crate) mod kubelet;
 mod naming;
 mod promises;
 mod residency;
+mod sampling;
 mod table;
 
 use std::{
@@ -30,7 +33,10 @@ use numaward_probes::{
 use numaward_topology::{Bytes, Machine, NodeId, ZoneKind, sysfs};
 
 use self::{
+    activity::Activities,
+    exclusive::Exclusive,
     naming::OTHER,
+    sampling::{Sampling, Seen},
     table::{Table, Trouble},
 };
 use crate::{
@@ -60,6 +66,8 @@ pub enum Part {
     NodeMemory,
     /// Counting.
     Counters,
+    /// Counting what workloads do beside allocating.
+    Activity,
     /// Reading what the probes cost.
     ProbeStats,
     /// Reading where memory lies.
@@ -70,6 +78,10 @@ pub enum Part {
     KubernetesApi,
     /// Telling the scheduler what is free.
     NodeResourceTopology,
+    /// Telling who runs on exclusive CPUs.
+    Intruders,
+    /// Counting interrupts on exclusive CPUs.
+    Interrupts,
 }
 
 impl Part {
@@ -82,11 +94,14 @@ impl Part {
             Self::Slots => "slots",
             Self::NodeMemory => "node memory",
             Self::Counters => "counters",
+            Self::Activity => "activity",
             Self::ProbeStats => "probe statistics",
             Self::Residency => "residency",
             Self::Kubelet => "kubelet",
             Self::KubernetesApi => "Kubernetes API",
             Self::NodeResourceTopology => "NodeResourceTopology",
+            Self::Intruders => "intruders",
+            Self::Interrupts => "interrupts",
         }
     }
 }
@@ -127,6 +142,13 @@ struct State {
     kept: Option<Arc<kubelet::Kept>>,
     /// Is notified of containers to which nothing is known to be promised.
     containers_came: Arc<tokio::sync::Notify>,
+    /// What workloads do beside allocating.
+    activities: Activities,
+    /// Whether their accesses are sampled.
+    sampling: BTreeMap<numaward_cgroup::CgroupId, Seen>,
+    /// Whether `memory.stat` tells of sampling, where the probes do not.
+    memory_stat_serves: bool,
+    exclusive: Exclusive,
     degraded: BTreeMap<Part, String>,
     /// When somebody last asked for the workloads' figures.
     asked: Option<Instant>,
@@ -148,7 +170,7 @@ impl Observer {
             let (probe, mode) = (report.probe, report.mode);
             let reason = report.reason.as_deref();
             match mode {
-                Mode::Absent if !config.probes.allocation.enabled => tracing::info!(%probe, "switched off"),
+                Mode::Absent if !config.probes.is_enabled(probe).0 => tracing::info!(%probe, "switched off"),
                 Mode::Absent => {
                     tracing::warn!(%probe, reason, "cannot be attached; `numaward doctor` says more");
                 }
@@ -167,6 +189,10 @@ impl Observer {
             revision: 0,
             kept: None,
             containers_came: Arc::default(),
+            activities: Activities::default(),
+            sampling: BTreeMap::new(),
+            memory_stat_serves: false,
+            exclusive: Exclusive::default(),
             degraded,
             asked,
         };
@@ -311,7 +337,7 @@ impl Observer {
             let cost = costs.iter().find(|cost| cost.probe == report.probe);
             api::Probe {
                 probe: report.probe.to_string(),
-                mode: report.mode.to_string(),
+                mode: state.mode(report),
                 reason: self.reason(report),
                 self_check: report.self_check.as_ref().map(|check| match check {
                     SelfCheck::Passed(nodes) => format!("passed on nodes {nodes}"),
@@ -336,6 +362,7 @@ impl Observer {
             probes: probes.collect(),
             maps: maps.collect(),
             workloads: api::WorkloadCount { own, other },
+            exclusive_cpus: state.exclusive_cpus(&self.config.host_root),
             degraded: state
                 .degraded
                 .iter()
@@ -346,8 +373,8 @@ impl Observer {
 
     /// Why a probe is not attached better.
     fn reason(&self, report: &ProbeReport) -> Option<String> {
-        if report.mode == Mode::Absent && !self.config.probes.allocation.enabled {
-            return Some("switched off by probes.allocation.enabled".to_owned());
+        if let (false, key) = self.config.probes.is_enabled(report.probe) {
+            return Some(format!("switched off by {key}"));
         }
         report.reason.clone()
     }
@@ -403,6 +430,36 @@ impl State {
         self.probes.reports().iter().any(counts)
     }
 
+    /// Whether any probe counts by workload.
+    fn needs_slots(&self) -> bool {
+        self.probes.reports().iter().any(|report| report.mode != Mode::Absent)
+    }
+
+    /// How a probe is attached, or what serves in its place.
+    fn mode(&self, report: &ProbeReport) -> String {
+        match (report.probe, report.mode) {
+            (Probe::Hint, Mode::Absent) if self.memory_stat_serves => "memory_stat".to_owned(),
+            (Probe::OomKill, Mode::Absent) => "memory_events".to_owned(),
+            (_, mode) => mode.to_string(),
+        }
+    }
+
+    /// What the workloads did beside allocating, by name.
+    fn activity(&mut self, nodes: &[NodeId]) -> BTreeMap<Arc<str>, metrics::WorkloadActivity> {
+        let read = self.probes.activity().map_err(|error| chain(&error));
+        self.note(Part::Activity, read.as_ref().map(|_| ()).map_err(Clone::clone));
+        let (slots, _) = read.unwrap_or_default();
+        let of = |(name, series): (&Arc<str>, &table::Series<SlotId>)| {
+            let activity = self.activities.of(name, series, &slots);
+            let seen = || series.members.keys().filter_map(|id| self.sampling.get(id));
+            let states: std::collections::BTreeSet<Sampling> = seen().map(|seen| seen.state).collect();
+            let moved = seen().filter_map(|seen| seen.moved).reduce(u64::saturating_add);
+            let states = states.into_iter().collect();
+            (name.clone(), activity::figures(&activity, nodes, &self.probes, states, moved))
+        };
+        self.table.series().map(of).collect()
+    }
+
     /// What the probes counted; `None` where none counts.
     fn counters(&mut self) -> Option<probes::Snapshot> {
         if !self.is_counting() {
@@ -450,6 +507,8 @@ impl Source for Observer {
         let counted = state.counters();
         // Nodes may have come since.
         let as_before = state.machine.nodes.keys().eq(&nodes);
+        let mut activity = state.activity(&nodes);
+        let exclusive_cpus = state.cpu_figures(&self.config.host_root);
         let mut workloads: Vec<_> = state
             .table
             .series()
@@ -462,6 +521,7 @@ impl Source for Observer {
                     resident: series.resident().filter(|_| as_before),
                     pressure: trouble.pressure,
                     oom_kills: trouble.oom_kills,
+                    activity: activity.remove(name),
                 }
             })
             .collect();
@@ -472,6 +532,7 @@ impl Source for Observer {
                 resident: None,
                 pressure: None,
                 oom_kills: None,
+                activity: None,
             });
         }
         let costs = state.stats();
@@ -479,7 +540,7 @@ impl Source for Observer {
             let cost = costs.iter().find(|cost| cost.probe == report.probe);
             ProbeFigures {
                 probe: report.probe.to_string(),
-                mode: report.mode.to_string(),
+                mode: state.mode(report),
                 reason: self.reason(report).unwrap_or_default(),
                 runtime: cost.map(|cost| cost.run_time),
                 events_lost: cost.map(|cost| cost.events_lost),
@@ -494,6 +555,8 @@ impl Source for Observer {
         metrics::Snapshot {
             nodes: node_memory,
             workloads,
+            page_size: Bytes(self.page_size),
+            exclusive_cpus,
             unknown_node: counted.map(|counted| Bytes(counted.unknown_node.0 * self.page_size)),
             probes: probes.collect(),
             maps: maps.collect(),
@@ -522,6 +585,7 @@ fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::Options<'
     probes::Options {
         slots: config.probes.slots,
         alloc_modes: if config.probes.allocation.enabled { defaults.alloc_modes } else { &[] },
+        others: Probe::OTHERS.into_iter().filter(|probe| config.probes.is_enabled(*probe).0).collect(),
         debug_log: config.probes.allocation.debug_log,
         ..defaults
     }

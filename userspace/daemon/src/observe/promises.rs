@@ -54,6 +54,7 @@ impl Listener for Observer {
             state.table.add(promise.id, &name, member);
         }
         state.keep_books(self.config.observe.keep_removed.0);
+        state.follow_exclusive_cpus(&self.config.host_root);
     }
 }
 

@@ -39,6 +39,7 @@ pub(super) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
         if asked && Instant::now() >= due {
             due = Instant::now() + interval;
             observer.read_workloads(stop);
+            observer.judge_sampling();
         }
     }
 }

@@ -129,6 +129,11 @@ impl<S: Copy> Table<S> {
         self.names.get(&id)
     }
 
+    /// Whether a name is listed.
+    pub(super) fn is_listed(&self, name: &str) -> bool {
+        self.series.contains_key(name)
+    }
+
     /// The slot of a cgroup.
     pub(super) fn slot(&self, id: CgroupId) -> Option<S> {
         self.series.get(self.names.get(&id)?)?.members.get(&id)?.slot

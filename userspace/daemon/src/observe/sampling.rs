@@ -1,0 +1,254 @@
+//! Whether the kernel samples a workload's accesses at all, so that silence is never taken for health.
+//!
+//! Automatic NUMA balancing (`kernel.numa_balancing`) makes pages fault now and then to see who accesses them. It
+//! leaves many alone: everybody while it is off or serves tiering only (mode 2); since about Linux 6.18 tasks whose
+//! cpuset has one node, whom it could not help; and mappings whose memory policy does not ask for it, such as plain
+//! `MPOL_BIND`. The probe `scan` sees which mappings it came across; where that probe is absent, `memory.stat` tells
+//! from Linux 6.12 on whether anything was sampled.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use numaward_cgroup::{
+    CgroupId, CgroupPath,
+    knob::{Knob, Value},
+    read::numa_balancing,
+};
+use numaward_probes::{Mode, Probe, Scanned};
+
+use super::Observer;
+
+/// How long what was seen last holds good: balancing comes back to a task after a minute at the latest.
+const HOLDS: Duration = Duration::from_mins(5);
+
+/// Whether a workload's accesses are sampled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Sampling {
+    /// Yes.
+    On,
+    /// No: NUMA balancing is off, or there is one node.
+    Off,
+    /// No: NUMA balancing serves tiering of memory only.
+    Mode2,
+    /// No: its cpuset has one node, and this kernel leaves such tasks alone.
+    SkippedCpuset,
+    /// Hardly: the memory policy of most of its memory excludes it.
+    Bound,
+    /// Nothing was seen yet, or nothing can be.
+    #[default]
+    Unknown,
+}
+
+impl Sampling {
+    /// The metric label `state`.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::Off => "off",
+            Self::Mode2 => "mode2",
+            Self::SkippedCpuset => "skipped_cpuset",
+            Self::Bound => "bound",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// What is known of a workload's sampling.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    pub(super) state: Sampling,
+    scanned: Option<Scanned>,
+    pte_updates: Option<u64>,
+    /// What was seen last of mappings or pages, and when.
+    verdict: Option<(Sampling, Instant)>,
+    /// Pages that balancing moved to the node that accessed them (`memory.stat`): so many remote accesses at least.
+    pub(super) moved: Option<u64>,
+}
+
+/// What holds for the whole host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Host {
+    /// `kernel.numa_balancing`; `None` where it cannot be read.
+    balancing: Option<u32>,
+    nodes: usize,
+    skips_single_node_cpusets: Option<bool>,
+}
+
+impl Host {
+    /// What can be said without looking at what was sampled. `allowed` is how many nodes the cpuset has.
+    fn judge(self, allowed: Option<usize>) -> Option<Sampling> {
+        match self.balancing {
+            _ if self.nodes < 2 => Some(Sampling::Off),
+            None => Some(Sampling::Unknown),
+            Some(mode) if mode & 1 == 1 => match (allowed, self.skips_single_node_cpusets) {
+                (Some(1), Some(true)) => Some(Sampling::SkippedCpuset),
+                (Some(1), None) => Some(Sampling::Unknown),
+                _ => None,
+            },
+            Some(mode) if mode & 2 == 2 => Some(Sampling::Mode2),
+            Some(_) => Some(Sampling::Off),
+        }
+    }
+}
+
+/// Reads `kernel.numa_balancing`. A kernel without it does not balance.
+fn balancing(root: &Path) -> Option<u32> {
+    match fs::read_to_string(root.join("proc/sys/kernel/numa_balancing")) {
+        Ok(text) => text.trim().parse().ok(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Some(0),
+        Err(_) => None,
+    }
+}
+
+impl Seen {
+    /// Takes in what is known now; each part is absent where it cannot be told.
+    fn update(
+        &mut self,
+        by_host: Option<Sampling>,
+        scanned: Option<Scanned>,
+        pte_updates: Option<u64>,
+        now: Instant,
+    ) {
+        let before = self.scanned.unwrap_or_default();
+        if let Some(scanned) = scanned {
+            let grown = |now: u64, before: u64| now.saturating_sub(before);
+            let sampled = grown(scanned.sampled.0, before.sampled.0);
+            let excluded = grown(scanned.excluded.0, before.excluded.0);
+            if sampled > 0 || excluded > 0 {
+                let verdict = if excluded > sampled { Sampling::Bound } else { Sampling::On };
+                self.verdict = Some((verdict, now));
+            }
+            self.scanned = Some(scanned);
+        } else if let Some(updates) = pte_updates {
+            if self.pte_updates.is_some_and(|before| updates > before) {
+                self.verdict = Some((Sampling::On, now));
+            }
+            self.pte_updates = Some(updates);
+        }
+        let held = self.verdict.filter(|(_, at)| now.saturating_duration_since(*at) < HOLDS);
+        self.state = by_host.or(held.map(|(verdict, _)| verdict)).unwrap_or_default();
+    }
+}
+
+impl Observer {
+    /// Looks at every workload once.
+    pub(super) fn judge_sampling(&self) {
+        let (targets, host, activity, dirs) = {
+            let state = self.lock();
+            let Some(hierarchy) = state.hierarchy.clone() else { return };
+            let targets: Vec<(CgroupId, CgroupPath, _)> =
+                state.table.members().map(|(id, member)| (id, member.path.clone(), member.slot)).collect();
+            let host = Host {
+                balancing: balancing(&self.config.host_root),
+                nodes: state.machine.nodes.values().filter(|node| node.memory.0 > 0).count(),
+                skips_single_node_cpusets: state.probes.skips_single_node_cpusets(),
+            };
+            let attached = |probe| {
+                let reports = state.probes.reports().iter();
+                reports.filter(|report| report.mode != Mode::Absent).any(|report| report.probe == probe)
+            };
+            let scan = attached(Probe::Scan);
+            let activity = scan.then(|| state.probes.activity().ok()).flatten();
+            (targets, host, activity, (hierarchy, attached(Probe::Hint)))
+        };
+        let (hierarchy, has_hints) = dirs;
+        let now = Instant::now();
+        let mut looked = BTreeMap::new();
+        for (id, path, slot) in targets {
+            let dir = hierarchy.dir(&path);
+            let allowed = match Knob::CpusetMemsEffective.read(&dir) {
+                Ok(Value::Nodes(nodes)) => Some(nodes.len()),
+                _ => None,
+            };
+            // Only where no probe sees it: this file is long.
+            let stat = (!has_hints).then(|| numa_balancing(&dir).ok().flatten()).flatten();
+            let scanned = activity.as_ref().and_then(|(slots, _)| Some(slots.get(&slot?)?.scanned));
+            looked.insert(id, (host.judge(allowed), scanned, stat));
+        }
+        let mut state = self.lock();
+        state.sampling.retain(|id, _| looked.contains_key(id));
+        let mut serves = false;
+        for (id, (by_host, scanned, stat)) in looked {
+            let seen = state.sampling.entry(id).or_default();
+            seen.update(by_host, scanned, stat.map(|stat| stat.pte_updates), now);
+            seen.moved = stat.map(|stat| stat.pages_migrated);
+            serves |= stat.is_some();
+        }
+        state.memory_stat_serves = serves;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_probes::Pages;
+
+    use super::*;
+
+    #[test]
+    fn the_host_decides_where_it_can() {
+        let host = |balancing, nodes, skips_single_node_cpusets| Host {
+            balancing,
+            nodes,
+            skips_single_node_cpusets,
+        };
+        for (host, allowed, expected) in [
+            (host(Some(1), 1, Some(false)), Some(1), Some(Sampling::Off)),
+            (host(Some(0), 2, Some(false)), None, Some(Sampling::Off)),
+            (host(Some(2), 2, Some(false)), Some(2), Some(Sampling::Mode2)),
+            (host(None, 2, Some(false)), Some(2), Some(Sampling::Unknown)),
+            (host(Some(1), 2, Some(true)), Some(1), Some(Sampling::SkippedCpuset)),
+            (host(Some(1), 2, Some(false)), Some(1), None),
+            (host(Some(1), 2, None), Some(1), Some(Sampling::Unknown)),
+            (host(Some(3), 2, Some(true)), Some(2), None),
+            (host(Some(1), 2, Some(true)), None, None),
+        ] {
+            assert_eq!(host.judge(allowed), expected, "{host:?} {allowed:?}");
+        }
+    }
+
+    #[test]
+    fn the_setting_is_read_from_good_missing_and_corrupt_files() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(balancing(root.path()), Some(0));
+        let file = root.path().join("proc/sys/kernel/numa_balancing");
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, "3\n").unwrap();
+        assert_eq!(balancing(root.path()), Some(3));
+        fs::write(&file, "on\n").unwrap();
+        assert_eq!(balancing(root.path()), None);
+    }
+
+    #[test]
+    fn what_was_seen_holds_for_a_while() {
+        let start = Instant::now();
+        let mut seen = Seen::default();
+        let mut look = |sampled, excluded, seconds| {
+            let scanned = Scanned { sampled: Pages(sampled), excluded: Pages(excluded) };
+            seen.update(None, Some(scanned), None, start + Duration::from_secs(seconds));
+            seen.state
+        };
+        assert_eq!(look(0, 0, 0), Sampling::Unknown, "nothing was seen");
+        assert_eq!(look(100, 20, 10), Sampling::On);
+        assert_eq!(look(110, 520, 20), Sampling::Bound);
+        assert_eq!(look(110, 520, 300), Sampling::Bound);
+        assert_eq!(look(110, 520, 320), Sampling::Unknown, "too long ago");
+        assert_eq!(look(5, 520, 330), Sampling::Unknown, "a counter that went back tells nothing");
+
+        let mut seen = Seen::default();
+        let mut look = |updates, seconds| {
+            seen.update(None, None, updates, start + Duration::from_secs(seconds));
+            seen.state
+        };
+        assert_eq!(look(Some(7), 0), Sampling::Unknown, "that may have been long ago");
+        assert_eq!(look(Some(8), 10), Sampling::On);
+        assert_eq!(look(None, 20), Sampling::On);
+        assert_eq!(look(None, 400), Sampling::Unknown);
+        let mut seen = Seen::default();
+        seen.update(Some(Sampling::Off), None, Some(1), start);
+        assert_eq!(seen.state, Sampling::Off);
+    }
+}
