@@ -18,5 +18,6 @@ mod hotplug;
 mod load;
 mod machine;
 mod observe;
+mod probes;
 mod reconcile;
 mod systemd;

@@ -173,7 +173,7 @@ fn buckets(stalls: &Stalls) -> Vec<(f64, u64)> {
         (f64::from(micros) / 1e6, sum_up_to(bound + 1))
     });
     let mut buckets: Vec<_> = bounded.collect();
-    buckets.push((f64::MAX, sum_up_to(stalls.buckets.len())));
+    buckets.push((f64::INFINITY, sum_up_to(stalls.buckets.len())));
     buckets
 }
 
@@ -189,7 +189,7 @@ mod tests {
         }
         let found = buckets(&stalls);
         let bounds: Vec<f64> = found.iter().map(|(bound, _)| *bound).collect();
-        assert_eq!(bounds, [0.000_016, 0.000_256, 0.004_096, 0.065_536, 1.048_576, f64::MAX]);
+        assert_eq!(bounds, [0.000_016, 0.000_256, 0.004_096, 0.065_536, 1.048_576, f64::INFINITY]);
         let counts: Vec<u64> = found.iter().map(|(_, count)| *count).collect();
         assert_eq!(
             counts,
