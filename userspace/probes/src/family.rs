@@ -188,11 +188,14 @@ impl Family {
     }
 }
 
+/// A probe's way to be attached: its programs, or why it cannot be tried.
+pub(crate) type Way = (Mode, Result<Vec<(&'static str, Hook)>, Refusal>);
+
 /// How the programs of a probe are attached, best first: by the first way that the kernel takes.
 pub(crate) fn attach_by_first(
     family: &mut Family,
     probe: Probe,
-    ways: Vec<(Mode, Result<Vec<(&'static str, Hook)>, Refusal>)>,
+    ways: Vec<Way>,
     btf: Option<&Btf>,
 ) -> crate::ProbeReport {
     let mut reasons = Vec::new();

@@ -235,7 +235,7 @@ impl Switch {
         let times = self.times.get(&0, 0).map_err(access("TIMES", "read"))?;
         let now = crate::sys::monotonic_nanoseconds();
         for (cpu, read) in &mut self.read {
-            let Some(times) = times.iter().nth(cpu.0 as usize) else { continue };
+            let Some(times) = times.get(cpu.0 as usize) else { continue };
             let owner = self.exclusive.get(cpu).map(|slot| slot.0);
             *read = use_of(times, owner, now).at_least(*read);
         }
@@ -247,7 +247,7 @@ impl Switch {
             return Ok(Vec::new());
         }
         let mut intruders = Vec::new();
-        for entry in self.intruders.iter() {
+        for entry in &self.intruders {
             let (key, time) = entry.map_err(access("INTRUDERS", "read"))?;
             intruders.extend(intruder(&key, &time));
         }

@@ -21,7 +21,7 @@ use crate::{
     activity::{Columns, growth},
     alloc::{Refusal, set, typed},
     btf::{BtfError, Structures},
-    family::{Family, Hook, attach_by_first, read_values, report},
+    family::{Family, Hook, Way, attach_by_first, read_values, report},
     intruders::Switch,
     nodes::{Numbering, node_table},
     sys,
@@ -472,9 +472,6 @@ impl Others {
         Ok(stats)
     }
 }
-
-/// A probe's ways to be attached, best first.
-type Way = (Mode, Result<Vec<(&'static str, Hook)>, Refusal>);
 
 /// Reads an [`OomKill`]; `None` where it is not of that size.
 fn oom_kill(bytes: &[u8]) -> Option<ProbeEvent> {

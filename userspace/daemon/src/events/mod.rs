@@ -80,6 +80,7 @@ impl Report {
 
     /// Something that is known of it, for programs to read. Keys are camelCase.
     #[must_use]
+    #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers and texts of their own")]
     pub fn detail(mut self, key: &str, value: impl ToString) -> Self {
         self.details.insert(key.to_owned(), value.to_string());
         self
