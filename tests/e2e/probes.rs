@@ -38,7 +38,8 @@ fn accesses(report: &Report) {
     if let Some(line) = stat.filter_map(|line| line.strip_prefix("numa_pages_migrated ")).next() {
         assert_near("moved: as memory.stat has it", moved, line.parse().unwrap(), PAGES, 3);
     }
-    assert_eq!(sum(report, "bound", remote, &[]), 0.0, "nobody samples what is bound");
+    // What is bound is not sampled; the program's own text, which is not bound, may be.
+    assert!(pages(report, "bound", remote, &[]) < PAGES / 10, "{}", report.section("bound"));
     let pinned = report.section("pinned");
     let is_sampled = pinned.contains("state=\"on\"");
     assert!(is_sampled != pinned.contains("state=\"skipped_cpuset\""), "{pinned}");

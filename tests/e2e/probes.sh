@@ -89,8 +89,6 @@ killed() {
     _walker=$1
     shift
     numaward-load --cgroup "$cgroups/$_walker" "$@" >/tmp/killed.log 2>&1
-    section "killed $_walker"
-    echo "code $?"
     _told() { ask "/api/v1/events?kind=oom_kill&workload=$_walker" | grep -q message; }
     if metric 'numaward_probe{probe="oom_kill",mode="fentry"'; then wait_for 30 _told; fi
     section "killed $_walker metrics"
