@@ -12,9 +12,9 @@ use std::{
     time::Duration,
 };
 
-use numaward_topology::{Bytes, NodeId};
+use numaward_topology::{Bytes, HugepageSize, NodeId};
 
-use crate::hierarchy::is_gone;
+use crate::{hierarchy::is_gone, knob::Knob};
 
 /// A file of a cgroup cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -247,6 +247,21 @@ pub fn memory_numa_stat(dir: &Path) -> Result<BTreeMap<NodeId, NodeMemory>, Read
     Ok(nodes)
 }
 
+/// Reads `hugetlb.<size>.numa_stat` (Linux 5.17): huge pages of a cgroup and all below it, in bytes by node.
+pub fn hugetlb_numa_stat(dir: &Path, size: HugepageSize) -> Result<BTreeMap<NodeId, Bytes>, ReadError> {
+    const EXPECTED: &str = "`hierarchical_total=BYTES N0=BYTES N1=BYTES …`";
+    let limit = Knob::HugetlbMax(size).to_string();
+    let text = Text::read(dir, &format!("{}.numa_stat", limit.trim_end_matches(".max")))?;
+    let of_all = text.lines().find(|(line, _)| line.starts_with("hierarchical_total="));
+    let Some((line, number)) = of_all else { return Err(text.incomplete("hierarchical_total")) };
+    let parse = |value: &str| {
+        let (node, bytes) = value.strip_prefix('N')?.split_once('=')?;
+        Some((NodeId(node.parse().ok()?), Bytes(bytes.parse().ok()?)))
+    };
+    let values = line.split_ascii_whitespace().skip(1);
+    values.map(|value| parse(value).ok_or_else(|| text.malformed(number, EXPECTED))).collect()
+}
+
 /// Reads `memory.current`: all memory charged to a cgroup and all below it. The root cgroup has none.
 pub fn memory_current(dir: &Path) -> Result<Bytes, ReadError> {
     let text = Text::read(dir, "memory.current")?;
@@ -413,6 +428,24 @@ mod tests {
         fs::create_dir(empty.path().join(file)).unwrap();
         let error = read(empty.path()).unwrap_err();
         assert!(matches!(error, ReadError::Unreadable { .. }), "{error}");
+    }
+
+    #[test]
+    fn huge_pages_are_told_by_node() {
+        let size = HugepageSize(Bytes::mib(2));
+        let dir = tempfile::tempdir().unwrap();
+        let read = |text: &str| {
+            fs::write(dir.path().join("hugetlb.2MB.numa_stat"), text).unwrap();
+            hugetlb_numa_stat(dir.path(), size)
+        };
+        let found = read("total=0 N0=0 N1=0\nhierarchical_total=4194304 N0=0 N1=4194304\n").unwrap();
+        assert_eq!(found, [(NodeId(0), Bytes(0)), (NodeId(1), Bytes::mib(4))].into());
+        for (text, words) in [("", "hierarchical_total"), ("hierarchical_total=1 0=1\n", "numa_stat:1")] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(words), "{text:?}: {error}");
+        }
+        fs::remove_file(dir.path().join("hugetlb.2MB.numa_stat")).unwrap();
+        assert!(hugetlb_numa_stat(dir.path(), size).unwrap_err().is_absent());
     }
 
     #[test]

@@ -125,8 +125,9 @@ async fn metrics_come_in_the_format_asked_for() {
             body.contains(&format!("{node}\"memory\",state=\"total\"}} {}\n", (1024 - 8) << 20)),
             "{body}"
         );
-        assert!(body.contains(&format!("{node}\"memory\",state=\"free\"}} {}\n", 512 << 20)), "{body}");
-        assert!(body.contains(&format!("{node}\"hugepages-2Mi\",state=\"free\"}} {}\n", 6 << 20)), "{body}");
+        let unused = "numaward_node_memory_unused_bytes{node=\"1\",kind=";
+        assert!(body.contains(&format!("{unused}\"memory\"}} {}\n", 512 << 20)), "{body}");
+        assert!(body.contains(&format!("{unused}\"hugepages-2Mi\"}} {}\n", 6 << 20)), "{body}");
         let probe = "numaward_probe{probe=\"alloc\",mode=\"absent\",reason=\"switched off by probes.allocation.enabled\"} 1";
         assert!(body.contains(probe), "{body}");
         // What is not counted is not shown as zero.

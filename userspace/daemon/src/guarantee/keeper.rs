@@ -29,7 +29,7 @@ use numaward_engine::{
     self as engine, Allocation, Block, Kubelet, Ledger, OwnerId, Strategy,
     kubelet::{Checkpoints, ResizeError},
 };
-use numaward_topology::{Bytes, CpuSet, Machine, NodeSet};
+use numaward_topology::{Bytes, CpuSet, Machine, NodeId, NodeSet, ZoneKind};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -91,7 +91,9 @@ pub struct Promise {
     pub nodes: NodeSet,
     /// Its exclusive CPUs.
     pub cpus: CpuSet,
-    /// Those of them that are offline.
+    /// Memory promised to it, by kind and the node that is charged.
+    pub placed: Vec<(ZoneKind, NodeId, Bytes)>,
+    /// Those of its CPUs that are offline.
     pub offline_cpus: CpuSet,
     /// Memory promised to it that the machine does not have (any more).
     pub uncovered: Vec<Block>,
@@ -970,6 +972,7 @@ impl Owner {
                 cgroup: guarantee.cgroup.clone(),
                 id: guarantee.id,
                 nodes: allocation.memory_nodes(),
+                placed: placed(&allocation),
                 cpus: allocation.cpus.unwrap_or_default(),
                 offline_cpus: lack.map(|lack| lack.cpus.clone()).unwrap_or_default(),
                 uncovered: lack.map(|lack| lack.memory.clone()).unwrap_or_default(),
@@ -1067,6 +1070,12 @@ impl Owner {
             explanation: None,
         }
     }
+}
+
+/// Memory of an allocation, by kind and node.
+fn placed(allocation: &Allocation) -> Vec<(ZoneKind, NodeId, Bytes)> {
+    let by_kind = allocation.placed.iter();
+    by_kind.flat_map(|(kind, nodes)| nodes.iter().map(|(node, bytes)| (*kind, *node, *bytes))).collect()
 }
 
 /// Whether a cgroup or one below it has processes; `None` if it cannot be told.

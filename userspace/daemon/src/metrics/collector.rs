@@ -145,25 +145,42 @@ impl Families<'_, '_> {
     }
 
     fn node_memory(&mut self) -> fmt::Result {
-        let help = "Memory of the node by kind (base pages or huge pages of one size) and state";
+        let help = "Memory of the node by kind (base pages or huge pages of one size) and state: all of it, what is \
+                    kept for the system, what can be promised at all, what is promised, and what is left to promise \
+                    (free)";
         let mut family = Family::gauge(&mut self.encoder, "node_memory", help, Some(&Unit::Bytes))?;
         for (node, memory) in self.nodes.iter().zip(&self.snapshot.nodes) {
-            for (kind, total, free) in &memory.kinds {
+            for (kind, total, _) in &memory.kinds {
                 let kind = kind.to_string();
-                for (state, bytes) in [("total", Some(*total)), ("free", *free)] {
-                    if let Some(Bytes(bytes)) = bytes {
-                        family.set([("node", node.as_str()), ("kind", &kind), ("state", state)], &bytes)?;
-                    }
-                }
+                family.set([("node", node.as_str()), ("kind", &kind), ("state", "total")], &total.0)?;
             }
         }
         for of in &self.promises.kinds {
             let (node, kind) = (of.node.to_string(), of.kind.to_string());
-            for (state, Bytes(bytes)) in
-                [("reserved", of.reserved), ("allocatable", of.allocatable), ("promised", of.promised)]
-            {
+            for (state, Bytes(bytes)) in [
+                ("reserved", of.reserved),
+                ("allocatable", of.allocatable),
+                ("promised", of.promised),
+                ("free", of.free),
+            ] {
                 family.set([("node", node.as_str()), ("kind", &kind), ("state", state)], &bytes)?;
             }
+        }
+        let help =
+            "Memory of the node that nobody uses, by kind: not what is left to promise, but what lies idle";
+        let mut family = Family::gauge(&mut self.encoder, "node_memory_unused", help, Some(&Unit::Bytes))?;
+        for (node, memory) in self.nodes.iter().zip(&self.snapshot.nodes) {
+            for (kind, _, unused) in &memory.kinds {
+                if let Some(Bytes(unused)) = unused {
+                    family.set([("node", node.as_str()), ("kind", &kind.to_string())], unused)?;
+                }
+            }
+        }
+        let help = "Memory of the node that could still be had (free or reclaimable), less what is promised and not yet \
+                    used; below zero where more is promised than can be had at once";
+        let mut family = Family::gauge(&mut self.encoder, "node_headroom", help, Some(&Unit::Bytes))?;
+        for (node, kind, bytes) in &self.promises.headroom {
+            family.set([("node", node.to_string().as_str()), ("kind", &kind.to_string())], bytes)?;
         }
         Ok(())
     }

@@ -15,6 +15,9 @@ pub struct PromiseFigures {
     pub exclusive_cpus: Vec<(NodeId, u64)>,
     /// Of each workload with an allocation, what of it is not there.
     pub lacks: Vec<Lacking>,
+    /// Memory that could still be had, less what is promised and not yet used: by node and kind, in bytes. Below zero
+    /// where more is promised than can be had at once.
+    pub headroom: Vec<(NodeId, ZoneKind, i64)>,
     /// CPUs that are exclusive to nobody; absent where nothing can be promised.
     pub shared_pool_cpus: Option<u64>,
 }
@@ -52,4 +55,6 @@ pub struct KindPromised {
     pub allocatable: Bytes,
     /// What is promised.
     pub promised: Bytes,
+    /// What can still be promised.
+    pub free: Bytes,
 }

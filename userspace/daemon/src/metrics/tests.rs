@@ -113,8 +113,8 @@ numaward_exclusive_cpu_intruder_seconds_total{cpu="3",class="workload"} 0.0
 numaward_exclusive_cpu_interrupts_total{cpu="3",kind="hard"} 5
 numaward_exclusive_cpu_interrupts_total{cpu="3",kind="soft"} 6
 numaward_node_memory_bytes{node="2",kind="hugepages-2Mi",state="total"} 4194304
-numaward_node_memory_bytes{node="2",kind="hugepages-2Mi",state="free"} 2097152
 numaward_node_memory_bytes{node="2",kind="memory",state="total"} 1073741824
+numaward_node_memory_unused_bytes{node="2",kind="hugepages-2Mi"} 2097152
 numaward_workloads{counters="own"} 1
 numaward_workloads{counters="other"} 1
 numaward_degraded{part="topology"} 1

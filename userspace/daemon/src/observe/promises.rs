@@ -7,7 +7,7 @@ use std::{
 
 use numaward_cgroup::{CgroupId, CgroupPath, classify};
 use numaward_probes as probes;
-use numaward_topology::{Bytes, Machine, NodeId};
+use numaward_topology::{Bytes, Machine, NodeId, ZoneKind, sysfs};
 
 use super::{Listening, Observer, Part, State, chain, naming, table::Member};
 use crate::{
@@ -69,6 +69,44 @@ impl State {
 }
 
 impl Observer {
+    /// What could still be had of each kind of memory on each node, less what is promised there and not yet used.
+    fn headroom(&self, state: &State, promises: &Promises) -> Vec<(NodeId, ZoneKind, i64)> {
+        let nodes: Vec<NodeId> = state.machine.nodes.keys().copied().collect();
+        let mut unused: BTreeMap<(NodeId, ZoneKind), u64> = BTreeMap::new();
+        for promise in &promises.workloads {
+            let member = state.table.members().find(|(id, _)| *id == promise.id).map(|(_, member)| member);
+            for (kind, node, bytes) in &promise.placed {
+                let used = match kind {
+                    ZoneKind::Memory => member
+                        .and_then(|member| member.resident.as_ref())
+                        .zip(nodes.iter().position(|other| other == node))
+                        .and_then(|(resident, index)| resident.get(index))
+                        .map_or(0, |bytes| bytes.anon.0 + bytes.file.0 + bytes.kernel.0),
+                    ZoneKind::Hugepages(size) => state.hierarchy.as_ref().map_or(0, |hierarchy| {
+                        numaward_cgroup::read::hugetlb_numa_stat(&hierarchy.dir(&promise.cgroup), *size)
+                            .map_or(0, |by_node| by_node.get(node).map_or(0, |bytes| bytes.0))
+                    }),
+                };
+                *unused.entry((*node, *kind)).or_default() += bytes.0.saturating_sub(used);
+            }
+        }
+        let mut headroom = Vec::new();
+        for node in nodes {
+            let Ok(memory) = sysfs::node_memory(&self.config.host_root, node) else { continue };
+            let base = [memory.free, memory.active_file, memory.inactive_file, memory.kernel_reclaimable];
+            let pools = memory
+                .hugepages
+                .iter()
+                .map(|(size, pool)| (ZoneKind::Hugepages(*size), pool.free.saturating_mul(size.0.0)));
+            let base = (ZoneKind::Memory, base.iter().map(|bytes| bytes.0).sum());
+            for (kind, available) in pools.chain([base]) {
+                let unused = unused.get(&(node, kind)).copied().unwrap_or(0);
+                headroom.push((node, kind, available.cast_signed().saturating_sub_unsigned(unused)));
+            }
+        }
+        headroom
+    }
+
     /// What is promised and not there, by the label of the workload.
     fn lacks(promises: &Promises) -> Vec<Lacking> {
         let mut lacks: BTreeMap<String, Lacking> = BTreeMap::new();
@@ -108,9 +146,11 @@ impl Observer {
                 bytes: machine.nodes.keys().map(|node| (*node, of(node))).collect(),
             })
         });
+        let missed = missed.collect();
+        let headroom = self.headroom(&state, &promises);
         let exclusive: Vec<_> = promises.workloads.iter().flat_map(|promise| promise.cpus.iter()).collect();
         PromiseFigures {
-            missed: missed.collect(),
+            missed,
             kinds: promises
                 .ledger
                 .nodes()
@@ -122,6 +162,7 @@ impl Observer {
                         reserved: account.reserved,
                         allocatable: account.allocatable,
                         promised: account.promised,
+                        free: account.free,
                     })
                 })
                 .collect(),
@@ -133,6 +174,7 @@ impl Observer {
                 })
                 .collect(),
             lacks: Self::lacks(&promises),
+            headroom,
             shared_pool_cpus: Some(promises.ledger.shared_pool().len() as u64),
         }
     }
