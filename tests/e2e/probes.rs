@@ -34,8 +34,8 @@ fn accesses(report: &Report) {
     assert_near("moved: seen from node 0", seen, PAGES, PAGES, 3);
     let moved = pages(report, "moved", migrated, &["reason=\"numa_misplaced\""]) / 4096;
     assert_near("moved: moved", moved, PAGES, PAGES, 3);
-    let stat = report.section("moved memory.stat").lines();
-    if let Some(line) = stat.filter_map(|line| line.strip_prefix("numa_pages_migrated ")).next() {
+    let mut stat = report.section("moved memory.stat").lines();
+    if let Some(line) = stat.find_map(|line| line.strip_prefix("numa_pages_migrated ")) {
         assert_near("moved: as memory.stat has it", moved, line.parse().unwrap(), PAGES, 3);
     }
     // What is bound is not sampled; the program's own text, which is not bound, may be.
@@ -44,7 +44,7 @@ fn accesses(report: &Report) {
     let is_sampled = pinned.contains("state=\"on\"");
     assert!(is_sampled != pinned.contains("state=\"skipped_cpuset\""), "{pinned}");
     assert_eq!(is_sampled, pages(report, "pinned", remote, &[]) >= PAGES, "{pinned}");
-    assert_eq!(sum(report, "pinned", migrated, &["numa_misplaced"]), 0.0, "it may not move");
+    assert!(sum(report, "pinned", migrated, &["numa_misplaced"]) < 0.5, "it may not move");
 }
 
 fn stalls_and_kills(report: &Report) {

@@ -247,6 +247,7 @@ mod tests {
                 }],
                 maps: vec![Map { map: "LEAF".to_owned(), entries: 3, capacity: 16 }],
                 workloads: WorkloadCount { own: 1, other: 0 },
+                exclusive_cpus: Vec::new(),
                 degraded: vec![Degraded { part: "cgroups".to_owned(), reason: "none mounted".to_owned() }],
             },
             promised: Some(Allocations {

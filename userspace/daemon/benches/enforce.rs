@@ -121,7 +121,7 @@ async fn measure(
                 Ok(time) => times.push(time),
                 // As many as fit.
                 Err(Refused::Rejected(..)) => break,
-                Err(error) => return Err(io::Error::other(error)),
+                Err(error) => return Err(io::Error::other(error.to_string())),
             }
             held.push(name);
         }
@@ -130,7 +130,7 @@ async fn measure(
         }
         most = most.max(held.len());
         for name in held {
-            daemon.keeper.release(name.clone()).await.map_err(io::Error::other)?;
+            daemon.keeper.release(name.clone()).await.map_err(|error| io::Error::other(error.to_string()))?;
         }
     }
     Ok((times, most))

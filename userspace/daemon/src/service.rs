@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cluster::{self, Cluster},
     config::{Config, Mode},
+    events::Events,
     guarantee::{self, Figures},
     health::{Heartbeat, Readiness},
     http::{
@@ -56,28 +57,14 @@ pub enum RunError {
 pub fn run(config: &Config) -> Result<(), RunError> {
     let policies = Policies::read(&config.host_root, &config.kubernetes.kubelet.directory);
     let mode = kubelet::mode(config, &policies)?;
-    if mode == Mode::Observe {
-        let found = policies.pins().map(|pins| pins.found.join(", "));
-        tracing::info!(
-            kubelet = found,
-            "mode observe: nothing is placed or written; the kubelet is held to its promises"
-        );
-    }
+    tell_mode(mode, &policies);
     let mut readiness = Readiness::default();
     let latches = observe::Latches::new(&mut readiness);
     let heartbeat = Heartbeat::new();
     let observer = Arc::new(Observer::new(config));
     let figures = Figures::default();
     let (placing, sharing) = (kubernetes::Figures::default(), cluster::Figures::default());
-    let mut metrics = Metrics::new(observer.clone())
-        .with(&figures)
-        .with_events(observer.events())
-        .with_kubernetes(&placing)
-        .with_cluster(&sharing);
-    if config.export_kubelet_names {
-        metrics = metrics.with_kubelet_names(&figures);
-    }
-    let metrics = Arc::new(metrics);
+    let metrics = all_metrics(config, &observer, &figures, &placing, &sharing);
     let cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
     let app = App::new(observer.clone(), metrics, readiness.clone(), heartbeat.clone());
     let listener = http::listen(config.listen.0, Key::Listen)?;
@@ -118,11 +105,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         let listener = TcpListener::from_std(listener)?;
         let address = listener.local_addr()?;
         stop_on_signals(stop.clone())?;
-        let (events, stopping) = (observer.events().clone(), stop.clone());
-        tokio::spawn(async move {
-            stopping.cancelled().await;
-            events.close();
-        });
+        tokio::spawn(close_events(observer.events().clone(), stop.clone()));
         tokio::spawn(tell_service_manager(readiness, heartbeat, stop.clone()));
         tracing::info!(version = crate::VERSION, %address, "serving");
         if let (Some(keeper), Some(control)) = (&keeper, control) {
@@ -131,22 +114,19 @@ pub fn run(config: &Config) -> Result<(), RunError> {
             tokio::spawn(http::serve(control, router, stop.clone()));
             tracing::info!(socket = %config.control_socket.display(), "guarantees can be asked for");
         }
-        if config.kubernetes.nri.enabled {
-            match &keeper {
-                Some(keeper) => {
-                    let pods: Arc<dyn PodSource> = match cluster.pods() {
-                        Some(pods) => Arc::new(pods),
-                        None => Arc::new(NoPods),
-                    };
-                    let (nri, keeper) = (&config.kubernetes.nri, keeper.clone());
-                    kubernetes::start((nri, &config.host_root), keeper, observer.clone(), pods, placing, &stop);
-                    tracing::info!(socket = %nri.socket.display(), "containers are placed when they are created");
-                }
-                None if mode == Mode::Observe => {
-                    tracing::warn!("mode observe: no container is placed, although kubernetes.nri.enabled is set");
-                }
-                None => tracing::error!("no container is placed: guarantees cannot be given"),
+        let nri = &config.kubernetes.nri;
+        match &keeper {
+            _ if !nri.enabled => {}
+            Some(keeper) => {
+                let pods: Arc<dyn PodSource> = match cluster.pods() {
+                    Some(pods) => Arc::new(pods),
+                    None => Arc::new(NoPods),
+                };
+                let (host, keeper) = ((nri, config.host_root.as_path()), keeper.clone());
+                kubernetes::start(host, keeper, observer.clone(), pods, placing, &stop);
+                tracing::info!(socket = %nri.socket.display(), "containers are placed when they are created");
             }
+            None => not_placed(mode),
         }
         if let Some((listener, gate)) = remote {
             serve_remote(&app, keeper.as_ref(), listener, gate, &stop)?;
@@ -173,6 +153,50 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     served?;
     tracing::info!("stopped");
     Ok(())
+}
+
+fn all_metrics(
+    config: &Config,
+    observer: &Arc<Observer>,
+    figures: &Figures,
+    placing: &kubernetes::Figures,
+    sharing: &cluster::Figures,
+) -> Arc<Metrics> {
+    let mut metrics = Metrics::new(observer.clone())
+        .with(figures)
+        .with_events(observer.events())
+        .with_kubernetes(placing)
+        .with_cluster(sharing);
+    if config.export_kubelet_names {
+        metrics = metrics.with_kubelet_names(figures);
+    }
+    Arc::new(metrics)
+}
+
+fn tell_mode(mode: Mode, policies: &Policies) {
+    if mode == Mode::Observe {
+        let kubelet = policies.pins().map(|pins| pins.found.join(", "));
+        tracing::info!(
+            kubelet,
+            "mode observe: nothing is placed or written; the kubelet is held to its promises"
+        );
+    }
+}
+
+/// Containers were to be placed, and nothing can be promised to them.
+fn not_placed(mode: Mode) {
+    match mode {
+        Mode::Observe => {
+            tracing::warn!("mode observe: no container is placed, although kubernetes.nri.enabled is set");
+        }
+        Mode::Enforce => tracing::error!("no container is placed: guarantees cannot be given"),
+    }
+}
+
+/// Those who read events are let go when the daemon stops.
+async fn close_events(events: Events, stop: CancellationToken) {
+    stop.cancelled().await;
+    events.close();
 }
 
 /// Takes changes over TCP.

@@ -1,6 +1,6 @@
 //! Pods and events against an API server that speaks list, watch and create, and misbehaves when told to.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
     sync::{Arc, Mutex},
@@ -16,7 +16,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 struct Run {
     server: FakeApiServer,
@@ -69,7 +69,9 @@ impl Run {
         };
         match tokio::time::timeout(LIMIT, until).await {
             Ok(found) => found,
-            Err(_) => panic!("{what} did not happen; asked: {:#?}", self.server.asked()),
+            Err(tokio::time::error::Elapsed { .. }) => {
+                panic!("{what} did not happen; asked: {:#?}", self.server.asked())
+            }
         }
     }
 

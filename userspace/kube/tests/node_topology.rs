@@ -1,6 +1,6 @@
 //! NodeResourceTopology: the object against the published schema of the resource definition, and how it is written.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
     sync::{Arc, Mutex},

@@ -79,7 +79,7 @@ impl Host<'_> {
             .collect()
     }
 
-    /// proc_pid_mountinfo(5): the sixth field has the options of the mount.
+    /// `proc_pid_mountinfo(5)`: the sixth field has the options of the mount.
     fn writable(&self) -> Check {
         let check = "cgroup writes";
         let table = self.read("proc/self/mountinfo").unwrap_or_default();
@@ -267,11 +267,11 @@ mod tests {
     #[test]
     fn what_stands_in_the_way_is_found() {
         use Verdict::{Ok, Warn};
+        type Row<'a> = (&'a [(&'a str, &'a str)], &'a str, Verdict, &'a str);
         const READ_ONLY: &str = "30 23 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup2 rw\n";
         const STATIC: &str = r#"{"policyName":"static","defaultCpuSet":"0-3","checksum":1}"#;
         let systemd = ("run/systemd/system/.keep", "");
         let bus = ("run/dbus/system_bus_socket", "");
-        type Row<'a> = (&'a [(&'a str, &'a str)], &'a str, Verdict, &'a str);
         let table: &[Row<'_>] = &[
             (&[], "cgroup writes", Ok, "read-write"),
             (&[("proc/self/mountinfo", READ_ONLY)], "cgroup writes", Warn, "read-only"),

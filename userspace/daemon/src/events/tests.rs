@@ -29,7 +29,7 @@ fn too_many_of_a_kind_and_workload_are_suppressed_and_told_by_the_next() {
     assert_eq!(told, [("a".to_owned(), 0), ("b".to_owned(), 0), ("a".to_owned(), 2)]);
     // Another kind of the same workload has a rate of its own.
     let kill = Report::new(EventKind::OomKill, "killed").workload("a");
-    events.report_at(kill, start + Duration::from_secs(60), time);
+    events.report_at(kill, start + Duration::from_mins(1), time);
     assert_eq!(events.page(&all()).events.len(), 4);
 }
 

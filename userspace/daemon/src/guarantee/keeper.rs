@@ -220,7 +220,7 @@ enum Command {
     /// Somebody else wrote knobs.
     Touched,
     /// The container runtime asks or tells.
-    Pods(pods::Command),
+    Pods(Box<pods::Command>),
 }
 
 /// Asks the thread. Clones ask the same one.
@@ -290,14 +290,14 @@ impl Keeper {
         command: impl FnOnce(oneshot::Sender<T>) -> pods::Command,
     ) -> Result<T, Refused> {
         let (answer, result) = oneshot::channel();
-        self.send(Command::Pods(command(answer)))?;
+        self.send(Command::Pods(Box::new(command(answer))))?;
         result.await.map_err(|_| Refused::Stopping)
     }
 
     /// From now on the container runtime is told of what we write ourselves.
     pub(crate) fn tell_runtime(&self, tell: tokio::sync::mpsc::UnboundedSender<Vec<pods::Update>>) {
         // Where it ends already, there is nothing to tell.
-        let _ = self.send(Command::Pods(pods::Command::Tell(tell)));
+        let _ = self.send(Command::Pods(Box::new(pods::Command::Tell(tell))));
     }
 
     /// Gives what is held.
@@ -458,7 +458,7 @@ impl Owner {
                 }
                 Ok(Command::Cgroups(events)) => self.follow_cgroups(&events),
                 Ok(Command::Touched) => self.patrol(Instant::now(), false),
-                Ok(Command::Pods(command)) => self.pod_command(command),
+                Ok(Command::Pods(command)) => self.pod_command(*command),
                 Err(RecvTimeoutError::Timeout) => self.bind_next(),
                 Err(RecvTimeoutError::Disconnected) => break,
             }

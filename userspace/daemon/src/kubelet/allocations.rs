@@ -99,7 +99,7 @@ fn allocation(
         drift: Vec::new(),
         lack: None,
         stalled: false,
-        moved: Default::default(),
+        moved: None,
         enforced: false,
         declared: None,
         explanation: None,

@@ -104,7 +104,9 @@ fn by_assignment(promised: &Promised, assigned: &[PodResources]) -> HashMap<Stri
     }
     // Two that seem to be one are in doubt both.
     for uids in holders.values().filter(|uids| uids.len() > 1) {
-        uids.iter().for_each(|uid| drop(found.remove(uid)));
+        for uid in uids {
+            found.remove(uid);
+        }
     }
     found
 }

@@ -28,8 +28,8 @@ pub struct Found {
 
 impl Found {
     /// A policy found in a file, and the field of the configuration that sets it.
-    pub fn new(policy: &str, file: impl ToString, field: &'static str) -> Self {
-        Self { policy: policy.to_owned(), file: file.to_string(), field }
+    pub fn new(policy: &str, file: impl Into<String>, field: &'static str) -> Self {
+        Self { policy: policy.to_owned(), file: file.into(), field }
     }
 
     fn is_static(&self) -> bool {
@@ -96,7 +96,7 @@ impl Policies {
     }
 
     fn set(&mut self, field: &'static str, policy: &str, file: &Path) {
-        let found = Some(Found::new(policy, file.display(), field));
+        let found = Some(Found::new(policy, file.display().to_string(), field));
         match field {
             "cpuManagerPolicy" => self.cpu = found,
             "memoryManagerPolicy" => self.memory = found,

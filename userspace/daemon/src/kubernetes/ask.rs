@@ -373,10 +373,10 @@ mod tests {
         let ask = asker.container(&pod(&[]), &container("db", "", two.clone())).unwrap();
         let Asked::Container(request) = &ask.pod.asked else { panic!("{:?}", ask.pod.asked) };
         assert_eq!((request.owner.as_str(), request.qos()), ("u1/db", QosClass::Guaranteed));
-        let asked = &request.containers[0].requests;
-        assert_eq!(asked.cpu.unwrap().whole_cpus(), Some(2));
+        let wanted = &request.containers[0].requests;
+        assert_eq!(wanted.cpu.unwrap().whole_cpus(), Some(2));
         let memory: BTreeMap<_, _> =
-            asked.memory.iter().map(|(kind, q)| (kind.to_string(), q.units())).collect();
+            wanted.memory.iter().map(|(kind, q)| (kind.to_string(), q.units())).collect();
         let expected =
             [("memory".to_owned(), Some(1 << 30)), ("hugepages-2Mi".to_owned(), Some(8 << 20))].into();
         assert_eq!(memory, expected);

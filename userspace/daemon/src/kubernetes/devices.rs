@@ -23,8 +23,8 @@ fn node(host_root: &Path, device: &Device) -> Option<NodeId> {
     let root = sysfs.canonicalize().ok()?;
     let found = link.canonicalize().ok()?;
     let above = found.ancestors().take_while(|above| above.starts_with(&root) && **above != root);
-    let told = above.filter_map(|above| std::fs::read_to_string(above.join("numa_node")).ok());
-    told.filter_map(|text| text.trim().parse().ok()).next().map(NodeId)
+    let mut told = above.filter_map(|above| std::fs::read_to_string(above.join("numa_node")).ok());
+    told.find_map(|text| text.trim().parse().ok()).map(NodeId)
 }
 
 #[cfg(test)]

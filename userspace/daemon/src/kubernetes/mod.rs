@@ -106,7 +106,7 @@ async fn tell_runtime(handle: Handle, mut told: mpsc::UnboundedReceiver<Vec<Upda
             latest.into_iter().map(|(id, settings)| placer::update(id, &settings)).collect();
         match handle.update_containers(&updates).await {
             Ok(failed) if failed.is_empty() => {
-                tracing::debug!(containers = updates.len(), "the runtime follows")
+                tracing::debug!(containers = updates.len(), "the runtime follows");
             }
             Ok(failed) => tracing::warn!(?failed, "the runtime cannot change these containers"),
             Err(error) => tracing::warn!(%error, "the runtime cannot be told of changed containers"),

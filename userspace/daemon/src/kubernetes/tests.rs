@@ -251,7 +251,7 @@ fn container(pod: &PodSpec, name: &str, cpus: u64, memory: Bytes) -> ContainerSp
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(60), "waited in vain: {what}");
+        assert!(start.elapsed() < Duration::from_mins(1), "waited in vain: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

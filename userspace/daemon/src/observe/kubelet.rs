@@ -41,6 +41,8 @@ impl Kept {
             // What the machine lost of the kubelet's promises is the kubelet's to find out.
             offline_cpus: CpuSet::new(),
             uncovered: Vec::new(),
+            // Its checkpoints tell the nodes of a block, not how much of it each is to hold: headroom is not told.
+            placed: Vec::new(),
         })
     }
 }

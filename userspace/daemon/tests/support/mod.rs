@@ -146,7 +146,7 @@ pub(crate) async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     for (name, value) in headers {
         request.extend([name, ": ", value, "\r\n"]);
     }
-    request.push_str(&format!("content-length: {}\r\n\r\n{body}", body.len()));
+    request.extend(["content-length: ", &body.len().to_string(), "\r\n\r\n", body]);
     // Whoever is turned away at once cannot send all, and reads the answer all the same.
     let sent = stream.write_all(request.as_bytes()).await;
     let mut text = Vec::new();

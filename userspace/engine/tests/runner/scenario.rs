@@ -366,6 +366,8 @@ fn merge(merge: &Merge, with_hints: bool) -> Value {
                 let name = match provider {
                     Provider::Cpus => "cpumanager",
                     Provider::Memory => "memorymanager",
+                    Provider::Devices => "devicemanager",
+                    Provider::Wishes => "wishes",
                 };
                 (name.to_owned(), provider_hints(hints))
             })

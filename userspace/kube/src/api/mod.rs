@@ -214,7 +214,7 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    const MOST: Duration = Duration::from_secs(60);
+    const MOST: Duration = Duration::from_mins(1);
 
     pub(crate) const fn new(first: Duration) -> Self {
         Self { next: first, first }

@@ -232,13 +232,12 @@ impl Follower<'_> {
                     self.put(&mut store, stored);
                 }
             }
-            match list.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => page = page.continue_token(&token),
-                None => {
-                    let version = list.metadata.resource_version.unwrap_or_default();
-                    self.pods.change(&self.figures, |known| *known = store);
-                    return Ok(version);
-                }
+            if let Some(token) = list.metadata.continue_.filter(|token| !token.is_empty()) {
+                page = page.continue_token(&token);
+            } else {
+                let version = list.metadata.resource_version.unwrap_or_default();
+                self.pods.change(&self.figures, |known| *known = store);
+                return Ok(version);
             }
         }
     }
@@ -281,9 +280,8 @@ impl Follower<'_> {
                 version.clone_from(next);
             }
             if let Some(stored) = self.convert(object) {
-                self.pods.change(&self.figures, |known| match is_deleted {
-                    true => known.remove(&stored),
-                    false => self.put(known, stored),
+                self.pods.change(&self.figures, |known| {
+                    if is_deleted { known.remove(&stored) } else { self.put(known, stored) }
                 });
             }
         }

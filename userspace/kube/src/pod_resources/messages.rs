@@ -136,8 +136,8 @@ pub struct NumaNode {
 
 impl ContainerMemory {
     /// Memory of a kind on nodes.
-    pub fn new(kind: impl ToString, size: Bytes, nodes: &NodeSet) -> Self {
-        Self { memory_type: kind.to_string(), size: size.0, topology: Some(nodes.into()) }
+    pub fn new(kind: impl Into<String>, size: Bytes, nodes: &NodeSet) -> Self {
+        Self { memory_type: kind.into(), size: size.0, topology: Some(nodes.into()) }
     }
 
     /// The nodes it is on; none where nothing is told.

@@ -91,9 +91,9 @@ where
 }
 
 impl Lister {
-    fn list(&self, _: ListRequest) -> Result<ListResponse, Status> {
+    fn list(&self) -> ListResponse {
         self.0.called("List", true);
-        Ok(ListResponse { pod_resources: self.0.pods() })
+        ListResponse { pod_resources: self.0.pods() }
     }
 
     fn get(&self, GetRequest { pod_name, pod_namespace }: GetRequest) -> Result<GetResponse, Status> {
@@ -106,9 +106,9 @@ impl Lister {
         }
     }
 
-    fn allocatable(&self, _: AllocatableRequest) -> Result<AllocatableResponse, Status> {
+    fn allocatable(&self) -> AllocatableResponse {
         self.0.called("GetAllocatableResources", true);
-        Ok(self.0.allocatable())
+        self.0.allocatable()
     }
 }
 
@@ -132,9 +132,11 @@ impl Service<http::Request<Body>> for Lister {
         let lister = self.clone();
         Box::pin(async move {
             Ok(match request.uri().path() {
-                LIST => grpc().unary(Method(|request| lister.list(request)), request).await,
+                LIST => grpc().unary(Method(|_: ListRequest| Ok(lister.list())), request).await,
                 GET => grpc().unary(Method(|request| lister.get(request)), request).await,
-                ALLOCATABLE => grpc().unary(Method(|request| lister.allocatable(request)), request).await,
+                ALLOCATABLE => {
+                    grpc().unary(Method(|_: AllocatableRequest| Ok(lister.allocatable())), request).await
+                }
                 path => Status::unimplemented(format!("{path} is not a method of this service")).into_http(),
             })
         })

@@ -709,7 +709,7 @@ impl Owner {
         if is_alone && !self.state.containers.values().any(others) {
             self.remove_owner(&placed.of.owner);
         }
-        self.store_given_back(before);
+        self.store_given_back(&before);
     }
 
     /// A container's requests are to change to these amounts: within its promise, or not at all. What it is to hold
@@ -768,8 +768,8 @@ impl Owner {
     }
 
     /// Stores what was given back. What cannot be stored stays given back: a restart compares with what runs.
-    fn store_given_back(&mut self, before: State) {
-        if self.state == before {
+    fn store_given_back(&mut self, before: &State) {
+        if self.state == *before {
             return;
         }
         if let Err(error) = self.save() {
@@ -802,7 +802,7 @@ impl Owner {
             self.remove_owner(&owner);
             tracing::info!(owner, "the pod is over; what it held is free");
         }
-        self.store_given_back(before);
+        self.store_given_back(&before);
     }
 
     /// Compares with what runs: what is gone is released, what is not known is adopted, what lacks its pins gets

@@ -40,7 +40,9 @@ impl StaticCpus {
         // What it has, whole cores first.
         let (whole, parts): (Vec<_>, Vec<_>) =
             cores().filter(|core| core.intersects(held)).partition(|core| core.is_subset(held));
-        whole.iter().chain(&parts).for_each(|core| take(*core & held));
+        for core in whole.iter().chain(&parts) {
+            take(*core & held);
+        }
         // Then the rest of its cores, whole free cores of its nodes, and what else these have.
         let free = &(ledger.shared_pool() & &self.allocatable()) - held;
         let on_nodes = self.of_nodes(nodes);
@@ -50,7 +52,9 @@ impl StaticCpus {
         }
         let rest: Vec<_> = cores().filter(|core| !core.intersects(held)).collect();
         let (whole, parts): (Vec<_>, Vec<_>) = rest.into_iter().partition(|core| core.is_subset(&free));
-        whole.iter().chain(&parts).for_each(|core| take(*core & &free));
+        for core in whole.iter().chain(&parts) {
+            take(*core & &free);
+        }
         if left == 0 {
             return Ok(chosen);
         }
