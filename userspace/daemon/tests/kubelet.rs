@@ -218,7 +218,7 @@ async fn promises_are_followed_as_the_kubelet_makes_and_ends_them() {
     let good = fs::read_to_string(&path).unwrap();
     write(&path, &good.replace("Static", "Statik"));
     let problem = wait("the problem", || run.degraded("kubelet")).await;
-    assert!(problem.contains("memory_manager_state") && problem.contains("checksum"), "{problem}");
+    assert!(problem.contains("memory_manager_state") && problem.contains("corrupted"), "{problem}");
     assert!(run.of("u1").is_some() && run.of("u2").is_some());
     write(&path, &good);
     wait("the mending", || run.degraded("kubelet").is_none().then_some(())).await;

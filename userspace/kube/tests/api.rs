@@ -172,7 +172,9 @@ async fn what_is_gone_is_listed_anew() {
     assert!(lists >= 2, "{:?}", run.server.asked());
     assert_eq!(run.metric("kubernetes_api_errors_total{operation=\"watch_pods\",reason=\"gone\"}"), 1);
 
-    run.synced().await;
+    // The new watch is open once it tells something.
+    run.server.put_pod(pod("b", "3", "n1"));
+    run.pod("3").await;
     run.server.refuse_next("watch=true", StatusCode::GONE);
     run.server.hang_up();
     run.wait("one more list", |run| (run.count("limit=") > lists).then_some(())).await;

@@ -59,7 +59,9 @@ pub enum ImportError {
     #[error("the policy cannot be applied:{}", super::keeper::listed(.0))]
     Policy(Vec<PolicyError>),
     /// The kubelet itself would not start with them.
-    #[error("{0}; numaward's policies and reserved memory must be the kubelet's for this")]
+    #[error(
+        "{CPU_STATE} or {MEMORY_STATE}: {0}; numaward's policies and reserved memory must be the kubelet's for this"
+    )]
     Unfit(#[from] StartError),
     /// The engine does not keep what a pod holds.
     #[error("pod {pod}: what it holds cannot be promised here: {problem}")]
