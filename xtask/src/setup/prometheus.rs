@@ -1,6 +1,9 @@
 //! Prometheus with promtool, unpacked into the cache: installed, it would start as a service.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result};
 use numaward_vm::Cache;
@@ -10,10 +13,12 @@ use super::steps::{Steps, say};
 use super::{sources, store};
 
 const PART: &str = "Prometheus";
+/// What is kept of the package; its web pages are links to packages that are not there.
+const PROGRAMS: [&str; 2] = ["prometheus", "promtool"];
 
 /// Where promtool is after setup.
 pub(crate) fn promtool(cache: &Cache) -> PathBuf {
-    folder(cache).join("usr/bin/promtool")
+    folder(cache).join("promtool")
 }
 
 fn folder(cache: &Cache) -> PathBuf {
@@ -35,7 +40,14 @@ pub(crate) fn ensure(steps: &Steps) -> Result<()> {
     store::replace(&folder, &recipe, |folder| {
         let download = tempfile::Builder::new().prefix("numaward-prometheus-").tempdir()?;
         let package = suite.download(&suite.show("prometheus")?, download.path())?;
-        unpack(&package, folder)
+        let root = download.path().join("root");
+        unpack(&package, &root)?;
+        for program in PROGRAMS {
+            let from = root.join("usr/bin").join(program);
+            fs::copy(&from, folder.join(program))
+                .with_context(|| format!("cannot copy {}", from.display()))?;
+        }
+        Ok(())
     })?;
     say(PART, "ready");
     Ok(())
