@@ -72,5 +72,5 @@ fn the_kubelet_is_held_to_its_own_promises() {
     let degraded = damaged["degraded"].as_array().unwrap();
     let kubelet = degraded.iter().find(|degraded| degraded["part"] == "kubelet");
     let reason = kubelet.unwrap_or_else(|| panic!("{damaged:#}"))["reason"].as_str().unwrap();
-    assert!(reason.contains("memory_manager_state") && reason.contains("checksum"), "{reason}");
+    assert!(reason.contains("memory_manager_state") && reason.contains("corrupted"), "{reason}");
 }

@@ -52,7 +52,7 @@ ls -d $cgroups/numaward 2>&1
 cp /var/lib/kubelet/memory_manager_state /tmp/good
 sed s/4294967296/4294967297/ /tmp/good >/tmp/bad
 mv /tmp/bad /var/lib/kubelet/memory_manager_state
-damaged() { ask /api/v1/status | grep -q 'checksum'; }
+damaged() { ask /api/v1/status | grep -q 'corrupted'; }
 wait_for 30 damaged
 section damaged
 ask /api/v1/status

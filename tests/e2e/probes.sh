@@ -1,6 +1,6 @@
 # Accesses, stalls, kills and intruders, each made on purpose and held against what the kernel says of it.
 
-NUMAWARD_OBSERVE_RESIDENCY_INTERVAL=5s numaward run --log-level debug 2>/tmp/daemon.log &
+NUMAWARD_PROBES_INTRUDERS_ENABLED=true NUMAWARD_OBSERVE_RESIDENCY_INTERVAL=5s numaward run --log-level debug 2>/tmp/daemon.log &
 daemon=$!
 socket=/run/numaward/control.sock
 ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
