@@ -48,7 +48,7 @@ fn check(report: &Report, mode: &str) {
     assert_eq!(report.json("before")["nodes"].as_array().unwrap().len(), 2, "node 2 is not there yet");
 
     // Node 1 had 256 MiB at first.
-    for (name, node, size) in [("late", 2, 64 * MIB), ("filling", 1, 320 * MIB)] {
+    for (name, node, size) in [("late", 2, 64 * MIB), ("filling", 1, 288 * MIB)] {
         assert_near(name, counted(report, name, node), size, size, 1);
         let resident = report.numa_stat(&format!("{name} numa_stat"))["anon"][&node];
         assert_near(name, resident, size, size, 1);

@@ -44,7 +44,7 @@ section "late numa_stat"
 grep '^anon ' $cgroups/late/memory.numa_stat
 unload late $load_pid
 # More than node 1 had before.
-load filling --cpus 2 --size 320M --policy bind:1
+load filling --cpus 2 --size 288M --policy bind:1
 counters filling filling
 section "filling numa_stat"
 grep '^anon ' $cgroups/filling/memory.numa_stat
