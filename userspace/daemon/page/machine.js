@@ -5,7 +5,6 @@ import { bytes, element, list, nodeColour } from "./format.js";
 const LEGEND = [
   ["shared CPU", "--shared"],
   ["exclusive CPU", "--exclusive"],
-  ["intruded CPU", "--bad"],
   ["reserved", "--reserved"],
   ["promised", "--promised"],
   ["used, not promised", "--used"],
@@ -77,28 +76,26 @@ export class MachineView {
   /** Shows what is promised, used and free now. */
   update(state) {
     const owners = new Map();
-    const dirty = new Set();
     for (const allocation of state.allocations.allocations) {
       for (const cpu of list(allocation.cpus)) owners.set(cpu, allocation.name);
     }
-    for (const cpu of state.intruded ?? []) dirty.add(cpu);
     const promises = new Map(state.allocations.nodes.map((node) => [node.node, node]));
     for (const node of state.nodes) {
       const card = this.#cards.get(node.node);
       if (!card) continue;
-      this.#cpus(card, owners, dirty);
+      this.#cpus(card, owners);
       this.#memory(card, node, promises.get(node.node));
     }
   }
 
-  #cpus(card, owners, dirty) {
+  #cpus(card, owners) {
     let exclusive = 0;
     for (const [cpu, square] of card.cpus) {
       const owner = owners.get(cpu);
       if (owner !== undefined) exclusive += 1;
       const isolated = square.dataset.state === "isolated";
-      const state = owner === undefined ? (isolated ? "isolated" : null) : dirty.has(cpu) ? "intruded" : "exclusive";
-      const title = owner === undefined ? `CPU ${cpu}: shared` : `CPU ${cpu}: exclusive to ${owner}${dirty.has(cpu) ? ", with intruders" : ""}`;
+      const state = owner === undefined ? (isolated ? "isolated" : null) : "exclusive";
+      const title = owner === undefined ? `CPU ${cpu}: shared` : `CPU ${cpu}: exclusive to ${owner}`;
       if (state === null) delete square.dataset.state;
       else if (square.dataset.state !== state) square.dataset.state = state;
       if (square.title !== title) square.title = title;

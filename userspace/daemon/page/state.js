@@ -12,7 +12,6 @@ export class State {
   nodes = [];
   workloads = new Map();
   allocations = { allocations: [], nodes: [], sharedCpus: "" };
-  matrix = null;
   events = [];
   /** When the last sample was taken, in milliseconds of the daemon's clock. */
   at = null;
@@ -23,7 +22,6 @@ export class State {
     const seconds = this.at === null ? null : (sample.atMillis - this.at) / 1000;
     this.at = sample.atMillis;
     this.nodes = sample.nodes;
-    if (sample.accesses !== undefined) this.matrix = sample.accesses;
     const seen = sample.full ? new Set() : null;
     for (const fresh of sample.workloads) {
       const key = keyOf(fresh);
