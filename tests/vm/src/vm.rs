@@ -172,7 +172,9 @@ impl Vm {
             .arg(self.limit.as_secs().max(1).to_string())
             .args(["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-M", "q35"])
             // Without `-cx16`, kernel 6.12 panics at boot under the emulation of QEMU 7.2.
-            .args(["-accel", "tcg,thread=multi", "-cpu", "max,-cx16"])
+            // One thread emulates all CPUs: with several, a CPU runs stale code now and then while the kernel
+            // rewrites it (tracepoints, static branches), and the guest dies of an int3 that nobody set.
+            .args(["-accel", "tcg,thread=single", "-cpu", "max,-cx16"])
             .args(["-display", "none", "-monitor", "none", "-no-reboot"])
             .args(self.machine.qemu_args())
             .arg("-kernel")

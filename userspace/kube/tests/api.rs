@@ -201,7 +201,8 @@ async fn who_is_refused_says_so_and_keeps_what_is_known() {
         assert!(run.metric(&counted) >= 1, "{counted}");
         run.server.refuse(None);
         run.synced().await;
-        assert_eq!((run.problem(), run.metric("kubernetes_pods_synced")), (None, 1));
+        run.wait("the problem's end", |run| run.problem().is_none().then_some(())).await;
+        assert_eq!(run.metric("kubernetes_pods_synced"), 1);
     }
 }
 
