@@ -7,6 +7,8 @@ use numaward_tests::{Bench, Report, boot};
 use numaward_vm::Machine;
 use serde_json::Value;
 
+const MIB: u64 = 1 << 20;
+
 /// An allocation, by name.
 fn allocation(report: &Report, section: &str, name: &str) -> Value {
     let all = report.json(section);
@@ -72,6 +74,23 @@ fn promises_are_kept_against_whatever_changes_them() {
     assert!(events.contains(&told) && events.contains("it is left to them"), "{events}");
     let metrics = report.section("drift metrics");
     assert!(metrics.contains("numaward_drift_total{knob=\"cpuset.cpus\"} 10"), "{metrics}");
+
+    // What is promised is protected, and what is above it is slowed down; then the limit is raised.
+    let high = (32 * MIB + (256 - 32) * MIB / 10) / 4096 * 4096;
+    let expected = [0, 32 * MIB, high, 256 * MIB].map(|bytes| bytes.to_string());
+    assert_eq!(report.section("limits").lines().collect::<Vec<_>>(), expected);
+    let raised: Vec<_> = report.section("raised limits").lines().collect();
+    assert!(raised[2] == "max" || raised[2].parse().is_ok_and(|bytes: u64| bytes > 128 * MIB), "{raised:?}");
+    let stalls = report.section("stalls");
+    assert!(
+        stalls.contains("hungry is slowed down at memory.high") && stalls.contains("is raised to"),
+        "{stalls}"
+    );
+    for series in ["numaward_memory_high_stalls_total", "numaward_memory_high_raised_total"] {
+        let metrics = report.section("stall metrics");
+        let value = metrics.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok());
+        assert!(value.is_some_and(|value: u64| value > 0), "{series}: {metrics}");
+    }
 
     // A write further up is noticed, and who it was.
     let narrowed = drift(&report, "narrowed", "app");

@@ -16,6 +16,12 @@ told() {
 }
 lacks() { ! has "$1"; }
 
+# Above what is promised, a workload is slowed down early; one that does not get on gets more.
+mkdir -p /etc/numaward
+cat >/etc/numaward/config.yaml <<'END'
+memoryThrottlingFactor: 0.1
+memoryQos: {raiseHighOnStall: true}
+END
 start_daemon
 
 # A cgroup that a user made below one that was delegated to it: all files are that user's.
@@ -104,6 +110,24 @@ section "less memory metrics"
 ask /metrics | grep -E 'promised_memory|node_memory_bytes'
 echo 0 >$pages
 wait_for 20 lacks '"lack":'
+
+# It may use more than is promised, is slowed down on its way there, and does not get on until memory.high is raised.
+numaward release app
+numaward exec --cpus 1 --memory 32Mi --memory-limit 256Mi --name hungry -- numaward-load --size 128M --report json >/tmp/hungry.json 2>/tmp/hungry.err &
+hungry=$!
+wait_for 20 grep -q 'populated 1' $cgroups/numaward/hungry/cgroup.events
+limits() { (cd $cgroups/numaward/hungry && cat memory.min memory.low memory.high memory.max); }
+section "limits"
+limits
+wait_for 180 [ -s /tmp/hungry.json ]
+section "raised limits"
+limits
+section "stalls"
+ask '/api/v1/events?kind=stall'
+section "stall metrics"
+ask /metrics | grep '^numaward_memory_high'
+kill $hungry
+wait $hungry
 
 # The fight ends: the knob is left and flagged.
 section "left"

@@ -13,6 +13,29 @@ fn assert_pins(report: &Report, section: &str, expected: &[&str]) {
     assert_eq!(found[..expected.len().min(found.len())], *expected, "{section}:\n{report}");
 }
 
+/// Who has no exclusive CPUs keeps off them, by properties of its unit or slice, and gets back what it had.
+fn assert_herd(report: &Report) {
+    let lines = |section: &str| report.section(section).lines().map(str::to_owned).collect::<Vec<_>>();
+    let free = ["load [] 0-3", "other [] 0-3", "exempt [] 0-3", "batched [] 0-3", "batch.slice []"];
+    assert_eq!(lines("before"), free, "nothing is exclusive yet");
+    let herded = ["load [2-3] 2-3", "other [0-1] 0-1", "exempt [] 0-3", "batched [] 0-1"];
+    for section in ["herded", "herded and reloaded"] {
+        assert_eq!(lines(section), [&herded[..], &["batch.slice [0-1]"]].concat(), "{section}");
+    }
+    let late = ["late [0-1] 0-1", "batch.slice [0-1]"];
+    for section in ["herded and restarted", "herded and adopted"] {
+        assert_eq!(lines(section), [&herded[..], &late].concat(), "{section}");
+    }
+    let herding = &report.json("herded allocations")["enforcement"]["herding"];
+    for cgroup in herding["cgroups"].as_array().unwrap() {
+        assert_eq!((&cgroup["state"], &cgroup["cpus"]), (&"herded".into(), &"0-1".into()), "{herding}");
+    }
+    let late = ["late [] 0-3", "batch.slice []"];
+    for section in ["given back", "given back and restarted"] {
+        assert_eq!(lines(section), [&free[..4], &late].concat(), "{section}");
+    }
+}
+
 #[test]
 fn a_unit_keeps_its_pins_through_reload_and_restart() {
     let Some(bench) = Bench::open() else { return };
@@ -62,6 +85,7 @@ fn a_unit_keeps_its_pins_through_reload_and_restart() {
     assert_eq!(exec, ["Cpus_allowed_list:\t2-3", "Mems_allowed_list:\t1", "0::/numaward/job", "code 0"]);
     assert!(report.section("no such unit").contains("there is no such unit, or it does not run"), "{report}");
     assert!(report.section("not running").ends_with("code 1"), "{report}");
+    assert_herd(&report);
     let checks = report.section("checks");
     for check in ["systemd-unit", "systemd-refuses"] {
         assert!(checks.lines().any(|line| line.starts_with(&format!("ok {check}: "))), "{check}:\n{checks}");

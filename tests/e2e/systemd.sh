@@ -87,6 +87,56 @@ section "not running"
 systemctl stop load
 numaward guarantee load.service --cpus 1 --memory 64Mi 2>&1
 echo "code $?"
+# Everybody else keeps off exclusive CPUs: units by properties, a slice without any of them as a whole.
+mkdir -p /etc/numaward
+cat >/etc/numaward/config.yaml <<'END'
+enforcement:
+  herding: {mode: on, systemSlices: [/init.scope, /system.slice/exempt.service]}
+END
+for unit in other exempt late batched; do
+    printf '[Service]\nExecStart=/bin/sleep infinity\n' >/run/systemd/system/$unit.service
+done
+echo Slice=batch.slice >>/run/systemd/system/batched.service
+systemctl daemon-reload
+systemctl start load other exempt batched
+systemctl restart numaward
+wait_for 60 _ready
+
+# herd NAME UNIT...: of each unit the property and where its process may run.
+herd() {
+    section "$1"
+    shift
+    for _unit; do
+        _pid=$(systemctl show --value -p MainPID $_unit)
+        _allowed=$(sed -n 's/^Cpus_allowed_list:\t//p' /proc/$_pid/status)
+        echo "$_unit [$(systemctl show --value -p AllowedCPUs $_unit)] $_allowed"
+    done
+    echo "batch.slice [$(systemctl show --value -p AllowedCPUs batch.slice)]"
+}
+_herded() { [ "$(systemctl show --value -p AllowedCPUs $1)" = 0-1 ]; }
+_free() { [ -z "$(systemctl show --value -p AllowedCPUs $1)" ]; }
+herd "before" load other exempt batched
+numaward guarantee load.service --cpus 2 --memory 64Mi
+herd "herded" load other exempt batched
+section "herded allocations"
+allocations
+systemctl daemon-reload
+herd "herded and reloaded" load other exempt batched
+systemctl start late
+systemctl restart other
+wait_for 30 _herded late
+wait_for 30 _herded other
+herd "herded and restarted" load other exempt batched late
+systemctl kill -s KILL numaward
+wait_for 60 _ready
+herd "herded and adopted" load other exempt batched late
+numaward release load.service
+wait_for 30 _free late
+herd "given back" load other exempt batched late
+systemctl daemon-reload
+systemctl restart other
+herd "given back and restarted" load other exempt batched late
+
 section "log"
 journalctl -q --no-pager -u numaward | tail -40
 systemctl stop numaward

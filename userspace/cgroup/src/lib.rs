@@ -2,7 +2,7 @@
 //!
 //! - [`Hierarchy`] is a mounted tree: [`Hierarchy::open`] finds it, [`Hierarchy::walk`] lists its cgroups,
 //!   [`Hierarchy::path_of`] gives the path of an id, and the readers ([`read`]) give what a cgroup uses.
-//! - [`Watcher`] tells which cgroups came and went.
+//! - [`Watcher`] tells which cgroups came and went; [`Notifier`] what changes in chosen ones.
 //! - [`classify`] tells to which workload a cgroup belongs.
 //! - [`knob`] reads and writes settings.
 //!
@@ -15,8 +15,10 @@
 
 mod handle;
 mod hierarchy;
+mod inotify;
 pub mod knob;
 mod mounts;
+mod notify;
 mod path;
 pub mod read;
 mod unescape;
@@ -25,6 +27,7 @@ mod workload;
 
 pub use hierarchy::{Cgroup, Hierarchy, OpenError, WalkError};
 pub use mounts::{Mounts, MountsError};
+pub use notify::{Notice, Notifier, NotifyError, Subject};
 pub use path::{CgroupId, CgroupPath, PathError};
 pub use read::ReadError;
 pub use watch::{Event, WatchMode, WatchOptions, Watcher};

@@ -388,6 +388,14 @@ pub fn populated(dir: &Path) -> Result<bool, ReadError> {
     values.get("populated").map(|&value| value != 0).ok_or_else(|| text.incomplete("populated"))
 }
 
+/// Reads `usage_usec` of `cpu.stat`: the CPU time of a cgroup and all that was ever below it. None was ever used where no
+/// process has run yet.
+pub fn cpu_time(dir: &Path) -> Result<Duration, ReadError> {
+    let text = Text::read(dir, "cpu.stat")?;
+    let values = text.flat_keyed()?;
+    values.get("usage_usec").copied().map(Duration::from_micros).ok_or_else(|| text.incomplete("usage_usec"))
+}
+
 /// Reads `cgroup.procs`: the processes in the cgroup itself. 0 is one of another PID namespace.
 pub fn processes(dir: &Path) -> Result<Vec<u32>, ReadError> {
     let text = Text::read(dir, "cgroup.procs")?;
@@ -564,6 +572,16 @@ mod tests {
             populated,
             &[("populated 0\nfrozen 0\n", false), ("populated 1\nfrozen 0\n", true)],
             &[("frozen 0\n", "has no `populated`"), ("populated yes\n", "cgroup.events:1")],
+        );
+    }
+
+    #[test]
+    fn cpu_time_of_a_cgroup() {
+        check(
+            "cpu.stat",
+            cpu_time,
+            &[("usage_usec 1500\nuser_usec 1000\nsystem_usec 500\n", Duration::from_micros(1500))],
+            &[("user_usec 1\n", "has no `usage_usec`"), ("usage_usec -1\n", "cpu.stat:1")],
         );
     }
 

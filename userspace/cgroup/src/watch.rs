@@ -16,7 +16,6 @@
 use std::{
     collections::{BTreeMap, HashMap},
     io,
-    mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::{Duration, Instant},
 };
@@ -24,13 +23,13 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, poll},
     fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags},
-    io::Errno,
     time::Timespec,
 };
 
 use crate::{
     Cgroup, CgroupId, CgroupPath, Hierarchy, WalkError,
     hierarchy::{Stat, is_gone},
+    inotify::{Told, drain, why_unwatched},
 };
 
 /// A cgroup came or went.
@@ -92,13 +91,6 @@ pub struct Watcher {
 struct Known {
     id: CgroupId,
     watch: Option<i32>,
-}
-
-/// What inotify tells: a name in a watched directory.
-struct Told {
-    watch: i32,
-    flags: ReadFlags,
-    name: Option<String>,
 }
 
 impl Watcher {
@@ -203,24 +195,11 @@ impl Watcher {
     /// All that inotify has to tell.
     fn told(&mut self) -> Vec<Told> {
         let mut all = Vec::new();
-        let Some(fd) = &self.inotify else { return all };
-        let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
-        let mut reader = inotify::Reader::new(fd, &mut buffer);
-        loop {
-            match reader.next() {
-                Ok(event) => all.push(Told {
-                    watch: event.wd(),
-                    flags: event.events(),
-                    name: event.file_name().and_then(|name| Some(name.to_str().ok()?.to_owned())),
-                }),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return all,
-                Err(error) => {
-                    self.stop_watching(format!("cannot read inotify events: {error}"));
-                    return all;
-                }
-            }
+        let drained = self.inotify.as_ref().map_or(Ok(()), |fd| drain(fd, &mut all));
+        if let Err(error) = drained {
+            self.stop_watching(format!("cannot read inotify events: {error}"));
         }
+        all
     }
 
     /// Compares the whole hierarchy with what is known.
@@ -322,19 +301,6 @@ impl Watcher {
         }
         self.mode = WatchMode::Sweeping { reason };
         self.sweep_due = self.sweep_due.min(Instant::now() + self.options.sweep_unwatched);
-    }
-}
-
-fn why_unwatched(error: Errno, watches: usize) -> String {
-    match error {
-        Errno::NOSPC => format!(
-            "the limit of inotify watches was reached with {watches} of ours: raise fs.inotify.max_user_watches \
-             and restart"
-        ),
-        Errno::MFILE => "the limit of inotify instances or open files is reached: raise \
-                         fs.inotify.max_user_instances and restart"
-            .into(),
-        error => format!("inotify cannot be used: {error}"),
     }
 }
 

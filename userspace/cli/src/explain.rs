@@ -94,6 +94,9 @@ fn render_explanation(explanation: &Explanation) -> String {
                     row([&hints.resource, &hint.nodes, if hint.preferred { "yes" } else { "no" }])
                 })),
             }
+            if hints.omitted > 0 {
+                rows.push(row([&hints.resource, &format!("and {} more", hints.omitted), ""]));
+            }
         }
         text.push_str(&columns(&rows));
         if !merge.candidates.is_empty() {
@@ -101,6 +104,9 @@ fn render_explanation(explanation: &Explanation) -> String {
             rows.extend(merge.candidates.iter().map(|candidate| {
                 row([&candidate.nodes, if candidate.preferred { "yes" } else { "no" }, &candidate.verdict])
             }));
+            if merge.candidates_omitted > 0 {
+                rows.push(row([&format!("and {} more", merge.candidates_omitted), "", ""]));
+            }
             let _ = write!(text, "\n{}", columns(&rows));
         }
         let result = merge.nodes.as_deref().unwrap_or("any");

@@ -5,7 +5,8 @@
 //!
 //! By default on a made-up machine and a tree of plain files in memory: that measures the engine, the ledger and
 //! the plans, and what the kernel takes for a write is left out. Once with the ledger in memory, once on the disk of
-//! the temporary directory, where each admission syncs it twice. With `--real` in this host's own cgroup v2
+//! the temporary directory, where each admission syncs it. Then it is told what looking after all of them takes of
+//! a CPU while nothing happens. With `--real` in this host's own cgroup v2
 //! hierarchy, with as many workloads as it has exclusive CPUs for; in an emulated machine these times are not
 //! figures, but everything passes through the kernel.
 //!
@@ -20,6 +21,7 @@ use std::{
     fs, io,
     path::Path,
     process::ExitCode,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -80,7 +82,31 @@ async fn made_up(ledger: &Path, place: &str) -> bool {
         kept &= report(&format!("  workloads {}-{to}", from + 1), &mut times[from..to]);
         from = to;
     }
+    idle(&host);
     kept
+}
+
+/// Tells what it takes to look after all of them while nothing happens.
+fn idle(host: &Host) {
+    const SPAN: Duration = Duration::from_secs(10);
+    for workload in 0..WORKLOADS {
+        let dir = host.root().join(format!("w{workload}"));
+        // As the kernel would have it; else there is drift.
+        for knob in ["cpuset.cpus", "cpuset.mems"] {
+            fs::copy(dir.join(knob), dir.join(format!("{knob}.effective"))).unwrap();
+        }
+    }
+    let used = || {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        Duration::try_from(time).unwrap()
+    };
+    // Whatever was still to be done.
+    thread::sleep(SPAN / 5);
+    let before = used();
+    thread::sleep(SPAN);
+    let busy = used().saturating_sub(before);
+    let percent = 100.0 * busy.as_secs_f64() / SPAN.as_secs_f64();
+    println!("  idle, with all of them   {percent:.3} % of one CPU ({busy:.1?} in {SPAN:?})");
 }
 
 /// Admits as many as the host has room for, over and over.

@@ -19,6 +19,8 @@ pub mod doctor;
 pub mod enforce;
 pub mod events;
 mod fault;
+#[cfg(test)]
+mod fixture;
 pub mod guarantee;
 pub mod health;
 pub mod http;

@@ -1,8 +1,10 @@
 //! Allocations: what is asked for, what is held, and why something is refused.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Deref, slice, sync::Arc};
 
-use serde::{Deserialize, Serialize};
+use numaward_engine::ledger::KindAccount;
+use numaward_topology::ZoneKind;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::{Enforcement, Waiting};
@@ -203,6 +205,19 @@ pub struct Block {
     pub bytes: u64,
 }
 
+impl From<(&ZoneKind, &KindAccount)> for KindPromises {
+    fn from((kind, account): (&ZoneKind, &KindAccount)) -> Self {
+        Self {
+            kind: kind.to_string(),
+            total_bytes: account.total.0,
+            reserved_bytes: account.reserved.0,
+            allocatable_bytes: account.allocatable.0,
+            promised_bytes: account.promised.0,
+            free_bytes: account.free.0,
+        }
+    }
+}
+
 impl From<&numaward_engine::Block> for Block {
     fn from(block: &numaward_engine::Block) -> Self {
         Self { kind: block.kind.to_string(), nodes: block.affinity.to_string(), bytes: block.bytes.0 }
@@ -321,10 +336,50 @@ pub struct Shortfall {
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
     /// The merges of hints, in order. Without a topology policy there are none.
-    pub merges: Vec<Merge>,
+    #[schema(value_type = Vec<Merge>)]
+    pub merges: Merges,
     /// What else bears on the decision, such as what was not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+}
+
+/// Merges of hints. They can be many and are handed around with what they explain: clones share them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Merges(Arc<Vec<Merge>>);
+
+impl FromIterator<Merge> for Merges {
+    fn from_iter<I: IntoIterator<Item = Merge>>(merges: I) -> Self {
+        Self(Arc::new(merges.into_iter().collect()))
+    }
+}
+
+impl Deref for Merges {
+    type Target = [Merge];
+
+    fn deref(&self) -> &[Merge] {
+        &self.0
+    }
+}
+
+impl<'a> IntoIterator for &'a Merges {
+    type Item = &'a Merge;
+    type IntoIter = slice::Iter<'a, Merge>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl Serialize for Merges {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Merges {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Vec::deserialize(deserializer).map(|merges| Self(Arc::new(merges)))
+    }
 }
 
 /// One merge of hints.
@@ -333,8 +388,11 @@ pub struct Explanation {
 pub struct Merge {
     /// What each resource could be served on.
     pub hints: Vec<ResourceHints>,
-    /// The sets of nodes that could be the result, best first.
+    /// The sets of nodes that could be the result, best first; at most 256.
     pub candidates: Vec<Candidate>,
+    /// How many more there are.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub candidates_omitted: u64,
     /// The result, as a list; absent if every node is as good.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<String>,
@@ -349,9 +407,18 @@ pub struct ResourceHints {
     /// The resource, or the part of the engine that has nothing to say.
     #[schema(examples("cpu", "memory"))]
     pub resource: String,
-    /// The sets. None: it cannot be served at all. Absent: it has no preference.
+    /// The sets, small ones first; at most 256. None: it cannot be served at all.
+    /// Absent: it has no preference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sets: Option<Vec<Hint>>,
+    /// How many more there are.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub omitted: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A set of nodes on which a resource could be served.

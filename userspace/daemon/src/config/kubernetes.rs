@@ -1,10 +1,10 @@
 //! Kubernetes: how this host's pods are placed and watched.
 
-use std::{borrow::Cow, path::PathBuf};
+use std::path::PathBuf;
 
 use numaward_kube::nri;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::cluster::{Kubelet, NodeResourceTopology, PodResources};
 
@@ -35,9 +35,11 @@ pub struct Nri {
     /// The runtime's socket.
     pub socket: PathBuf,
     /// The plugin's name.
-    pub plugin_name: PluginName,
+    #[schemars(with = "String", regex(pattern = r"^[a-zA-Z0-9_.+-]+$"), example = &"numaward")]
+    pub plugin_name: nri::PluginName,
     /// The plugin's place among others: two digits, asked in ascending order.
-    pub plugin_index: PluginIndex,
+    #[schemars(with = "String", regex(pattern = r"^\d\d$"), example = &"90")]
+    pub plugin_index: nri::PluginIndex,
     /// What to do with containers that another plugin or the kubelet has pinned already.
     pub when_pinned: WhenPinned,
 }
@@ -48,8 +50,8 @@ impl Default for Nri {
         Self {
             enabled: false,
             socket,
-            plugin_name: PluginName(name),
-            plugin_index: PluginIndex(index),
+            plugin_name: name,
+            plugin_index: index,
             when_pinned: WhenPinned::default(),
         }
     }
@@ -66,54 +68,13 @@ pub enum WhenPinned {
     Override,
 }
 
-macro_rules! as_text {
-    ($(#[$doc:meta])* $name:ident, $inner:ty, $pattern:literal, $example:literal) => {
-        $(#[$doc])*
-        #[derive(Clone, Debug, PartialEq, Eq)]
-        pub struct $name(pub $inner);
-
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(&self.0)
-            }
-        }
-
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                Cow::<'de, str>::deserialize(deserializer)?.parse().map(Self).map_err(D::Error::custom)
-            }
-        }
-
-        impl JsonSchema for $name {
-            fn inline_schema() -> bool {
-                true
-            }
-            fn schema_name() -> Cow<'static, str> {
-                stringify!($name).into()
-            }
-            fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                json_schema!({ "type": "string", "pattern": $pattern, "examples": [$example] })
-            }
-        }
-    };
-}
-
-as_text!(
-    /// The name of an NRI plugin.
-    PluginName, nri::PluginName, r"^[a-zA-Z0-9_.+-]+$", "numaward"
-);
-as_text!(
-    /// The index of an NRI plugin.
-    PluginIndex, nri::PluginIndex, r"^\d\d$", "90"
-);
-
 impl Nri {
     /// The plugin's options.
     pub fn options(&self) -> nri::Options {
         nri::Options {
             socket: self.socket.clone(),
-            name: self.plugin_name.0.clone(),
-            index: self.plugin_index.0,
+            name: self.plugin_name.clone(),
+            index: self.plugin_index,
             when_pinned: match self.when_pinned {
                 WhenPinned::Yield => nri::WhenPinned::Yield,
                 WhenPinned::Override => nri::WhenPinned::Override,

@@ -5,7 +5,9 @@ mod drift;
 mod herd;
 mod machine;
 mod mode;
+mod notices;
 pub mod pods;
+mod presence;
 mod pressure;
 
 use std::{
@@ -34,10 +36,13 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    declared::Declarations, drift::Patrol, herd::Herd, machine::Lack, mode::Due, pressure::Throttled,
+    declared::Declarations, drift::Patrol, herd::Herd, machine::Lack, mode::Due, notices::Notices,
+    presence::Presence, pressure::Throttled,
 };
 use super::{
-    FieldError, Figures, Guarantee, PolicyError, Request, State, Target, explain,
+    FieldError, Figures, Guarantee, PolicyError, Request, State, Target,
+    decisions::Decisions,
+    explain,
     lookout::Lookout,
     marks::{self, Marks},
     policy, rebuild,
@@ -54,28 +59,55 @@ use crate::{
 
 /// How often what is held is looked after.
 const TURN: Duration = Duration::from_millis(250);
-/// An `exec` that nothing entered for so long was given up by whoever asked for it.
-const ENTER_LIMIT: Duration = Duration::from_mins(1);
-/// A unit that restarts has no cgroup meanwhile.
-const RESTART_LIMIT: Duration = Duration::from_secs(30);
-/// What cannot be released now is tried again after so long.
-const RETRY: Duration = Duration::from_secs(5);
 /// How often others' claims on memory are read anew.
 const REFRESH: Duration = Duration::from_secs(30);
 
 /// What others need to know of what is promised.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Promises {
-    /// Workloads with an allocation.
-    pub workloads: Vec<Promise>,
+    /// Workloads with an allocation, in the order of their cgroups' ids.
+    workloads: Vec<Promise>,
     /// The engine's ledger.
     pub ledger: Ledger,
 }
 
 impl Promises {
+    /// Those to these workloads.
+    pub fn new(mut workloads: Vec<Promise>, ledger: Ledger) -> Self {
+        workloads.sort_by_key(|promise| promise.id);
+        Self { workloads, ledger }
+    }
+
+    /// Workloads with an allocation, in the order of their cgroups' ids.
+    pub fn workloads(&self) -> &[Promise] {
+        &self.workloads
+    }
+
+    fn place(&self, id: CgroupId) -> Result<usize, usize> {
+        self.workloads.binary_search_by_key(&id, |promise| promise.id)
+    }
+
+    /// Whether the workload with this cgroup has an allocation.
+    pub fn has(&self, id: CgroupId) -> bool {
+        self.place(id).is_ok()
+    }
+
+    /// Adds one.
+    pub fn insert(&mut self, promise: Promise) {
+        match self.place(promise.id) {
+            Ok(index) => self.workloads[index] = promise,
+            Err(index) => self.workloads.insert(index, promise),
+        }
+    }
+
+    /// Takes away that of the workload with this cgroup.
+    pub fn remove(&mut self, id: CgroupId) {
+        self.workloads.retain(|promise| promise.id != id);
+    }
+
     /// The nodes on which memory is promised to the workload with this cgroup; none where only CPUs are.
     pub fn nodes_of(&self, id: CgroupId) -> Option<&NodeSet> {
-        let promise = self.workloads.iter().find(|promise| promise.id == id)?;
+        let promise = self.workloads.get(self.place(id).ok()?)?;
         (!promise.nodes.is_empty()).then_some(&promise.nodes)
     }
 }
@@ -311,22 +343,6 @@ impl Keeper {
     }
 }
 
-/// What is remembered of a guarantee, but not over a restart.
-#[derive(Debug)]
-struct Watched {
-    since: Instant,
-    was_populated: bool,
-    missing_since: Option<Instant>,
-    /// It could not be released: not before this is it tried again.
-    retry: Option<Instant>,
-}
-
-impl Watched {
-    fn new(now: Instant) -> Self {
-        Self { since: now, was_populated: false, missing_since: None, retry: None }
-    }
-}
-
 struct Owner {
     config: Config,
     machine: Arc<Machine>,
@@ -337,13 +353,15 @@ struct Owner {
     enforcer: Enforcer,
     patrol: Patrol,
     marks: Marks,
+    decisions: Decisions,
     herd: Herd,
     declarations: Declarations,
     due: Due,
     listener: Arc<dyn Listener>,
     figures: Figures,
     view: Arc<RwLock<Arc<api::Allocations>>>,
-    watched: BTreeMap<String, Watched>,
+    notices: Notices,
+    presence: Presence,
     pods: pods::Pods,
     moving: Vec<(CgroupPath, Moving)>,
     /// What was moved, of which cgroup.
@@ -393,7 +411,9 @@ impl Owner {
             tracing::error!(%path, reason, allocations, "a damaged ledger was set aside, and rebuilt from live cgroups");
         }
         let marks = Marks::new(hierarchy.clone(), found, &state);
+        let decisions = Decisions::open(&config.state_directory, &mut state);
         let uncovered = state.ledger.rebase(&idle);
+        let notices = Notices::new(hierarchy.clone());
         let mut owner = Self {
             config: config.clone(),
             machine,
@@ -404,6 +424,7 @@ impl Owner {
             enforcer,
             patrol: Patrol::new(lookout),
             marks,
+            decisions,
             herd: Herd::new(
                 config.enforcement.herding_mode(),
                 config.enforcement.herding.system_slices.clone(),
@@ -413,7 +434,8 @@ impl Owner {
             listener,
             figures,
             view,
-            watched: BTreeMap::new(),
+            notices,
+            presence: Presence::new(),
             pods: pods::Pods::default(),
             moving: Vec::new(),
             moved: BTreeMap::new(),
@@ -478,9 +500,10 @@ impl Owner {
 
     /// Takes over what runs: what is gone is released, what holds is left as it is, what does not is written.
     fn adopt(&mut self) {
-        let now = Instant::now();
-        self.watched = self.state.guarantees.keys().map(|name| (name.clone(), Watched::new(now))).collect();
-        self.release_gone(now);
+        for (name, guarantee) in &self.state.guarantees {
+            self.presence.hold(name, guarantee, &mut self.notices);
+        }
+        self.release_gone(Instant::now(), false);
         self.remove_strays();
         if let Some(rewritten) = self.uphold() {
             let allocations = self.state.guarantees.len();
@@ -737,7 +760,8 @@ impl Owner {
         };
         self.state.guarantees.insert(request.name.clone(), guarantee);
         self.enforce(plan, before)?;
-        self.watched.insert(request.name.clone(), Watched::new(Instant::now()));
+        self.decisions.note(&request.name, &self.state);
+        self.look_after_guarantee(&request.name);
         self.publish();
         Ok(())
     }
@@ -862,7 +886,7 @@ impl Owner {
             self.state = before;
             return Err(error.into());
         }
-        self.watched.remove(name);
+        self.presence.let_go(name, &mut self.notices);
         self.patrol.forget(&guarantee.cgroup);
         self.moved.remove(&guarantee.cgroup);
         if guarantee.target == Target::Exec {
@@ -888,7 +912,7 @@ impl Owner {
             self.herd(true);
             self.due.declared = true;
         }
-        self.release_gone(now);
+        self.release_gone(now, true);
         self.patrol(now, true);
         self.note_moved();
         self.look_at_throttled(now);
@@ -896,73 +920,11 @@ impl Owner {
         self.look_after_pods(now);
     }
 
-    /// Releases workloads that are gone and commands that ended, and goes on with what was begun.
-    fn release_gone(&mut self, now: Instant) {
-        let begun = self.state.releasing.iter();
-        let mut over: Vec<_> = begun.map(|name| (name.clone(), "its release was begun")).collect();
-        let mut restarted = false;
-        for (name, guarantee) in &mut self.state.guarantees {
-            let Some(watched) = self.watched.get_mut(name) else { continue };
-            if self.state.releasing.contains(name) {
-                continue;
-            }
-            // One that cannot be asked for is not known to be gone.
-            let Ok(id) = self.hierarchy.id_of(&guarantee.cgroup) else { continue };
-            let is_there = match guarantee.target {
-                Target::Unit(_) => id.is_some(),
-                _ => id == Some(guarantee.id),
-            };
-            if !is_there {
-                let since = *watched.missing_since.get_or_insert(now);
-                let patience = match guarantee.target {
-                    Target::Unit(_) => RESTART_LIMIT,
-                    _ => Duration::ZERO,
-                };
-                if now.duration_since(since) >= patience {
-                    over.push((name.clone(), "its cgroup is gone"));
-                }
-                continue;
-            }
-            watched.missing_since = None;
-            if let Some(id) = id.filter(|id| *id != guarantee.id) {
-                // A unit that was restarted has a new cgroup. systemd has pinned it, as it keeps the properties.
-                guarantee.id = id;
-                restarted = true;
-            }
-            if guarantee.target == Target::Exec {
-                match is_populated(&self.hierarchy.dir(&guarantee.cgroup)) {
-                    Some(true) => watched.was_populated = true,
-                    Some(false) if watched.was_populated => over.push((name.clone(), "its command ended")),
-                    Some(false) if now.duration_since(watched.since) >= ENTER_LIMIT => {
-                        over.push((name.clone(), "no command entered its cgroup"));
-                    }
-                    _ => {}
-                }
-            }
-        }
-        if restarted {
-            self.uphold();
-            self.publish();
-        }
-        for (name, reason) in over {
-            let retry = self.watched.get(&name).and_then(|watched| watched.retry);
-            if retry.is_some_and(|retry| now < retry) {
-                continue;
-            }
-            tracing::info!(name, reason, "to be released");
-            if let Err(error) = self.release(&name) {
-                tracing::error!(name, %error, "cannot be released; tried again");
-                if let Some(watched) = self.watched.get_mut(&name) {
-                    watched.retry = Some(now + RETRY);
-                }
-            }
-        }
-    }
-
     /// Tells others what is promised.
     fn publish(&mut self) {
         self.due.herd = true;
         self.due.declared = true;
+        self.throttled.outdated();
         self.follow_pool();
         self.patrol.follow(&self.state.book);
         let workloads = self.state.guarantees.iter().map(|(name, guarantee)| {
@@ -978,8 +940,7 @@ impl Owner {
                 uncovered: lack.map(|lack| lack.memory.clone()).unwrap_or_default(),
             }
         });
-        self.listener
-            .promised(Promises { workloads: workloads.collect(), ledger: self.state.ledger.clone() });
+        self.listener.promised(Promises::new(workloads.collect(), self.state.ledger.clone()));
         self.publish_view();
     }
 
@@ -1007,14 +968,7 @@ impl Owner {
                 .get(&id)
                 .into_iter()
                 .flat_map(|account| &account.kinds)
-                .map(|(kind, account)| api::KindPromises {
-                    kind: kind.to_string(),
-                    total_bytes: account.total.0,
-                    reserved_bytes: account.reserved.0,
-                    allocatable_bytes: account.allocatable.0,
-                    promised_bytes: account.promised.0,
-                    free_bytes: account.free.0,
-                })
+                .map(Into::into)
                 .collect(),
         });
         let allocations = self.state.guarantees.iter().map(|(name, guarantee)| {
@@ -1076,11 +1030,4 @@ impl Owner {
 fn placed(allocation: &Allocation) -> Vec<(ZoneKind, NodeId, Bytes)> {
     let by_kind = allocation.placed.iter();
     by_kind.flat_map(|(kind, nodes)| nodes.iter().map(|(node, bytes)| (*kind, *node, *bytes))).collect()
-}
-
-/// Whether a cgroup or one below it has processes; `None` if it cannot be told.
-fn is_populated(dir: &std::path::Path) -> Option<bool> {
-    let events = fs::read_to_string(dir.join("cgroup.events")).ok()?;
-    let populated = events.lines().find_map(|line| line.strip_prefix("populated "))?;
-    Some(populated.trim() == "1")
 }

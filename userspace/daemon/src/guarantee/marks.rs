@@ -27,7 +27,7 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use super::state::{Guarantee, State};
-use crate::{api, enforce::Record};
+use crate::enforce::Record;
 
 const PREFIX: &str = "user.numaward.";
 /// The version of the format that is written. Others are not read.
@@ -54,7 +54,6 @@ pub(super) struct Mark {
 #[serde(rename_all = "camelCase")]
 pub(super) struct Held {
     pub(super) name: String,
-    /// Without its explanation, which is long.
     pub(super) guarantee: Guarantee,
     pub(super) account: OwnerAccount,
 }
@@ -190,7 +189,7 @@ impl Marks {
             }
             let held = held.map(|(name, guarantee, account)| Held {
                 name: name.clone(),
-                guarantee: Guarantee { explanation: api::Explanation::default(), ..guarantee.clone() },
+                guarantee: guarantee.clone(),
                 account: account.clone(),
             });
             self.write(path, Mark::new(path.clone(), record.clone(), held));

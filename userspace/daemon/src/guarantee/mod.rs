@@ -26,6 +26,7 @@ use crate::{
     enforce::{Enforcer, KnobWatch, Options, Systemd, systemd},
 };
 
+mod decisions;
 mod explain;
 pub mod figures;
 pub mod import;

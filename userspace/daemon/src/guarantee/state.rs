@@ -55,7 +55,8 @@ pub struct Guarantee {
     /// What it was declared as in the configuration, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub declared: Option<Declared>,
-    /// Why it was placed there.
+    /// Why it was placed there: kept elsewhere.
+    #[serde(skip)]
     pub explanation: api::Explanation,
 }
 

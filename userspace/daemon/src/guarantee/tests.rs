@@ -1,46 +1,21 @@
 //! The keeper on a tree of plain files.
 
 mod herd;
+mod presence;
 
-use std::{fs, path::Path, sync::Mutex, thread::JoinHandle};
+use std::{fs, path::Path, thread::JoinHandle};
 
 use numaward_topology::{Bytes, Machine};
 
 use super::{
-    keeper::{Answer, CgroupEvents, Listener, Promises},
+    keeper::{Answer, Listener},
     *,
 };
 use crate::{
     api,
-    events::Report,
+    fixture::{self, Host},
     ledger::{Loaded, Store},
 };
-
-/// Four CPUs on each of two nodes; CPU 0 is kept for the system.
-struct Host {
-    machine: Mutex<Arc<Machine>>,
-    told: Mutex<Promises>,
-    happened: Mutex<Vec<(Option<CgroupPath>, Report)>>,
-    tell_cgroups: Mutex<Option<CgroupEvents>>,
-}
-
-impl Listener for Host {
-    fn machine(&self) -> Arc<Machine> {
-        self.machine.lock().unwrap().clone()
-    }
-
-    fn happened(&self, cgroup: Option<&CgroupPath>, report: Report) {
-        self.happened.lock().unwrap().push((cgroup.cloned(), report));
-    }
-
-    fn promised(&self, promises: Promises) {
-        *self.told.lock().unwrap() = promises;
-    }
-
-    fn tell_cgroups(&self, tell: CgroupEvents) {
-        *self.tell_cgroups.lock().unwrap() = Some(tell);
-    }
-}
 
 struct Bench {
     dir: tempfile::TempDir,
@@ -50,14 +25,7 @@ struct Bench {
 impl Bench {
     fn new(cgroups: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build();
-        let host = Host {
-            machine: Mutex::new(Arc::new(machine.unwrap())),
-            told: Mutex::default(),
-            happened: Mutex::default(),
-            tell_cgroups: Mutex::default(),
-        };
-        let bench = Self { dir, host: Arc::new(host) };
+        let bench = Self { dir, host: Arc::new(Host::small()) };
         bench.cgroup("");
         for cgroup in cgroups {
             bench.cgroup(cgroup);
@@ -66,28 +34,11 @@ impl Bench {
     }
 
     fn cgroup(&self, path: &str) {
-        let dir = self.dir.path().join("cgroup").join(path);
-        fs::create_dir_all(&dir).unwrap();
-        for (knob, text) in [
-            ("cgroup.controllers", "cpuset memory hugetlb\n"),
-            ("cgroup.subtree_control", "cpuset memory hugetlb\n"),
-            ("cgroup.procs", ""),
-            ("cgroup.events", "populated 1\n"),
-            ("cpuset.cpus", "\n"),
-            ("cpuset.cpus.effective", "0-7\n"),
-            ("cpuset.mems", "\n"),
-            ("cpuset.mems.effective", "0-1\n"),
-            ("memory.current", "4096\n"),
-            ("memory.min", "0\n"),
-            ("memory.max", "max\n"),
-        ] {
-            fs::write(dir.join(knob), text).unwrap();
-        }
+        fixture::cgroup(&self.dir.path().join("cgroup").join(path), &self.host.machine());
     }
 
     fn knob(&self, path: &str) -> String {
-        let text = fs::read_to_string(self.dir.path().join("cgroup").join(path)).unwrap();
-        text.lines().next().unwrap_or_default().to_owned()
+        fixture::line(&self.dir.path().join("cgroup").join(path))
     }
 
     fn start(&self) -> (Keeper, JoinHandle<()>, CancellationToken) {
@@ -96,25 +47,9 @@ impl Bench {
 
     fn start_with(&self, config: Config) -> (Keeper, JoinHandle<()>, CancellationToken) {
         let config = Config { state_directory: self.dir.path().join("state"), ..config };
-        let hierarchy = Hierarchy::at(&self.dir.path().join("cgroup"));
-        let machine = self.host.machine();
-        let options = Options::new(machine.possible_cpus.clone(), machine.node_ids());
-        let enforcer = Enforcer::new(hierarchy.root().to_owned(), None, options);
-        let stop = CancellationToken::new();
-        // Plain files are watched like knobs; without the privilege they are looked at.
         let root = self.dir.path().join("cgroup");
-        let host: Arc<Host> = self.host.clone();
-        let (keeper, thread) = Keeper::start(
-            &config,
-            hierarchy,
-            enforcer,
-            host,
-            Figures::default(),
-            KnobWatch::new(&root).ok(),
-            stop.clone(),
-        )
-        .unwrap();
-        (keeper, thread, stop)
+        // Plain files are watched like knobs; without the privilege they are looked at.
+        fixture::keeper(&config, &root, self.host.clone(), KnobWatch::new(&root).ok())
     }
 }
 
@@ -157,7 +92,7 @@ async fn no_cpu_is_promised_twice_and_a_restart_keeps_all() {
     assert_eq!((b.cpus.as_str(), b.nodes.as_str()), ("4-7", "1"));
     assert_eq!((bench.knob("a/cpuset.cpus").as_str(), bench.knob("a/cpuset.mems").as_str()), ("1-3", "0"));
     assert_eq!(bench.knob("a/memory.min"), Bytes::gib(1).0.to_string());
-    assert_eq!(bench.host.told.lock().unwrap().workloads.len(), 2);
+    assert_eq!(bench.host.told.lock().unwrap().workloads().len(), 2);
 
     let refused = admit(&keeper, "c", 1).await.unwrap_err();
     let text = refused.to_string();
@@ -448,8 +383,9 @@ async fn a_machine_that_shrinks_keeps_its_promises_and_tells_what_is_missing() {
     assert_eq!(told("What is promised to a is not all there any more: CPUs 1 is missing"), 1);
     assert_eq!(lack("b").unwrap().memory.len(), 1);
     assert_eq!((held(&keeper).len(), bench.knob("a/cpuset.cpus").as_str()), (2, "1-2"));
-    let promises = bench.host.told.lock().unwrap().workloads.clone();
-    assert_eq!(promises[0].offline_cpus.to_string(), "1");
+    let promises = bench.host.told.lock().unwrap().workloads().to_vec();
+    let of_a = promises.iter().find(|promise| promise.cgroup.as_str() == "/a").unwrap();
+    assert_eq!(of_a.offline_cpus.to_string(), "1");
     assert!(admit(&keeper, "c", 1).await.is_ok_and(|held| held.nodes == "1"), "node 0 has nothing left");
 
     // What one gives back covers another before it is promised to a third.

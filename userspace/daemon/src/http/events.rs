@@ -5,22 +5,15 @@
 //! that is too slow gets a message of the type `missed` with the number of events that are lost to it; one that
 //! takes nothing at all for [`TIME_LIMIT`] is given up.
 
-use std::{
-    io,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
-    body::{Body, Bytes},
+    body::Bytes,
     extract::{RawQuery, State},
     http::{HeaderMap, HeaderName, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use http_body::Frame;
 use tokio::{
     sync::mpsc,
     time::{interval_at, timeout},
@@ -31,6 +24,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use super::{
     TIME_LIMIT,
     accept::Offer,
+    pieces::{self, Piece},
     problem::{CONTENT_TYPE, Failure, Problem},
     routes::{App, JSON, accepted},
     samples::Watcher,
@@ -46,8 +40,6 @@ pub(super) const MAX_STREAMS: usize = 32;
 const PAGE: usize = 100;
 /// Silence after which a comment is sent, so that nobody between takes the connection for dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Messages that wait for a slow reader, beside those of its subscription.
-const PIECES: usize = 4;
 
 const STREAM: [Offer<()>; 1] =
     [Offer { media_type: "text", subtype: "event-stream", version: None, gives: () }];
@@ -187,7 +179,7 @@ async fn stream(
         let detail = format!("{MAX_STREAMS} streams are open, which is as many as there may be");
         return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, detail));
     };
-    let (sender, receiver) = mpsc::channel(PIECES);
+    let (sender, body) = pieces::body();
     let subscription = app.events().subscribe(since);
     let samples = samples.then(|| app.samples.watch());
     tokio::spawn(async move {
@@ -195,16 +187,16 @@ async fn stream(
         drop(place);
     });
     let head = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
-    Ok((head, Body::new(Messages(receiver))).into_response())
+    Ok((head, body).into_response())
 }
 
 /// Writes messages until the daemon stops or the reader is gone or given up.
-async fn feed(mut subscription: Subscription, mut samples: Option<Watcher>, sender: &mpsc::Sender<Bytes>) {
+async fn feed(mut subscription: Subscription, mut samples: Option<Watcher>, sender: &mpsc::Sender<Piece>) {
     let mut ticks = interval_at(tokio::time::Instant::now() + KEEP_ALIVE, KEEP_ALIVE);
     // Says at once that the stream is open.
     let mut message = Bytes::from_static(b": numaward\n\n");
     loop {
-        match timeout(TIME_LIMIT, sender.send(message)).await {
+        match timeout(TIME_LIMIT, sender.send(Piece::Text(message))).await {
             Ok(Ok(())) => {}
             // It went away.
             Ok(Err(_)) => return,
@@ -220,7 +212,11 @@ async fn feed(mut subscription: Subscription, mut samples: Option<Watcher>, send
                     Err(_) => comment(),
                 },
                 Next::Missed(missed) => format!("event: missed\ndata: {{\"missed\":{missed}}}\n\n").into(),
-                Next::Closed => return,
+                Next::Closed => {
+                    // Who does not take it is gone, or will see that the connection is.
+                    let _ = sender.try_send(Piece::End);
+                    return;
+                }
             },
             sample = next_sample(samples.as_mut()) => sample,
             _ = ticks.tick() => comment(),
@@ -239,20 +235,6 @@ async fn next_sample(samples: Option<&mut Watcher>) -> Bytes {
 /// A message that says nothing.
 fn comment() -> Bytes {
     Bytes::from_static(b":\n\n")
-}
-
-struct Messages(mpsc::Receiver<Bytes>);
-
-impl http_body::Body for Messages {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        Poll::Ready(ready!(self.0.poll_recv(context)).map(|message| Ok(Frame::data(message))))
-    }
 }
 
 #[cfg(test)]

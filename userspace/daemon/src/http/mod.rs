@@ -7,6 +7,7 @@ mod accept;
 mod control;
 mod events;
 mod page;
+mod pieces;
 mod problem;
 mod remote;
 mod routes;

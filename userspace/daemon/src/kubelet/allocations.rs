@@ -30,20 +30,7 @@ pub fn allocations(
         let free: CpuSet =
             node.cpus.iter().filter(|&cpu| shared.contains(cpu) && !exclusive.contains(cpu)).collect();
         let kinds = promised.ledger.nodes().get(id).into_iter().flat_map(|account| &account.kinds);
-        api::NodePromises {
-            node: id.0,
-            free_cpus: free.to_string(),
-            memory: kinds
-                .map(|(kind, of)| api::KindPromises {
-                    kind: kind.to_string(),
-                    total_bytes: of.total.0,
-                    reserved_bytes: of.reserved.0,
-                    allocatable_bytes: of.allocatable.0,
-                    promised_bytes: of.promised.0,
-                    free_bytes: of.free.0,
-                })
-                .collect(),
-        }
+        api::NodePromises { node: id.0, free_cpus: free.to_string(), memory: kinds.map(Into::into).collect() }
     });
     let nodes = nodes.collect();
     api::Allocations { allocations, shared_cpus: shared.to_string(), nodes, ..api::Allocations::default() }
@@ -85,15 +72,7 @@ fn allocation(
         cgroup,
         cpus: of.cpus.clone().unwrap_or_default().to_string(),
         nodes: of.memory_nodes().to_string(),
-        memory: of
-            .blocks
-            .iter()
-            .map(|block| api::Block {
-                kind: block.kind.to_string(),
-                nodes: block.affinity.to_string(),
-                bytes: block.bytes.0,
-            })
-            .collect(),
+        memory: of.blocks.iter().map(Into::into).collect(),
         // The kubelet writes them.
         settings: BTreeMap::new(),
         drift: Vec::new(),

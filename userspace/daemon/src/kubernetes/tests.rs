@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{CgroupPath, Hierarchy};
+use numaward_cgroup::CgroupPath;
 use numaward_engine::{ContainerRequest, Resources};
 use numaward_kube::{
     nri::{
@@ -23,10 +23,10 @@ use tokio_util::sync::CancellationToken;
 use super::{Figures, plugin};
 use crate::{
     config::Config,
-    enforce::{Enforcer, Options},
     events::Report,
+    fixture,
     guarantee::{
-        self, Keeper,
+        Keeper,
         keeper::{Listener, Promises},
     },
 };
@@ -121,48 +121,16 @@ impl Bench {
     }
 
     fn cgroup(&self, path: &str) {
-        let dir = self.dir.path().join("cgroup").join(path);
-        fs::create_dir_all(&dir).unwrap();
-        for (knob, text) in [
-            ("cgroup.controllers", "cpuset memory hugetlb\n"),
-            ("cgroup.subtree_control", "cpuset memory hugetlb\n"),
-            ("cgroup.procs", ""),
-            ("cgroup.events", "populated 1\n"),
-            ("cpuset.cpus", "\n"),
-            ("cpuset.cpus.effective", "0-63\n"),
-            ("cpuset.mems", "\n"),
-            ("cpuset.mems.effective", "0-3\n"),
-            ("memory.current", "4096\n"),
-            ("memory.min", "0\n"),
-            ("memory.low", "0\n"),
-            ("memory.high", "max\n"),
-            ("memory.max", "max\n"),
-        ] {
-            fs::write(dir.join(knob), text).unwrap();
-        }
+        fixture::cgroup(&self.dir.path().join("cgroup").join(path), &self.host.machine);
     }
 
     fn knob(&self, path: &str) -> String {
-        let text = fs::read_to_string(self.dir.path().join("cgroup").join(path)).unwrap();
-        text.lines().next().unwrap_or_default().to_owned()
+        fixture::line(&self.dir.path().join("cgroup").join(path))
     }
 
     async fn start(&self) -> Daemon {
-        let hierarchy = Hierarchy::at(&self.dir.path().join("cgroup"));
-        let options = Options::new(self.host.machine.possible_cpus.clone(), self.host.machine.node_ids());
-        let enforcer = Enforcer::new(hierarchy.root().to_owned(), None, options);
-        let stop = CancellationToken::new();
-        let listener: Arc<Host> = self.host.clone();
-        let (keeper, thread) = Keeper::start(
-            &self.config,
-            hierarchy,
-            enforcer,
-            listener,
-            guarantee::Figures::default(),
-            None,
-            stop.clone(),
-        )
-        .unwrap();
+        let root = self.dir.path().join("cgroup");
+        let (keeper, thread, stop) = fixture::keeper(&self.config, &root, self.host.clone(), None);
         let figures = Figures::default();
         let nri = &self.config.kubernetes.nri;
         let plugin = plugin(
@@ -279,7 +247,7 @@ async fn containers_are_placed_kept_apart_and_given_back() {
     assert_eq!((held.name.as_str(), held.cpus.as_str()), ("default/pod-db/db", "1-2"));
     let notes = &held.explanation.as_ref().unwrap().notes;
     assert!(notes.iter().any(|note| note.contains("the API server has not told")), "{notes:?}");
-    assert_eq!(bench.host.told.lock().unwrap().workloads[0].nodes, "0".parse().unwrap());
+    assert_eq!(bench.host.told.lock().unwrap().workloads()[0].nodes, "0".parse().unwrap());
     // The other left its CPUs before it was there, and the runtime learns of it.
     assert_eq!(bench.cpus(&shared), "0,3-63".parse().unwrap());
     until("the runtime repeats the pool", || {

@@ -95,7 +95,7 @@ impl State {
     /// Tells the probe which CPUs are exclusive to whom, if that changed.
     pub(super) fn follow_exclusive_cpus(&mut self, root: &Path) {
         let mut owners = BTreeMap::new();
-        for promise in &self.promises.workloads {
+        for promise in self.promises.workloads() {
             if let Some(slot) = self.table.slot(promise.id) {
                 owners.extend(promise.cpus.iter().map(|cpu| (cpu, slot)));
             }

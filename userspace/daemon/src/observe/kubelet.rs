@@ -63,7 +63,7 @@ impl Observer {
                 .filter_map(|(id, member)| kept.promise(id, &member.path, member.container.as_ref()?));
             containers.collect()
         };
-        self.promised(Promises { workloads, ledger: kept.promised.ledger.clone() });
+        self.promised(Promises::new(workloads, kept.promised.ledger.clone()));
     }
 
     /// Is notified when a container comes to which nothing is known to be promised.
@@ -110,7 +110,7 @@ impl State {
             .zip(container)
             .and_then(|(kept, container)| kept.promise(id, cgroup, container));
         match promise {
-            Some(promise) => Arc::make_mut(&mut self.promises).workloads.push(promise),
+            Some(promise) => Arc::make_mut(&mut self.promises).insert(promise),
             // Maybe the promise is news too.
             None => self.containers_came.notify_one(),
         }
@@ -118,8 +118,8 @@ impl State {
 
     /// The cgroup of a container went.
     pub(super) fn container_went(&mut self, id: CgroupId) {
-        if self.kept.is_some() && self.promises.workloads.iter().any(|promise| promise.id == id) {
-            Arc::make_mut(&mut self.promises).workloads.retain(|promise| promise.id != id);
+        if self.kept.is_some() && self.promises.has(id) {
+            Arc::make_mut(&mut self.promises).remove(id);
         }
     }
 

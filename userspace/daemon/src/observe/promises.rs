@@ -36,16 +36,18 @@ impl Listener for Observer {
     /// The probes know the nodes of a workload when this returns: its first page is judged by them.
     fn promised(&self, promises: Promises) {
         let mut state = self.lock();
-        let still: BTreeSet<CgroupId> = promises.workloads.iter().map(|promise| promise.id).collect();
+        let still: BTreeSet<CgroupId> = promises.workloads().iter().map(|promise| promise.id).collect();
         state.revision += 1;
         let before = std::mem::replace(&mut state.promises, Arc::new(promises));
-        for ended in before.workloads.iter().filter(|promise| !still.contains(&promise.id)) {
+        for ended in before.workloads().iter().filter(|promise| !still.contains(&promise.id)) {
             state.allow(ended.id);
         }
         let now = state.promises.clone();
-        for promise in &now.workloads {
+        for promise in now.workloads() {
             if state.table.slot(promise.id).is_some() {
-                state.allow(promise.id);
+                if before.nodes_of(promise.id) != now.nodes_of(promise.id) {
+                    state.allow(promise.id);
+                }
                 continue;
             }
             let workload = classify(&promise.cgroup, |path| *path == promise.cgroup);
@@ -73,7 +75,7 @@ impl Observer {
     fn headroom(&self, state: &State, promises: &Promises) -> Vec<(NodeId, ZoneKind, i64)> {
         let nodes: Vec<NodeId> = state.machine.nodes.keys().copied().collect();
         let mut unused: BTreeMap<(NodeId, ZoneKind), u64> = BTreeMap::new();
-        for promise in &promises.workloads {
+        for promise in promises.workloads() {
             let member = state.table.members().find(|(id, _)| *id == promise.id).map(|(_, member)| member);
             for (kind, node, bytes) in &promise.placed {
                 let used = match kind {
@@ -110,7 +112,7 @@ impl Observer {
     /// What is promised and not there, by the label of the workload.
     fn lacks(promises: &Promises) -> Vec<Lacking> {
         let mut lacks: BTreeMap<String, Lacking> = BTreeMap::new();
-        for promise in &promises.workloads {
+        for promise in promises.workloads() {
             let name = naming::name(&classify(&promise.cgroup, |path| *path == promise.cgroup));
             let of_name = lacks.entry(name).or_insert_with_key(|name| Lacking {
                 workload: name.as_str().into(),
@@ -128,7 +130,7 @@ impl Observer {
         let mut state = self.lock();
         let promises = state.promises.clone();
         let machine = state.machine.clone();
-        if promises.ledger.nodes().is_empty() && promises.workloads.is_empty() {
+        if promises.ledger.nodes().is_empty() && promises.workloads().is_empty() {
             return PromiseFigures::default();
         }
         let counted = state.counters();
@@ -148,7 +150,7 @@ impl Observer {
         });
         let missed = missed.collect();
         let headroom = self.headroom(&state, &promises);
-        let exclusive: Vec<_> = promises.workloads.iter().flat_map(|promise| promise.cpus.iter()).collect();
+        let exclusive: Vec<_> = promises.workloads().iter().flat_map(|promise| promise.cpus.iter()).collect();
         PromiseFigures {
             missed,
             kinds: promises

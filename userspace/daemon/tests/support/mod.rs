@@ -12,7 +12,7 @@ use std::{
 use numaward_cgroup::{CgroupPath, Hierarchy};
 use numaward_daemon::{
     config::Config,
-    enforce::{Enforcer, Options},
+    enforce::{Enforcer, KnobWatch, Options},
     events::Report,
     guarantee::{
         Figures, Keeper,
@@ -99,8 +99,10 @@ impl Host {
         let stop = CancellationToken::new();
         let listener = Arc::new(Deaf(self.machine.clone()));
         let figures = Figures::default();
+        // Without the privilege, knobs are looked at all the time.
+        let watch = KnobWatch::new(hierarchy.root()).ok();
         let (keeper, thread) =
-            Keeper::start(&config, hierarchy, enforcer, listener, figures, None, stop.clone()).unwrap();
+            Keeper::start(&config, hierarchy, enforcer, listener, figures, watch, stop.clone()).unwrap();
         let observer = Arc::new(Observer::new(&config));
         let metrics = Arc::new(Metrics::new(observer.clone()));
         let app = App::new(observer, metrics, Readiness::default(), Heartbeat::new());

@@ -38,6 +38,7 @@ use std::{
     time::Duration,
 };
 
+use numaward_topology::serde_as_text;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::UnixStream,
@@ -149,6 +150,8 @@ impl fmt::Display for PluginName {
     }
 }
 
+serde_as_text!(PluginName);
+
 /// A plugin's place among the others: two digits. They are asked in ascending order, and each sees what the
 /// ones before have set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -175,6 +178,8 @@ impl fmt::Display for PluginIndex {
         write!(f, "{:02}", self.0)
     }
 }
+
+serde_as_text!(PluginIndex);
 
 /// What to do with a container that a plugin of lower index, or the kubelet, has pinned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -132,7 +132,7 @@ impl Owner {
                         self.publish_view();
                     }
                     // What it held is to be had by others.
-                    self.due.gone |= self.state.guarantees.values().any(|held| held.cgroup == cgroup.path);
+                    self.due.gone |= self.presence.question(&cgroup.path);
                 }
             }
         }

@@ -45,18 +45,19 @@ pub(super) struct Patrol {
     /// The knobs that are watched.
     marks: BTreeMap<CgroupPath, BTreeSet<Knob>>,
     /// What is looked at in turns.
-    looked_at: Round,
-    swept: Round,
+    looked_at: Round<CgroupPath>,
+    swept: Round<CgroupPath>,
     /// What is to be looked at at this time.
     due: BTreeMap<CgroupPath, Duration>,
     noted: BTreeMap<(CgroupPath, Knob), Noted>,
 }
 
-/// Cgroups that are looked at one after the other, again and again.
+/// What is looked at one after the other, again and again.
 #[derive(Debug)]
-struct Round {
-    within: Duration,
-    cgroups: Vec<CgroupPath>,
+pub(super) struct Round<T> {
+    /// All of it within this.
+    pub(super) within: Duration,
+    pub(super) items: Vec<T>,
     next: usize,
 }
 
@@ -71,18 +72,18 @@ struct Noted {
     writer: Option<Writer>,
 }
 
-impl Round {
-    fn new(within: Duration) -> Self {
-        Self { within, cgroups: Vec::new(), next: 0 }
+impl<T: Clone> Round<T> {
+    pub(super) fn new(within: Duration) -> Self {
+        Self { within, items: Vec::new(), next: 0 }
     }
 
-    /// The cgroups of this turn.
-    fn turn(&mut self) -> Vec<CgroupPath> {
+    /// What is to be looked at in this turn.
+    pub(super) fn turn(&mut self) -> Vec<T> {
         let turns = (self.within.as_millis() / TURN.as_millis()).max(1);
-        let count = self.cgroups.len().div_ceil(usize::try_from(turns).unwrap_or(1));
+        let count = self.items.len().div_ceil(usize::try_from(turns).unwrap_or(1));
         let first = self.next;
-        self.next = (first + count) % self.cgroups.len().max(1);
-        self.cgroups.iter().cycle().skip(first).take(count).cloned().collect()
+        self.next = (first + count) % self.items.len().max(1);
+        self.items.iter().cycle().skip(first).take(count).cloned().collect()
     }
 }
 
@@ -142,8 +143,8 @@ impl Patrol {
                         .get(path)
                         .is_some_and(|marks| knobs.clone().all(|knob| marks.contains(knob)))
             });
-        self.swept.cgroups = watched.into_iter().map(|(path, _)| path).collect();
-        self.looked_at.cgroups = others.into_iter().map(|(path, _)| path).collect();
+        self.swept.items = watched.into_iter().map(|(path, _)| path).collect();
+        self.looked_at.items = others.into_iter().map(|(path, _)| path).collect();
         self.due.retain(|path, _| book.get(path).is_some());
         self.noted.retain(|(path, knob), _| {
             book.get(path).is_some_and(|record| record.written.0.contains_key(knob))

@@ -104,7 +104,7 @@ impl Owner {
         while self.due.herd || self.due.declared || self.due.gone {
             let due = std::mem::take(&mut self.due);
             if due.gone {
-                self.release_gone(std::time::Instant::now());
+                self.release_gone(std::time::Instant::now(), false);
             }
             if due.declared {
                 self.try_declared();

@@ -33,7 +33,7 @@ use numaward_topology::{Bytes, CpuSet};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Owner, Refused, Watched};
+use super::{Owner, Refused};
 use crate::{
     api,
     config::{enforcement::Mode, policy::TopologyManagerPolicy},
@@ -107,7 +107,8 @@ pub struct Admitted {
     /// The container that the owner is; none: the pod as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
-    /// Why it was placed there.
+    /// Why it was placed there: kept elsewhere.
+    #[serde(skip)]
     pub explanation: api::Explanation,
 }
 
@@ -464,6 +465,7 @@ impl Owner {
         match self.store_or_undo(before) {
             Ok(()) => {
                 self.pods.since.insert(ask.id.clone(), Instant::now());
+                self.decisions.note(&placed.of.owner, &self.state);
                 self.publish();
                 Ok((settings, unpinned))
             }
@@ -617,7 +619,8 @@ impl Owner {
         };
         self.state.guarantees.insert(name.clone(), guarantee);
         self.enforce(plan, before)?;
-        self.watched.insert(name.clone(), Watched::new(Instant::now()));
+        self.decisions.note(&name, &self.state);
+        self.look_after_guarantee(&name);
         self.publish();
         let allocation = self.allocation_for(&placed.of).cloned().unwrap_or_default();
         tracing::info!(

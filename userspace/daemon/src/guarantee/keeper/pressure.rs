@@ -3,8 +3,9 @@
 //! Problem: above `memory.high` the kernel reclaims, and puts the workload to sleep for up to two seconds at each
 //! allocation. Where there is nothing to reclaim, it neither gets on nor is it killed: it hangs.
 //!
-//! Algorithm: of every workload for which we set `memory.high`, how often it was throttled (`memory.events`) and how long
-//! all of its tasks waited at once (`full` of `memory.pressure`) is read every two seconds. It *stalls* when, over ten
+//! Algorithm: of a workload for which we set `memory.high`, the kernel tells when `memory.events` changes. From then on,
+//! until nothing happened for ten seconds, how often it was throttled and how long all of its tasks waited at once
+//! (`full` of `memory.pressure`) is read every two seconds; always, where nothing is told. It *stalls* when, over ten
 //! seconds, it was throttled and waited for nine tenths of the time. That is told, and if it is configured
 //! (`memoryQos.raiseHighOnStall`), `memory.high` is raised half the way to the limit, and at last taken away: then the
 //! workload gets on, or is killed at its limit and starts anew.
@@ -12,11 +13,11 @@
 //! Source: Documentation/admin-guide/cgroup-v2.rst, Documentation/accounting/psi.rst.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{CgroupPath, knob::Limit, read};
+use numaward_cgroup::{CgroupId, CgroupPath, Subject, knob::Limit, read};
 use numaward_topology::Bytes;
 
 use super::Owner;
@@ -36,7 +37,21 @@ const CLOSE: u64 = 64;
 #[derive(Debug, Default)]
 pub(super) struct Throttled {
     looked: Option<Instant>,
+    limited: BTreeMap<String, Limited>,
+    /// Whether other workloads are limited since, or otherwise.
+    is_outdated: bool,
+    /// Of these, `memory.events` changed.
+    heard: BTreeSet<CgroupPath>,
+    /// Those that are looked at.
     workloads: BTreeMap<String, Waits>,
+}
+
+/// A workload with `memory.high`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Limited {
+    cgroup: CgroupPath,
+    id: CgroupId,
+    high: Bytes,
 }
 
 /// What is known of one.
@@ -74,9 +89,32 @@ impl Waits {
             false
         }
     }
+
+    /// Whether it was not throttled for as long as it was looked at.
+    fn is_calm(&self) -> bool {
+        let (first, last) = (self.samples.front(), self.samples.back());
+        first.zip(last).is_some_and(|(first, last)| {
+            last.at.duration_since(first.at) >= WINDOW && last.throttled == first.throttled
+        })
+    }
 }
 
 impl Throttled {
+    /// Other workloads may be limited from now on.
+    pub(super) fn outdated(&mut self) {
+        self.is_outdated = true;
+    }
+
+    /// A cgroup met one of its limits.
+    pub(super) fn hear(&mut self, cgroup: CgroupPath) {
+        self.heard.insert(cgroup);
+    }
+
+    /// Any may have met one.
+    pub(super) fn hear_all(&mut self) {
+        self.heard.extend(self.limited.values().map(|limited| limited.cgroup.clone()));
+    }
+
     /// Whether this workload stalls.
     pub(super) fn stalls(&self, name: &str) -> bool {
         self.workloads.get(name).is_some_and(|waits| waits.stalls)
@@ -96,17 +134,24 @@ impl Owner {
             return;
         }
         self.throttled.looked = Some(now);
-        let limited: BTreeMap<String, (CgroupPath, Bytes)> = self
-            .state
-            .guarantees
-            .iter()
-            .filter_map(|(name, held)| match self.state.book.get(&held.cgroup)?.settings.memory_high? {
-                Limit::Bytes(high) => Some((name.clone(), (held.cgroup.clone(), high))),
-                Limit::Max => None,
-            })
-            .collect();
-        self.throttled.workloads.retain(|name, _| limited.contains_key(name));
-        for (name, (cgroup, high)) in limited {
+        if std::mem::take(&mut self.throttled.is_outdated) {
+            self.follow_limited();
+        }
+        if !self.notices.work() {
+            self.throttled.hear_all();
+        }
+        for cgroup in std::mem::take(&mut self.throttled.heard) {
+            if let Some(name) =
+                self.presence.name_of(&cgroup).filter(|name| self.throttled.limited.contains_key(*name))
+            {
+                self.throttled.workloads.entry(name.clone()).or_default();
+            }
+        }
+        let looked_at: Vec<String> = self.throttled.workloads.keys().cloned().collect();
+        for name in looked_at {
+            let Some(Limited { cgroup, high, .. }) = self.throttled.limited.get(&name).cloned() else {
+                continue;
+            };
             let dir = self.hierarchy.dir(&cgroup);
             // What is not there, or without PSI, cannot be told.
             let (Ok(events), Ok(pressure)) = (read::memory_events(&dir), read::memory_pressure(&dir)) else {
@@ -116,13 +161,45 @@ impl Owner {
             let waits = self.throttled.workloads.entry(name.clone()).or_default();
             let before = waits.stalls;
             let begins = waits.take(sample);
-            if waits.stalls != before {
+            let changed = waits.stalls != before;
+            if waits.is_calm() {
+                self.throttled.workloads.remove(&name);
+            }
+            if changed {
                 self.publish_view();
             }
             if begins {
                 self.stalled(&name, &cgroup, high);
             }
         }
+    }
+
+    /// Takes note of who is limited now.
+    fn follow_limited(&mut self) {
+        let limited: BTreeMap<String, Limited> = self
+            .state
+            .guarantees
+            .iter()
+            .filter_map(|(name, held)| match self.state.book.get(&held.cgroup)?.settings.memory_high? {
+                Limit::Bytes(high) => {
+                    Some((name.clone(), Limited { cgroup: held.cgroup.clone(), id: held.id, high }))
+                }
+                Limit::Max => None,
+            })
+            .collect();
+        let is_same =
+            |a: &Limited, b: Option<&Limited>| b.is_some_and(|b| (&a.cgroup, a.id) == (&b.cgroup, b.id));
+        let before = std::mem::take(&mut self.throttled.limited);
+        for (name, over) in before.iter().filter(|(name, over)| !is_same(over, limited.get(*name))) {
+            self.notices.unwatch(&over.cgroup, Subject::Memory);
+            self.throttled.workloads.remove(name);
+        }
+        for (_, new) in limited.iter().filter(|(name, new)| !is_same(new, before.get(*name))) {
+            self.notices.watch(&new.cgroup, Subject::Memory);
+            // What happened before it was watched.
+            self.throttled.heard.insert(new.cgroup.clone());
+        }
+        self.throttled.limited = limited;
     }
 
     fn stalled(&mut self, name: &str, cgroup: &CgroupPath, high: Bytes) {
@@ -164,7 +241,7 @@ impl Owner {
         self.enforce(plan, before).map_err(|refused| refused.to_string())?;
         self.figures.raised();
         // Another ten seconds to get on.
-        self.throttled.workloads.remove(name);
+        self.throttled.workloads.insert(name.to_owned(), Waits::default());
         self.publish();
         Ok(to)
     }
@@ -172,7 +249,90 @@ impl Owner {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, sync::Arc};
+
+    use numaward_cgroup::Hierarchy;
+
     use super::*;
+    use crate::{
+        api,
+        config::Config,
+        fixture::{self, Host},
+        guarantee::{Figures, Request, keeper::Answer},
+    };
+
+    /// A workload that may use four times what it is promised, from which it is kept at half of that, does not get on
+    /// there: what it is kept at in the end, whether it is shown as stalled, and what was told.
+    fn stalled(raise: bool) -> (String, bool, Vec<(Option<CgroupPath>, Report)>) {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, host) = (dir.path().join("cgroup"), Arc::new(Host::small()));
+        let cgroup = root.join("a");
+        for dir in [&root, &cgroup] {
+            fixture::cgroup(dir, &host.machine.lock().unwrap());
+        }
+        let stat = |throttled: u32, waited: u32| {
+            let events = format!("low 0\nhigh {throttled}\nmax 0\noom 0\noom_kill 0\n");
+            fs::write(cgroup.join("memory.events"), events).unwrap();
+            let line = format!("avg10=0.00 avg60=0.00 avg300=0.00 total={}000000", waited);
+            fs::write(cgroup.join("memory.pressure"), format!("some {line}\nfull {line}\n")).unwrap();
+        };
+        stat(0, 0);
+        let config = format!(
+            r#"{{"memoryThrottlingFactor": 0.5, "memoryQos": {{"raiseHighOnStall": {raise}}}, "stateDirectory": {:?}}}"#,
+            dir.path().join("state")
+        );
+        let config: Config = serde_json::from_str(&config).unwrap();
+        let (hierarchy, enforcer) =
+            (Hierarchy::at(&root), fixture::enforcer(&root, &host.machine.lock().unwrap()));
+        let listener = host.clone();
+        let mut owner =
+            Owner::open(&config, hierarchy, enforcer, listener, Figures::default(), None, Arc::default())
+                .unwrap();
+        owner.adopt();
+        let request = Request::new(&api::AllocationRequest {
+            name: "a".to_owned(),
+            target: api::Target::Cgroup("/a".to_owned()),
+            cpus: 1,
+            memory: "256Mi".to_owned(),
+            memory_limit: Some("1Gi".to_owned()),
+            hugepages: BTreeMap::new(),
+            policy: None,
+            partition: None,
+        });
+        assert!(matches!(owner.admit(&request.unwrap(), false), Ok(Answer::Admitted(_))));
+        let high = || fixture::line(&cgroup.join("memory.high"));
+        assert_eq!(high(), (640_u64 << 20).to_string());
+
+        let start = Instant::now();
+        let mut at = |seconds: u32| {
+            owner.take_notices();
+            owner.look_at_throttled(start + Duration::from_secs(seconds.into()));
+            owner.allocations().allocations[0].stalled
+        };
+        for seconds in [0, 2, 4, 6, 8] {
+            assert!(!at(seconds), "it may still get on");
+            stat(seconds + 1, seconds + 2);
+        }
+        let is_stalled = at(10);
+        let happened = host.happened.lock().unwrap().clone();
+        (high(), is_stalled, happened)
+    }
+
+    #[test]
+    fn a_workload_that_stalls_is_told_and_gets_more_if_that_is_configured() {
+        for (raise, mib, outcome, severity) in [
+            (false, 640_u64, "raiseHighOnStall is off, so it is left as it is", Severity::Critical),
+            (true, 832, "memory.high is raised to 832Mi", Severity::Warning),
+        ] {
+            let (high, is_stalled, happened) = stalled(raise);
+            assert_eq!((high, is_stalled), ((mib << 20).to_string(), !raise));
+            let [(cgroup, report)] = &happened[..] else { panic!("{happened:?}") };
+            assert_eq!(cgroup.as_ref().map(CgroupPath::as_str), Some("/a"));
+            let told = format!("{report:?}");
+            assert!(told.contains("a is slowed down at memory.high (640Mi) and does not get on"), "{told}");
+            assert!(told.contains(outcome) && told.contains(&format!("{severity:?}")), "{told}");
+        }
+    }
 
     #[test]
     fn a_workload_stalls_when_it_is_throttled_and_only_waits() {
@@ -191,6 +351,22 @@ mod tests {
         assert_eq!(take(22, 20_000, 9), (false, false), "it waits for something else");
         assert_eq!(take(24, 21_900, 10), (false, false), "it gets on");
         assert_eq!(take(34, 31_900, 11), (true, true));
+    }
+
+    #[test]
+    fn a_workload_that_is_not_throttled_is_not_looked_at_for_long() {
+        let start = Instant::now();
+        let mut waits = Waits::default();
+        let mut calm = |seconds: u64, throttled: u64| {
+            let at = start + Duration::from_secs(seconds);
+            waits.take(Sample { at, waited: Duration::ZERO, throttled });
+            waits.is_calm()
+        };
+        assert!(!calm(0, 3));
+        assert!(!calm(8, 3));
+        assert!(!calm(10, 4));
+        assert!(!calm(18, 4));
+        assert!(calm(20, 4));
     }
 
     #[test]
