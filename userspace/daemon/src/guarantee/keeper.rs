@@ -696,8 +696,9 @@ impl Owner {
                     cpus = %allocation.cpus.clone().unwrap_or_default(), nodes = %allocation.memory_nodes(),
                     "promised"
                 );
-                let held =
-                    self.allocations().allocations.iter().find(|held| held.name == request.name).cloned();
+                // As it was just published.
+                let view = self.view.read().unwrap_or_else(PoisonError::into_inner).clone();
+                let held = view.allocations.iter().find(|held| held.name == request.name).cloned();
                 held.map(Answer::Admitted).ok_or(Refused::Stopping)
             }
             Err(refused) => {

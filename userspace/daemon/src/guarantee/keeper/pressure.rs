@@ -208,7 +208,7 @@ impl Owner {
         let outcome = match &raised {
             None => "memoryQos.raiseHighOnStall is off, so it is left as it is".to_owned(),
             Some(Ok(Limit::Max)) => "memory.high is taken away".to_owned(),
-            Some(Ok(now)) => format!("memory.high is raised to {now}"),
+            Some(Ok(Limit::Bytes(now))) => format!("memory.high is raised to {now}"),
             Some(Err(error)) => format!("memory.high cannot be raised: {error}"),
         };
         let message =
