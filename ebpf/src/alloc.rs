@@ -33,29 +33,29 @@
 #![feature(asm_experimental_arch)]
 
 mod common;
+mod current;
+mod nodes;
+mod roots;
 
 use core::arch::asm;
 
 use aya_ebpf::{
     EbpfContext, Global,
-    helpers::{
-        bpf_get_current_ancestor_cgroup_id, bpf_get_current_cgroup_id, bpf_get_current_task_btf,
-        bpf_get_numa_node_id,
-    },
+    helpers::{bpf_get_current_cgroup_id, bpf_get_current_task_btf},
     macros::{btf_tracepoint, map, tracepoint},
-    maps::{Array, HashMap, PerCpuArray},
+    maps::{Array, PerCpuArray},
     programs::{BtfTracePointContext, TracePointContext},
 };
 use aya_log_ebpf::debug;
-use numaward_abi::{
-    AllocCounters, AllocTotals, MAX_NODE_IDS, MAX_NODES, NodeTable, OTHER_SLOT, Slot, UNKNOWN_NODE,
+use numaward_abi::{AllocCounters, AllocTotals, MAX_NODE_IDS, MAX_NODES, Slot, UNKNOWN_NODE};
+
+use crate::{
+    current::current_slot,
+    nodes::{NODE_TABLE, home},
 };
 
 /// A user page: anonymous memory and page cache. `___GFP_MOVABLE` of `linux/gfp_types.h`.
 const GFP_MOVABLE: u32 = 0x08;
-
-/// Levels of the cgroup tree that are searched for a registered cgroup, from the root down.
-const MAX_LEVELS: i32 = 24;
 
 const CACHE_BITS: u32 = 6;
 
@@ -101,18 +101,12 @@ static MIGRATION_DISABLED: Global<u32> = Global::new(0);
 
 // Sizes that depend on the machine are set by userspace.
 
-/// The slot of each registered cgroup.
-#[map]
-static ROOTS: HashMap<u64, u32> = HashMap::with_max_entries(1, 0);
 /// By slot.
 #[map]
 static SLOTS: Array<Slot> = Array::with_max_entries(1, 0);
 /// See the module's comment.
 #[map]
 static GENERATION: Array<u64> = Array::with_max_entries(1, 0);
-/// One entry.
-#[map]
-static NODE_TABLE: Array<NodeTable> = Array::with_max_entries(1, 0);
 /// The node index plus one of each memory section; 0 where that is not known.
 #[map]
 static SECTION_NODE: Array<u16> = Array::with_max_entries(1, 0);
@@ -265,23 +259,10 @@ fn resolve(entry: &mut CacheEntry, generation: *mut u64) -> bool {
     let generation = unsafe { fetch_add(generation, 0) };
     // SAFETY: the helper takes nothing and always succeeds.
     let cgroup = unsafe { bpf_get_current_cgroup_id() };
-    let mut slot = OTHER_SLOT;
-    for level in 0..MAX_LEVELS {
-        // SAFETY: any level is allowed; the helper returns 0 below the current cgroup.
-        let ancestor = unsafe { bpf_get_current_ancestor_cgroup_id(level) };
-        if ancestor == 0 {
-            break;
-        }
-        // SAFETY: the value is copied at once; userspace replaces an entry, it never changes one.
-        if let Some(found) = unsafe { ROOTS.get(ancestor) } {
-            slot = *found;
-        }
-    }
+    let slot = current_slot();
     let Some(slot_value) = SLOTS.get(slot) else { return false };
     let Some(nodes) = NODE_TABLE.get(0) else { return false };
-    // SAFETY: the helper takes nothing and always succeeds.
-    let own_node = unsafe { bpf_get_numa_node_id() } as usize;
-    let home = if own_node < MAX_NODE_IDS { nodes.home[own_node] } else { UNKNOWN_NODE };
+    let home = home(nodes);
     let shard = u32::from(home).checked_rem(SHARDS.load()).unwrap_or(0);
     entry.cgroup = cgroup;
     entry.allowed = slot_value.allowed;

@@ -1,4 +1,4 @@
-//! Programs that do nothing, on the hooks of the allocation probe: the yardstick of its cost.
+//! Programs that do nothing, on the hooks of the probes: the yardstick of their cost.
 
 #![no_std]
 #![no_main]
@@ -6,12 +6,19 @@
 mod common;
 
 use aya_ebpf::{
-    macros::{btf_tracepoint, tracepoint},
-    programs::{BtfTracePointContext, TracePointContext},
+    macros::{btf_tracepoint, fentry, tracepoint},
+    programs::{BtfTracePointContext, FEntryContext, TracePointContext},
 };
 
+/// Its tracepoint is chosen when it is loaded.
 #[btf_tracepoint(function = "mm_page_alloc")]
 fn empty_tp_btf(_ctx: BtfTracePointContext) -> i32 {
+    0
+}
+
+/// As above, its function.
+#[fentry(function = "task_numa_fault")]
+fn empty_fentry(_ctx: FEntryContext) -> i32 {
     0
 }
 

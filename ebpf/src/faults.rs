@@ -20,20 +20,25 @@
 
 mod common;
 mod counters;
+mod current;
+mod nodes;
 mod roots;
 
 use core::arch::asm;
 
 use aya_ebpf::{
     EbpfContext, Global,
-    helpers::bpf_get_numa_node_id,
-    macros::{btf_tracepoint, fentry, fexit, kprobe, map},
+    macros::{btf_tracepoint, fentry, fexit, kprobe, map, tracepoint},
     maps::Array,
-    programs::{BtfTracePointContext, FEntryContext, FExitContext, ProbeContext},
+    programs::{BtfTracePointContext, FEntryContext, FExitContext, ProbeContext, TracePointContext},
 };
-use numaward_abi::{MAX_NODE_IDS, MIGRATE_REASONS, NodeTable, ScanCounters, UNKNOWN_NODE};
+use numaward_abi::{MAX_NODE_IDS, MIGRATE_REASONS, ScanCounters, UNKNOWN_NODE};
 
-use crate::{counters::add_shared, roots::current_slot};
+use crate::{
+    counters::add_shared,
+    current::current_slot,
+    nodes::{NODE_TABLE, home},
+};
 
 /// `TNF_MIGRATED` and `TNF_FAULT_LOCAL` of linux/sched/numa_balancing.h.
 const MIGRATED: i32 = 0x01;
@@ -49,6 +54,9 @@ static COLUMNS: Global<u32> = Global::new(2);
 /// Which argument of `mm_migrate_pages` is the reason.
 #[unsafe(no_mangle)]
 static REASON_ARGUMENT: Global<u32> = Global::new(7);
+/// Where it is in the record of the classic tracepoint.
+#[unsafe(no_mangle)]
+static REASON_OFFSET: Global<u32> = Global::new(60);
 /// Offsets of `vm_area_struct.vm_start` and `vm_end`.
 #[unsafe(no_mangle)]
 static VMA_RANGE: Global<[u32; 2]> = Global::new([0; 2]);
@@ -56,9 +64,6 @@ static VMA_RANGE: Global<[u32; 2]> = Global::new([0; 2]);
 #[unsafe(no_mangle)]
 static PAGE_SHIFT: Global<u32> = Global::new(12);
 
-/// One entry.
-#[map]
-static NODE_TABLE: Array<NodeTable> = Array::with_max_entries(1, 0);
 /// Pages, by (slot * NODES + the home node of the CPU) * COLUMNS + column.
 #[map]
 static ACCESS: Array<u64> = Array::with_max_entries(1, 0);
@@ -87,9 +92,7 @@ fn hint_kprobe(ctx: ProbeContext) -> u32 {
 fn hint(mem_node: i32, pages: i32, flags: i32) {
     let Ok(pages) = u64::try_from(pages) else { return };
     let Some(nodes) = NODE_TABLE.get(0) else { return };
-    // SAFETY: the helper takes nothing and always succeeds.
-    let own_node = unsafe { bpf_get_numa_node_id() } as usize;
-    let home = if own_node < MAX_NODE_IDS { nodes.home[own_node] } else { UNKNOWN_NODE };
+    let home = home(nodes);
     let memory = match mem_node as usize {
         id if id < MAX_NODE_IDS => nodes.index[id],
         _ => UNKNOWN_NODE,
@@ -159,12 +162,37 @@ fn migrate_tp_btf(ctx: BtfTracePointContext) -> i32 {
         }
     }
     // An `int`: the rest of the register is not defined.
-    let reason = reason as u32;
+    migrated(succeeded, reason as u32);
+    0
+}
+
+#[tracepoint]
+fn migrate_tracepoint(ctx: TracePointContext) -> u32 {
+    // /sys/kernel/tracing/events/migrate/mm_migrate_pages/format; userspace compares it before attaching.
+    let record = ctx.as_ptr();
+    let succeeded: u64;
+    let reason: u64;
+    // Written out for the verifier, as above.
+    // SAFETY: the offsets are inside of the record, which the verifier checks.
+    unsafe {
+        asm!("{0} = *(u64 *)({1} + 8)", out(reg) succeeded, in(reg) record);
+        match REASON_OFFSET.load() {
+            28 => asm!("{0} = *(u32 *)({1} + 28)", out(reg) reason, in(reg) record),
+            52 => asm!("{0} = *(u32 *)({1} + 52)", out(reg) reason, in(reg) record),
+            60 => asm!("{0} = *(u32 *)({1} + 60)", out(reg) reason, in(reg) record),
+            _ => return 0,
+        }
+    }
+    migrated(succeeded, reason as u32);
+    0
+}
+
+#[inline(always)]
+fn migrated(pages: u64, reason: u32) {
     let last = MIGRATE_REASONS as u32 - 1;
     let reason = if reason < last { reason } else { last };
     if let Some(counter) = MIGRATED_PAGES.get_ptr_mut(current_slot() * MIGRATE_REASONS as u32 + reason) {
         // SAFETY: the pointer is of the map's value.
-        unsafe { add_shared(counter, succeeded) };
+        unsafe { add_shared(counter, pages) };
     }
-    0
 }

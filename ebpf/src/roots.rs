@@ -1,98 +1,18 @@
-//! From a task to the slot of its workload, for programs that run seldom enough to search each time.
-//!
-//! ROOTS holds the registered cgroups. A task belongs to the deepest of them among its own cgroup and that one's
-//! ancestors; to [`OTHER_SLOT`] where there is none.
-//!
-//! Neither way calls `bpf_probe_read_kernel`, so that the programs load under `lockdown=confidentiality`.
+//! The registered cgroups. Tasks belong to the deepest of them among their own cgroup and its ancestors; to
+//! [`numaward_abi::OTHER_SLOT`] where there is none.
 
-use aya_ebpf::{Global, helpers::bpf_get_current_ancestor_cgroup_id, macros::map, maps::HashMap};
-use numaward_abi::OTHER_SLOT;
+use aya_ebpf::{macros::map, maps::HashMap};
 
 /// Levels of the cgroup tree that are searched.
-const MAX_LEVELS: i32 = 24;
-
-/// Offsets of the members in the path from a task to its cgroup's node in kernfs, which has the id:
-/// `task_struct.cgroups`, `css_set.dfl_cgrp`, `cgroup.kn`, `kernfs_node.id`.
-#[unsafe(no_mangle)]
-static CGROUP_PATH: Global<[u32; 4]> = Global::new([0; 4]);
-/// The offset of the pointer to the parent in `kernfs_node`.
-#[unsafe(no_mangle)]
-static KERNFS_PARENT: Global<u32> = Global::new(0);
+pub(crate) const MAX_LEVELS: i32 = 24;
 
 /// The slot of each registered cgroup. Its size is set by userspace.
 #[map]
 static ROOTS: HashMap<u64, u32> = HashMap::with_max_entries(1, 0);
 
-/// The slot of the current task.
+/// The slot of a cgroup, if that is registered itself.
 #[inline(always)]
-#[allow(dead_code, reason = "each object has its own use of this module")]
-pub(crate) fn current_slot() -> u32 {
-    let mut slot = OTHER_SLOT;
-    for level in 0..MAX_LEVELS {
-        // SAFETY: any level is allowed; the helper returns 0 below the current cgroup.
-        let ancestor = unsafe { bpf_get_current_ancestor_cgroup_id(level) };
-        if ancestor == 0 {
-            break;
-        }
-        // SAFETY: the value is copied at once; userspace replaces an entry, it never changes one.
-        if let Some(found) = unsafe { ROOTS.get(ancestor) } {
-            slot = *found;
-        }
-    }
-    slot
-}
-
-/// A cgroup's node in kernfs.
-#[derive(Clone, Copy)]
-#[allow(dead_code, reason = "each object has its own use of this module")]
-pub(crate) struct CgroupNode(*const u8);
-
-#[allow(dead_code, reason = "each object has its own use of this module")]
-impl CgroupNode {
-    /// That of a task's cgroup.
-    ///
-    /// # Safety
-    ///
-    /// `task` is a `struct task_struct` as the verifier knows it, and the offsets are set.
-    #[inline(always)]
-    pub(crate) unsafe fn of_task(task: *const u8) -> Self {
-        let [cgroups, dfl_cgrp, kn, _] = CGROUP_PATH.load();
-        // SAFETY: each offset is of a member of the struct that is pointed to. The verifier makes these loads
-        // such that cannot fault, and the program runs under RCU, which keeps the structs alive.
-        unsafe {
-            let css_set = *task.add(cgroups as usize).cast::<*const u8>();
-            let cgroup = *css_set.add(dfl_cgrp as usize).cast::<*const u8>();
-            Self(*cgroup.add(kn as usize).cast::<*const u8>())
-        }
-    }
-
-    /// The id of the cgroup; 0 where there is none.
-    #[inline(always)]
-    pub(crate) fn id(self) -> u64 {
-        if self.0.is_null() {
-            return 0;
-        }
-        let [.., id] = CGROUP_PATH.load();
-        // SAFETY: not null; else as in `of_task`.
-        unsafe { *self.0.add(id as usize).cast() }
-    }
-
-    /// The slot of the deepest registered cgroup at or above this one.
-    #[inline(always)]
-    pub(crate) fn slot(self) -> u32 {
-        let mut node = self;
-        for _ in 0..MAX_LEVELS {
-            let id = node.id();
-            if id == 0 {
-                break;
-            }
-            // SAFETY: as in `current_slot`.
-            if let Some(found) = unsafe { ROOTS.get(id) } {
-                return *found;
-            }
-            // SAFETY: not null, as its id is not 0; else as in `of_task`.
-            node = Self(unsafe { *node.0.add(KERNFS_PARENT.load() as usize).cast() });
-        }
-        OTHER_SLOT
-    }
+pub(crate) fn slot_of_root(cgroup: u64) -> Option<u32> {
+    // SAFETY: the value is copied at once; userspace replaces an entry, it never changes one.
+    unsafe { ROOTS.get(cgroup) }.copied()
 }

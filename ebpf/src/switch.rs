@@ -8,39 +8,35 @@
 //! not be switched out for long. A task of the owner's slot is the owner's own; another is an *intruder*: a kernel
 //! thread, a process of another workload, or of the host (of no registered workload).
 //!
-//! **No races.** The scheduler switches with interrupts off, so that TIMES and CACHE, per CPU, have one writer.
+//! **Without BTF** the classic tracepoint serves. It cannot follow the task that comes, so that a task's time is booked
+//! when it is switched out, by its slot then; kernel threads are taken for processes of the host.
+//!
+//! **No races.** The scheduler switches with interrupts off, so that TIMES, per CPU, has one writer.
 
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod cgroup_node;
 mod common;
 mod counters;
+mod current;
 mod roots;
+mod slot_cache;
 
 use aya_ebpf::{
     Global,
-    helpers::{bpf_get_current_comm, bpf_get_smp_processor_id, bpf_ktime_get_ns},
-    macros::{btf_tracepoint, map},
+    helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_smp_processor_id, bpf_ktime_get_ns},
+    macros::{btf_tracepoint, map, tracepoint},
     maps::{Array, HashMap, PerCpuArray},
-    programs::BtfTracePointContext,
+    programs::{BtfTracePointContext, TracePointContext},
 };
 use numaward_abi::{CpuTimes, IntruderKey, IntruderTime, OTHER_SLOT, RunClass};
 
-use crate::{counters::add_shared, roots::CgroupNode};
+use crate::{cgroup_node::CgroupNode, counters::add_shared, current::current_slot, slot_cache::slot_of};
 
 /// `PF_KTHREAD` of linux/sched.h.
 const KERNEL_THREAD: u32 = 0x0020_0000;
-const CACHE_BITS: u32 = 5;
-
-/// What a CPU remembers of a cgroup.
-#[repr(C)]
-struct CacheEntry {
-    cgroup: u64,
-    /// GENERATION when it was searched. That starts at 1: 0 never fits.
-    generation: u64,
-    slot: u64,
-}
 
 /// Offsets of `task_struct.flags` and `task_struct.pid`.
 #[unsafe(no_mangle)]
@@ -49,11 +45,6 @@ static TASK: Global<[u32; 2]> = Global::new([0; 2]);
 /// The slot of the workload to which each CPU is exclusive; 0 for none.
 #[map]
 static OWNER: Array<u32> = Array::with_max_entries(1, 0);
-/// Raised by userspace after each change of ROOTS.
-#[map]
-static GENERATION: Array<u64> = Array::with_max_entries(1, 0);
-#[map]
-static CACHE: PerCpuArray<CacheEntry> = PerCpuArray::with_max_entries(1 << CACHE_BITS, 0);
 #[map]
 static TIMES: PerCpuArray<CpuTimes> = PerCpuArray::with_max_entries(1, 0);
 /// The intruders by name.
@@ -65,18 +56,7 @@ static LOST: Array<u64> = Array::with_max_entries(1, 0);
 
 #[btf_tracepoint(function = "sched_switch")]
 fn switch_tp_btf(ctx: BtfTracePointContext) -> i32 {
-    // SAFETY: the helper takes nothing and always succeeds.
-    let cpu = unsafe { bpf_get_smp_processor_id() };
-    let owner = OWNER.get(cpu).copied().unwrap_or(OTHER_SLOT);
-    let Some(times) = TIMES.get_ptr_mut(0) else { return 0 };
-    // SAFETY: this CPU is the only writer, and the program does not interrupt itself.
-    let times = unsafe { &mut *times };
-    if owner == OTHER_SLOT {
-        times.since = 0;
-        return 0;
-    }
-    // SAFETY: the helper takes nothing and always succeeds.
-    let now = unsafe { bpf_ktime_get_ns() };
+    let Some((times, owner, now)) = begin() else { return 0 };
     if times.since != 0 && times.owner == owner {
         charge(times, now.saturating_sub(times.since));
     }
@@ -97,17 +77,55 @@ fn switch_tp_btf(ctx: BtfTracePointContext) -> i32 {
     if pid != 0 {
         // SAFETY: as above.
         times.slot = slot_of(unsafe { CgroupNode::of_task(next) });
-        times.class = if times.slot == owner {
-            RunClass::Own
-        } else if flags & KERNEL_THREAD != 0 {
-            RunClass::KernelThread
-        } else if times.slot == OTHER_SLOT {
-            RunClass::Host
-        } else {
-            RunClass::Workload
-        } as u32;
+        times.class = class(times.slot, owner, flags & KERNEL_THREAD != 0);
     }
     0
+}
+
+#[tracepoint]
+fn switch_tracepoint(_ctx: TracePointContext) -> u32 {
+    let Some((times, owner, now)) = begin() else { return 0 };
+    // The task that is switched out is still the current one; 0 is the idle task.
+    if times.since != 0 && times.owner == owner && bpf_get_current_pid_tgid() as u32 != 0 {
+        times.slot = current_slot();
+        times.class = class(times.slot, owner, false);
+        charge(times, now.saturating_sub(times.since));
+    }
+    times.since = now;
+    times.owner = owner;
+    // Who comes is not known: so nobody's time is to be added by userspace.
+    times.class = RunClass::Idle as u32;
+    0
+}
+
+/// What is known of this CPU, its owner, and the time; `None` where it has no owner.
+#[inline(always)]
+fn begin() -> Option<(&'static mut CpuTimes, u32, u64)> {
+    // SAFETY: the helper takes nothing and always succeeds.
+    let cpu = unsafe { bpf_get_smp_processor_id() };
+    let owner = OWNER.get(cpu).copied().unwrap_or(OTHER_SLOT);
+    // SAFETY: this CPU is the only writer, and the program does not interrupt itself.
+    let times = unsafe { &mut *TIMES.get_ptr_mut(0)? };
+    if owner == OTHER_SLOT {
+        times.since = 0;
+        return None;
+    }
+    // SAFETY: the helper takes nothing and always succeeds.
+    Some((times, owner, unsafe { bpf_ktime_get_ns() }))
+}
+
+#[inline(always)]
+fn class(slot: u32, owner: u32, is_kernel_thread: bool) -> u32 {
+    let class = if slot == owner {
+        RunClass::Own
+    } else if is_kernel_thread {
+        RunClass::KernelThread
+    } else if slot == OTHER_SLOT {
+        RunClass::Host
+    } else {
+        RunClass::Workload
+    };
+    class as u32
 }
 
 /// Books time to the class of the task that ran, which is the current one.
@@ -137,23 +155,4 @@ fn charge(times: &mut CpuTimes, nanoseconds: u64) {
         // SAFETY: the pointer is of the map's value.
         unsafe { add_shared(lost, 1) };
     }
-}
-
-#[inline(always)]
-fn slot_of(node: CgroupNode) -> u32 {
-    let cgroup = node.id();
-    let bucket = cgroup.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - CACHE_BITS);
-    let (Some(entry), Some(generation)) = (CACHE.get_ptr_mut(bucket as u32), GENERATION.get(0)) else {
-        return node.slot();
-    };
-    // SAFETY: this CPU is the only user, and the program does not interrupt itself.
-    let entry = unsafe { &mut *entry };
-    // SAFETY: the reference is to the map's value, which userspace changes.
-    let generation = unsafe { core::ptr::from_ref(generation).read_volatile() };
-    if entry.cgroup != cgroup || entry.generation != generation {
-        entry.slot = u64::from(node.slot());
-        entry.cgroup = cgroup;
-        entry.generation = generation;
-    }
-    entry.slot as u32
 }

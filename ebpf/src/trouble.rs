@@ -13,8 +13,10 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod cgroup_node;
 mod common;
 mod counters;
+mod current;
 mod roots;
 
 use core::arch::asm;
@@ -28,10 +30,7 @@ use aya_ebpf::{
 };
 use numaward_abi::{OOM_CONSTRAINTS, OomKill, STALL_BUCKETS, StallCounters};
 
-use crate::{
-    counters::add_shared,
-    roots::{CgroupNode, current_slot},
-};
+use crate::{cgroup_node::CgroupNode, counters::add_shared, current::current_slot};
 
 /// Offsets of `oom_control.constraint`, `oom_control.chosen`, `task_struct.tgid` and `task_struct.comm`.
 #[unsafe(no_mangle)]

@@ -13,7 +13,7 @@ use crate::{build, command, idle, vm};
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Name {
-    /// Nanoseconds per event of the page-allocation probe (needs root and BPF)
+    /// Nanoseconds per event of each probe, beside a program that does nothing (needs root and BPF)
     Probes,
     /// A scrape of 10,000 workloads on 8 nodes
     Scrape,
@@ -42,7 +42,7 @@ pub(crate) struct Bench {
 
 pub(crate) fn bench(arguments: &Bench) -> Result<ExitCode> {
     let (package, bench) = match arguments.name {
-        Name::Probes => ("numaward-probes", "alloc"),
+        Name::Probes => ("numaward-probes", "probes"),
         Name::Scrape => ("numaward-daemon", "scrape"),
         Name::Engine => ("numaward-engine", "admission"),
         Name::Enforce if arguments.vm => return enforce_in_vm(),

@@ -81,6 +81,30 @@ pub struct ScanCounters {
     pub excluded: u64,
 }
 
+/// Accesses to DRAM, as the processor's own counters have them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DramCounters {
+    /// To memory of the CPU's own node.
+    pub local: u64,
+    /// To memory of other nodes.
+    pub remote: u64,
+}
+
+/// What a CPU's counters had when tasks were switched last.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DramSeen {
+    /// Accesses to local memory.
+    pub local: u64,
+    /// Accesses to remote memory.
+    pub remote: u64,
+    /// 0 where these are not yet known, else 1.
+    pub is_known: u64,
+    /// How often they could not be read.
+    pub unread: u64,
+}
+
 /// Buckets of the histogram of stalls.
 pub const STALL_BUCKETS: usize = 24;
 
@@ -187,6 +211,9 @@ unsafe impl aya::Pod for Slot {}
 // SAFETY: as above.
 #[cfg(feature = "user")]
 unsafe impl aya::Pod for NodeTable {}
+// SAFETY: as above.
+#[cfg(feature = "user")]
+unsafe impl aya::Pod for DramSeen {}
 // SAFETY: as above.
 #[cfg(feature = "user")]
 unsafe impl aya::Pod for CpuTimes {}

@@ -381,6 +381,15 @@ pub fn numa_balancing(dir: &Path) -> Result<Option<NumaBalancing>, ReadError> {
     Ok(all())
 }
 
+/// Reads `usage_usec` of `cpu.stat`: the CPU time of a cgroup and all below it. Every cgroup has it.
+pub fn cpu_usage(dir: &Path) -> Result<Duration, ReadError> {
+    let text = Text::read(dir, "cpu.stat")?;
+    let usage = text.lines().find_map(|(line, number)| Some((line.strip_prefix("usage_usec ")?, number)));
+    let Some((usage, number)) = usage else { return Err(text.incomplete("usage_usec")) };
+    let micros = usage.trim().parse().map_err(|_| text.malformed(number, "a number of microseconds"))?;
+    Ok(Duration::from_micros(micros))
+}
+
 /// Reads `populated` of `cgroup.events`: whether the cgroup or one below it has a process.
 pub fn populated(dir: &Path) -> Result<bool, ReadError> {
     let text = Text::read(dir, "cgroup.events")?;
@@ -550,6 +559,16 @@ mod tests {
                 ("most avg10=0 avg60=0 avg300=0 total=0\n", "memory.pressure:1"),
                 (&format!("{some}full avg10=x avg60=0 avg300=0 total=0\n"), "memory.pressure:2"),
             ],
+        );
+    }
+
+    #[test]
+    fn time_on_cpus() {
+        check(
+            "cpu.stat",
+            cpu_usage,
+            &[("usage_usec 1500\nuser_usec 1000\nsystem_usec 500\n", Duration::from_micros(1500))],
+            &[("", "has no `usage_usec`"), ("user_usec 1\nusage_usec -5\n", "cpu.stat:2")],
         );
     }
 

@@ -6,7 +6,10 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use numaward_daemon::api::{PartitionKind, TopologyManagerPolicy};
+use numaward_daemon::{
+    api::{PartitionKind, TopologyManagerPolicy},
+    config::Interval,
+};
 
 /// Keeps memory near the CPUs that use it, and proves it.
 ///
@@ -115,6 +118,9 @@ pub(crate) struct Status {
     pub(crate) config: ConfigFile,
     #[command(flatten)]
     pub(crate) remote: Remote,
+    /// Also measure what the probes cost, for this long; needs root
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s", conflicts_with = "server")]
+    pub(crate) cost: Option<Interval>,
     #[command(flatten)]
     pub(crate) output: Output,
 }

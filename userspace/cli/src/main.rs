@@ -132,12 +132,23 @@ fn status(args: Status) -> anyhow::Result<ExitCode> {
         (None, Some(url)) => Server::Remote(Box::new(Remote::new(url, &args.remote)?)),
         (None, None) => Server::Address(reachable(configured(args.config)?.listen.0)),
     };
+    // Before the daemon is asked: what the kernel refuses is told at once.
+    let window = args.cost.map(|_| numaward_probes::stats_window()).transpose();
+    let window = window.context("--cost: it takes root (CAP_SYS_ADMIN) on the daemon's own host")?;
     let report = runtime()?.block_on(async {
-        let status = server.get("/api/v1/status").await?;
+        let mut status: api::Status = server.get("/api/v1/status").await?;
+        let mut cost = None;
+        if let Some(span) = args.cost.map(|span| span.0) {
+            tokio::time::sleep(span).await;
+            let after = server.get("/api/v1/status").await?;
+            cost = Some(status::Cost::between(&status, &after, span));
+            status = after;
+        }
+        drop(window);
         let workloads = server.get("/api/v1/workloads").await?;
         // Not every host can promise.
         let promised = server.get("/api/v1/allocations").await.ok();
-        Ok::<_, ClientError>(status::Report::new(status, workloads).with(promised))
+        Ok::<_, ClientError>(status::Report { cost, ..status::Report::new(status, workloads).with(promised) })
     })?;
     print(args.output, &report, status::render)?;
     Ok(ExitCode::SUCCESS)

@@ -1,9 +1,9 @@
 //! `numaward status`: how the daemon is doing.
 
-use std::{cmp::Reverse, fmt::Write};
+use std::{cmp::Reverse, fmt::Write, time::Duration};
 
 use numaward_daemon::api::{
-    Allocations, Counters, Drift, DriftState, HerdState, Mode, Status, Workload, Workloads,
+    Allocations, Counters, Drift, DriftState, HerdState, Mode, Probe, Status, Workload, Workloads,
 };
 use serde::Serialize;
 
@@ -24,11 +24,68 @@ pub(crate) struct Report {
     /// What it promised; absent where nothing can be promised.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) promised: Option<Allocations>,
+    /// What the probes cost, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cost: Option<Cost>,
+}
+
+/// What the probes cost in a span of time.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Cost {
+    /// The span.
+    pub(crate) seconds: f64,
+    /// Of each attached probe.
+    pub(crate) probes: Vec<ProbeCost>,
+}
+
+/// What a probe cost in a span of time.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ProbeCost {
+    /// Its name.
+    pub(crate) probe: String,
+    /// How often it ran, on all CPUs.
+    pub(crate) runs: u64,
+    /// How long all of these took.
+    pub(crate) nanoseconds: u64,
+}
+
+impl Cost {
+    /// What was measured between two answers of the daemon. A probe that is not in both is left out.
+    pub(crate) fn between(before: &Status, after: &Status, span: Duration) -> Self {
+        let of = |probe: &Probe| {
+            let before = before.probes.iter().find(|before| before.probe == probe.probe)?;
+            Some(ProbeCost {
+                probe: probe.probe.clone(),
+                runs: probe.measured_runs?.checked_sub(before.measured_runs?)?,
+                nanoseconds: probe.measured_nanoseconds?.checked_sub(before.measured_nanoseconds?)?,
+            })
+        };
+        Self { seconds: span.as_secs_f64(), probes: after.probes.iter().filter_map(of).collect() }
+    }
+
+    fn render(&self) -> String {
+        let mut rows = vec![row(["COST OF", "RUNS/S", "NS/RUN", "OF ONE CPU"])];
+        rows.extend(self.probes.iter().map(|of| {
+            let per_run = of.nanoseconds.checked_div(of.runs).map_or("-".to_owned(), |time| time.to_string());
+            let runs = count(of.runs) / self.seconds;
+            let share = count(of.nanoseconds) / self.seconds / 1e7;
+            row([&of.probe, &format!("{runs:.0}"), &per_run, &format!("{share:.4} %")])
+        }));
+        columns(&rows)
+    }
+}
+
+/// Exact up to 2^53.
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn count(number: u64) -> f64 {
+    number as f64
 }
 
 impl Report {
     pub(crate) fn new(status: Status, workloads: Workloads) -> Self {
-        Self { status, workloads: workloads.workloads, promised: None }
+        Self { status, workloads: workloads.workloads, promised: None, cost: None }
     }
 
     /// With what is promised, if that is known.
@@ -92,15 +149,23 @@ fn word(mode: Mode) -> &'static str {
 
 /// The report for people.
 pub(crate) fn render(report: &Report) -> String {
-    let Report { status, workloads, promised } = report;
+    let Report { status, workloads, promised, cost } = report;
     let mut text = format!("numaward {}, up {}\n\n", status.version, uptime(status.uptime_seconds));
-    let mut rows = vec![row(["PROBE", "MODE", "NS/EVENT", "LOST"])];
+    let mut rows = vec![row(["PROBE", "MODE", "RUNS", "NS/RUN", "LOST"])];
     for probe in &status.probes {
         let or_dash = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
-        let (cost, lost) = (or_dash(probe.nanoseconds_per_event), or_dash(probe.events_lost));
-        rows.push(row([&probe.probe, &probe.mode, &cost, &lost]));
+        let mode = match &probe.duty_cycle {
+            Some(cycle) => format!("{} {cycle}", probe.mode),
+            None => probe.mode.clone(),
+        };
+        let [runs, cost, lost] =
+            [probe.measured_runs, probe.nanoseconds_per_event, probe.events_lost].map(or_dash);
+        rows.push(row([&probe.probe, &mode, &runs, &cost, &lost]));
     }
     text.push_str(&columns(&rows));
+    if let Some(cost) = cost {
+        let _ = write!(text, "\n{}\n", cost.render());
+    }
     for probe in &status.probes {
         let check = probe.self_check.as_ref().map(|check| format!("self-check {check}"));
         for note in probe.reason.iter().chain(&check) {
@@ -118,6 +183,11 @@ pub(crate) fn render(report: &Report) -> String {
         );
         text.push('\n');
         text.push_str(&columns(&rows));
+        let memory = status.map_memory.iter().map(|(family, bytes)| format!("{family} {}", size(*bytes)));
+        let memory = memory.collect::<Vec<_>>().join(", ");
+        if !memory.is_empty() {
+            let _ = writeln!(text, "memory of all maps: {memory}");
+        }
     }
     if let Some(promised) = promised {
         if !promised.allocations.is_empty() {
@@ -202,9 +272,10 @@ fn uptime(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use numaward_daemon::api::{
-        Allocated, Degraded, Enforcement, Herded, Herding, Map, Probe, Resident, Waiting, WorkloadCount,
+        Allocated, Degraded, Enforcement, Herded, Herding, Map, Resident, Waiting, WorkloadCount,
         WorkloadNode,
     };
+    use std::collections::BTreeMap;
 
     use super::*;
 
@@ -239,13 +310,17 @@ mod tests {
                 uptime_seconds: 3 * 3600 + 65,
                 probes: vec![Probe {
                     probe: "alloc".to_owned(),
-                    mode: "absent".to_owned(),
+                    mode: "tp_btf".to_owned(),
                     reason: Some("no BTF".to_owned()),
                     self_check: None,
-                    nanoseconds_per_event: None,
+                    nanoseconds_per_event: Some(41),
+                    measured_runs: Some(1000),
+                    measured_nanoseconds: Some(41_500),
                     events_lost: None,
+                    duty_cycle: Some("5s/1m".to_owned()),
                 }],
                 maps: vec![Map { map: "LEAF".to_owned(), entries: 3, capacity: 16 }],
+                map_memory: BTreeMap::from([("alloc".to_owned(), 3 << 20), ("switch".to_owned(), 512 << 10)]),
                 workloads: WorkloadCount { own: 1, other: 0 },
                 exclusive_cpus: Vec::new(),
                 degraded: vec![Degraded { part: "cgroups".to_owned(), reason: "none mounted".to_owned() }],
@@ -268,20 +343,39 @@ mod tests {
                 }],
                 ..Allocations::default()
             }),
+            cost: None,
             workloads: vec![
                 workload("other", Counters::Own, 0, None),
                 workload("a.service", Counters::Removed, 1 << 20, Some(lies)),
             ],
         };
+        let before = Status {
+            probes: vec![Probe {
+                measured_runs: Some(800),
+                measured_nanoseconds: Some(31_500),
+                ..report.status.probes[0].clone()
+            }],
+            ..report.status.clone()
+        };
+        let cost = Cost::between(&before, &report.status, Duration::from_secs(2));
+        assert_eq!((cost.probes[0].runs, cost.probes[0].nanoseconds), (200, 10_000));
+        let backwards = Cost::between(&report.status, &before, Duration::from_secs(2));
+        assert_eq!(backwards.probes, [], "the daemon was started anew");
+        let report = Report { cost: Some(cost), ..report };
         let expected = "\
 numaward 1.2.3, up 3h 1m
 
-PROBE  MODE    NS/EVENT  LOST
-alloc  absent  -         -
+PROBE  MODE          RUNS  NS/RUN  LOST
+alloc  tp_btf 5s/1m  1000  41      -
+
+COST OF  RUNS/S  NS/RUN  OF ONE CPU
+alloc    100     50      0.0005 %
+
 alloc: no BTF
 
 MAP   ENTRIES  CAPACITY
 LEAF  3        16
+memory of all maps: alloc 3.0 MiB, switch 512.0 KiB
 
 enforcement on, herding dry-run, shared CPUs 0-1
 

@@ -72,6 +72,7 @@ impl Source for Synthetic {
                     migrated: Some(vec![("numa_misplaced", i * 7)]),
                     stalls: Some(numaward_probes::Stalls::default()),
                     oom_kills: Some([0, 0, 0, i % 3]),
+                    dram: None,
                 }),
             }
         });
@@ -90,9 +91,12 @@ impl Source for Synthetic {
                 mode: "tp_btf".to_owned(),
                 reason: String::new(),
                 runtime: Some(Duration::from_millis(1)),
+                runs: Some(1000),
+                sampled_ratio: Some(1.0),
                 events_lost: Some(0),
             }],
             maps: vec![MapFigures { map: "LEAF", entries: 10_000, capacity: 16_384 }],
+            map_memory: vec![("alloc", 64 << 20)],
             workloads_with_slot: self.names.len() as u64,
             workloads_without_slot: 0,
             degraded: Vec::new(),

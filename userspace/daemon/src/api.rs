@@ -326,6 +326,9 @@ pub struct Status {
     pub probes: Vec<Probe>,
     /// The maps of the probes.
     pub maps: Vec<Map>,
+    /// Bytes of kernel memory that the maps of each family of probes take.
+    #[serde(default)]
+    pub map_memory: BTreeMap<String, u64>,
     /// How many workloads there are.
     pub workloads: WorkloadCount,
     /// The exclusive CPUs, and how clean each is.
@@ -350,12 +353,24 @@ pub struct Probe {
     /// Its counts against known allocations at the start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub self_check: Option<String>,
-    /// Nanoseconds of an event on average; absent unless the kernel measures it.
+    /// Nanoseconds of a run on average; absent unless the kernel measured some.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nanoseconds_per_event: Option<u64>,
+    /// Runs that the kernel measured: for some seconds after the start, and while it is asked to. Absent where the
+    /// probe is not attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_runs: Option<u64>,
+    /// The time of all these runs, in nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_nanoseconds: Option<u64>,
     /// Events that the kernel did not hand to it; absent where it is not attached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub events_lost: Option<u64>,
+    /// For which part of the time it is attached: what it counts is then multiplied accordingly, and so is an estimate.
+    /// Absent where that is all the time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(examples("5s/1m"))]
+    pub duty_cycle: Option<String>,
 }
 
 /// A CPU that is exclusive to a workload, and who used it since it first was.

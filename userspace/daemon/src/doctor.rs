@@ -102,6 +102,7 @@ fn without(probe: Probe) -> &'static str {
         Probe::Stall => "time lost in reclaim is not measured; memory.pressure tells of part of it",
         Probe::OomKill => "why the OOM killer took a process is not known; memory.events counts them",
         Probe::Switch => "it is not known who else runs on exclusive CPUs",
+        Probe::Hardware => "accesses to local and remote DRAM are not counted",
     }
 }
 

@@ -23,6 +23,20 @@ pub struct Activity {
     pub stalls: Stalls,
     /// Processes that the OOM killer took, by `enum oom_constraint` (see [`OOM_CONSTRAINT_NAMES`]).
     pub oom_kills: [u64; OOM_CONSTRAINTS],
+    /// Accesses to DRAM, by the node of the CPU: every node, or none where the processor does not count them.
+    pub dram: Vec<DramAccesses>,
+}
+
+/// Accesses to DRAM from the CPUs of one node, as the processor counts them: loads or cache lines, see the table of
+/// events in `pmu.rs`. Those of a task are known once it is switched out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DramAccesses {
+    /// The node of the CPUs, or the nearest with memory.
+    pub node: NodeId,
+    /// Accesses to memory of the same node; `None` where the processor does not count them.
+    pub local: Option<u64>,
+    /// Accesses to memory of other nodes.
+    pub remote: u64,
 }
 
 /// The names of the reasons for migrations, by their numbers in the kernel (`include/linux/migrate_mode.h`).
@@ -116,6 +130,17 @@ impl Activity {
         for (sum, kills) in self.oom_kills.iter_mut().zip(other.oom_kills) {
             *sum = sum.saturating_add(kills);
         }
+        for more in &other.dram {
+            let Some(sum) = self.dram.iter_mut().find(|sum| sum.node == more.node) else {
+                self.dram.push(*more);
+                continue;
+            };
+            sum.remote = sum.remote.saturating_add(more.remote);
+            sum.local = match (sum.local, more.local) {
+                (Some(a), Some(b)) => Some(a.saturating_add(b)),
+                (a, b) => a.or(b),
+            };
+        }
     }
 
     /// Sampled accesses to memory of other nodes.
@@ -191,7 +216,9 @@ mod tests {
 
     #[test]
     fn sums_stay_at_the_largest_number() {
+        let dram = |local, remote| vec![DramAccesses { node: NodeId(1), local, remote }];
         let most = Activity {
+            dram: dram(Some(u64::MAX), 7),
             scanned: Scanned { sampled: Pages(u64::MAX), excluded: Pages(1) },
             oom_kills: [u64::MAX, 0, 0, 1],
             ..Activity::default()
@@ -200,6 +227,10 @@ mod tests {
         sum.add(&most);
         assert_eq!(sum.scanned, Scanned { sampled: Pages(u64::MAX), excluded: Pages(2) });
         assert_eq!(sum.oom_kills, [u64::MAX, 0, 0, 2]);
+        assert_eq!(sum.dram, dram(Some(u64::MAX), 14));
+        let mut none = Activity { dram: dram(None, 1), ..Activity::default() };
+        none.add(&Activity { dram: dram(Some(3), 1), ..Activity::default() });
+        assert_eq!(none.dram, dram(Some(3), 2));
     }
 
     #[test]

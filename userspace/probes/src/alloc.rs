@@ -7,24 +7,27 @@ use std::{
     fs, io,
     os::fd::{AsFd, AsRawFd},
     path::Path,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use aya::{
     Btf, Ebpf, EbpfLoader, Pod,
     maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray},
-    programs::{Program, ProgramError, ProgramFd},
+    programs::{Program, ProgramError, ProgramFd, tp_btf::BtfTracePointLinkId},
 };
 use aya_log::{EbpfLogger, Level};
 use numaward_abi::{AllocCounters, AllocTotals, NodeTable, OTHER_SLOT, Slot};
 use numaward_topology::{Machine, NodeId, NodeSet};
 
 use crate::{
-    CgroupId, Counters, MapAccessError, Mode, NodeCounters, Options, Pages, Probe, ProbeStats, RefreshError,
-    SelfCheck,
+    CgroupId, Counters, DutyCycle, MapAccessError, Mode, NodeCounters, Options, Pages, Probe, ProbeStats,
+    RefreshError, SelfCheck,
     btf::{BtfError, KernelLayout},
+    duty::Duty,
     explain::explain,
+    family::map_bytes,
     nodes::{NoSections, Numbering, Sections, count_homes, node_table},
+    pmu::PmuError,
     rows::{Layout, Rows},
     self_check,
     slots::Slots,
@@ -49,6 +52,8 @@ pub(crate) enum Refusal {
     Tracepoint(#[from] tracefs::FormatError),
     #[error(transparent)]
     NoSections(#[from] NoSections),
+    #[error(transparent)]
+    Pmu(#[from] PmuError),
     #[error("no map holds {slots} slots for {nodes} nodes; fewer slots need less")]
     TooManySlots { slots: u32, nodes: u32 },
     #[error("cannot tell the number of CPUs: {0}")]
@@ -89,7 +94,13 @@ pub(crate) struct Alloc {
     section_node: (Array<MapData, u16>, Sections),
     totals: PerCpuArray<MapData, AllocTotals>,
     logger: Option<EbpfLogger<&'static dyn log::Log>>,
-    /// Holds the program and its link.
+    /// Bytes that the maps take of the kernel's memory.
+    pub(crate) map_bytes: u64,
+    /// When it is to be attached, where that is not always.
+    duty: Option<Duty>,
+    /// The attachment of the program `alloc_tp_btf`.
+    link: Option<BtfTracePointLinkId>,
+    /// Holds the program; that of the tracepoint with its attachment.
     ebpf: Ebpf,
 }
 
@@ -188,6 +199,7 @@ impl Alloc {
             .load(object)
             .map_err(|error| Refusal::kernel(&error))?;
 
+        let map_bytes = map_bytes(&ebpf);
         let mut take = |name| ebpf.take_map(name).ok_or(Refusal::Incomplete(name));
         let rows = Rows {
             layout,
@@ -210,6 +222,9 @@ impl Alloc {
             section_node: (typed(take("SECTION_NODE")?, "SECTION_NODE")?, unwritten),
             totals: typed(take("TOTALS")?, "TOTALS")?,
             logger: None,
+            map_bytes,
+            duty: None,
+            link: None,
             ebpf,
             nodes,
             fake_home: options.fakes.cpu_node,
@@ -238,6 +253,9 @@ impl Alloc {
             let after = alloc.read(OTHER_SLOT)?;
             alloc.self_check = self_check::compare(alloc.nodes.ids(), touched, &before, &after)?;
         }
+        // To attach a tracepoint anew takes privileges.
+        let duty = options.duty_cycle.filter(|_| mode == Mode::TpBtf);
+        alloc.duty = duty.map(|cycle| Duty::new(cycle, Instant::now()));
         Ok(alloc)
     }
 
@@ -246,7 +264,7 @@ impl Alloc {
         match (self.ebpf.program_mut(name), btf) {
             (Some(Program::BtfTracePoint(program)), Some(btf)) => {
                 program.load("mm_page_alloc", btf)?;
-                program.attach()?;
+                self.link = Some(program.attach()?);
             }
             (Some(Program::TracePoint(program)), _) => {
                 program.load()?;
@@ -255,6 +273,33 @@ impl Alloc {
             _ => return Err(ProgramError::UnexpectedProgramType),
         }
         Ok(())
+    }
+
+    /// Attaches or detaches the program, as its duty cycle demands.
+    pub(crate) fn keep_duty(&mut self, now: Instant) -> Result<(), ProgramError> {
+        let Some(duty) = &mut self.duty else { return Ok(()) };
+        let is_on = duty.is_on(now);
+        let Some(Program::BtfTracePoint(program)) = self.ebpf.program_mut(program_name(self.mode)) else {
+            return Ok(());
+        };
+        match self.link.take() {
+            Some(link) if !is_on => program.detach(link),
+            None if is_on => program.attach().map(|link| self.link = Some(link)),
+            link => {
+                self.link = link;
+                Ok(())
+            }
+        }
+    }
+
+    /// The duty cycle that it keeps to, if it is not always attached.
+    pub(crate) fn duty_cycle(&self) -> Option<DutyCycle> {
+        self.duty.as_ref().map(|duty| duty.cycle)
+    }
+
+    /// All pages, by those that were counted: on a duty cycle, an estimate.
+    pub(crate) fn all_of(&self, counted: u64) -> Pages {
+        Pages(self.duty_cycle().map_or(counted, |cycle| cycle.scale(counted)))
     }
 
     /// Books what `cgroup` and those below it allocate to `slot`, from now on.
@@ -363,11 +408,13 @@ impl Alloc {
     /// What was counted since `base`, by node. An empty `base` is all zero.
     pub(crate) fn since(&self, base: &[AllocCounters], now: &[AllocCounters]) -> NodeCounters {
         let base = base.iter().copied().chain(std::iter::repeat(AllocCounters::default()));
+        // Modulo 2^64, as the kernel's additions.
+        let grown = |now: u64, base: u64| self.all_of(now.wrapping_sub(base));
         let growth = now.iter().zip(base).map(|(now, base)| Counters {
-            user_local: Pages(now.user_local.saturating_sub(base.user_local)),
-            user_remote: Pages(now.user_remote.saturating_sub(base.user_remote)),
-            user_outside: Pages(now.user_outside.saturating_sub(base.user_outside)),
-            kernel: Pages(now.kernel.saturating_sub(base.kernel)),
+            user_local: grown(now.user_local, base.user_local),
+            user_remote: grown(now.user_remote, base.user_remote),
+            user_outside: grown(now.user_outside, base.user_outside),
+            kernel: grown(now.kernel, base.kernel),
         });
         self.nodes.ids().iter().copied().zip(growth).collect()
     }
@@ -375,9 +422,9 @@ impl Alloc {
     pub(crate) fn totals(&self) -> Result<AllocTotals, MapAccessError> {
         let per_cpu = self.totals.get(&0, 0).map_err(access("TOTALS", "read"))?;
         Ok(per_cpu.iter().fold(AllocTotals::default(), |sum, cpu| AllocTotals {
-            unknown_node: sum.unknown_node + cpu.unknown_node,
-            resolved: sum.resolved + cpu.resolved,
-            preemptible: sum.preemptible + cpu.preemptible,
+            unknown_node: sum.unknown_node.wrapping_add(cpu.unknown_node),
+            resolved: sum.resolved.wrapping_add(cpu.resolved),
+            preemptible: sum.preemptible.wrapping_add(cpu.preemptible),
         }))
     }
 

@@ -10,7 +10,7 @@ use aya::{
 
 use crate::{
     CgroupId, MapAccessError, Mode, Probe, ProbeStats,
-    alloc::{Refusal, access, program_stats, typed},
+    alloc::{Refusal, access, program_stats, set, typed},
     sys,
 };
 
@@ -29,11 +29,17 @@ pub(crate) enum Hook {
 
 /// The programs of a family and what they share.
 pub(crate) struct Family {
+    /// That of the object.
+    pub(crate) name: &'static str,
     ebpf: Ebpf,
     roots: HashMap<MapData, u64, u32>,
+    /// In objects that remember slots: what makes them search anew.
+    generation: Option<(Array<MapData, u64>, u64)>,
     lost: Option<Array<MapData, u64>>,
     /// Which programs serve a probe.
     attached: Vec<(Probe, &'static str)>,
+    /// Bytes that the maps take of the kernel's memory.
+    pub(crate) map_bytes: u64,
 }
 
 impl std::fmt::Debug for Family {
@@ -44,12 +50,29 @@ impl std::fmt::Debug for Family {
 
 impl Family {
     /// Creates the maps of the object; no program is loaded yet.
-    pub(crate) fn load(loader: &mut EbpfLoader<'_>, object: &[u8], slots: u32) -> Result<Self, Refusal> {
+    pub(crate) fn load(
+        loader: &mut EbpfLoader<'_>,
+        name: &'static str,
+        object: &[u8],
+        slots: u32,
+    ) -> Result<Self, Refusal> {
         loader.map_max_entries("ROOTS", slots.max(1));
         let mut ebpf = loader.load(object).map_err(|error| Refusal::kernel(&error))?;
+        let map_bytes = map_bytes(&ebpf);
         let roots = ebpf.take_map("ROOTS").ok_or(Refusal::Incomplete("ROOTS"))?;
         let lost = ebpf.take_map("LOST").map(|map| typed(map, "LOST")).transpose()?;
-        Ok(Self { roots: typed(roots, "ROOTS")?, lost, ebpf, attached: Vec::new() })
+        let generation = ebpf.take_map("GENERATION").map(|map| typed(map, "GENERATION")).transpose()?;
+        let mut family = Self {
+            name,
+            roots: typed(roots, "ROOTS")?,
+            generation: generation.map(|map| (map, 0)),
+            lost,
+            ebpf,
+            attached: Vec::new(),
+            map_bytes,
+        };
+        family.new_generation()?;
+        Ok(family)
     }
 
     /// A map of the object.
@@ -57,10 +80,10 @@ impl Family {
         self.ebpf.take_map(name).ok_or(Refusal::Incomplete(name))
     }
 
-    /// A map that is read by [`read_values`].
+    /// A map without a type: for [`read_values`], or for descriptors.
     pub(crate) fn take_data(&mut self, name: &'static str) -> Result<MapData, Refusal> {
         match self.take(name)? {
-            Map::Array(map) => Ok(map),
+            Map::Array(map) | Map::PerfEventArray(map) => Ok(map),
             _ => Err(Refusal::Incomplete(name)),
         }
     }
@@ -146,12 +169,21 @@ impl Family {
 
     /// Books `cgroup` and those below it to `slot`.
     pub(crate) fn add_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
-        self.roots.insert(cgroup.0, slot, 0).map_err(access("ROOTS", "write"))
+        self.roots.insert(cgroup.0, slot, 0).map_err(access("ROOTS", "write"))?;
+        self.new_generation()
     }
 
     /// Undoes [`Family::add_root`].
     pub(crate) fn remove_root(&mut self, cgroup: CgroupId) -> Result<(), MapAccessError> {
-        self.roots.remove(&cgroup.0).map_err(access("ROOTS", "write"))
+        self.roots.remove(&cgroup.0).map_err(access("ROOTS", "write"))?;
+        self.new_generation()
+    }
+
+    /// Makes every CPU search slots anew, where the programs remember them.
+    fn new_generation(&mut self) -> Result<(), MapAccessError> {
+        let Some((map, generation)) = &mut self.generation else { return Ok(()) };
+        *generation += 1;
+        set(map, "GENERATION", 0, generation)
     }
 
     /// What one program has cost, whether or not it is attached now.
@@ -186,6 +218,19 @@ impl Family {
         }
         Ok(all)
     }
+}
+
+/// Bytes that the maps of an object take of the kernel's memory; 0 for those that do not tell.
+pub(crate) fn map_bytes(ebpf: &Ebpf) -> u64 {
+    let of = |map: &Map| match map {
+        Map::Array(map)
+        | Map::PerCpuArray(map)
+        | Map::HashMap(map)
+        | Map::PerfEventArray(map)
+        | Map::RingBuf(map) => sys::map_bytes(map.fd().as_fd()),
+        _ => None,
+    };
+    ebpf.maps().filter_map(|(_, map)| of(map)).fold(0, u64::saturating_add)
 }
 
 /// A probe's way to be attached: its programs, or why it cannot be tried.

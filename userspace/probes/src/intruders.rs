@@ -1,7 +1,8 @@
 //! Who runs on exclusive CPUs: see `ebpf/src/switch.rs`.
 //!
 //! The program is loaded at the start, while the daemon has the privileges for that, and attached only while a CPU is
-//! exclusive: attaching a loaded program takes none.
+//! exclusive: attaching a loaded program takes none. Where only the classic tracepoint can be had, which takes
+//! privileges to attach, it stays attached.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,13 +19,14 @@ use numaward_abi::{CpuTimes, IntruderKey, IntruderTime, OTHER_SLOT, RunClass};
 use numaward_topology::CpuId;
 
 use crate::{
-    CgroupId, MapAccessError, Options, Probe, ProbeStats, SlotId,
+    CgroupId, MapAccessError, Mode, Options, Probe, ProbeReport, ProbeStats, SlotId,
     alloc::{Refusal, access, set, typed},
-    family::Family,
+    family::{Family, Hook, report},
     others::{Kernel, SWITCH, command_name},
 };
 
 const PROGRAM: &str = "switch_tp_btf";
+const FALLBACK: &str = "switch_tracepoint";
 
 /// What sort of task runs on a CPU that is exclusive to another workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -110,7 +112,8 @@ pub struct Intruder {
 /// The scheduler's probe. Loaded, and attached while a CPU is exclusive.
 pub(crate) struct Switch {
     family: Family,
-    generation: (Array<MapData, u64>, u64),
+    /// Which of its programs serves.
+    program: &'static str,
     owner: Array<MapData, u32>,
     times: PerCpuArray<MapData, CpuTimes>,
     intruders: HashMap<MapData, IntruderKey, IntruderTime>,
@@ -127,10 +130,10 @@ impl fmt::Debug for Switch {
 }
 
 impl Switch {
-    pub(crate) fn load(options: &Options<'_>, kernel: &Kernel) -> Result<Self, Refusal> {
+    pub(crate) fn load(options: &Options<'_>, kernel: &Kernel) -> Result<(Self, ProbeReport), Refusal> {
         let object = SWITCH.map_err(Refusal::NotBuilt)?;
-        let (path, parent) = kernel.get(|structures| &structures.cgroup_path)?;
-        let task = kernel.get(|structures| &structures.task)?;
+        let (path, parent) = kernel.get(|structures| &structures.cgroup_path).unwrap_or_default();
+        let task = kernel.get(|structures| &structures.task).unwrap_or_default();
         let cpus = aya::util::nr_cpus().map_err(|(_, error)| Refusal::Cpus(error))?;
         let mut loader = EbpfLoader::new();
         loader
@@ -139,46 +142,44 @@ impl Switch {
             .override_global("KERNFS_PARENT", &parent, true)
             .override_global("TASK", &task, true)
             .map_max_entries("OWNER", u32::try_from(cpus).unwrap_or(u32::MAX));
-        let mut family = Family::load(&mut loader, object, options.slots)?;
-        let btf = kernel.btf.as_ref().ok_or(Refusal::Kernel("the kernel has no BTF".to_owned()))?;
-        let Some(Program::BtfTracePoint(program)) = family.program(PROGRAM) else {
-            return Err(Refusal::Incomplete(PROGRAM));
+        let mut family = Family::load(&mut loader, "switch", object, options.slots)?;
+        let (program, report) = match load_tp_btf(&mut family, kernel) {
+            Ok(()) => (PROGRAM, report(Probe::Switch, Mode::TpBtf, &[])),
+            Err(refusal) => {
+                let reason = format!("{}: {refusal}", Mode::TpBtf);
+                let hook = Hook::Tracepoint("sched", "sched_switch");
+                let attached = family.attach(Probe::Switch, &[(FALLBACK, hook)], None);
+                attached.map_err(|refusal| {
+                    Refusal::Kernel(format!("{reason}; {}: {refusal}", Mode::Tracepoint))
+                })?;
+                let lacks = format!(
+                    "{}: kernel threads are taken for processes of the host; it is attached all the time",
+                    Mode::Tracepoint
+                );
+                (FALLBACK, report(Probe::Switch, Mode::Tracepoint, &[reason, lacks]))
+            }
         };
-        program.load("sched_switch", btf).map_err(|error| Refusal::kernel(&error))?;
-        // Shows now whether the kernel lets us, while that can be told.
-        let link = program.attach().map_err(|error| Refusal::kernel(&error))?;
-        program.detach(link).map_err(|error| Refusal::kernel(&error))?;
-        let mut switch = Self {
-            generation: (typed(family.take("GENERATION")?, "GENERATION")?, 0),
+        let switch = Self {
             owner: typed(family.take("OWNER")?, "OWNER")?,
             times: typed(family.take("TIMES")?, "TIMES")?,
             intruders: typed(family.take("INTRUDERS")?, "INTRUDERS")?,
             link: None,
             exclusive: BTreeMap::new(),
             read: BTreeMap::new(),
+            program,
             family,
         };
-        switch.new_generation()?;
-        Ok(switch)
+        Ok((switch, report))
     }
 
     pub(crate) fn add_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
-        self.family.add_root(cgroup, slot)?;
-        self.new_generation()
+        self.family.add_root(cgroup, slot)
     }
 
     pub(crate) fn remove_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
         self.family.remove_root(cgroup)?;
-        self.new_generation()?;
         // The slot will be another's.
         self.forget(|key| key.owner == slot || key.slot == slot)
-    }
-
-    /// Makes every CPU search slots anew.
-    fn new_generation(&mut self) -> Result<(), MapAccessError> {
-        let (map, generation) = &mut self.generation;
-        *generation += 1;
-        set(map, "GENERATION", 0, generation)
     }
 
     fn forget(&mut self, which: impl Fn(&IntruderKey) -> bool) -> Result<(), MapAccessError> {
@@ -193,8 +194,13 @@ impl Switch {
         Ok(())
     }
 
+    /// Whether it measures now.
     pub(crate) fn is_attached(&self) -> bool {
-        self.link.is_some()
+        self.link.is_some() || self.program == FALLBACK && !self.exclusive.is_empty()
+    }
+
+    pub(crate) fn family(&self) -> &Family {
+        &self.family
     }
 
     /// Tells which CPUs are exclusive to whom; attaches or detaches as that demands.
@@ -212,8 +218,7 @@ impl Switch {
                 self.read.entry(cpu).or_default();
             }
         }
-        let attach = self.family.program(PROGRAM);
-        let Some(Program::BtfTracePoint(program)) = attach else { return Ok(()) };
+        let Some(Program::BtfTracePoint(program)) = self.family.program(self.program) else { return Ok(()) };
         let failed = |error: ProgramError| MapAccessError {
             map: "OWNER",
             action: "follow",
@@ -255,8 +260,21 @@ impl Switch {
     }
 
     pub(crate) fn stats(&self) -> io::Result<Vec<ProbeStats>> {
-        self.family.stats_of(Probe::Switch, PROGRAM)
+        self.family.stats_of(Probe::Switch, self.program)
     }
+}
+
+/// Loads the program, and shows whether it can be attached, while that can be told.
+fn load_tp_btf(family: &mut Family, kernel: &Kernel) -> Result<(), Refusal> {
+    kernel.get(|structures| &structures.cgroup_path)?;
+    kernel.get(|structures| &structures.task)?;
+    let btf = kernel.btf.as_ref().ok_or(Refusal::Kernel("the kernel has no BTF".to_owned()))?;
+    let Some(Program::BtfTracePoint(program)) = family.program(PROGRAM) else {
+        return Err(Refusal::Incomplete(PROGRAM));
+    };
+    program.load("sched_switch", btf).map_err(|error| Refusal::kernel(&error))?;
+    let link = program.attach().map_err(|error| Refusal::kernel(&error))?;
+    program.detach(link).map_err(|error| Refusal::kernel(&error))
 }
 
 /// The time of each class, with that of the task that runs now.

@@ -9,18 +9,21 @@
 //!
 //! **Privileges.** [`Probes::load`] needs `CAP_BPF` and `CAP_PERFMON` (for the classic tracepoint
 //! `CAP_SYS_ADMIN`, where `kernel.perf_event_paranoid` is above 2). All file descriptors are held from
-//! then on, and everything but [`Probes::stats_window`] works after these privileges are gone.
+//! then on, and everything but [`stats_window`] works after these privileges are gone.
 
 #![deny(unsafe_code)]
 
 mod activity;
 mod alloc;
 mod btf;
+mod duty;
 mod explain;
 mod family;
+mod hardware;
 mod intruders;
 mod nodes;
 mod others;
+pub mod pmu;
 pub mod report;
 mod rows;
 mod self_check;
@@ -43,12 +46,14 @@ use crate::{
     slots::{Holder, Slots},
 };
 pub use activity::{
-    Activity, MIGRATION_REASONS, NUMA_MISPLACED, NodeAccesses, OOM_CONSTRAINT_NAMES, Scanned, Stalls,
+    Activity, DramAccesses, MIGRATION_REASONS, NUMA_MISPLACED, NodeAccesses, OOM_CONSTRAINT_NAMES, Scanned,
+    Stalls,
 };
+pub use duty::{DutyCycle, NoDutyCycle};
 pub use intruders::{CpuUse, Intruder, IntruderClass};
 pub use nodes::NoSections;
 pub use others::ProbeEvent;
-pub use report::{MapUsage, Mode, Probe, ProbeReport, ProbeStats, SelfCheck};
+pub use report::{MapMemory, MapUsage, Mode, Probe, ProbeReport, ProbeStats, SelfCheck};
 
 /// Slots where [`Options::slots`] is not set otherwise.
 pub const DEFAULT_SLOTS: u32 = 512;
@@ -63,6 +68,9 @@ pub struct Options<'a> {
     /// The ways to attach the allocation probe, best first. One in which this kernel loses events (see
     /// [`ProbeStats::events_lost`]) is taken only where no later one can be had.
     pub alloc_modes: &'a [Mode],
+    /// For which part of the time the allocation probe is attached; `None` for all of it. What it counts is then an
+    /// estimate: see [`Probes::keep_duty`]. It holds for [`Mode::TpBtf`] only.
+    pub duty_cycle: Option<DutyCycle>,
     /// The probes beside that of allocations which are to be attached.
     pub others: Vec<Probe>,
     /// Whether to compare the counts with known allocations at the start.
@@ -80,6 +88,8 @@ pub struct Fakes {
     pub cpu_node: Option<NodeId>,
     /// Where the node id is taken to begin in `page->flags`.
     pub node_shift: Option<u32>,
+    /// What is counted for accesses to DRAM.
+    pub dram_events: Option<pmu::Events>,
 }
 
 impl<'a> Options<'a> {
@@ -89,7 +99,9 @@ impl<'a> Options<'a> {
             machine,
             slots: DEFAULT_SLOTS,
             alloc_modes: &[Mode::TpBtf, Mode::Tracepoint],
-            others: Probe::OTHERS.to_vec(),
+            duty_cycle: None,
+            // The processor's counters are few, and others may want them.
+            others: Probe::OTHERS.into_iter().filter(|probe| *probe != Probe::Hardware).collect(),
             self_check: true,
             debug_log: false,
             fakes: Fakes::default(),
@@ -198,6 +210,11 @@ pub enum RefreshError {
     Map(#[from] MapAccessError),
 }
 
+/// The allocation probe cannot be attached or detached.
+#[derive(Debug, thiserror::Error)]
+#[error("the allocation probe does not keep to its duty cycle: {0}")]
+pub struct DutyError(String);
+
 /// The kernel's BPF statistics cannot be switched on.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot switch on the kernel's BPF statistics: {0}")]
@@ -206,6 +223,16 @@ pub struct StatsError(String);
 /// While it lives, the kernel counts runs and time of all BPF programs on the host.
 #[derive(Debug)]
 pub struct StatsWindow(#[expect(dead_code, reason = "held until the window closes")] OwnedFd);
+
+/// Lets the kernel count runs and time of BPF programs until the window is dropped.
+///
+/// This is a switch of the whole host; it costs every BPF program some 30–40 ns a run, so keep the window short. The
+/// kernel counts its users: closing the window disturbs nobody else's. Needs `CAP_SYS_ADMIN` to be opened, and nothing
+/// to be held.
+pub fn stats_window() -> Result<StatsWindow, StatsError> {
+    let window = aya::sys::enable_stats(aya::sys::Stats::RunTime);
+    window.map(StatsWindow).map_err(|error| StatsError(explain::explain(&error)))
+}
 
 /// The probes of this host.
 #[derive(Debug)]
@@ -239,6 +266,15 @@ impl Probes {
         }
         // Better some events lost than all.
         let alloc = exact.or(preemptible);
+        if let Some(alloc) = &alloc
+            && options.duty_cycle.is_some()
+            && alloc.duty_cycle().is_none()
+        {
+            reasons.push(format!(
+                "{}: attached all the time, as attaching it anew would take privileges: no duty cycle",
+                alloc.mode
+            ));
+        }
         let report = ProbeReport {
             probe: Probe::Alloc,
             mode: alloc.as_ref().map_or(Mode::Absent, |alloc| alloc.mode),
@@ -313,6 +349,11 @@ impl Probes {
         Ok(last)
     }
 
+    /// Slots that were released, but not yet long enough ago to be given to another workload.
+    pub fn cooling_slots(&self) -> usize {
+        self.slots.cooling(Instant::now())
+    }
+
     /// Reads all counters.
     pub fn counters(&self) -> Result<Snapshot, MapAccessError> {
         let Some(alloc) = &self.alloc else { return Ok(Snapshot::default()) };
@@ -326,8 +367,23 @@ impl Probes {
         Ok(Snapshot {
             slots: slots.map(|(slot, holder)| (SlotId(slot), alloc.since(&holder.base, of(slot)))).collect(),
             other: alloc.since(&[], of(numaward_abi::OTHER_SLOT)),
-            unknown_node: Pages(alloc.totals()?.unknown_node),
+            unknown_node: alloc.all_of(alloc.totals()?.unknown_node),
         })
+    }
+
+    /// Attaches or detaches the allocation probe as its duty cycle demands ([`Options::duty_cycle`]); to be called
+    /// several times in each part of the cycle. Needs no privileges.
+    ///
+    /// All counts of that probe are multiplied by what the cycle leaves out, so they are estimates: right on average,
+    /// wrong where something happens only now and then.
+    pub fn keep_duty(&mut self, now: Instant) -> Result<(), DutyError> {
+        let kept = self.alloc.as_mut().map_or(Ok(()), |alloc| alloc.keep_duty(now));
+        kept.map_err(|error| DutyError(explain::explain(&error)))
+    }
+
+    /// The duty cycle of the allocation probe; `None` where it is attached all the time, or not at all.
+    pub fn duty_cycle(&self) -> Option<DutyCycle> {
+        self.alloc.as_ref().and_then(Alloc::duty_cycle)
     }
 
     /// What each registered workload did beside allocating, since it was registered, and what all else did.
@@ -387,21 +443,17 @@ impl Probes {
         ]
     }
 
+    /// The memory that the maps of each family take.
+    pub fn map_memory(&self) -> Vec<MapMemory> {
+        let alloc = self.alloc.iter().map(|alloc| MapMemory { family: "alloc", bytes: alloc.map_bytes });
+        alloc.chain(self.others.map_memory()).collect()
+    }
+
     /// What each attached probe has cost so far.
     pub fn stats(&self) -> io::Result<Vec<ProbeStats>> {
         let mut stats: Vec<_> = self.alloc.iter().map(Alloc::stats).collect::<io::Result<_>>()?;
         stats.extend(self.others.stats()?);
         Ok(stats)
-    }
-
-    /// Lets the kernel count runs and time of BPF programs until the window is dropped.
-    ///
-    /// This is a switch of the whole host; it costs every BPF program some 30–40 ns a run, so keep the
-    /// window short. The kernel counts its users: closing the window disturbs nobody else's. Needs
-    /// `CAP_SYS_ADMIN`.
-    pub fn stats_window(&self) -> Result<StatsWindow, StatsError> {
-        let window = aya::sys::enable_stats(aya::sys::Stats::RunTime);
-        window.map(StatsWindow).map_err(|error| StatsError(explain::explain(&error)))
     }
 
     /// Passes the probes' debug messages on to the `log` crate. Nothing to do unless

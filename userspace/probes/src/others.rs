@@ -1,4 +1,4 @@
-//! The probes beside that of allocations: sampled accesses, migrations, stalls, kills, intruders.
+//! The probes beside that of allocations: sampled accesses, migrations, stalls, kills, intruders, accesses to DRAM.
 //!
 //! Each family is an object of its own, with its own table of registered cgroups; what one family lacks on this
 //! kernel keeps no other from working. All of it is read by slots, like the counters of allocations.
@@ -16,15 +16,16 @@ use numaward_abi::{
 use numaward_topology::{Machine, NodeId};
 
 use crate::{
-    Activity, CgroupId, MapAccessError, Mode, Options, Pages, Probe, ProbeReport, ProbeStats, Scanned,
-    SlotId, Stalls,
+    Activity, CgroupId, MapAccessError, MapMemory, Mode, Options, Pages, Probe, ProbeReport, ProbeStats,
+    Scanned, SlotId, Stalls,
     activity::{Columns, growth},
     alloc::{Refusal, set, typed},
     btf::{BtfError, Structures},
     family::{Family, Hook, Way, attach_by_first, read_values, report},
+    hardware::Hardware,
     intruders::Switch,
     nodes::{Numbering, node_table},
-    sys,
+    sys, tracefs,
 };
 
 /// Memory that the matrix of accesses may take before only local and remote are told apart.
@@ -43,6 +44,7 @@ macro_rules! object {
 object!(FAULTS, "/faults");
 object!(TROUBLE, "/trouble");
 object!(SWITCH, "/switch");
+object!(HARDWARE, "/hardware");
 
 /// What the families need of the kernel, read once.
 pub(crate) struct Kernel {
@@ -95,6 +97,7 @@ enum Of {
     Migrated,
     Stalls,
     OomKills,
+    Dram,
 }
 
 /// What the probes tell at once.
@@ -130,6 +133,7 @@ pub(crate) struct Others {
     bases: BTreeMap<u32, BTreeMap<Of, Vec<u64>>>,
     events: Option<RingBuf<MapData>>,
     pub(crate) switch: Option<Switch>,
+    hardware: Option<Hardware>,
     pub(crate) reports: Vec<ProbeReport>,
     /// Whether the kernel's NUMA balancing leaves alone who may use one node only; `None` where that is not known.
     pub(crate) skips_single_node_cpusets: Option<bool>,
@@ -159,9 +163,18 @@ impl Others {
             others.load_trouble(options, &kernel)
         });
         others.load_family(options, &[Probe::Switch], |others| {
-            let switch = Switch::load(options, &kernel)?;
-            others.reports.push(report(Probe::Switch, Mode::TpBtf, &[]));
+            let (switch, report) = Switch::load(options, &kernel)?;
+            others.reports.push(report);
             others.switch = Some(switch);
+            Ok(())
+        });
+        others.load_family(options, &[Probe::Hardware], |others| {
+            let nodes = others.nodes.get_or_insert_with(|| Numbering::new(options.machine));
+            let (hardware, report) = Hardware::load(options, &kernel, nodes)?;
+            if report.mode != Mode::Absent {
+                others.hardware = Some(hardware);
+            }
+            others.reports.push(report);
             Ok(())
         });
         others
@@ -217,6 +230,7 @@ impl Others {
         let per_slot = nodes.checked_mul(columns.count()).ok_or_else(too_many)?;
         let vma_range = kernel.get(|structures| &structures.scan).unwrap_or_default();
         let reason = kernel.get(|structures| &structures.migrate_reason).unwrap_or_default();
+        let reason_offset = tracefs::migrate_reason_offset(Path::new("/"));
         let page_shift = sys::page_size().ilog2();
         let count = columns.count();
         let reasons = u32::try_from(MIGRATE_REASONS).unwrap_or(u32::MAX);
@@ -226,12 +240,13 @@ impl Others {
             .override_global("NODES", &nodes, true)
             .override_global("COLUMNS", &count, true)
             .override_global("REASON_ARGUMENT", &reason, true)
+            .override_global("REASON_OFFSET", reason_offset.as_ref().unwrap_or(&0), true)
             .override_global("VMA_RANGE", &vma_range, true)
             .override_global("PAGE_SHIFT", &page_shift, true)
             .map_max_entries("ACCESS", entries(per_slot)?)
             .map_max_entries("SCAN", slots)
             .map_max_entries("MIGRATED_PAGES", entries(reasons)?);
-        let mut family = Family::load(&mut loader, object, options.slots)?;
+        let mut family = Family::load(&mut loader, "faults", object, options.slots)?;
         let mut table: Array<_, NodeTable> = typed(family.take("NODE_TABLE")?, "NODE_TABLE")?;
         let value = node_table(options.machine, &numbering, options.fakes.cpu_node);
         set(&mut table, "NODE_TABLE", 0, &value)?;
@@ -263,12 +278,20 @@ impl Others {
                 .map(|_| vec![("scan_fexit", Hook::Fexit("vma_policy_mof"))]),
         )];
         self.attach(options, &mut family, Probe::Scan, ways, kernel, (Of::Scan, scan));
-        let ways = vec![(
-            Mode::TpBtf,
-            kernel
-                .get(|structures| &structures.migrate_reason)
-                .map(|_| vec![("migrate_tp_btf", Hook::TpBtf("mm_migrate_pages"))]),
-        )];
+        let ways = vec![
+            (
+                Mode::TpBtf,
+                kernel
+                    .get(|structures| &structures.migrate_reason)
+                    .map(|_| vec![("migrate_tp_btf", Hook::TpBtf("mm_migrate_pages"))]),
+            ),
+            (
+                Mode::Tracepoint,
+                reason_offset
+                    .map_err(Refusal::from)
+                    .map(|_| vec![("migrate_tracepoint", Hook::Tracepoint("migrate", "mm_migrate_pages"))]),
+            ),
+        ];
         self.attach(options, &mut family, Probe::Migrate, ways, kernel, (Of::Migrated, migrated));
         self.families.push(family);
         Ok(())
@@ -291,7 +314,7 @@ impl Others {
             .override_global("OOM_LAYOUT", &layout, true)
             .map_max_entries("STALLS", slots)
             .map_max_entries("OOM_KILLS", slots.saturating_mul(constraints));
-        let mut family = Family::load(&mut loader, object, options.slots)?;
+        let mut family = Family::load(&mut loader, "trouble", object, options.slots)?;
         self.events = Some(typed(family.take("EVENTS")?, "EVENTS")?);
         let words = size_of::<StallCounters>() / size_of::<u64>();
         let stalls = Table::new(&mut family, "STALLS", 1, words)?;
@@ -327,34 +350,59 @@ impl Others {
 
     /// Books what `cgroup` and those below it do to `slot`, from now on.
     pub(crate) fn add_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
-        let base = self.tables.iter().map(|(&of, table)| Ok((of, table.read(slot, 1)?)));
-        self.bases.insert(slot, base.collect::<Result<_, MapAccessError>>()?);
-        let mut added = 0;
+        let base = self.read_tables(slot, 1)?;
         let mut result = Ok(());
-        for family in &mut self.families {
+        for family in self.all_families() {
             result = family.add_root(cgroup, slot);
             if result.is_err() {
                 break;
             }
-            added += 1;
         }
         if result.is_ok()
             && let Some(switch) = &mut self.switch
         {
             result = switch.add_root(cgroup, slot);
         }
-        result.inspect_err(|_| {
-            for family in self.families.iter_mut().take(added) {
+        match &result {
+            Ok(()) => drop(self.bases.insert(slot, base)),
+            Err(_) => self.all_families().for_each(|family| {
+                // Those that come after the one that failed never had it.
                 let _best_effort = family.remove_root(cgroup);
-            }
-            self.bases.remove(&slot);
-        })
+            }),
+        }
+        result
+    }
+
+    /// The families whose slots are read by tables.
+    fn all_families(&mut self) -> impl Iterator<Item = &mut Family> {
+        self.families.iter_mut().chain(self.hardware.as_mut().map(|hardware| &mut hardware.family))
+    }
+
+    /// All counters of `count` slots from `first` on.
+    fn read_tables(&self, first: u32, count: u32) -> Result<BTreeMap<Of, Vec<u64>>, MapAccessError> {
+        let mut read = BTreeMap::new();
+        for (&of, table) in &self.tables {
+            read.insert(of, table.read(first, count)?);
+        }
+        if let Some(Hardware { dram, nodes, .. }) = &self.hardware {
+            let values = read_values(dram, "DRAM", first * nodes, count * nodes, Hardware::WORDS)?;
+            read.insert(Of::Dram, values);
+        }
+        Ok(read)
+    }
+
+    /// How many 64-bit numbers a slot has of a sort.
+    fn words_per_slot(&self, of: Of) -> usize {
+        match (&self.hardware, self.tables.get(&of)) {
+            (Some(hardware), _) if of == Of::Dram => hardware.nodes as usize * Hardware::WORDS,
+            (_, table) => table.map_or(0, Table::words_per_slot),
+        }
     }
 
     /// Undoes [`Others::add_root`]. Goes on where one family fails.
     pub(crate) fn remove_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
         let mut result = Ok(());
-        for family in &mut self.families {
+        for family in self.all_families() {
             result = family.remove_root(cgroup).and(result);
         }
         if let Some(switch) = &mut self.switch {
@@ -371,6 +419,9 @@ impl Others {
             let now = node_table(machine, nodes, self.fake_home);
             if now != *table {
                 set(map, "NODE_TABLE", 0, &now)?;
+                if let Some(hardware) = &mut self.hardware {
+                    set(&mut hardware.node_table, "NODE_TABLE", 0, &now)?;
+                }
                 *table = now;
             }
         }
@@ -383,16 +434,12 @@ impl Others {
         held: impl Iterator<Item = u32>,
         end: u32,
     ) -> Result<(BTreeMap<u32, Activity>, Activity), MapAccessError> {
-        let now: BTreeMap<Of, Vec<u64>> = self
-            .tables
-            .iter()
-            .map(|(&of, table)| Ok((of, table.read(OTHER_SLOT, end)?)))
-            .collect::<Result<_, MapAccessError>>()?;
+        let now = self.read_tables(OTHER_SLOT, end)?;
         let of_slot = |slot: u32| {
-            let counters = self.tables.iter().filter_map(|(of, table)| {
-                let words = table.words_per_slot();
+            let counters = now.iter().filter_map(|(&of, values)| {
+                let words = self.words_per_slot(of);
                 let start = slot as usize * words;
-                Some((*of, now.get(of)?.get(start..start + words)?))
+                Some((of, values.get(start..start + words)?))
             });
             self.activity(slot, counters)
         };
@@ -401,8 +448,7 @@ impl Others {
 
     /// What one slot counted since it was taken.
     pub(crate) fn read_one(&self, slot: u32) -> Result<Activity, MapAccessError> {
-        let now = self.tables.iter().map(|(&of, table)| Ok((of, table.read(slot, 1)?)));
-        let now = now.collect::<Result<Vec<_>, MapAccessError>>()?;
+        let now = self.read_tables(slot, 1)?;
         Ok(self.activity(slot, now.iter().map(|(of, words)| (*of, words.as_slice()))))
     }
 
@@ -440,6 +486,11 @@ impl Others {
                         activity.stalls = stalls;
                     }
                 }
+                Of::Dram => {
+                    if let (Some(hardware), Some(nodes)) = (&self.hardware, &self.nodes) {
+                        activity.dram = hardware.read(nodes.ids(), &grown);
+                    }
+                }
                 Of::OomKills => {
                     for (to, from) in activity.oom_kills.iter_mut().zip(grown) {
                         *to = from;
@@ -469,7 +520,18 @@ impl Others {
         if let Some(switch) = &self.switch {
             stats.extend(switch.stats()?);
         }
+        if let Some(hardware) = &self.hardware {
+            stats.extend(hardware.stats()?);
+        }
         Ok(stats)
+    }
+
+    /// The memory of each family's maps.
+    pub(crate) fn map_memory(&self) -> Vec<MapMemory> {
+        let hardware = self.hardware.iter().map(|hardware| &hardware.family);
+        let switch = self.switch.iter().map(Switch::family);
+        let families = self.families.iter().chain(switch).chain(hardware);
+        families.map(|family| MapMemory { family: family.name, bytes: family.map_bytes }).collect()
     }
 }
 

@@ -21,12 +21,14 @@ pub enum Probe {
     OomKill,
     /// Who runs on exclusive CPUs: the tracepoint `sched:sched_switch`.
     Switch,
+    /// Accesses to local and remote DRAM: the processor's own counters, split at the same tracepoint.
+    Hardware,
 }
 
 impl Probe {
     /// All probes but that of allocations.
-    pub const OTHERS: [Self; 6] =
-        [Self::Hint, Self::Scan, Self::Migrate, Self::Stall, Self::OomKill, Self::Switch];
+    pub const OTHERS: [Self; 7] =
+        [Self::Hint, Self::Scan, Self::Migrate, Self::Stall, Self::OomKill, Self::Switch, Self::Hardware];
 }
 
 impl fmt::Display for Probe {
@@ -40,6 +42,7 @@ impl fmt::Display for Probe {
             Self::Stall => "stall",
             Self::OomKill => "oom_kill",
             Self::Switch => "switch",
+            Self::Hardware => "hardware",
         })
     }
 }
@@ -100,7 +103,7 @@ pub struct ProbeReport {
 /// What a probe costs, as the kernel counts it.
 ///
 /// The kernel counts runs and their time only while somebody asks for statistics
-/// ([`crate::Probes::stats_window`]); both then include some 30–40 ns a run for reading the clock twice.
+/// ([`crate::stats_window`]); both then include some 30–40 ns a run for reading the clock twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeStats {
     /// Which probe.
@@ -124,4 +127,13 @@ pub struct MapUsage {
     pub entries: u64,
     /// Entries it can hold.
     pub capacity: u64,
+}
+
+/// The memory that the maps of a family of probes take. It is all taken when they are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapMemory {
+    /// The family: the name of its object; the metric label `family`.
+    pub family: &'static str,
+    /// Bytes of the kernel's memory, as the kernel reckons (`memlock` in fdinfo).
+    pub bytes: u64,
 }

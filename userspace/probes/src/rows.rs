@@ -102,10 +102,11 @@ impl Rows {
             for (sum, value) in sums.iter_mut().zip(values.chunks_exact(words)) {
                 for copy in value.as_chunks::<ROW_WORDS>().0 {
                     let &[user_local, user_remote, user_outside, kernel] = copy;
-                    sum.user_local += user_local;
-                    sum.user_remote += user_remote;
-                    sum.user_outside += user_outside;
-                    sum.kernel += kernel;
+                    // Modulo 2^64, like the copies: what counts is the growth.
+                    sum.user_local = sum.user_local.wrapping_add(user_local);
+                    sum.user_remote = sum.user_remote.wrapping_add(user_remote);
+                    sum.user_outside = sum.user_outside.wrapping_add(user_outside);
+                    sum.kernel = sum.kernel.wrapping_add(kernel);
                 }
             }
             key += wanted;

@@ -104,6 +104,11 @@ impl Slots {
         self.capacity - 1
     }
 
+    /// Slots that nobody may take yet.
+    pub(crate) fn cooling(&self, now: Instant) -> usize {
+        self.cooling.values().filter(|&&freed| now.saturating_duration_since(freed) < COOLING).count()
+    }
+
     /// Slots held by workloads.
     pub(crate) fn held(&self) -> usize {
         self.held.len()
@@ -135,6 +140,7 @@ mod tests {
         assert!(!slots.is_registered(CgroupId(10)));
         assert!(slots.free(1, start).is_none(), "freed already");
         assert_eq!(slots.next(later.checked_sub(Duration::from_nanos(1)).unwrap()), None);
+        assert_eq!((slots.cooling(start), slots.cooling(later)), (1, 0));
         assert_eq!(slots.next(later), Some(1));
         assert_eq!(slots.in_use_up_to(), 3, "slot 2 is still held");
     }

@@ -21,11 +21,20 @@ pub(crate) enum FormatError {
         found.map_or("missing".to_owned(), |(offset, size)| format!("at offset {offset}, size {size}")),
         expected.0, expected.1)]
     Moved { path: PathBuf, field: &'static str, expected: (u32, u32), found: Option<(u32, u32)> },
+    #[error("{}: the field reason is {}; the probe knows it at the offsets 28, 52 and 60, size 4", path.display(),
+        found.map_or("missing".to_owned(), |(offset, size)| format!("at offset {offset}, size {size}")))]
+    UnknownPlace { path: PathBuf, found: Option<(u32, u32)> },
 }
 
 /// The fields of `kmem:mm_page_alloc` that the probe reads, with offset and size.
 pub(crate) const MM_PAGE_ALLOC: [(&str, (u32, u32)); 3] =
     [("pfn", (8, 8)), ("order", (16, 4)), ("gfp_flags", (24, 8))];
+
+/// The field of `migrate:mm_migrate_pages` that has always been at one place.
+const MM_MIGRATE_PAGES: [(&str, (u32, u32)); 1] = [("succeeded", (8, 8))];
+
+/// Where the reason is in the records of `migrate:mm_migrate_pages`: at first, since Linux 5.9, since 5.19 or so.
+const REASON_OFFSETS: [u32; 3] = [28, 52, 60];
 
 /// Compares a tracepoint's record with what is expected of it. `root` is `/` in production.
 pub(crate) fn check_format(
@@ -33,20 +42,51 @@ pub(crate) fn check_format(
     event: &str,
     expected: &[(&'static str, (u32, u32))],
 ) -> Result<(), FormatError> {
-    let events = ["sys/kernel/tracing/events", "sys/kernel/debug/tracing/events"].map(|path| root.join(path));
-    let events = events.into_iter().find(|path| path.is_dir()).ok_or(FormatError::NoTracefs)?;
-    let path = events.join(event).join("format");
-    let text = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(source) => return Err(FormatError::Read { path, source }),
-    };
-    for &(field, expected) in expected {
-        let found = text.lines().find_map(|line| place_of(line, field));
-        if found != Some(expected) {
-            return Err(FormatError::Moved { path, field, expected, found });
+    Format::read(root, event)?.check(expected)
+}
+
+/// The offset of the reason in the record of `migrate:mm_migrate_pages`, if the rest is as expected.
+pub(crate) fn migrate_reason_offset(root: &Path) -> Result<u32, FormatError> {
+    let format = Format::read(root, "migrate/mm_migrate_pages")?;
+    format.check(&MM_MIGRATE_PAGES)?;
+    match format.place_of("reason") {
+        Some((offset, 4)) if REASON_OFFSETS.contains(&offset) => Ok(offset),
+        found => Err(FormatError::UnknownPlace { path: format.path, found }),
+    }
+}
+
+/// A format file.
+struct Format {
+    path: PathBuf,
+    text: String,
+}
+
+impl Format {
+    fn read(root: &Path, event: &str) -> Result<Self, FormatError> {
+        let events = ["sys/kernel/tracing/events", "sys/kernel/debug/tracing/events"];
+        let mut events = events.map(|path| root.join(path)).into_iter();
+        let path =
+            events.find(|path| path.is_dir()).ok_or(FormatError::NoTracefs)?.join(event).join("format");
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Ok(Self { path, text }),
+            Err(source) => Err(FormatError::Read { path, source }),
         }
     }
-    Ok(())
+
+    fn check(&self, expected: &[(&'static str, (u32, u32))]) -> Result<(), FormatError> {
+        for &(field, expected) in expected {
+            let found = self.place_of(field);
+            if found != Some(expected) {
+                return Err(FormatError::Moved { path: self.path.clone(), field, expected, found });
+            }
+        }
+        Ok(())
+    }
+
+    /// Offset and size of a field.
+    fn place_of(&self, field: &str) -> Option<(u32, u32)> {
+        self.text.lines().find_map(|line| place_of(line, field))
+    }
 }
 
 /// Offset and size, if the line describes this field.
@@ -94,6 +134,34 @@ mod tests {
             let found = check(format.as_deref()).unwrap_err();
             assert!(found.contains(error), "{found}");
         }
+    }
+
+    #[test]
+    fn the_reason_of_migrations_may_be_at_several_places() {
+        let format = |reason: &str, mode: u32| {
+            format!(
+                "\tfield:unsigned long succeeded;\toffset:8;\tsize:8;\tsigned:0;\n\
+                 \tfield:enum migrate_mode mode;\toffset:{mode};\tsize:4;\tsigned:1;\n\
+                 \tfield:int {reason};\toffset:{};\tsize:4;\tsigned:1;\n",
+                mode + 4
+            )
+        };
+        let offset = |text: &str| {
+            let root = tempfile::tempdir().unwrap();
+            let event = root.path().join("sys/kernel/debug/tracing/events/migrate/mm_migrate_pages");
+            std::fs::create_dir_all(&event).unwrap();
+            std::fs::write(event.join("format"), text).unwrap();
+            migrate_reason_offset(root.path()).map_err(|error| error.to_string())
+        };
+        for mode in [24, 48, 56] {
+            assert_eq!(offset(&format("reason", mode)), Ok(mode + 4));
+        }
+        let moved = offset(&format("reason", 64)).unwrap_err();
+        assert!(moved.contains("the field reason is at offset 68, size 4; the probe knows"), "{moved}");
+        let missing = offset(&format("why", 56)).unwrap_err();
+        assert!(missing.contains("the field reason is missing"), "{missing}");
+        let moved = offset(&format("reason", 56).replace("offset:8", "offset:16")).unwrap_err();
+        assert!(moved.contains("the field succeeded is at offset 16"), "{moved}");
     }
 
     #[test]

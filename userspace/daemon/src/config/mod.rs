@@ -33,7 +33,7 @@ pub use self::{
     control::{Control, Tls},
     schema::json_schema,
     tree::{Origin, Position},
-    types::{Interval, ListenAddress, LogFormat, LogLevel},
+    types::{DutyCycle, Interval, ListenAddress, LogFormat, LogLevel},
 };
 use self::{
     enforcement::{Declared, Enforcement},
@@ -186,6 +186,9 @@ pub struct Probes {
     pub oom_kills: ProbeSwitch,
     /// Measures who else runs on exclusive CPUs. It costs something only while a CPU is exclusive.
     pub intruders: ProbeSwitch,
+    /// Counts accesses to local and remote DRAM by the processor's own counters: two of them on each CPU, which others
+    /// (perf, the NMI watchdog) cannot use then.
+    pub hardware: HardwareProbe,
     /// How many workloads can have counters of their own. Those that come later are counted together
     /// as `other`. The counters of allocations take 32 bytes for each workload and node, on most hosts
     /// times CPUs.
@@ -201,6 +204,7 @@ impl Default for Probes {
             stalls: ProbeSwitch::default(),
             oom_kills: ProbeSwitch::default(),
             intruders: ProbeSwitch::default(),
+            hardware: HardwareProbe::default(),
             slots: 512,
         }
     }
@@ -209,13 +213,14 @@ impl Default for Probes {
 impl Probes {
     /// Whether a probe may be attached; the key that says so.
     pub fn is_enabled(&self, probe: numaward_probes::Probe) -> (bool, &'static str) {
-        use numaward_probes::Probe::{Alloc, Hint, Migrate, OomKill, Scan, Stall, Switch};
+        use numaward_probes::Probe::{Alloc, Hardware, Hint, Migrate, OomKill, Scan, Stall, Switch};
         match probe {
             Alloc => (self.allocation.enabled, "probes.allocation.enabled"),
             Hint | Scan | Migrate => (self.accesses.enabled, "probes.accesses.enabled"),
             Stall => (self.stalls.enabled, "probes.stalls.enabled"),
             OomKill => (self.oom_kills.enabled, "probes.oomKills.enabled"),
             Switch => (self.intruders.enabled, "probes.intruders.enabled"),
+            Hardware => (self.hardware.enabled, "probes.hardware.enabled"),
         }
     }
 
@@ -226,6 +231,7 @@ impl Probes {
         for switch in [&mut self.accesses, &mut self.stalls, &mut self.oom_kills, &mut self.intruders] {
             switch.enabled = false;
         }
+        self.hardware.enabled = false;
         self
     }
 }
@@ -244,19 +250,30 @@ impl Default for ProbeSwitch {
     }
 }
 
+/// Whether the processor's counters are used.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct HardwareProbe {
+    /// Whether they are opened.
+    pub enabled: bool,
+}
+
 /// The probe that counts page allocations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AllocationProbe {
     /// Whether it is attached.
     pub enabled: bool,
+    /// For which part of the time it is attached, `5s/60s` for five seconds of each minute; all the time where this is
+    /// absent. What it counts is then multiplied accordingly: estimates, and shown as such.
+    pub duty_cycle: Option<DutyCycle>,
     /// Lets the probe log what it decides, at level `debug`. For fault finding only.
     pub debug_log: bool,
 }
 
 impl Default for AllocationProbe {
     fn default() -> Self {
-        Self { enabled: true, debug_log: false }
+        Self { enabled: true, duty_cycle: None, debug_log: false }
     }
 }
 

@@ -35,7 +35,7 @@ fn flags_win_over_variables_and_those_over_the_file() {
         log: Log { level: LogLevel::Error, format: LogFormat::Json },
         probes: Probes {
             slots: 7,
-            allocation: AllocationProbe { enabled: false, debug_log: false },
+            allocation: AllocationProbe { enabled: false, ..AllocationProbe::default() },
             ..Probes::default()
         },
         observe: Observe { keep_removed: Interval(Duration::from_secs(90)), ..Observe::default() },
@@ -44,6 +44,26 @@ fn flags_win_over_variables_and_those_over_the_file() {
     };
     assert_eq!(loaded.config, expected);
     assert_eq!(loaded.warnings, Vec::<String>::new());
+}
+
+#[test]
+fn a_duty_cycle_is_a_part_of_the_time() {
+    let cycle = "5s/1m".parse::<DutyCycle>().unwrap();
+    assert_eq!((cycle.on.0, cycle.period.0), (Duration::from_secs(5), Duration::from_mins(1)));
+    assert_eq!(" 5s / 60s ".parse::<DutyCycle>().unwrap().to_string(), "5s/1m");
+    for (text, error) in [
+        ("5s", "\"5s\" is not a duty cycle such as 5s/60s"),
+        ("5s/", "such as 5s/60s (5 seconds of each minute): \"\" is not a duration"),
+        ("0s/60s", "a duration must be above zero"),
+        ("100ms/1s", "100ms is too short; the least is 1s"),
+        ("60s/60s", "1m is not a part of 1m; leave it out"),
+        ("61s/60s", "1m1s is not a part of 1m"),
+    ] {
+        let found = text.parse::<DutyCycle>().unwrap_err();
+        assert!(found.contains(error), "{found}");
+    }
+    let loaded = with_file("probes: {allocation: {dutyCycle: 5s/60s}}", &[], Vec::new()).unwrap();
+    assert_eq!(loaded.config.probes.allocation.duty_cycle, Some(cycle));
 }
 
 #[test]
@@ -69,7 +89,7 @@ hostRoot: [a]
             "config.yaml:3:10: log.level: unknown variant `loud`, expected one of `error`, `warn`, `info`, `debug`, `trace`",
             "config.yaml:4:3: unknown key \"debugLog\" in \"log\"; did you mean \"probes.allocation.debugLog\"?",
             "config.yaml:7:25: probes.allocation.enabled: invalid type: string \"yes\", expected a boolean",
-            "config.yaml:7:30: unknown key \"color\" in \"probes.allocation\"; known keys are debugLog, enabled",
+            "config.yaml:7:30: unknown key \"color\" in \"probes.allocation\"; known keys are debugLog, dutyCycle, enabled",
             "config.yaml:9:22: observe.residencyInterval: invalid type: integer `10`, expected a string",
             "config.yaml:10:11: hostRoot: invalid type: sequence, expected path string",
             "variable NUMAWARD_OBSERVE_KEEP_REMOVED: observe.keepRemoved: \"soon\" is not a duration such as 10s or \

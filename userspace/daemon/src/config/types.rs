@@ -89,6 +89,43 @@ impl FromStr for Interval {
     }
 }
 
+/// For which part of the time something is done: `5s/60s` is five seconds of each minute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DutyCycle {
+    /// How long it is done.
+    pub on: Interval,
+    /// Of how long.
+    pub period: Interval,
+}
+
+impl fmt::Display for DutyCycle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.on, self.period)
+    }
+}
+
+impl FromStr for DutyCycle {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        /// The daemon looks four times a second whether it is time.
+        const SHORTEST: Duration = Duration::from_secs(1);
+        let form = || format!("{text:?} is not a duty cycle such as 5s/60s (5 seconds of each minute)");
+        let (on, period) = text.split_once('/').ok_or_else(form)?;
+        let interval = |part: &str| part.trim().parse().map_err(|error| format!("{}: {error}", form()));
+        let (on, period): (Interval, Interval) = (interval(on)?, interval(period)?);
+        if on.0 < SHORTEST {
+            return Err(format!("{text:?}: {on} is too short; the least is 1s"));
+        }
+        if on.0 >= period.0 {
+            return Err(format!(
+                "{text:?}: {on} is not a part of {period}; leave it out to watch all the time"
+            ));
+        }
+        Ok(Self { on, period })
+    }
+}
+
 macro_rules! as_text {
     ($name:ident, $example:literal, $pattern:literal) => {
         serde_as_text!($name);
@@ -109,3 +146,4 @@ macro_rules! as_text {
 
 as_text!(ListenAddress, "127.0.0.1:9560", r"^(\d+\.\d+\.\d+\.\d+|\[[0-9a-fA-F:.]+(%\d+)?\]):\d+$");
 as_text!(Interval, "1m30s", r"^(\d+\s*[a-zµ]+\s*)+$");
+as_text!(DutyCycle, "5s/60s", r"^(\d+\s*[a-zµ]+\s*)+/(\s*\d+\s*[a-zµ]+)+$");

@@ -14,6 +14,7 @@ const STALL_BOUNDS: [usize; 5] = [4, 8, 12, 16, 20];
 impl Families<'_, '_> {
     pub(super) fn activity(&mut self) -> fmt::Result {
         self.accesses()?;
+        self.dram()?;
         self.migrated()?;
         self.stalls()?;
         self.oom_kills()
@@ -52,6 +53,29 @@ impl Families<'_, '_> {
         for (workload, activity) in workloads() {
             for state in &activity.sampling {
                 family.set([("workload", &*workload.name), ("state", state)], &1_u64)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn dram(&mut self) -> fmt::Result {
+        let (snapshot, nodes) = (self.snapshot, self.nodes);
+        let mut family = Family::counter(
+            &mut self.encoder,
+            "dram_accesses",
+            "Accesses to DRAM as the processor counts them (loads or cache lines), by the node of the CPU and whether the \
+             memory was of that node; only where probes.hardware is enabled",
+            None,
+        )?;
+        for workload in &snapshot.workloads {
+            let Some(dram) = workload.activity.as_ref().and_then(|of| of.dram.as_ref()) else { continue };
+            for (node, (local, remote)) in nodes.iter().zip(dram) {
+                for (locality, count) in [("local", *local), ("remote", Some(*remote))] {
+                    if let Some(count) = count {
+                        let labels = [("workload", &*workload.name), ("node", node), ("locality", locality)];
+                        family.count(labels, &count)?;
+                    }
+                }
             }
         }
         Ok(())

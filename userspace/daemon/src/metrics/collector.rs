@@ -243,12 +243,28 @@ impl Families<'_, '_> {
         let mut family = Family::counter(
             &mut self.encoder,
             "probe_runtime",
-            "Time spent in the probe, where the kernel measures it (kernel.bpf_stats_enabled)",
+            "Time spent in the probe while the kernel measured it: for some seconds after the start, and while \
+             kernel.bpf_stats_enabled is set. Of use only beside the runs: what one costs",
             Some(&Unit::Seconds),
         )?;
         for probe in &snapshot.probes {
             if let Some(runtime) = probe.runtime {
                 family.count([("probe", &*probe.probe)], &runtime.as_secs_f64())?;
+            }
+        }
+        let help = "Runs of the probe while the kernel measured it";
+        let mut family = Family::counter(&mut self.encoder, "probe_runs", help, None)?;
+        for probe in &snapshot.probes {
+            if let Some(runs) = probe.runs {
+                family.count([("probe", &*probe.probe)], &runs)?;
+            }
+        }
+        let help = "Which part of the time the probe watches; below 1, what it counts is multiplied accordingly, and so \
+                    is an estimate";
+        let mut family = Family::gauge(&mut self.encoder, "probe_sampled_ratio", help, None)?;
+        for probe in &snapshot.probes {
+            if let Some(ratio) = probe.sampled_ratio {
+                family.set([("probe", &*probe.probe)], &ratio)?;
             }
         }
         let help = "Events that the kernel did not hand to the probe";
@@ -262,6 +278,11 @@ impl Families<'_, '_> {
             Family::gauge(&mut self.encoder, "probe_map_entries", "Entries in use in the map", None)?;
         for map in &snapshot.maps {
             family.set([("map", map.map)], &map.entries)?;
+        }
+        let help = "Kernel memory that the maps of the family of probes take";
+        let mut family = Family::gauge(&mut self.encoder, "probe_map_memory", help, Some(&Unit::Bytes))?;
+        for (name, bytes) in &snapshot.map_memory {
+            family.set([("family", *name)], bytes)?;
         }
         let help = "Entries the map has room for";
         let mut family = Family::gauge(&mut self.encoder, "probe_map_capacity", help, None)?;

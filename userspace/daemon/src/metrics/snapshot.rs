@@ -22,6 +22,8 @@ pub struct Snapshot {
     pub probes: Vec<ProbeFigures>,
     /// The maps of the probes.
     pub maps: Vec<MapFigures>,
+    /// Bytes that the maps of each family of probes take.
+    pub map_memory: Vec<(&'static str, u64)>,
     /// Workloads with counters of their own.
     pub workloads_with_slot: u64,
     /// Workloads that are counted as `other` for want of a slot.
@@ -72,6 +74,9 @@ pub struct WorkloadActivity {
     pub stalls: Option<Stalls>,
     /// Kills by constraint.
     pub oom_kills: Option<[u64; OOM_CONSTRAINT_NAMES.len()]>,
+    /// Accesses to DRAM from the CPUs of each node, in the order of [`Snapshot::nodes`]: local (where the processor counts
+    /// them) and remote.
+    pub dram: Option<Vec<(Option<u64>, u64)>>,
 }
 
 /// Who used a CPU while it was exclusive.
@@ -134,6 +139,10 @@ pub struct ProbeFigures {
     pub reason: String,
     /// Time spent in it while the kernel measures that (`kernel.bpf_stats_enabled`).
     pub runtime: Option<Duration>,
+    /// Runs while the kernel measures that.
+    pub runs: Option<u64>,
+    /// Which part of the time it watches; `None` where it is not attached.
+    pub sampled_ratio: Option<f64>,
     /// Events that the kernel did not hand to it.
     pub events_lost: Option<u64>,
 }

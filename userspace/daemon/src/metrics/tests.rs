@@ -38,6 +38,7 @@ fn snapshot() -> Snapshot {
             migrated: Some(vec![("numa_misplaced", 2)]),
             stalls: Some(numaward_probes::Stalls::default()),
             oom_kills: Some([0, 1, 0, 0]),
+            dram: Some(vec![(Some(11), 12)]),
         }),
     };
     let blind = WorkloadFigures {
@@ -71,9 +72,12 @@ fn snapshot() -> Snapshot {
             mode: "absent".to_owned(),
             reason: "no BTF".to_owned(),
             runtime: None,
+            runs: Some(9),
+            sampled_ratio: Some(0.25),
             events_lost: Some(0),
         }],
         maps: vec![MapFigures { map: "LEAF", entries: 3, capacity: 16 }],
+        map_memory: vec![("alloc", 4096)],
         workloads_with_slot: 1,
         workloads_without_slot: 1,
         degraded: vec!["topology"],
@@ -93,6 +97,8 @@ numaward_memory_pressure_waiting_seconds_total{workload="a\\b\"c\nd.service"} 1.
 numaward_memory_pressure_stalled_seconds_total{workload="a\\b\"c\nd.service"} 0.0
 numaward_remote_access_pages_total{workload="a\\b\"c\nd.service",node="2",source="hint_fault"} 7
 numaward_remote_sampling{workload="a\\b\"c\nd.service",state="on"} 1
+numaward_dram_accesses_total{workload="a\\b\"c\nd.service",node="2",locality="local"} 11
+numaward_dram_accesses_total{workload="a\\b\"c\nd.service",node="2",locality="remote"} 12
 numaward_migrated_bytes_total{workload="a\\b\"c\nd.service",reason="numa_misplaced"} 8192
 numaward_reclaim_stall_seconds_sum{workload="a\\b\"c\nd.service"} 0.0
 numaward_reclaim_stall_seconds_count{workload="a\\b\"c\nd.service"} 0
@@ -119,8 +125,11 @@ numaward_workloads{counters="own"} 1
 numaward_workloads{counters="other"} 1
 numaward_degraded{part="topology"} 1
 numaward_probe{probe="alloc",mode="absent",reason="no BTF"} 1
+numaward_probe_runs_total{probe="alloc"} 9
+numaward_probe_sampled_ratio{probe="alloc"} 0.25
 numaward_probe_events_lost_total{probe="alloc"} 0
 numaward_probe_map_entries{map="LEAF"} 3
+numaward_probe_map_memory_bytes{family="alloc"} 4096
 numaward_probe_map_capacity{map="LEAF"} 16
 "#;
 

@@ -78,6 +78,10 @@ pub(super) fn figures(
         migrated: attached(Probe::Migrate).then(migrated),
         stalls: attached(Probe::Stall).then_some(activity.stalls),
         oom_kills: attached(Probe::OomKill).then_some(activity.oom_kills),
+        dram: attached(Probe::Hardware).then(|| {
+            let of = |node: &NodeId| activity.dram.iter().find(|of| of.node == *node);
+            nodes.iter().map(|node| of(node).map_or((None, 0), |of| (of.local, of.remote))).collect()
+        }),
     }
 }
 

@@ -126,10 +126,12 @@ fn follow(
         if let Some(latch) = latch.take() {
             latch.release();
         }
+        observer.follow_interest(Instant::now());
         {
             let mut state = observer.lock();
             state.keep_books(observer.config.observe.keep_removed.0);
             state.follow_exclusive_cpus(&observer.config.host_root);
+            state.follow_cost(Instant::now());
             state.probes.flush_log();
         }
         let mut is_due = machine_read.elapsed() >= observer.config.observe.topology_interval.0;
@@ -261,6 +263,7 @@ impl State {
             let promises = self.promises.clone();
             match self.probes.register(CgroupId(id.0), promises.nodes_of(id)) {
                 Ok(slot) => self.table.settle_waiting(Some(slot)),
+                Err(RegisterError::NoSlot { .. }) if self.make_room() => break,
                 Err(error @ RegisterError::NoSlot { .. }) => {
                     let reason =
                         format!("{error} (probes.slots); workloads without one are counted as other");

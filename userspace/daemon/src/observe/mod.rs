@@ -8,9 +8,11 @@
 //! tried again.
 
 mod activity;
+mod cost;
 mod exclusive;
 mod follow;
 mod hotplug;
+mod interest;
 pub(crate) mod kubelet;
 mod naming;
 mod promises;
@@ -34,7 +36,9 @@ use numaward_topology::{Bytes, Machine, NodeId, ZoneKind, sysfs};
 
 use self::{
     activity::Activities,
+    cost::Cost,
     exclusive::Exclusive,
+    interest::Interest,
     naming::OTHER,
     sampling::{Sampling, Seen},
     table::{Table, Trouble},
@@ -70,6 +74,8 @@ pub enum Part {
     Activity,
     /// Reading what the probes cost.
     ProbeStats,
+    /// Attaching the allocation probe for a part of the time.
+    DutyCycle,
     /// Reading where memory lies.
     Residency,
     /// Reading what the kubelet promised.
@@ -96,6 +102,7 @@ impl Part {
             Self::Counters => "counters",
             Self::Activity => "activity",
             Self::ProbeStats => "probe statistics",
+            Self::DutyCycle => "duty cycle",
             Self::Residency => "residency",
             Self::Kubelet => "kubelet",
             Self::KubernetesApi => "Kubernetes API",
@@ -149,6 +156,10 @@ struct State {
     /// Whether `memory.stat` tells of sampling, where the probes do not.
     memory_stat_serves: bool,
     exclusive: Exclusive,
+    /// Who gets a slot.
+    interest: Interest,
+    /// While the kernel measures the probes.
+    cost: Option<Cost>,
     degraded: BTreeMap<Part, String>,
     /// When somebody last asked for the workloads' figures.
     asked: Option<Instant>,
@@ -165,6 +176,8 @@ impl Observer {
             degraded.insert(Part::Topology, chain(&error));
             Machine::default()
         });
+        // Before they are loaded: they check themselves at once.
+        let cost = Cost::measure(Instant::now());
         let probes = Probes::load(&probe_options(config, &machine));
         for report in probes.reports() {
             let (probe, mode) = (report.probe, report.mode);
@@ -193,6 +206,8 @@ impl Observer {
             sampling: BTreeMap::new(),
             memory_stat_serves: false,
             exclusive: Exclusive::default(),
+            interest: Interest::default(),
+            cost,
             degraded,
             asked,
         };
@@ -347,7 +362,15 @@ impl Observer {
                     let runs = u128::from(cost.run_count);
                     u64::try_from(cost.run_time.as_nanos().checked_div(runs)?).ok()
                 }),
+                measured_runs: cost.map(|cost| cost.run_count),
+                measured_nanoseconds: cost
+                    .map(|cost| u64::try_from(cost.run_time.as_nanos()).unwrap_or(u64::MAX)),
                 events_lost: cost.map(|cost| cost.events_lost),
+                duty_cycle: state
+                    .sampled_ratio(report)
+                    .is_some_and(|ratio| ratio < 1.0)
+                    .then(|| self.config.probes.allocation.duty_cycle.map(|cycle| cycle.to_string()))
+                    .flatten(),
             }
         });
         let maps = state.probes.map_usage().into_iter().map(|usage| api::Map {
@@ -361,6 +384,7 @@ impl Observer {
             uptime_seconds: self.start.elapsed().as_secs(),
             probes: probes.collect(),
             maps: maps.collect(),
+            map_memory: state.map_memory().map(|(family, bytes)| (family.to_owned(), bytes)).collect(),
             workloads: api::WorkloadCount { own, other },
             exclusive_cpus: state.exclusive_cpus(&self.config.host_root),
             degraded: state
@@ -543,6 +567,8 @@ impl Source for Observer {
                 mode: state.mode(report),
                 reason: self.reason(report).unwrap_or_default(),
                 runtime: cost.map(|cost| cost.run_time),
+                runs: cost.map(|cost| cost.run_count),
+                sampled_ratio: state.sampled_ratio(report),
                 events_lost: cost.map(|cost| cost.events_lost),
             }
         });
@@ -560,6 +586,7 @@ impl Source for Observer {
             unknown_node: counted.map(|counted| Bytes(counted.unknown_node.0 * self.page_size)),
             probes: probes.collect(),
             maps: maps.collect(),
+            map_memory: state.map_memory().collect(),
             workloads_with_slot,
             workloads_without_slot,
             degraded: state.degraded.keys().map(|part| part.name()).collect(),
@@ -584,6 +611,11 @@ fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::Options<'
     let defaults = probes::Options::new(machine);
     probes::Options {
         slots: config.probes.slots,
+        duty_cycle: config
+            .probes
+            .allocation
+            .duty_cycle
+            .and_then(|cycle| probes::DutyCycle::new(cycle.on.0, cycle.period.0).ok()),
         alloc_modes: if config.probes.allocation.enabled { defaults.alloc_modes } else { &[] },
         others: Probe::OTHERS.into_iter().filter(|probe| config.probes.is_enabled(*probe).0).collect(),
         debug_log: config.probes.allocation.debug_log,

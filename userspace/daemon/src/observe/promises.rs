@@ -54,6 +54,7 @@ impl Listener for Observer {
             let name = naming::name(&workload);
             let member = Member::new(promise.cgroup.clone(), workload.kind, workload.container);
             state.table.add(promise.id, &name, member);
+            state.table.prefer(promise.id);
         }
         state.keep_books(self.config.observe.keep_removed.0);
         state.follow_exclusive_cpus(&self.config.host_root);

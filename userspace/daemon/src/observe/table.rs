@@ -8,7 +8,8 @@
 //! *base* of a name is what its former members had counted when they gave back their slots.
 //!
 //! Algorithm: slots go to members in the order in which they were seen, parents before children; who finds
-//! none waits, and the one that waited longest gets the next that is free. A name's counter is its base plus
+//! none waits, and the one that waited longest gets the next that is free, unless another is preferred (see
+//! [`super::interest`]). A member whose slot is taken back waits again. A name's counter is its base plus
 //! the slots of its members. When the last member is gone the name is kept for a while, so that its
 //! last values are scraped; then it goes, and its base is added to `other`, which also has what the
 //! probes count outside all slots.
@@ -110,6 +111,29 @@ impl<S: Copy> Table<S> {
     /// The cgroup that is next to get a slot.
     pub(super) fn next_waiting(&self) -> Option<CgroupId> {
         self.waiting.front().copied()
+    }
+
+    /// Who waits for a slot, in the order in which they get one.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = CgroupId> {
+        self.waiting.iter().copied()
+    }
+
+    /// Lets a cgroup that waits be the next to get a slot.
+    pub(super) fn prefer(&mut self, id: CgroupId) {
+        if let Some(place) = self.waiting.iter().position(|&waiting| waiting == id) {
+            self.waiting.remove(place);
+            self.waiting.push_front(id);
+        }
+    }
+
+    /// A cgroup's slot was taken back, and had counted this; it waits for another.
+    pub(super) fn suspend(&mut self, id: CgroupId, counted: &NodeCounters) {
+        let Some(series) = self.names.get(&id).and_then(|name| self.series.get_mut(name)) else { return };
+        let Some(member) = series.members.get_mut(&id) else { return };
+        if member.slot.take().is_some() {
+            add(&mut series.base, counted);
+            self.waiting.push_back(id);
+        }
     }
 
     /// The cgroup that waited longest got a slot, or can never have one (`None`).
@@ -407,6 +431,32 @@ mod tests {
     }
 
     #[test]
+    fn a_slot_changes_hands_without_losing_a_page() {
+        let mut host = Host::new();
+        for (id, name) in [(1, "a"), (2, "b"), (3, "c")] {
+            host.add(id, name);
+        }
+        host.give(0);
+        host.allocate(0, 10);
+        let counted = host.slots.remove(&0).unwrap();
+        host.table.suspend(CgroupId(1), &counted);
+        host.table.suspend(CgroupId(1), &counted);
+        host.table.prefer(CgroupId(3));
+        host.table.prefer(CgroupId(7));
+        assert_eq!(host.table.waiting().map(|id| id.0).collect::<Vec<_>>(), [3, 2, 1]);
+        assert_eq!(host.give(0), 3);
+        host.allocate(0, 5);
+        host.unslotted = pages(2);
+        host.expect(&[("a", Some(10)), ("b", None), ("c", Some(5)), ("other", Some(2))]);
+        assert_eq!(host.table.slots(), (1, 2));
+        // It gets one again, and goes on.
+        host.give(1);
+        assert_eq!(host.give(2), 1);
+        host.allocate(2, 1);
+        host.expect(&[("a", Some(11)), ("b", Some(0)), ("c", Some(5)), ("other", Some(2))]);
+    }
+
+    #[test]
     fn members_of_one_name_are_served_together() {
         let mut host = Host::new();
         host.add(1, "docker");
@@ -468,6 +518,13 @@ mod tests {
                     }
                 }
                 12 => host.unslotted = pages(count(&host.unslotted) + id),
+                13 => {
+                    let slot = host.table.slot(CgroupId(id));
+                    if let Some(counted) = slot.and_then(|slot| host.slots.remove(&slot)) {
+                        host.table.suspend(CgroupId(id), &counted);
+                        free.extend(slot);
+                    }
+                }
                 _ => host.expire(step),
             }
             while host.table.next_waiting().is_some()

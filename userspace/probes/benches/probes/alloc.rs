@@ -5,17 +5,10 @@
 //! between two runs without any program, in CPU time; the medians of the differences are printed. `run_time` is
 //! the time in the program itself as the kernel's BPF statistics have it, at its least; at least 30 ns
 //! of it are the statistics' own clock.
-//!
-//! Needs root. `cargo bench -p numaward-probes --bench alloc`
-
-#![cfg_attr(not(numaward_ebpf), expect(unused, reason = "without probes there is nothing to measure"))]
 
 use std::{
-    fs::read_dir,
     hint::black_box,
     io::{self, Read as _, Write as _},
-    path::Path,
-    process::{Command, ExitCode},
     time::Duration,
 };
 
@@ -25,13 +18,10 @@ use aya::{
     sys::{Stats, enable_stats},
 };
 use numaward_probes::{Mode, Options, Probes};
-use numaward_topology::{Machine, sysfs};
-use rustix::{
-    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
-    time::{ClockId, clock_gettime},
-};
+use numaward_topology::Machine;
+use rustix::time::{ClockId, clock_gettime};
 
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+use crate::{EMPTY, Result, count, median, nanoseconds};
 
 const ROUNDS: usize = 40;
 const PIPE_STEPS: u32 = 1500;
@@ -40,24 +30,6 @@ const TOUCHED: usize = 48 << 20;
 const PAGE: usize = 4096;
 /// DESIGN.md: ours takes at most this much more than an empty program.
 const BUDGET: f64 = 2.0;
-
-#[cfg(not(numaward_ebpf))]
-fn main() -> ExitCode {
-    eprintln!("alloc: this build has no probes: {}", env!("NUMAWARD_EBPF_MISSING"));
-    ExitCode::FAILURE
-}
-
-#[cfg(numaward_ebpf)]
-fn main() -> ExitCode {
-    match run() {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("alloc: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
 
 #[derive(Clone, Copy)]
 enum Variant {
@@ -78,10 +50,8 @@ enum Attached {
     Ours(Box<Probes>),
 }
 
-#[cfg(numaward_ebpf)]
 impl Attached {
     fn new(variant: Variant, machine: &Machine) -> Result<Self> {
-        static EMPTY: &[u8] = aya::include_bytes_aligned!(concat!(env!("NUMAWARD_EBPF_DIR"), "/empty"));
         match variant {
             Variant::Empty(mode) => {
                 let mut ebpf = Ebpf::load(EMPTY)?;
@@ -190,24 +160,19 @@ struct Seen {
     run_time: Vec<f64>,
 }
 
-#[cfg(numaward_ebpf)]
-fn run() -> Result<bool> {
-    let machine = sysfs::read(Path::new("/"))?;
-    if read_dir("/sys/kernel/tracing").is_ok_and(|mut entries| entries.next().is_none()) {
-        Command::new("mount").args(["-t", "tracefs", "tracefs", "/sys/kernel/tracing"]).status()?;
-    }
-    stay_on_one_cpu()?;
+/// Measures; tells whether the budget is kept.
+pub(crate) fn run(machine: &Machine) -> Result<bool> {
     no_huge_pages()?;
     let mut load = Load::new()?;
 
-    let events = count(events(&mut load, &machine)?);
+    let events = count(events(&mut load, machine)?);
     let mut seen: [Seen; VARIANTS.len()] = std::array::from_fn(|_| Seen::default());
     let (mut base_event, mut base_fault) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         eprint!("\rround {} of {ROUNDS}", round + 1);
         let mut before = load.measure(events)?;
         for ((_, variant), seen) in VARIANTS.iter().zip(&mut seen) {
-            let attached = Attached::new(*variant, &machine)?;
+            let attached = Attached::new(*variant, machine)?;
             let with = load.measure(events)?;
 
             let window = enable_stats(Stats::RunTime)?;
@@ -232,7 +197,6 @@ fn run() -> Result<bool> {
 }
 
 /// How many allocations the pipe makes. The kernel counts those of the whole host, so the least is right.
-#[cfg(numaward_ebpf)]
 fn events(load: &mut Load, machine: &Machine) -> Result<u64> {
     let attached = Attached::new(Variant::Empty(Mode::TpBtf), machine)?;
     let _window = enable_stats(Stats::RunTime)?;
@@ -278,27 +242,6 @@ fn report(seen: &mut [Seen; VARIANTS.len()], base_event: f64, base_fault: f64) -
         if kept { "kept" } else { "EXCEEDED, or the host is too busy to tell" }
     );
     kept
-}
-
-fn count(number: u64) -> f64 {
-    f64::from(u32::try_from(number).unwrap_or(u32::MAX))
-}
-
-fn nanoseconds(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e9
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-fn stay_on_one_cpu() -> Result<()> {
-    let allowed = sched_getaffinity(None)?;
-    let last = (0..CpuSet::MAX_CPU).rev().find(|&cpu| allowed.is_set(cpu)).ok_or("no CPU to run on")?;
-    let mut one = CpuSet::new();
-    one.set(last);
-    Ok(sched_setaffinity(None, &one)?)
 }
 
 /// Else a fault would bring 512 pages.

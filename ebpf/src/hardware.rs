@@ -1,0 +1,108 @@
+//! Counts accesses to local and remote DRAM by the CPU's own counters, split by workload.
+//!
+//! **Counters.** Userspace opens two perf events on each CPU (LOCAL, REMOTE); which ones depends on the processor. They
+//! count whoever runs there. Opening them for each cgroup would take events times CPUs times cgroups descriptors, and
+//! the few counters of a CPU would be multiplexed.
+//!
+//! **Hook.** `sched:sched_switch` as `tp_btf`: what was counted since the last switch on this CPU is booked to the
+//! workload of the task that is switched out, which is still the current one. So the counts of a task come in when
+//! it is switched out, be it by a kernel thread for a moment.
+//!
+//! **No races.** The scheduler switches with interrupts off, so that LAST, per CPU, has one writer.
+
+#![no_std]
+#![no_main]
+#![feature(asm_experimental_arch)]
+
+mod cgroup_node;
+mod common;
+mod counters;
+mod nodes;
+mod roots;
+mod slot_cache;
+
+use core::ptr;
+
+use aya_ebpf::{
+    Global,
+    bindings::BPF_F_CURRENT_CPU,
+    helpers::{bpf_get_current_task_btf, bpf_perf_event_read},
+    macros::{btf_tracepoint, map},
+    maps::{Array, PerCpuArray, PerfEventArray},
+    programs::BtfTracePointContext,
+};
+use numaward_abi::{DramCounters, DramSeen};
+
+use crate::{
+    cgroup_node::CgroupNode,
+    counters::add_shared,
+    nodes::{NODE_TABLE, home},
+    slot_cache::slot_of,
+};
+
+/// Rows per slot: nodes of the machine.
+#[unsafe(no_mangle)]
+static NODES: Global<u32> = Global::new(1);
+
+/// Whether there is a counter for local memory.
+#[unsafe(no_mangle)]
+static HAS_LOCAL: Global<u32> = Global::new(1);
+
+/// The events of each CPU that count accesses to local memory.
+#[map]
+static LOCAL: PerfEventArray<u64> = PerfEventArray::new(0);
+/// The same for remote memory.
+#[map]
+static REMOTE: PerfEventArray<u64> = PerfEventArray::new(0);
+#[map]
+static LAST: PerCpuArray<DramSeen> = PerCpuArray::with_max_entries(1, 0);
+/// By slot * NODES + the home node of the CPU.
+#[map]
+static DRAM: Array<DramCounters> = Array::with_max_entries(1, 0);
+
+#[btf_tracepoint(function = "sched_switch")]
+fn hardware_tp_btf(_ctx: BtfTracePointContext) -> i32 {
+    let Some(last) = LAST.get_ptr_mut(0) else { return 0 };
+    // SAFETY: this CPU is the only writer, and the program does not interrupt itself.
+    let last = unsafe { &mut *last };
+    let local = if HAS_LOCAL.load() != 0 { read(&LOCAL) } else { Some(0) };
+    let (Some(local), Some(remote)) = (local, read(&REMOTE)) else {
+        last.unread += 1;
+        last.is_known = 0;
+        return 0;
+    };
+    let counted =
+        DramCounters { local: local.wrapping_sub(last.local), remote: remote.wrapping_sub(last.remote) };
+    let was_known = last.is_known != 0;
+    last.local = local;
+    last.remote = remote;
+    last.is_known = 1;
+    if !was_known || counted.local | counted.remote == 0 {
+        return 0;
+    }
+    let Some(nodes) = NODE_TABLE.get(0) else { return 0 };
+    let (home, count) = (u32::from(home(nodes)), NODES.load());
+    if home >= count {
+        return 0;
+    }
+    // SAFETY: the current task is one as the verifier knows it; userspace sets the offsets.
+    let slot = slot_of(unsafe { CgroupNode::of_task(bpf_get_current_task_btf().cast::<u8>()) });
+    if let Some(counters) = DRAM.get_ptr_mut(slot * count + home) {
+        // SAFETY: the pointer is of the map's value.
+        unsafe {
+            add_shared(&raw mut (*counters).local, counted.local);
+            add_shared(&raw mut (*counters).remote, counted.remote);
+        }
+    }
+    0
+}
+
+/// What this CPU's event has counted; `None` where it has none.
+#[inline(always)]
+fn read(events: &'static PerfEventArray<u64>) -> Option<u64> {
+    let map = ptr::from_ref(events).cast_mut().cast();
+    // SAFETY: the pointer is to the map, as the helper demands.
+    let value = unsafe { bpf_perf_event_read(map, BPF_F_CURRENT_CPU) };
+    // Errors are the last 4095 numbers.
+    (value < u64::MAX - 4095).then_some(value)
+}

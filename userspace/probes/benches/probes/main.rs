@@ -1,0 +1,83 @@
+//! What the probes cost, next to programs that do nothing on the same hooks, in one run.
+//!
+//! Needs root and an otherwise quiet host. `cargo xtask bench probes`
+
+#![cfg_attr(not(numaward_ebpf), expect(unused, reason = "without probes there is nothing to measure"))]
+
+mod alloc;
+mod families;
+
+use std::{
+    fs::read_dir,
+    path::Path,
+    process::{Command, ExitCode},
+    time::Duration,
+};
+
+use numaward_topology::sysfs;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Programs that do nothing.
+#[cfg(numaward_ebpf)]
+static EMPTY: &[u8] = aya::include_bytes_aligned!(concat!(env!("NUMAWARD_EBPF_DIR"), "/empty"));
+#[cfg(not(numaward_ebpf))]
+static EMPTY: &[u8] = &[];
+
+#[cfg(not(numaward_ebpf))]
+fn main() -> ExitCode {
+    eprintln!("probes: this build has none: {}", env!("NUMAWARD_EBPF_MISSING"));
+    ExitCode::FAILURE
+}
+
+#[cfg(numaward_ebpf)]
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("probes: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<bool> {
+    let mut arguments = std::env::args().skip(1).skip_while(|argument| argument.starts_with('-'));
+    if arguments.next().as_deref() == Some(families::RECLAIM) {
+        let place = arguments.next().zip(arguments.next()).ok_or("a cgroup and a file are expected")?;
+        return families::reclaim(Path::new(&place.0), Path::new(&place.1)).map(|()| true);
+    }
+    let machine = sysfs::read(Path::new("/"))?;
+    if read_dir("/sys/kernel/tracing").is_ok_and(|mut entries| entries.next().is_none()) {
+        Command::new("mount").args(["-t", "tracefs", "tracefs", "/sys/kernel/tracing"]).status()?;
+    }
+    let cpu = stay_on_one_cpu()?;
+    families::run(&machine, cpu)?;
+    println!();
+    alloc::run(&machine)
+}
+
+fn count(number: u64) -> f64 {
+    f64::from(u32::try_from(number).unwrap_or(u32::MAX))
+}
+
+fn nanoseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e9
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Returns the CPU.
+fn stay_on_one_cpu() -> Result<u32> {
+    let allowed = sched_getaffinity(None)?;
+    let last = (0..CpuSet::MAX_CPU).rev().find(|&cpu| allowed.is_set(cpu)).ok_or("no CPU to run on")?;
+    let mut one = CpuSet::new();
+    one.set(last);
+    sched_setaffinity(None, &one)?;
+    Ok(u32::try_from(last)?)
+}

@@ -1,0 +1,318 @@
+//! Which of a processor's counters tell local from remote memory, and how they are opened.
+//!
+//! The events are those of the kernel's own tables, tools/perf/pmu-events, in the encoding of `PERF_TYPE_RAW` (umask
+//! in bits 8 to 15 on x86). They are opened once on each CPU, pinned: they count always or not at all.
+
+use std::{
+    fmt, fs, io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
+
+use numaward_topology::{CpuId, CpuSet};
+
+/// A perf event: `type` and `config` of `struct perf_event_attr` (linux/perf_event.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Its type.
+    pub kind: u32,
+    /// Which one of the type.
+    pub config: u64,
+}
+
+const PERF_TYPE_RAW: u32 = 4;
+
+const fn raw(config: u64) -> Event {
+    Event { kind: PERF_TYPE_RAW, config }
+}
+
+/// The two events that are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Events {
+    /// Accesses to memory of the CPU's own node; `None` where the processor does not count them by themselves.
+    pub local: Option<Event>,
+    /// Accesses to memory of other nodes.
+    pub remote: Event,
+}
+
+/// Processors and their events.
+struct Known {
+    /// As /proc/cpuinfo has it: `vendor_id`, or `CPU implementer`.
+    vendor: &'static str,
+    /// `cpu family`; of Arm, none.
+    family: Option<u32>,
+    /// `model`, or `CPU part`, from and to.
+    models: &'static [(u32, u32)],
+    events: Events,
+}
+
+/// Intel: `MEM_LOAD_L3_MISS_RETIRED.LOCAL_DRAM` and `.REMOTE_DRAM`, retired loads. (With sub-NUMA clusters, another
+/// cluster of the same socket counts as local.) AMD: `ls_dmnd_fills_from_sys.dram_io_near` and `.dram_io_far`, cache
+/// lines filled on demand. Arm: `REMOTE_ACCESS`, accesses that another chip answered.
+const KNOWN: &[Known] = &[
+    // skylakex and cascadelakex, icelakex, sapphirerapids, emeraldrapids, graniterapids.
+    Known {
+        vendor: "GenuineIntel",
+        family: Some(6),
+        models: &[(0x55, 0x55), (0x6a, 0x6a), (0x6c, 0x6c), (0x8f, 0x8f), (0xcf, 0xcf), (0xad, 0xae)],
+        events: Events { local: Some(raw(0x01d3)), remote: raw(0x02d3) },
+    },
+    // amdzen3 and amdzen4.
+    Known {
+        vendor: "AuthenticAMD",
+        family: Some(0x19),
+        models: &[(0x00, 0xff)],
+        events: Events { local: Some(raw(0x0843)), remote: raw(0x4043) },
+    },
+    // amdzen5.
+    Known {
+        vendor: "AuthenticAMD",
+        family: Some(0x1a),
+        models: &[(0x00, 0xff)],
+        events: Events { local: Some(raw(0x0843)), remote: raw(0x4043) },
+    },
+    // Neoverse N1, V1, N2 and V2: common architectural event 0x31.
+    Known {
+        vendor: "0x41",
+        family: None,
+        models: &[(0xd0c, 0xd0c), (0xd40, 0xd40), (0xd49, 0xd49), (0xd4f, 0xd4f)],
+        events: Events { local: None, remote: raw(0x31) },
+    },
+];
+
+/// A processor, as /proc/cpuinfo names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Processor {
+    vendor: String,
+    family: Option<u32>,
+    model: u32,
+}
+
+impl fmt::Display for Processor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.family {
+            Some(family) => write!(f, "{} family {family:#x} model {:#x}", self.vendor, self.model),
+            None => write!(f, "implementer {} part {:#x}", self.vendor, self.model),
+        }
+    }
+}
+
+impl Processor {
+    /// The first one that is listed.
+    fn parse(cpuinfo: &str) -> Option<Self> {
+        let field = |name: &str| {
+            let line =
+                cpuinfo.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'));
+            line.map(str::trim)
+        };
+        if let (Some(vendor), Some(family), Some(model)) =
+            (field("vendor_id"), field("cpu family"), field("model"))
+        {
+            return Some(Self {
+                vendor: vendor.into(),
+                family: family.parse().ok(),
+                model: model.parse().ok()?,
+            });
+        }
+        let part = field("CPU part")?.strip_prefix("0x")?;
+        Some(Self {
+            vendor: field("CPU implementer")?.to_owned(),
+            family: None,
+            model: u32::from_str_radix(part, 16).ok()?,
+        })
+    }
+
+    fn events(&self) -> Option<Events> {
+        let fits = |known: &&Known| {
+            known.vendor == self.vendor
+                && known.family == self.family
+                && known.models.iter().any(|&(from, to)| (from..=to).contains(&self.model))
+        };
+        KNOWN.iter().find(fits).map(|known| known.events)
+    }
+}
+
+/// Accesses to DRAM cannot be counted by the processor.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PmuError {
+    #[error("cannot read {}: {source}", path.display())]
+    CpuInfo { path: PathBuf, source: io::Error },
+    #[error("{} names no processor", path.display())]
+    NoProcessor { path: PathBuf },
+    #[error("no events are known that tell local from remote memory on this processor ({0})")]
+    UnknownProcessor(String),
+    #[error("absent: the processor's counters are not to be had ({0}); most virtual machines have none")]
+    Absent(io::Error),
+    #[error(
+        "denied: perf_event_open was refused ({0}): missing CAP_PERFMON (CAP_SYS_ADMIN where \
+         kernel.perf_event_paranoid is above 2), lockdown, or an LSM"
+    )]
+    Denied(io::Error),
+    #[error(
+        "fd limit: {needed} descriptors are needed, and CPU {cpu} got none ({source}); raise LimitNOFILE"
+    )]
+    FdLimit { cpu: u32, needed: usize, source: io::Error },
+    #[error("busy: others hold the counters of CPU {0} (the NMI watchdog, perf); stop them")]
+    Busy(u32),
+    #[error("perf_event_open failed on CPU {cpu}: {source}")]
+    Other { cpu: u32, source: io::Error },
+}
+
+/// The events of this host's processor. `root` is `/` in production.
+pub(crate) fn events(root: &Path) -> Result<Events, PmuError> {
+    let path = root.join("proc/cpuinfo");
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(source) => return Err(PmuError::CpuInfo { path, source }),
+    };
+    let Some(processor) = Processor::parse(&text) else { return Err(PmuError::NoProcessor { path }) };
+    processor.events().ok_or_else(|| PmuError::UnknownProcessor(processor.to_string()))
+}
+
+/// What opens an event on a CPU, and tells what it has counted; `None` where the event is not on the CPU.
+pub(crate) trait Open {
+    /// `perf_event_open(2)`, for whoever runs on that CPU.
+    fn open(&mut self, event: Event, cpu: CpuId) -> io::Result<OwnedFd>;
+    /// `read(2)`: nothing is read of a pinned event that found no counter.
+    fn is_counting(&mut self, event: &OwnedFd) -> io::Result<bool>;
+}
+
+/// The opened events of one kind.
+pub(crate) type Opened = Vec<(CpuId, OwnedFd)>;
+
+/// Opens the events on all of `cpus`, or none: local and remote ones.
+pub(crate) fn open(
+    events: Events,
+    cpus: &CpuSet,
+    kernel: &mut impl Open,
+) -> Result<(Opened, Opened), PmuError> {
+    let needed = cpus.len() * (1 + usize::from(events.local.is_some()));
+    let mut open = |event: Event, cpu: CpuId| {
+        let fd = kernel.open(event, cpu).map_err(|source| refusal(cpu, needed, source))?;
+        match kernel.is_counting(&fd) {
+            Ok(true) => Ok((cpu, fd)),
+            Ok(false) => Err(PmuError::Busy(cpu.0)),
+            Err(source) => Err(PmuError::Other { cpu: cpu.0, source }),
+        }
+    };
+    let mut all = |event: Option<Event>| {
+        let Some(event) = event else { return Ok(Vec::new()) };
+        cpus.iter().map(|cpu| open(event, cpu)).collect::<Result<Opened, _>>()
+    };
+    Ok((all(events.local)?, all(Some(events.remote))?))
+}
+
+fn refusal(cpu: CpuId, needed: usize, source: io::Error) -> PmuError {
+    match source.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS) => {
+            PmuError::Absent(source)
+        }
+        Some(libc::EACCES | libc::EPERM) => PmuError::Denied(source),
+        Some(libc::EMFILE | libc::ENFILE) => PmuError::FdLimit { cpu: cpu.0, needed, source },
+        Some(libc::EBUSY) => PmuError::Busy(cpu.0),
+        _ => PmuError::Other { cpu: cpu.0, source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, os::fd::OwnedFd};
+
+    use super::*;
+
+    const INTEL: &str = "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\n\
+                         model name\t: Intel(R) Xeon(R) Platinum 8480+\nstepping\t: 8\n";
+    const ARM: &str = "processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\nCPU architecture: 8\n\
+                       CPU variant\t: 0x3\nCPU part\t: 0xd0c\nCPU revision\t: 1\n";
+
+    fn host(cpuinfo: Option<&str>) -> Result<Events, String> {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("proc")).unwrap();
+        if let Some(cpuinfo) = cpuinfo {
+            fs::write(root.path().join("proc/cpuinfo"), cpuinfo).unwrap();
+        }
+        events(root.path()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn each_processor_has_its_events() {
+        let amd = |family, model| {
+            let text = INTEL.replace("GenuineIntel", "AuthenticAMD");
+            text.replace(": 6\n", &format!(": {family}\n")).replace("143", &format!("{model}"))
+        };
+        let both = |local, remote| Ok(Events { local: Some(raw(local)), remote: raw(remote) });
+        assert_eq!(host(Some(INTEL)), both(0x01d3, 0x02d3));
+        assert_eq!(host(Some(&INTEL.replace("143", "85"))), both(0x01d3, 0x02d3), "Skylake");
+        assert_eq!(host(Some(&amd(25, 17))), both(0x0843, 0x4043), "Zen 4");
+        assert_eq!(host(Some(&amd(26, 2))), both(0x0843, 0x4043), "Zen 5");
+        assert_eq!(host(Some(ARM)), Ok(Events { local: None, remote: raw(0x31) }));
+
+        for (cpuinfo, error) in [
+            (None, "proc/cpuinfo: No such file"),
+            (Some(""), "names no processor"),
+            (Some("vendor_id\t: x\ncpu family\t: 6\nmodel\t\t: many\n"), "names no processor"),
+            (Some(&*INTEL.replace("143", "151")), "on this processor (GenuineIntel family 0x6 model 0x97)"),
+            (Some(&amd(23, 49)), "AuthenticAMD family 0x17 model 0x31"),
+            (Some(&ARM.replace("d0c", "d03")), "(implementer 0x41 part 0xd03)"),
+            (Some(&ARM.replace("0xd0c", "d0c")), "names no processor"),
+        ] {
+            let found = host(cpuinfo).unwrap_err();
+            assert!(found.contains(error), "{found}");
+        }
+    }
+
+    /// A kernel that refuses the event of one CPU, as was recorded.
+    struct Recorded {
+        refuses: Option<(CpuId, i32)>,
+        counts: bool,
+        opened: Vec<(Event, CpuId)>,
+    }
+
+    impl Open for Recorded {
+        fn open(&mut self, event: Event, cpu: CpuId) -> io::Result<OwnedFd> {
+            self.opened.push((event, cpu));
+            match self.refuses {
+                Some((refused, number)) if refused == cpu => Err(io::Error::from_raw_os_error(number)),
+                _ => File::open("/dev/null").map(OwnedFd::from),
+            }
+        }
+
+        fn is_counting(&mut self, _: &OwnedFd) -> io::Result<bool> {
+            Ok(self.counts)
+        }
+    }
+
+    #[test]
+    fn events_are_opened_on_every_cpu_or_it_is_told_why_not() {
+        let cpus: CpuSet = "0-1,5".parse().unwrap();
+        let events = Events { local: Some(raw(1)), remote: raw(2) };
+        let mut kernel = Recorded { refuses: None, counts: true, opened: Vec::new() };
+        let (local, remote) = open(events, &cpus, &mut kernel).unwrap();
+        assert_eq!((local.len(), remote.len()), (3, 3));
+        assert_eq!(kernel.opened[4], (raw(2), CpuId(1)));
+        let remote_only = Events { local: None, ..events };
+        let (local, remote) = open(remote_only, &cpus, &mut kernel).unwrap();
+        assert_eq!((local.len(), remote.len()), (0, 3));
+
+        for (number, reason) in [
+            (libc::ENOENT, "absent: the processor's counters are not to be had (No such file"),
+            (libc::ENODEV, "absent: "),
+            (libc::EOPNOTSUPP, "absent: "),
+            (libc::EINVAL, "absent: "),
+            (libc::EACCES, "denied: perf_event_open was refused (Permission denied"),
+            (libc::EPERM, "denied: "),
+            (libc::EMFILE, "fd limit: 6 descriptors are needed, and CPU 5 got none"),
+            (libc::ENFILE, "fd limit: "),
+            (libc::EBUSY, "busy: others hold the counters of CPU 5"),
+            (libc::EIO, "perf_event_open failed on CPU 5: "),
+        ] {
+            let mut kernel = Recorded { refuses: Some((CpuId(5), number)), counts: true, opened: Vec::new() };
+            let error = open(events, &cpus, &mut kernel).unwrap_err().to_string();
+            assert!(error.starts_with(reason), "{error}");
+            assert_eq!(kernel.opened.len(), 3, "none is tried again");
+        }
+        let mut kernel = Recorded { refuses: None, counts: false, opened: Vec::new() };
+        let error = open(events, &cpus, &mut kernel).unwrap_err().to_string();
+        assert!(error.starts_with("busy: others hold the counters of CPU 0"), "{error}");
+    }
+}
