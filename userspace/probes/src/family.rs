@@ -27,6 +27,12 @@ pub(crate) enum Hook {
     Tracepoint(&'static str, &'static str),
 }
 
+impl Hook {
+    fn needs_btf(self) -> bool {
+        matches!(self, Self::TpBtf(_) | Self::Fentry(_) | Self::Fexit(_))
+    }
+}
+
 /// The programs of a family and what they share.
 pub(crate) struct Family {
     /// That of the object.
@@ -96,6 +102,9 @@ impl Family {
         btf: Option<&Btf>,
     ) -> Result<(), Refusal> {
         for &(name, hook) in programs {
+            if btf.is_none() && hook.needs_btf() {
+                return Err(Refusal::Kernel("the kernel has no BTF".to_owned()));
+            }
             if let Err(error) = self.attach_one(name, hook, btf) {
                 for (name, _) in programs {
                     self.unload(name);
