@@ -3,6 +3,8 @@
 //! Grafana's own format repeats the same forty lines for each panel; the tables hold only what differs. A test holds
 //! the JSON, which is what people import, against the tables.
 
+mod live;
+
 use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result, bail};
@@ -93,6 +95,11 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         println!("dashboards: {}", path.display());
     }
     Ok(())
+}
+
+/// Shows dashboards and rules to a real Prometheus.
+pub(crate) fn test(root: &Path) -> Result<()> {
+    live::test(&root.join("dashboards"))
 }
 
 /// Each JSON file with its content.

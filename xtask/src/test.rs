@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use numaward_vm::Cache;
 
+use crate::dashboards;
 use crate::setup::{self, CargoTool, Part, kernels, prometheus};
 use crate::{command, dependencies, vm};
 
@@ -40,18 +41,24 @@ enum Stage {
     Rules,
     /// The page in a headless browser
     Page,
+    /// Dashboards and rules on a real Prometheus that scrapes a virtual machine (with --all)
+    Dashboards,
     /// End-to-end tests in virtual machines, kernel after kernel
     Vm,
 }
 
 const DEFAULT: &[Stage] =
     &[Stage::Fmt, Stage::Clippy, Stage::Unit, Stage::Deps, Stage::Deny, Stage::Rules, Stage::Page, Stage::Vm];
+/// What `--all` adds.
+const SLOW: &[Stage] = &[Stage::Dashboards];
 /// What is not built for this host; clippy and the unit tests leave it out.
 const EBPF: &str = "numaward-ebpf";
 const VM_TESTS: &str = "numaward-tests";
 
 pub(crate) fn main(arguments: &Arguments) -> ExitCode {
-    let stages = if arguments.stages.is_empty() { DEFAULT } else { &arguments.stages };
+    let slow = if arguments.all { SLOW } else { &[] };
+    let usual = [DEFAULT, slow].concat();
+    let stages = if arguments.stages.is_empty() { &usual } else { &arguments.stages };
     let kernels = if arguments.all { kernels::names() } else { kernels::USUAL.to_vec() };
 
     let mut results = Vec::new();
@@ -77,6 +84,10 @@ fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
             Stage::Deny => parts.push(Part::Tool(&CargoTool::DENY)),
             Stage::Rules => parts.push(Part::Prometheus),
             Stage::Page => parts.push(Part::Browser),
+            Stage::Dashboards => {
+                parts.extend([Part::Ebpf, Part::Qemu, Part::Prometheus]);
+                parts.push(Part::Kernel(kernels::find(kernels::DEFAULT)?));
+            }
             Stage::Vm => {
                 parts.extend([Part::Ebpf, Part::Qemu, Part::Debian]);
                 for name in kernels {
@@ -104,6 +115,7 @@ fn run(stage: Stage) -> Result<()> {
         Stage::Deny => return deny(),
         Stage::Rules => return rules(),
         Stage::Page => return page(),
+        Stage::Dashboards => return dashboards::test(command::root()),
         Stage::Vm => bail!("virtual machines are tested kernel by kernel"),
     };
     command::run(&mut cargo)

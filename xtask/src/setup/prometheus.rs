@@ -21,6 +21,11 @@ pub(crate) fn promtool(cache: &Cache) -> PathBuf {
     folder(cache).join("promtool")
 }
 
+/// Where the server is after setup.
+pub(crate) fn server(cache: &Cache) -> PathBuf {
+    folder(cache).join("prometheus")
+}
+
 fn folder(cache: &Cache) -> PathBuf {
     cache.root().join("prometheus")
 }

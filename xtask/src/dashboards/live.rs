@@ -1,0 +1,342 @@
+//! `cargo xtask test dashboards`: what the dashboards and rules ask is answered, by a real Prometheus that scrapes a
+//! daemon in a machine with four nodes, where each thing that they are about happens.
+//!
+//! Every panel, variable and recording rule must return a number. An alert's expression returns nothing while all is
+//! well, so each of its selectors is asked instead. The alert of misses must be quiet at first, then fire for the
+//! workload whose promise is broken, and never for the one whose promise holds. How long an alert waits (`for`) is
+//! shortened here; `rules_test.yaml` holds the rules to the real times.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use numaward_vm::{Cache, Forward, Kernel, Machine, Vm};
+use serde_json::{Value, json};
+
+use crate::setup::{kernels, prometheus};
+use crate::{command, vm};
+
+/// Where the daemon listens inside.
+const DAEMON_PORT: u16 = 9560;
+/// For all of it, on a busy host.
+const LIMIT: Duration = Duration::from_mins(20);
+/// Between two rounds of all questions; the alert is looked at all the time.
+const PAUSE: Duration = Duration::from_secs(15);
+/// The alert that is followed, and the two workloads of `live.sh` that it is followed for.
+const ALERT: &str = "NumawardNumaMisses";
+const GOOD: &str = "numaward/good";
+const BAD: &str = "bad";
+/// What selects a fault that a sound machine cannot show, and what is asked instead: whether its labels are there.
+const CANNOT_OCCUR: &[(&str, &str)] = &[(r#"numaward_probe{mode="absent"}"#, r#"numaward_probe{mode!=""}"#)];
+
+/// Something that must return a number.
+#[derive(Debug, PartialEq, Eq)]
+struct Question {
+    asker: String,
+    expression: String,
+}
+
+/// Boots the machine, starts Prometheus, and asks until everything has been answered.
+pub(super) fn test(folder: &Path) -> Result<()> {
+    let mut questions = of_dashboards(&folder.join("grafana"))?;
+    let rules = fs::read_to_string(folder.join("prometheus/rules.yaml")).context("cannot read the rules")?;
+    let mut rules: Value = serde_norway::from_str(&rules).context("rules.yaml: no YAML")?;
+    questions.extend(of_rules(&rules)?);
+    let asked = questions.len();
+    hasten(&mut rules);
+
+    let cache = Cache::locate()?;
+    let [daemon, prometheus] = free_ports()?;
+    let server = Prometheus::start(&cache, prometheus, daemon, &rules)?;
+    let machine = Machine::parse(Some(4), Some("1,1,1,1"), Some("512M,512M,512M,512M"), None)?;
+    let mut vm = Vm::new(Kernel::find(&cache, kernels::DEFAULT)?, machine)
+        .forward(Forward { host: daemon, guest: DAEMON_PORT })
+        .limit(LIMIT);
+    for (name, path) in vm::programs(true)? {
+        vm = vm.file(path, format!("/bin/{name}"));
+    }
+    let running = vm.start(&format!("port={DAEMON_PORT}\n{}", include_str!("live.sh")))?;
+    let stopper = running.stopper();
+    let mut watch = Watch { server, questions, quiet: false, firing: false, next: Instant::now() };
+    let mut outcome = None;
+    let (signalled, ended) = vm::attend(running, || {
+        if outcome.is_none() {
+            outcome = watch.look().transpose();
+            if outcome.is_some() {
+                stopper.stop();
+            }
+        }
+    })?;
+    match outcome {
+        Some(result) => result?,
+        None if signalled => bail!("ended by a signal"),
+        None => bail!(
+            "the machine ended ({ended:?}) before everything was seen: the alert quiet: {}, firing: {}, not answered:\n{}",
+            watch.quiet,
+            watch.firing,
+            watch.questions.iter().map(Question::to_string).collect::<Vec<_>>().join("\n")
+        ),
+    }
+    println!("{asked} expressions of dashboards and rules return data");
+    println!("{ALERT}: quiet at first, then firing for `{BAD}`, never for `{GOOD}`");
+    Ok(())
+}
+
+/// What has been seen so far.
+struct Watch {
+    server: Prometheus,
+    /// Not answered yet.
+    questions: Vec<Question>,
+    quiet: bool,
+    firing: bool,
+    next: Instant,
+}
+
+impl Watch {
+    /// Looks again; something once all has been seen.
+    fn look(&mut self) -> Result<Option<()>> {
+        let alerts = |workload: &str, state: &str| {
+            let selector = format!("ALERTS{{alertname=\"{ALERT}\", workload=\"{workload}\"{state}}}");
+            self.server.answers(&selector)
+        };
+        ensure!(!alerts(GOOD, "")?, "{ALERT} is not quiet for `{GOOD}`, whose promise holds");
+        self.firing = alerts(BAD, ", alertstate=\"firing\"")?;
+        if !alerts(BAD, "")? {
+            let watched = |workload: &str| {
+                self.server
+                    .answers(&format!("workload:numaward_numa_miss_bytes:rate5m{{workload=\"{workload}\"}}"))
+            };
+            self.quiet |= watched(GOOD)? && watched(BAD)?;
+        }
+        ensure!(self.quiet || !self.firing, "{ALERT} was firing for `{BAD}` from the start");
+        if !self.quiet || Instant::now() < self.next {
+            return Ok(None);
+        }
+        let mut open = Vec::new();
+        for question in std::mem::take(&mut self.questions) {
+            if !self.server.answers(&question.expression)? {
+                open.push(question);
+            }
+        }
+        self.questions = open;
+        self.next = Instant::now() + PAUSE;
+        Ok((self.questions.is_empty() && self.firing).then_some(()))
+    }
+}
+
+impl std::fmt::Display for Question {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.asker, self.expression)
+    }
+}
+
+/// What panels and variables ask, with everything selected.
+fn of_dashboards(folder: &Path) -> Result<Vec<Question>> {
+    let mut questions = Vec::new();
+    for (path, json) in super::rendered(folder)? {
+        let dashboard: Value = serde_json::from_str(&json)?;
+        let title = dashboard["title"].as_str().unwrap_or_default();
+        let names: Vec<&str> =
+            list(&dashboard["templating"]["list"]).filter_map(|v| v["name"].as_str()).collect();
+        let mut ask = |asker: &Value, expression: &str| -> Result<()> {
+            let mut expression = expression.replace("$__rate_interval", "1m");
+            for name in &names {
+                expression = expression.replace(&format!("\"${name}\""), "\".*\"");
+            }
+            ensure!(!expression.contains('$'), "{}: {expression}: an unknown variable", path.display());
+            let asker = format!("{title}: {}", asker.as_str().unwrap_or_default());
+            questions.push(Question { asker, expression });
+            Ok(())
+        };
+        for variable in list(&dashboard["templating"]["list"]) {
+            let query = variable["query"]["query"].as_str();
+            if let Some((selector, _)) = query.and_then(|q| q.strip_prefix("label_values(")?.rsplit_once(','))
+            {
+                ask(&variable["name"], selector)?;
+            }
+        }
+        for panel in list(&dashboard["panels"]) {
+            for target in list(&panel["targets"]) {
+                ask(&panel["title"], target["expr"].as_str().context("a target without an expression")?)?;
+            }
+        }
+    }
+    Ok(questions)
+}
+
+/// What rules ask: what is recorded as it is, of an alert each selector.
+fn of_rules(rules: &Value) -> Result<Vec<Question>> {
+    let mut questions = Vec::new();
+    for rule in list(&rules["groups"]).flat_map(|group| list(&group["rules"])) {
+        let expression = rule["expr"].as_str().context("a rule without an expression")?;
+        if let Some(name) = rule["record"].as_str() {
+            questions.push(Question { asker: name.to_owned(), expression: expression.to_owned() });
+            questions.push(Question { asker: name.to_owned(), expression: name.to_owned() });
+            continue;
+        }
+        let alert = rule["alert"].as_str().context("a rule that neither records nor alerts")?;
+        let selectors = selectors(expression);
+        ensure!(!selectors.is_empty(), "{alert}: no selector in {expression}");
+        questions.extend(selectors.into_iter().map(|selector| {
+            let instead = CANNOT_OCCUR.iter().find(|(selects, _)| *selects == selector);
+            let expression = instead.map_or_else(|| selector.to_owned(), |&(_, instead)| instead.to_owned());
+            Question { asker: alert.to_owned(), expression }
+        }));
+    }
+    Ok(questions)
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+/// The vector selectors of an expression: a metric's name, and the braces after it.
+fn selectors(expression: &str) -> Vec<&str> {
+    const OTHERS: [&str; 2] = ["up", "scrape_duration_seconds"];
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Some(start) = expression[at..].find(is_word).map(|offset| at + offset) {
+        let rest = &expression[start..];
+        let name = &rest[..rest.find(|c| !is_word(c)).unwrap_or(rest.len())];
+        at = start + name.len();
+        let mut quoted = false;
+        let braces = expression[at..].find(|c| {
+            quoted ^= c == '"';
+            c == '}' && !quoted
+        });
+        let end =
+            if expression[at..].starts_with('{') { braces.map_or(at, |offset| at + offset + 1) } else { at };
+        if name.contains("numaward_") || OTHERS.contains(&name) {
+            found.push(&expression[start..end]);
+            at = end;
+        }
+    }
+    found
+}
+
+/// Shortens what rules wait for.
+fn hasten(rules: &mut Value) {
+    for group in rules["groups"].as_array_mut().into_iter().flatten() {
+        group["interval"] = json!("2s");
+        for rule in group["rules"].as_array_mut().into_iter().flatten() {
+            if rule.get("for").is_some() {
+                rule["for"] = json!("10s");
+            }
+        }
+    }
+}
+
+/// Ports of this host that nobody listens on now.
+fn free_ports() -> Result<[u16; 2]> {
+    let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port of 127.0.0.1");
+    let listeners = [bind()?, bind()?];
+    Ok([listeners[0].local_addr()?.port(), listeners[1].local_addr()?.port()])
+}
+
+/// A server that ends with this.
+struct Prometheus {
+    process: Child,
+    promtool: PathBuf,
+    url: String,
+    /// Of its configuration, data and log.
+    folder: tempfile::TempDir,
+}
+
+impl Prometheus {
+    fn start(cache: &Cache, port: u16, daemon: u16, rules: &Value) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("numaward-prometheus-").tempdir()?;
+        let path = |name: &str| folder.path().join(name);
+        let configuration = json!({
+            "global": { "scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "2s" },
+            "rule_files": [path("rules.yaml")],
+            "scrape_configs": [{
+                "job_name": "numaward",
+                "static_configs": [{ "targets": [SocketAddr::from((Ipv4Addr::LOCALHOST, daemon))], "labels": { "cluster": "demo" } }],
+            }],
+        });
+        // JSON is YAML.
+        fs::write(path("prometheus.yaml"), configuration.to_string())?;
+        fs::write(path("rules.yaml"), rules.to_string())?;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let log = fs::File::create(path("log"))?;
+        let process = Command::new(prometheus::server(cache))
+            .arg(format!("--config.file={}", path("prometheus.yaml").display()))
+            .arg(format!("--storage.tsdb.path={}", path("data").display()))
+            .arg(format!("--web.listen-address={address}"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .context("cannot start Prometheus")?;
+        let mut server =
+            Self { process, promtool: prometheus::promtool(cache), url: format!("http://{address}"), folder };
+        let started = Instant::now();
+        while let Err(error) = server.answers("vector(1)") {
+            if server.process.try_wait()?.is_some() || started.elapsed() > Duration::from_mins(1) {
+                let log = fs::read_to_string(server.folder.path().join("log")).unwrap_or_default();
+                return Err(error.context(format!("Prometheus does not start: {log}")));
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        Ok(server)
+    }
+
+    /// Whether an expression now returns a number.
+    fn answers(&self, expression: &str) -> Result<bool> {
+        let mut query = Command::new(&self.promtool);
+        query.args(["query", "instant", "--format=json", &self.url, expression]);
+        let answer: Value = serde_json::from_str(&command::read(&mut query)?)?;
+        Ok(list(&answer).any(|sample| sample["value"][1].as_str().is_some_and(|number| number != "NaN")))
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selectors_are_found() {
+        for (expression, expected) in [
+            (
+                "sum by (node) (rate(numaward_a_total{x=~\"a|b\", y!=\"}\"}[5m])) > 0",
+                vec!["numaward_a_total{x=~\"a|b\", y!=\"}\"}"],
+            ),
+            ("up{job=\"numaward\"} == 0", vec!["up{job=\"numaward\"}"]),
+            ("numaward_a < on (node) 0.02 * numaward_b{k=\"m\"}", vec!["numaward_a", "numaward_b{k=\"m\"}"]),
+            ("workload:numaward_a:rate5m > 64 * 1024", vec!["workload:numaward_a:rate5m"]),
+            ("vector(1)", vec![]),
+        ] {
+            assert_eq!(selectors(expression), expected, "{expression}");
+        }
+    }
+
+    #[test]
+    fn all_that_is_asked_is_known() {
+        let folder = command::root().join("dashboards");
+        let asked = of_dashboards(&folder.join("grafana")).unwrap();
+        assert!(
+            asked.len() > 30 && asked.iter().all(|question| !question.expression.contains('$')),
+            "{asked:?}"
+        );
+        let rules = fs::read_to_string(folder.join("prometheus/rules.yaml")).unwrap();
+        let mut rules: Value = serde_norway::from_str(&rules).unwrap();
+        let asked = of_rules(&rules).unwrap();
+        for (selects, instead) in CANNOT_OCCUR {
+            assert!(asked.iter().any(|question| question.expression == *instead), "no alert asks {selects}");
+        }
+        hasten(&mut rules);
+        assert!(!rules.to_string().contains("5m\",\"labels"), "{rules}");
+    }
+}
