@@ -270,13 +270,13 @@ mod tests {
         for dir in [&root, &cgroup] {
             fixture::cgroup(dir, &host.machine.lock().unwrap());
         }
-        let stat = |throttled: u32, waited: u32| {
+        let say = |throttled: u32, waited: u32| {
             let events = format!("low 0\nhigh {throttled}\nmax 0\noom 0\noom_kill 0\n");
             fs::write(cgroup.join("memory.events"), events).unwrap();
-            let line = format!("avg10=0.00 avg60=0.00 avg300=0.00 total={}000000", waited);
+            let line = format!("avg10=0.00 avg60=0.00 avg300=0.00 total={waited}000000");
             fs::write(cgroup.join("memory.pressure"), format!("some {line}\nfull {line}\n")).unwrap();
         };
-        stat(0, 0);
+        say(0, 0);
         let config = format!(
             r#"{{"memoryThrottlingFactor": 0.5, "memoryQos": {{"raiseHighOnStall": {raise}}}, "stateDirectory": {:?}}}"#,
             dir.path().join("state")
@@ -311,7 +311,7 @@ mod tests {
         };
         for seconds in [0, 2, 4, 6, 8] {
             assert!(!at(seconds), "it may still get on");
-            stat(seconds + 1, seconds + 2);
+            say(seconds + 1, seconds + 2);
         }
         let is_stalled = at(10);
         let happened = host.happened.lock().unwrap().clone();
