@@ -1,5 +1,6 @@
 //! `cargo xtask build`, and the static programs that go into virtual machines.
 
+use std::env;
 use std::path::PathBuf;
 use std::process::Stdio;
 
@@ -44,13 +45,26 @@ struct Message {
     executable: Option<PathBuf>,
 }
 
+/// Builds a package's program statically, optimised, and with no path of this machine in it: the same sources and tools
+/// make the same program.
+pub(crate) fn portable_program(package: &str) -> Result<PathBuf> {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
+    let flags = [(Some(command::root().to_owned()), "/numaward"), (home, "/cargo")]
+        .into_iter()
+        .filter_map(|(path, name)| Some(format!("--remap-path-prefix={}={name}", path?.display())));
+    let built = build(&[package], &["--bins"], "release", Some(&flags.collect::<Vec<_>>()))?;
+    let program = built.into_iter().next().map(|(_, path)| path);
+    program.with_context(|| format!("cargo has built no program of {package}"))
+}
+
 pub(crate) fn programs(packages: &[&str], profile: &str, is_static: bool) -> Result<Vec<(String, PathBuf)>> {
-    build(packages, &["--bins"], profile, is_static)
+    build(packages, &["--bins"], profile, is_static.then_some(&[]))
 }
 
 /// Builds a benchmark statically and returns its path.
 pub(crate) fn static_bench(package: &str, bench: &str, profile: &str) -> Result<PathBuf> {
-    let built = build(&[package], &["--bench", bench], profile, true)?;
+    let built = build(&[package], &["--bench", bench], profile, Some(&[]))?;
     built
         .into_iter()
         .next()
@@ -58,13 +72,21 @@ pub(crate) fn static_bench(package: &str, bench: &str, profile: &str) -> Result<
         .with_context(|| format!("cargo has built no benchmark {bench}"))
 }
 
-fn build(packages: &[&str], what: &[&str], profile: &str, is_static: bool) -> Result<Vec<(String, PathBuf)>> {
+/// Builds `what` of the packages: statically where there are flags for that, be it none.
+fn build(
+    packages: &[&str],
+    what: &[&str],
+    profile: &str,
+    static_flags: Option<&[String]>,
+) -> Result<Vec<(String, PathBuf)>> {
     let mut cargo = command::cargo();
     cargo.args(["build", "--message-format=json-render-diagnostics", "--profile", profile]).args(what);
     cargo.args(packages.iter().flat_map(|package| ["-p", package]));
-    if is_static {
+    if let Some(flags) = static_flags {
         // With a target named, the flags do not touch build scripts and procedural macros.
-        cargo.args(["--target", STATIC_TARGET]).env("RUSTFLAGS", "-C target-feature=+crt-static");
+        let flags =
+            flags.iter().fold("-C target-feature=+crt-static".to_owned(), |all, flag| all + " " + flag);
+        cargo.args(["--target", STATIC_TARGET]).env("RUSTFLAGS", flags);
     }
     let output = cargo.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
     anyhow::ensure!(output.status.success(), "cannot build {}: see above", packages.join(", "));

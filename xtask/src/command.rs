@@ -33,6 +33,13 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
+/// Installs what `folder/package-lock.json` names, beside it.
+pub(crate) fn npm_ci(folder: &Path) -> Command {
+    let mut command = Command::new("npm");
+    command.args(["ci", "--no-audit", "--no-fund"]).current_dir(folder);
+    command
+}
+
 /// Whether this is a run where nothing may be skipped.
 pub(crate) fn is_ci() -> bool {
     env::var("CI").as_deref() == Ok("true")

@@ -11,7 +11,9 @@ mod command;
 mod dashboards;
 mod demo;
 mod dependencies;
+mod dist;
 mod idle;
+mod manifests;
 mod run;
 mod setup;
 mod test;
@@ -44,8 +46,10 @@ enum Task {
     Bench(bench::Bench),
     /// Replays the kubelet's recorded decisions
     Conformance(bench::Conformance),
-    /// Makes Grafana's dashboards from their tables
+    /// Makes Grafana's dashboards from their tables, and the rules for the Prometheus operator
     Dashboards,
+    /// Makes what is given to users: static program, Debian package, container image
+    Dist(dist::Arguments),
     /// Virtual machines with several NUMA nodes
     #[command(subcommand)]
     Vm(vm::Task),
@@ -60,7 +64,10 @@ fn main() -> ExitCode {
         Task::Demo(arguments) => demo::main(&arguments),
         Task::Bench(arguments) => bench::bench(&arguments),
         Task::Conformance(arguments) => bench::conformance(&arguments),
-        Task::Dashboards => dashboards::run(command::root()).map(|()| ExitCode::SUCCESS),
+        Task::Dashboards => dashboards::run(command::root())
+            .and_then(|()| manifests::write_rules(command::root()))
+            .map(|()| ExitCode::SUCCESS),
+        Task::Dist(arguments) => dist::main(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Vm(task) => vm::main(&task),
     };
     result.unwrap_or_else(|error| {

@@ -7,9 +7,8 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use numaward_vm::Cache;
 
-use crate::dashboards;
-use crate::setup::{self, CargoTool, Part, kernels, prometheus};
-use crate::{command, dependencies, vm};
+use crate::setup::{self, CargoTool, Part, PythonTool, kernels, prometheus};
+use crate::{command, dashboards, dependencies, manifests, vm};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -39,6 +38,8 @@ enum Stage {
     Deny,
     /// Alerts and recording rules: firing and quiet cases
     Rules,
+    /// The Kubernetes manifests against the schemas of Kubernetes and of the Prometheus operator
+    Manifests,
     /// The page in a headless browser
     Page,
     /// Dashboards and rules on a real Prometheus that scrapes a virtual machine (with --all)
@@ -47,8 +48,17 @@ enum Stage {
     Vm,
 }
 
-const DEFAULT: &[Stage] =
-    &[Stage::Fmt, Stage::Clippy, Stage::Unit, Stage::Deps, Stage::Deny, Stage::Rules, Stage::Page, Stage::Vm];
+const DEFAULT: &[Stage] = &[
+    Stage::Fmt,
+    Stage::Clippy,
+    Stage::Unit,
+    Stage::Deps,
+    Stage::Deny,
+    Stage::Rules,
+    Stage::Manifests,
+    Stage::Page,
+    Stage::Vm,
+];
 /// What `--all` adds.
 const SLOW: &[Stage] = &[Stage::Dashboards];
 /// What is not built for this host; clippy and the unit tests leave it out.
@@ -83,6 +93,10 @@ fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
             Stage::Clippy | Stage::Unit | Stage::Host => parts.push(Part::Ebpf),
             Stage::Deny => parts.push(Part::Tool(&CargoTool::DENY)),
             Stage::Rules => parts.push(Part::Prometheus),
+            Stage::Manifests => {
+                let validate = Part::PythonTool(&PythonTool::KUBERNETES_VALIDATE);
+                parts.extend([Part::Kustomize, Part::Node, validate]);
+            }
             Stage::Page => parts.push(Part::Browser),
             Stage::Dashboards => {
                 parts.extend([Part::Ebpf, Part::Qemu, Part::Prometheus]);
@@ -114,6 +128,7 @@ fn run(stage: Stage) -> Result<()> {
         Stage::Deps => return dependencies::check(),
         Stage::Deny => return deny(),
         Stage::Rules => return rules(),
+        Stage::Manifests => return manifests::check(),
         Stage::Page => return page(),
         Stage::Dashboards => return dashboards::test(command::root()),
         Stage::Vm => bail!("virtual machines are tested kernel by kernel"),
@@ -150,10 +165,8 @@ fn rules() -> Result<()> {
 
 fn page() -> Result<()> {
     let tests = command::root().join("tests/page");
-    let mut install = Command::new("npm");
     // The browser is the system's.
-    install.args(["ci", "--no-audit", "--no-fund"]).env("PUPPETEER_SKIP_DOWNLOAD", "1").current_dir(&tests);
-    command::run(&mut install)?;
+    command::run(command::npm_ci(&tests).env("PUPPETEER_SKIP_DOWNLOAD", "1"))?;
     command::run(Command::new("node").arg("--test").current_dir(&tests))
 }
 

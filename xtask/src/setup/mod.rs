@@ -17,8 +17,10 @@ mod debian;
 mod ebpf;
 mod explain;
 pub(crate) mod kernels;
+pub(crate) mod kustomize;
 mod packages;
 pub(crate) mod prometheus;
+mod python;
 mod sources;
 mod steps;
 mod store;
@@ -31,6 +33,7 @@ use clap::Args;
 use numaward_vm::Cache;
 
 use kernels::Source;
+pub(crate) use python::PythonTool;
 use steps::{Steps, say};
 pub(crate) use tools::CargoTool;
 
@@ -61,12 +64,19 @@ pub(crate) enum Part {
     Prometheus,
     /// A browser, and what drives it.
     Browser,
+    /// What runs the schemas of the Prometheus operator.
+    Node,
+    /// Renders the manifests.
+    Kustomize,
     /// A program that cargo installs into the cache.
     Tool(&'static CargoTool),
+    /// A program that Python installs into the cache.
+    PythonTool(&'static PythonTool),
 }
 
 /// Programs that drive the page, with their packages.
 const BROWSER: &[(&str, &str)] = &[("chromium", "chromium"), ("node", "nodejs"), ("npm", "npm")];
+const NODE: &[(&str, &str)] = &[("node", "nodejs"), ("npm", "npm")];
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     let mut parts = vec![Part::Ebpf, Part::Qemu];
@@ -98,7 +108,10 @@ fn install(parts: &[Part], update: bool, verbose: bool) -> Result<()> {
             Part::Containerd => containerd::ensure(&steps),
             Part::Prometheus => prometheus::ensure(&steps),
             Part::Browser => packages::ensure(&steps, "browser", BROWSER),
+            Part::Node => packages::ensure(&steps, "Node.js", NODE),
+            Part::Kustomize => kustomize::ensure(&steps),
             Part::Tool(tool) => tools::ensure(&steps, tool),
+            Part::PythonTool(tool) => python::ensure(&steps, tool),
         }?;
     }
     Ok(())

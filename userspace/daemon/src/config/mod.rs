@@ -526,4 +526,6 @@ fn read_values(tree: &mut Node, problems: &mut Vec<Problem>) -> Config {
 }
 
 #[cfg(test)]
+mod reference;
+#[cfg(test)]
 mod tests;

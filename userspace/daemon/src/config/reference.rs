@@ -1,0 +1,208 @@
+//! `docs/configuration.md`: every key, from the schema; and the configurations in `deploy/`, which must be read.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::{schema::json_schema, *};
+
+const HEAD: &str = "\
+# Configuration
+
+A YAML file, `/etc/numaward/config.yaml` unless another is named with `--config` or `NUMAWARD_CONFIG`. It may be absent,
+and every key may be left out. What is in it can also be given by a variable, which wins over the file. An unknown key, a
+value that does not fit and keys that contradict each other are errors that are all told at once, with their lines:
+`numaward check-config FILE`. For editors, `numaward config-schema` prints the JSON schema that this page is made of.
+
+Where the kubelet has a name for something, it is the same here, so that a block of a `KubeletConfiguration` can be pasted
+in.
+";
+
+/// What a value may be.
+fn values(schema: &Value) -> String {
+    if let Some(choices) = schema["oneOf"].as_array() {
+        let choice = |choice: &Value| {
+            let meaning = choice["description"].as_str().unwrap_or_default().replace('\n', " ");
+            format!("`{}`: {}", choice["const"].as_str().unwrap_or_default(), meaning.trim_end_matches('.'))
+        };
+        return choices.iter().map(choice).collect::<Vec<_>>().join("; ");
+    }
+    if let Some(some) = schema["anyOf"].as_array().and_then(|any| any.iter().find(|it| it["type"] != "null"))
+    {
+        return values(some);
+    }
+    if let Some(words) = schema["enum"].as_array() {
+        let words = words.iter().filter_map(Value::as_str).map(|word| format!("`{word}`"));
+        return words.collect::<Vec<_>>().join(", ");
+    }
+    let examples = schema["examples"].as_array().map_or(&[][..], Vec::as_slice);
+    let examples: Vec<_> = examples.iter().map(|example| format!("`{}`", plain(example))).collect();
+    let limits = match (schema["minimum"].as_u64(), schema["maximum"].as_u64()) {
+        (Some(least), Some(most)) => format!("{least} to {most}"),
+        _ => String::new(),
+    };
+    let kind = match &schema["type"] {
+        Value::Array(types) => types[0].as_str(),
+        kind => kind.as_str(),
+    };
+    match kind {
+        _ if !examples.is_empty() => format!("such as {}", examples.join(", ")),
+        Some("boolean") => "`true`, `false`".to_owned(),
+        Some("array") => match values(&schema["items"]) {
+            items if items.is_empty() => "a list".to_owned(),
+            items => format!("a list: {items}"),
+        },
+        Some("object") => match values(&schema["additionalProperties"]) {
+            items if items.is_empty() => "keys and values".to_owned(),
+            items => format!("keys and values: {items}"),
+        },
+        Some("integer" | "number") => limits,
+        _ => String::new(),
+    }
+}
+
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// Text in a cell of a table.
+fn cell(text: &str) -> String {
+    text.replace('\n', " ").replace('|', "\\|")
+}
+
+struct Reference {
+    variables: BTreeSet<String>,
+    tables: String,
+    rows: Vec<String>,
+}
+
+impl Reference {
+    /// The keys below `path`: first those with a value, then each group with a heading of its own.
+    fn add(&mut self, path: &str, schema: &Value, is_listed: bool) {
+        let Some(properties) = schema["properties"].as_object() else { return };
+        let mut groups = Vec::new();
+        for (key, schema) in properties {
+            let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            if schema["properties"].is_object() {
+                groups.push((path, schema, false));
+                continue;
+            }
+            let variable = variable_name(&path.split('.').map(str::to_owned).collect::<Vec<_>>());
+            // Text alone cannot say a list.
+            let has_parts = ["items", "additionalProperties"].iter().any(|parts| schema[parts].is_object());
+            let variable = if !is_listed && !has_parts && self.variables.contains(&variable) {
+                format!("<br>`{variable}`")
+            } else {
+                String::new()
+            };
+            let default = match schema.get("default") {
+                None | Some(Value::Null) => String::new(),
+                Some(default) => format!("`{}`", plain(default)),
+            };
+            let values = if schema["items"]["properties"].is_object() {
+                groups.push((format!("{path}[]"), &schema["items"], true));
+                format!("a list, see `{path}[]`")
+            } else {
+                values(schema)
+            };
+            let meaning = cell(schema["description"].as_str().unwrap_or_default());
+            self.rows.push(format!(
+                "| `{path}`{variable} | {meaning} | {} | {} |",
+                cell(&values),
+                cell(&default)
+            ));
+        }
+        if !self.rows.is_empty() {
+            let title = if path.is_empty() { "At the top".to_owned() } else { format!("`{path}`") };
+            let about = if path.is_empty() { "" } else { schema["description"].as_str().unwrap_or_default() };
+            let about =
+                if about.is_empty() { String::new() } else { format!("\n{}\n", about.replace('\n', " ")) };
+            let _ = write!(
+                self.tables,
+                "\n## {title}\n{about}\n| key, variable | meaning | values | default |\n"
+            );
+            self.tables.push_str("|---|---|---|---|\n");
+            for row in self.rows.drain(..) {
+                self.tables.push_str(&row);
+                self.tables.push('\n');
+            }
+        }
+        for (path, schema, listed) in groups {
+            self.add(&path, schema, is_listed || listed);
+        }
+    }
+}
+
+fn checkout(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+/// `UPDATE=1 cargo test -p numaward-daemon` writes the page.
+#[test]
+fn the_page_has_every_key() {
+    // The same that can be set by a variable.
+    let variables = Known::new().leaves().map(variable_name).collect();
+    let mut reference = Reference { variables, tables: String::new(), rows: Vec::new() };
+    reference.add("", &json_schema(), false);
+    let text = format!("{HEAD}{}", reference.tables);
+    let path = checkout("docs/configuration.md");
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    for leaf in Known::new().leaves() {
+        assert!(text.contains(&format!("`{}`", leaf.join("."))), "{leaf:?}");
+    }
+    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    let differs = kept.lines().zip(text.lines()).zip(1..).find(|((old, new), _)| old != new);
+    assert!(kept == text, "{} is out of date (UPDATE=1 writes it): {differs:?}", path.display());
+}
+
+/// What the manifests configure, with the variables that they set.
+#[test]
+fn the_deployed_configurations_are_read_without_a_warning() {
+    let mut variables = BTreeMap::new();
+    for file in ["base/daemonset.yaml", "components/node-resource-topology/daemonset.yaml"] {
+        let text = std::fs::read_to_string(checkout("deploy").join(file)).unwrap();
+        let names = text.lines().filter_map(|line| line.trim().strip_prefix("- name: NUMAWARD_"));
+        variables.extend(names.map(|name| (format!("NUMAWARD_{name}"), "true".to_owned())));
+    }
+    assert_eq!(variables.len(), 2, "{variables:?}");
+    let read = |file: &str| {
+        let file = Some(checkout("deploy").join(file));
+        let loaded = load(&Sources { file, variables: variables.clone(), flags: vec![] }).unwrap();
+        assert_eq!(loaded.warnings, [""; 0]);
+        loaded.config
+    };
+    let [enforce, observe, systemd] =
+        ["overlays/enforce/config.yaml", "overlays/observe/config.yaml", "systemd/config.yaml"].map(read);
+    assert_eq!((enforce.mode, observe.mode, systemd.mode), (Some(Mode::Enforce), Some(Mode::Observe), None));
+    assert!(enforce.kubernetes.nri.enabled && !observe.kubernetes.nri.enabled);
+    assert_eq!(enforce.kubernetes.node_name.as_deref(), Some("true"));
+    assert!(enforce.kubernetes.node_resource_topology.enabled);
+    // The port that the manifests name.
+    assert_eq!((enforce.listen.0.port(), observe.listen.0.port()), (9560, 9560));
+    // The directories that they mount.
+    let control = enforce.control_socket.parent();
+    assert_eq!(
+        (control, enforce.state_directory.to_str()),
+        (Some(Path::new("/run/numaward")), Some("/var/lib/numaward"))
+    );
+    assert_eq!(enforce.kubernetes.nri.socket.parent(), Some(Path::new("/var/run/nri")));
+    assert_eq!(enforce.kubernetes.kubelet.directory, Path::new("/var/lib/kubelet"));
+
+    // What the file for systemd shows as comments is true, too.
+    let text = std::fs::read_to_string(checkout("deploy/systemd/config.yaml")).unwrap();
+    let shown: String = text
+        .lines()
+        .skip_while(|line| *line != "# guarantees:")
+        .filter_map(|line| line.strip_prefix("# "))
+        .filter(|line| !line.ends_with(':') || !line.starts_with(char::is_uppercase))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("shown.yaml");
+    std::fs::write(&file, &shown).unwrap();
+    let loaded = load(&Sources { file: Some(file), variables: BTreeMap::new(), flags: vec![] });
+    let config = loaded.unwrap_or_else(|problems| panic!("{problems}:\n{shown}")).config;
+    assert_eq!((config.guarantees.len(), config.enforcement.herding.mode), (1, enforcement::Mode::On));
+}

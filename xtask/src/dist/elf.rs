@@ -1,0 +1,73 @@
+//! Whether a program is static: it names no interpreter, so nothing is loaded before it runs.
+//!
+//! Source: elf(5).
+
+use anyhow::{Context as _, Result, bail};
+
+const MAGIC: &[u8] = b"\x7fELF";
+/// 64 bits, least significant byte first.
+const CLASS_AND_ORDER: [u8; 2] = [2, 1];
+/// Where the program headers are, the size of one and their number.
+const HEADERS_AT: usize = 0x20;
+const HEADER_SIZE_AT: usize = 0x36;
+const HEADERS_COUNT_AT: usize = 0x38;
+const PT_INTERP: u32 = 3;
+
+/// An error for what is not static, or no program.
+pub(crate) fn check_static(program: &[u8]) -> Result<()> {
+    if !program.starts_with(MAGIC) || program.get(4..6) != Some(&CLASS_AND_ORDER) {
+        bail!("this is no 64-bit program");
+    }
+    let headers = types(program).context("its headers are cut off")?;
+    anyhow::ensure!(!headers.contains(&PT_INTERP), "it is not static: it names an interpreter");
+    Ok(())
+}
+
+fn types(program: &[u8]) -> Option<Vec<u32>> {
+    let start = usize::try_from(u64::from_le_bytes(*program.get(HEADERS_AT..)?.first_chunk()?)).ok()?;
+    let half = |at: usize| Some(usize::from(u16::from_le_bytes(*program.get(at..)?.first_chunk()?)));
+    let (size, count) = (half(HEADER_SIZE_AT)?, half(HEADERS_COUNT_AT)?);
+    let kind = |number: usize| {
+        let at = start.checked_add(number.checked_mul(size)?)?;
+        Some(u32::from_le_bytes(*program.get(at..)?.first_chunk()?))
+    };
+    (0..count).map(kind).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(types: &[u32]) -> Vec<u8> {
+        let mut bytes = vec![0; 64];
+        bytes[..4].copy_from_slice(MAGIC);
+        bytes[4..6].copy_from_slice(&CLASS_AND_ORDER);
+        bytes[HEADERS_AT] = 64;
+        bytes[HEADER_SIZE_AT] = 56;
+        bytes[HEADERS_COUNT_AT] = u8::try_from(types.len()).unwrap();
+        for kind in types {
+            bytes.extend(kind.to_le_bytes());
+            bytes.extend([0; 52]);
+        }
+        bytes
+    }
+
+    #[test]
+    fn an_interpreter_is_found() {
+        check_static(&program(&[1, 2, 6])).unwrap();
+        let error = check_static(&program(&[6, PT_INTERP, 1])).unwrap_err().to_string();
+        assert!(error.contains("not static"), "{error}");
+        // This test is linked as every program is by default.
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert_eq!(check_static(&own).is_ok(), cfg!(target_feature = "crt-static"));
+    }
+
+    #[test]
+    fn what_is_no_program_says_so() {
+        let whole = program(&[1, 2]);
+        for length in 0..whole.len() - 52 {
+            assert!(check_static(&whole[..length]).is_err(), "{length}");
+        }
+        assert!(check_static(b"#!/bin/sh\n").is_err());
+    }
+}

@@ -1,0 +1,129 @@
+//! A container image with one layer, as an archive in the OCI layout.
+//!
+//! Everything in it is named by its digest, so it is made from the inside out: the layer, the configuration that names
+//! it, the manifest that names both, the index. `manifest.json` says the same once more for `docker load`.
+//!
+//! Source: OCI image specification 1.1, image-layout.md, config.md.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::tree::{Tree, gzip, sha256};
+use super::{PLAIN, VERSION};
+
+/// The name under which container runtimes know it, as deploy/ has it.
+const NAME: &str = "docker.io/library/numaward";
+const BLOBS: &str = "blobs/sha256";
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+
+/// Packs `rootfs` as an image; `layout` is an empty tree for what goes into the archive.
+pub(crate) fn build(rootfs: &Tree, layout: &Tree, image: &Path, created: &str) -> Result<()> {
+    let scratch = tempfile::Builder::new().prefix("numaward-image-").tempdir()?;
+    let plain = rootfs.pack(&scratch.path().join("layer.tar"))?;
+    let packed = scratch.path().join("layer.tar.gz");
+    gzip(&plain, &packed)?;
+    let layer = add(layout, LAYER, &fs::read(&packed)?)?;
+    let labels = json!({
+        "org.opencontainers.image.title": "numaward",
+        "org.opencontainers.image.description": "Keeps memory near the CPUs that use it, and proves it",
+        "org.opencontainers.image.version": VERSION,
+        "org.opencontainers.image.licenses": "MIT OR Apache-2.0",
+    });
+    let config = json!({
+        "created": created,
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {
+            "Entrypoint": ["/usr/bin/numaward"],
+            "Cmd": ["run"],
+            "Env": ["PATH=/usr/bin"],
+            "ExposedPorts": { "9560/tcp": {} },
+            "Labels": labels,
+        },
+        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{}", sha256(&plain)?)] },
+        "history": [{ "created": created, "created_by": "cargo xtask dist" }],
+    });
+    let config = add(layout, CONFIG, &bytes(&config))?;
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer], "annotations": labels,
+    });
+    let mut manifest = add(layout, MANIFEST, &bytes(&manifest))?;
+    manifest["platform"] = json!({ "architecture": "amd64", "os": "linux" });
+    manifest["annotations"] = json!({
+        "io.containerd.image.name": format!("{NAME}:{VERSION}"),
+        "org.opencontainers.image.ref.name": VERSION,
+    });
+    let index = json!({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [manifest],
+    });
+    layout.file("index.json", &bytes(&index), PLAIN)?;
+    layout.file("oci-layout", &bytes(&json!({ "imageLayoutVersion": "1.0.0" })), PLAIN)?;
+    let docker = json!([{
+        "Config": path(&config),
+        "RepoTags": [format!("numaward:{VERSION}")],
+        "Layers": [path(&layer)],
+    }]);
+    layout.file("manifest.json", &bytes(&docker), PLAIN)?;
+    layout.pack(image).map(drop)
+}
+
+/// Adds a blob; returns its descriptor.
+fn add(layout: &Tree, media_type: &str, bytes: &[u8]) -> Result<Value> {
+    let scratch = tempfile::NamedTempFile::new()?;
+    fs::write(scratch.path(), bytes)?;
+    let digest = sha256(scratch.path())?;
+    layout.file(&format!("{BLOBS}/{digest}"), bytes, PLAIN)?;
+    Ok(json!({ "mediaType": media_type, "digest": format!("sha256:{digest}"), "size": bytes.len() }))
+}
+
+/// Where a descriptor's blob is in the layout.
+fn path(descriptor: &Value) -> String {
+    let digest = descriptor["digest"].as_str().unwrap_or_default();
+    format!("blobs/{}", digest.replacen(':', "/", 1))
+}
+
+fn bytes(value: &Value) -> Vec<u8> {
+    value.to_string().into_bytes()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::command;
+
+    /// Follows an unpacked layout from its index to the layer, digest by digest, as a runtime does.
+    pub(crate) fn check(layout: &Path, program: &str) {
+        let read =
+            |path: &str| -> Value { serde_json::from_slice(&fs::read(layout.join(path)).unwrap()).unwrap() };
+        let follow = |descriptor: &Value| {
+            let file = layout.join(path(descriptor));
+            assert_eq!(descriptor["digest"], format!("sha256:{}", sha256(&file).unwrap()));
+            assert_eq!(descriptor["size"], fs::metadata(&file).unwrap().len());
+            path(descriptor)
+        };
+        assert_eq!(read("oci-layout")["imageLayoutVersion"], "1.0.0");
+        let manifest = read(&follow(&read("index.json")["manifests"][0]));
+        let config = read(&follow(&manifest["config"]));
+        let layer = follow(&manifest["layers"][0]);
+        assert_eq!(read("manifest.json")[0]["Layers"][0], layer);
+        let plain = command::read(
+            Command::new("sh").args(["-c", "gzip -dc < \"$0\" | sha256sum", &layer]).current_dir(layout),
+        );
+        let plain = plain.unwrap();
+        let digest = plain.split(' ').next().unwrap();
+        assert_eq!(config["rootfs"]["diff_ids"][0], format!("sha256:{digest}"));
+        assert_eq!(config["config"]["Entrypoint"][0], format!("/{program}"));
+        let listing = command::read(Command::new("tar").arg("-tvzf").arg(layout.join(&layer))).unwrap();
+        assert!(
+            listing.lines().any(|line| line.starts_with("-rwxr-xr-x 0/0 ") && line.ends_with(program)),
+            "{listing}"
+        );
+    }
+}

@@ -1,0 +1,291 @@
+//! `cargo xtask dist`: what is given to users, made without root and without a container engine.
+//!
+//! All of it holds one program, static, that runs on any x86-64 Linux:
+//!
+//! - `numaward-VERSION-x86_64-linux.tar.gz`: the program with its manual, completions and unit;
+//! - `numaward_VERSION_amd64.deb`: the same for Debian and its like;
+//! - `numaward-VERSION-oci.tar`: a container image as an archive in the OCI layout, and `rootfs`, what is in it;
+//! - `numaward-VERSION-deploy.tar.gz`: the manifests for Kubernetes;
+//! - `numaward-VERSION.cdx.json`: which crates are in the program (`CycloneDX`);
+//! - `SHA256SUMS`.
+//!
+//! Invariant: the same commit and the same tools make the same bytes. So no file has another time than that of the
+//! commit (`SOURCE_DATE_EPOCH` where it is set), no other owner than root, none of its modes is left to the umask,
+//! names are sorted, and the program holds no path of the machine that built it.
+
+mod components;
+mod deb;
+mod elf;
+mod image;
+mod tree;
+
+use std::env;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+
+use self::tree::{Tree, gzip, sha256};
+use crate::setup::{self, Part};
+use crate::{build, command};
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+const PROGRAM: &str = "usr/bin/numaward";
+const EXECUTABLE: u32 = 0o755;
+const PLAIN: u32 = 0o644;
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Folder for what is made; what is in it goes [default: dist in cargo's target folder]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Packs this static program, instead of building one
+    #[arg(long, value_name = "FILE", requires = "out")]
+    program: Option<PathBuf>,
+}
+
+pub(crate) fn main(arguments: &Arguments) -> Result<()> {
+    let program = if let Some(program) = &arguments.program {
+        program.clone()
+    } else {
+        setup::ensure(&[Part::Ebpf])?;
+        build::portable_program("numaward")?
+    };
+    let out = match &arguments.out {
+        Some(out) => out.clone(),
+        // PROFILE/numaward, below the target's name.
+        None => program.ancestors().nth(3).unwrap_or(Path::new("target")).join("dist"),
+    };
+    for made in make(&program, &out)? {
+        println!("{}", made.display());
+    }
+    Ok(())
+}
+
+/// Makes everything of this program in `out`, and returns what is for users.
+pub(crate) fn make(program: &Path, out: &Path) -> Result<Vec<PathBuf>> {
+    let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
+    elf::check_static(&bytes).with_context(|| program.display().to_string())?;
+    let contents = Contents::of(program, bytes)?;
+    let epoch = epoch()?;
+    if out.exists() {
+        fs::remove_dir_all(out).with_context(|| format!("cannot empty {}", out.display()))?;
+    }
+    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+    let mut made = contents.package(out, epoch)?;
+    made.push(components::write(&out.join(format!("numaward-{VERSION}.cdx.json")), epoch)?);
+    let mut sums = String::new();
+    for path in &made {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        writeln!(sums, "{}  {name}", sha256(path)?)?;
+    }
+    let path = out.join("SHA256SUMS");
+    fs::write(&path, sums)?;
+    made.push(path);
+    Ok(made)
+}
+
+/// The time of everything that is made, in seconds since 1970.
+fn epoch() -> Result<u64> {
+    let text = if let Ok(text) = env::var("SOURCE_DATE_EPOCH") {
+        text
+    } else {
+        let mut git = Command::new("git");
+        git.args(["log", "-1", "--format=%ct"]).current_dir(command::root());
+        command::read(&mut git).context("this is no checkout: set SOURCE_DATE_EPOCH")?
+    };
+    let text = text.trim();
+    text.parse().with_context(|| format!("SOURCE_DATE_EPOCH: {text:?} is no number of seconds"))
+}
+
+/// A time as RFC 3339 has it.
+fn rfc3339(epoch: u64) -> Result<String> {
+    let mut date = Command::new("date");
+    let text = command::read(date.args(["--utc", "+%Y-%m-%dT%H:%M:%SZ", "--date"]).arg(format!("@{epoch}")))?;
+    Ok(text.trim().to_owned())
+}
+
+/// A file, by its path in what is made.
+#[derive(Clone)]
+struct Entry {
+    path: String,
+    bytes: Vec<u8>,
+    mode: u32,
+}
+
+fn entry(path: impl Into<String>, bytes: impl Into<Vec<u8>>) -> Entry {
+    Entry { path: path.into(), bytes: bytes.into(), mode: PLAIN }
+}
+
+/// What goes into packages.
+struct Contents {
+    program: Vec<u8>,
+    /// Pages of the manual by their file name.
+    manual: Vec<Entry>,
+    /// Completions by the shell's name.
+    completions: Vec<Entry>,
+}
+
+impl Contents {
+    /// Asks the program for its manual and its completions.
+    fn of(program: &Path, bytes: Vec<u8>) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("numaward-manual-").tempdir()?;
+        command::read(Command::new(program).args(["man", "--dir"]).arg(folder.path()))?;
+        let mut manual = Vec::new();
+        for page in fs::read_dir(folder.path())? {
+            let page = page?;
+            manual.push(entry(page.file_name().to_string_lossy(), fs::read(page.path())?));
+        }
+        manual.sort_by(|a, b| a.path.cmp(&b.path));
+        let mut completions = Vec::new();
+        for shell in ["bash", "fish", "zsh"] {
+            completions
+                .push(entry(shell, command::read(Command::new(program).args(["completions", shell]))?));
+        }
+        Ok(Self { program: bytes, manual, completions })
+    }
+
+    fn package(&self, out: &Path, epoch: u64) -> Result<Vec<PathBuf>> {
+        let scratch = tempfile::Builder::new().prefix("numaward-dist-").tempdir()?;
+        let tree = |name: &str| Tree::new(&scratch.path().join(name), epoch);
+
+        let archive = out.join(format!("numaward-{VERSION}-x86_64-linux.tar.gz"));
+        let packed = tree("archive")?;
+        let top = format!("numaward-{VERSION}");
+        for Entry { path, bytes, mode } in self.for_archive()? {
+            packed.file(&format!("{top}/{path}"), &bytes, mode)?;
+        }
+        gzip(&packed.pack(&scratch.path().join("archive.tar"))?, &archive)?;
+
+        let package = out.join(format!("numaward_{VERSION}_amd64.deb"));
+        let root = tree("deb")?;
+        for Entry { path, bytes, mode } in self.for_debian()? {
+            root.file(&path, &bytes, mode)?;
+        }
+        deb::build(&root, &package)?;
+
+        let rootfs = Tree::new(&out.join("rootfs"), epoch)?;
+        rootfs.file(PROGRAM, &self.program, EXECUTABLE)?;
+        // Without it, the order is the C library's to choose.
+        rootfs.file("etc/nsswitch.conf", b"hosts: files dns\n", PLAIN)?;
+        let image = out.join(format!("numaward-{VERSION}-oci.tar"));
+        image::build(&rootfs, &tree("image")?, &image, &rfc3339(epoch)?)?;
+
+        let deploy = out.join(format!("numaward-{VERSION}-deploy.tar.gz"));
+        let packed = tree("deploy")?;
+        for folder in ["dashboards", "deploy"] {
+            packed.copy(&command::root().join(folder), &format!("{top}/{folder}"))?;
+        }
+        gzip(&packed.pack(&scratch.path().join("deploy.tar"))?, &deploy)?;
+        Ok(vec![archive, package, image, deploy])
+    }
+
+    fn for_archive(&self) -> Result<Vec<Entry>> {
+        let mut entries = vec![Entry { mode: EXECUTABLE, ..entry("bin/numaward", self.program.clone()) }];
+        entries.push(entry("systemd/numaward.service", checkout("deploy/systemd/numaward.service")?));
+        entries.extend(self.manual.iter().map(|page| renamed(page, format!("man/man1/{}", page.path))));
+        entries.extend(
+            self.completions.iter().map(|it| renamed(it, format!("completions/numaward.{}", it.path))),
+        );
+        for file in ["LICENSE-APACHE", "LICENSE-MIT", "README.md"] {
+            entries.push(entry(file, checkout(file)?));
+        }
+        Ok(entries)
+    }
+
+    fn for_debian(&self) -> Result<Vec<Entry>> {
+        let mut entries = vec![Entry { mode: EXECUTABLE, ..entry(PROGRAM, self.program.clone()) }];
+        let unit = "usr/lib/systemd/system/numaward.service";
+        entries.push(entry(unit, checkout("deploy/systemd/numaward.service")?));
+        entries.push(entry("etc/numaward/config.yaml", checkout("deploy/systemd/config.yaml")?));
+        for page in &self.manual {
+            entries.push(entry(format!("usr/share/man/man1/{}.gz", page.path), tree::gzipped(&page.bytes)?));
+        }
+        for completion in &self.completions {
+            let path = match completion.path.as_str() {
+                "bash" => "usr/share/bash-completion/completions/numaward",
+                "fish" => "usr/share/fish/vendor_completions.d/numaward.fish",
+                _ => "usr/share/zsh/vendor-completions/_numaward",
+            };
+            entries.push(renamed(completion, path.to_owned()));
+        }
+        let licences = [checkout("LICENSE-MIT")?, checkout("LICENSE-APACHE")?];
+        let copyright =
+            [b"numaward: MIT or Apache-2.0, at your choice.\n".as_slice(), &licences[0], &licences[1]];
+        entries.push(entry("usr/share/doc/numaward/copyright", copyright.join(b"\n".as_slice())));
+        entries.push(entry("usr/share/doc/numaward/README.md", checkout("README.md")?));
+        Ok(entries)
+    }
+}
+
+fn renamed(entry: &Entry, path: String) -> Entry {
+    Entry { path, ..entry.clone() }
+}
+
+/// A file of the checkout.
+fn checkout(path: &str) -> Result<Vec<u8>> {
+    let path = command::root().join(path);
+    fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(folder: &Path) -> Vec<PathBuf> {
+        fs::create_dir_all(folder).unwrap();
+        let contents = Contents {
+            program: b"program".to_vec(),
+            manual: vec![entry("numaward.1", "manual")],
+            completions: ["bash", "fish", "zsh"].map(|shell| entry(shell, shell)).to_vec(),
+        };
+        contents.package(folder, 1_700_000_000).unwrap()
+    }
+
+    fn listing(program: &str, arguments: &[&str], path: &Path) -> String {
+        command::read(Command::new(program).args(arguments).arg(path).env("TZ", "UTC")).unwrap()
+    }
+
+    #[test]
+    fn packages_are_the_same_each_time_and_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, second] = ["a", "b"].map(|name| made(&folder.path().join(name)));
+        for (first, second) in first.iter().zip(&second) {
+            assert_eq!(sha256(first).unwrap(), sha256(second).unwrap(), "{}", first.display());
+        }
+        let [archive, package, image, deploy] = &first[..] else { panic!("{first:?}") };
+
+        let archive = listing("tar", &["-tvzf"], archive);
+        let program =
+            format!("-rwxr-xr-x 0/0               7 2023-11-14 22:13 numaward-{VERSION}/bin/numaward");
+        assert!(archive.contains(&program), "{archive}");
+        assert!(archive.contains("/completions/numaward.zsh") && archive.contains("/man/man1/numaward.1"));
+        let deploy = listing("tar", &["-tzf"], deploy);
+        assert!(deploy.contains("/deploy/base/daemonset.yaml") && deploy.contains("/dashboards/grafana/"));
+
+        let contents = listing("dpkg-deb", &["--contents"], package);
+        for line in [
+            "-rwxr-xr-x root/root         7 2023-11-14 22:13 ./usr/bin/numaward",
+            "./etc/numaward/config.yaml",
+            "./usr/lib/systemd/system/numaward.service",
+            "./usr/share/man/man1/numaward.1.gz",
+        ] {
+            assert!(contents.contains(line), "{line}:\n{contents}");
+        }
+        let control = listing("dpkg-deb", &["--field"], package);
+        assert!(control.contains(&format!("Version: {VERSION}\n")), "{control}");
+
+        let layout = folder.path().join("layout");
+        fs::create_dir(&layout).unwrap();
+        command::read(Command::new("tar").arg("-xf").arg(image).arg("-C").arg(&layout)).unwrap();
+        image::tests::check(&layout, "usr/bin/numaward");
+    }
+
+    #[test]
+    fn times_are_told_as_rfc_3339_has_them() {
+        assert_eq!(rfc3339(1_700_000_000).unwrap(), "2023-11-14T22:13:20Z");
+    }
+}

@@ -1,0 +1,251 @@
+//! `cargo xtask test manifests`: what is in `deploy/` is what Kubernetes and the Prometheus operator take.
+//!
+//! Each overlay is rendered by kustomize, then held against the schemas of the oldest and the newest supported
+//! Kubernetes, unknown fields included, and against what no schema knows: that all that is referred to is there. What
+//! the configurations in them say is tested where they are read, by the daemon.
+//!
+//! The rules for the Prometheus operator are those of `dashboards/prometheus`, in its envelope; `cargo xtask dashboards`
+//! makes it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+use numaward_vm::Cache;
+use serde::Deserialize as _;
+use serde_json::Value;
+
+use crate::command;
+use crate::setup::{PythonTool, kustomize};
+
+/// What is rendered. The last is there for this test: all components at once.
+const OVERLAYS: [&str; 4] = [
+    "deploy/overlays/observe",
+    "deploy/overlays/enforce",
+    "deploy/overlays/prometheus-operator",
+    "tests/deploy/everything",
+];
+/// The oldest and the newest Kubernetes that is supported.
+const KUBERNETES: [&str; 2] = ["1.26", "1.37"];
+/// The API group of the Prometheus operator.
+const MONITORING: &str = "monitoring.coreos.com/";
+const RULES: &str = "dashboards/prometheus/rules.yaml";
+const OPERATOR_RULES: &str = "deploy/overlays/prometheus-operator/prometheusrule.yaml";
+
+/// Renders and checks every overlay.
+pub(crate) fn check() -> Result<()> {
+    let cache = Cache::locate()?;
+    let tests = command::root().join("tests/deploy");
+    command::run(&mut command::npm_ci(&tests))?;
+    let mut faults = Vec::new();
+    for overlay in OVERLAYS {
+        let resources = render(&cache, overlay)?;
+        println!("{overlay}: {} resources, against Kubernetes {}", resources.len(), KUBERNETES.join(" and "));
+        faults.extend(dangling(&resources).into_iter().map(|fault| format!("{overlay}: {fault}")));
+        let (monitoring, kubernetes): (Vec<_>, Vec<_>) =
+            resources.into_iter().partition(|resource| api_version(resource).starts_with(MONITORING));
+        validate(&cache, &kubernetes).with_context(|| overlay.to_owned())?;
+        if !monitoring.is_empty() {
+            validate_monitoring(&tests, &monitoring).with_context(|| overlay.to_owned())?;
+        }
+    }
+    if !faults.is_empty() {
+        bail!("{}", faults.join("\n  "));
+    }
+    Ok(())
+}
+
+/// The resources of an overlay, a folder of the checkout.
+pub(crate) fn render(cache: &Cache, overlay: &str) -> Result<Vec<Value>> {
+    let mut build = Command::new(kustomize::program(cache));
+    let text = command::read(build.arg("build").arg(overlay).current_dir(command::root()))?;
+    parse(&text).with_context(|| format!("cannot read what kustomize makes of {overlay}"))
+}
+
+fn parse(text: &str) -> Result<Vec<Value>> {
+    let documents = serde_norway::Deserializer::from_str(text).map(Value::deserialize);
+    let mut resources = documents.collect::<Result<Vec<_>, _>>()?;
+    resources.retain(|resource| !resource.is_null());
+    anyhow::ensure!(!resources.is_empty(), "there is nothing in it");
+    Ok(resources)
+}
+
+fn api_version(resource: &Value) -> &str {
+    resource["apiVersion"].as_str().unwrap_or_default()
+}
+
+fn validate(cache: &Cache, resources: &[Value]) -> Result<()> {
+    let folder = tempfile::Builder::new().prefix("numaward-manifests-").tempdir()?;
+    let mut validate = PythonTool::KUBERNETES_VALIDATE.command(cache);
+    validate.args(["--strict", "--quiet"]);
+    for version in KUBERNETES {
+        validate.args(["-k", version]);
+    }
+    for resource in resources {
+        let name = format!(
+            "{}-{}.json",
+            resource["kind"].as_str().context("a resource without a kind")?,
+            resource["metadata"]["name"].as_str().context("a resource without a name")?
+        );
+        let path = folder.path().join(name);
+        fs::write(&path, resource.to_string())?;
+        validate.arg(path);
+    }
+    command::run(&mut validate)
+}
+
+fn validate_monitoring(tests: &Path, resources: &[Value]) -> Result<()> {
+    let mut node = Command::new("node")
+        .arg("monitoring.mjs")
+        .current_dir(tests)
+        .stdin(Stdio::piped())
+        .spawn()
+        .context("cannot run node")?;
+    let input = serde_json::to_vec(resources)?;
+    node.stdin.take().context("node takes no input")?.write_all(&input)?;
+    anyhow::ensure!(node.wait()?.success(), "the Prometheus operator would refuse it: see above");
+    Ok(())
+}
+
+/// What is referred to and is not there, or is not this version.
+fn dangling(resources: &[Value]) -> Vec<String> {
+    let mut faults = Vec::new();
+    let named = |kind: &str| -> BTreeSet<&str> {
+        let of_kind = resources.iter().filter(|resource| resource["kind"] == kind);
+        of_kind.filter_map(|resource| resource["metadata"]["name"].as_str()).collect()
+    };
+    for set in resources.iter().filter(|resource| resource["kind"] == "DaemonSet") {
+        let pod = &set["spec"]["template"]["spec"];
+        let mut refer = |what: &str, name: &Value, known: &BTreeSet<&str>| {
+            if !name.as_str().is_some_and(|name| known.contains(name)) {
+                faults.push(format!("{what} {name} is not there"));
+            }
+        };
+        refer("service account", &pod["serviceAccountName"], &named("ServiceAccount"));
+        let volumes = list(&pod["volumes"]);
+        for volume in volumes.iter().filter(|volume| volume.get("configMap").is_some()) {
+            refer("ConfigMap", &volume["configMap"]["name"], &named("ConfigMap"));
+        }
+        let volumes = volumes.iter().filter_map(|volume| volume["name"].as_str()).collect();
+        for container in list(&pod["containers"]) {
+            for mount in list(&container["volumeMounts"]) {
+                refer("volume", &mount["name"], &volumes);
+            }
+            let ports = list(&container["ports"]).iter().filter_map(|port| port["name"].as_str()).collect();
+            for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
+                refer("port", &container[probe]["httpGet"]["port"], &ports);
+            }
+            let image = BTreeSet::from([concat!("numaward:", env!("CARGO_PKG_VERSION"))]);
+            refer("this version's image", &container["image"], &image);
+        }
+        let selected = set["spec"]["selector"]["matchLabels"].as_object();
+        let labels = &set["spec"]["template"]["metadata"]["labels"];
+        if !selected.is_some_and(|selected| selected.iter().all(|(key, value)| labels[key] == *value)) {
+            faults.push("the DaemonSet does not select its own pods".to_owned());
+        }
+    }
+    faults
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Writes the rules as the Prometheus operator takes them.
+pub(crate) fn write_rules(root: &Path) -> Result<()> {
+    let path = root.join(OPERATOR_RULES);
+    fs::write(&path, operator_rules(root)?).with_context(|| format!("cannot write {}", path.display()))?;
+    println!("dashboards: {}", path.display());
+    Ok(())
+}
+
+fn operator_rules(root: &Path) -> Result<String> {
+    let path = root.join(RULES);
+    let rules = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut text = format!(
+        "# Made of {RULES} by `cargo xtask dashboards`.\n\
+         apiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata:\n  name: numaward\nspec:\n"
+    );
+    for line in rules.lines().skip_while(|line| line.starts_with('#')) {
+        if !line.is_empty() {
+            text.push_str("  ");
+            text.push_str(line);
+        }
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operators_rules_are_those_of_prometheus() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let made = operator_rules(&root).unwrap();
+        let kept = fs::read_to_string(root.join(OPERATOR_RULES)).unwrap_or_default();
+        assert!(kept == made, "{OPERATOR_RULES} is old: run `cargo xtask dashboards`");
+        let read = |text: &str| serde_norway::from_str::<Value>(text).unwrap();
+        let rules = read(&fs::read_to_string(root.join(RULES)).unwrap());
+        assert_eq!(read(&made)["spec"], rules);
+    }
+
+    #[test]
+    fn every_dashboard_is_in_the_config_map() {
+        let dashboards = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dashboards");
+        let text = fs::read_to_string(dashboards.join("kustomization.yaml")).unwrap();
+        let kustomization: Value = serde_norway::from_str(&text).unwrap();
+        let listed = kustomization["configMapGenerator"][0]["files"].as_array().unwrap();
+        let listed: BTreeSet<_> = listed.iter().map(|file| file.as_str().unwrap().to_owned()).collect();
+        let there = fs::read_dir(dashboards.join("grafana")).unwrap();
+        let there = there.map(|entry| format!("grafana/{}", entry.unwrap().file_name().to_string_lossy()));
+        let is_json = |path: &String| Path::new(path).extension().is_some_and(|it| it == "json");
+        assert_eq!(listed, there.filter(is_json).collect());
+    }
+
+    /// The faults of a `DaemonSet` that refers to what is there, changed by `change`.
+    fn faults(change: impl FnOnce(&mut Value)) -> Vec<String> {
+        let text = format!(
+            "kind: ServiceAccount\nmetadata: {{name: a}}\n---\nkind: ConfigMap\nmetadata: {{name: c}}\n---\n\
+             kind: DaemonSet\nspec:\n  selector: {{matchLabels: {{x: y}}}}\n  template:\n    metadata: {{labels: {{x: y}}}}\n\
+             \x20   spec:\n      serviceAccountName: a\n      volumes: [{{name: v, configMap: {{name: c}}}}]\n      \
+             containers:\n      - image: numaward:{}\n        ports: [{{name: p}}]\n        volumeMounts: [{{name: v}}]\n\
+             \x20       startupProbe: &probe {{httpGet: {{port: p}}}}\n        readinessProbe: *probe\n        \
+             livenessProbe: *probe\n",
+            env!("CARGO_PKG_VERSION")
+        );
+        let mut resources = parse(&text).unwrap();
+        change(&mut resources[2]["spec"]);
+        dangling(&resources)
+    }
+
+    #[test]
+    fn what_is_referred_to_must_be_there() {
+        assert_eq!(faults(|_| {}), [""; 0]);
+        let pod = |path: &str, value: &str| {
+            faults(|spec| *spec.pointer_mut(&format!("/template/spec/{path}")).unwrap() = value.into())
+        };
+        for (path, fault) in [
+            ("serviceAccountName", "service account \"z\""),
+            ("volumes/0/configMap/name", "ConfigMap \"z\""),
+            ("containers/0/volumeMounts/0/name", "volume \"z\""),
+            ("containers/0/livenessProbe/httpGet/port", "port \"z\""),
+            ("containers/0/image", "this version's image \"z\""),
+        ] {
+            let faults = pod(path, "z");
+            assert!(faults.len() == 1 && faults[0].starts_with(fault), "{path}: {faults:?}");
+        }
+        let faults = faults(|spec| spec["template"]["metadata"]["labels"]["x"] = "z".into());
+        assert_eq!(faults, ["the DaemonSet does not select its own pods"]);
+    }
+
+    #[test]
+    fn nothing_is_not_rendered() {
+        assert!(parse("").is_err());
+        assert!(parse("a: [").is_err());
+    }
+}

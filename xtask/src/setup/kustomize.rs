@@ -1,0 +1,48 @@
+//! kustomize, unpacked into the cache: not every release of Debian has it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+use numaward_vm::Cache;
+
+use super::apt::{Suite, unpack};
+use super::steps::{Steps, say};
+use super::{sources, store};
+
+const PART: &str = "kustomize";
+/// The first release that has it; its program runs on the one before as well.
+const RELEASE: &str = "trixie";
+
+/// Where the program is after setup.
+pub(crate) fn program(cache: &Cache) -> PathBuf {
+    folder(cache).join(PART)
+}
+
+fn folder(cache: &Cache) -> PathBuf {
+    cache.root().join("tools").join(PART)
+}
+
+/// Makes sure that it is in the cache.
+pub(crate) fn ensure(steps: &Steps) -> Result<()> {
+    let folder = folder(&steps.cache);
+    let recipe = format!("{PART} of {RELEASE}\n");
+    if store::state(&folder, &recipe) == store::State::Whole && !steps.update {
+        steps.found(PART, &folder.display().to_string());
+        return Ok(());
+    }
+    let suite = Suite::fetch(&steps.cache, &sources::mirror(Path::new("/"))?, RELEASE)?;
+    store::replace(&folder, &recipe, |folder| {
+        let download = tempfile::Builder::new().prefix("numaward-kustomize-").tempdir()?;
+        let package = suite.download(&suite.show(PART)?, download.path())?;
+        let root = download.path().join("root");
+        unpack(&package, &root)?;
+        let from = root.join("usr/bin").join(PART);
+        fs::copy(&from, folder.join(PART)).with_context(|| format!("cannot copy {}", from.display()))?;
+        Ok(())
+    })?;
+    say(PART, "ready");
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! Programs of the Python registry, with what they need: `CACHE/tools/NAME-VERSION`.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Result;
+use numaward_vm::Cache;
+
+use super::apt::explained;
+use super::steps::{Steps, say};
+use super::{packages, store};
+use crate::command;
+
+/// What it takes to install and run them, with its Debian packages.
+const PYTHON: &[(&str, &str)] = &[("python3", "python3"), ("pip3", "python3-pip")];
+
+/// A package of the Python registry that is run as a module.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct PythonTool {
+    name: &'static str,
+    version: &'static str,
+    module: &'static str,
+}
+
+impl PythonTool {
+    /// Holds Kubernetes resources against the schemas of each version.
+    pub(crate) const KUBERNETES_VALIDATE: Self =
+        Self { name: "kubernetes-validate", version: "1.37.0", module: "kubernetes_validate" };
+
+    /// Runs it, after setup.
+    pub(crate) fn command(&self, cache: &Cache) -> Command {
+        let mut command = Command::new("python3");
+        // Nothing is to be added to what the cache holds.
+        command.args(["-B", "-m", self.module]).env("PYTHONPATH", self.folder(cache));
+        command
+    }
+
+    fn folder(&self, cache: &Cache) -> PathBuf {
+        cache.root().join("tools").join(format!("{}-{}", self.name, self.version))
+    }
+}
+
+/// Makes sure that it is in the cache.
+pub(crate) fn ensure(steps: &Steps, tool: &PythonTool) -> Result<()> {
+    packages::ensure(steps, "Python", PYTHON)?;
+    let folder = tool.folder(&steps.cache);
+    // Some of what it needs is compiled for one version of Python.
+    let python = command::read(Command::new("python3").arg("--version"))?;
+    let recipe = format!("{} {} for {}\n", tool.name, tool.version, python.trim());
+    if store::state(&folder, &recipe) == store::State::Whole {
+        steps.found(tool.name, tool.version);
+        return Ok(());
+    }
+    say(tool.name, &format!("fetching {}", tool.version));
+    store::replace(&folder, &recipe, |folder| {
+        let mut install = Command::new("pip3");
+        install
+            .args(["install", "--quiet", "--no-compile", "--disable-pip-version-check", "--target"])
+            .arg(folder)
+            .arg(format!("{}=={}", tool.name, tool.version))
+            .env("PIP_ROOT_USER_ACTION", "ignore");
+        command::run_slowly(tool.name, &mut install)
+            .map_err(|error| explained(&error, &format!("cannot fetch {} {}", tool.name, tool.version)))
+    })?;
+    say(tool.name, "ready");
+    Ok(())
+}
