@@ -70,7 +70,7 @@ impl Duty {
             self.length = off.saturating_sub(self.too_long);
             self.too_long = self.too_long.saturating_sub(off);
         } else {
-            self.too_long += passed - self.length;
+            self.too_long += passed.saturating_sub(self.length);
             self.length = self.cycle.on;
         }
         self.on = !self.on;

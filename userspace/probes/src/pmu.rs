@@ -11,7 +11,7 @@ use std::{
 
 use numaward_topology::{CpuId, CpuSet};
 
-/// A perf event: `type` and `config` of `struct perf_event_attr` (linux/perf_event.h).
+/// A perf event: `type` and `config` of `struct perf_event_attr` (`linux/perf_event.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Its type.

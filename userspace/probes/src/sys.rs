@@ -67,7 +67,7 @@ pub(crate) fn lookup_batch(
 
 /// `perf_event_open(2)`: counts `event` on a CPU, whoever runs there. It is pinned: it counts always, or not at all.
 pub(crate) fn open_perf_event(event: crate::pmu::Event, cpu: u32) -> io::Result<OwnedFd> {
-    /// The first version of `struct perf_event_attr`, linux/perf_event.h.
+    /// The first version of `struct perf_event_attr`, `linux/perf_event.h`.
     #[repr(C)]
     struct Attributes {
         kind: u32,

@@ -836,11 +836,11 @@ fn duty_cycle(host: &Host) {
         probes.keep_duty(start + Duration::from_mins(1)).unwrap();
         process.touch(PAGES);
         assert_eq!(counted(&probes, slot).user(), attached, "it is detached");
-        probes.keep_duty(start + Duration::from_mins(60)).unwrap();
+        probes.keep_duty(start + Duration::from_hours(1)).unwrap();
         process.touch(PAGES);
         assert_pages(counted(&probes, slot).user(), 10 * PAGES);
         // Nothing changes in the middle of it.
-        probes.keep_duty(start + Duration::from_mins(60)).unwrap();
+        probes.keep_duty(start + Duration::from_hours(1)).unwrap();
     });
     assert_pages(sum(&probes.release(slot).unwrap()).user(), 10 * PAGES);
 

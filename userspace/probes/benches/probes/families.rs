@@ -44,7 +44,7 @@ const FAMILIES: [(Probe, &str, Load); 4] = [
 ];
 
 /// Measures and prints.
-pub(crate) fn run(machine: &Machine, cpu: u32) -> Result<()> {
+pub(crate) fn run(machine: &Machine, cpu: u32) {
     println!("{:<10} {:<30} {:>10} {:>10} {:>8}", "probe", "hook", "ns/run", "empty", "ratio");
     for (probe, hook, load) in FAMILIES {
         match measure(machine, cpu, probe, hook, load) {
@@ -57,7 +57,6 @@ pub(crate) fn run(machine: &Machine, cpu: u32) -> Result<()> {
     for probe in [Probe::Hint, Probe::Scan, Probe::OomKill] {
         println!("{probe:<10} not measured: no load here makes such events");
     }
-    Ok(())
 }
 
 /// Nanoseconds per run, of the probe and of a program that does nothing.
