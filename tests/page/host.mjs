@@ -44,7 +44,10 @@ const ALLOCATION = {
   nodes: "0",
   memory: [{ kind: "memory", nodes: "0", bytes: 8 * GIB }],
   settings: { "cpuset.cpus": "2-5", "cpuset.mems": "0" },
-  drift: [],
+  drift: [
+    { cgroup: "/system.slice/database.service", knob: "cpuset.mems", wanted: "0", found: "0-3", state: "left", count: 11, noticed: "write" },
+    { cgroup: "/system.slice", knob: "cpuset.cpus", wanted: "0-23", found: "0-1", state: "left", count: 11, noticed: "write" },
+  ],
   explanation: {
     merges: [{
       hints: [{ resource: "cpu", sets: [{ nodes: "0", preferred: true }, { nodes: "0-1", preferred: false }] }, { resource: "memory" }],
@@ -99,6 +102,8 @@ export class Host {
     const named = [
       { workload: "database", kind: "unit", cgroup: "/system.slice/database.service", home: 0 },
       { workload: EVIL, kind: "container", cgroup: "/evil", home: 1 },
+      // Of which nothing is known.
+      { workload: "unknown", kind: "cgroup", cgroup: "/unknown", home: null },
     ];
     for (let index = named.length; index < this.count; index += 1) {
       named.push({ workload: `worker-${index}`, kind: "unit", cgroup: `/work.slice/worker-${index}.service`, home: index % 4 });
@@ -107,8 +112,8 @@ export class Host {
       workload: row.workload,
       kind: row.kind,
       cgroup: row.cgroup,
-      counters: "own",
-      nodes: NODES.map((node) => ({
+      counters: row.home === null ? "none" : "own",
+      nodes: row.home === null ? NODES.map((node) => ({ node })) : NODES.map((node) => ({
         node,
         allocated: {
           localBytes: node === row.home ? this.#turn * 4096 * (index + 1) : 0,

@@ -77,7 +77,7 @@ test("a workload's decision and history open by keyboard and close by Escape", a
   await page.waitForSelector("#detail[open]");
   await page.waitForFunction(() => document.querySelector("#detail-body").textContent.includes("Accepted: nodes 0."));
   const body = await text(page, "#detail-body");
-  for (const words of ["cpuset.mems", "8.00 GiB", "best", "Memory by node"]) assert.ok(body.includes(words), words);
+  for (const words of ["cpuset.mems", "8.00 GiB", "best", "Memory by node", "0-3; left: somebody else keeps writing it", "the same"]) assert.ok(body.includes(words), words);
   await shot(page, "detail");
   await page.keyboard.press("Escape");
   await page.waitForFunction(() => !document.querySelector("#detail").open);
@@ -90,7 +90,7 @@ test("rows are sorted and filtered", async (t) => {
   assert.equal((await names())[0], "database", "the largest first");
   await page.click("#head th:first-child button");
   assert.equal(await page.$eval("#head th:first-child", (head) => head.ariaSort), "ascending");
-  assert.deepEqual((await names()).slice(1), ["database", "worker-10"]);
+  assert.deepEqual((await names()).slice(1), ["database", "unknown"]);
   await page.type("#filter", "node:2 worker-1");
   await page.waitForFunction(() => document.querySelector("#count").textContent.startsWith("3 of 40"));
 });
@@ -103,6 +103,17 @@ test("a name is text, whatever is in it", async (t) => {
   assert.equal(await page.$$eval("img:not([src='page/icon.svg'])", (images) => images.length), 0);
   assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), "nothing sticks out");
   assert.deepEqual(said, []);
+});
+
+test("what is not known is no zero", async (t) => {
+  const { host, page } = await open(t, 3);
+  host.tick();
+  const cells = await page.$$eval("#rows tr[data-key='/unknown'] td", (cells) => cells.map((cell) => cell.textContent));
+  assert.deepEqual(cells, ["", "–", "–", "–", "–", "–"]);
+  await page.click("#rows tr[data-key='/unknown'] button");
+  await page.waitForSelector("#detail[open]");
+  const body = await text(page, "#detail-body");
+  assert.ok(body.includes("– resident") && body.includes("What it allocates is not counted."), body);
 });
 
 test("it connects again when the daemon was away, and says so meanwhile", async (t) => {

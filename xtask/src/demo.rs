@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use numaward_vm::{Cache, Forward, Kernel, Machine, Vm};
+use numaward_vm::{Cache, Forward, Kernel, Machine, Running, Vm};
 
 use crate::setup::{self, Part, kernels};
 use crate::vm;
@@ -38,24 +38,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
     if let Err(error) = TcpListener::bind(address) {
         bail!("cannot listen on {address}: {error}; choose another port with --port");
     }
-    setup::ensure(&[Part::Ebpf, Part::Qemu, Part::Kernel(kernels::find(&arguments.kernel)?)])?;
-    // Two sockets of two nodes each.
-    let machine = Machine::parse(
-        Some(4),
-        Some("1,1,1,1"),
-        Some("512M,512M,512M,512M"),
-        Some("10,12,32,32;12,10,32,32;32,32,10,12;32,32,12,10"),
-    )?;
-    let mut vm = Vm::new(Kernel::find(&Cache::locate()?, &arguments.kernel)?, machine)
-        .forward(Forward { host: arguments.port, guest: DAEMON_PORT })
-        .limit(Duration::from_secs(arguments.seconds.unwrap_or(LONGEST) + BOOT));
-    for (name, path) in vm::programs(true)? {
-        vm = vm.file(path, format!("/bin/{name}"));
-    }
-    let seconds = arguments.seconds.unwrap_or(LONGEST);
-    let script = format!("port={DAEMON_PORT}\nseconds={seconds}\n{}", include_str!("demo.sh"));
-    eprintln!("booting a machine with four nodes, which takes some seconds");
-    let running = vm.start(&script)?;
+    let running = boot(arguments, address)?;
 
     let mut told = false;
     let (signalled, result) = vm::attend(running, || {
@@ -74,8 +57,30 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
+/// Boots the demo's machine, whose daemon answers on this address.
+pub(crate) fn boot(arguments: &Arguments, address: SocketAddr) -> Result<Running> {
+    setup::ensure(&[Part::Ebpf, Part::Qemu, Part::Kernel(kernels::find(&arguments.kernel)?)])?;
+    // Two sockets of two nodes each. Node 0 has a CPU to spare for a guarantee.
+    let machine = Machine::parse(
+        Some(4),
+        Some("2,1,1,1"),
+        Some("512M,512M,512M,512M"),
+        Some("10,12,32,32;12,10,32,32;32,32,10,12;32,32,12,10"),
+    )?;
+    let seconds = arguments.seconds.unwrap_or(LONGEST);
+    let mut vm = Vm::new(Kernel::find(&Cache::locate()?, &arguments.kernel)?, machine)
+        .forward(Forward { host: address.port(), guest: DAEMON_PORT })
+        .limit(Duration::from_secs(seconds + BOOT));
+    for (name, path) in vm::programs(true)? {
+        vm = vm.file(path, format!("/bin/{name}"));
+    }
+    let script = format!("port={DAEMON_PORT}\nseconds={seconds}\n{}", include_str!("demo.sh"));
+    eprintln!("booting a machine with four nodes, which takes some seconds");
+    Ok(vm.start(&script)?)
+}
+
 /// Whether the daemon says so.
-fn is_ready(address: SocketAddr) -> bool {
+pub(crate) fn is_ready(address: SocketAddr) -> bool {
     let ask = || {
         let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
         stream.set_read_timeout(Some(Duration::from_secs(2)))?;
@@ -94,16 +99,18 @@ fn what_to_look_at(address: SocketAddr, seconds: Option<u64>) -> String {
         "
 numaward watches a machine with four nodes (0 and 1 on one socket, 2 and 3 on the other): http://{address}
 
+  cargo run -q -p numaward -- top --address {address}
   curl -s http://{address}/api/v1/nodes         the nodes: CPUs, memory, distances
   curl -s http://{address}/api/v1/workloads     per workload and node: allocated near, far, resident
   curl -s http://{address}/metrics | grep memory_allocated_bytes
 
-Four workloads allocate 64 MiB again and again, each in a cgroup of its own:
+Five workloads allocate 64 MiB again and again, each in a cgroup of its own:
 
   database   runs on node 0, its memory is bound to node 3: watch its locality=\"remote\" rise
   cache      runs on node 1 and allocates there: all local
   analytics  is interleaved over all nodes: three quarters remote
   inference  runs on node 2 in transparent huge pages: all local
+  guarded    has a guarantee: a CPU for itself, and memory on the node of that CPU
 
 {end}"
     )

@@ -1,6 +1,7 @@
 # The demo, inside its machine: a daemon and workloads that allocate again and again.
 
-numaward run --listen "0.0.0.0:$port" >/tmp/daemon.log 2>&1 &
+# CPU 0 is kept for everybody.
+NUMAWARD_RESERVED_SYSTEM_CPUS=0 numaward run --listen "0.0.0.0:$port" >/tmp/daemon.log 2>&1 &
 daemon=$!
 
 # workload NAME ARGUMENTS...
@@ -13,14 +14,18 @@ workload() {
     done &
 }
 workload database --cpus 0 --policy bind:3
-workload cache --cpus 1
-workload analytics --cpus 3 --policy interleave:0-3
-workload inference --cpus 2 --kind thp
+workload cache --cpus 2
+workload analytics --cpus 4 --policy interleave:0-3
+workload inference --cpus 3 --kind thp
 
 until wget -q -O /dev/null "http://127.0.0.1:$port/readyz" 2>/dev/null; do
     kill -0 $daemon || { cat /tmp/daemon.log; exit 1; }
     sleep 0.2
 done
+# One with a guarantee, in a cgroup that the daemon makes for it.
+numaward exec --name guarded --cpus 1 --memory 160Mi --policy single-numa-node -- \
+    sh -c 'while numaward-load --size 64M --hold 3; do :; done' >/dev/null &
+
 while [ "$seconds" -gt 0 ]; do
     kill -0 $daemon || { cat /tmp/daemon.log; exit 1; }
     seconds=$((seconds - 1))

@@ -37,6 +37,8 @@ const TABLE: &[Rule] = &[
             "numaward-engine",
             "numaward-kube",
             "numaward-probes",
+            // For its tests.
+            "numaward-terminal",
             "numaward-topology",
         ],
     ),
@@ -58,8 +60,9 @@ const TABLE: &[Rule] = &[
     Rule { package: "numaward-abi", own: &[], others: Some(&["aya"]), without: &[] },
     rule("numaward-ebpf", &["numaward-abi"]),
     // The tools: none depends on what it builds and tests, the load maker but for the notation of CPUs and nodes.
-    rule("xtask", &["numaward-vm"]),
+    rule("xtask", &["numaward-terminal", "numaward-vm"]),
     rule("numaward-tests", &["numaward-vm"]),
+    rule("numaward-terminal", &[]),
     rule("numaward-vm", &[]),
     rule("numaward-capabilities", &[]),
     // What the kubelet would do: it knows nothing of the project.

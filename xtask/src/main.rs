@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod api;
 mod bench;
 mod build;
 mod command;
@@ -15,6 +16,7 @@ mod dist;
 mod idle;
 mod manifests;
 mod run;
+mod screenshots;
 mod setup;
 mod test;
 mod vm;
@@ -50,6 +52,8 @@ enum Task {
     Dashboards,
     /// Makes what is given to users: static program, Debian package, container image
     Dist(dist::Arguments),
+    /// Makes the pictures of the book, of the demo's machine
+    Screenshots,
     /// Virtual machines with several NUMA nodes
     #[command(subcommand)]
     Vm(vm::Task),
@@ -68,6 +72,7 @@ fn main() -> ExitCode {
             .and_then(|()| manifests::write_rules(command::root()))
             .map(|()| ExitCode::SUCCESS),
         Task::Dist(arguments) => dist::main(&arguments).map(|()| ExitCode::SUCCESS),
+        Task::Screenshots => screenshots::main().map(|()| ExitCode::SUCCESS),
         Task::Vm(task) => vm::main(&task),
     };
     result.unwrap_or_else(|error| {

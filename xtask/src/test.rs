@@ -1,14 +1,15 @@
 //! `cargo xtask test`: everything that must hold, in stages. All stages run, also after one has failed.
 
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use numaward_vm::Cache;
 
 use crate::setup::{self, CargoTool, Part, PythonTool, kernels, prometheus};
-use crate::{command, dashboards, dependencies, manifests, vm};
+use crate::{api, build, command, dashboards, dependencies, manifests, vm};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -40,8 +41,10 @@ enum Stage {
     Rules,
     /// The Kubernetes manifests against the schemas of Kubernetes and of the Prometheus operator
     Manifests,
-    /// The page in a headless browser
+    /// The page in a headless browser, and that of a daemon on this host
     Page,
+    /// The API of a daemon: made-up requests
+    Api,
     /// Dashboards and rules on a real Prometheus that scrapes a virtual machine (with --all)
     Dashboards,
     /// End-to-end tests in virtual machines, kernel after kernel
@@ -57,6 +60,7 @@ const DEFAULT: &[Stage] = &[
     Stage::Rules,
     Stage::Manifests,
     Stage::Page,
+    Stage::Api,
     Stage::Vm,
 ];
 /// What `--all` adds.
@@ -80,7 +84,7 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
                     record(&mut results, &format!("vm {kernel}"), || vm::test(kernel, &[], arguments.all));
                 }
             }
-            _ => record(&mut results, &format!("{stage:?}").to_lowercase(), || run(stage)),
+            _ => record(&mut results, &format!("{stage:?}").to_lowercase(), || run(stage, arguments.all)),
         }
     }
     summary(&results)
@@ -97,7 +101,8 @@ fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
                 let validate = Part::PythonTool(&PythonTool::KUBERNETES_VALIDATE);
                 parts.extend([Part::Kustomize, Part::Node, validate]);
             }
-            Stage::Page => parts.push(Part::Browser),
+            Stage::Page => parts.extend([Part::Ebpf, Part::Browser]),
+            Stage::Api => parts.extend([Part::Ebpf, Part::PythonTool(&PythonTool::SCHEMATHESIS)]),
             Stage::Dashboards => {
                 parts.extend([Part::Ebpf, Part::Qemu, Part::Prometheus]);
                 parts.push(Part::Kernel(kernels::find(kernels::DEFAULT)?));
@@ -115,7 +120,7 @@ fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
     Ok(parts)
 }
 
-fn run(stage: Stage) -> Result<()> {
+fn run(stage: Stage, thorough: bool) -> Result<()> {
     let mut cargo = command::cargo();
     match stage {
         Stage::Fmt => cargo.args(["fmt", "--all", "--check"]),
@@ -130,6 +135,7 @@ fn run(stage: Stage) -> Result<()> {
         Stage::Rules => return rules(),
         Stage::Manifests => return manifests::check(),
         Stage::Page => return page(),
+        Stage::Api => return api::test(thorough),
         Stage::Dashboards => return dashboards::test(command::root()),
         Stage::Vm => bail!("virtual machines are tested kernel by kernel"),
     };
@@ -164,10 +170,18 @@ fn rules() -> Result<()> {
 }
 
 fn page() -> Result<()> {
+    let tests = page_tests()?;
+    let programs = build::programs(&["numaward"], "dev", false)?;
+    let (_, daemon) = programs.first().context("cargo has built no program `numaward`")?;
+    command::run(Command::new("node").arg("--test").env("NUMAWARD", daemon).current_dir(tests))
+}
+
+/// The folder of what drives the page, with what it needs.
+pub(crate) fn page_tests() -> Result<PathBuf> {
     let tests = command::root().join("tests/page");
     // The browser is the system's.
     command::run(command::npm_ci(&tests).env("PUPPETEER_SKIP_DOWNLOAD", "1"))?;
-    command::run(Command::new("node").arg("--test").current_dir(&tests))
+    Ok(tests)
 }
 
 struct Outcome {

@@ -36,6 +36,11 @@ pub(crate) enum Command {
     Topology(Topology),
     /// Print how the daemon is doing: probes, workloads, what is missing and why
     Status(Status),
+    /// Watch nodes and workloads live
+    ///
+    /// Keys: arrows and Enter to look into a workload, s to sort, / to filter, ? for the others, q to quit. Colours
+    /// are left out where NO_COLOR is set, and characters beyond ASCII where the locale is not UTF-8.
+    Top(Top),
     /// Run a command with exclusive CPUs and memory on their nodes
     ///
     /// The command runs in a cgroup of its own and ends the guarantee with its last process. Its exit code is
@@ -109,20 +114,83 @@ pub(crate) struct Topology {
     pub(crate) output: Output,
 }
 
+/// Where a daemon is read: the address, if one is given, then the socket, then the control address.
 #[derive(Debug, Args)]
-pub(crate) struct Status {
+pub(crate) struct Reached {
     /// Address of the daemon [default: where the configuration has it listen]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) address: Option<String>,
+    /// Control socket of the daemon, instead of its address
+    #[arg(long, value_name = "PATH", conflicts_with = "address")]
+    pub(crate) socket: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) config: ConfigFile,
     #[command(flatten)]
     pub(crate) remote: Remote,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    pub(crate) reached: Reached,
     /// Also measure what the probes cost, for this long; needs root
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s", conflicts_with = "server")]
     pub(crate) cost: Option<Interval>,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Top {
+    #[command(flatten)]
+    pub(crate) shown: Shown,
+    #[command(flatten)]
+    pub(crate) reached: Reached,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// What is shown, and how often.
+#[derive(Debug, Args)]
+pub(crate) struct Shown {
+    /// Sort workloads by this
+    #[arg(long, value_enum, value_name = "COLUMN", default_value_t = Sort::Resident)]
+    pub(crate) sort: Sort,
+    /// Show only workloads with this in their name, kind or cgroup; node:N for those with memory on a node
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub(crate) filter: String,
+    /// Show only workloads with a guarantee
+    #[arg(long)]
+    pub(crate) guaranteed: bool,
+    /// Print tables, one after the other, instead of taking the whole terminal
+    #[arg(long)]
+    pub(crate) batch: bool,
+    /// Print one table and end
+    #[arg(long, conflicts_with = "count")]
+    pub(crate) once: bool,
+    /// Print so many tables and end
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+    /// Seconds between tables
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) interval: u64,
+}
+
+/// What workloads can be sorted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Sort {
+    /// Name
+    Name,
+    /// Memory that it has, most first
+    Resident,
+    /// Share that is near, least first
+    Local,
+    /// Memory allocated near, per second
+    LocalRate,
+    /// Memory allocated far, per second
+    RemoteRate,
+    /// Memory allocated outside its nodes
+    Missed,
 }
 
 /// What is asked for.

@@ -3,7 +3,12 @@
 use std::{fmt, io, net::SocketAddr, path::PathBuf, time::Duration};
 
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::{Method, Request, StatusCode, body::Bytes, client::conn::http1, header};
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    client::conn::http1,
+    header,
+};
 use hyper_util::rt::TokioIo;
 use numaward_daemon::api::Refusal;
 use serde::de::DeserializeOwned;
@@ -18,7 +23,7 @@ use crate::remote::Remote;
 /// Longer than the daemon takes to answer, or to say that it cannot.
 const TIME_LIMIT: Duration = Duration::from_secs(35);
 /// More than the largest host's workloads take.
-const MAX_BYTES: usize = 256 << 20;
+pub(crate) const MAX_BYTES: usize = 256 << 20;
 
 /// A daemon, by the way to it.
 #[derive(Debug)]
@@ -113,62 +118,99 @@ impl Server {
         path: &str,
         body: Bytes,
     ) -> Result<(StatusCode, Bytes), ClientError> {
-        let unreachable =
-            |reason| ClientError::Unreachable { server: self.to_string(), reason, hint: self.hint() };
         let (status, body) = match timeout(TIME_LIMIT, self.exchange(method, path, body)).await {
-            Ok(answer) => answer.map_err(|error| unreachable(error.to_string()))?,
-            Err(_) => return Err(unreachable(format!("no answer within {} seconds", TIME_LIMIT.as_secs()))),
+            Ok(answer) => answer.map_err(|error| self.unreachable(error.to_string()))?,
+            Err(_) => return Err(self.silent()),
         };
-        if status.is_success() {
-            return Ok((status, body));
-        }
-        Err(match serde_json::from_slice::<Refusal>(&body) {
-            Ok(refusal) => ClientError::Refused(Box::new(refusal)),
-            Err(error) => self.malformed(status, &error),
-        })
+        if status.is_success() { Ok((status, body)) } else { Err(self.refused(status, &body)) }
     }
 
     fn malformed(&self, status: StatusCode, error: &serde_json::Error) -> ClientError {
         ClientError::Malformed { server: self.to_string(), status, reason: error.to_string() }
     }
 
+    /// Opens a stream of server-sent events.
+    pub(crate) async fn open(&self, path: &str) -> Result<Incoming, ClientError> {
+        let begun = self.begin(Method::GET, path, "text/event-stream", Bytes::new());
+        let response = match timeout(TIME_LIMIT, begun).await {
+            Ok(answer) => answer.map_err(|error| self.unreachable(error.to_string()))?,
+            Err(_) => return Err(self.silent()),
+        };
+        let (parts, body) = response.into_parts();
+        if parts.status.is_success() {
+            return Ok(body);
+        }
+        let body = match timeout(TIME_LIMIT, whole(body)).await {
+            Ok(body) => body.map_err(|error| self.unreachable(error.to_string()))?,
+            Err(_) => return Err(self.silent()),
+        };
+        Err(self.refused(parts.status, &body))
+    }
+
+    fn unreachable(&self, reason: String) -> ClientError {
+        ClientError::Unreachable { server: self.to_string(), reason, hint: self.hint() }
+    }
+
+    fn silent(&self) -> ClientError {
+        self.unreachable(format!("no answer within {} seconds", TIME_LIMIT.as_secs()))
+    }
+
+    fn refused(&self, status: StatusCode, body: &Bytes) -> ClientError {
+        match serde_json::from_slice::<Refusal>(body) {
+            Ok(refusal) => ClientError::Refused(Box::new(refusal)),
+            Err(error) => self.malformed(status, &error),
+        }
+    }
+
     async fn exchange(&self, method: Method, path: &str, body: Bytes) -> io::Result<(StatusCode, Bytes)> {
+        let response = self.begin(method, path, "application/json", body).await?;
+        Ok((response.status(), whole(response.into_body()).await?))
+    }
+
+    async fn begin(
+        &self,
+        method: Method,
+        path: &str,
+        accept: &str,
+        body: Bytes,
+    ) -> io::Result<Response<Incoming>> {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
-            .header(header::ACCEPT, "application/json")
+            .header(header::ACCEPT, accept)
             .header(header::CONTENT_TYPE, "application/json");
         match self {
             Self::Address(address) => {
                 request = request.header(header::HOST, address.to_string());
-                exchange_on(TcpStream::connect(address).await?, request, body).await
+                begin_on(TcpStream::connect(address).await?, request, body).await
             }
             Self::Socket(socket) => {
                 request = request.header(header::HOST, "numaward");
-                exchange_on(UnixStream::connect(socket).await?, request, body).await
+                begin_on(UnixStream::connect(socket).await?, request, body).await
             }
             Self::Remote(remote) => {
                 request = request.header(header::HOST, remote.authority());
                 if let Some(authorization) = remote.authorization() {
                     request = request.header(header::AUTHORIZATION, authorization);
                 }
-                exchange_on(remote.connect().await?, request, body).await
+                begin_on(remote.connect().await?, request, body).await
             }
         }
     }
 }
 
-async fn exchange_on(
+async fn begin_on(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: hyper::http::request::Builder,
     body: Bytes,
-) -> io::Result<(StatusCode, Bytes)> {
+) -> io::Result<Response<Incoming>> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
     // Of what ends the connection, the request tells.
     tokio::spawn(connection);
     let request = request.body(Full::new(body)).map_err(io::Error::other)?;
-    let response = sender.send_request(request).await.map_err(io::Error::other)?;
-    let status = response.status();
-    let body = Limited::new(response.into_body(), MAX_BYTES).collect().await.map_err(io::Error::other)?;
-    Ok((status, body.to_bytes()))
+    sender.send_request(request).await.map_err(io::Error::other)
+}
+
+async fn whole(body: Incoming) -> io::Result<Bytes> {
+    Ok(Limited::new(body, MAX_BYTES).collect().await.map_err(io::Error::other)?.to_bytes())
 }

@@ -12,6 +12,8 @@ mod import;
 mod remote;
 mod status;
 mod table;
+mod text;
+mod top;
 mod topology;
 
 use std::{
@@ -38,7 +40,7 @@ use serde::Serialize;
 use crate::{
     args::{
         CheckConfig, Cli, Command, ConfigFile, Controlled, Doctor, Exec, Explain, Format, Guarantee,
-        ImportKubeletState, Output, Release, Run, Socket, Status, Topology, Wanted,
+        ImportKubeletState, Output, Reached, Release, Run, Socket, Status, Top, Topology, Wanted,
     },
     client::{ClientError, Server},
     control::Control,
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run(args),
         Command::Topology(args) => topology(&args),
         Command::Status(args) => status(args),
+        Command::Top(args) => top(args),
         Command::Exec(args) => exec(args),
         Command::Guarantee(args) => guarantee(args),
         Command::Release(args) => release(args),
@@ -72,7 +75,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("numaward: {}", one_line(&error));
+            eprintln!("numaward: {}", text::clean_lines(&one_line(&error)));
             match error.downcast_ref() {
                 Some(ClientError::Unreachable { .. }) => ExitCode::from(UNREACHABLE),
                 Some(error) if error.is_rejection() => ExitCode::from(REFUSED),
@@ -124,14 +127,20 @@ fn topology(args: &Topology) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn status(args: Status) -> anyhow::Result<ExitCode> {
-    let server = match (args.address, &args.remote.server) {
-        (Some(text), _) => {
+/// The way to the daemon that is to be read.
+fn reached(reached: Reached) -> anyhow::Result<Server> {
+    Ok(match (reached.address, reached.socket, &reached.remote.server) {
+        (Some(text), _, _) => {
             Server::Address(text.parse::<config::ListenAddress>().map_err(anyhow::Error::msg)?.0)
         }
-        (None, Some(url)) => Server::Remote(Box::new(Remote::new(url, &args.remote)?)),
-        (None, None) => Server::Address(reachable(configured(args.config)?.listen.0)),
-    };
+        (None, Some(path), _) => Server::Socket(path),
+        (None, None, Some(url)) => Server::Remote(Box::new(Remote::new(url, &reached.remote)?)),
+        (None, None, None) => Server::Address(reachable(configured(reached.config)?.listen.0)),
+    })
+}
+
+fn status(args: Status) -> anyhow::Result<ExitCode> {
+    let server = reached(args.reached)?;
     // Before the daemon is asked: what the kernel refuses is told at once.
     let window = args.cost.map(|_| numaward_probes::stats_window()).transpose();
     let window = window.context("--cost: it takes root (CAP_SYS_ADMIN) on the daemon's own host")?;
@@ -152,6 +161,15 @@ fn status(args: Status) -> anyhow::Result<ExitCode> {
     })?;
     print(args.output, &report, status::render)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn top(args: Top) -> anyhow::Result<ExitCode> {
+    let server = reached(args.reached)?;
+    let runtime = runtime()?;
+    let done = runtime.block_on(top::run(server, &args.shown, args.output.output));
+    // The thread that reads keys waits for one.
+    runtime.shutdown_background();
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 /// The configuration of this host's daemon.
@@ -351,7 +369,7 @@ fn variables() -> BTreeMap<String, String> {
 fn print<T: Serialize>(output: Output, value: &T, render: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
     match output.output {
         Format::Json => print_json(value),
-        Format::Table => Ok(io::stdout().write_all(render(value).as_bytes())?),
+        Format::Table => Ok(io::stdout().write_all(text::clean_lines(&render(value)).as_bytes())?),
     }
 }
 

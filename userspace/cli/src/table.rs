@@ -1,21 +1,26 @@
 //! Plain text for people: aligned columns, wrapped text, sizes.
 
-use std::fmt::Write;
+use std::{borrow::Cow, fmt::Write};
+
+use crate::text::{clean, width};
 
 /// Width that text is wrapped to.
 const WIDTH: usize = 80;
 
-/// Rows of cells, each column as wide as its widest cell. The last column is not padded.
+/// Rows of cells, each column as wide as its widest cell. The last column is not padded. A cell is a line, whatever is
+/// in it.
 pub(crate) fn columns(rows: &[Vec<String>]) -> String {
+    let cells: Vec<Vec<Cow<'_, str>>> =
+        rows.iter().map(|row| row.iter().map(|cell| clean(cell)).collect()).collect();
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column| {
-        rows.iter().filter_map(|row| row.get(column)).map(|cell: &String| cell.chars().count()).max()
-    };
-    let widths: Vec<usize> = (0..count).map(|column| width(column).unwrap_or(0)).collect();
+    let widest =
+        |column| cells.iter().filter_map(|row| row.get(column)).map(|cell: &Cow<'_, str>| width(cell)).max();
+    let widths: Vec<usize> = (0..count).map(|column| widest(column).unwrap_or(0)).collect();
     let mut text = String::new();
-    for row in rows {
-        let line = row.iter().zip(&widths).fold(String::new(), |mut line, (cell, width)| {
-            let _ = write!(line, "{cell:width$}  ");
+    for row in &cells {
+        let line = row.iter().zip(&widths).fold(String::new(), |mut line, (cell, widest)| {
+            let gap = widest - width(cell) + 2;
+            let _ = write!(line, "{cell}{:gap$}", "");
             line
         });
         text.push_str(line.trim_end());
@@ -84,6 +89,12 @@ mod tests {
         let rows = [row(["NODE", "CPUS"]), row(["0", "0-3"]), row(["10", ""])];
         assert_eq!(columns(&rows), "NODE  CPUS\n0     0-3\n10\n");
         assert_eq!(columns(&[]), "");
+        let rows = [row(["漢字", "a\n\x1b[2J"]), row(["x", "b"])];
+        assert_eq!(
+            columns(&rows),
+            "漢字  a\\n\\x1b[2J\nx     b\n",
+            "by cells of a terminal, and in one line"
+        );
     }
 
     #[test]

@@ -2,30 +2,20 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
+mod common;
+
 use std::{
     fs,
-    io::{BufRead, BufReader, Read, Write},
+    io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
-    process::{Child, Command, Output, Stdio},
+    process::{Command, Output},
     time::Duration,
 };
 
 use serde_json::Value;
 
-/// The command without any of our own variables.
-fn numaward(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_numaward"));
-    let ours = std::env::vars_os()
-        .map(|(name, _)| name)
-        .filter(|name| name.to_string_lossy().starts_with("NUMAWARD_"));
-    for name in ours {
-        command.env_remove(name);
-    }
-    // The width of help where there is no terminal.
-    command.args(args).env_remove("COLUMNS");
-    command
-}
+use crate::common::{daemon, host, numaward};
 
 fn output(args: &[&str]) -> Output {
     numaward(args).output().unwrap()
@@ -52,28 +42,6 @@ fn json(args: &[&str]) -> Value {
     let output = output(args);
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{args:?}: {error}: {}", text(&output.stdout)))
-}
-
-/// A host with two nodes.
-fn host() -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    let write = |path: &str, text: &str| {
-        let path = dir.path().join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-    };
-    write("sys/devices/system/cpu/online", "0-3\n");
-    write("sys/devices/system/node/online", "0,2\n");
-    for (node, cpus, distance) in [(0, "0-3\n", "10 17\n"), (2, "\n", "17 10\n")] {
-        let path = format!("sys/devices/system/node/node{node}");
-        write(&format!("{path}/cpulist"), cpus);
-        write(&format!("{path}/distance"), distance);
-        write(
-            &format!("{path}/meminfo"),
-            &format!("Node {node} MemTotal: 2097152 kB\nNode {node} MemFree: 1 kB\n"),
-        );
-    }
-    dir
 }
 
 fn path(dir: &tempfile::TempDir) -> &str {
@@ -301,40 +269,6 @@ fn who_answers_but_is_no_numaward_is_exit_code_1() {
     assert!(error.contains("200") && error.contains("not numaward's"), "{error}");
 }
 
-/// A daemon on a free port that watches a directory. It is killed when the test ends.
-struct Daemon {
-    child: Child,
-    address: SocketAddr,
-    _host: tempfile::TempDir,
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn daemon() -> Daemon {
-    let host = host();
-    let mut child = numaward(&["run", "--listen", "127.0.0.1:0", "--log-format", "json"])
-        .env("NUMAWARD_HOST_ROOT", host.path())
-        .env("NUMAWARD_STATE_DIRECTORY", host.path().join("state"))
-        .env("NUMAWARD_CONTROL_SOCKET", host.path().join("control.sock"))
-        .env("NUMAWARD_PROBES_ALLOCATION_ENABLED", "false")
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let address = lines.by_ref().find_map(|line| {
-        let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
-        (event["message"] == "serving").then(|| event["address"].as_str().unwrap().parse().unwrap())
-    });
-    // The daemon would block on a full pipe.
-    std::thread::spawn(move || lines.for_each(drop));
-    Daemon { child, address: address.unwrap(), _host: host }
-}
-
 /// Answers of the daemon to a raw request.
 fn ask(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
@@ -361,6 +295,8 @@ fn a_daemon_serves_and_stops_when_told() {
     assert_eq!(code, 0);
     assert!(table.contains("alloc: switched off by probes.allocation.enabled"), "{table}");
     assert_eq!(json(&["status", "--address", &address, "-o", "json"])["probes"][0]["mode"], "absent");
+    let socket = daemon.socket.to_str().unwrap();
+    assert_eq!(json(&["status", "--socket", socket, "-o", "json"])["probes"][0]["mode"], "absent");
 
     // A second one on the same port says so and ends.
     let (error, code) = failed(&["run", "--listen", &address, "--log-level", "error"]);

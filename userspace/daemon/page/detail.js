@@ -71,8 +71,8 @@ function facts(row) {
   const words = locality.of === "promised" ? "of its memory lies on the promised nodes" : "of its allocations were local";
   const said = [
     `${workload.kind}${workload.cgroup ? `, cgroup ${workload.cgroup}` : ""}.`,
-    `${bytes(totals.resident)} resident; ${percent(locality.share)} ${words}.`,
-    `Now ${rate(rates.local)} local and ${rate(rates.remote)} remote.`,
+    `${bytes(totals.resident ?? NaN)} resident; ${percent(locality.share)} ${words}.`,
+    totals.counted ? `Now ${rate(rates.local)} local and ${rate(rates.remote)} remote.` : "What it allocates is not counted.",
   ];
   if (workload.oomKills) said.push(`${workload.oomKills} of its processes were killed for want of memory.`);
   return element("p", {}, said.join(" "));
@@ -120,12 +120,20 @@ function promise(allocation) {
   ]);
 }
 
+/** What became of a knob that did not hold what was written. */
+const DRIFTED = {
+  repaired: (drift) => `the same; was ${drift.found ?? "gone"}, ${drift.count} times`,
+  waiting: (drift) => `${drift.found ?? "gone"}; will be written again`,
+  left: (drift) => `${drift.found ?? "gone"}; left: somebody else keeps writing it`,
+  ineffective: (drift) => `the same, of which the kernel gives ${drift.found ?? "nothing"}`,
+};
+
 function settings(allocation) {
-  const drift = new Map(allocation.drift.map((drift) => [drift.knob, drift]));
+  const own = allocation.drift.filter((drift) => drift.cgroup === allocation.cgroup);
+  const drifted = new Map(own.map((drift) => [drift.knob, drift]));
   return table("Enforced", ["knob", "wanted", "found"], Object.entries(allocation.settings).map(([knob, value]) => {
-    const drifted = drift.get(knob);
-    const found = drifted ? `${drifted.found}${drifted.left ? " (left: somebody else keeps writing it)" : ""}` : "the same";
-    return [knob, value, found];
+    const drift = drifted.get(knob);
+    return [knob, value, drift ? DRIFTED[drift.state]?.(drift) ?? drift.found : "the same"];
   }));
 }
 

@@ -19,11 +19,12 @@ export function rate(value) {
   return value > 0 ? `${bytes(value)}/s` : "0";
 }
 
-/** A share of 1 in percent; what is not zero never reads as zero. */
+/** A share of 1 in percent; what is not zero never reads as zero, and what is not all never as all. */
 export function percent(share) {
   if (!Number.isFinite(share)) return "–";
   const value = share * 100;
   if (value > 0 && value < 0.1) return "< 0.1 %";
+  if (value >= 99 && value < 100) return `${Math.min(value, 99.9).toFixed(1)} %`;
   return `${value.toFixed(value < 10 && value > 0 ? 1 : 0)} %`;
 }
 

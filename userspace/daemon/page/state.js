@@ -92,15 +92,18 @@ export function keyOf(workload) {
   return workload.cgroup ?? workload.workload;
 }
 
+/** Sums over nodes. What is not known is no zero: `resident` is null, and nothing is `counted`. */
 function totalsOf(workload) {
-  const totals = { local: 0, remote: 0, missed: 0, resident: 0, byNode: [] };
+  const totals = { local: 0, remote: 0, missed: 0, resident: null, byNode: [], counted: false };
   for (const node of workload.nodes) {
     totals.local += node.allocated?.localBytes ?? 0;
     totals.remote += node.allocated?.remoteBytes ?? 0;
     totals.missed += node.missedBytes ?? 0;
-    const lies = node.resident ? node.resident.anonBytes + node.resident.fileBytes + node.resident.kernelBytes : 0;
+    if (node.allocated) totals.counted = true;
+    if (!node.resident) continue;
+    const lies = node.resident.anonBytes + node.resident.fileBytes + node.resident.kernelBytes;
     totals.byNode.push({ node: node.node, bytes: lies });
-    totals.resident += lies;
+    totals.resident = (totals.resident ?? 0) + lies;
   }
   return totals;
 }
@@ -111,6 +114,7 @@ function totalsOf(workload) {
  */
 function locality(row) {
   if (row.allocation?.nodes) {
+    if (row.totals.resident === null) return { share: NaN, of: "promised", level: null };
     const promised = new Set(row.allocation.nodeNumbers);
     const inside = row.totals.byNode.filter(({ node }) => promised.has(node));
     const bytes = inside.reduce((sum, { bytes }) => sum + bytes, 0);

@@ -9,8 +9,8 @@ const SPARE = 6;
 
 const COLUMNS = [
   { id: "name", label: "workload", value: (row) => row.workload.workload, text: true },
-  { id: "resident", label: "memory by node", value: (row) => row.totals.resident, wide: true },
-  { id: "size", label: "resident", value: (row) => row.totals.resident },
+  { id: "resident", label: "memory by node", value: (row) => row.totals.resident ?? -1, wide: true },
+  { id: "size", label: "resident", value: (row) => row.totals.resident ?? -1 },
   { id: "locality", label: "local", value: (row) => (Number.isNaN(row.locality.share) ? 2 : row.locality.share), ascending: true },
   { id: "local", label: "local/s", value: (row) => row.rates.local },
   { id: "remote", label: "remote/s", value: (row) => row.rates.remote },
@@ -114,10 +114,10 @@ function fill(tr, row) {
   set(name.firstChild, row.workload.workload);
   name.firstChild.title = row.workload.cgroup ?? row.workload.kind;
   residency(bar.firstChild, row.totals);
-  set(size, bytes(row.totals.resident));
+  set(size, bytes(row.totals.resident ?? NaN));
   level(local, row.locality);
-  set(localRate, rate(row.rates.local));
-  set(remoteRate, rate(row.rates.remote));
+  set(localRate, row.totals.counted ? rate(row.rates.local) : "–");
+  set(remoteRate, row.totals.counted ? rate(row.rates.remote) : "–");
   set(missed, row.allocation ? bytes(row.totals.missed) : "–");
   return tr;
 }

@@ -55,6 +55,8 @@ pub struct TopologyNode {
     /// Its hugepage pools, by page size.
     pub hugepages: Vec<Hugepages>,
     /// Relative distance to each node by id; 10 is the node itself.
+    // Keys of JSON are text.
+    #[schema(value_type = BTreeMap<String, u32>)]
     pub distances: BTreeMap<u32, u32>,
     /// Whether it has memory but no CPUs.
     pub memory_only: bool,

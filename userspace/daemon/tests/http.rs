@@ -2,6 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "http/reference.rs"]
+mod reference;
+
 use std::{fs, future::poll_fn, path::Path, pin::Pin, sync::Arc};
 
 use axum::{
@@ -312,7 +315,7 @@ async fn every_route_is_documented_and_answers() {
         paths,
         [
             "/api/v1/allocations",
-            "/api/v1/allocations/{*name}",
+            "/api/v1/allocations/{name}",
             "/api/v1/events",
             "/api/v1/nodes",
             "/api/v1/status",

@@ -27,6 +27,10 @@ impl PythonTool {
     pub(crate) const KUBERNETES_VALIDATE: Self =
         Self { name: "kubernetes-validate", version: "1.37.0", module: "kubernetes_validate" };
 
+    /// Makes up requests to an API from its description.
+    pub(crate) const SCHEMATHESIS: Self =
+        Self { name: "schemathesis", version: "4.32.5", module: "schemathesis.cli" };
+
     /// Runs it, after setup.
     pub(crate) fn command(&self, cache: &Cache) -> Command {
         let mut command = Command::new("python3");

@@ -197,7 +197,7 @@ fn the_deployed_configurations_are_read_without_a_warning() {
         .skip_while(|line| *line != "# guarantees:")
         .filter_map(|line| line.strip_prefix("# "))
         .filter(|line| !line.ends_with(':') || !line.starts_with(char::is_uppercase))
-        .map(|line| format!("{line}\n"))
+        .flat_map(|line| [line, "\n"])
         .collect();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("shown.yaml");

@@ -272,10 +272,11 @@ async fn admit(
     delete,
     path = "/api/v1/allocations/{*name}",
     tag = "control",
-    params(("name" = String, Path, description = "The name of the workload")),
+    params(("name" = String, Path, description = "The name of the workload; slashes may stay or be percent-encoded")),
     security((), ("token" = []), ("certificate" = [])),
     responses(
         (status = 204, description = "It is released"),
+        (status = 400, description = "The name is not percent-encoded UTF-8", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 404, description = "There is no such allocation", body = api::Refusal, content_type = CONTENT_TYPE),

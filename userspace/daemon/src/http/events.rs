@@ -125,8 +125,8 @@ fn percent_decoded(text: &str) -> Option<String> {
     path = "/api/v1/events",
     tag = "api",
     params(
-        ("since" = Option<u64>, Query, description = "Only events with a greater id, the oldest first"),
-        ("limit" = Option<u32>, Query, description = "At most so many, up to 1024; 100 if left out"),
+        ("since" = Option<u64>, Query, format = "uint64", description = "Only events with a greater id, the oldest first"),
+        ("limit" = Option<u32>, Query, minimum = 1, maximum = 1024, description = "At most so many, up to 1024; 100 if left out"),
         ("kind" = Option<crate::api::EventKind>, Query, description = "Only events of this kind"),
         ("workload" = Option<String>, Query, description = "Only events about this workload"),
     ),
@@ -151,9 +151,9 @@ async fn events(
     path = "/api/v1/stream",
     tag = "api",
     params(
-        ("since" = Option<u64>, Query, description = "First those of the history with a greater id"),
+        ("since" = Option<u64>, Query, format = "uint64", description = "First those of the history with a greater id"),
         ("samples" = Option<bool>, Query, description = "Also, once a second, a message of the type `sample`: the nodes, and the workloads that changed (schema Sample)"),
-        ("Last-Event-ID" = Option<u64>, Header, description = "The same, as browsers say it when they reconnect"),
+        ("Last-Event-ID" = Option<u64>, Header, format = "uint64", description = "The same, as browsers say it when they reconnect"),
     ),
     responses(
         (status = 200, description = "The stream. A message of the type `missed` tells how many events the reader was too slow for", body = String, content_type = "text/event-stream"),
@@ -239,7 +239,43 @@ fn comment() -> Bytes {
 
 #[cfg(test)]
 mod tests {
+    use prometheus_client::{encoding::text::encode, registry::Registry};
+
     use super::*;
+    use crate::{
+        api::EventKind,
+        events::{Events, Report},
+    };
+
+    /// A browser that stops reading: a tab in the background, a laptop that sleeps.
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_takes_nothing_is_given_up_and_holds_nobody_up() {
+        let events = Events::default();
+        let (sender, mut receiver) = mpsc::channel(4);
+        let subscription = events.subscribe(None);
+        let start = tokio::time::Instant::now();
+        let feeding = tokio::spawn(async move { feed(subscription, None, &sender).await });
+        let mut reads = events.subscribe(None);
+        // Whoever reports does not wait, and who reads gets them.
+        for turn in 0..500 {
+            events.report(Report::new(EventKind::OomKill, "killed").workload(format!("workload-{turn}")));
+            assert!(matches!(reads.next().await, Next::Event(_)), "{turn}");
+        }
+        feeding.await.unwrap();
+        assert_eq!(start.elapsed(), TIME_LIMIT);
+        let mut messages = 0;
+        while receiver.recv().await.is_some() {
+            messages += 1;
+        }
+        assert_eq!(messages, 4, "what waited for it, and no more");
+        let mut registry = Registry::default();
+        events.register(&mut registry);
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        let hung =
+            text.lines().find_map(|line| line.strip_prefix("event_stream_dropped_total{reason=\"hung\"} "));
+        assert!(hung.unwrap().parse::<u64>().unwrap() > 0, "{text}");
+    }
 
     #[test]
     fn a_query_is_read_or_refused_with_what_is_wrong() {

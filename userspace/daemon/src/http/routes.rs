@@ -112,6 +112,11 @@ pub fn open_api() -> serde_json::Value {
         SecurityScheme::MutualTls { description, deprecated: None, extensions: None },
     );
     let mut document = serde_json::to_value(described).unwrap_or_default();
+    // OpenAPI knows no parameter with slashes in it: there they are percent-encoded.
+    if let Some(paths) = document["paths"].as_object_mut() {
+        *paths =
+            std::mem::take(paths).into_iter().map(|(path, item)| (path.replace("{*", "{"), item)).collect();
+    }
     // Every route may answer so; said once for all of them.
     if let Some(paths) = document["paths"].as_object_mut() {
         for operation in paths.values_mut().filter_map(|path| path.get_mut("get")) {

@@ -1,3 +1,5 @@
+mod reference;
+
 use std::time::Duration;
 
 use numaward_topology::{Bytes, NodeId, ZoneKind};
@@ -143,6 +145,25 @@ fn both_formats_carry_the_same_samples() {
     let expected = SAMPLES.replace("VERSION", crate::VERSION);
     assert_eq!(samples(&written(snapshot(), Format::OpenMetrics)), expected);
     assert_eq!(samples(&written(snapshot(), Format::Prometheus)), expected);
+}
+
+/// Whoever makes a cgroup chooses its name.
+#[test]
+fn a_name_is_one_label_whatever_is_in_it() {
+    let name = format!("a\"}} 1\nfake_metric{{x=\"\\\u{1b}[2J\u{202e}{}", "long".repeat(2560));
+    let mut evil = snapshot();
+    evil.workloads.truncate(1);
+    evil.workloads[0].name = name.as_str().into();
+    let escaped = name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    let usual = |text: &str| text.replace(&format!("workload=\"{escaped}\""), "workload=\"plain\"");
+    let mut plain = evil.clone();
+    plain.workloads[0].name = "plain".into();
+    for format in [Format::OpenMetrics, Format::Prometheus] {
+        let (found, expected) =
+            (samples(&written(evil.clone(), format)), samples(&written(plain.clone(), format)));
+        assert!(found.contains(&escaped));
+        assert_eq!(usual(&found), expected);
+    }
 }
 
 #[test]

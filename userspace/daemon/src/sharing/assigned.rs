@@ -36,8 +36,21 @@ use crate::api::{self, PodContainer, Target};
 const ASK: Duration = Duration::from_secs(10);
 
 /// Calls of the PodResources API. Clones share the counts.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Calls(Family<[(&'static str, &'static str); 2], Counter>);
+
+impl Default for Calls {
+    /// All at zero.
+    fn default() -> Self {
+        let calls = Family::<[(&'static str, &'static str); 2], Counter>::default();
+        for (method, result) in
+            [("List", "ok"), ("Get", "ok"), ("Get", "not_found"), ("GetAllocatableResources", "ok")]
+        {
+            drop(calls.get_or_create(&[("method", method), ("result", result)]));
+        }
+        Self(calls)
+    }
+}
 
 impl Calls {
     /// Registers them.

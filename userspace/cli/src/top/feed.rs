@@ -1,0 +1,318 @@
+//! What a daemon tells those who watch, as it comes.
+//!
+//! One task keeps a stream of server-sent events open and makes it again, less and less often, when it is lost or
+//! silent. Beside it, what the stream only announces is asked for: allocations when they changed, the status now and then.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use numaward_daemon::api::{Allocations, Event, EventPage, Sample, Status, Topology, Version};
+use serde::{Deserialize, de::DeserializeOwned};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use crate::client::{ClientError, MAX_BYTES, Server};
+
+/// Samples come each second; a stream that says nothing for so long is given up.
+const SILENCE: Duration = Duration::from_secs(20);
+const SHORTEST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+/// Time between two questions for the status.
+const STATUS: Duration = Duration::from_secs(5);
+
+/// Something that the daemon told, or that it tells nothing.
+#[derive(Debug)]
+pub(crate) enum Update {
+    /// A connection was made; the next sample is complete.
+    Connected(Box<Host>),
+    /// What is seen now.
+    Sample(Box<Sample>),
+    /// Something happened.
+    Event(Box<Event>),
+    /// So many events came faster than they were read.
+    Missed(u64),
+    /// What is promised, or why that is not known.
+    Allocations(Result<Box<Allocations>, String>),
+    /// How the daemon is doing, or why that is not known.
+    Status(Result<Box<Status>, String>),
+    /// The connection is gone; it will be tried again.
+    Lost {
+        /// Why.
+        reason: String,
+        /// In how long.
+        again: Duration,
+    },
+}
+
+/// What seldom changes, and what happened before.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) topology: Topology,
+    pub(crate) version: Version,
+    pub(crate) events: Vec<Event>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FeedError {
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error("the daemon's stream broke off: {0}")]
+    Broken(#[from] hyper::Error),
+    #[error("the daemon ended its stream")]
+    Ended,
+    #[error("the daemon said nothing for {} seconds", SILENCE.as_secs())]
+    Silent,
+    #[error("the daemon sent a message of more than {} MiB", MAX_BYTES >> 20)]
+    TooLarge,
+    #[error("the daemon sent what is not numaward's: {0}; is it of another version?")]
+    Malformed(#[from] serde_json::Error),
+    /// Nobody listens to the updates any more.
+    #[error("nobody watches")]
+    Unwatched,
+}
+
+/// Asks for what seldom changes: whether there is a daemon is known then.
+pub(crate) async fn connect(server: &Server) -> Result<Host, ClientError> {
+    let topology = server.get("/api/v1/topology").await?;
+    let version = server.get("/api/v1/version").await?;
+    let events: EventPage = server.get("/api/v1/events").await?;
+    Ok(Host { topology, version, events: events.events })
+}
+
+/// Sends updates until nobody receives them. The first connection was made by [`connect`].
+pub(crate) async fn follow(server: Arc<Server>, host: Host, updates: mpsc::Sender<Update>) {
+    let mut next = Some(host);
+    let mut pause = SHORTEST_PAUSE;
+    loop {
+        let connected = match next.take() {
+            Some(host) => Ok(host),
+            None => connect(&server).await,
+        };
+        let ended = match connected {
+            Ok(host) => {
+                let mut is_live = false;
+                let Err(error) = session(&server, host, &updates, &mut is_live).await;
+                if is_live {
+                    pause = SHORTEST_PAUSE;
+                }
+                error
+            }
+            Err(error) => error.into(),
+        };
+        let lost = Update::Lost { reason: ended.to_string(), again: pause };
+        if matches!(ended, FeedError::Unwatched) || updates.send(lost).await.is_err() {
+            return;
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+async fn session(
+    server: &Arc<Server>,
+    host: Host,
+    updates: &mpsc::Sender<Update>,
+    is_live: &mut bool,
+) -> Result<Infallible, FeedError> {
+    let last = host.events.last().map_or(0, |event| event.id);
+    let mut body = server.open(&format!("/api/v1/stream?samples=true&since={last}")).await?;
+    let send = async |update| updates.send(update).await.map_err(|_| FeedError::Unwatched);
+    send(Update::Connected(Box::new(host))).await?;
+    let (revision, changes) = watch::channel(None);
+    // Both end with the session.
+    let mut beside = JoinSet::new();
+    beside.spawn(fetch_allocations(server.clone(), changes, updates.clone()));
+    beside.spawn(fetch_status(server.clone(), updates.clone()));
+    let mut messages = Messages::new(MAX_BYTES);
+    loop {
+        messages.push(&more(&mut body).await?)?;
+        while let Some(message) = messages.next() {
+            match message.kind.as_str() {
+                "sample" => {
+                    let sample: Sample = serde_json::from_str(&message.data)?;
+                    *is_live = true;
+                    revision
+                        .send_if_modified(|known| known.replace(sample.promises) != Some(sample.promises));
+                    send(Update::Sample(Box::new(sample))).await?;
+                }
+                "missed" => {
+                    let Missed { missed } = serde_json::from_str(&message.data)?;
+                    send(Update::Missed(missed)).await?;
+                }
+                "message" => send(Update::Event(serde_json::from_str(&message.data)?)).await?,
+                // Of a newer daemon.
+                _ => {}
+            }
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Missed {
+    missed: u64,
+}
+
+async fn more(body: &mut Incoming) -> Result<hyper::body::Bytes, FeedError> {
+    loop {
+        let frame = timeout(SILENCE, body.frame()).await.map_err(|_| FeedError::Silent)?;
+        if let Ok(data) = frame.ok_or(FeedError::Ended)??.into_data() {
+            return Ok(data);
+        }
+    }
+}
+
+async fn fetch_allocations(
+    server: Arc<Server>,
+    mut changes: watch::Receiver<Option<u64>>,
+    updates: mpsc::Sender<Update>,
+) {
+    while changes.changed().await.is_ok() {
+        let answer = ask(&server, "/api/v1/allocations").await;
+        if updates.send(Update::Allocations(answer)).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn fetch_status(server: Arc<Server>, updates: mpsc::Sender<Update>) {
+    loop {
+        let answer = ask(&server, "/api/v1/status").await;
+        if updates.send(Update::Status(answer)).await.is_err() {
+            return;
+        }
+        sleep(STATUS).await;
+    }
+}
+
+async fn ask<T: DeserializeOwned>(server: &Server, path: &str) -> Result<Box<T>, String> {
+    server.get(path).await.map(Box::new).map_err(|error| error.to_string())
+}
+
+/// A message of a stream.
+#[derive(Debug, PartialEq, Eq)]
+struct Message {
+    kind: String,
+    data: String,
+}
+
+/// Cuts a stream into its messages
+/// (<https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation>).
+#[derive(Debug)]
+struct Messages {
+    /// The most that a message may take.
+    limit: usize,
+    bytes: Vec<u8>,
+    /// Bytes in front that were read.
+    read: usize,
+    /// Where the search for the end of a line goes on.
+    searched: usize,
+    kind: String,
+    data: String,
+}
+
+impl Messages {
+    fn new(limit: usize) -> Self {
+        Self { limit, bytes: Vec::new(), read: 0, searched: 0, kind: String::new(), data: String::new() }
+    }
+
+    fn push(&mut self, bytes: &[u8]) -> Result<(), FeedError> {
+        self.bytes.drain(..self.read);
+        self.searched -= self.read;
+        self.read = 0;
+        if self.bytes.len() + self.data.len() + bytes.len() > self.limit {
+            return Err(FeedError::TooLarge);
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn line(&mut self) -> Option<String> {
+        let Some(length) = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n') else {
+            self.searched = self.bytes.len();
+            return None;
+        };
+        let end = self.searched + length;
+        let line = self.bytes[self.read..end].strip_suffix(b"\r").unwrap_or(&self.bytes[self.read..end]);
+        let line = String::from_utf8_lossy(line).into_owned();
+        self.read = end + 1;
+        self.searched = self.read;
+        Some(line)
+    }
+
+    fn next(&mut self) -> Option<Message> {
+        while let Some(line) = self.line() {
+            if line.is_empty() {
+                let kind = std::mem::take(&mut self.kind);
+                let mut data = std::mem::take(&mut self.data);
+                // Comments alone make no message.
+                if data.pop().is_some() {
+                    return Some(Message {
+                        kind: if kind.is_empty() { "message".to_owned() } else { kind },
+                        data,
+                    });
+                }
+                continue;
+            }
+            let (field, value) = line.split_once(':').unwrap_or((&line, ""));
+            let value = value.strip_prefix(' ').unwrap_or(value);
+            match field {
+                "event" => value.clone_into(&mut self.kind),
+                "data" => {
+                    self.data.push_str(value);
+                    self.data.push('\n');
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pieces: &[&str]) -> Vec<(String, String)> {
+        let mut messages = Messages::new(100);
+        let mut found = Vec::new();
+        for piece in pieces {
+            messages.push(piece.as_bytes()).unwrap();
+            while let Some(Message { kind, data }) = messages.next() {
+                found.push((kind, data));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn a_stream_is_cut_into_messages_wherever_it_breaks() {
+        let text = ": hello\n\nevent: sample\ndata: {\"a\":\ndata: 1}\n\nid: 7\ndata:x\r\n\r\nevent: lonely\n\n:\n\ndata: ä\n\n";
+        let expected = [("sample", "{\"a\":\n1}"), ("message", "x"), ("message", "ä")];
+        let expected = expected.map(|(kind, data)| (kind.to_owned(), data.to_owned()));
+        assert_eq!(read(&[text]), expected);
+        for at in text.char_indices().map(|(at, _)| at) {
+            assert_eq!(read(&[&text[..at], &text[at..]]), expected, "{at}");
+        }
+        let single: Vec<String> = text.chars().map(String::from).collect();
+        assert_eq!(read(&single.iter().map(String::as_str).collect::<Vec<_>>()), expected);
+    }
+
+    #[test]
+    fn a_message_without_an_end_is_given_up() {
+        let mut messages = Messages::new(100);
+        let mut pushed = 0;
+        let given_up = std::iter::repeat_with(|| {
+            let refused = messages.push(b"data: 12345\n").err();
+            let _ = messages.next();
+            pushed += 1;
+            refused
+        });
+        let given_up = given_up.take(100).flatten().next();
+        assert!((8..20).contains(&pushed), "{pushed}");
+        assert!(matches!(given_up, Some(FeedError::TooLarge)), "{given_up:?}");
+    }
+}

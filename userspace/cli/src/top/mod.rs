@@ -1,0 +1,63 @@
+//! `numaward top`: nodes and workloads live.
+//!
+//! ```text
+//! daemon ── stream ── feed ── updates ── model ──┬── screen (keys, what is shown) ── draw ── terminal
+//!                                                └── batch ── tables, or JSON lines
+//! ```
+//!
+//! The screen works over ssh, on 80×24 and on whatever else, without colours (`NO_COLOR`) and without characters beyond
+//! ASCII (a locale that is not UTF-8). The terminal is given back as it was, however it ends.
+
+mod batch;
+mod detail;
+mod draw;
+mod feed;
+mod list;
+mod model;
+mod screen;
+mod terminal;
+
+use std::{
+    io::{self, IsTerminal},
+    sync::Arc,
+    time::Instant,
+};
+
+use anyhow::bail;
+use tokio::sync::mpsc;
+
+use self::{feed::Update, list::Choice, model::Model};
+use crate::{
+    args::{Format, Shown},
+    client::Server,
+};
+
+/// Updates that wait to be shown; the stream waits when they are so many.
+const UPDATES: usize = 64;
+
+/// Shows what the daemon tells, until the user has seen enough.
+pub(crate) async fn run(server: Server, shown: &Shown, format: Format) -> anyhow::Result<()> {
+    let is_batch = shown.batch || shown.once || shown.count.is_some() || format == Format::Json;
+    if !is_batch {
+        if !io::stdout().is_terminal() {
+            bail!("the output is no terminal; --batch or --once print tables");
+        }
+        if matches!(std::env::var("TERM").as_deref(), Err(_) | Ok("" | "dumb")) {
+            bail!(
+                "this terminal can only print lines (TERM is dumb or not set); --batch or --once print tables"
+            );
+        }
+    }
+    let host = feed::connect(&server).await?;
+    let mut model = Model::new(host.topology.clone(), host.version.clone(), Instant::now());
+    let (sender, mut updates) = mpsc::channel::<Update>(UPDATES);
+    let feed = tokio::spawn(feed::follow(Arc::new(server), host, sender));
+    let choice = Choice::from(shown);
+    let done = if is_batch {
+        batch::run(&mut updates, &mut model, &choice, shown, format).await
+    } else {
+        terminal::run(&mut updates, &mut model, choice).await
+    };
+    feed.abort();
+    done
+}

@@ -1,0 +1,364 @@
+//! What is known of the host: the last sample, the rates between samples, and a short history of each workload.
+//!
+//! The first sample of a connection is complete, later ones hold what changed. Counters only grow: one that went back
+//! belongs to another workload, and its rate is not known until the next sample. What is not counted is absent and
+//! never a zero.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use numaward_daemon::api::{
+    Allocated, Allocation, Allocations, Event, Node, NodePromises, Sample, Status, Topology, Version,
+    Workload,
+};
+use numaward_topology::{NodeId, NodeSet};
+use serde::Serialize;
+
+use super::feed::{Host, Update};
+
+/// Samples of a workload that are kept: two minutes.
+pub(crate) const HISTORY: usize = 120;
+/// Events that are kept.
+const EVENTS: usize = 200;
+/// Samples come each second; without one for so long what is shown is old.
+const STALE: Duration = Duration::from_secs(5);
+
+/// Bytes per second of user memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Rates {
+    /// Allocated by a CPU of the page's node.
+    pub(crate) local: f64,
+    /// Allocated by a CPU of another node.
+    pub(crate) remote: f64,
+    /// Placed outside the promised nodes.
+    pub(crate) missed: f64,
+}
+
+/// Sums over nodes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Totals {
+    /// Bytes allocated: local, remote. Absent where they are not counted.
+    pub(crate) allocated: Option<(u64, u64)>,
+    /// Bytes outside the promised nodes; absent without a promise.
+    pub(crate) missed: Option<u64>,
+    /// Bytes that lie on each node. Absent where that cannot be read.
+    pub(crate) resident: Option<BTreeMap<u32, u64>>,
+}
+
+impl Totals {
+    pub(crate) fn resident_bytes(&self) -> Option<u64> {
+        self.resident.as_ref().map(|nodes| nodes.values().sum())
+    }
+
+    fn of(workload: &Workload) -> Self {
+        let mut totals = Self::default();
+        for node in &workload.nodes {
+            if let Some(Allocated { local_bytes, remote_bytes, .. }) = node.allocated {
+                let (local, remote) = totals.allocated.get_or_insert_default();
+                *local += local_bytes;
+                *remote += remote_bytes;
+            }
+            if let Some(missed) = node.missed_bytes {
+                *totals.missed.get_or_insert_default() += missed;
+            }
+            if let Some(lies) = node.resident {
+                let bytes = lies.anon_bytes + lies.file_bytes + lies.kernel_bytes;
+                totals.resident.get_or_insert_default().insert(node.node, bytes);
+            }
+        }
+        totals
+    }
+}
+
+/// How near memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Level {
+    Good,
+    Warn,
+    Bad,
+}
+
+/// A workload.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) workload: Workload,
+    pub(crate) totals: Totals,
+    /// Absent until two samples are known, and where nothing is counted.
+    pub(crate) rates: Option<Rates>,
+    /// Local and remote bytes per second, the latest last.
+    pub(crate) history: VecDeque<(f64, f64)>,
+    pub(crate) allocation: Option<Arc<Allocation>>,
+}
+
+impl Row {
+    /// The share of its memory that is near: with a guarantee, what lies on the promised nodes; without one, what was
+    /// allocated by a CPU of the page's node.
+    pub(crate) fn local_share(&self) -> Option<f64> {
+        if let Some(promised) = self.promised_nodes() {
+            let resident = self.totals.resident.as_ref()?;
+            let all: u64 = resident.values().sum();
+            let inside = resident.iter().filter(|(node, _)| promised.contains(NodeId(**node)));
+            return share(inside.map(|(_, bytes)| bytes).sum(), all);
+        }
+        let (local, remote) = self.totals.allocated?;
+        share(local, local + remote)
+    }
+
+    /// The nodes that are promised to it.
+    pub(crate) fn promised_nodes(&self) -> Option<NodeSet> {
+        let nodes: NodeSet = self.allocation.as_ref()?.nodes.parse().ok()?;
+        (!nodes.is_empty()).then_some(nodes)
+    }
+
+    pub(crate) fn level(&self) -> Option<Level> {
+        let share = self.local_share()?;
+        let (good, warn) = if self.promised_nodes().is_some() { (0.999, 0.95) } else { (0.9, 0.5) };
+        Some(match () {
+            () if share >= good => Level::Good,
+            () if share >= warn => Level::Warn,
+            () => Level::Bad,
+        })
+    }
+
+    fn remember(&mut self) {
+        if self.history.len() == HISTORY {
+            self.history.pop_front();
+        }
+        let Rates { local, remote, .. } = self.rates.unwrap_or_default();
+        self.history.push_back((local, remote));
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a share needs no more digits than a float has")]
+fn share(part: u64, all: u64) -> Option<f64> {
+    (all > 0).then(|| part as f64 / all as f64)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a rate needs no more digits than a float has")]
+fn rate(before: u64, now: u64, seconds: f64) -> Option<f64> {
+    now.checked_sub(before).map(|grown| grown as f64 / seconds)
+}
+
+/// How the daemon is reached.
+#[derive(Debug)]
+pub(crate) enum Link {
+    /// Samples come.
+    Live,
+    /// None does, for some reason.
+    Lost { reason: String, again: Duration, since: Instant },
+}
+
+/// All that is known.
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub(crate) topology: Topology,
+    pub(crate) version: Version,
+    pub(crate) nodes: Vec<Node>,
+    /// Bytes per second on each node: local, remote.
+    pub(crate) node_rates: BTreeMap<u32, (f64, f64)>,
+    /// By [`Workload::key`].
+    pub(crate) rows: BTreeMap<String, Row>,
+    pub(crate) allocations: Option<Allocations>,
+    pub(crate) status: Option<Status>,
+    /// What cannot be asked for, and why.
+    pub(crate) troubles: BTreeMap<&'static str, String>,
+    /// The latest first.
+    pub(crate) events: VecDeque<Event>,
+    /// Events that came faster than they were read.
+    pub(crate) missed_events: u64,
+    link: Link,
+    /// When the last sample was taken, in the daemon's clock; absent until one came over this connection.
+    at_millis: Option<u64>,
+    /// When it came, in ours.
+    came: Instant,
+    /// Samples over this connection.
+    pub(crate) samples: u64,
+}
+
+impl Model {
+    /// Of a host of which no sample came yet.
+    pub(crate) fn new(topology: Topology, version: Version, now: Instant) -> Self {
+        Self {
+            topology,
+            version,
+            nodes: Vec::new(),
+            node_rates: BTreeMap::new(),
+            rows: BTreeMap::new(),
+            allocations: None,
+            status: None,
+            troubles: BTreeMap::new(),
+            events: VecDeque::new(),
+            missed_events: 0,
+            link: Link::Live,
+            at_millis: None,
+            came: now,
+            samples: 0,
+        }
+    }
+
+    /// Takes in what the daemon told.
+    pub(crate) fn take(&mut self, update: Update, now: Instant) {
+        match update {
+            Update::Connected(host) => {
+                let Host { topology, version, events } = *host;
+                (self.topology, self.version) = (topology, version);
+                (self.at_millis, self.samples, self.came) = (None, 0, now);
+                self.link = Link::Live;
+                for event in events {
+                    self.event(event);
+                }
+            }
+            Update::Sample(sample) => self.sample(*sample, now),
+            Update::Event(event) => self.event(*event),
+            Update::Missed(missed) => self.missed_events += missed,
+            Update::Allocations(answer) => {
+                if let Some(allocations) = self.answered("allocations", answer) {
+                    self.promise(allocations);
+                }
+            }
+            Update::Status(answer) => {
+                if let Some(status) = self.answered("status", answer) {
+                    self.status = Some(status);
+                }
+            }
+            Update::Lost { reason, again } => self.link = Link::Lost { reason, again, since: now },
+        }
+    }
+
+    fn answered<T>(&mut self, what: &'static str, answer: Result<Box<T>, String>) -> Option<T> {
+        match answer {
+            Ok(value) => {
+                self.troubles.remove(what);
+                Some(*value)
+            }
+            Err(reason) => {
+                self.troubles.insert(what, reason);
+                None
+            }
+        }
+    }
+
+    /// Whether what is shown is of now; if not, why.
+    pub(crate) fn staleness(&self, now: Instant) -> Option<String> {
+        match &self.link {
+            Link::Lost { reason, again, since } => {
+                let left = again.saturating_sub(now.duration_since(*since));
+                Some(match left.as_secs() {
+                    0 => format!("{reason}; connecting"),
+                    left => format!("{reason}; again in {left} s"),
+                })
+            }
+            Link::Live => {
+                let age = now.duration_since(self.came);
+                (age >= STALE).then(|| format!("no figures for {} s", age.as_secs()))
+            }
+        }
+    }
+
+    /// Whether rates are known.
+    pub(crate) fn has_rates(&self) -> bool {
+        self.samples >= 2
+    }
+
+    /// Seconds since the daemon started.
+    pub(crate) fn uptime_seconds(&self) -> Option<u64> {
+        self.at_millis.map(|millis| millis / 1000)
+    }
+
+    /// What is promised on a node.
+    pub(crate) fn promises(&self, node: u32) -> Option<&NodePromises> {
+        self.allocations.as_ref()?.nodes.iter().find(|promises| promises.node == node)
+    }
+
+    fn sample(&mut self, sample: Sample, now: Instant) {
+        #[expect(clippy::cast_precision_loss, reason = "seconds between samples are few")]
+        let seconds = self
+            .at_millis
+            .and_then(|before| sample.at_millis.checked_sub(before))
+            .filter(|millis| *millis > 0)
+            .map(|millis| millis as f64 / 1000.0);
+        (self.at_millis, self.came) = (Some(sample.at_millis), now);
+        self.samples += 1;
+        self.link = Link::Live;
+        self.sample_nodes(sample.nodes, seconds);
+
+        let mut seen = BTreeSet::new();
+        for workload in sample.workloads {
+            let key = workload.key().to_owned();
+            self.sample_workload(&key, workload, seconds);
+            seen.insert(key);
+        }
+        if sample.full {
+            self.rows.retain(|key, _| seen.contains(key));
+        } else {
+            sample.removed.iter().for_each(|key| drop(self.rows.remove(key)));
+            // What is not told did nothing.
+            for (_, row) in self.rows.iter_mut().filter(|(key, _)| !seen.contains(*key)) {
+                row.rates = row.totals.allocated.map(|_| Rates::default());
+                row.remember();
+            }
+        }
+    }
+
+    fn sample_nodes(&mut self, nodes: Vec<Node>, seconds: Option<f64>) {
+        let before: BTreeMap<u32, Allocated> =
+            self.nodes.iter().filter_map(|node| Some((node.node, node.allocated?))).collect();
+        let rates = nodes.iter().filter_map(|node| {
+            let (before, now, seconds) = (before.get(&node.node)?, node.allocated?, seconds?);
+            let local = rate(before.local_bytes, now.local_bytes, seconds)?;
+            Some((node.node, (local, rate(before.remote_bytes, now.remote_bytes, seconds)?)))
+        });
+        self.node_rates = rates.collect();
+        self.nodes = nodes;
+    }
+
+    fn sample_workload(&mut self, key: &str, workload: Workload, seconds: Option<f64>) {
+        let totals = Totals::of(&workload);
+        let allocations = self.allocations.as_ref();
+        let row = self.rows.entry(key.to_owned()).or_insert_with(|| Row {
+            allocation: held(allocations, &workload),
+            workload: workload.clone(),
+            totals: Totals::default(),
+            rates: None,
+            history: VecDeque::new(),
+        });
+        let known = row.totals.allocated.zip(totals.allocated).zip(seconds);
+        row.rates = known.and_then(|((before, now), seconds)| {
+            Some(Rates {
+                local: rate(before.0, now.0, seconds)?,
+                remote: rate(before.1, now.1, seconds)?,
+                missed: rate(row.totals.missed.unwrap_or(0), totals.missed.unwrap_or(0), seconds)
+                    .unwrap_or(0.0),
+            })
+        });
+        row.totals = totals;
+        row.workload = workload;
+        row.remember();
+    }
+
+    fn promise(&mut self, allocations: Allocations) {
+        for row in self.rows.values_mut() {
+            row.allocation = held(Some(&allocations), &row.workload);
+        }
+        self.allocations = Some(allocations);
+    }
+
+    fn event(&mut self, event: Event) {
+        if self.events.iter().any(|known| known.id == event.id) {
+            return;
+        }
+        self.events.push_front(event);
+        self.events.truncate(EVENTS);
+    }
+}
+
+/// What is promised to a workload.
+fn held(allocations: Option<&Allocations>, workload: &Workload) -> Option<Arc<Allocation>> {
+    let cgroup = workload.cgroup.as_ref()?;
+    let mut allocations = allocations?.allocations.iter();
+    allocations.find(|allocation| allocation.cgroup == *cgroup).cloned().map(Arc::new)
+}

@@ -1,0 +1,115 @@
+//! The terminal: taken over, drawn on, and given back.
+
+use std::{io, thread, time::Duration, time::Instant};
+
+use anyhow::Context;
+use ratatui::{
+    DefaultTerminal,
+    crossterm::event::{self, Event, KeyEventKind},
+};
+use rustix::process::{Signal, getpid, kill_process};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+    time::{MissedTickBehavior, interval},
+};
+
+use super::{
+    draw,
+    feed::Update,
+    list::Choice,
+    model::Model,
+    screen::{Screen, Then},
+};
+
+/// Ages and waiting times that are shown grow also while nothing comes.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Gives the terminal back when dropped. A panic gives it back too, by the hook that ratatui sets.
+struct Taken(DefaultTerminal);
+
+impl Taken {
+    fn take() -> io::Result<Self> {
+        match ratatui::try_init() {
+            Ok(terminal) => Ok(Self(terminal)),
+            Err(error) => {
+                // It may have come half-way. The first error says more than one from here.
+                let _ = ratatui::try_restore();
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        let _ = self.0.show_cursor();
+        // Where there is no terminal any more, nothing is left to give back.
+        let _ = ratatui::try_restore();
+    }
+}
+
+/// Draws until the user has seen enough, or the terminal is gone.
+pub(crate) async fn run(
+    updates: &mut mpsc::Receiver<Update>,
+    model: &mut Model,
+    choice: Choice,
+) -> anyhow::Result<()> {
+    let mut screen = Screen::new(choice, draw::Paint::from_environment());
+    let mut ends = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()].map(signal);
+    let [Ok(terminate), Ok(hangup), Ok(interrupt)] = &mut ends else {
+        anyhow::bail!("signals cannot be received");
+    };
+    let unusable = "the terminal cannot be used; --batch or --once print tables";
+    let mut taken = Taken::take().context(unusable)?;
+    let mut keys = keys();
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        taken.0.draw(|frame| draw::draw(frame, &mut screen, model, Instant::now())).context(unusable)?;
+        tokio::select! {
+            update = updates.recv() => {
+                model.take(update.context("the daemon is no longer followed")?, Instant::now());
+                // All that is there is taken in before it is drawn.
+                while let Ok(update) = updates.try_recv() {
+                    model.take(update, Instant::now());
+                }
+            }
+            event = keys.recv() => match event {
+                Some(Ok(Event::Key(key))) if key.kind != KeyEventKind::Release => match screen.key(key, model) {
+                    Then::Draw => {}
+                    Then::Quit => return Ok(()),
+                    Then::Suspend => {
+                        drop(taken);
+                        // Goes on where it is continued.
+                        kill_process(getpid(), Signal::TSTP).context("this process cannot be stopped")?;
+                        taken = Taken::take().context(unusable)?;
+                    }
+                },
+                // Its size is asked for each time it is drawn on.
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(error).context(unusable),
+                None => return Ok(()),
+            },
+            _ = ticks.tick() => {}
+            _ = terminate.recv() => return Ok(()),
+            _ = hangup.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+        }
+    }
+}
+
+/// Keys as they are pressed, read by a thread of their own.
+fn keys() -> mpsc::Receiver<io::Result<Event>> {
+    let (sender, receiver) = mpsc::channel(16);
+    thread::spawn(move || {
+        loop {
+            let event = event::read();
+            let is_over = event.is_err();
+            if sender.blocking_send(event).is_err() || is_over {
+                return;
+            }
+        }
+    });
+    receiver
+}

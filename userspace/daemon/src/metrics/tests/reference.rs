@@ -1,0 +1,225 @@
+//! The page of the book that lists all metrics is made from what is served, so that it says nothing else.
+
+use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
+
+use super::*;
+
+/// What is counted or measured, in parts of the page: by the beginning of names.
+const PARTS: &[(&str, &str, &[&str])] = &[
+    (
+        "Observed",
+        "What the probes and the kernel's books say of workloads and nodes.",
+        &[
+            "memory_allocated_",
+            "memory_resident_",
+            "memory_pressure_",
+            "kernel_memory_",
+            "unknown_node_",
+            "numa_miss_",
+            "remote_",
+            "dram_",
+            "migrated_",
+            "reclaim_",
+            "oom_",
+            "exclusive_cpu_",
+            "node_memory_unused_",
+            "node_headroom_",
+            "workloads",
+        ],
+    ),
+    (
+        "Promised",
+        "What was asked for, what was given, and what is left.",
+        &["memory_manager_", "cpu_manager_", "topology_manager_", "node_memory_bytes", "promised_"],
+    ),
+    (
+        "Enforced",
+        "What was written to the kernel, and whether it stayed.",
+        &["enforcement_", "drift_", "guarantee_", "herd_", "memory_high_", "declared_"],
+    ),
+    (
+        "Kubernetes",
+        "The container runtime and the API server.",
+        &["nri_", "containers_", "kubernetes_", "pod_resources_", "node_resource_"],
+    ),
+    ("numaward itself", "How it is doing, and what it costs.", &[""]),
+];
+
+#[derive(Debug, Default)]
+struct Described {
+    help: String,
+    kind: String,
+    unit: String,
+    labels: Vec<String>,
+    has_samples: bool,
+}
+
+#[derive(Debug)]
+struct Everything;
+
+impl Source for Everything {
+    fn snapshot(&self) -> Snapshot {
+        let mut snapshot = snapshot();
+        for probe in &mut snapshot.probes {
+            probe.runtime = Some(Duration::from_millis(1));
+        }
+        snapshot
+    }
+
+    fn promises(&self) -> PromiseFigures {
+        let (node, kind, workload) = (NodeId(2), ZoneKind::Memory, Arc::<str>::from("a"));
+        let bytes = Bytes(1);
+        PromiseFigures {
+            missed: vec![Missed { workload: workload.clone(), bytes: vec![(node, bytes)] }],
+            kinds: vec![KindPromised {
+                node,
+                kind,
+                reserved: bytes,
+                allocatable: bytes,
+                promised: bytes,
+                free: bytes,
+            }],
+            exclusive_cpus: vec![(node, 1)],
+            lacks: vec![Lacking { workload, offline_cpus: 0, uncovered: bytes }],
+            headroom: vec![(node, kind, 1)],
+            shared_pool_cpus: Some(1),
+        }
+    }
+}
+
+/// The labels of a sample, in order.
+fn labels(sample: &str) -> Vec<String> {
+    let Some((_, rest)) = sample.split_once('{') else { return Vec::new() };
+    let mut names = Vec::new();
+    let (mut name, mut is_quoted, mut is_escaped) = (String::new(), false, false);
+    for c in rest.chars() {
+        match c {
+            _ if is_escaped => is_escaped = false,
+            '\\' if is_quoted => is_escaped = true,
+            '"' => is_quoted = !is_quoted,
+            _ if is_quoted => {}
+            '}' => break,
+            ',' => name.clear(),
+            '=' => names.push(std::mem::take(&mut name)),
+            c => name.push(c),
+        }
+    }
+    names.retain(|name| name != "le");
+    names
+}
+
+/// All families of a text in the format of OpenMetrics, which tells units, by the name of their samples.
+fn families(text: &str) -> BTreeMap<String, Described> {
+    let mut found: BTreeMap<String, Described> = BTreeMap::new();
+    let mut family = String::new();
+    for line in text.lines().filter(|line| *line != "# EOF") {
+        if let Some(declared) = line.strip_prefix("# ") {
+            let (word, rest) = declared.split_once(' ').unwrap_or((declared, ""));
+            let (name, value) = rest.split_once(' ').unwrap_or((rest, ""));
+            name.clone_into(&mut family);
+            let described = found.entry(family.clone()).or_default();
+            match word {
+                "HELP" => value.trim_end_matches('.').clone_into(&mut described.help),
+                "TYPE" => value.clone_into(&mut described.kind),
+                "UNIT" => value.clone_into(&mut described.unit),
+                _ => {}
+            }
+        } else if let Some(described) = found.get_mut(&family) {
+            described.has_samples = true;
+            for label in labels(line) {
+                if !described.labels.contains(&label) {
+                    described.labels.push(label);
+                }
+            }
+        }
+    }
+    let named = |(name, described): (String, Described)| {
+        let suffix = match described.kind.as_str() {
+            "counter" => "_total",
+            "info" => "_info",
+            _ => "",
+        };
+        (name + suffix, described)
+    };
+    found.into_iter().map(named).collect()
+}
+
+fn row(name: &str, described: &Described) -> String {
+    let labels: Vec<String> = described.labels.iter().map(|label| format!("`{label}`")).collect();
+    let unit = if described.unit.is_empty() { "" } else { &described.unit };
+    let help = described.help.replace('|', "\\|");
+    format!("| `{name}` | {} | {unit} | {} | {help} |\n", described.kind, labels.join(", "))
+}
+
+const HEAD: &str = "| name | type | unit | labels | meaning |\n|---|---|---|---|---|\n";
+
+fn page(own: &BTreeMap<String, Described>, kubelets: &BTreeMap<String, Described>) -> String {
+    let mut page = String::from(
+        "# Metrics\n\n\
+         <!-- Made from the metrics themselves: UPDATE=1 cargo test -p numaward-daemon --lib reference -->\n\n\
+         `/metrics` serves these for Prometheus, in its own text format or that of OpenMetrics, as the header `Accept` \
+         asks. Counters start at zero when the daemon starts, or when a workload is seen first, and only grow. A series \
+         that is not there is not known, which is not the same as zero.\n\n\
+         `node` is the id of a NUMA node, `cpu` that of a CPU, `kind` a kind of memory: `memory` (base pages), \
+         `hugepages-2Mi`, `hugepages-1Gi`.\n",
+    );
+    let mut left: BTreeMap<&str, &Described> = own.iter().map(|(name, of)| (name.as_str(), of)).collect();
+    let mut parts: Vec<(&str, &str, String)> = Vec::new();
+    for (title, about, beginnings) in PARTS {
+        let mut rows = String::new();
+        left.retain(|name, described| {
+            let short = name.strip_prefix("numaward_").unwrap_or(name);
+            let is_here = beginnings.iter().any(|beginning| short.starts_with(beginning));
+            if is_here {
+                rows.push_str(&row(name, described));
+            }
+            !is_here
+        });
+        parts.push((title, about, rows));
+    }
+    for (title, about, rows) in parts {
+        assert!(!rows.is_empty(), "{title} has no metric");
+        let _ = write!(page, "\n## {title}\n\n{about}\n\n{HEAD}{rows}");
+    }
+    let _ = write!(
+        page,
+        "\n## Under the kubelet's names\n\nWith `exportKubeletNames: true`, for dashboards and alerts that were made \
+         for the kubelet.\n\n{HEAD}"
+    );
+    page.extend(kubelets.iter().map(|(name, described)| row(name, described)));
+    page
+}
+
+/// `UPDATE=1 cargo test -p numaward-daemon --lib reference` writes it.
+#[test]
+fn the_reference_of_metrics_is_checked_in() {
+    let figures = guarantee::Figures::default();
+    let metrics = Metrics::new(Arc::new(Everything))
+        .with(&figures)
+        .with_kubelet_names(&figures)
+        .with_events(&Events::default())
+        .with_kubernetes(&kubernetes::Figures::default())
+        .with_cluster(&cluster::Figures::default());
+    let mut text = Vec::new();
+    metrics
+        .encode(Format::OpenMetrics, |piece| {
+            text.extend_from_slice(&piece);
+            true
+        })
+        .unwrap();
+    let all = families(&String::from_utf8(text).unwrap());
+    let unknown: Vec<&String> = all.iter().filter(|(_, of)| !of.has_samples).map(|(name, _)| name).collect();
+    assert!(unknown.is_empty(), "without a sample, so that its labels are not known: {unknown:?}");
+    let silent: Vec<&String> =
+        all.iter().filter(|(_, of)| of.help.is_empty()).map(|(name, _)| name).collect();
+    assert!(silent.is_empty(), "without a meaning: {silent:?}");
+    let (own, kubelets) = all.into_iter().partition(|(name, _)| name.starts_with("numaward_"));
+    let page = page(&own, &kubelets);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/metrics.md");
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(&path, &page).unwrap();
+    }
+    let checked_in = fs::read_to_string(&path).unwrap_or_default();
+    let differs = checked_in.lines().zip(page.lines()).zip(1..).find(|((old, new), _)| old != new);
+    assert!(checked_in == page, "{} is out of date (UPDATE=1 writes it): {differs:?}", path.display());
+}

@@ -1,0 +1,171 @@
+//! `cargo xtask test api`: requests made up from the daemon's own OpenAPI document, good and bad ones, by schemathesis.
+//! None may make it fail, and every answer must be one that the document knows.
+//!
+//! The daemon runs on a host that is a directory and writes nothing to the kernel. It is asked on its read-only address,
+//! and on its control address for what is served only there.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    net::SocketAddr,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use numaward_vm::Cache;
+use serde_json::Value;
+
+use crate::setup::PythonTool;
+use crate::{build, command};
+
+/// For starting on a busy host.
+const START: Duration = Duration::from_mins(2);
+/// It has no end, which schemathesis would wait for; the daemon's own tests read it.
+const ENDLESS: &str = "/api/v1/stream";
+const TOKEN: &str = "a-token-for-one-test";
+
+pub(crate) fn test(thorough: bool) -> Result<()> {
+    let programs = build::programs(&["numaward"], "dev", false)?;
+    let (_, program) = programs.first().context("cargo has built no program `numaward`")?;
+    let daemon = Daemon::start(program)?;
+    let examples = if thorough { "1000" } else { "40" };
+    let run = |address: SocketAddr, more: &[&str]| {
+        let mut command = PythonTool::SCHEMATHESIS.command(&Cache::locate()?);
+        command
+            .args(["run", &format!("http://{address}/openapi.json"), "--exclude-path", ENDLESS])
+            .args(["--checks", "all", "--max-examples", examples, "--request-timeout", "60"])
+            .args(more)
+            .current_dir(daemon.directory.path());
+        if !thorough {
+            // The same requests each time: what fails is found by those who changed something.
+            command.args(["--seed", "1"]);
+        }
+        command::run(&mut command)
+    };
+    // The document tells of changes too, which this address does not take.
+    let reading = ["--include-method", "GET", "--exclude-checks", "allow_header_conformance"];
+    run(daemon.listen, &reading).context("on the read-only address")?;
+    let authorization = format!("Authorization: Bearer {TOKEN}");
+    // What is asked for may be well written and still be refused: there is no such cgroup, no room.
+    let changing = [
+        "--include-tag",
+        "control",
+        "--header",
+        &authorization,
+        "--exclude-checks",
+        "positive_data_acceptance",
+    ];
+    run(daemon.control, &changing).context("on the control address")?;
+    daemon.stop()
+}
+
+/// A daemon on free ports.
+struct Daemon {
+    child: Child,
+    listen: SocketAddr,
+    control: SocketAddr,
+    directory: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn start(program: &Path) -> Result<Self> {
+        let directory = tempfile::Builder::new().prefix("numaward-api-").tempdir()?;
+        let root = directory.path();
+        host(root)?;
+        let token = root.join("token");
+        fs::write(&token, TOKEN)?;
+        fs::set_permissions(&token, fs::Permissions::from_mode(0o600))?;
+        let config = format!(
+            "hostRoot: {root}\nstateDirectory: {root}/state\ncontrolSocket: {root}/control.sock\n\
+             listen: 127.0.0.1:0\ncontrol: {{listen: '127.0.0.1:0', tokenFile: {root}/token}}\n\
+             enforcement: {{mode: dry-run}}\nlog: {{format: json}}\n",
+            root = root.display()
+        );
+        let file = root.join("config.yaml");
+        fs::write(&file, config)?;
+        let mut child = Command::new(program)
+            .arg("run")
+            .arg("--config")
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot run {}", program.display()))?;
+        let log = child.stderr.take().context("the daemon's log is a pipe")?;
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            for line in BufReader::new(log).lines().map_while(Result::ok) {
+                // Read to the end, whether or not anybody listens: the daemon would wait on a full pipe.
+                let _ = sender.send(line);
+            }
+        });
+        let mut said = String::new();
+        let (mut listen, mut control) = (None, None);
+        while listen.is_none() || control.is_none() {
+            let Ok(line) = lines.recv_timeout(START) else {
+                let _ = child.kill();
+                let _ = child.wait();
+                bail!("the daemon does not serve; it said:\n{said}");
+            };
+            let event: Value = serde_json::from_str(&line).unwrap_or_default();
+            let address = || event["address"].as_str().and_then(|address| address.parse().ok());
+            match event["message"].as_str() {
+                Some("serving") => listen = address(),
+                Some("guarantees can be asked for over TCP") => control = address(),
+                _ => {}
+            }
+            said.push_str(&line);
+            said.push('\n');
+        }
+        let (listen, control) = listen.zip(control).context("both are known")?;
+        Ok(Self { child, listen, control, directory })
+    }
+
+    /// Whatever it was asked, it still runs, and stops when it is told to.
+    fn stop(mut self) -> Result<()> {
+        ensure!(self.child.try_wait()?.is_none(), "the daemon has ended by itself");
+        command::run(Command::new("kill").arg(self.child.id().to_string()))?;
+        let status = self.child.wait()?;
+        ensure!(status.success(), "the daemon ended with {status}");
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended before.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A host with two nodes of four CPUs.
+fn host(root: &Path) -> Result<()> {
+    let write = |path: String, text: &str| {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap_or(root))?;
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    };
+    let system = "sys/devices/system";
+    write(format!("{system}/cpu/online"), "0-7\n")?;
+    write(format!("{system}/cpu/possible"), "0-7\n")?;
+    write(format!("{system}/node/online"), "0-1\n")?;
+    for (node, cpus, distance) in [(0, "0-3\n", "10 20\n"), (1, "4-7\n", "20 10\n")] {
+        let path = format!("{system}/node/node{node}");
+        write(format!("{path}/cpulist"), cpus)?;
+        write(format!("{path}/distance"), distance)?;
+        let meminfo = format!("Node {node} MemTotal: 4194304 kB\nNode {node} MemFree: 2097152 kB\n");
+        write(format!("{path}/meminfo"), &meminfo)?;
+    }
+    for cpu in 0..8 {
+        let path = format!("{system}/cpu/cpu{cpu}/topology");
+        write(format!("{path}/physical_package_id"), &format!("{}\n", cpu / 4))?;
+        write(format!("{path}/core_id"), &format!("{cpu}\n"))?;
+    }
+    Ok(())
+}
