@@ -25,6 +25,14 @@ struct Release {
 const V2: Release = Release { name: "sid", config: "2.toml", import: "--local --snapshotter native" };
 const V1: Release = Release { name: "trixie", config: "1.7.toml", import: "--snapshotter native" };
 
+/// Who makes the cgroups of pods and containers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Driver {
+    Cgroupfs,
+    /// systemd, which is then the first process.
+    Systemd,
+}
+
 /// Unpacks the packages that `cargo xtask setup --all` has fetched.
 fn unpack(release: &str, into: &Path) -> Result<(), String> {
     let cache = Cache::locate().map_err(|error| error.to_string())?;
@@ -47,7 +55,7 @@ fn unpack(release: &str, into: &Path) -> Result<(), String> {
 }
 
 /// Boots a machine with this containerd and runs the script; none, after saying why, where that cannot be.
-fn report(release: &Release) -> Option<Report> {
+fn report(release: &Release, driver: Driver) -> Option<Report> {
     let bench = Bench::open()?;
     if !bench.is_slow() {
         eprintln!("left out: emulated, a container runtime takes minutes; see `--all`");
@@ -60,7 +68,11 @@ fn report(release: &Release) -> Option<Report> {
         return None;
     }
     let machine = Machine::parse(Some(2), Some("3,3"), Some("1536M,1G"), None).unwrap();
-    let mut vm = bench.vm(machine).limit(Duration::from_mins(15));
+    let vm = match driver {
+        Driver::Cgroupfs => bench.vm(machine),
+        Driver::Systemd => bench.vm_with_systemd(machine),
+    };
+    let mut vm = vm.limit(Duration::from_mins(15));
     for program in PROGRAMS {
         let found = ["usr/sbin", "usr/bin"].map(|folder| root.path().join(folder).join(program));
         let path = found.iter().find(|path| path.is_file()).unwrap();
@@ -68,14 +80,57 @@ fn report(release: &Release) -> Option<Report> {
         vm = vm.file(path, format!("/usr/{folder}/{program}"));
     }
     let libraries = root.path().join(LIBRARY_FOLDER);
-    for library in LIBRARIES {
-        vm = vm.file(libraries.join(library), format!("/lib/x86_64-linux-gnu/{library}"));
+    match driver {
+        Driver::Cgroupfs => {
+            for library in LIBRARIES {
+                vm = vm.file(libraries.join(library), format!("/lib/x86_64-linux-gnu/{library}"));
+            }
+            vm = vm.file(libraries.join(LOADER), format!("/lib64/{LOADER}"));
+        }
+        Driver::Systemd => {
+            // The C library is newer than that of the root file system: all of it has to be.
+            for library in std::fs::read_dir(&libraries).unwrap() {
+                let library = library.unwrap();
+                let name = library.file_name().into_string().unwrap();
+                if library.path().is_file() {
+                    vm = vm.file(library.path(), format!("/{LIBRARY_FOLDER}/{name}"));
+                }
+            }
+        }
     }
-    vm = vm.file(libraries.join(LOADER), format!("/lib64/{LOADER}"));
     let config = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("e2e/containerd").join(release.config);
-    vm = vm.file(config, "/etc/containerd/config.toml");
-    let script = format!("IMPORT='{}'\n{}", release.import, include_str!("containerd.sh"));
+    let mut config = std::fs::read_to_string(config).unwrap();
+    let (driver, script) = match driver {
+        Driver::Cgroupfs => ("cgroupfs", include_str!("containerd.sh")),
+        Driver::Systemd => {
+            assert!(config.contains("SystemdCgroup = false"));
+            config = config.replace("SystemdCgroup = false", "SystemdCgroup = true");
+            ("systemd", include_str!("containerd/systemd.sh"))
+        }
+    };
+    let config_file = root.path().join("config.toml");
+    std::fs::write(&config_file, config).unwrap();
+    vm = vm.file(config_file, "/etc/containerd/config.toml");
+    let prelude = include_str!("containerd/prelude.sh");
+    let script = format!("IMPORT='{}' DRIVER={driver}\n{prelude}\n{script}", release.import);
     Some(boot(&vm, &script))
+}
+
+/// Of 128Mi, a little is left to reclaim within the pod.
+const MIN: &str = "117440512";
+const LOW: &str = "134217728";
+
+/// Asserts what protects a container and what is above it, from the inside out. The names of containers are not known.
+fn assert_protected(report: &Report, section: &str, expected: &[(&str, &str, &str)]) {
+    let found = lines(report, section);
+    let found: Vec<_> = found
+        .iter()
+        .map(|line| {
+            let is_container = line[0].len() >= 64;
+            (if is_container { "container" } else { line[0] }, line[1], line[2])
+        })
+        .collect();
+    assert_eq!(found, expected, "{section}:\n{report}");
 }
 
 /// The lines of a section as words.
@@ -83,20 +138,22 @@ fn lines<'a>(report: &'a Report, section: &str) -> Vec<Vec<&'a str>> {
     report.section(section).lines().map(|line| line.split_whitespace().collect()).collect()
 }
 
+/// A cgroup and its process on these CPUs and this node.
+fn pinned(cpus: &'static str, node: &'static str) -> Vec<Vec<&'static str>> {
+    vec![
+        vec!["cpus", cpus],
+        vec!["mems", node],
+        vec!["Cpus_allowed_list:", cpus],
+        vec!["Mems_allowed_list:", node],
+    ]
+}
+
 fn check(release: &Release) {
-    let Some(report) = report(release) else { return };
+    let Some(report) = report(release, Driver::Cgroupfs) else { return };
     eprintln!("{report}");
 
     // CPU 0 is kept for the system; the first container gets the first CPU of node 0.
     assert_eq!(lines(&report, "before")[0], ["cpus"]);
-    let pinned = |cpus: &'static str, node: &'static str| {
-        vec![
-            vec!["cpus", cpus],
-            vec!["mems", node],
-            vec!["Cpus_allowed_list:", cpus],
-            vec!["Mems_allowed_list:", node],
-        ]
-    };
     assert_eq!(lines(&report, "adopted"), pinned("1", "0"));
     assert_eq!(lines(&report, "adopted shared")[0], ["cpus", "0,2-5"]);
     let metrics = report.section("adopted metrics");
@@ -114,6 +171,16 @@ fn check(release: &Release) {
         assert!(line.ends_with(" 0"), "{line}");
     }
     assert_eq!(lines(&report, "placed shared")[0], ["cpus", "0,2,5"]);
+    // With the 48Mi that `early` is protected by (and 64Mi of it as far as possible).
+    let all = [("container", MIN, LOW), ("poddb", MIN, LOW), ("kubepods", "167772160", "201326592")];
+    assert_protected(&report, "placed protection", &all);
+    let names = report.section("placed names");
+    for labels in [
+        r#"workload="default/db/main",namespace="default",pod="db",container="main",node="1",type="anon""#,
+        r#"workload="default/web/main",namespace="default",pod="web",container="main",node="0",type="anon""#,
+    ] {
+        assert!(names.contains(labels), "{labels}:\n{names}");
+    }
     let allocations = report.json("placed allocations");
     let names: Vec<_> = allocations["allocations"].as_array().unwrap().iter().map(|a| &a["name"]).collect();
     assert_eq!(names, ["default/db/main", "default/early/main"]);
@@ -143,6 +210,8 @@ fn check(release: &Release) {
     assert_eq!(removed["allocations"].as_array().unwrap().len(), 1);
     assert_eq!(removed["sharedCpus"], "0,2-5");
     assert_eq!(lines(&report, "removed shared")[0], ["cpus", "0,2-5"]);
+    let early = [("poddb", "0", "0"), ("kubepods", "50331648", "67108864")];
+    assert_protected(&report, "removed protection", &early);
     report.section("end");
 }
 
@@ -154,4 +223,32 @@ fn containerd_2() {
 #[test]
 fn containerd_1_7() {
     check(&V1);
+}
+
+/// Where systemd makes the cgroups, units carry what is promised.
+#[test]
+fn containerd_with_systemd() {
+    let Some(report) = report(&V1, Driver::Systemd) else { return };
+    eprintln!("{report}");
+    assert_eq!(lines(&report, "first instruction"), pinned("1-2", "0").split_off(2));
+    for section in ["placed", "reloaded"] {
+        assert_eq!(lines(&report, section), pinned("1-2", "0"), "{section}");
+    }
+    assert_eq!(lines(&report, "shared")[0], ["cpus", "0,3-5"]);
+    let levels = [("container", MIN, LOW), ("kubepods-poddb.slice", MIN, LOW), ("kubepods.slice", MIN, LOW)];
+    assert_protected(&report, "protection", &levels);
+    assert_protected(&report, "reloaded protection", &levels);
+    let properties: Vec<_> = report.section("properties").lines().collect();
+    let memory = [format!("MemoryLow={LOW}"), format!("MemoryMin={MIN}")];
+    let expected =
+        ["AllowedCPUs=1-2", "AllowedMemoryNodes=0", &memory[0], &memory[1], &memory[0], &memory[1]];
+    assert_eq!(properties, expected);
+    for line in report.section("misses").lines() {
+        assert!(line.ends_with(" 0"), "{line}");
+    }
+    let removed = report.json("removed");
+    assert_eq!(removed["allocations"].as_array().map(Vec::len), Some(0), "{removed}");
+    assert_eq!(lines(&report, "removed shared")[0], ["cpus", "0-5"]);
+    assert_protected(&report, "removed protection", &[("kubepods.slice", "0", "0")]);
+    report.section("end");
 }

@@ -81,6 +81,13 @@ enum Class {
     Besteffort,
 }
 
+/// Who makes cgroups, which decides how they are named.
+#[derive(Clone, Copy, ValueEnum)]
+enum Driver {
+    Cgroupfs,
+    Systemd,
+}
+
 #[derive(Args)]
 struct Pod {
     /// Its name, which is its UID too
@@ -88,6 +95,9 @@ struct Pod {
     /// Its class of service
     #[arg(long, value_enum, default_value = "guaranteed")]
     class: Class,
+    /// The cgroup driver
+    #[arg(long, value_enum, default_value = "cgroupfs")]
+    driver: Driver,
     /// An annotation, `KEY=VALUE`
     #[arg(long, value_parser = annotation)]
     annotation: Vec<(String, String)>,
@@ -133,9 +143,18 @@ fn annotation(text: &str) -> Result<(String, String), String> {
 impl Pod {
     fn config(&self) -> SandboxConfig {
         let class = match self.class {
-            Class::Guaranteed => "",
-            Class::Burstable => "/burstable",
-            Class::Besteffort => "/besteffort",
+            Class::Guaranteed => None,
+            Class::Burstable => Some("burstable"),
+            Class::Besteffort => Some("besteffort"),
+        };
+        let cgroup_parent = match (self.driver, class) {
+            (Driver::Cgroupfs, None) => format!("/kubepods/pod{}", self.name),
+            (Driver::Cgroupfs, Some(class)) => format!("/kubepods/{class}/pod{}", self.name),
+            (Driver::Systemd, None) => format!("/kubepods.slice/kubepods-pod{}.slice", self.name),
+            (Driver::Systemd, Some(class)) => {
+                let slice = format!("kubepods-{class}");
+                format!("/kubepods.slice/{slice}.slice/{slice}-pod{}.slice", self.name)
+            }
         };
         SandboxConfig {
             metadata: Some(SandboxMetadata {
@@ -147,7 +166,7 @@ impl Pod {
             log_directory: format!("/var/log/pods/{}", self.name),
             annotations: self.annotation.iter().cloned().collect(),
             linux: Some(LinuxSandbox {
-                cgroup_parent: format!("/kubepods{class}/pod{}", self.name),
+                cgroup_parent,
                 // With the host's network no network plugin is needed.
                 security_context: Some(SandboxSecurity {
                     namespace_options: Some(NamespaceOptions {
@@ -262,6 +281,17 @@ mod tests {
         let sandbox = create.pod.config();
         assert_eq!(sandbox.linux.unwrap().cgroup_parent, "/kubepods/burstable/podweb");
         assert_eq!(sandbox.annotations["a/b"], "c");
+        for (line, parent) in [
+            ("cri pod web --driver systemd", "/kubepods.slice/kubepods-podweb.slice"),
+            (
+                "cri pod web --class besteffort --driver systemd",
+                "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podweb.slice",
+            ),
+            ("cri pod web", "/kubepods/podweb"),
+        ] {
+            let Task::Pod(pod) = Arguments::parse_from(line.split(' ')).task else { panic!("{line}") };
+            assert_eq!(pod.config().linux.unwrap().cgroup_parent, parent);
+        }
         assert!(Arguments::try_parse_from(["cri", "pod", "web", "--annotation", "x"]).is_err());
     }
 }

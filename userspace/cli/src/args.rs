@@ -363,6 +363,9 @@ pub(crate) struct Doctor {
     /// Examine the host whose file system is below this directory; for / the probes are tried too
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub(crate) root: PathBuf,
+    /// Configuration file, which must exist [default: etc/numaward/config.yaml below the root if it exists]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) output: Output,
 }

@@ -281,9 +281,22 @@ fn doctor(args: &Doctor) -> anyhow::Result<ExitCode> {
     } else {
         None
     };
-    let checks = examine(&args.root, probes.as_ref().map_or(&[], Probes::reports));
+    let configured = examined_config(args);
+    let checks = examine(&args.root, probes.as_ref().map_or(&[], Probes::reports), configured.as_ref());
     print(args.output, &checks, |checks| doctor::render(checks))?;
     Ok(if doctor::passes(&checks) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What the daemon of the examined host is configured to do. Another host does not have our variables.
+fn examined_config(args: &Doctor) -> Result<config::Config, config::Problems> {
+    let is_here = args.root == Path::new("/");
+    let usual = args.root.join(config::DEFAULT_FILE.trim_start_matches('/'));
+    let file = args.config.clone().or_else(|| (!is_here && usual.exists()).then_some(usual));
+    if file.is_none() && !is_here {
+        return Ok(config::Config::default());
+    }
+    let variables = if is_here { variables() } else { BTreeMap::new() };
+    config::load(&Sources { file, variables, flags: Vec::new() }).map(|loaded| loaded.config)
 }
 
 #[derive(Serialize)]

@@ -239,6 +239,17 @@ fn the_doctor_finds_what_is_missing() {
     assert_eq!(verdict("NUMA nodes"), "ok");
     assert_eq!(verdict("cgroup v2"), "fail");
     assert!(checks.iter().all(|check| check["verdict"] == "ok" || check["mend"].is_string()), "{checks:?}");
+
+    // What is configured on that host counts.
+    let file = |name: &str, text: &str| {
+        let path = host.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    file("var/lib/kubelet/config.yaml", "cpuManagerPolicy: static\n");
+    file("etc/numaward/config.yaml", "mode: enforce\n");
+    let (table, _) = ran(&["doctor", "--root", path(&host)]);
+    assert!(table.contains("FAIL  kubelet"), "{table}");
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use numaward_kube::{
     api::{self, EventQueue, EventWriter, Pods},
     node_topology::{NodeTopology, Policy, Publisher, Scope, fingerprint},
-    pod::PodSource as _,
-    pod_resources::{self, KUBELET_SOCKET},
+    pod::{PodId, PodSource as _},
+    pod_resources,
 };
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
@@ -21,8 +21,8 @@ use crate::{
         policy::{TopologyManagerPolicy, TopologyManagerScope},
     },
     http::{SocketError, listen_unix},
-    kubelet::{Policies, below, directory},
-    observe::{Observer, Part},
+    kubelet::{Policies, pod_resources_socket},
+    observe::{Observer, Part, containers},
     sharing::{
         View,
         assigned::{Calls, Teller},
@@ -98,11 +98,7 @@ impl Cluster {
     pub fn start(self, allocations: Option<View>, stop: &CancellationToken) {
         if let (Some(socket), Some(view)) = (self.socket, &allocations) {
             let teller = Teller::new(view.clone(), self.figures.calls.clone());
-            let kubelet = match &self.config.kubernetes.kubelet.pod_resources_socket {
-                Some(socket) => below(&self.config.host_root, socket),
-                None => directory(&self.config).join(KUBELET_SOCKET),
-            };
-            tokio::spawn(teller.ask_kubelet(kubelet, stop.clone()));
+            tokio::spawn(teller.ask_kubelet(pod_resources_socket(&self.config), stop.clone()));
             tokio::spawn(serve_pod_resources(socket, teller, stop.clone()));
         }
         let Some((pods, queue, node)) = self.pods else {
@@ -112,6 +108,11 @@ impl Cluster {
             }
             return;
         };
+        if self.mode == Mode::Enforce && !self.config.kubernetes.nri.enabled {
+            // With it, the runtime tells, and tells sooner.
+            let naming = name_containers(pods.clone(), self.observer.clone());
+            tokio::spawn(stop.clone().run_until_cancelled_owned(naming));
+        }
         let scheduler = allocations.filter(|_| self.config.kubernetes.node_resource_topology.enabled);
         let publishing = scheduler.map(|view| {
             let topology = policy(&self.config, self.mode, &self.policies);
@@ -125,6 +126,24 @@ impl Cluster {
             figures: self.figures.api,
         };
         tokio::spawn(stop.clone().run_until_cancelled_owned(link.run(pods, queue, publishing, stop.clone())));
+    }
+}
+
+/// Keeps telling which containers are whose.
+async fn name_containers(pods: Pods, observer: Arc<Observer>) {
+    let mut changes = pods.changes();
+    loop {
+        let named = pods.all().into_iter().flat_map(|stored| {
+            let PodId { namespace, name, .. } = &stored.pod.id;
+            let named = stored.container_ids.iter();
+            let named =
+                named.map(|(id, container)| (id.clone(), containers::name(namespace, name, container)));
+            named.collect::<Vec<_>>()
+        });
+        observer.containers_are(named, true);
+        if changes.changed().await.is_err() {
+            return;
+        }
     }
 }
 

@@ -12,7 +12,10 @@ use numaward_probes::{Mode, Probe, ProbeReport};
 use numaward_topology::NodeSet;
 use serde::{Deserialize, Serialize};
 
-use crate::kubelet::Policies;
+use crate::{
+    config::{self, Config, Problems},
+    kubelet::{self, Policies},
+};
 
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -56,16 +59,32 @@ impl Check {
 }
 
 /// Looks at the host whose file system is at `root`. `probes` is how the probes could be attached, if
-/// that was tried.
-pub fn examine(root: &Path, probes: &[ProbeReport]) -> Vec<Check> {
+/// that was tried, `configured` what the daemon is configured to do, or what is wrong with that.
+pub fn examine(root: &Path, probes: &[ProbeReport], configured: Result<&Config, &Problems>) -> Vec<Check> {
     let host = Host { root };
-    let mut checks = vec![host.kernel(), host.nodes(), host.btf(), host.jit(), host.privileges()];
+    let mut checks = vec![configuration(configured)];
+    checks.extend([host.kernel(), host.nodes(), host.btf(), host.jit(), host.privileges()]);
     checks.extend(probes.iter().map(probe));
     checks.extend([host.lockdown(), host.lsm(), host.tracefs(), host.paranoid(), host.kprobes()]);
     checks.extend(host.cgroups());
-    checks.extend([host.pressure(), host.balancing(), host.kubelet()]);
+    checks.extend([host.pressure(), host.balancing()]);
+    // Where it cannot be read, the daemon does not start: what the kubelet does is told as to one without any.
+    let config = configured.ok().cloned().unwrap_or_default();
+    checks.push(host.kubelet(&config));
     checks.extend(host.enforcement());
     checks
+}
+
+fn configuration(configured: Result<&Config, &Problems>) -> Check {
+    let check = "configuration";
+    match configured {
+        Ok(_) => Check::ok(check, "understood"),
+        Err(problems) => {
+            let problems: Vec<_> = problems.0.iter().map(ToString::to_string).collect();
+            let finding = format!("the daemon does not start with it: {}", problems.join("; "));
+            Check::fail(check, finding, "`numaward check-config` tells whether it is mended")
+        }
+    }
 }
 
 fn probe(report: &ProbeReport) -> Check {
@@ -366,25 +385,39 @@ impl Host<'_> {
         }
     }
 
-    fn kubelet(&self) -> Check {
-        let (check, directory) = ("kubelet", Path::new("/var/lib/kubelet"));
+    fn kubelet(&self, config: &Config) -> Check {
+        let (check, directory) = ("kubelet", config.kubernetes.kubelet.directory.as_path());
         let policies = Policies::read(self.root, directory);
         if let Some(pins) = policies.pins() {
-            return Check::warn(
-                check,
-                format!(
-                    "{}: the kubelet pins containers itself; numaward then only observes, and holds it to its \
-                     promises (it refuses to start with mode: enforce)",
-                    pins.found.join(", ")
+            let (found, mend) = (pins.found.join(", "), pins.mend.join(" and "));
+            return match config.mode {
+                Some(config::Mode::Enforce) => Check::fail(
+                    check,
+                    format!(
+                        "{found}: the kubelet pins containers itself, and mode: enforce is configured: numaward refuses \
+                         to start, as both would write the same cgroups"
+                    ),
+                    format!("{mend}, rm its state files and restart it; or configure mode: observe"),
                 ),
-                format!("for numaward to place workloads, {}", pins.mend.join(" and ")),
-            );
+                Some(config::Mode::Observe) => Check::ok(
+                    check,
+                    format!("{found}: numaward holds it to its promises, as configured (mode: observe)"),
+                ),
+                None => Check::warn(
+                    check,
+                    format!(
+                        "{found}: the kubelet pins containers itself; numaward then only observes, and holds it to its \
+                         promises (it refuses to start with mode: enforce)"
+                    ),
+                    format!("for numaward to place workloads, {mend}"),
+                ),
+            };
         }
         match policies.problems.as_slice() {
-            [] if self.exists("var/lib/kubelet") => {
+            [] if kubelet::below(self.root, directory).exists() => {
                 Check::ok(check, "it leaves CPUs and memory to numaward: its CPU and memory managers are off")
             }
-            [] => Check::ok(check, "none here (/var/lib/kubelet is absent)"),
+            [] => Check::ok(check, format!("none here ({} is absent)", directory.display())),
             [problem, ..] => Check::warn(
                 check,
                 format!("its policies are not understood: {problem}"),
@@ -435,7 +468,7 @@ mod tests {
 
     #[test]
     fn a_good_host_passes() {
-        for check in examine(tree(GOOD).path(), &[]) {
+        for check in examine(tree(GOOD).path(), &[], Ok(&Config::default())) {
             assert_eq!(
                 (check.verdict, check.mend),
                 (Verdict::Ok, None),
@@ -530,12 +563,46 @@ mod tests {
                 }
                 None => fs::remove_file(dir.path().join(path)).unwrap(),
             }
-            let checks = examine(dir.path(), &[]);
+            let checks = examine(dir.path(), &[], Ok(&Config::default()));
             let check = checks.iter().find(|check| check.check == name).unwrap();
             assert_eq!(check.verdict, verdict, "{path} {text:?}: {check:?}");
             assert!(check.finding.contains(said), "{path} {text:?}: {check:?}");
             assert!(check.mend.is_some(), "{check:?}");
         }
+    }
+
+    #[test]
+    fn the_kubelet_is_judged_by_the_mode_that_is_configured() {
+        let dir = tree(GOOD);
+        let elsewhere = dir.path().join("data/kubelet");
+        fs::create_dir_all(&elsewhere).unwrap();
+        fs::write(elsewhere.join("config.yaml"), "memoryManagerPolicy: Static\n").unwrap();
+        let kubelet = config::cluster::Kubelet { directory: "/data/kubelet".into(), ..Default::default() };
+        let kubernetes = config::kubernetes::Kubernetes { kubelet, ..Default::default() };
+        let config = |mode| Config { mode, kubernetes: kubernetes.clone(), ..Config::default() };
+        let of = |configured: Result<&Config, &Problems>, name: &str| {
+            let checks = examine(dir.path(), &[], configured);
+            checks.into_iter().find(|check| check.check == name).unwrap()
+        };
+        for (mode, verdict, said) in [
+            (None, Verdict::Warn, "numaward then only observes"),
+            (Some(config::Mode::Observe), Verdict::Ok, "as configured (mode: observe)"),
+            (Some(config::Mode::Enforce), Verdict::Fail, "numaward refuses to start"),
+        ] {
+            let check = of(Ok(&config(mode)), "kubelet");
+            assert_eq!(check.verdict, verdict, "{check:?}");
+            assert!(check.finding.contains(said), "{check:?}");
+            assert!(check.finding.contains("memoryManagerPolicy: Static in /data/kubelet/config.yaml"));
+        }
+        let mend = of(Ok(&config(Some(config::Mode::Enforce))), "kubelet").mend.unwrap();
+        assert!(mend.contains("set memoryManagerPolicy: None") && mend.contains("mode: observe"), "{mend}");
+        let file = dir.path().join("numaward.yaml");
+        fs::write(&file, "mode: enforced\n").unwrap();
+        let sources = config::Sources { file: Some(file), ..Default::default() };
+        let problems = config::load(&sources).unwrap_err();
+        let check = of(Err(&problems), "configuration");
+        assert_eq!(check.verdict, Verdict::Fail);
+        assert!(check.finding.contains("numaward.yaml") && check.finding.contains("mode"), "{check:?}");
     }
 
     #[test]

@@ -122,8 +122,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
                     Some(pods) => Arc::new(pods),
                     None => Arc::new(NoPods),
                 };
-                let (host, keeper) = ((nri, config.host_root.as_path()), keeper.clone());
-                kubernetes::start(host, keeper, observer.clone(), pods, placing, &stop);
+                kubernetes::start(config, keeper.clone(), observer.clone(), pods, placing, &stop);
                 tracing::info!(socket = %nri.socket.display(), "containers are placed when they are created");
             }
             None => not_placed(mode),

@@ -16,6 +16,7 @@ use numaward_daemon::{
     api::{Allocation, Target},
     cluster::{Cluster, Figures},
     config::{Config, Interval, Mode},
+    guarantee::keeper::Listener,
     health::{Heartbeat, Readiness},
     kubelet::{self, Policies},
     metrics::Source as _,
@@ -367,6 +368,47 @@ async fn the_api_server_tells_who_is_who_and_the_scheduler_is_told_what_is_free(
     .await;
     assert_eq!(run.degraded("Kubernetes API"), None);
     assert_eq!(run.degraded("NodeResourceTopology"), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn containers_are_served_under_their_names_where_numaward_places_them() {
+    let other = "f".repeat(64);
+    let server = FakeApiServer::start().await.unwrap();
+    server.put_pod(json!({"metadata": {"name": "db", "namespace": "prod", "uid": "u1"},
+        "spec": {"nodeName": "n1", "containers": [{"name": "main"}]},
+        "status": {"phase": "Running",
+            "containerStatuses": [{"name": "main", "containerID": format!("containerd://{ID}")}]}}));
+    let mut host = Host::new();
+    host.container(&format!("kubepods/podu1/{ID}"));
+    host.container(&format!("kubepods/podu2/{other}"));
+    let kubeconfig = host.root.path().join("kubeconfig");
+    fs::write(&kubeconfig, server.kubeconfig()).unwrap();
+    host.config.kubernetes.node_name = Some("n1".to_owned());
+    host.config.kubernetes.kubeconfig = Some(kubeconfig);
+    let observer = Arc::new(Observer::new(&host.config));
+    let (mut readiness, stop) = (Readiness::default(), CancellationToken::new());
+    let source = CgroupSource::Directory(host.cgroups.path().into());
+    spawn(&observer, source, Latches::new(&mut readiness), &Heartbeat::new(), &stop).unwrap();
+    let names = || {
+        let workloads = observer.workloads().workloads;
+        workloads.into_iter().map(|of| (of.workload, of.cgroup)).collect::<BTreeMap<_, _>>()
+    };
+    let cgroup = |uid: &str, id: &str| Some(format!("/kubepods/pod{uid}/{id}"));
+    wait("both, without names", || names().contains_key("pods").then_some(())).await;
+
+    // Without NRI the API server tells.
+    let cluster =
+        Cluster::prepare(&host.config, Mode::Enforce, Policies::default(), &observer, Figures::default());
+    cluster.unwrap().start(None, &stop);
+    wait("the name", || (names().get("prod/db/main") == Some(&cgroup("u1", ID))).then_some(())).await;
+    assert_eq!(names().get("pods"), Some(&cgroup("u2", &other)));
+    stop.cancel();
+
+    // With it, the runtime does; who is not there any more is forgotten, and served as long as its cgroup is.
+    let listener: &dyn Listener = &*observer;
+    listener.containers_are(vec![(other.clone(), "prod/web/main".to_owned())], true);
+    assert_eq!(names().get("prod/web/main"), Some(&cgroup("u2", &other)));
+    assert!(names().contains_key("prod/db/main"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -232,8 +232,12 @@ impl MemoryQos {
 
     /// The settings of one container.
     pub fn container(&self, request: &Request, container: &ContainerRequest) -> MemorySettings {
-        let class = request.qos();
-        let (requested, limit) = (memory(&container.requests), memory(&container.limits));
+        self.container_of(request.qos(), memory(&container.requests), memory(&container.limits))
+    }
+
+    /// The settings of one container of an owner of this class, which requests and may use so much; a limit of zero
+    /// is none.
+    pub fn container_of(&self, class: QosClass, requested: Bytes, limit: Bytes) -> MemorySettings {
         let high = self.throttling.filter(|_| class != QosClass::Guaranteed).and_then(|throttling| {
             let ceiling = positive(limit).unwrap_or(self.node_allocatable);
             let high = throttling.formula.apply(requested, ceiling, throttling.factor, self.page_size);

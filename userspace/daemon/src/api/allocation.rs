@@ -74,6 +74,9 @@ pub struct PodContainer {
     pub container: String,
     /// The pod's UID, as the container runtime knows it.
     pub pod_uid: String,
+    /// Whether what it holds is the pod's as a whole, and shared with other containers of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shares_pod: bool,
 }
 
 /// The allocations of this host.

@@ -142,6 +142,15 @@ pub trait Listener: Send + Sync {
     fn promised(&self, promises: Promises);
     /// Something happened that somebody should know of, to the workload with this cgroup if to one.
     fn happened(&self, cgroup: Option<&CgroupPath>, report: Report);
+    /// The names of containers of pods, `NAMESPACE/POD/CONTAINER`, by the runtime's ids; where they are `all` there are,
+    /// others are forgotten.
+    fn containers_are(&self, named: Vec<(String, String)>, all: bool) {
+        let _ = (named, all);
+    }
+    /// A container of a pod is gone.
+    fn container_is_gone(&self, id: &str) {
+        let _ = id;
+    }
     /// Whoever is told from now on of cgroups that come and go, until the answer is `false`.
     fn tell_cgroups(&self, tell: CgroupEvents) {
         drop(tell);
@@ -928,14 +937,20 @@ impl Owner {
         self.throttled.outdated();
         self.follow_pool();
         self.patrol.follow(&self.state.book);
+        let mut shared = BTreeSet::new();
         let workloads = self.state.guarantees.iter().map(|(name, guarantee)| {
             let allocation = self.allocation_of(name, guarantee);
+            // What a pod holds as a whole is there once, however many containers share it.
+            let is_told = match &guarantee.target {
+                Target::Container(of) => of.shares_pod() && !shared.insert(&of.owner),
+                _ => false,
+            };
             let lack = self.lacks.get(guarantee.owner(name));
             Promise {
                 cgroup: guarantee.cgroup.clone(),
                 id: guarantee.id,
                 nodes: allocation.memory_nodes(),
-                placed: placed(&allocation),
+                placed: if is_told { Vec::new() } else { placed(&allocation) },
                 cpus: allocation.cpus.unwrap_or_default(),
                 offline_cpus: lack.map(|lack| lack.cpus.clone()).unwrap_or_default(),
                 uncovered: lack.map(|lack| lack.memory.clone()).unwrap_or_default(),

@@ -76,18 +76,23 @@ pub fn strategy(config: &Config, machine: &Machine) -> Result<Kubelet, Vec<Polic
     Kubelet::new(machine, &policy).map_err(|error| vec![error.into()])
 }
 
-/// What protects a workload with this request from reclaim, and where it is slowed down.
-pub fn memory_settings(config: &Config, request: &Request) -> MemorySettings {
-    // Whoever asks for a guarantee wants it protected, unlike the kubelet's pods.
-    let reservation = config.memory_reservation_policy.unwrap_or(MemoryReservationPolicy::TieredReservation);
+/// Memory `QoS` as configured. `default` is what is reserved where nothing is said, `ceiling` stands for the limit of who
+/// has none.
+pub fn memory_qos(config: &Config, default: MemoryReservationPolicy, ceiling: Bytes) -> MemoryQos {
+    let reservation = config.memory_reservation_policy.unwrap_or(default);
     let factor = config.memory_throttling_factor.map(|factor| factor.0);
-    let qos = MemoryQos {
+    MemoryQos {
         reservation: reservation.into(),
         throttling: factor.map(|factor| Throttling { formula: ThrottlingFormula::AboveRequest, factor }),
         page_size: Bytes(rustix::param::page_size() as u64),
-        // Nobody is without a limit here.
-        node_allocatable: Bytes(0),
-    };
+        node_allocatable: ceiling,
+    }
+}
+
+/// What protects a workload with this request from reclaim, and where it is slowed down.
+pub fn memory_settings(config: &Config, request: &Request) -> MemorySettings {
+    // Whoever asks for a guarantee wants it protected, unlike the kubelet's pods. Nobody is without a limit here.
+    let qos = memory_qos(config, MemoryReservationPolicy::TieredReservation, Bytes(0));
     let settings = request.containers.first().map(|container| qos.container(request, container));
     settings.unwrap_or_default()
 }

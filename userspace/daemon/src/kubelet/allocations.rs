@@ -65,6 +65,7 @@ fn allocation(
             pod,
             container: name.to_string(),
             pod_uid: uid.to_string(),
+            shares_pod: false,
         }),
         directory: directory
             .map(|root| root.join(cgroup.trim_start_matches('/')).display().to_string())

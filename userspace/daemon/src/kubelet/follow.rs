@@ -9,12 +9,12 @@ use std::{fs, os::unix::fs::MetadataExt as _, path::PathBuf, sync::Arc, time::Du
 use numaward_engine::checkpoint::{CpuCheckpoint, MemoryCheckpoint};
 use numaward_kube::{
     api::Pods,
-    pod_resources::{Client, KUBELET_SOCKET, messages::PodResources},
+    pod_resources::{Client, messages::PodResources},
 };
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::{below, directory, names::Names, state::Promised};
+use super::{directory, names::Names, pod_resources_socket, state::Promised};
 use crate::{
     config::Config,
     observe::{Observer, Part, kubelet::Kept},
@@ -27,11 +27,7 @@ const ASK: Duration = Duration::from_secs(10);
 
 /// Follows the kubelet's promises until the token is cancelled.
 pub async fn follow(config: Config, observer: Arc<Observer>, pods: Option<Pods>, stop: CancellationToken) {
-    let directory = directory(&config);
-    let socket = match &config.kubernetes.kubelet.pod_resources_socket {
-        Some(socket) => below(&config.host_root, socket),
-        None => directory.join(KUBELET_SOCKET),
-    };
+    let (directory, socket) = (directory(&config), pod_resources_socket(&config));
     let stamps = None;
     let follower =
         Follower { directory, stamps, socket, observer, pods, kept: Arc::default(), assigned: Vec::new() };

@@ -16,6 +16,8 @@ pub mod state;
 
 use std::path::{Path, PathBuf};
 
+use numaward_kube::pod_resources::KUBELET_SOCKET;
+
 pub use self::{allocations::allocations, follow::follow, policies::Policies};
 use crate::config::{Config, Mode};
 
@@ -37,6 +39,14 @@ pub struct TwoMasters {
 /// The directory of the kubelet as this process sees it.
 pub fn directory(config: &Config) -> PathBuf {
     below(&config.host_root, &config.kubernetes.kubelet.directory)
+}
+
+/// The kubelet's socket of the PodResources API as this process sees it.
+pub fn pod_resources_socket(config: &Config) -> PathBuf {
+    match &config.kubernetes.kubelet.pod_resources_socket {
+        Some(socket) => below(&config.host_root, socket),
+        None => directory(config).join(KUBELET_SOCKET),
+    }
 }
 
 /// A path of the host as this process sees it.

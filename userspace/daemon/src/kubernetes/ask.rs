@@ -5,25 +5,25 @@
 //! CPU shares that the kubelet makes of a request, and the pod's class of service by its place among the
 //! kubelet's cgroups. The first is used where it is there; decisions from the second say so.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
 
 use numaward_cgroup::CgroupPath;
-use numaward_engine::{ContainerRequest, Near, QosClass, Quantity, Request, Resources};
+use numaward_engine::{ContainerName, ContainerRequest, Near, QosClass, Quantity, Request, Resources};
 use numaward_kube::{
     cgroup_path::pod_levels,
     nri::types::{self as nri, Limit},
     pod::{self, PodSource},
 };
-use numaward_topology::ZoneKind;
+use numaward_topology::{Bytes, NodeSet};
 
 use super::{
     annotations::{Annotations, Extra, Placement},
-    devices,
+    devices, whole,
 };
-use crate::guarantee::pods::{Asked, ContainerAsk, MemoryKnobs, PodAsk, PodName};
+use crate::{
+    config::Config,
+    guarantee::pods::{Asked, ContainerAsk, MemoryAsk, POD_SHARE, PodAsk, PodName, Slice},
+};
 
 /// CPU shares that the kubelet gives for one CPU.
 const SHARES_PER_CPU: u64 = 1024;
@@ -42,11 +42,13 @@ pub(super) enum LeftAlone {
 pub(super) struct Asker {
     pods: Arc<dyn PodSource>,
     host_root: PathBuf,
+    kubelet: Arc<devices::Kubelet>,
 }
 
 impl Asker {
-    pub(super) fn new(pods: Arc<dyn PodSource>, host_root: &Path) -> Self {
-        Self { pods, host_root: host_root.to_owned() }
+    pub(super) fn new(pods: Arc<dyn PodSource>, config: &Config) -> Self {
+        let kubelet = Arc::new(devices::Kubelet::new(config));
+        Self { pods, host_root: config.host_root.clone(), kubelet }
     }
 
     /// What the API server tells of a pod.
@@ -68,8 +70,16 @@ impl Asker {
     pub(super) fn pod(&self, pod: &nri::Pod) -> PodAsk {
         let annotations = Annotations::read(&pod.annotations);
         let known = self.known(pod);
-        let asked = known.as_ref().map_or(Asked::Nothing, |known| whole(known, &annotations));
-        ask(pod, asked, annotations, known.as_deref())
+        let asked = known.as_ref().map_or(Asked::Nothing, |known| whole::asked(known, &annotations));
+        ask(pod, asked, annotations)
+    }
+
+    /// Adds the nodes of the devices that the kubelet has assigned to the pod.
+    pub(super) async fn add_devices(&self, pod: &nri::Pod, ask: &mut PodAsk) {
+        for (container, nodes) in self.kubelet.nodes(&pod.namespace, &pod.name).await {
+            let has_slice = matches!(&ask.asked, Asked::Pod(request) if request.has_container(&container));
+            add_near(ask, if has_slice { container } else { POD_SHARE.into() }, &nodes);
+        }
     }
 
     /// A container.
@@ -91,27 +101,90 @@ impl Asker {
         let known = self.known(pod);
         let mut notes = Vec::new();
         let asked = match &known {
-            Some(known) => whole(known, &annotations),
+            Some(known) => whole::asked(known, &annotations),
             None => alone(pod, container, &annotations, &mut notes),
         };
-        let mut pod = ask(pod, asked, annotations, known.as_deref());
+        let slice = known
+            .as_ref()
+            .map_or(Slice::Own, |known| whole::slice(known, &asked, &annotations, &container.name));
+        let memory = self.memory(pod, container, &container.resources);
+        let mut pod = ask(pod, asked, annotations);
         pod.notes.append(&mut notes);
         let devices = devices::nodes(&self.host_root, &container.devices);
-        if !devices.is_empty() {
-            pod.near.devices.insert(container.name.as_str().into(), devices);
-        }
+        let holder = if slice == Slice::Own { container.name.as_str() } else { POD_SHARE };
+        add_near(&mut pod, holder.into(), &devices);
         Ok(ContainerAsk {
             pod,
             id: container.id.clone(),
             name: container.name.clone(),
             cgroup,
-            memory: MemoryKnobs::default(),
+            slice,
+            memory,
             pinned: (container.resources.cpus.clone(), container.resources.mems.clone()),
         })
     }
 }
 
-fn ask(pod: &nri::Pod, asked: Asked, annotations: Annotations, known: Option<&pod::Pod>) -> PodAsk {
+impl Asker {
+    /// What the protection of a container's memory follows from, if it has these resources.
+    fn memory(&self, pod: &nri::Pod, container: &nri::Container, has: &nri::Resources) -> MemoryAsk {
+        let limit = match has.memory_limit {
+            Some(Limit::At(limit)) if limit.0 > 0 => Some(limit),
+            _ => None,
+        };
+        if let Some(known) = self.known(pod) {
+            return whole::memory(&known, &container.name);
+        }
+        let class = class_of(pod, container);
+        // Of other classes the runtime is not told what is requested.
+        let request = limit.filter(|_| class == Some(QosClass::Guaranteed));
+        MemoryAsk { class, request, limit }
+    }
+
+    /// What a change of a container's resources asks for, and what the protection of its memory follows from then, if
+    /// that changes.
+    pub(super) fn resized(
+        &self,
+        pod: &nri::Pod,
+        container: &nri::Container,
+        requested: &nri::Resources,
+    ) -> (Resources, Option<MemoryAsk>) {
+        let now = &container.resources;
+        let merged = nri::Resources {
+            cpu_shares: requested.cpu_shares.or(now.cpu_shares),
+            cpu_quota: requested.cpu_quota.or(now.cpu_quota),
+            cpu_period: requested.cpu_period.or(now.cpu_period),
+            ..nri::Resources::default()
+        };
+        let has_cpu = requested.cpu_shares.is_some() || requested.cpu_quota.is_some();
+        let mut to = Resources { cpu: cpus(&merged).filter(|_| has_cpu), ..Resources::none() };
+        let Some(Limit::At(limit)) = requested.memory_limit else { return (to, None) };
+        to = to.with_memory(Quantity::whole(limit.0));
+        let mut memory = self.memory(pod, container, requested);
+        // The API server may tell of it later than the runtime.
+        memory.limit = Some(limit);
+        if memory.class == Some(QosClass::Guaranteed) && memory.request > Some(Bytes(0)) {
+            memory.request = Some(limit);
+        }
+        (to, Some(memory))
+    }
+}
+
+/// The class of service of a pod, by its place among the kubelet's cgroups.
+fn class_of(pod: &nri::Pod, container: &nri::Container) -> Option<QosClass> {
+    let path = container.cgroup.as_ref().or(pod.cgroup.as_ref());
+    path.and_then(|path| pod_levels(path)).map(|levels| levels.qos)
+}
+
+/// Adds nodes of devices to those of the container that holds them.
+fn add_near(ask: &mut PodAsk, container: ContainerName, nodes: &NodeSet) {
+    if !nodes.is_empty() {
+        let known = ask.near.devices.entry(container).or_default();
+        *known = &*known | nodes;
+    }
+}
+
+fn ask(pod: &nri::Pod, asked: Asked, annotations: Annotations) -> PodAsk {
     let mut near = Near::default();
     if let Asked::Pod(request) | Asked::Container(request) = &asked {
         for container in request.all_containers() {
@@ -120,54 +193,14 @@ fn ask(pod: &nri::Pod, asked: Asked, annotations: Annotations, known: Option<&po
             }
         }
     }
-    let mut notes = annotations.ignored;
-    if known.is_some_and(|known| known.resources.is_some()) {
-        notes.push(
-            "resources of the pod as a whole are not considered, only those of its containers".to_owned(),
-        );
-    }
     PodAsk {
         pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
         sandbox: pod.id.clone(),
         asked,
         near,
         policy: annotations.policy,
-        notes,
+        notes: annotations.ignored,
     }
-}
-
-/// What is asked for with a pod that the API server has told of.
-fn whole(known: &pod::Pod, annotations: &Annotations) -> Asked {
-    let request = known.request();
-    let is_guaranteed = request.qos() == QosClass::Guaranteed;
-    let wanted = |container: &ContainerRequest| {
-        let wishes = annotations.of(container.name.as_str());
-        match (wishes.placement, is_guaranteed, wishes.extra) {
-            (Placement::Auto, true, _) => Some(container.clone()),
-            (Placement::Auto, false, Extra::Memory) => memory_only(container),
-            _ => None,
-        }
-    };
-    let request = Request {
-        init_containers: request.init_containers.iter().filter_map(wanted).collect(),
-        containers: request.containers.iter().filter_map(wanted).collect(),
-        owner: request.owner.clone(),
-    };
-    if request.containers.is_empty() { Asked::Nothing } else { Asked::Pod(request) }
-}
-
-/// The memory that a container requests, as a request of its own. A part of a CPU is never exclusive.
-fn memory_only(container: &ContainerRequest) -> Option<ContainerRequest> {
-    let memory = container.requests.memory.iter().filter(|(_, amount)| !amount.is_zero());
-    let resources = Resources {
-        cpu: Some(Quantity::milli(1)),
-        memory: memory.map(|(&kind, &amount)| (kind, amount)).collect(),
-    };
-    resources.memory.contains_key(&ZoneKind::Memory).then(|| ContainerRequest {
-        requests: resources.clone(),
-        limits: resources,
-        ..container.clone()
-    })
 }
 
 /// What is asked for with a container of which only the runtime has told.
@@ -177,8 +210,7 @@ fn alone(
     annotations: &Annotations,
     notes: &mut Vec<String>,
 ) -> Asked {
-    let path = container.cgroup.as_ref().or(pod.cgroup.as_ref());
-    let class = path.and_then(|path| pod_levels(path)).map(|levels| levels.qos);
+    let class = class_of(pod, container);
     let wishes = annotations.of(&container.name);
     if wishes.placement != Placement::Auto {
         return Asked::Nothing;
@@ -212,22 +244,6 @@ fn alone(
     })
 }
 
-/// What a change of a container's resources asks for, `now` being what it has.
-pub(super) fn resized(now: &nri::Resources, requested: &nri::Resources) -> Resources {
-    let merged = nri::Resources {
-        cpu_shares: requested.cpu_shares.or(now.cpu_shares),
-        cpu_quota: requested.cpu_quota.or(now.cpu_quota),
-        cpu_period: requested.cpu_period.or(now.cpu_period),
-        ..nri::Resources::default()
-    };
-    let has_cpu = requested.cpu_shares.is_some() || requested.cpu_quota.is_some();
-    let mut to = Resources { cpu: cpus(&merged).filter(|_| has_cpu), ..Resources::none() };
-    if let Some(Limit::At(memory)) = requested.memory_limit {
-        to = to.with_memory(Quantity::whole(memory.0));
-    }
-    to
-}
-
 /// The CPUs that a Guaranteed container may use: its quota, else what its shares were made of.
 fn cpus(resources: &nri::Resources) -> Option<Quantity> {
     if let (Some(Limit::At(quota)), Some(period)) = (resources.cpu_quota, resources.cpu_period) {
@@ -248,7 +264,7 @@ mod tests {
     use std::{collections::BTreeMap, time::Duration};
 
     use numaward_kube::pod::{NoPods, Notice, PodId};
-    use numaward_topology::{Bytes, HugepageSize};
+    use numaward_topology::HugepageSize;
 
     use super::*;
 
@@ -277,9 +293,13 @@ mod tests {
         fn notify(&self, _: Notice) {}
     }
 
+    fn asker(pods: Arc<dyn PodSource>) -> Asker {
+        Asker::new(pods, &Config { host_root: "/nowhere".into(), ..Config::default() })
+    }
+
     fn known(containers: Vec<ContainerRequest>) -> Asker {
         let id = PodId { namespace: "ns".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() };
-        Asker::new(Arc::new(One(pod::Pod { id, containers, ..pod::Pod::default() })), Path::new("/nowhere"))
+        asker(Arc::new(One(pod::Pod { id, containers, ..pod::Pod::default() })))
     }
 
     fn pod(annotations: &[(&str, &str)]) -> nri::Pod {
@@ -356,6 +376,33 @@ mod tests {
     }
 
     #[test]
+    fn what_is_known_of_memory_is_told() {
+        let memory = |asker: &Asker, class: &str, resources: nri::Resources| {
+            asker.container(&pod(&[]), &container("db", class, resources)).unwrap().memory
+        };
+        let (two, gib) = (limits(2000, Bytes::gib(1)), Some(Bytes::gib(1)));
+        let asker = asker(Arc::new(NoPods));
+        let ask = |class, request, limit| MemoryAsk { class: Some(class), request, limit };
+        assert_eq!(memory(&asker, "", two.clone()), ask(QosClass::Guaranteed, gib, gib));
+        assert_eq!(memory(&asker, "/burstable", two.clone()), ask(QosClass::Burstable, None, gib));
+        assert_eq!(
+            memory(&asker, "/besteffort", nri::Resources::default()),
+            ask(QosClass::BestEffort, None, None)
+        );
+        let known = known(vec![burstable("db", "2", "256Mi")]);
+        let requested = Some(Bytes::mib(256));
+        assert_eq!(memory(&known, "/burstable", two.clone()), ask(QosClass::Burstable, requested, None));
+        // A new limit, of which the API server has not told yet.
+        let more = limits(2000, Bytes::gib(2));
+        let resized = |asker: &Asker, class| {
+            asker.resized(&pod(&[]), &container("db", class, two.clone()), &more).1.unwrap()
+        };
+        let two_gib = Some(Bytes::gib(2));
+        assert_eq!(resized(&asker, ""), ask(QosClass::Guaranteed, two_gib, two_gib));
+        assert_eq!(resized(&known, "/burstable"), ask(QosClass::Burstable, requested, two_gib));
+    }
+
+    #[test]
     fn wishes_and_devices_are_told() {
         let asker = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
         let wish = pod(&[("numaward.io/preferred-nodes", "1")]);
@@ -366,7 +413,7 @@ mod tests {
 
     #[test]
     fn without_an_api_server_the_runtime_tells() {
-        let asker = Asker::new(Arc::new(NoPods), Path::new("/nowhere"));
+        let asker = asker(Arc::new(NoPods));
         let mut two = limits(2000, Bytes::gib(1));
         two.hugepage_limits =
             [(HugepageSize(Bytes::mib(2)), Bytes::mib(8)), (HugepageSize(Bytes::gib(1)), Bytes(0))].into();

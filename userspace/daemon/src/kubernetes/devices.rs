@@ -2,11 +2,92 @@
 //!
 //! A device file names its driver and device by two numbers; sysfs leads from them to the device, and up from there
 //! to the one on a bus that knows its node (`numa_node`, -1 where the platform does not tell).
+//!
+//! The runtime tells of device files when a container is created. The kubelet has assigned devices before it runs the
+//! pod, and tells of them, with the nodes that device plugins gave, by its PodResources API.
 
-use std::path::Path;
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use numaward_kube::nri::types::{Device, DeviceKind};
+use numaward_engine::ContainerName;
+use numaward_kube::{
+    nri::types::{Device, DeviceKind},
+    pod_resources::{
+        CallError, Client,
+        messages::{PodResources, TopologyInfo},
+    },
+};
 use numaward_topology::{NodeId, NodeSet};
+use tokio::{sync::Mutex, time::timeout};
+
+use crate::{config::Config, kubelet::pod_resources_socket};
+
+/// How long the kubelet is waited for: it answers from memory, and the runtime waits for us.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Asks the kubelet for the devices of a pod.
+#[derive(Debug)]
+pub(super) struct Kubelet {
+    socket: PathBuf,
+    client: Mutex<Option<Client>>,
+}
+
+impl Kubelet {
+    pub(super) fn new(config: &Config) -> Self {
+        Self { socket: pod_resources_socket(config), client: Mutex::new(None) }
+    }
+
+    /// The nodes of the devices of each container of a pod; none where nobody tells.
+    pub(super) async fn nodes(&self, namespace: &str, pod: &str) -> BTreeMap<ContainerName, NodeSet> {
+        if !self.socket.exists() {
+            return BTreeMap::new();
+        }
+        match timeout(PATIENCE, self.ask(namespace, pod)).await {
+            Ok(Ok(found)) => found.map(|found| of_pod(&found)).unwrap_or_default(),
+            Ok(Err(error)) => {
+                tracing::debug!(namespace, pod, %error, "the kubelet does not tell the pod's devices");
+                BTreeMap::new()
+            }
+            Err(_) => {
+                tracing::debug!(namespace, pod, "the kubelet does not tell the pod's devices in time");
+                BTreeMap::new()
+            }
+        }
+    }
+
+    async fn ask(&self, namespace: &str, pod: &str) -> Result<Option<PodResources>, CallError> {
+        let client = {
+            let mut known = self.client.lock().await;
+            match &*known {
+                Some(client) => client.clone(),
+                None => known.insert(Client::connect(&self.socket).await?).clone(),
+            }
+        };
+        match client.get(namespace, pod).await {
+            // Older kubelets only list, and some have this call switched off.
+            Err(_) => {
+                let pods = client.list().await?;
+                Ok(pods.into_iter().find(|found| found.namespace == namespace && found.name == pod))
+            }
+            found => found,
+        }
+    }
+}
+
+fn of_pod(pod: &PodResources) -> BTreeMap<ContainerName, NodeSet> {
+    let mut nodes: BTreeMap<ContainerName, NodeSet> = BTreeMap::new();
+    for container in &pod.containers {
+        let told =
+            container.devices.iter().filter_map(|held| held.topology.as_ref()).map(TopologyInfo::node_set);
+        let of_container = nodes.entry(container.name.as_str().into()).or_default();
+        *of_container = told.fold(of_container.clone(), |all, more| &all | &more);
+    }
+    nodes.retain(|_, nodes| !nodes.is_empty());
+    nodes
+}
 
 /// The nodes of these devices. Devices whose node is not told, such as `/dev/null`, do not count.
 pub(super) fn nodes(host_root: &Path, devices: &[Device]) -> NodeSet {

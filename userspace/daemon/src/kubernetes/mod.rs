@@ -18,8 +18,9 @@ mod figures;
 mod placer;
 #[cfg(test)]
 mod tests;
+mod whole;
 
-use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use numaward_kube::{
     nri::{Handle, Phase, Plugin, types},
@@ -31,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::figures::Figures;
 use self::{ask::Asker, placer::Placer};
 use crate::{
-    config::kubernetes::Nri,
+    config::Config,
     enforce::Settings,
     guarantee::{Keeper, keeper::Listener, pods::Update},
 };
@@ -41,20 +42,20 @@ const GATHER: Duration = Duration::from_millis(200);
 
 /// Places containers until `stop`. To be called within a runtime of tokio.
 pub fn start<L: Listener + 'static>(
-    (config, host_root): (&Nri, &Path),
+    config: &Config,
     keeper: Keeper,
     listener: Arc<L>,
     pods: Arc<dyn PodSource>,
     figures: Figures,
     stop: &CancellationToken,
 ) {
-    let plugin = plugin((config, host_root), keeper, listener, pods, figures, stop);
+    let plugin = plugin(config, keeper, listener, pods, figures, stop);
     tokio::spawn(plugin.run(stop.clone()));
 }
 
 /// The plugin, and what accompanies it.
 fn plugin<L: Listener + 'static>(
-    (config, host_root): (&Nri, &Path),
+    config: &Config,
     keeper: Keeper,
     listener: Arc<L>,
     pods: Arc<dyn PodSource>,
@@ -63,8 +64,8 @@ fn plugin<L: Listener + 'static>(
 ) -> Plugin<Placer<L>> {
     let (tell, told) = mpsc::unbounded_channel();
     keeper.tell_runtime(tell);
-    let placer = Placer::new(keeper, listener, Asker::new(pods, host_root), figures.clone());
-    let plugin = Plugin::new(config.options(), Arc::new(placer));
+    let placer = Placer::new(keeper, listener, Asker::new(pods, config), figures.clone());
+    let plugin = Plugin::new(config.kubernetes.nri.options(), Arc::new(placer));
     tokio::spawn(stop.clone().run_until_cancelled_owned(tell_runtime(plugin.handle(), told)));
     tokio::spawn(stop.clone().run_until_cancelled_owned(follow(plugin.handle(), figures)));
     plugin

@@ -16,7 +16,7 @@ use numaward_kube::{
 
 use super::{
     Figures,
-    ask::{self, Asker, LeftAlone},
+    ask::{Asker, LeftAlone},
 };
 use crate::{
     enforce,
@@ -26,6 +26,7 @@ use crate::{
         keeper::Listener,
         pods::{Asked, Command},
     },
+    observe::containers,
 };
 
 /// How long a pod is waited for that the API server has not told of yet, although it tells of pods.
@@ -56,6 +57,11 @@ fn settings(of: &enforce::Settings) -> Settings {
         memory_low: limit(of.memory_low),
         memory_high: limit(of.memory_high),
     }
+}
+
+/// The name of a container, as it is served.
+fn full_name(pod: &Pod, container: &Container) -> String {
+    containers::name(&pod.namespace, &pod.name, &container.name)
 }
 
 /// A change as the runtime takes it. One that fails must not keep others from being made.
@@ -138,7 +144,11 @@ impl<L: Listener + 'static> Handler for Placer<L> {
                 self.asker.container(pod, container).ok()
             })
             .collect();
-        let sandboxes = snapshot.pods.keys().cloned().collect();
+        let named = snapshot.containers.iter().filter_map(|container| {
+            Some((container.id.clone(), full_name(snapshot.pods.get(&container.pod_id)?, container)))
+        });
+        self.listener.containers_are(named.collect(), snapshot.unreadable == 0);
+        let sandboxes = snapshot.pods.iter().map(|(id, pod)| (id.clone(), pod.uid.clone())).collect();
         let complete = snapshot.unreadable == 0;
         let count = asks.len();
         let synchronized = self
@@ -170,10 +180,11 @@ impl<L: Listener + 'static> Handler for Placer<L> {
 
     async fn run_pod(&self, pod: Pod) -> Result<(), Refusal> {
         self.await_pod(&pod).await;
-        let ask = self.asker.pod(&pod);
+        let mut ask = self.asker.pod(&pod);
         if !matches!(ask.asked, Asked::Pod(_)) {
             return Ok(());
         }
+        self.asker.add_devices(&pod, &mut ask).await;
         let admitted = self.keeper.pods(|answer| Command::RunPod { ask, answer }).await;
         match admitted.and_then(|admitted| admitted) {
             Ok(()) => Ok(()),
@@ -186,6 +197,7 @@ impl<L: Listener + 'static> Handler for Placer<L> {
     }
 
     async fn create_container(&self, pod: Pod, container: Container) -> Result<Creation, Refusal> {
+        self.listener.containers_are(vec![(container.id.clone(), full_name(&pod, &container))], false);
         let ask = match self.asker.container(&pod, &container) {
             Ok(ask) => ask,
             Err(LeftAlone::OptedOut) => return Ok(Creation::default()),
@@ -222,8 +234,9 @@ impl<L: Listener + 'static> Handler for Placer<L> {
         container: Container,
         requested: Resources,
     ) -> Result<Vec<Update>, Refusal> {
-        let (id, to) = (container.id.clone(), ask::resized(&container.resources, &requested));
-        let resized = self.keeper.pods(|answer| Command::Resize { id, to, answer }).await;
+        let id = container.id.clone();
+        let (to, memory) = self.asker.resized(&pod, &container, &requested);
+        let resized = self.keeper.pods(|answer| Command::Resize { id, to, memory, answer }).await;
         match resized.and_then(|resized| resized) {
             // What else is asked for is made so, but where the container runs is ours to say.
             Ok(Some(held)) => Ok(vec![Update { ignore_failure: false, ..update(container.id, &held) }]),
@@ -257,7 +270,10 @@ impl<L: Listener + 'static> Handler for Placer<L> {
                     self.unpinned(&pod, &container, reason.label());
                 }
             }
-            Event::Container(ContainerEvent::Removed, _, container) => self.ended(container.id).await,
+            Event::Container(ContainerEvent::Removed, _, container) => {
+                self.listener.container_is_gone(&container.id);
+                self.ended(container.id).await;
+            }
             Event::Pod(PodEvent::Stopped | PodEvent::Removed, pod) => {
                 let (uid, sandbox) = (pod.uid, pod.id);
                 let over = self.keeper.pods(|answer| Command::PodOver { uid, sandbox, answer }).await;

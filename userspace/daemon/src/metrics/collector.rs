@@ -6,8 +6,8 @@ use numaward_topology::Bytes;
 use prometheus_client::{
     collector::Collector,
     encoding::{
-        DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, LabelSetEncoder,
-        MetricEncoder, NoLabelSet,
+        DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabel, EncodeLabelSet,
+        LabelSetEncoder, MetricEncoder, NoLabelSet,
     },
     metrics::MetricType,
     registry::Unit,
@@ -350,11 +350,26 @@ pub(super) struct Labels<'a, const N: usize>(pub(super) [(&'a str, &'a str); N])
 
 impl<const N: usize> EncodeLabelSet for Labels<'_, N> {
     fn encode(&self, encoder: &mut LabelSetEncoder) -> fmt::Result {
-        self.0.as_slice().encode(encoder)
+        for label in &self.0 {
+            label.encode(encoder.encode_label())?;
+            for of_pod in pod_labels(*label).into_iter().flatten() {
+                of_pod.encode(encoder.encode_label())?;
+            }
+        }
+        Ok(())
     }
 }
 
-/// The labels `workload` and `node`, rendered once for all lines that share them.
+/// What goes with the label `workload` of a container of a pod, whose name is `NAMESPACE/POD/CONTAINER`: the labels by
+/// which other exporters know it. No other workload's name has two slashes.
+fn pod_labels<'a>((key, value): (&str, &'a str)) -> Option<[(&'static str, &'a str); 3]> {
+    let mut parts = value.split('/').filter(|_| key == "workload");
+    let [namespace, pod, container] = [parts.next()?, parts.next()?, parts.next()?];
+    let is_whole = parts.next().is_none() && ![namespace, pod, container].contains(&"");
+    is_whole.then_some([("namespace", namespace), ("pod", pod), ("container", container)])
+}
+
+/// The labels of a workload and `node`, rendered once for all lines that share them.
 ///
 /// The encoder hands on label by label in five writes each, and there are hundreds of thousands of
 /// lines: rendered labels ride in front of the key of the last one, which the encoder writes as it is.
@@ -365,17 +380,22 @@ struct LeadingLabels {
 
 impl LeadingLabels {
     fn new(workload: &str) -> Self {
-        let mut text = String::with_capacity(workload.len() + 48);
-        text.push_str("workload=\"");
-        for c in workload.chars() {
-            match c {
-                '\\' => text.push_str("\\\\"),
-                '"' => text.push_str("\\\""),
-                '\n' => text.push_str("\\n"),
-                c => text.push(c),
+        let own = ("workload", workload);
+        let mut text = String::with_capacity(2 * workload.len() + 80);
+        for (key, value) in [own].into_iter().chain(pod_labels(own).into_iter().flatten()) {
+            text.push_str(key);
+            text.push_str("=\"");
+            for c in value.chars() {
+                match c {
+                    '\\' => text.push_str("\\\\"),
+                    '"' => text.push_str("\\\""),
+                    '\n' => text.push_str("\\n"),
+                    c => text.push(c),
+                }
             }
+            text.push_str("\",");
         }
-        text.push_str("\",node=\"");
+        text.push_str("node=\"");
         let workload_bytes = text.len();
         Self { text, workload_bytes }
     }

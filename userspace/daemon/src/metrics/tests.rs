@@ -86,6 +86,25 @@ fn snapshot() -> Snapshot {
     }
 }
 
+#[test]
+fn containers_of_pods_carry_the_labels_of_kubernetes() {
+    let named = |name: &str| WorkloadFigures { name: name.into(), ..snapshot().workloads.remove(1) };
+    let workloads = ["shop/web-0/main", "numaward/bench", "a//b", "a/b/c/d"].map(named).to_vec();
+    let allocated = Some(vec![Allocated::default()]);
+    let workloads = workloads.into_iter().map(|of| WorkloadFigures { allocated: allocated.clone(), ..of });
+    let workloads = workloads.collect();
+    let text = written(Snapshot { workloads, ..snapshot() }, Format::Prometheus);
+    let labels = r#"{workload="shop/web-0/main",namespace="shop",pod="web-0",container="main""#;
+    for line in [
+        format!("numaward_memory_allocated_bytes_total{labels},node=\"2\",locality=\"local\"}} 0"),
+        format!("numaward_oom_kills_total{labels},constraint=\"unknown\"}} 3"),
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+    let with = |label: &str| text.lines().filter(|line| line.contains(label)).count();
+    assert_eq!(with("namespace="), with("shop/web-0/main"));
+}
+
 /// What both formats share: lines of samples.
 const SAMPLES: &str = r#"numaward_build_info{version="VERSION"} 1
 numaward_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",node="2",locality="local"} 4096

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Observer, Part, State, chain,
     hotplug::{self, Fingerprint},
-    naming, residency,
+    residency,
     table::Member,
 };
 use crate::health::{Heartbeat, Latch, Readiness};
@@ -223,7 +223,7 @@ impl State {
                     return;
                 }
                 let container = workload.container.as_ref();
-                let name = self.label(container).unwrap_or_else(|| naming::name(&workload));
+                let name = self.name_of(&workload);
                 tracing::debug!(workload = name, cgroup = %cgroup.path, "workload appeared");
                 self.container_came(cgroup.id, &cgroup.path, container);
                 let member = Member::new(cgroup.path, workload.kind, workload.container);

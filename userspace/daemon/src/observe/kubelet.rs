@@ -6,7 +6,7 @@ use numaward_cgroup::{CgroupId, CgroupPath, Container};
 use numaward_topology::CpuSet;
 use tokio::sync::Notify;
 
-use super::{Observer, State, table::Member};
+use super::{Observer, State};
 use crate::{
     api,
     guarantee::keeper::{Listener as _, Promise, Promises},
@@ -56,7 +56,7 @@ impl Observer {
                 return;
             }
             state.kept = Some(kept.clone());
-            state.rename(kept);
+            state.rename();
             let containers = state
                 .table
                 .members()
@@ -92,9 +92,11 @@ impl Observer {
 }
 
 impl State {
-    /// The name under which a container is served, where the kubelet is held to its promises and its pod is known.
+    /// The name under which a container is served, where it is known.
     pub(super) fn label(&self, container: Option<&Container>) -> Option<String> {
-        self.kept.as_ref()?.names.label(container?)
+        let container = container?;
+        let told = self.containers.get(container).map(ToString::to_string);
+        told.or_else(|| self.kept.as_ref()?.names.label(container))
     }
 
     /// The cgroup of a container came: what the kubelet promised to it holds from its first page.
@@ -120,24 +122,6 @@ impl State {
     pub(super) fn container_went(&mut self, id: CgroupId) {
         if self.kept.is_some() && self.promises.has(id) {
             Arc::make_mut(&mut self.promises).remove(id);
-        }
-    }
-
-    /// Serves under its name who has become known. What was counted before stays under the old name.
-    fn rename(&mut self, kept: &Kept) {
-        let renamed: Vec<_> = self
-            .table
-            .members()
-            .filter_map(|(id, member)| {
-                let container = member.container.clone()?;
-                let label = kept.names.label(&container)?;
-                let is_new = self.table.name(id).is_none_or(|name| **name != *label);
-                is_new.then(|| (id, label, Member::new(member.path.clone(), member.kind, Some(container))))
-            })
-            .collect();
-        for (id, label, member) in renamed {
-            self.give_up(id);
-            self.table.add(id, &label, member);
         }
     }
 }

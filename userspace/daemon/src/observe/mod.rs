@@ -8,6 +8,7 @@
 //! tried again.
 
 mod activity;
+pub(crate) mod containers;
 mod cost;
 mod exclusive;
 mod follow;
@@ -147,6 +148,8 @@ struct State {
     revision: u64,
     /// The kubelet's promises, where they are taken for our own.
     kept: Option<Arc<kubelet::Kept>>,
+    /// The names of containers of pods.
+    containers: containers::Names,
     /// Is notified of containers to which nothing is known to be promised.
     containers_came: Arc<tokio::sync::Notify>,
     /// What workloads do beside allocating.
@@ -201,6 +204,7 @@ impl Observer {
             cgroup_listeners: Vec::new(),
             revision: 0,
             kept: None,
+            containers: containers::Names::default(),
             containers_came: Arc::default(),
             activities: Activities::default(),
             sampling: BTreeMap::new(),

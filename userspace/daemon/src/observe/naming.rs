@@ -5,10 +5,12 @@
 //!
 //! - a systemd unit has its own name; of those that systemd numbers, the number is left out
 //!   (`session-12.scope`: `session-*.scope`, `run-u34.service`: `run-*.service`);
-//! - a container has no name that its cgroup tells: those of Kubernetes are `pods`, others are named after
-//!   their runtime (`docker`, `libpod`), else `containers`;
+//! - a container of a pod is `NAMESPACE/POD/CONTAINER` as soon as somebody tells that (see [`super::containers`]), and
+//!   one of `pods` until then; others are named after their runtime (`docker`, `libpod`), else `containers`;
 //! - a command of `numaward exec` is `numaward/NAME`;
 //! - anything else has the name of its cgroup.
+//!
+//! Only names of pods' containers have two slashes: the metrics know them by that.
 //!
 //! `other` means what is counted outside all of these; a cgroup of that name is `/other`.
 

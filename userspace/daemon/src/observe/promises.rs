@@ -9,7 +9,7 @@ use numaward_cgroup::{CgroupId, CgroupPath, classify};
 use numaward_probes as probes;
 use numaward_topology::{Bytes, Machine, NodeId, ZoneKind, sysfs};
 
-use super::{Listening, Observer, Part, State, chain, naming, table::Member};
+use super::{Listening, Observer, Part, State, chain, table::Member};
 use crate::{
     events::Report,
     guarantee::keeper::{CgroupEvents, Listener, Promises},
@@ -22,11 +22,19 @@ impl Listener for Observer {
     }
 
     fn happened(&self, cgroup: Option<&CgroupPath>, report: Report) {
-        let name = cgroup.map(|cgroup| naming::name(&classify(cgroup, |path| path == cgroup)));
+        let name = cgroup.map(|cgroup| self.lock().name_of(&classify(cgroup, |path| path == cgroup)));
         self.events().report(match name {
             Some(name) => report.workload(name),
             None => report,
         });
+    }
+
+    fn containers_are(&self, named: Vec<(String, String)>, all: bool) {
+        Self::containers_are(self, named, all);
+    }
+
+    fn container_is_gone(&self, id: &str) {
+        Self::container_is_gone(self, id);
     }
 
     fn tell_cgroups(&self, tell: CgroupEvents) {
@@ -51,7 +59,7 @@ impl Listener for Observer {
                 continue;
             }
             let workload = classify(&promise.cgroup, |path| *path == promise.cgroup);
-            let name = naming::name(&workload);
+            let name = state.name_of(&workload);
             let member = Member::new(promise.cgroup.clone(), workload.kind, workload.container);
             state.table.add(promise.id, &name, member);
             state.table.prefer(promise.id);
@@ -111,10 +119,10 @@ impl Observer {
     }
 
     /// What is promised and not there, by the label of the workload.
-    fn lacks(promises: &Promises) -> Vec<Lacking> {
+    fn lacks(state: &State, promises: &Promises) -> Vec<Lacking> {
         let mut lacks: BTreeMap<String, Lacking> = BTreeMap::new();
         for promise in promises.workloads() {
-            let name = naming::name(&classify(&promise.cgroup, |path| *path == promise.cgroup));
+            let name = state.name_of(&classify(&promise.cgroup, |path| *path == promise.cgroup));
             let of_name = lacks.entry(name).or_insert_with_key(|name| Lacking {
                 workload: name.as_str().into(),
                 offline_cpus: 0,
@@ -176,7 +184,7 @@ impl Observer {
                     (node, exclusive.iter().filter(|&&cpu| data.cpus.contains(cpu)).count() as u64)
                 })
                 .collect(),
-            lacks: Self::lacks(&promises),
+            lacks: Self::lacks(&state, &promises),
             headroom,
             shared_pool_cpus: Some(promises.ledger.shared_pool().len() as u64),
         }

@@ -125,20 +125,26 @@ impl Assigned for Teller {
     fn pods(&self) -> Vec<PodResources> {
         let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
         let mut pods: BTreeMap<(String, String), BTreeMap<String, ContainerResources>> = BTreeMap::new();
+        // What a pod holds as a whole is told once, and not of its containers.
+        let mut wholes: BTreeMap<(String, String), (Vec<i64>, Vec<ContainerMemory>)> = BTreeMap::new();
         for allocation in &(self.view)().allocations {
-            let Target::Container(PodContainer { namespace, pod, container, .. }) = &allocation.target else {
+            let Target::Container(PodContainer { namespace, pod, container, shares_pod, .. }) =
+                &allocation.target
+            else {
                 continue;
             };
             // A pod that nobody can look up is of no use to a reader.
             if pod.is_empty() {
                 continue;
             }
-            let resources = ContainerResources {
-                name: container.clone(),
-                devices: Vec::new(),
-                cpu_ids: cpu_ids(&list(&allocation.cpus)),
-                memory: memory(allocation),
-            };
+            let mut resources =
+                ContainerResources { name: container.clone(), ..ContainerResources::default() };
+            let held = (cpu_ids(&list(&allocation.cpus)), memory(allocation));
+            if *shares_pod {
+                wholes.insert((namespace.clone(), pod.clone()), held);
+            } else {
+                (resources.cpu_ids, resources.memory) = held;
+            }
             pods.entry((namespace.clone(), pod.clone())).or_default().insert(container.clone(), resources);
         }
         for ((namespace, pod, container), held) in &devices.held {
@@ -149,13 +155,12 @@ impl Assigned for Teller {
             });
             resources.devices.clone_from(held);
         }
-        let pod = |((namespace, name), containers): ((String, String), BTreeMap<_, _>)| PodResources {
-            name,
-            namespace,
-            containers: containers.into_values().collect(),
-            ..PodResources::default()
+        let mut pod = |(of, containers): ((String, String), BTreeMap<_, _>)| {
+            let (cpu_ids, memory) = wholes.remove(&of).unwrap_or_default();
+            let (namespace, name) = of;
+            PodResources { name, namespace, containers: containers.into_values().collect(), cpu_ids, memory }
         };
-        pods.into_iter().map(pod).collect()
+        pods.into_iter().map(&mut pod).collect()
     }
 
     fn allocatable(&self) -> AllocatableResponse {

@@ -185,6 +185,7 @@ struct State {
     down: bool,
     fails_to_update: BTreeSet<String>,
     updates_received: usize,
+    replies: Vec<(String, Duration)>,
 }
 
 /// A plugin, seen from the runtime.
@@ -284,6 +285,12 @@ impl FakeRuntime {
     /// How many updates of containers plugins have asked for, those in answers included.
     pub fn updates_received(&self) -> usize {
         self.inner.state().updates_received
+    }
+
+    /// How long plugins took for each answer to calls of this method.
+    pub fn reply_times(&self, method: &str) -> Vec<Duration> {
+        let state = self.inner.state();
+        state.replies.iter().filter(|(of, _)| of == method).map(|(_, took)| *took).collect()
     }
 
     /// From now on the runtime fails to update this container.
@@ -516,8 +523,10 @@ impl Inner {
         method: &str,
         request: &Q,
     ) -> Result<Option<P>, String> {
-        let timeout = self.config.request_timeout;
-        match peer.link.call(PLUGIN_SERVICE, method, request, timeout).await {
+        let (timeout, asked) = (self.config.request_timeout, Instant::now());
+        let answer = peer.link.call(PLUGIN_SERVICE, method, request, timeout).await;
+        self.state().replies.push((method.to_owned(), asked.elapsed()));
+        match answer {
             Ok(answer) => Ok(Some(answer)),
             Err(CallError::Status { code, message }) => {
                 Err(format!("rpc error: code = {code} desc = {message}"))

@@ -13,9 +13,13 @@
 //! whatever the runtime has not written is written then, ancestors included, and the probes are told.
 //! [`Owner::synchronize`] compares all of that with what runs. When the shared pool changes, containers that
 //! hold no CPUs follow; the runtime is told later, so that it repeats the new pool in what it writes itself.
+//! [`waiting`] has who runs without what it asks for, [`memory`] what protects memory.
 //!
 //! Invariants: what the runtime is answered is stored; a container that runs is never refused, whatever the
 //! engine says about it.
+
+mod memory;
+mod waiting;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -26,19 +30,20 @@ use numaward_cgroup::{
     CgroupPath,
     knob::{Knob, Limit, Value},
 };
-use numaward_engine::{
-    self as engine, Allocation, ContainerName, OwnerId, Strategy, memory_qos::MemorySettings,
-};
+use numaward_engine::{self as engine, Allocation, ContainerName, OwnerId, Strategy};
 use numaward_topology::{Bytes, CpuSet};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
+pub use self::memory::MemoryAsk;
+use self::waiting::Waiting;
 use super::{Owner, Refused};
 use crate::{
     api,
     config::{enforcement::Mode, policy::TopologyManagerPolicy},
     enforce::{Change, EnforceError, Settings},
     guarantee::{FieldError, Guarantee, State, Target, explain},
+    observe::containers,
 };
 
 /// Shared containers that are held against the shared pool in one turn.
@@ -58,6 +63,22 @@ pub struct PodName {
     pub uid: String,
 }
 
+/// The name, in a pod's request, of what its containers share that have nothing of their own: no container's.
+pub const POD_SHARE: &str = "(pod)";
+
+/// Out of what a container is served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Slice {
+    /// Its own.
+    #[default]
+    Own,
+    /// What the pod holds as a whole, beside other containers ([`POD_SHARE`]).
+    Pod,
+    /// The same, before those that run together.
+    PodAtFirst,
+}
+
 /// Which container of which pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -72,6 +93,24 @@ pub struct PodContainer {
     pub sandbox: String,
     /// Who holds its allocation in the ledger.
     pub owner: String,
+    /// Which of the owner's allocations it is.
+    #[serde(default)]
+    pub slice: Slice,
+}
+
+impl PodContainer {
+    /// The name of its allocation in its owner's account.
+    fn slice_name(&self) -> ContainerName {
+        match self.slice {
+            Slice::Own => self.container.as_str().into(),
+            Slice::Pod | Slice::PodAtFirst => POD_SHARE.into(),
+        }
+    }
+
+    /// Whether it shares what its pod holds as a whole.
+    pub fn shares_pod(&self) -> bool {
+        self.slice != Slice::Own
+    }
 }
 
 impl State {
@@ -84,7 +123,8 @@ impl State {
             container: is_alone.then(|| of.container.clone()),
             explanation: api::Explanation::default(),
         });
-        let memory = MemoryKnobs::default();
+        // The runtime tells again, as soon as it is connected.
+        let memory = MemoryAsk::default();
         self.containers.insert(of.id.clone(), Placed { of: of.clone(), cgroup: cgroup.clone(), memory });
     }
 }
@@ -92,7 +132,13 @@ impl State {
 impl From<&PodContainer> for api::PodContainer {
     fn from(of: &PodContainer) -> Self {
         let PodName { namespace, name, uid } = of.pod.clone();
-        Self { namespace, pod: name, container: of.container.clone(), pod_uid: uid }
+        Self {
+            namespace,
+            pod: name,
+            container: of.container.clone(),
+            pod_uid: uid,
+            shares_pod: of.shares_pod(),
+        }
     }
 }
 
@@ -120,29 +166,17 @@ pub struct Placed {
     pub of: PodContainer,
     /// Its cgroup, which may not exist yet.
     pub cgroup: CgroupPath,
-    /// Protection and throttling of its memory.
+    /// What its protection follows from.
     #[serde(default)]
-    pub memory: MemoryKnobs,
+    pub memory: MemoryAsk,
 }
 
 /// `memory.min`, `memory.low` and `memory.high`; none: not managed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemoryKnobs {
-    /// `memory.min`
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub min: Option<Bytes>,
-    /// `memory.low`
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub low: Option<Bytes>,
-    /// `memory.high`
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub high: Option<Bytes>,
-}
-
-impl From<MemorySettings> for MemoryKnobs {
-    fn from(MemorySettings { min, low, high }: MemorySettings) -> Self {
-        Self { min, low, high }
-    }
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct MemoryKnobs {
+    min: Option<Bytes>,
+    low: Option<Bytes>,
+    high: Option<Bytes>,
 }
 
 /// What is asked for with a container or a pod.
@@ -184,8 +218,10 @@ pub struct ContainerAsk {
     pub name: String,
     /// Its cgroup, which may not exist yet.
     pub cgroup: CgroupPath,
-    /// Protection and throttling of its memory.
-    pub memory: MemoryKnobs,
+    /// Which of its pod's allocations it is, where the pod is admitted as a whole.
+    pub slice: Slice,
+    /// What its protection follows from.
+    pub memory: MemoryAsk,
     /// What the runtime has it pinned to, CPUs and nodes.
     pub pinned: (Option<CpuSet>, Option<numaward_topology::NodeSet>),
 }
@@ -213,6 +249,13 @@ pub struct Synchronized {
     pub updates: Vec<Update>,
     /// Containers that ran without their pins, with why.
     pub unpinned: Vec<(String, Unpinned)>,
+}
+
+/// Whether something is asked for the first time, or tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    First,
+    Again,
 }
 
 /// Why a container ran without what it should have had.
@@ -271,13 +314,15 @@ pub(crate) enum Command {
     },
     Synchronize {
         containers: Vec<ContainerAsk>,
-        sandboxes: BTreeSet<String>,
+        /// The UIDs of pods by the ids of their sandboxes.
+        sandboxes: BTreeMap<String, String>,
         complete: bool,
         answer: oneshot::Sender<Synchronized>,
     },
     Resize {
         id: String,
         to: engine::Resources,
+        memory: Option<MemoryAsk>,
         answer: oneshot::Sender<Result<Option<Settings>, Refused>>,
     },
     /// From now on the runtime is told of settings that we write ourselves.
@@ -303,6 +348,8 @@ pub(super) struct Pods {
     pool: CpuSet,
     /// The container that was looked at last.
     looked_at: Option<String>,
+    /// Those that run without what they ask for.
+    waiting: Waiting,
     /// Where to tell the runtime of what we have written.
     tell: Option<mpsc::UnboundedSender<Vec<Update>>>,
 }
@@ -318,7 +365,7 @@ impl Pods {
 
 /// The name of a container's guarantee.
 fn name_of(of: &PodContainer) -> String {
-    format!("{}/{}/{}", of.pod.namespace, of.pod.name, of.container)
+    containers::name(&of.pod.namespace, &of.pod.name, &of.container)
 }
 
 impl Owner {
@@ -359,8 +406,8 @@ impl Owner {
                 }
                 drop(answer.send(result));
             }
-            Command::Resize { id, to, answer } => {
-                let resized = self.resize(&id, &to);
+            Command::Resize { id, to, memory, answer } => {
+                let resized = self.resize(&id, &to, memory);
                 drop(answer.send(resized.map(|held| held.map(|settings| self.told(&id, settings)))));
             }
         }
@@ -381,7 +428,7 @@ impl Owner {
     fn run_pod(&mut self, ask: &PodAsk) -> Result<(), Refused> {
         let Asked::Pod(request) = &ask.asked else { return Ok(()) };
         let before = self.state.clone();
-        self.admit_owner(request, ask, None)?;
+        self.admit_owner(request, ask, None, Attempt::First)?;
         self.store_or_undo(before)?;
         self.publish();
         Ok(())
@@ -405,10 +452,14 @@ impl Owner {
         request: &engine::Request,
         ask: &PodAsk,
         container: Option<&str>,
+        attempt: Attempt,
     ) -> Result<(), Refused> {
         let owner = request.owner.as_str();
         if let Some(admitted) = self.state.pods.get_mut(owner) {
             admitted.sandbox.clone_from(&ask.sandbox);
+            return Ok(());
+        }
+        if self.take_over_imported(ask) {
             return Ok(());
         }
         self.check_fit()?;
@@ -424,7 +475,9 @@ impl Owner {
         let strategy = own.as_ref().unwrap_or(&self.strategy);
         let started = Instant::now();
         let decision = strategy.admit_near(&self.state.ledger, request, &ask.near);
-        self.figures.decided(&decision, started.elapsed());
+        if attempt == Attempt::First || decision.outcome.is_ok() {
+            self.figures.decided(&decision, started.elapsed());
+        }
         let mut explanation = explain::explanation(&decision.explanation);
         explanation.notes = notes;
         match decision.outcome {
@@ -441,8 +494,10 @@ impl Owner {
             }
             Err(rejection) => {
                 let refused = Refused::Rejected(explain::rejection(&rejection), explanation);
-                let pod = format!("{}/{}", ask.pod.namespace, ask.pod.name);
-                tracing::info!(pod, container, reason = %refused, "refused");
+                if attempt == Attempt::First {
+                    let pod = format!("{}/{}", ask.pod.namespace, ask.pod.name);
+                    tracing::info!(pod, container, reason = %refused, "refused");
+                }
                 Err(refused)
             }
         }
@@ -451,7 +506,7 @@ impl Owner {
     /// Places a container: decides, stores, and says what the runtime shall set.
     fn create(&mut self, ask: &ContainerAsk) -> Result<(Settings, Option<Unpinned>), Refused> {
         let before = self.state.clone();
-        let (owner, unpinned) = match self.place(ask) {
+        let (owner, unpinned) = match self.place(ask, Attempt::First) {
             Ok(owner) => (owner, None),
             Err(refused @ Refused::Rejected(..)) => return Err(refused),
             // No fault of the container's.
@@ -472,13 +527,13 @@ impl Owner {
             Err(error) => {
                 // It must keep off what is promised to others, even if nothing can be promised to it.
                 tracing::error!(container = ask.id, %error, "a container gets no guarantee");
-                Ok((self.shared(MemoryKnobs::default()), Some(Unpinned::Ledger)))
+                Ok((self.shared(), Some(Unpinned::Ledger)))
             }
         }
     }
 
     /// Admits what is asked for with a container; says who its owner is. Nothing is stored yet.
-    fn place(&mut self, ask: &ContainerAsk) -> Result<String, Refused> {
+    fn place(&mut self, ask: &ContainerAsk, attempt: Attempt) -> Result<String, Refused> {
         let alone = |request: &engine::Request| engine::Request {
             owner: ask.alone().into(),
             init_containers: Vec::new(),
@@ -492,14 +547,18 @@ impl Owner {
             // A pod that was begun container by container goes on so.
             Asked::Pod(request) if self.is_split(&ask.pod.pod.uid) => alone(request),
             Asked::Pod(request) => {
-                self.admit_owner(request, &ask.pod, None)?;
+                self.admit_owner(request, &ask.pod, None, attempt)?;
                 return Ok(request.owner.to_string());
+            }
+            // What a kubelet promised, it promised to the pod.
+            Asked::Container(_) if self.take_over_imported(&ask.pod) || self.is_whole(&ask.pod.pod.uid) => {
+                return Ok(ask.pod.pod.uid.clone());
             }
             Asked::Container(request) => request.clone(),
             Asked::Nothing => return Ok(ask.alone()),
         };
         if !request.containers.is_empty() {
-            self.admit_owner(&request, &ask.pod, Some(&ask.name))?;
+            self.admit_owner(&request, &ask.pod, Some(&ask.name), attempt)?;
         }
         Ok(request.owner.to_string())
     }
@@ -510,12 +569,18 @@ impl Owner {
         self.state.pods.values().any(of_pod)
     }
 
+    /// Whether this pod was admitted as a whole.
+    fn is_whole(&self, uid: &str) -> bool {
+        self.state.pods.get(uid).is_some_and(|admitted| admitted.container.is_none())
+    }
+
     fn note_placed(&mut self, ask: &ContainerAsk, owner: String) -> Placed {
         let of = PodContainer {
             pod: ask.pod.pod.clone(),
             container: ask.name.clone(),
             id: ask.id.clone(),
             sandbox: ask.pod.sandbox.clone(),
+            slice: if owner == ask.pod.pod.uid { ask.slice } else { Slice::Own },
             owner,
         };
         let placed = Placed { of, cgroup: ask.cgroup.clone(), memory: ask.memory };
@@ -524,14 +589,19 @@ impl Owner {
     }
 
     pub(super) fn allocation_for(&self, of: &PodContainer) -> Option<&Allocation> {
-        self.state
-            .ledger
-            .allocation(&OwnerId::from(of.owner.as_str()), &ContainerName::from(of.container.as_str()))
+        self.state.ledger.allocation(&OwnerId::from(of.owner.as_str()), &of.slice_name())
     }
 
     /// What a container is to hold now.
     fn settings_of(&self, placed: &Placed) -> Settings {
-        let mut settings = self.shared(placed.memory);
+        let limit = |bytes: Option<Bytes>| bytes.map(Limit::Bytes);
+        let memory = self.memory_knobs(placed);
+        let mut settings = Settings {
+            memory_min: limit(memory.min),
+            memory_low: limit(memory.low),
+            memory_high: limit(memory.high),
+            ..self.shared()
+        };
         if let Some(allocation) = self.allocation_for(&placed.of) {
             settings.cpus = allocation.cpus.clone().or(settings.cpus);
             settings.mems = Some(allocation.memory_nodes()).filter(|nodes| !nodes.is_empty());
@@ -539,17 +609,16 @@ impl Owner {
         settings
     }
 
-    /// What a container is to hold that holds no CPUs.
-    fn shared(&self, memory: MemoryKnobs) -> Settings {
-        let limit = |bytes: Option<Bytes>| bytes.map(Limit::Bytes);
-        Settings {
-            // The empty set would mean all CPUs.
-            cpus: Some(self.state.ledger.shared_pool().clone()).filter(|pool| !pool.is_empty()),
-            memory_min: limit(memory.min),
-            memory_low: limit(memory.low),
-            memory_high: limit(memory.high),
-            ..Settings::default()
-        }
+    /// What a container is to hold to which nothing is promised.
+    fn shared(&self) -> Settings {
+        // The empty set would mean all CPUs.
+        let cpus = Some(self.state.ledger.shared_pool().clone()).filter(|pool| !pool.is_empty());
+        Settings { cpus, ..Settings::default() }
+    }
+
+    /// Whether a container is held to more than the shared pool.
+    fn is_promised(&self, placed: &Placed) -> bool {
+        self.allocation_for(&placed.of).is_some() || self.memory_knobs(placed) != MemoryKnobs::default()
     }
 
     /// Holds a container's cgroup, which exists now, and tells the probes.
@@ -579,15 +648,14 @@ impl Owner {
     fn try_bind(&mut self, placed: &Placed) -> Result<(), Refused> {
         let gone = || EnforceError::Gone { cgroup: placed.cgroup.clone() };
         let id = self.hierarchy.id_of(&placed.cgroup).ok().flatten().ok_or_else(gone)?;
-        let (owner, container) =
-            (OwnerId::from(placed.of.owner.as_str()), ContainerName::from(placed.of.container.as_str()));
         let before = self.state.clone();
-        // Init containers that ran before it have ended, and leave what they held.
-        self.state.ledger = self.strategy.started(&self.state.ledger, &owner, &container);
+        if placed.of.slice != Slice::PodAtFirst {
+            // Init containers that ran before it have ended, and leave what they held.
+            let owner = OwnerId::from(placed.of.owner.as_str());
+            self.state.ledger = self.strategy.started(&self.state.ledger, &owner, &placed.of.slice_name());
+        }
         let settings = self.settings_of(placed);
-        let is_promised =
-            self.allocation_for(&placed.of).is_some() || placed.memory != MemoryKnobs::default();
-        if !is_promised {
+        if !self.is_promised(placed) {
             self.keep_to_pool(placed)?;
             if self.state.ledger != before.ledger {
                 self.store_or_undo(before)?;
@@ -632,7 +700,7 @@ impl Owner {
 
     /// Writes the shared pool into a container that holds no CPUs.
     fn keep_to_pool(&self, placed: &Placed) -> Result<bool, EnforceError> {
-        let pool = self.shared(MemoryKnobs::default()).cpus.filter(|_| self.mode() == Mode::On);
+        let pool = self.shared().cpus.filter(|_| self.mode() == Mode::On);
         let Some(pool) = pool else { return Ok(false) };
         let written = self.enforcer.set(&placed.cgroup, Knob::CpusetCpus, &Value::Cpus(pool))?;
         self.figures.enforced(&written);
@@ -674,16 +742,16 @@ impl Owner {
             });
         }
         // Of those with promised memory the book says what CPUs they have.
+        let mut changes = Vec::new();
         for placed in held {
             let settings = self.settings_of(&placed);
             updates.push(Update { id: placed.of.id.clone(), settings: settings.clone() });
-            let change = Change::Hold(placed.cgroup.clone(), settings);
-            let done = match self.enforcer.plan(&self.state.book, &change) {
-                Ok(plan) => self.carry_out(plan, None),
-                Err(error) => Err(error.into()),
-            };
-            if let Err(error) = done {
-                tracing::error!(cgroup = %placed.cgroup, %error, "a container does not follow the shared pool");
+            changes.push((placed.cgroup.clone(), Some(settings)));
+        }
+        if !changes.is_empty() {
+            let plan = self.enforcer.plan(&self.state.book, &Change::Each(changes));
+            if let Err(error) = plan.map_err(Refused::from).and_then(|plan| self.carry_out(plan, None)) {
+                tracing::error!(%error, "not all containers follow the shared pool");
             }
         }
         updates.retain(|update| update.settings.cpus.as_ref().is_some_and(|cpus| !cpus.is_empty()));
@@ -717,14 +785,23 @@ impl Owner {
 
     /// A container's requests are to change to these amounts: within its promise, or not at all. What it is to hold
     /// then; none if it is not known.
-    fn resize(&mut self, id: &str, to: &engine::Resources) -> Result<Option<Settings>, Refused> {
-        let Some(placed) = self.state.containers.get(id).cloned() else { return Ok(None) };
-        let (owner, container) =
-            (OwnerId::from(placed.of.owner.as_str()), ContainerName::from(placed.of.container.as_str()));
+    fn resize(
+        &mut self,
+        id: &str,
+        to: &engine::Resources,
+        memory: Option<MemoryAsk>,
+    ) -> Result<Option<Settings>, Refused> {
+        let Some(mut placed) = self.state.containers.get(id).cloned() else { return Ok(None) };
         let before = self.state.clone();
-        self.state.ledger = self.strategy.resize(&self.state.ledger, &owner, &container, to)?;
+        // What the pod holds as a whole does not change with one of its containers.
+        if !placed.of.shares_pod() {
+            let (owner, container) = (OwnerId::from(placed.of.owner.as_str()), placed.of.slice_name());
+            self.state.ledger = self.strategy.resize(&self.state.ledger, &owner, &container, to)?;
+        }
+        placed.memory = memory.unwrap_or(placed.memory);
+        self.state.containers.insert(id.to_owned(), placed.clone());
         let settings = self.settings_of(&placed);
-        if self.state.ledger == before.ledger {
+        if self.state == before {
             return Ok(Some(settings));
         }
         let is_held = self.state.guarantees.values().any(|guarantee| guarantee.cgroup == placed.cgroup);
@@ -746,6 +823,9 @@ impl Owner {
             }
         } else {
             self.store_or_undo(before)?;
+            if self.is_promised(&placed) && self.pods.bound.remove(id) {
+                self.pods.to_bind.push_back(id.to_owned());
+            }
         }
         let cpus = settings.cpus.clone().unwrap_or_default();
         tracing::info!(name = name_of(&placed.of), %cpus, "resized");
@@ -757,6 +837,7 @@ impl Owner {
         self.state.containers.remove(id);
         self.pods.bound.remove(id);
         self.pods.since.remove(id);
+        self.pods.waiting.forget(id);
     }
 
     fn remove_owner(&mut self, owner: &str) {
@@ -813,7 +894,7 @@ impl Owner {
     fn synchronize(
         &mut self,
         containers: &[ContainerAsk],
-        sandboxes: &BTreeSet<String>,
+        sandboxes: &BTreeMap<String, String>,
         complete: bool,
     ) -> Synchronized {
         if complete {
@@ -827,12 +908,13 @@ impl Owner {
                 .state
                 .pods
                 .values()
-                .filter(|admitted| !sandboxes.contains(&admitted.sandbox))
+                .filter(|admitted| !sandboxes.contains_key(&admitted.sandbox))
                 .map(|admitted| (admitted.pod.uid.clone(), admitted.sandbox.clone()))
                 .collect();
             for (uid, sandbox) in over {
                 self.pod_over(&uid, &sandbox);
             }
+            self.drop_imported(sandboxes);
         }
         let before = self.state.clone();
         let mut result = Synchronized::default();
@@ -841,8 +923,8 @@ impl Owner {
             let known = self.state.containers.get(&ask.id).cloned();
             let mut reason = known.is_none().then_some(Unpinned::Away);
             placed.push(match known {
-                Some(known) => known,
-                None => match self.place(ask) {
+                Some(known) => self.note_known(ask, known),
+                None => match self.place(ask, Attempt::First) {
                     Ok(owner) => self.note_placed(ask, owner),
                     Err(error) => {
                         tracing::warn!(
@@ -850,6 +932,7 @@ impl Owner {
                             "runs already and is not promised what it asks for"
                         );
                         reason = Some(Unpinned::DoesNotFit);
+                        self.pods.waiting.add(ask);
                         self.note_placed(ask, ask.alone())
                     }
                 },
@@ -886,6 +969,7 @@ impl Owner {
     /// One container that waits for it is bound; a few that share are held against the pool.
     pub(super) fn look_after_pods(&mut self, now: Instant) {
         self.follow_pool();
+        self.try_waiting();
         let given_up: Vec<String> = self
             .pods
             .since

@@ -1,0 +1,78 @@
+# Precedes the scripts that run containerd: an image, containerd, the daemon, and what asks and looks.
+# $IMPORT has arguments of `ctr images import`, $DRIVER the cgroup driver.
+
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+mkdir -p /run /tmp /var/lib /var/log/pods /etc/numaward
+# Copied into each pod.
+echo '127.0.0.1 localhost' >/etc/hosts
+touch /etc/resolv.conf
+
+# An image of busybox and the load maker, which serves for the sandbox too.
+mkdir -p /image/root/bin
+cp /bin/busybox /bin/numaward-load /image/root/bin/
+for name in cat grep sh sleep; do ln -s busybox /image/root/bin/$name; done
+cd /image
+tar -cf layer.tar -C root .
+layer=$(sha256sum layer.tar | cut -d' ' -f1)
+cat >config.json <<END
+{"architecture": "amd64", "os": "linux", "config": {"Entrypoint": ["/bin/sleep", "1000000"], "Env": ["PATH=/bin"]},
+ "rootfs": {"type": "layers", "diff_ids": ["sha256:$layer"]}}
+END
+echo '[{"Config": "config.json", "RepoTags": ["localhost/test:1", "localhost/pause:1"], "Layers": ["layer.tar"]}]' >manifest.json
+tar -cf image.tar manifest.json config.json layer.tar
+cd /
+
+start_containerd() {
+    containerd --config /etc/containerd/config.toml >>/tmp/containerd.log 2>&1 &
+    containerd=$!
+    wait_for 300 ctr version
+}
+start_daemon() {
+    numaward run --config /etc/numaward/config.yaml 2>>/tmp/daemon.log &
+    daemon=$!
+    wait_for 120 connected
+}
+metrics() { wget -qO- http://127.0.0.1:9560/metrics; }
+connected() { metrics | grep -q '^numaward_nri_connected 1'; }
+allocations() { wget -qO- http://127.0.0.1:9560/api/v1/allocations; echo; }
+
+# run POD CLASS RESOURCES... -- COMMAND...: a pod with a container that runs; ids in $pod and $container.
+run() {
+    _name=$1 _class=$2
+    shift 2
+    pod=$(numaward-cri pod "$_name" --class "$_class" --driver $DRIVER) || fail "pod $_name"
+    container=$(numaward-cri create "$pod" "$_name" --class "$_class" --driver $DRIVER "$@") || return 1
+    numaward-cri start "$container" || fail "start $_name"
+    case $_class in guaranteed) _class= ;; esac
+    case $DRIVER in
+        systemd)
+            _slice=kubepods${_class:+-$_class}
+            cgroup=$cgroups/kubepods.slice${_class:+/$_slice.slice}/$_slice-pod$_name.slice/cri-containerd-$container.scope
+            ;;
+        *) cgroup=$cgroups/kubepods${_class:+/$_class}/pod$_name/$container ;;
+    esac
+}
+# protection CGROUP: memory.min and memory.low of it and of what is above it, from the inside out.
+protection() {
+    _cgroup=$1
+    while [ "$_cgroup" != "$cgroups" ]; do
+        if [ -e "$_cgroup" ]; then
+            echo "${_cgroup##*/} $(cat "$_cgroup/memory.min") $(cat "$_cgroup/memory.low")"
+        fi
+        _cgroup=${_cgroup%/*}
+    done
+}
+# where CGROUP: its CPUs and nodes, and those of its first process.
+where() {
+    echo "cpus $(cat "$1/cpuset.cpus")"
+    echo "mems $(cat "$1/cpuset.mems")"
+    grep -E '^(Cpus|Mems)_allowed_list' /proc/$(head -n1 "$1/cgroup.procs")/status
+}
+
+start_containerd
+ctr -n k8s.io images import $IMPORT /image/image.tar >/tmp/import.log 2>&1 || { cat /tmp/import.log; fail "import"; }
+cat >/etc/numaward/config.yaml <<END
+kubernetes:
+  nri:
+    enabled: true
+END
