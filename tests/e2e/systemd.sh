@@ -116,7 +116,7 @@ herd() {
 _herded() { [ "$(systemctl show --value -p AllowedCPUs $1)" = 0-1 ]; }
 _free() { [ -z "$(systemctl show --value -p AllowedCPUs $1)" ]; }
 herd "before" load other exempt batched
-numaward guarantee load.service --cpus 2 --memory 64Mi
+numaward guarantee load.service --cpus 2 --memory 64Mi >/dev/null
 herd "herded" load other exempt batched
 section "herded allocations"
 allocations
@@ -130,7 +130,7 @@ herd "herded and restarted" load other exempt batched late
 systemctl kill -s KILL numaward
 wait_for 60 _ready
 herd "herded and adopted" load other exempt batched late
-numaward release load.service
+numaward release load.service >/dev/null
 wait_for 30 _free late
 herd "given back" load other exempt batched late
 systemctl daemon-reload
