@@ -34,7 +34,7 @@ impl Probe {
 impl fmt::Display for Probe {
     /// The metric label `probe`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        f.pad(match self {
             Self::Alloc => "alloc",
             Self::Hint => "hint",
             Self::Scan => "scan",
@@ -67,7 +67,7 @@ pub enum Mode {
 impl fmt::Display for Mode {
     /// The metric label `mode`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        f.pad(match self {
             Self::TpBtf => "tp_btf",
             Self::Fentry => "fentry",
             Self::Fexit => "fexit",
