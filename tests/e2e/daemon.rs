@@ -83,6 +83,21 @@ fn mode(report: &Report, round: &str) -> (String, String) {
     (label("mode").unwrap(), label("reason").unwrap())
 }
 
+/// The other probes are attached in the best way each.
+fn check_others(report: &Report, round: &str) {
+    let probes = report.section(&format!("{round} probes"));
+    for (probe, mode) in [
+        ("hint", "fentry"),
+        ("scan", "fexit"),
+        ("migrate", "tp_btf"),
+        ("stall", "tp_btf"),
+        ("oom_kill", "fentry"),
+    ] {
+        let expected = format!("numaward_probe{{probe=\"{probe}\",mode=\"{mode}\"");
+        assert!(probes.lines().any(|line| line.starts_with(&expected)), "{round}, {probe}: {probes}");
+    }
+}
+
 #[test]
 fn the_daemon_agrees_with_the_kernels_book() {
     let Some(bench) = Bench::open() else { return };
@@ -111,6 +126,7 @@ fn the_daemon_agrees_with_the_kernels_book_under_lockdown() {
     assert!(report.section("lockdown").contains("[confidentiality]"), "{}", report.section("lockdown"));
     check_all(&report, "lockdown");
     assert_eq!(mode(&report, "lockdown").0, "tp_btf", "lockdown closes the tracepoint");
+    check_others(&report, "lockdown");
     let doctor = report.json("doctor");
     let lockdown = doctor.as_array().unwrap().iter().find(|check| check["check"] == "lockdown").unwrap();
     assert!(lockdown["finding"].as_str().unwrap().contains("confidentiality"), "{lockdown}");

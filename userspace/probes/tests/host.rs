@@ -802,6 +802,15 @@ fn hardware(host: &Host) {
         assert_eq!(busy.0, if has_local { busy.1 } else { 0 }, "they are the same faults");
         let lost = probes.stats().unwrap().last().unwrap().events_lost;
         assert_eq!(lost, 0, "every CPU has its counters");
+
+        // The slot's next holder begins at nothing.
+        let heir = host.cgroup("heir");
+        probes.release(slots[0]).unwrap();
+        thread::sleep(Duration::from_millis(1100));
+        let slot = probes.register(heir.id(), None).unwrap();
+        assert_eq!(slot, slots[0]);
+        let dram = probes.activity_of(slot).unwrap().dram;
+        assert!(dram.iter().all(|node| node.remote == 0 && node.local.unwrap_or(0) == 0), "{dram:?}");
     }
 }
 
