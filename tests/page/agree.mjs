@@ -46,6 +46,8 @@ function sum(samples, keys) {
 }
 
 function holds(text, before, after) {
+  // Not drawn yet.
+  if (text === undefined) return false;
   const shown = range(text);
   if (before === null || after === null) return shown === null;
   if (shown === null) return false;

@@ -18,7 +18,7 @@ try {
   await page.screenshot({ path: `${folder}/page-light.png` });
   await page.click("#theme");
   await page.screenshot({ path: `${folder}/page-dark.png` });
-  await page.evaluate(() => [...document.querySelectorAll("#rows tr[data-key] button")].find((button) => button.textContent === "guarded")?.click());
+  await page.evaluate(() => [...document.querySelectorAll("#rows tr[data-key] button")].find((button) => button.textContent.endsWith("guarded"))?.click());
   await page.waitForSelector("#detail[open]", { timeout: 60_000 });
   await page.screenshot({ path: `${folder}/page-detail.png` });
 } finally {

@@ -65,10 +65,10 @@ fn terminal(program: &Path, address: SocketAddr, folder: &Path) -> Result<()> {
         at_work("database") && at_work("guarded")
     };
     picture(&terminal, &folder.join("top.svg"), "numaward top: nodes, workloads and events", busy)?;
-    // The workload with a guarantee, once there is some history of its rates.
+    // The workload with a guarantee, once there is as much history of its rates as there is room for.
     terminal.resize(40, 100)?;
     terminal.press("/guarded\r\r")?;
-    let decided = |text: &str| text.contains("Result: nodes") && text.contains("in the last 40 s");
+    let decided = |text: &str| text.contains("Result: nodes") && text.contains("in the last 70 s");
     picture(
         &terminal,
         &folder.join("top-workload.svg"),

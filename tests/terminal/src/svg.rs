@@ -22,6 +22,7 @@ struct Look {
     ink: String,
     paper: Option<String>,
     bold: bool,
+    underlined: bool,
 }
 
 fn colour(colour: Color) -> Option<String> {
@@ -35,11 +36,11 @@ fn colour(colour: Color) -> Option<String> {
 fn look(cell: &Cell) -> Look {
     let ink = colour(cell.fgcolor()).unwrap_or_else(|| if cell.dim() { QUIET } else { INK }.to_owned());
     let paper = colour(cell.bgcolor());
-    let bold = cell.bold();
+    let (bold, underlined) = (cell.bold(), cell.underline());
     if cell.inverse() {
-        Look { ink: paper.unwrap_or_else(|| PAPER.to_owned()), paper: Some(ink), bold }
+        Look { ink: paper.unwrap_or_else(|| PAPER.to_owned()), paper: Some(ink), bold, underlined }
     } else {
-        Look { ink, paper, bold }
+        Look { ink, paper, bold, underlined }
     }
 }
 
@@ -97,10 +98,11 @@ fn run(svg: &mut String, row: usize, column: usize, cells: usize, look: &Look, t
         if !word.is_empty() {
             let (x, y) = (x + at * CELL_WIDTH, y + CELL_HEIGHT - 4);
             let weight = if look.bold { " font-weight=\"bold\"" } else { "" };
+            let line = if look.underlined { " text-decoration=\"underline\"" } else { "" };
             let width = word.chars().count() * CELL_WIDTH;
             let _ = writeln!(
                 svg,
-                "<text x=\"{x}\" y=\"{y}\" fill=\"{}\"{weight} textLength=\"{width}\">{}</text>",
+                "<text x=\"{x}\" y=\"{y}\" fill=\"{}\"{weight}{line} textLength=\"{width}\">{}</text>",
                 look.ink,
                 escaped(word)
             );

@@ -258,7 +258,7 @@ fn padded(text: &str, cells: usize, is_text: bool) -> String {
 }
 
 fn heading(pane: Pane, screen: &Screen) -> Style {
-    if pane == screen.pane { BOLD.add_modifier(Modifier::REVERSED) } else { BOLD }
+    if pane == screen.pane { BOLD.add_modifier(Modifier::UNDERLINED) } else { BOLD }
 }
 
 fn gutter(is_selected: bool) -> Span<'static> {
