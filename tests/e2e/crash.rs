@@ -8,11 +8,6 @@ use numaward_vm::Machine;
 #[test]
 fn a_crash_at_any_point_is_made_good() {
     let Some(bench) = Bench::open() else { return };
-    // What a crash leaves behind hardly depends on the kernel: in ordinary runs once is enough.
-    if bench.kernel().name() != "6.12" && !bench.is_slow() {
-        eprintln!("left out: except with `--all`, on 6.12 only");
-        return;
-    }
     let (kills, minutes) = if bench.is_slow() { (200, 40) } else { (20, 8) };
     let machine = Machine::parse(None, Some("2,1,2,1"), Some("384M,384M,384M,384M"), None).unwrap();
     let script = format!("section check\nnumaward-crash-check check --kills {kills} --seed 1 || exit 1");

@@ -98,12 +98,6 @@ fn intruders(report: &Report) {
 #[test]
 fn what_the_other_probes_tell_is_what_the_kernel_says() {
     let Some(bench) = Bench::open() else { return };
-    if !bench.is_slow() {
-        eprintln!(
-            "left out: with the probe of the scheduler, the emulation does not end well each time; see `--all`"
-        );
-        return;
-    }
     let machine = Machine::parse(None, Some("2,2"), Some("768M,512M"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(20)), include_str!("probes.sh"));
     for (probe, mode) in [

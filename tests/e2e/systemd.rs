@@ -39,10 +39,6 @@ fn assert_herd(report: &Report) {
 #[test]
 fn a_unit_keeps_its_pins_through_reload_and_restart() {
     let Some(bench) = Bench::open() else { return };
-    // What systemd does hardly depends on the kernel: in ordinary runs once is enough.
-    if bench.kernel().name() != "6.12" && !bench.is_slow() {
-        return;
-    }
     let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(15));
     let report = boot(&vm, include_str!("systemd.sh"));
