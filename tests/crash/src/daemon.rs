@@ -12,7 +12,9 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use numaward_daemon::{
     config::{self, Sources},
-    logging, service,
+    logging,
+    otlp::spans::Traces,
+    service,
 };
 
 use crate::client::{self, Client};
@@ -26,8 +28,9 @@ const SIGABRT: i32 = 6;
 /// Runs the daemon in this process.
 pub(crate) fn main(config: PathBuf) -> Result<()> {
     let loaded = config::load(&Sources { file: Some(config), ..Sources::default() })?;
-    logging::start(&loaded.config.log);
-    Ok(service::run(&loaded.config)?)
+    let traces = Traces::new(&loaded.config.otlp);
+    logging::start(&loaded.config.log, &traces);
+    Ok(service::run(&loaded.config, traces)?)
 }
 
 /// Where the daemon has its files.

@@ -32,7 +32,9 @@ use numaward_daemon::{
     config::{self, Flag, Sources},
     doctor::examine,
     guarantee::import::import,
-    logging, service,
+    logging,
+    otlp::spans::Traces,
+    service,
 };
 use numaward_probes::{Options, Probes};
 use serde::Serialize;
@@ -112,11 +114,12 @@ fn run(args: Run) -> anyhow::Result<ExitCode> {
     let flags = flags.into_iter().flatten().collect();
     let file = args.config.config;
     let loaded = config::load(&Sources { file, variables: variables(), flags })?;
-    logging::start(&loaded.config.log);
+    let traces = Traces::new(&loaded.config.otlp);
+    logging::start(&loaded.config.log, &traces);
     for warning in &loaded.warnings {
         eprintln!("numaward: {warning}");
     }
-    service::run(&loaded.config)?;
+    service::run(&loaded.config, traces)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod alerts;
 pub mod api;
 pub mod cluster;
 pub mod config;
@@ -30,6 +31,8 @@ pub mod ledger;
 pub mod logging;
 pub mod metrics;
 pub mod observe;
+pub mod otlp;
+mod post;
 mod privileges;
 pub mod service;
 pub mod sharing;

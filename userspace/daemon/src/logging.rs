@@ -7,22 +7,25 @@ use tracing_subscriber::{
     Layer, filter::Targets, fmt, layer::SubscriberExt, registry, util::SubscriberInitExt,
 };
 
-use crate::config::{Log, LogFormat, LogLevel};
+use crate::{
+    config::{Log, LogFormat, LogLevel},
+    otlp::spans::{self, Traces},
+};
 
 /// What the probes log bears the name of their program.
 const PROBES: &str = "alloc";
 
-/// Starts to log as configured. Where something logs already, as in tests, that one goes on.
-pub fn start(config: &Log) {
+/// Starts to log as configured, and to take spans for traces if they are to be sent. Where something logs already, as in tests, that one goes on.
+pub fn start(config: &Log, traces: &Traces) {
     let _ = match config.format {
         LogFormat::Text => {
             // journald and container runtimes keep the bytes: colours only for people.
             let layer = fmt::layer().with_writer(stderr).with_ansi(stderr().is_terminal()).with_target(false);
-            registry().with(layer.with_filter(filter(config.level))).try_init()
+            registry().with(traces.layer()).with(layer.with_filter(filter(config.level))).try_init()
         }
         LogFormat::Json => {
             let layer = fmt::layer().with_writer(stderr).json().flatten_event(true);
-            registry().with(layer.with_filter(filter(config.level))).try_init()
+            registry().with(traces.layer()).with(layer.with_filter(filter(config.level))).try_init()
         }
     };
 }
@@ -32,5 +35,9 @@ pub fn start(config: &Log) {
 fn filter(level: LogLevel) -> Targets {
     let own = LevelFilter::from_level(level.into());
     let others = if level == LogLevel::Trace { own } else { own.min(LevelFilter::INFO) };
-    Targets::new().with_default(others).with_target("numaward", own).with_target(PROBES, own)
+    Targets::new()
+        .with_default(others)
+        .with_target("numaward", own)
+        .with_target(PROBES, own)
+        .with_target(spans::TARGET, LevelFilter::OFF)
 }

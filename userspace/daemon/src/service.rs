@@ -12,6 +12,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    alerts,
     cluster::{self, Cluster},
     config::{Config, Mode},
     events::Events,
@@ -24,6 +25,7 @@ use crate::{
     kubernetes,
     metrics::Metrics,
     observe::{self, CgroupSource, Observer},
+    otlp::{self, spans::Traces},
     privileges,
 };
 
@@ -54,7 +56,7 @@ pub enum RunError {
 ///
 /// What fails while observing degrades the daemon and does not end it. An address that cannot be
 /// listened on does: nobody could see what it does.
-pub fn run(config: &Config) -> Result<(), RunError> {
+pub fn run(config: &Config, traces: Traces) -> Result<(), RunError> {
     let policies = Policies::read(&config.host_root, &config.kubernetes.kubelet.directory);
     let mode = kubelet::mode(config, &policies)?;
     tell_mode(mode, &policies);
@@ -64,9 +66,11 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let observer = Arc::new(Observer::new(config));
     let figures = Figures::default();
     let (placing, sharing) = (kubernetes::Figures::default(), cluster::Figures::default());
+    let alerts = alerts::Figures::default();
     let metrics = all_metrics(config, &observer, &figures, &placing, &sharing);
+    let metrics = Arc::new(metrics.with_sent(&alerts, &traces.figures()));
     let cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
-    let app = App::new(observer.clone(), metrics, readiness.clone(), heartbeat.clone());
+    let app = App::new(observer.clone(), metrics.clone(), readiness.clone(), heartbeat.clone());
     let listener = http::listen(config.listen.0, Key::Listen)?;
     let remote = match config.control.listen.filter(|_| mode == Mode::Enforce) {
         Some(address) => Some((http::listen(address.0, Key::Control)?, Gate::open(&config.control)?)),
@@ -108,6 +112,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         tokio::spawn(close_events(observer.events().clone(), stop.clone()));
         tokio::spawn(tell_service_manager(readiness, heartbeat, stop.clone()));
         tracing::info!(version = crate::VERSION, %address, "serving");
+        start_sending(config, &metrics, &alerts, traces, &stop);
         if let (Some(keeper), Some(control)) = (&keeper, control) {
             let control = ControlListener::new(control)?;
             let router = http::control_router(app.clone(), keeper.clone());
@@ -160,7 +165,7 @@ fn all_metrics(
     figures: &Figures,
     placing: &kubernetes::Figures,
     sharing: &cluster::Figures,
-) -> Arc<Metrics> {
+) -> Metrics {
     let mut metrics = Metrics::new(observer.clone())
         .with(figures)
         .with_events(observer.events())
@@ -169,7 +174,31 @@ fn all_metrics(
     if config.export_kubelet_names {
         metrics = metrics.with_kubelet_names(figures);
     }
-    Arc::new(metrics)
+    metrics
+}
+
+/// Alerts and OpenTelemetry, as configured. What cannot be sent is no reason not to run.
+fn start_sending(
+    config: &Config,
+    metrics: &Arc<Metrics>,
+    alerts: &alerts::Figures,
+    traces: Traces,
+    stop: &CancellationToken,
+) {
+    let host = host_name(config);
+    if let Err(error) = alerts::start(&config.alerts, &host, metrics, alerts, stop) {
+        tracing::error!(%error, "alerts.webhook cannot be used: alerts are neither watched nor posted");
+    }
+    let figures = traces.figures();
+    if let Err(error) = otlp::start(config, &host, metrics, traces, &figures, stop) {
+        tracing::error!(%error, "otlp.endpoint cannot be used: not everything is sent");
+    }
+}
+
+/// This host, for those who hear of several.
+fn host_name(config: &Config) -> String {
+    let name = config.kubernetes.node_name.clone();
+    name.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned())
 }
 
 fn tell_mode(mode: Mode, policies: &Policies) {

@@ -66,7 +66,7 @@ pub mod strategy;
 
 pub use checkpoint::CheckpointError;
 pub use decision::{Cause, Decision, Grant, Reason, Rejection, Shortfall};
-pub use kubelet::Kubelet;
+pub use kubelet::{Kubelet, Stage};
 pub use ledger::{Allocation, Block, Ledger, OwnerAccount};
 pub use near::Near;
 pub use policy::{PolicyConfig, StartError};

@@ -12,6 +12,7 @@ mod control;
 pub mod enforcement;
 pub mod kubernetes;
 pub mod memory_qos;
+pub mod outgoing;
 pub mod policy;
 mod schema;
 pub mod tree;
@@ -33,12 +34,13 @@ pub use self::{
     control::{Control, Tls},
     schema::json_schema,
     tree::{Origin, Position},
-    types::{DutyCycle, Interval, ListenAddress, LogFormat, LogLevel},
+    types::{DutyCycle, HttpUrl, Interval, ListenAddress, LogFormat, LogLevel},
 };
 use self::{
     enforcement::{Declared, Enforcement},
     kubernetes::Kubernetes,
     memory_qos::{Factor, MemoryQos, MemoryReservationPolicy},
+    outgoing::{Alerts, Otlp},
     policy::{
         CpuList, CpuManagerPolicy, MemoryManagerPolicy, Reservation, ReservedMemory, TopologyManagerPolicy,
         TopologyManagerScope,
@@ -125,6 +127,10 @@ pub struct Config {
     pub eviction_hard: Option<Reservation>,
     /// Kubernetes: placing and watching the pods of this host.
     pub kubernetes: Kubernetes,
+    /// Alerts without Prometheus.
+    pub alerts: Alerts,
+    /// OpenTelemetry.
+    pub otlp: Otlp,
 }
 
 impl Default for Config {
@@ -158,6 +164,8 @@ impl Default for Config {
             system_reserved: None,
             eviction_hard: None,
             kubernetes: Kubernetes::default(),
+            alerts: Alerts::default(),
+            otlp: Otlp::default(),
         }
     }
 }
@@ -410,7 +418,8 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
     }
     // Between values that could not be read, nothing can be told.
     if problems.is_empty() {
-        problems.extend(control::problems(&config).into_iter().map(|(key, message)| {
+        let between = control::problems(&config).into_iter().chain(outgoing::problems(&config));
+        problems.extend(between.map(|(key, message)| {
             let path: Vec<String> = key.split('.').map(str::to_owned).collect();
             let (Ok(origin) | Err(origin)) = given.at(&path).cloned().map_err(Clone::clone);
             Problem { origin, path: key.to_owned(), message: format!("{key}: {message}") }
@@ -418,6 +427,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
     }
     if problems.is_empty() {
         warnings.extend(control::warnings(&config));
+        warnings.extend(outgoing::warnings(&config));
         return Ok(Loaded { config, file, warnings });
     }
     problems.sort_by(|a, b| a.origin.cmp(&b.origin));

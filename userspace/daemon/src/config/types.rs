@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, fmt, net::SocketAddr, str::FromStr, time::Duration};
 
+use hyper::Uri;
 use numaward_topology::serde_as_text;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -89,6 +90,36 @@ impl FromStr for Interval {
     }
 }
 
+/// An address on the web: `https://host/path` or `http://host:port`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpUrl(pub Uri);
+
+impl fmt::Display for HttpUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for HttpUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let url: Uri = text
+            .parse()
+            .map_err(|error| format!("{text:?} is not a URL such as https://host/path: {error}"))?;
+        if !matches!(url.scheme_str(), Some("http" | "https")) {
+            return Err(format!("{text:?} does not begin with http:// or https://"));
+        }
+        match url.authority() {
+            Some(authority) if authority.as_str().contains('@') => {
+                Err("a URL with a user name or password is not taken: give a token in a file".to_owned())
+            }
+            Some(authority) if !authority.host().is_empty() => Ok(Self(url)),
+            _ => Err(format!("{text:?} names no host")),
+        }
+    }
+}
+
 /// For which part of the time something is done: `5s/60s` is five seconds of each minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DutyCycle {
@@ -147,3 +178,4 @@ macro_rules! as_text {
 as_text!(ListenAddress, "127.0.0.1:9560", r"^(\d+\.\d+\.\d+\.\d+|\[[0-9a-fA-F:.]+(%\d+)?\]):\d+$");
 as_text!(Interval, "1m30s", r"^(\d+\s*[a-zµ]+\s*)+$");
 as_text!(DutyCycle, "5s/60s", r"^(\d+\s*[a-zµ]+\s*)+/(\s*\d+\s*[a-zµ]+)+$");
+as_text!(HttpUrl, "https://alerts.example.com/hook", r"^https?://.+$");

@@ -9,6 +9,8 @@ mod notices;
 pub mod pods;
 mod presence;
 mod pressure;
+#[cfg(test)]
+mod traced;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +30,7 @@ use numaward_cgroup::{
     knob::{Limit, Partition},
 };
 use numaward_engine::{
-    self as engine, Allocation, Block, Kubelet, Ledger, OwnerId, Strategy,
+    self as engine, Allocation, Block, Kubelet, Ledger, Near, OwnerId, Strategy,
     kubelet::{Checkpoints, ResizeError},
 };
 use numaward_topology::{Bytes, CpuSet, Machine, NodeId, NodeSet, ZoneKind};
@@ -54,6 +56,7 @@ use crate::{
     events::Report,
     fault,
     ledger::{Loaded, Store, StoreError},
+    otlp::spans,
     sharing::View,
 };
 
@@ -630,6 +633,7 @@ impl Owner {
 
     /// Asks for an allocation for this cgroup. That of a command is not there yet.
     fn admit_at(&mut self, request: &Request, path: &CgroupPath, dry_run: bool) -> Result<Answer, Refused> {
+        let _span = spans::admit(&request.name, dry_run);
         let conflict = |field: &str, problem: String, allowed: &str| {
             Refused::Conflict(FieldError::new(field, problem, allowed))
         };
@@ -658,7 +662,8 @@ impl Owner {
         self.check_fit()?;
         let own = request.policy.map(|policy| self.strategy_with(policy)).transpose()?;
         let started = Instant::now();
-        let decision = own.as_ref().unwrap_or(&self.strategy).admit(&self.state.ledger, &request.engine);
+        let strategy = own.as_ref().unwrap_or(&self.strategy);
+        let decision = spans::decide(strategy, &self.state.ledger, &request.engine, &Near::default());
         let explanation = explain::explanation(&decision.explanation);
         if !dry_run {
             self.figures.decided(&decision, started.elapsed());
@@ -779,6 +784,7 @@ impl Owner {
     /// Stores what is intended, writes the knobs, stores what came of it. `before` comes back if it cannot be
     /// stored, or if what was written is undone.
     fn carry_out(&mut self, plan: crate::enforce::Plan, before: Option<State>) -> Result<(), Refused> {
+        let _span = spans::reconcile();
         let book = std::mem::replace(&mut self.state.book, plan.intent.clone());
         if let Err(error) = self.save() {
             match before {
@@ -787,7 +793,13 @@ impl Owner {
             }
             return Err(error.into());
         }
-        match self.enforcer.execute(&plan) {
+        let span = spans::knobs(plan.steps().len());
+        let executed = self.enforcer.execute(&plan);
+        if let Err(failure) = &executed {
+            spans::failed(&span, failure);
+        }
+        drop(span);
+        match executed {
             Ok(report) => {
                 self.figures.enforced(&report);
                 for kept in &report.kept {
@@ -820,6 +832,7 @@ impl Owner {
 
     /// Stores the state.
     fn save(&mut self) -> Result<(), StoreError> {
+        let _span = spans::ledger();
         self.store.save(&self.state)?;
         self.marks.follow(&self.state);
         Ok(())
@@ -865,6 +878,7 @@ impl Owner {
     }
 
     fn release(&mut self, name: &str) -> Result<(), Refused> {
+        let _span = spans::release(name);
         let Some(guarantee) = self.state.guarantees.get(name).cloned() else {
             return Err(Refused::Unknown(name.to_owned()));
         };

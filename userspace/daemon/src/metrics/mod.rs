@@ -9,6 +9,7 @@ mod collector;
 mod exposition;
 mod kubelet;
 mod promises;
+mod samples;
 mod snapshot;
 
 use std::{fmt, sync::Arc, time::Instant};
@@ -19,12 +20,13 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::{cluster, events::Events, guarantee, kubernetes};
+use crate::{alerts, cluster, events::Events, guarantee, kubernetes, otlp};
 
 pub use self::{
     collector::Source,
     exposition::Format,
     promises::{KindPromised, Lacking, Missed, PromiseFigures},
+    samples::{Description, Kind, Labels, Sample},
     snapshot::{
         Allocated, CpuFigures, Interrupts, MapFigures, NodeMemory, Pressure, ProbeFigures, Resident,
         Snapshot, WorkloadActivity, WorkloadFigures,
@@ -96,6 +98,15 @@ impl Metrics {
     #[must_use]
     pub fn with_cluster(mut self, figures: &cluster::Figures) -> Self {
         figures.register(self.root.sub_registry_with_prefix(PREFIX));
+        self
+    }
+
+    /// Serves what is counted of alerts, and of what is sent by OTLP, too.
+    #[must_use]
+    pub fn with_sent(mut self, alerts: &alerts::Figures, otlp: &otlp::Figures) -> Self {
+        let registry = self.root.sub_registry_with_prefix(PREFIX);
+        alerts.register(registry);
+        otlp.register(registry);
         self
     }
 

@@ -80,6 +80,17 @@ pub(crate) enum Scope<'a> {
     Owner,
 }
 
+/// What a decision goes through, for each container or for all of a pod together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// All providers are asked for hints.
+    Hints,
+    /// They are merged.
+    Merge,
+    /// CPUs and memory are taken.
+    Allocate,
+}
+
 /// What came out of a merge: where to allocate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Affinity {
@@ -245,13 +256,16 @@ impl Kubelet {
         request: &Request,
         near: &Near,
         scope: Scope<'_>,
+        watch: &dyn Fn(Stage),
     ) -> (Affinity, Merge) {
+        watch(Stage::Hints);
         let mut hints: Vec<(Provider, ProviderHints)> = self
             .providers
             .iter()
             .map(|provider| (provider.provider(), provider.hints(ledger, request, scope)))
             .collect();
         hints.extend(near.hints(&self.nodes, request, scope));
+        watch(Stage::Merge);
         let best = self.rule.merge(self.nodes.all(), &merge::lists(hints.iter().map(|(_, hints)| hints)));
         let accepted = self.rule.accepts(best);
         let container = match scope {
@@ -292,9 +306,10 @@ impl Kubelet {
         request: &Request,
         near: &Near,
         merges: &mut Vec<Merge>,
+        watch: &dyn Fn(Stage),
     ) -> Result<(), (Option<ContainerName>, Cause)> {
         let mut affinity_for = |ledger: &mut Ledger, scope: Scope<'_>| {
-            let (affinity, merge) = self.merge(ledger, request, near, scope);
+            let (affinity, merge) = self.merge(ledger, request, near, scope, watch);
             let failed_at = merge.container.clone();
             let accepted = merge.accepted;
             merges.push(merge);
@@ -311,6 +326,7 @@ impl Kubelet {
                 Some(affinity) => affinity,
                 None => affinity_for(ledger, Scope::Container(container))?,
             };
+            watch(Stage::Allocate);
             self.allocate(ledger, request, container, affinity)
                 .map_err(|cause| (Some(container.name.clone()), cause))?;
         }
@@ -341,16 +357,27 @@ impl Kubelet {
 impl Kubelet {
     /// Decides on a request as [`Strategy::admit`] does, with more hints.
     pub fn admit_near(&self, ledger: &Ledger, request: &Request, near: &Near) -> Decision {
-        let decision = self.decide(ledger, request, near);
+        self.admit_watched(ledger, request, near, &|_| {})
+    }
+
+    /// The same; `watch` is told when each stage begins, for whoever measures. The decision does not depend on it.
+    pub fn admit_watched(
+        &self,
+        ledger: &Ledger,
+        request: &Request,
+        near: &Near,
+        watch: &dyn Fn(Stage),
+    ) -> Decision {
+        let decision = self.decide(ledger, request, near, watch);
         match near.without_wishes() {
             Some(near) if decision.outcome.is_err() || !is_preferred(&decision) => {
-                self.decide(ledger, request, &near)
+                self.decide(ledger, request, &near, watch)
             }
             _ => decision,
         }
     }
 
-    fn decide(&self, ledger: &Ledger, request: &Request, near: &Near) -> Decision {
+    fn decide(&self, ledger: &Ledger, request: &Request, near: &Near, watch: &dyn Fn(Stage)) -> Decision {
         if let Err(cause) = check_request(request) {
             let rejection = Rejection {
                 owner: request.owner.clone(),
@@ -366,7 +393,7 @@ impl Kubelet {
         let mut next = ledger.clone();
         next.owner_mut(&request.owner).request = Some(Arc::new(request.clone()));
         let mut merges = Vec::new();
-        let attempt = self.attempt(&mut next, request, near, &mut merges);
+        let attempt = self.attempt(&mut next, request, near, &mut merges, watch);
         let outcome = match attempt {
             Ok(()) => {
                 let grant = |container: &ContainerRequest| Grant {
@@ -390,7 +417,7 @@ impl Kubelet {
 
 impl Strategy for Kubelet {
     fn admit(&self, ledger: &Ledger, request: &Request) -> Decision {
-        self.decide(ledger, request, &Near::default())
+        self.admit_near(ledger, request, &Near::default())
     }
 
     fn started(&self, ledger: &Ledger, owner: &OwnerId, container: &ContainerName) -> Ledger {

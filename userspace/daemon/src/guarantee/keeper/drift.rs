@@ -25,6 +25,7 @@ use crate::{
     enforce::{Book, CgroupPath, Drift, DriftKind, FightPolicy, Fights, Verdict, Writer},
     events::{EventKind, Report, Severity},
     guarantee::lookout::{Lookout, Seen},
+    otlp::spans,
 };
 
 /// All cgroups that are not watched are looked at within this.
@@ -376,7 +377,14 @@ impl Owner {
             Some(Verdict::Repair) => {
                 noted.count += 1;
                 self.figures.drifted(knob);
-                match self.enforcer.repair(&self.state.book, &noted.drift) {
+                let _tree = spans::reconcile();
+                let span = spans::knobs(1);
+                let repaired = self.enforcer.repair(&self.state.book, &noted.drift);
+                if let Err(error) = &repaired {
+                    spans::failed(&span, error);
+                }
+                drop(span);
+                match repaired {
                     Ok(report) => {
                         noted.state = api::DriftState::Repaired;
                         news = Some("written again".to_owned());

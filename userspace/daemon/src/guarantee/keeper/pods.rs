@@ -44,6 +44,7 @@ use crate::{
     enforce::{Change, EnforceError, Settings},
     guarantee::{FieldError, Guarantee, State, Target, explain},
     observe::containers,
+    otlp::spans,
 };
 
 /// Shared containers that are held against the shared pool in one turn.
@@ -427,6 +428,7 @@ impl Owner {
     /// Admits a pod as a whole.
     fn run_pod(&mut self, ask: &PodAsk) -> Result<(), Refused> {
         let Asked::Pod(request) = &ask.asked else { return Ok(()) };
+        let _span = spans::admit(request.owner.as_str(), false);
         let before = self.state.clone();
         self.admit_owner(request, ask, None, Attempt::First)?;
         self.store_or_undo(before)?;
@@ -474,7 +476,7 @@ impl Owner {
         };
         let strategy = own.as_ref().unwrap_or(&self.strategy);
         let started = Instant::now();
-        let decision = strategy.admit_near(&self.state.ledger, request, &ask.near);
+        let decision = spans::decide(strategy, &self.state.ledger, request, &ask.near);
         if attempt == Attempt::First || decision.outcome.is_ok() {
             self.figures.decided(&decision, started.elapsed());
         }
@@ -505,6 +507,7 @@ impl Owner {
 
     /// Places a container: decides, stores, and says what the runtime shall set.
     fn create(&mut self, ask: &ContainerAsk) -> Result<(Settings, Option<Unpinned>), Refused> {
+        let _span = spans::admit(&ask.id, false);
         let before = self.state.clone();
         let (owner, unpinned) = match self.place(ask, Attempt::First) {
             Ok(owner) => (owner, None),

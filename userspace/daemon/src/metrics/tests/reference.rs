@@ -42,6 +42,7 @@ const PARTS: &[(&str, &str, &[&str])] = &[
         "The container runtime and the API server.",
         &["nri_", "containers_", "kubernetes_", "pod_resources_", "node_resource_"],
     ),
+    ("Sent", "What is sent by OTLP and to the webhook, where that is configured.", &["alert_", "otlp_"]),
     ("numaward itself", "How it is doing, and what it costs.", &[""]),
 ];
 
@@ -190,16 +191,16 @@ fn page(own: &BTreeMap<String, Described>, kubelets: &BTreeMap<String, Described
     page
 }
 
-/// `UPDATE=1 cargo test -p numaward-daemon --lib reference` writes it.
-#[test]
-fn the_reference_of_metrics_is_checked_in() {
+/// All metrics, by the name of their samples.
+fn served() -> BTreeMap<String, Described> {
     let figures = guarantee::Figures::default();
     let metrics = Metrics::new(Arc::new(Everything))
         .with(&figures)
         .with_kubelet_names(&figures)
         .with_events(&Events::default())
         .with_kubernetes(&kubernetes::Figures::default())
-        .with_cluster(&cluster::Figures::default());
+        .with_cluster(&cluster::Figures::default())
+        .with_sent(&alerts::Figures::default(), &otlp::Figures::default());
     let mut text = Vec::new();
     metrics
         .encode(Format::OpenMetrics, |piece| {
@@ -207,7 +208,73 @@ fn the_reference_of_metrics_is_checked_in() {
             true
         })
         .unwrap();
-    let all = families(&String::from_utf8(text).unwrap());
+    families(&String::from_utf8(text).unwrap())
+}
+
+/// The names of metrics in a text, each with the labels that are matched beside it. Of recorded ones, `a:numaward_b:c`,
+/// only the rules know.
+fn named(text: &str) -> Vec<(String, Vec<String>)> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    let mut found = Vec::new();
+    for (start, _) in text.match_indices("numaward_") {
+        if text[..start].ends_with(is_part) {
+            continue;
+        }
+        let rest = &text[start..];
+        let (name, rest) = rest.split_at(rest.find(|c| !is_part(c)).unwrap_or(rest.len()));
+        let matchers =
+            rest.strip_prefix('{').and_then(|rest| rest.split_once('}')).map_or("", |(inside, _)| inside);
+        let labels = matchers.split(',').filter_map(|matcher| {
+            let (label, _) = matcher.split_once('=')?;
+            Some(label.trim().trim_end_matches('!').to_owned())
+        });
+        found.push((name.to_owned(), labels.collect()));
+    }
+    found
+}
+
+#[test]
+fn dashboards_rules_and_runbooks_name_what_is_served() {
+    /// What the scraper adds.
+    const OUTER: [&str; 3] = ["cluster", "instance", "job"];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let served = served();
+    let (mut faults, mut names) = (Vec::new(), 0);
+    for folder in ["dashboards/grafana", "dashboards/prometheus", "docs/runbooks"] {
+        for entry in fs::read_dir(root.join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "yaml" && extension != "md") {
+                continue;
+            }
+            for (name, labels) in named(&fs::read_to_string(&path).unwrap()) {
+                names += 1;
+                let family = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| {
+                    let of = served.get(name.strip_suffix(suffix)?)?;
+                    (of.kind == "histogram").then_some(of)
+                });
+                match served.get(&name).or(family) {
+                    None if name.ends_with('_') && served.keys().any(|served| served.starts_with(&name)) => {}
+                    None => faults.push(format!("{}: there is no {name}", path.display())),
+                    Some(described) => faults.extend(
+                        labels
+                            .iter()
+                            .filter(|label| {
+                                !described.labels.contains(label) && !OUTER.contains(&label.as_str())
+                            })
+                            .map(|label| format!("{}: {name} has no label {label}", path.display())),
+                    ),
+                }
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{faults:#?}");
+    assert!(names > 50, "only {names} names were found");
+}
+
+/// `UPDATE=1 cargo test -p numaward-daemon --lib reference` writes it.
+#[test]
+fn the_reference_of_metrics_is_checked_in() {
+    let all = served();
     let unknown: Vec<&String> = all.iter().filter(|(_, of)| !of.has_samples).map(|(name, _)| name).collect();
     assert!(unknown.is_empty(), "without a sample, so that its labels are not known: {unknown:?}");
     let silent: Vec<&String> =

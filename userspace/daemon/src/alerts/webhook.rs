@@ -1,0 +1,273 @@
+//! Posts alerts.
+//!
+//! What waits is the newest state of each alert: one that is resolved before anybody could be told is told as resolved,
+//! once. A post takes what waits, up to [`PER_POST`]; the next may follow after `alerts.groupInterval`. What fails is
+//! tried again, waiting longer each time; what the receiver refuses (4xx) is given up at once, what nobody takes after
+//! [`PATIENCE`].
+
+use std::{
+    collections::BTreeMap,
+    mem,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use hyper::StatusCode;
+use prometheus_client::metrics::{counter::Counter, family::Family};
+use serde::Serialize;
+use tokio::{sync::Notify, time::sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::{Alert, Status};
+use crate::post::{Backoff, Outcome, Poster};
+
+/// Alerts that may wait.
+const MAX_WAITING: usize = 1024;
+/// Alerts in one post.
+const PER_POST: usize = 100;
+/// For how long an alert is tried to be posted.
+const PATIENCE: Duration = Duration::from_hours(1);
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_mins(5);
+
+/// What became of an alert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Delivered,
+    Refused,
+    Expired,
+    Overflowed,
+}
+
+impl Fate {
+    const ALL: [Self; 4] = [Self::Delivered, Self::Refused, Self::Expired, Self::Overflowed];
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Delivered => "delivered",
+            Self::Refused => "refused",
+            Self::Expired => "expired",
+            Self::Overflowed => "overflowed",
+        }
+    }
+}
+
+type Notices = Family<[(&'static str, &'static str); 1], Counter>;
+
+/// Counts since the daemon started. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Figures {
+    notices: Notices,
+    failed: Counter,
+}
+
+impl Default for Figures {
+    /// All at zero.
+    fn default() -> Self {
+        let figures = Self { notices: Notices::default(), failed: Counter::default() };
+        for fate in Fate::ALL {
+            figures.count(fate, 0);
+        }
+        figures
+    }
+}
+
+impl Figures {
+    pub(super) fn notices(&self) -> Notices {
+        self.notices.clone()
+    }
+
+    pub(super) fn failed(&self) -> Counter {
+        self.failed.clone()
+    }
+
+    fn count(&self, fate: Fate, alerts: usize) {
+        self.notices.get_or_create(&[("result", fate.as_str())]).inc_by(alerts as u64);
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(&self, fate: Fate) -> u64 {
+        self.notices.get_or_create(&[("result", fate.as_str())]).get()
+    }
+}
+
+/// The body of a post, as Alertmanager's.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Body<'a> {
+    version: &'static str,
+    group_key: String,
+    truncated_alerts: usize,
+    status: Status,
+    receiver: &'static str,
+    group_labels: BTreeMap<&'static str, &'a str>,
+    common_labels: BTreeMap<&'static str, &'a str>,
+    common_annotations: BTreeMap<&'static str, &'a str>,
+    #[serde(rename = "externalURL")]
+    external_url: &'static str,
+    alerts: &'a [Alert],
+}
+
+#[derive(Debug)]
+struct Waiting {
+    alert: Alert,
+    since: Instant,
+}
+
+/// Takes alerts and posts them.
+#[derive(Debug)]
+pub(super) struct Webhook {
+    host: String,
+    group_interval: Duration,
+    /// By fingerprint.
+    waiting: Mutex<BTreeMap<String, Waiting>>,
+    news: Notify,
+    figures: Figures,
+    first_wait: Duration,
+    patience: Duration,
+}
+
+impl Webhook {
+    pub(super) fn new(host: &str, group_interval: Duration, figures: Figures) -> Self {
+        Self {
+            host: host.to_owned(),
+            group_interval,
+            waiting: Mutex::default(),
+            news: Notify::new(),
+            figures,
+            first_wait: FIRST_WAIT,
+            patience: PATIENCE,
+        }
+    }
+
+    /// Takes an alert. Never waits.
+    pub(super) fn tell(&self, alert: Alert) {
+        let mut waiting = self.lock();
+        if waiting.len() >= MAX_WAITING && !waiting.contains_key(&alert.fingerprint) {
+            self.figures.count(Fate::Overflowed, 1);
+            return;
+        }
+        waiting.insert(alert.fingerprint.clone(), Waiting { alert, since: Instant::now() });
+        drop(waiting);
+        self.news.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Waiting>> {
+        // Nothing between two changes can panic.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is posted next: what waits longest. What waits too long is given up.
+    fn next(&self) -> Vec<Alert> {
+        let mut waiting = self.lock();
+        let before = waiting.len();
+        waiting.retain(|_, waiting| waiting.since.elapsed() < self.patience);
+        let expired = before - waiting.len();
+        self.figures.count(Fate::Expired, expired);
+        let mut alerts: Vec<_> = waiting.values().collect();
+        alerts.sort_by_key(|waiting| waiting.since);
+        alerts.into_iter().take(PER_POST).map(|waiting| waiting.alert.clone()).collect()
+    }
+
+    /// These are done with, unless there is something newer to be told.
+    fn done(&self, alerts: &[Alert], fate: Fate) {
+        let mut waiting = self.lock();
+        for alert in alerts {
+            if waiting.get(&alert.fingerprint).is_some_and(|waiting| waiting.alert == *alert) {
+                waiting.remove(&alert.fingerprint);
+            }
+        }
+        self.figures.count(fate, alerts.len());
+    }
+
+    fn body(&self, alerts: &[Alert]) -> Bytes {
+        let is_firing = alerts.iter().any(|alert| alert.status == Status::Firing);
+        let host = BTreeMap::from([("instance", self.host.as_str())]);
+        let body = Body {
+            version: "4",
+            group_key: format!("{{}}:{{instance={:?}}}", self.host),
+            truncated_alerts: 0,
+            status: if is_firing { Status::Firing } else { Status::Resolved },
+            receiver: "numaward",
+            group_labels: host.clone(),
+            common_labels: host,
+            common_annotations: BTreeMap::new(),
+            external_url: "",
+            alerts,
+        };
+        // Texts and maps of texts: that cannot fail.
+        serde_json::to_vec(&body).unwrap_or_default().into()
+    }
+
+    /// Posts what comes until `stop`.
+    pub(super) async fn run(self: std::sync::Arc<Self>, poster: Poster, stop: CancellationToken) {
+        let post = async {
+            let receiver = poster.receiver();
+            let mut backoff = Backoff::new(self.first_wait, LONGEST_WAIT);
+            let mut failing = false;
+            loop {
+                let alerts = self.next();
+                if alerts.is_empty() {
+                    self.news.notified().await;
+                    continue;
+                }
+                let (problem, retry_after) = match poster.post(self.body(&alerts)).await {
+                    Outcome::Taken(_) => {
+                        self.done(&alerts, Fate::Delivered);
+                        if mem::take(&mut failing) {
+                            tracing::info!(receiver, "alerts are taken again");
+                        }
+                        backoff.reset();
+                        sleep(self.group_interval).await;
+                        continue;
+                    }
+                    Outcome::Answered { status, text, .. } if is_final(status) => {
+                        self.figures.failed.inc();
+                        self.done(&alerts, Fate::Refused);
+                        tracing::warn!(receiver, %status, text, alerts = alerts.len(), "alerts are refused");
+                        sleep(self.group_interval).await;
+                        continue;
+                    }
+                    Outcome::Answered { status, retry_after, text } => {
+                        (format!("{status}: {text}"), retry_after)
+                    }
+                    Outcome::Failed(problem) => (problem, None),
+                };
+                self.figures.failed.inc();
+                if !mem::replace(&mut failing, true) {
+                    tracing::warn!(receiver, problem, "alerts cannot be posted; it is tried again");
+                }
+                sleep(backoff.next(retry_after)).await;
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = post => {}
+        }
+    }
+}
+
+/// Whether it is of no use to try again.
+fn is_final(status: StatusCode) -> bool {
+    !status.is_server_error()
+        && !matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS)
+}
+
+#[cfg(test)]
+impl Webhook {
+    pub(super) fn hurried(self) -> Self {
+        Self { first_wait: Duration::from_millis(10), ..self }
+    }
+
+    pub(super) fn impatient(self) -> Self {
+        Self { patience: Duration::ZERO, ..self }
+    }
+
+    pub(super) fn waiting_len(&self) -> usize {
+        self.lock().len()
+    }
+}
+
+#[cfg(test)]
+pub(super) const LIMITS: (usize, usize) = (MAX_WAITING, PER_POST);

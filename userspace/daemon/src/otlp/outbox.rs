@@ -1,0 +1,282 @@
+//! What waits to be sent, of one signal.
+//!
+//! New figures are worth more than old ones: where there is no room, the oldest is given up. What fails in a way that
+//! OTLP calls retryable is tried again, waiting longer each time, for [`PATIENCE`]; all else is given up at once.
+
+use std::{
+    collections::VecDeque,
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use hyper::StatusCode;
+use opentelemetry_proto::tonic::collector::{
+    metrics::v1::ExportMetricsServiceResponse, trace::v1::ExportTraceServiceResponse,
+};
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+use prost::Message as _;
+use tokio::{sync::Notify, time::sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::post::{Backoff, Outcome, Poster};
+
+/// Bytes that may wait.
+const MAX_WAITING: usize = 16 << 20;
+/// For how long a batch is tried to be sent.
+const PATIENCE: Duration = Duration::from_mins(5);
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_mins(1);
+
+/// What is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Signal {
+    Metrics,
+    Traces,
+}
+
+impl Signal {
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Metrics => "metrics",
+            Self::Traces => "traces",
+        }
+    }
+
+    /// How many items the receiver did not want of what it took.
+    fn rejected(self, answer: &[u8]) -> u64 {
+        // No answer at all, or one that is none, says nothing against what was sent.
+        let rejected = match self {
+            Self::Metrics => ExportMetricsServiceResponse::decode(answer)
+                .ok()
+                .and_then(|answer| Some(answer.partial_success?.rejected_data_points)),
+            Self::Traces => ExportTraceServiceResponse::decode(answer)
+                .ok()
+                .and_then(|answer| Some(answer.partial_success?.rejected_spans)),
+        };
+        rejected.and_then(|rejected| rejected.try_into().ok()).unwrap_or(0)
+    }
+}
+
+/// What became of an item: a data point, a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Delivered,
+    Rejected,
+    Dropped,
+}
+
+impl Fate {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Delivered => "delivered",
+            Self::Rejected => "rejected",
+            Self::Dropped => "dropped",
+        }
+    }
+}
+
+/// Counts since the daemon started. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Figures(Family<[(&'static str, &'static str); 2], Counter>);
+
+impl Default for Figures {
+    /// All at zero.
+    fn default() -> Self {
+        let figures = Self(Family::default());
+        for signal in [Signal::Metrics, Signal::Traces] {
+            for fate in [Fate::Delivered, Fate::Rejected, Fate::Dropped] {
+                figures.count(signal, fate, 0);
+            }
+        }
+        figures
+    }
+}
+
+impl Figures {
+    /// Registers them.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "otlp_items",
+            "Data points and spans to be sent by OTLP, by what became of them: delivered; rejected by the receiver; or \
+             dropped, for it could not be reached in time or too many waited",
+            self.0.clone(),
+        );
+    }
+
+    pub(super) fn count(&self, signal: Signal, fate: Fate, items: u64) {
+        self.0.get_or_create(&[("signal", signal.as_str()), ("result", fate.as_str())]).inc_by(items);
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(&self, signal: Signal, fate: Fate) -> u64 {
+        self.0.get_or_create(&[("signal", signal.as_str()), ("result", fate.as_str())]).get()
+    }
+}
+
+/// A request, encoded.
+#[derive(Clone, Debug)]
+pub(super) struct Batch {
+    pub(super) body: Bytes,
+    /// Data points or spans in it.
+    pub(super) items: u64,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    batches: VecDeque<(Instant, Batch)>,
+    bytes: usize,
+}
+
+impl Waiting {
+    fn pop(&mut self) -> Option<(Instant, Batch)> {
+        let oldest = self.batches.pop_front()?;
+        self.bytes -= oldest.1.body.len();
+        Some(oldest)
+    }
+}
+
+/// Takes batches and sends them.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    signal: Signal,
+    waiting: Mutex<Waiting>,
+    news: Notify,
+    figures: Figures,
+    first_wait: Duration,
+    capacity: usize,
+}
+
+impl Outbox {
+    pub(super) fn new(signal: Signal, figures: Figures) -> Self {
+        Self {
+            signal,
+            waiting: Mutex::default(),
+            news: Notify::new(),
+            figures,
+            first_wait: FIRST_WAIT,
+            capacity: MAX_WAITING,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn hurried(self, capacity: usize) -> Self {
+        Self { first_wait: Duration::from_millis(10), capacity, ..self }
+    }
+
+    /// Takes a batch. Never waits.
+    pub(super) fn push(&self, batch: Batch) {
+        let mut waiting = self.lock();
+        waiting.bytes += batch.body.len();
+        waiting.batches.push_back((Instant::now(), batch));
+        while waiting.bytes > self.capacity {
+            let Some((_, oldest)) = waiting.pop() else { break };
+            self.count(Fate::Dropped, oldest.items);
+        }
+        drop(waiting);
+        self.news.notify_one();
+    }
+
+    /// Counts what became of items.
+    pub(super) fn count(&self, fate: Fate, items: u64) {
+        self.figures.count(self.signal, fate, items);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        // Nothing between two changes can panic.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends what comes until `stop`.
+    pub(super) async fn run(self: Arc<Self>, poster: Poster, stop: CancellationToken) {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = self.send(&poster) => {}
+        }
+    }
+
+    async fn send(&self, poster: &Poster) {
+        let mut failing = false;
+        loop {
+            let next = self.lock().pop();
+            let Some((since, batch)) = next else {
+                self.news.notified().await;
+                continue;
+            };
+            let (fate, problem) = self.deliver(poster, since, &batch, failing).await;
+            let (signal, receiver, items) = (self.signal.as_str(), poster.receiver(), batch.items);
+            let was_failing = mem::replace(&mut failing, problem.is_some());
+            match problem {
+                Some(problem) if !was_failing => {
+                    tracing::warn!(
+                        signal,
+                        receiver,
+                        problem,
+                        items,
+                        "given up by OTLP; what follows is tried"
+                    );
+                }
+                None if was_failing => tracing::info!(signal, receiver, "taken again by OTLP"),
+                Some(_) | None => {}
+            }
+            if fate != Fate::Delivered {
+                self.count(fate, items);
+            }
+        }
+    }
+
+    /// Tries until it is known what becomes of a batch.
+    async fn deliver(
+        &self,
+        poster: &Poster,
+        since: Instant,
+        batch: &Batch,
+        failing: bool,
+    ) -> (Fate, Option<String>) {
+        let mut backoff = Backoff::new(self.first_wait, LONGEST_WAIT);
+        let mut told = failing;
+        loop {
+            let (problem, retry_after) = match poster.post(batch.body.clone()).await {
+                Outcome::Taken(answer) => {
+                    let rejected = self.signal.rejected(&answer).min(batch.items);
+                    self.count(Fate::Rejected, rejected);
+                    self.count(Fate::Delivered, batch.items - rejected);
+                    return (Fate::Delivered, None);
+                }
+                Outcome::Answered { status, text, .. } if !is_retryable(status) => {
+                    return (Fate::Rejected, Some(format!("{status}: {text}")));
+                }
+                Outcome::Answered { status, retry_after, text } => (format!("{status}: {text}"), retry_after),
+                Outcome::Failed(problem) => (problem, None),
+            };
+            if since.elapsed() >= PATIENCE {
+                return (Fate::Dropped, Some(problem));
+            }
+            if !mem::replace(&mut told, true) {
+                let (signal, receiver) = (self.signal.as_str(), poster.receiver());
+                tracing::warn!(signal, receiver, problem, "cannot be sent by OTLP; it is tried again");
+            }
+            sleep(backoff.next(retry_after)).await;
+        }
+    }
+}
+
+/// OTLP, "Retryable Response Codes".
+fn is_retryable(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::TOO_MANY_REQUESTS
+            | StatusCode::BAD_GATEWAY
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT
+    )
+}
+
+#[cfg(test)]
+pub(super) fn rejected(signal: Signal, answer: &[u8]) -> u64 {
+    signal.rejected(answer)
+}
