@@ -12,6 +12,9 @@
 //! cache ever needs to be found and removed, be it a freed slot, a new mask, or a cgroup that had no
 //! slot before.
 //!
+//! **Misses.** The first page outside the promised nodes is told to userspace as an event, with the task that asked
+//! for it; then none of that slot until userspace arms it again.
+//!
 //! **Cost.** A helper call is dear on CPUs with mitigations (some 20 ns of 30 for the id of the cgroup), so the
 //! id is read through `current->cgroups->dfl_cgrp->kn->id` where the kernel's BTF has the offsets.
 //!
@@ -36,18 +39,21 @@ mod common;
 mod current;
 mod nodes;
 mod roots;
+mod tell;
 
 use core::arch::asm;
 
 use aya_ebpf::{
     EbpfContext, Global,
-    helpers::{bpf_get_current_cgroup_id, bpf_get_current_task_btf},
+    helpers::{
+        bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_current_task_btf,
+    },
     macros::{btf_tracepoint, map, tracepoint},
-    maps::{Array, PerCpuArray},
+    maps::{Array, PerCpuArray, RingBuf},
     programs::{BtfTracePointContext, TracePointContext},
 };
 use aya_log_ebpf::debug;
-use numaward_abi::{AllocCounters, AllocTotals, MAX_NODE_IDS, MAX_NODES, Slot, UNKNOWN_NODE};
+use numaward_abi::{AllocCounters, AllocTotals, MAX_NODE_IDS, MAX_NODES, Miss, Slot, UNKNOWN_NODE};
 
 use crate::{
     current::current_slot,
@@ -71,7 +77,8 @@ struct CacheEntry {
     row: u32,
     /// The index of this CPU's home node: its own, or the nearest with memory.
     home: u32,
-    padding: u64,
+    slot: u32,
+    padding: u32,
 }
 
 /// Where the node id begins in `page->flags`; 64 on kernels with one node.
@@ -121,6 +128,9 @@ static CTR: PerCpuArray<AllocCounters> = PerCpuArray::with_max_entries(1, 0);
 static CTR_SHARED: Array<AllocCounters> = Array::with_max_entries(1, 0);
 #[map]
 static TOTALS: PerCpuArray<AllocTotals> = PerCpuArray::with_max_entries(1, 0);
+/// What userspace is told at once: values of [`Miss`].
+#[map]
+static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 16, 0);
 
 #[btf_tracepoint(function = "mm_page_alloc")]
 fn alloc_tp_btf(ctx: BtfTracePointContext) -> i32 {
@@ -217,8 +227,34 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) {
         add(counter, pages);
         if user && outside {
             add(&raw mut (*counters).user_outside, pages);
+            if tell::disarm(entry.slot) {
+                tell(entry, node, pages);
+            }
         }
     }
+}
+
+/// Tells userspace of pages outside the promised nodes.
+#[inline(never)]
+fn tell(entry: &CacheEntry, node: u32, pages: u64) {
+    let Some(mut event) = EVENTS.reserve::<Miss>(0) else {
+        tell::arm(entry.slot);
+        if let Some(totals) = TOTALS.get_ptr_mut(0) {
+            // SAFETY: as in `count`.
+            unsafe { (*totals).events_lost += 1 };
+        }
+        return;
+    };
+    event.write(Miss {
+        cgroup: entry.cgroup,
+        pages,
+        slot: entry.slot,
+        node,
+        pid: (bpf_get_current_pid_tgid() >> 32) as u32,
+        padding: 0,
+        comm: bpf_get_current_comm().unwrap_or_default(),
+    });
+    event.submit(0);
 }
 
 /// The id of the current task's cgroup.
@@ -267,6 +303,7 @@ fn resolve(entry: &mut CacheEntry, generation: *mut u64) -> bool {
     entry.cgroup = cgroup;
     entry.allowed = slot_value.allowed;
     entry.row = shard * SHARD_ROWS.load() + slot * NODES.load();
+    entry.slot = slot;
     entry.home = u32::from(home);
     // The task was moved to another cgroup meanwhile: whose slot this is, is not sure. Good for one event.
     // SAFETY: the helper takes nothing and always succeeds.

@@ -3,7 +3,8 @@
 //! **Stalls.** A task that finds no free memory reclaims some itself: for the machine (`direct_reclaim`) or
 //! within its cgroup's limit (`memcg_reclaim`). The tracepoints at the begin and the end of each bracket the time it
 //! loses; only the current task matters, not their arguments, which changed over time. Being slept off by
-//! `memory.high` is not in it: that is in `memory.pressure`.
+//! `memory.high` is not in it: that is in `memory.pressure`. A stall of [`LONG_STALL`] nanoseconds is also told as an
+//! event, the first of a slot that is armed.
 //!
 //! **Kills.** `oom_kill_process(struct oom_control *oc, const char *message)` (mm/oom_kill.c) knows the victim and what
 //! constrained the allocation that found nothing: a cpuset, a memory policy, a cgroup's limit, or nothing but the
@@ -18,19 +19,24 @@ mod common;
 mod counters;
 mod current;
 mod roots;
+mod tell;
 
 use core::arch::asm;
 
 use aya_ebpf::{
     Global,
-    helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns},
+    helpers::{bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_ktime_get_ns},
     macros::{btf_tracepoint, fentry, map, tracepoint},
     maps::{Array, HashMap, RingBuf},
     programs::{BtfTracePointContext, FEntryContext, TracePointContext},
 };
-use numaward_abi::{OOM_CONSTRAINTS, OomKill, STALL_BUCKETS, StallCounters};
+use numaward_abi::{LongStall, OOM_CONSTRAINTS, OomKill, STALL_BUCKETS, StallCounters};
 
 use crate::{cgroup_node::CgroupNode, counters::add_shared, current::current_slot};
+
+/// How long a stall is of which userspace is told, in nanoseconds. It is set there.
+#[unsafe(no_mangle)]
+static LONG_STALL: Global<u64> = Global::new(u64::MAX);
 
 /// Offsets of `oom_control.constraint`, `oom_control.chosen`, `task_struct.tgid` and `task_struct.comm`.
 #[unsafe(no_mangle)]
@@ -48,7 +54,10 @@ static OOM_KILLS: Array<u64> = Array::with_max_entries(1, 0);
 /// What userspace is told at once: values of [`OomKill`].
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 16, 0);
-/// What found no place in STALLED_SINCE or EVENTS.
+/// The same of stalls: values of [`LongStall`].
+#[map]
+static LONG_STALLS: RingBuf = RingBuf::with_byte_size(1 << 16, 0);
+/// What found no place in STALLED_SINCE, EVENTS or LONG_STALLS.
 #[map]
 static LOST: Array<u64> = Array::with_max_entries(1, 0);
 
@@ -114,13 +123,36 @@ fn end() {
     if bucket >= STALL_BUCKETS as u64 {
         bucket = STALL_BUCKETS as u64 - 1;
     }
-    if let Some(counters) = STALLS.get_ptr_mut(current_slot()) {
+    let slot = current_slot();
+    if let Some(counters) = STALLS.get_ptr_mut(slot) {
         // SAFETY: the pointer is of the map's value, and the bucket is inside.
         unsafe {
             add_shared((&raw mut (*counters).buckets).cast::<u64>().add(bucket as usize), 1);
             add_shared(&raw mut (*counters).nanoseconds, nanoseconds);
         }
     }
+    if nanoseconds >= LONG_STALL.load() && tell::disarm(slot) {
+        tell(slot, nanoseconds);
+    }
+}
+
+/// Tells userspace of a long stall of the current task.
+#[inline(always)]
+fn tell(slot: u32, nanoseconds: u64) {
+    let Some(mut event) = LONG_STALLS.reserve::<LongStall>(0) else {
+        tell::arm(slot);
+        lost();
+        return;
+    };
+    event.write(LongStall {
+        // SAFETY: the helper takes nothing and always succeeds.
+        cgroup: unsafe { bpf_get_current_cgroup_id() },
+        nanoseconds,
+        slot,
+        pid: (bpf_get_current_pid_tgid() >> 32) as u32,
+        comm: bpf_get_current_comm().unwrap_or_default(),
+    });
+    event.submit(0);
 }
 
 #[fentry(function = "oom_kill_process")]

@@ -95,4 +95,10 @@ fn fight(report: &Report) {
     let missed: u64 = told.lines().find_map(|line| line.strip_prefix(series)?.parse().ok()).unwrap();
     assert_near("missed on node 3", missed, stat["anon"][&3] + stat["file"][&3], 64 * MIB, 1);
     assert_near("missed on node 3", missed, 64 * MIB, 64 * MIB, 1);
+    // The first of its thousands of pages is told, with who asked for it, and no other.
+    let told = report.json("miss events");
+    let [event] = told["events"].as_array().unwrap().as_slice() else { panic!("one event: {told}") };
+    assert_eq!((event["workload"].as_str(), event["node"].as_u64()), (Some("fought"), Some(3)), "{told}");
+    assert_eq!(event["details"]["command"], "numaward-load", "{told}");
+    assert_eq!(event["details"]["promisedNodes"], *node, "{told}");
 }

@@ -38,6 +38,14 @@ fn accesses(report: &Report) {
     if let Some(line) = stat.find_map(|line| line.strip_prefix("numa_pages_migrated ")) {
         assert_near("moved: as memory.stat has it", moved, line.parse().unwrap(), PAGES, 3);
     }
+    // As a matrix, for the host.
+    let from = &report.json("bound API")["accesses"];
+    let from = from.as_array().unwrap().iter().find(|of| of["node"] == 0).unwrap();
+    assert_near("moved: in the API", from["remotePages"].as_u64().unwrap(), seen, seen, 3);
+    let to: u64 = from["remote"].as_array().unwrap().iter().map(|to| to["pages"].as_u64().unwrap()).sum();
+    assert_eq!(from["remotePages"].as_u64(), Some(to), "of two nodes it is known which: {from}");
+    let estimate = sum(report, "bound workload", "numaward_remote_access_estimated_ratio", &["\"bound\""]);
+    assert!((0.9..=1.0).contains(&estimate), "{}", report.section("bound workload"));
     // What is bound is not sampled; the program's own text, which is not bound, may be.
     assert!(pages(report, "bound", remote, &[]) < PAGES / 10, "{}", report.section("bound"));
     let pinned = report.section("pinned");
@@ -54,6 +62,9 @@ fn stalls_and_kills(report: &Report) {
     // Reclaim that is not for memory.high may come on top.
     assert_near("stalls", stalls, high, high, 10);
     assert!(sum(report, "tight stalls", "numaward_reclaim_stall_seconds_sum", &[]) > 0.0);
+
+    let told = &report.json("stall events")["events"];
+    assert_eq!(told[0]["details"]["command"], "numaward-load", "{told}");
 
     for (name, constraint, severity) in [
         ("limited", "memcg", "warning"),
@@ -93,6 +104,16 @@ fn intruders(report: &Report) {
     let cpu = &report.json("status")["exclusiveCpus"][0];
     assert_eq!(cpu["workload"], "numaward/owner");
     assert!(cpu["hardInterrupts"].as_u64().is_some_and(|count| count > 0), "{cpu}");
+    let people = report.section("status for people");
+    assert!(people.contains("EXCLUSIVE CPU") && people.contains("SAMPLED"), "{people}");
+    let told = &report.json("intruder events")["events"];
+    let event = told.as_array().unwrap().iter().find(|event| event["details"]["command"] == "numaward-load");
+    let event = event.unwrap_or_else(|| panic!("{told}"));
+    assert_eq!(
+        (event["workload"].as_str(), event["details"]["class"].as_str()),
+        (Some("numaward/owner"), Some("host"))
+    );
+    assert_eq!(event["details"]["cpus"], cpu["cpu"].to_string(), "{told}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 # Accesses, stalls, kills and intruders, each made on purpose and held against what the kernel says of it.
 
-NUMAWARD_PROBES_INTRUDERS_ENABLED=true NUMAWARD_OBSERVE_RESIDENCY_INTERVAL=5s numaward run --log-level debug 2>/tmp/daemon.log &
+NUMAWARD_PROBES_INTRUDERS_ENABLED=true NUMAWARD_PROBES_STALLS_EVENT_FROM=1ns \
+    NUMAWARD_OBSERVE_REMOTE_ESTIMATE_ENABLED=true NUMAWARD_OBSERVE_RESIDENCY_INTERVAL=5s numaward run --log-level debug 2>/tmp/daemon.log &
 daemon=$!
 socket=/run/numaward/control.sock
 ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
@@ -49,6 +50,13 @@ walker bound 0 0-1 --cpus 0 --policy bind:1
 _wanted=bound
 wait_for 120 _state
 told bound
+section "bound API"
+ask /api/v1/nodes
+section "bound workload"
+# Bound to the other node, and running on this one: nothing else tells of it.
+_estimated() { ask /api/v1/workloads | grep -q '"estimatedRemotePercent":9[0-9]\|"estimatedRemotePercent":100'; }
+wait_for 60 _estimated
+metric numaward_remote_access_estimated_ratio
 unload bound $load_pid
 
 # Pinned to one node: some kernels sample it, others do not.
@@ -83,6 +91,10 @@ section "tight events"
 cat $cgroups/tight/memory.events
 section "tight stalls"
 metric 'numaward_reclaim_stall_seconds' | grep 'workload="tight"'
+section "stall events"
+_told() { ask "/api/v1/events?kind=stall&workload=tight" | grep -q message; }
+wait_for 30 _told
+ask "/api/v1/events?kind=stall&workload=tight"
 
 # killed NAME ARGUMENTS...: a load that the OOM killer takes.
 killed() {
@@ -135,6 +147,13 @@ section "intruders"
 ask /api/v1/workloads/numaward%2Fowner/intruders
 section "status"
 ask /api/v1/status
+section "status for people"
+numaward status
+section "intruder events"
+kill -CONT $one $two
+_told() { ask "/api/v1/events?kind=intruder" | grep -q 'numaward-load'; }
+wait_for 180 _told
+ask "/api/v1/events?kind=intruder"
 kill -9 $one $two
 kill $exec
 wait $exec

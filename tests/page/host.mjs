@@ -63,6 +63,9 @@ export class Host {
   #turn = 0;
   requests = [];
   events = [];
+  /** Whether tasks of others run on CPU 3, which is exclusive. */
+  intruded = false;
+  #intrusion = 0;
 
   constructor(count) {
     this.count = count;
@@ -84,6 +87,7 @@ export class Host {
   /** Everybody who watches gets the next sample; `changed` workloads differ from the one before. */
   tick(changed = this.count) {
     this.#turn += 1;
+    if (this.intruded) this.#intrusion += 20_000;
     const sample = this.#sample(false, this.workloads().slice(0, changed));
     for (const stream of this.#streams) stream.write(`event: sample\ndata: ${JSON.stringify(sample)}\n\n`);
   }
@@ -123,6 +127,10 @@ export class Host {
         ...(index === 0 ? { missedBytes: 0 } : {}),
         resident: { anonBytes: node === row.home ? (this.count - index) * 1048576 : 0, fileBytes: 0, kernelBytes: 0 },
       })),
+      activity: {
+        sampling: index === 0 ? "skipped_cpuset" : "on",
+        accesses: [{ node: row.home, localPages: 4, remotePages: 7, remote: [{ memoryNode: 1, pages: 5 }, { pages: 2 }] }],
+      },
     }));
   }
 
@@ -136,6 +144,21 @@ export class Host {
         cpus: node === 3 ? "" : `${node * 8}-${node * 8 + 7}`,
         memory: [{ kind: "memory", totalBytes: 64 * GIB, freeBytes: 32 * GIB }],
         allocated: { localBytes: 0, remoteBytes: 0, kernelBytes: 0 },
+      })),
+      accesses: NODES.slice(0, 3).map((node) => ({
+        node,
+        localPages: this.#turn * 100,
+        remotePages: this.#turn * 10,
+        remote: node === 0 ? [{ memoryNode: 2, pages: 1000 + this.#turn * 10 }] : [],
+      })),
+      exclusiveCpus: [2, 3, 4, 5].map((cpu) => ({
+        cpu,
+        workload: "database",
+        ownMicros: this.#turn * 900_000,
+        kernelThreadMicros: this.#turn,
+        hostMicros: cpu === 3 ? this.#intrusion : 0,
+        workloadMicros: 0,
+        hardInterrupts: 250,
       })),
       workloads,
       removed: [],
@@ -162,6 +185,8 @@ export class Host {
         });
       case "/api/v1/events":
         return json({ events: this.events.filter((event) => !url.searchParams.has("workload") || event.workload === url.searchParams.get("workload")) });
+      case "/api/v1/workloads/database/intruders":
+        return json({ watching: true, cpus: [], intruders: [{ class: "host", command: EVIL.slice(0, 15), micros: 1_234_567, runs: 3 }] });
       case "/api/v1/stream": {
         response.writeHead(200, { "content-type": "text/event-stream" });
         response.write(`event: sample\ndata: ${JSON.stringify(this.#sample(true, this.workloads()))}\n\n`);

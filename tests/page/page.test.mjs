@@ -84,6 +84,32 @@ test("a workload's decision and history open by keyboard and close by Escape", a
   assert.deepEqual(said, []);
 });
 
+test("it shows who uses memory of other nodes and who runs where they should not", async (t) => {
+  const { host, page, said } = await open(t, 40);
+  const cells = () => page.$$eval("#matrix tbody td", (cells) => cells.map((cell) => cell.textContent).join());
+  assert.match(await cells(), /^10,21,21,21,21,10/, "distances at first");
+  await page.click("#matrix-kind input[value=accesses]");
+  await page.waitForFunction(() => document.querySelector("#matrix caption").textContent.includes("last minute"));
+  host.tick();
+  host.tick();
+  await page.waitForFunction(() => document.querySelector("#matrix td:nth-of-type(3)") && document.querySelector("#matrix tbody td").textContent === "200");
+  assert.equal(await cells(), "200,–,20,–,–,200,–,–,–,–,200,–,–,–,–,–", "what was seen since the page was opened");
+  assert.match(await text(page, "#matrix"), /The kernel samples 39 of 40 workloads/);
+  const intruded = () => page.$$eval(".cpu[data-state=intruded]", (cpus) => cpus.map((cpu) => cpu.title));
+  assert.deepEqual(await intruded(), []);
+  host.intruded = true;
+  host.tick();
+  await page.waitForSelector(".cpu[data-state=intruded]");
+  assert.deepEqual(await intruded(), ["CPU 3: exclusive to database, but others ran there within the last minute"]);
+  await shot(page, "accesses");
+  await page.click('#rows tr[data-key="/system.slice/database.service"] button');
+  await page.waitForFunction(() => document.querySelector("#detail-body").textContent.includes("Who else ran there"));
+  const body = await text(page, "#detail-body");
+  for (const words of ["because it may use one node only", "node 1: 5, 2 moved at once", "0.020 s", "1.235 s"]) assert.ok(body.includes(words), words);
+  await shot(page, "intruders");
+  assert.deepEqual(said, []);
+});
+
 test("rows are sorted and filtered", async (t) => {
   const { page } = await open(t, 40);
   const names = () => page.$$eval("#rows tr[data-key] th", (cells) => cells.slice(0, 3).map((cell) => cell.textContent.slice(0, 12)));

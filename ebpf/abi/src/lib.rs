@@ -46,6 +46,28 @@ pub struct AllocTotals {
     pub resolved: u64,
     /// How often, of these, the task could be preempted inside the probe.
     pub preemptible: u64,
+    /// Values of [`Miss`] that found no place in their ring buffer.
+    pub events_lost: u64,
+}
+
+/// A workload was given memory outside the nodes promised to it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Miss {
+    /// The id of the task's cgroup.
+    pub cgroup: u64,
+    /// How many pages, as one allocation.
+    pub pages: u64,
+    /// The workload's slot.
+    pub slot: u32,
+    /// The index of the node on which they are.
+    pub node: u32,
+    /// The process id of the task, in the host's namespace.
+    pub pid: u32,
+    /// Zero.
+    pub padding: u32,
+    /// The task's name, ended by zeros.
+    pub comm: [u8; 16],
 }
 
 /// What the probes know of a slot.
@@ -116,6 +138,22 @@ pub struct StallCounters {
     pub buckets: [u64; STALL_BUCKETS],
     /// All of them together.
     pub nanoseconds: u64,
+}
+
+/// A task was stalled in reclaim for long.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LongStall {
+    /// The id of the task's cgroup.
+    pub cgroup: u64,
+    /// How long.
+    pub nanoseconds: u64,
+    /// The workload's slot.
+    pub slot: u32,
+    /// The process id of the task, in the host's namespace.
+    pub pid: u32,
+    /// The task's name, ended by zeros.
+    pub comm: [u8; 16],
 }
 
 /// Values of `enum oom_constraint`: none, cpuset, memory policy, memory cgroup.

@@ -407,7 +407,16 @@ pub fn cpu_time(dir: &Path) -> Result<Duration, ReadError> {
 
 /// Reads `cgroup.procs`: the processes in the cgroup itself. 0 is one of another PID namespace.
 pub fn processes(dir: &Path) -> Result<Vec<u32>, ReadError> {
-    let text = Text::read(dir, "cgroup.procs")?;
+    ids(dir, "cgroup.procs")
+}
+
+/// Reads `cgroup.threads`: the threads in the cgroup itself. 0 is one of another PID namespace.
+pub fn threads(dir: &Path) -> Result<Vec<u32>, ReadError> {
+    ids(dir, "cgroup.threads")
+}
+
+fn ids(dir: &Path, file: &str) -> Result<Vec<u32>, ReadError> {
+    let text = Text::read(dir, file)?;
     text.lines()
         .map(|(line, number)| line.parse().map_err(|_| text.malformed(number, "a process id")))
         .collect()

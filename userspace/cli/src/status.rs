@@ -3,7 +3,8 @@
 use std::{cmp::Reverse, fmt::Write, time::Duration};
 
 use numaward_daemon::api::{
-    Allocations, Counters, Drift, DriftState, HerdState, Mode, Probe, Status, Workload, Workloads,
+    Allocations, Counters, Drift, DriftState, ExclusiveCpu, HerdState, Mode, Probe, Status, Workload,
+    Workloads,
 };
 use serde::Serialize;
 
@@ -106,6 +107,31 @@ fn allocations(promised: &Allocations) -> String {
     columns(&rows)
 }
 
+/// Who used the exclusive CPUs since they first were, the owners' own time apart.
+fn exclusive_cpus(cpus: &[ExclusiveCpu]) -> String {
+    let head = ["EXCLUSIVE CPU", "OWN", "KERNEL", "HOST", "OTHERS", "INTERRUPTS", "SOFTIRQS", "WORKLOAD"];
+    let mut rows = vec![row(head)];
+    rows.extend(cpus.iter().map(|cpu| {
+        let count = |count: Option<u64>| count.map_or("-".to_owned(), |count| count.to_string());
+        row([
+            &cpu.cpu.to_string(),
+            &seconds(cpu.own_micros),
+            &seconds(cpu.kernel_thread_micros),
+            &seconds(cpu.host_micros),
+            &seconds(cpu.workload_micros),
+            &count(cpu.hard_interrupts),
+            &count(cpu.soft_interrupts),
+            &cpu.workload,
+        ])
+    }));
+    columns(&rows)
+}
+
+/// Milliseconds matter where a CPU should be clean.
+fn seconds(micros: u64) -> String {
+    format!("{}.{:03}s", micros / 1_000_000, micros / 1000 % 1000)
+}
+
 /// How far the kernel is told, who is herded, and who waits.
 fn enforcement(promised: &Allocations) -> String {
     let Allocations { enforcement, waiting, shared_cpus, .. } = promised;
@@ -197,6 +223,10 @@ pub(crate) fn render(report: &Report) -> String {
         text.push('\n');
         text.push_str(&enforcement(promised));
     }
+    if !status.exclusive_cpus.is_empty() {
+        text.push('\n');
+        text.push_str(&exclusive_cpus(&status.exclusive_cpus));
+    }
     for degraded in &status.degraded {
         let head = format!("{}: ", degraded.part);
         let _ = write!(text, "\n{head}{}\n", wrap(&degraded.reason, head.len(), 2));
@@ -217,7 +247,7 @@ pub(crate) fn render(report: &Report) -> String {
 fn workload_table(workloads: &[Workload]) -> String {
     let mut sorted: Vec<&Workload> = workloads.iter().collect();
     sorted.sort_by_key(|workload| Reverse((resident(workload), allocated(workload))));
-    let mut rows = vec![row(["RESIDENT", "ALLOCATED", "REMOTE", "COUNTERS", "WORKLOAD"])];
+    let mut rows = vec![row(["RESIDENT", "ALLOCATED", "REMOTE", "SAMPLED", "COUNTERS", "WORKLOAD"])];
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     for workload in sorted.iter().take(SHOWN) {
         let remote = allocated(workload).filter(|(all, _)| *all > 0).map(|(all, remote)| {
@@ -231,10 +261,12 @@ fn workload_table(workloads: &[Workload]) -> String {
             Counters::None => "none",
             Counters::Removed => "removed",
         };
+        let sampling = workload.activity.as_ref().and_then(|activity| activity.sampling.clone());
         rows.push(row([
             &or_dash(resident(workload).map(size)),
             &or_dash(allocated(workload).map(|(all, _)| size(all))),
             &or_dash(remote),
+            &or_dash(sampling),
             counters,
             &workload.workload,
         ]));
@@ -272,7 +304,7 @@ fn uptime(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use numaward_daemon::api::{
-        Allocated, Degraded, Enforcement, Herded, Herding, Map, Resident, Waiting, WorkloadCount,
+        Activity, Allocated, Degraded, Enforcement, Herded, Herding, Map, Resident, Waiting, WorkloadCount,
         WorkloadNode,
     };
     use std::collections::BTreeMap;
@@ -295,6 +327,8 @@ mod tests {
             }],
             pressure: None,
             oom_kills: None,
+            activity: resident
+                .map(|_| Activity { sampling: Some("skipped_cpuset".to_owned()), ..Activity::default() }),
         };
         let herded = |cgroup: &str, cpus: &str, reason: Option<&str>| Herded {
             cgroup: cgroup.to_owned(),
@@ -322,7 +356,16 @@ mod tests {
                 maps: vec![Map { map: "LEAF".to_owned(), entries: 3, capacity: 16 }],
                 map_memory: BTreeMap::from([("alloc".to_owned(), 3 << 20), ("switch".to_owned(), 512 << 10)]),
                 workloads: WorkloadCount { own: 1, other: 0 },
-                exclusive_cpus: Vec::new(),
+                exclusive_cpus: vec![ExclusiveCpu {
+                    cpu: 3,
+                    workload: "a.service".to_owned(),
+                    own_micros: 61_234_567,
+                    kernel_thread_micros: 1999,
+                    host_micros: 0,
+                    workload_micros: 0,
+                    hard_interrupts: Some(17),
+                    soft_interrupts: None,
+                }],
                 degraded: vec![Degraded { part: "cgroups".to_owned(), reason: "none mounted".to_owned() }],
             },
             promised: Some(Allocations {
@@ -387,13 +430,16 @@ HERD  CPUS  STATE
 WAITING  DECLARED  REASON
 /c       /*        no room
 
+EXCLUSIVE CPU  OWN      KERNEL  HOST    OTHERS  INTERRUPTS  SOFTIRQS  WORKLOAD
+3              61.234s  0.001s  0.000s  0.000s  17          -         a.service
+
 cgroups: none mounted
 
 Workloads' cgroups with counters of their own: 1, without: 0
 
-RESIDENT  ALLOCATED  REMOTE  COUNTERS  WORKLOAD
-1.5 MiB   4.0 MiB    25.0 %  removed   a.service
--         3.0 MiB    0.0 %   own       other
+RESIDENT  ALLOCATED  REMOTE  SAMPLED         COUNTERS  WORKLOAD
+1.5 MiB   4.0 MiB    25.0 %  skipped_cpuset  removed   a.service
+-         3.0 MiB    0.0 %   -               own       other
 ";
         assert_eq!(render(&report), expected);
     }

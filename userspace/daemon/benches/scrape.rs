@@ -1,22 +1,38 @@
 //! Time, size and memory of a scrape with many workloads, through the code that serves `/metrics`.
 //!
 //! `cargo bench -p numaward-daemon --bench scrape [-- WORKLOADS NODES]`, by default 10,000 and 8.
+//! First with figures that are made up, in all families: that is the writing. Then with those of an observer that
+//! follows a directory of as many cgroups, with the probes of this host: that is reading the maps as well.
 //! Exits with 1 if the budget of the design is exceeded: 100 ms and 128 MiB. What counts is the time on the CPU,
-//! so that a busy host does not spoil it; writing is the work of one thread.
+//! so that a busy host does not spoil it; a scrape is the work of one thread.
 
 use std::{
+    fs, io,
+    path::Path,
     process::ExitCode,
     sync::{Arc, OnceLock},
+    thread,
     time::{Duration, Instant},
 };
 
-use numaward_daemon::metrics::{
-    Allocated, Format, MapFigures, Metrics, NodeMemory, Pressure, ProbeFigures, Resident, Snapshot, Source,
-    WorkloadActivity, WorkloadFigures,
+use numaward_daemon::{
+    config::Config,
+    health::{Heartbeat, Readiness},
+    metrics::{
+        Allocated, CpuFigures, Format, Interrupts, KindPromised, Lacking, MapFigures, Metrics, Missed,
+        NodeMemory, Pressure, ProbeFigures, PromiseFigures, Resident, Snapshot, Source, WorkloadActivity,
+        WorkloadFigures,
+    },
+    observe::{CgroupSource, Latches, Observer, spawn},
 };
-use numaward_topology::{Bytes, NodeId, ZoneKind};
+use numaward_probes::{CpuUse, Stalls};
+use numaward_topology::{Bytes, CpuId, NodeId, ZoneKind};
+use tokio_util::sync::CancellationToken;
 
 const RUNS: usize = 15;
+const CPUS: u32 = 256;
+/// One in so many workloads has an allocation.
+const PROMISED: usize = 10;
 const TIME_BUDGET: Duration = Duration::from_millis(100);
 const MEMORY_BUDGET: Bytes = Bytes::mib(128);
 
@@ -37,6 +53,7 @@ impl Synthetic {
                 anon: Bytes::kib(u64::from(i * 97 + n) * 4),
                 file: Bytes::kib(u64::from(i * 31 + n) * 4),
                 kernel: Bytes::kib(u64::from(i + n)),
+                mapped: Bytes(0),
             };
             (0..nodes).map(node).collect()
         };
@@ -68,9 +85,10 @@ impl Source for Synthetic {
                 activity: Some(WorkloadActivity {
                     remote: Some((0..u64::from(self.nodes)).map(|node| i * 11 + node).collect()),
                     moved: None,
-                    sampling: vec!["on"],
+                    sampling: vec!["skipped_cpuset"],
+                    estimated_remote_permille: Some(u32::try_from(i % 1000).unwrap_or_default()),
                     migrated: Some(vec![("numa_misplaced", i * 7)]),
-                    stalls: Some(numaward_probes::Stalls::default()),
+                    stalls: Some(Stalls::default()),
                     oom_kills: Some([0, 0, 0, i % 3]),
                     dram: None,
                 }),
@@ -80,11 +98,19 @@ impl Source for Synthetic {
             node: NodeId(node),
             kinds: vec![(ZoneKind::Memory, Bytes::gib(64), Some(Bytes::gib(12)))],
         };
+        let accesses = (0..self.nodes).flat_map(|from| {
+            (0..self.nodes).map(move |to| (NodeId(from), Some(NodeId(to)), u64::from(from * to)))
+        });
+        let cpu_figures = CpuFigures {
+            used: CpuUse { own: Duration::from_secs(7), ..CpuUse::default() },
+            interrupts: Some(Interrupts { hard: 1234, soft: 5678 }),
+        };
         Snapshot {
             nodes: (0..self.nodes).map(node).collect(),
             workloads: workloads.collect(),
             page_size: Bytes::kib(4),
-            exclusive_cpus: Vec::new(),
+            accesses: Some(accesses.collect()),
+            exclusive_cpus: (0..CPUS).map(|cpu| (CpuId(cpu), cpu_figures)).collect(),
             unknown_node: Some(Bytes(0)),
             probes: vec![ProbeFigures {
                 probe: "alloc".to_owned(),
@@ -102,6 +128,86 @@ impl Source for Synthetic {
             degraded: Vec::new(),
         }
     }
+
+    fn promises(&self) -> PromiseFigures {
+        let nodes = || (0..self.nodes).map(NodeId);
+        let promised = || self.names.iter().step_by(PROMISED).cloned();
+        let kind = |node| KindPromised {
+            node,
+            kind: ZoneKind::Memory,
+            reserved: Bytes::gib(1),
+            allocatable: Bytes::gib(63),
+            promised: Bytes::gib(40),
+            free: Bytes::gib(23),
+        };
+        PromiseFigures {
+            missed: promised()
+                .map(|workload| Missed {
+                    workload,
+                    bytes: nodes().map(|node| (node, Bytes::kib(4))).collect(),
+                })
+                .collect(),
+            kinds: nodes().map(kind).collect(),
+            exclusive_cpus: nodes().map(|node| (node, 16)).collect(),
+            lacks: promised()
+                .map(|workload| Lacking { workload, offline_cpus: 0, uncovered: Bytes(0) })
+                .collect(),
+            headroom: nodes().map(|node| (node, ZoneKind::Memory, 1 << 34)).collect(),
+            shared_pool_cpus: Some(128),
+        }
+    }
+}
+
+/// An observer of a directory that looks like a host with so many workloads, with the probes of this host.
+fn observer(root: &Path, workloads: u32, nodes: u32, stop: &CancellationToken) -> io::Result<Arc<Observer>> {
+    let write = |path: &str, text: &str| {
+        let path = root.join(path);
+        path.parent().map_or(Ok(()), fs::create_dir_all)?;
+        fs::write(path, text)
+    };
+    write("sys/devices/system/cpu/online", &format!("0-{}\n", CPUS - 1))?;
+    write("sys/devices/system/node/online", &format!("0-{}\n", nodes - 1))?;
+    let cpus = CPUS / nodes;
+    for node in 0..nodes {
+        let dir = format!("sys/devices/system/node/node{node}");
+        write(&format!("{dir}/cpulist"), &format!("{}-{}\n", node * cpus, (node + 1) * cpus - 1))?;
+        let memory = format!("Node {node} MemTotal: 67108864 kB\nNode {node} MemFree: 1048576 kB\n");
+        write(&format!("{dir}/meminfo"), &memory)?;
+    }
+    write("proc/sys/kernel/numa_balancing", "1\n")?;
+    let by_node =
+        |bytes: u32| (0..nodes).map(|node| format!(" N{node}={}", bytes * 4096)).collect::<String>();
+    let pressure = "avg10=0.00 avg60=0.00 avg300=0.00 total";
+    for i in 0..workloads {
+        let dir = format!("cgroups/system.slice/measured-service-{i}.service");
+        let stat = format!("anon{}\nfile{}\nkernel_stack{}\n", by_node(i), by_node(1), by_node(2));
+        write(&format!("{dir}/memory.numa_stat"), &stat)?;
+        write(&format!("{dir}/memory.events"), "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\n")?;
+        write(&format!("{dir}/memory.pressure"), &format!("some {pressure}={i}\nfull {pressure}={i}\n"))?;
+        write(&format!("{dir}/cpuset.mems.effective"), &format!("0-{}\n", nodes - 1))?;
+    }
+    let mut config = Config { host_root: root.to_owned(), ..Config::default() };
+    // The slice itself is one more.
+    config.probes.slots = workloads + 1;
+    let observer = Arc::new(Observer::new(&config));
+    let latches = Latches::new(&mut Readiness::default());
+    let source = CgroupSource::Directory(root.join("cgroups").into());
+    drop(spawn(&observer, source, latches, &Heartbeat::new(), stop)?);
+    Ok(observer)
+}
+
+/// Waits until all workloads have been read.
+fn settle(observer: &Observer, workloads: u32) -> Option<Snapshot> {
+    let deadline = Instant::now() + Duration::from_mins(5);
+    while Instant::now() < deadline {
+        let seen = observer.snapshot();
+        let read = seen.workloads.iter().filter(|workload| workload.resident.is_some()).count();
+        if read > workloads as usize {
+            return Some(seen);
+        }
+        thread::sleep(Duration::from_secs(1));
+    }
+    None
 }
 
 fn main() -> ExitCode {
@@ -109,9 +215,43 @@ fn main() -> ExitCode {
     let mut sizes = std::env::args().skip(1).filter_map(|argument| argument.parse().ok());
     let workloads = sizes.next().unwrap_or(10_000);
     let nodes = sizes.next().unwrap_or(8);
-    let metrics = Metrics::new(Arc::new(Synthetic::new(workloads, nodes)));
-    let mut ok = true;
     println!("{workloads} workloads, {nodes} nodes, {RUNS} scrapes, time on the CPU");
+    println!("\nfigures that are made up, in all families:");
+    let mut ok = measure(&Metrics::new(Arc::new(Synthetic::new(workloads, nodes))));
+
+    println!("\nan observer of as many cgroups, with the probes of this host:");
+    let stop = CancellationToken::new();
+    let root = tempfile::tempdir();
+    let observed = root.as_ref().map_err(|error| error.to_string()).and_then(|root| {
+        let observer = observer(root.path(), workloads, nodes, &stop).map_err(|error| error.to_string())?;
+        settle(&observer, workloads)
+            .map(|seen| (observer, seen))
+            .ok_or("not all workloads were read".to_owned())
+    });
+    match observed {
+        Ok((observer, seen)) => {
+            let absent: Vec<&str> = seen
+                .probes
+                .iter()
+                .filter(|probe| probe.mode == "absent")
+                .map(|probe| probe.probe.as_str())
+                .collect();
+            println!("with counters of their own: {}; absent probes: {absent:?}", seen.workloads_with_slot);
+            ok &= measure(&Metrics::new(observer));
+        }
+        Err(error) => {
+            eprintln!("the observer cannot be measured: {error}");
+            ok = false;
+        }
+    }
+    stop.cancel();
+    println!("\nbudget: {TIME_BUDGET:?}, {MEMORY_BUDGET}: {}", if ok { "kept" } else { "EXCEEDED" });
+    if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Measures scrapes; whether the budget is kept.
+fn measure(metrics: &Metrics) -> bool {
+    let mut ok = true;
     for (name, format) in [("Prometheus text", Format::Prometheus), ("OpenMetrics", Format::OpenMetrics)] {
         let mut times = Vec::new();
         let (mut bytes, mut lines) = (0, 0);
@@ -125,7 +265,7 @@ fn main() -> ExitCode {
             times.push(cpu_time().saturating_sub(start));
             if written.is_err() {
                 eprintln!("the metrics could not be written");
-                return ExitCode::FAILURE;
+                return false;
             }
         }
         let _ = metrics.encode(format, |piece| {
@@ -144,21 +284,20 @@ fn main() -> ExitCode {
         }
         None => println!("peak RSS: unknown, /proc/self/status has no VmHWM"),
     }
-    println!("budget: {TIME_BUDGET:?}, {MEMORY_BUDGET}: {}", if ok { "kept" } else { "EXCEEDED" });
-    if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    ok
 }
 
 /// What this thread has had of a CPU (Documentation/scheduler/sched-stats.rst).
 fn cpu_time() -> Duration {
     // For a kernel without the file: then the time that passed has to do.
     static START: OnceLock<Instant> = OnceLock::new();
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let stat = fs::read_to_string("/proc/thread-self/schedstat").ok();
     let nanoseconds = stat.and_then(|stat| stat.split(' ').next()?.parse().ok());
     nanoseconds.map_or_else(|| START.get_or_init(Instant::now).elapsed(), Duration::from_nanos)
 }
 
 fn peak_memory() -> Option<Bytes> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix(" kB")?.parse().ok().map(Bytes::kib)
 }

@@ -2,7 +2,7 @@
 
 import { eventItem } from "./events.js";
 import { fetchJson } from "./stream.js";
-import { bytes, element, nodeColour, percent, rate } from "./format.js";
+import { bytes, element, nodeColour, percent, rate, seconds } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -27,9 +27,12 @@ export class DetailView {
     this.body.replaceChildren(this.live, this.rest);
     this.update(state);
     if (!this.dialog.open) this.dialog.showModal();
-    const name = row.allocation?.name ?? row.workload.workload;
-    const page = await fetchJson(`api/v1/events?workload=${encodeURIComponent(name)}`).catch(() => null);
-    if (this.#key === key) this.rest.replaceChildren(...this.#rest(row, page?.events ?? []));
+    const name = encodeURIComponent(row.workload.workload);
+    const [page, intruders] = await Promise.all([
+      fetchJson(`api/v1/events?workload=${name}`).catch(() => null),
+      row.allocation?.cpus ? fetchJson(`api/v1/workloads/${name}/intruders`).catch(() => null) : null,
+    ]);
+    if (this.#key === key) this.rest.replaceChildren(...this.#rest(row, page?.events ?? [], intruders));
   }
 
   /** Shows the latest figures while it is open. */
@@ -39,11 +42,12 @@ export class DetailView {
       if (this.#key !== null) this.live.replaceChildren(element("p", { class: "notice" }, "This workload is gone."));
       return;
     }
-    this.live.replaceChildren(facts(row), byNode(row), history(row));
+    const cpus = state.exclusiveCpus.filter((cpu) => cpu.workload === row.workload.workload);
+    this.live.replaceChildren(facts(row), byNode(row), ...accesses(row.workload.activity), ...exclusiveCpus(cpus), history(row));
   }
 
-  #rest(row, events) {
-    const parts = [];
+  #rest(row, events, intruders) {
+    const parts = whoRan(intruders);
     if (row.allocation) parts.push(promise(row.allocation), settings(row.allocation), ...decision(row.allocation.explanation));
     else parts.push(element("p", { class: "quiet" }, "It has no guarantee. Pages on other nodes are remote, not missed."));
     parts.push(element("h3", {}, "What happened"));
@@ -86,6 +90,52 @@ function byNode(row) {
     bytes(node.allocated?.remoteBytes ?? NaN),
     node.missedBytes === undefined ? "–" : bytes(node.missedBytes),
   ]));
+}
+
+/** Why silence is no good news. */
+const SAMPLING = {
+  on: "The kernel samples its accesses.",
+  off: "The kernel samples no accesses: NUMA balancing is off, or there is one node.",
+  mode2: "The kernel samples no accesses: NUMA balancing serves tiering of memory only.",
+  skipped_cpuset: "The kernel does not sample its accesses, because it may use one node only.",
+  bound: "The kernel hardly samples its accesses, because of its memory policy.",
+  unknown: "Whether the kernel samples its accesses is not known yet.",
+};
+
+function accesses(activity) {
+  if (!activity?.sampling) return [];
+  const estimate = activity.estimatedRemotePercent;
+  const guess = estimate === undefined ? "" : ` By where its threads ran and its memory lies, an estimated ${estimate} % of them are remote.`;
+  const said = element("p", {}, (SAMPLING[activity.sampling] ?? activity.sampling) + guess);
+  const seen = (activity.accesses ?? []).filter((of) => of.localPages > 0 || of.remotePages > 0);
+  if (seen.length === 0) return [said];
+  const places = (of) => (of.remote ?? []).map(({ memoryNode, pages }) => (
+    memoryNode === undefined ? `${pages} moved at once` : `node ${memoryNode}: ${pages}`
+  ));
+  return [said, table("Sampled accesses, in pages", ["from CPUs of", "local", "remote", "where"], seen.map((of) => [
+    `node ${of.node}`, String(of.localPages), String(of.remotePages), places(of).join(", "),
+  ]))];
+}
+
+function exclusiveCpus(cpus) {
+  if (cpus.length === 0) return [];
+  const head = ["CPU", "its own", "kernel threads", "host", "other workloads", "interrupts", "softirqs"];
+  return [table("Who used its exclusive CPUs", head, cpus.map((cpu) => [
+    String(cpu.cpu),
+    ...[cpu.ownMicros, cpu.kernelThreadMicros, cpu.hostMicros, cpu.workloadMicros].map(seconds),
+    String(cpu.hardInterrupts ?? "–"),
+    String(cpu.softInterrupts ?? "–"),
+  ]))];
+}
+
+function whoRan(intruders) {
+  if (!intruders || intruders.intruders.length === 0) return [];
+  return [table("Who else ran there", ["command", "what it is", "time", "times"], intruders.intruders.map((intruder) => [
+    intruder.command,
+    intruder.workload ?? intruder.class.replaceAll("_", " "),
+    seconds(intruder.micros),
+    String(intruder.runs),
+  ]))];
 }
 
 function history(row) {

@@ -28,6 +28,11 @@ export function percent(share) {
   return `${value.toFixed(value < 10 && value > 0 ? 1 : 0)} %`;
 }
 
+/** Microseconds as seconds: milliseconds matter where a CPU should be left alone. */
+export function seconds(micros) {
+  return `${(micros / 1e6).toFixed(3)} s`;
+}
+
 /** The numbers of a list in the kernel's format, such as "0-3,8". */
 export function list(text) {
   const numbers = [];

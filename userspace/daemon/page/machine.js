@@ -5,6 +5,7 @@ import { bytes, element, list, nodeColour } from "./format.js";
 const LEGEND = [
   ["shared CPU", "--shared"],
   ["exclusive CPU", "--exclusive"],
+  ["exclusive CPU where others ran within a minute", "--bad"],
   ["reserved", "--reserved"],
   ["promised", "--promised"],
   ["used, not promised", "--used"],
@@ -50,7 +51,7 @@ export class MachineView {
     const squares = element("div", { class: "cpus", role: "img" });
     for (const cpu of list(node.cpus)) {
       const square = element("span", { class: "cpu", title: `CPU ${cpu}` });
-      if (isolated.has(cpu)) square.dataset.state = "isolated";
+      if (isolated.has(cpu)) Object.assign(square.dataset, { isolated: "", state: "isolated" });
       cpus.set(cpu, square);
       squares.append(square);
     }
@@ -83,24 +84,30 @@ export class MachineView {
     for (const node of state.nodes) {
       const card = this.#cards.get(node.node);
       if (!card) continue;
-      this.#cpus(card, owners);
+      this.#cpus(card, owners, state.intruded);
       this.#memory(card, node, promises.get(node.node));
     }
   }
 
-  #cpus(card, owners) {
+  #cpus(card, owners, intruded) {
     let exclusive = 0;
+    let dirty = 0;
     for (const [cpu, square] of card.cpus) {
       const owner = owners.get(cpu);
       if (owner !== undefined) exclusive += 1;
-      const isolated = square.dataset.state === "isolated";
-      const state = owner === undefined ? (isolated ? "isolated" : null) : "exclusive";
-      const title = owner === undefined ? `CPU ${cpu}: shared` : `CPU ${cpu}: exclusive to ${owner}`;
+      const isolated = square.dataset.isolated !== undefined;
+      const others = owner !== undefined && intruded.has(cpu);
+      if (others) dirty += 1;
+      const state = owner === undefined ? (isolated ? "isolated" : null) : others ? "intruded" : "exclusive";
+      const title = owner === undefined
+        ? `CPU ${cpu}: shared`
+        : `CPU ${cpu}: exclusive to ${owner}${others ? ", but others ran there within the last minute" : ""}`;
       if (state === null) delete square.dataset.state;
       else if (square.dataset.state !== state) square.dataset.state = state;
       if (square.title !== title) square.title = title;
     }
-    card.squares.setAttribute("aria-label", `${card.cpus.size} CPUs, ${exclusive} exclusive`);
+    const label = `${card.cpus.size} CPUs, ${exclusive} exclusive${dirty > 0 ? `, others ran on ${dirty} of these within the last minute` : ""}`;
+    if (card.squares.getAttribute("aria-label") !== label) card.squares.setAttribute("aria-label", label);
   }
 
   #memory(card, node, promises) {

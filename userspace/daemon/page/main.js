@@ -13,7 +13,7 @@ const byId = (id) => document.getElementById(id);
 const state = new State();
 
 const machine = new MachineView(byId("machine"), byId("legend"));
-const matrix = new MatrixView(byId("matrix"));
+const matrix = new MatrixView(byId("matrix"), byId("matrix-kind"), () => matrix.update(state));
 const events = new EventsView(byId("events"));
 const detail = new DetailView(byId("detail"), byId("detail-title"), byId("detail-body"), byId("close"));
 const workloads = new WorkloadsView({
@@ -78,6 +78,7 @@ function paint() {
     painting = false;
     const start = performance.now();
     machine.update(state);
+    matrix.update(state);
     workloads.update(state);
     detail.update(state);
     performance.measure("numaward-update", { start });

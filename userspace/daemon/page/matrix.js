@@ -1,31 +1,88 @@
-// Node by node: how far the memory of each is from the CPUs of each. Rows are the nodes of the CPUs.
+// Node by node: who uses memory of which node, and how far it is. Rows are the nodes of the CPUs, columns those of
+// the memory.
 
 import { element } from "./format.js";
 
-const CAPTION = "Relative distance from the CPUs of a node (row) to the memory of a node (column); 10 is local";
+const KINDS = {
+  accesses: {
+    label: "accesses",
+    caption: "Pages that CPUs of a node (row) were seen to use on a node (column) in the last minute, as the kernel samples them",
+    cell: (state, from, to) => state.accesses?.get(`${from}>${to}`),
+    none: "No probe samples accesses on this host; status and doctor say why.",
+  },
+  distances: {
+    label: "distances",
+    caption: "Relative distance from the CPUs of a node (row) to the memory of a node (column); 10 is local",
+    cell: (state, from, to) => state.topology.nodes.find((node) => node.node === from)?.distances[to],
+    none: "The firmware tells no distances.",
+  },
+};
 
 export class MatrixView {
-  constructor(root) {
+  #kind = "distances";
+  #shown = null;
+
+  constructor(root, choice, changed) {
     this.root = root;
+    for (const [kind, { label }] of Object.entries(KINDS)) {
+      const input = element("input", { type: "radio", name: "matrix", value: kind, checked: kind === this.#kind });
+      input.addEventListener("change", () => {
+        this.#kind = kind;
+        changed();
+      });
+      choice.append(element("label", {}, input, ` ${label}`));
+    }
   }
 
-  /** Needed again only when the machine itself changed. */
-  update({ topology }) {
-    const ids = topology.nodes.map((node) => node.node);
-    const most = Math.max(1, ...topology.nodes.flatMap((node) => Object.values(node.distances)));
-    const head = element("tr", {}, element("td"), ids.map((id) => element("th", { scope: "col" }, `node ${id}`)));
-    const body = topology.nodes.map((node) => element(
+  update(state) {
+    if (!state.topology) return;
+    const { caption, cell, none } = KINDS[this.#kind];
+    const ids = state.topology.nodes.map((node) => node.node);
+    // Of pages that were moved at once it is not known where they had been.
+    const unknown = this.#kind === "accesses" && ids.some((from) => cell(state, from, "unknown") > 0);
+    const columns = unknown ? [...ids, "unknown"] : ids;
+    const rows = ids.map((from) => columns.map((to) => cell(state, from, to)));
+    const sampled = this.#kind === "accesses" ? sampling(state.workloads) : "";
+    // Drawn only when it changed: this is asked for with each sample.
+    const shown = JSON.stringify([this.#kind, columns, rows, sampled]);
+    if (shown === this.#shown) return;
+    this.#shown = shown;
+    const known = rows.flat().filter((value) => value !== undefined);
+    if (known.length === 0) {
+      this.root.replaceChildren(element("p", { class: "quiet" }, none));
+      return;
+    }
+    const most = Math.max(...known, 1);
+    const title = (id) => (id === "unknown" ? "another, moved at once" : `node ${id}`);
+    const head = element("tr", {}, element("td"), columns.map((id) => element("th", { scope: "col" }, title(id))));
+    const body = rows.map((values, index) => element(
       "tr",
       {},
-      element("th", { scope: "row" }, `node ${node.node}`),
-      ids.map((id) => cell(node.distances[id], most)),
+      element("th", { scope: "row" }, `node ${ids[index]}`),
+      values.map((value) => shade(value, most)),
     ));
-    this.root.replaceChildren(element("table", {}, element("caption", { class: "quiet" }, CAPTION), element("thead", {}, head), element("tbody", {}, body)));
+    this.root.replaceChildren(
+      element("table", {}, element("caption", { class: "quiet" }, caption), element("thead", {}, head), element("tbody", {}, body)),
+      ...(sampled ? [element("p", { class: "quiet" }, sampled)] : []),
+    );
   }
 }
 
-/** The farther, the darker; a distance that the firmware does not tell stays blank. */
-function cell(distance, most) {
-  if (distance === undefined) return element("td", {}, "–");
-  return element("td", { style: `background: rgba(var(--heat), ${(0.45 * distance) / most})` }, String(distance));
+/** The more, or the farther, the darker; what is not known stays blank. */
+function shade(value, most) {
+  if (value === undefined) return element("td", {}, "–");
+  return element("td", { style: `background: rgba(var(--heat), ${(0.45 * value) / most})` }, String(value));
+}
+
+/** Of whom the map tells: silence of the others means nothing. */
+function sampling(workloads) {
+  let on = 0;
+  let all = 0;
+  for (const { workload } of workloads.values()) {
+    const state = workload.activity?.sampling;
+    if (state === undefined) continue;
+    all += 1;
+    if (state === "on") on += 1;
+  }
+  return `The kernel samples ${on} of ${all} workloads; of the others this says nothing.`;
 }

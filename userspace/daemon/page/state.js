@@ -2,9 +2,14 @@
 //
 // Samples come once a second over the stream: the first is complete, the later ones hold what changed. Counters
 // only grow; one that went back belongs to another workload, and its rate is not known for one sample.
+// Accesses between nodes and intruders are those of the last minute.
 
 /** Samples of a workload that are kept: five minutes. */
 const HISTORY = 300;
+/** For how long accesses and intruders count as recent, in milliseconds. */
+const RECENT = 60_000;
+/** The share of the time from which on others on an exclusive CPU are shown. */
+const INTRUDED = 0.001;
 
 export class State {
   topology = null;
@@ -13,6 +18,15 @@ export class State {
   workloads = new Map();
   allocations = { allocations: [], nodes: [], sharedCpus: "" };
   events = [];
+  /** Pages used in the last minute, by "CPU's node>memory's node"; null where nothing is sampled. */
+  accesses = null;
+  exclusiveCpus = [];
+  /** The exclusive CPUs on which others ran within the last minute. */
+  intruded = new Set();
+  /** Counts of accesses, from the last minute's begin on. */
+  #matrices = [];
+  /** By exclusive CPU: its owner, how long others ran there, and when they were seen last. */
+  #others = new Map();
   /** When the last sample was taken, in milliseconds of the daemon's clock. */
   at = null;
   revision = null;
@@ -22,6 +36,8 @@ export class State {
     const seconds = this.at === null ? null : (sample.atMillis - this.at) / 1000;
     this.at = sample.atMillis;
     this.nodes = sample.nodes;
+    this.#sampled(sample);
+    this.#intruders(sample, seconds);
     const seen = sample.full ? new Set() : null;
     for (const fresh of sample.workloads) {
       const key = keyOf(fresh);
@@ -38,6 +54,35 @@ export class State {
     const stale = this.revision !== sample.promises;
     this.revision = sample.promises;
     return stale;
+  }
+
+  #sampled({ atMillis: at, accesses }) {
+    const before = this.#matrices.at(-1);
+    // Without counts, or with those of another daemon, it begins anew.
+    if (!accesses || before?.at > at) this.#matrices = [];
+    this.accesses = null;
+    if (!accesses) return;
+    this.#matrices.push({ at, pages: pagesOf(accesses) });
+    while (this.#matrices.length > 2 && at - this.#matrices[1].at >= RECENT) this.#matrices.shift();
+    const since = this.#matrices[0].pages;
+    this.accesses = new Map();
+    for (const [cell, pages] of this.#matrices.at(-1).pages) {
+      this.accesses.set(cell, Math.max(0, pages - (since.get(cell) ?? 0)));
+    }
+  }
+
+  #intruders({ atMillis: at, exclusiveCpus = [] }, elapsed) {
+    this.exclusiveCpus = exclusiveCpus;
+    const others = new Map();
+    for (const cpu of exclusiveCpus) {
+      const micros = cpu.hostMicros + cpu.workloadMicros;
+      const before = this.#others.get(cpu.cpu);
+      const known = before?.owner === cpu.workload;
+      const ran = known && elapsed > 0 && micros - before.micros > elapsed * 1e6 * INTRUDED;
+      others.set(cpu.cpu, { owner: cpu.workload, micros, seen: ran ? at : (known ? before.seen : -Infinity) });
+    }
+    this.#others = others;
+    this.intruded = new Set([...others].filter(([, { seen }]) => at - seen < RECENT).map(([cpu]) => cpu));
   }
 
   #take(key, fresh, seconds) {
@@ -90,6 +135,15 @@ export class State {
 /** What tells workloads apart: the cgroup, or the name where there is none. */
 export function keyOf(workload) {
   return workload.cgroup ?? workload.workload;
+}
+
+function pagesOf(accesses) {
+  const pages = new Map();
+  for (const from of accesses) {
+    pages.set(`${from.node}>${from.node}`, from.localPages);
+    for (const to of from.remote ?? []) pages.set(`${from.node}>${to.memoryNode ?? "unknown"}`, to.pages);
+  }
+  return pages;
 }
 
 /** Sums over nodes. What is not known is no zero: `resident` is null, and nothing is `counted`. */

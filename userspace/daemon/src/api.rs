@@ -1,6 +1,7 @@
 //! What the API serves and `-o json` prints. Names are camelCase, sizes are in bytes, sets are lists in
 //! the kernel's format (`0-3,8`), nodes are numbers.
 
+mod activity;
 mod allocation;
 mod enforcement;
 mod event;
@@ -12,6 +13,7 @@ use numaward_topology::{CpuSet, Machine, NodeSet, SocketId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub use self::activity::{Activity, NodeAccesses, RemoteAccesses, Stalls};
 pub use self::allocation::{
     Allocation, AllocationRequest, Allocations, Block, Candidate, Drift, DriftState, DryRun, Explanation,
     Hint, KindPromises, Lack, Merge, Mode, Moved, NodePromises, Noticed, PartitionKind, PodContainer,
@@ -165,6 +167,9 @@ impl From<&Machine> for Topology {
 pub struct Nodes {
     /// The online nodes, by id.
     pub nodes: Vec<Node>,
+    /// Sampled accesses of all workloads, by the node of the CPUs; absent where no probe samples.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accesses: Option<Vec<NodeAccesses>>,
 }
 
 /// A node and what happens on it.
@@ -245,6 +250,9 @@ pub struct Workload {
     /// Processes that the OOM killer took; absent like `pressure`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oom_kills: Option<u64>,
+    /// What it did beside allocating; absent where it is not counted by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activity: Option<Activity>,
 }
 
 /// A container, as far as its cgroup tells.

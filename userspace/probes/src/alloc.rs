@@ -12,7 +12,7 @@ use std::{
 
 use aya::{
     Btf, Ebpf, EbpfLoader, Pod,
-    maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray},
+    maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf},
     programs::{Program, ProgramError, ProgramFd, tp_btf::BtfTracePointLinkId},
 };
 use aya_log::{EbpfLogger, Level};
@@ -20,10 +20,12 @@ use numaward_abi::{AllocCounters, AllocTotals, NodeTable, OTHER_SLOT, Slot};
 use numaward_topology::{Machine, NodeId, NodeSet};
 
 use crate::{
-    CgroupId, Counters, DutyCycle, MapAccessError, Mode, NodeCounters, Options, Pages, Probe, ProbeStats,
-    RefreshError, SelfCheck,
+    CgroupId, Counters, DutyCycle, MapAccessError, Mode, NodeCounters, Options, Pages, Probe, ProbeEvent,
+    ProbeStats, RefreshError, SelfCheck,
+    armed::Armed,
     btf::{BtfError, KernelLayout},
     duty::Duty,
+    event,
     explain::explain,
     family::map_bytes,
     nodes::{NoSections, Numbering, Sections, count_homes, node_table},
@@ -93,6 +95,9 @@ pub(crate) struct Alloc {
     node_table: (Array<MapData, NodeTable>, NodeTable),
     section_node: (Array<MapData, u16>, Sections),
     totals: PerCpuArray<MapData, AllocTotals>,
+    /// The slots with a promise.
+    armed: Armed,
+    events: RingBuf<MapData>,
     logger: Option<EbpfLogger<&'static dyn log::Log>>,
     /// Bytes that the maps take of the kernel's memory.
     pub(crate) map_bytes: u64,
@@ -193,6 +198,7 @@ impl Alloc {
             .map_max_entries("AYA_LOGS", log_size)
             .map_max_entries("ROOTS", options.slots.max(1))
             .map_max_entries("SLOTS", slots)
+            .map_max_entries("ARMED", slots)
             .map_max_entries("CTR", ctr)
             .map_max_entries("CTR_SHARED", ctr_shared)
             .map_max_entries("SECTION_NODE", sections.capacity())
@@ -221,6 +227,8 @@ impl Alloc {
             node_table: (typed(take("NODE_TABLE")?, "NODE_TABLE")?, node_table),
             section_node: (typed(take("SECTION_NODE")?, "SECTION_NODE")?, unwritten),
             totals: typed(take("TOTALS")?, "TOTALS")?,
+            armed: Armed::new(take("ARMED")?)?,
+            events: typed(take("EVENTS")?, "EVENTS")?,
             logger: None,
             map_bytes,
             duty: None,
@@ -318,8 +326,9 @@ impl Alloc {
     }
 
     /// Undoes [`Alloc::add_root`].
-    pub(crate) fn remove_root(&mut self, cgroup: CgroupId) -> Result<(), MapAccessError> {
+    pub(crate) fn remove_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
         self.roots.remove(&cgroup.0).map_err(access("ROOTS", "write"))?;
+        self.armed.forget(slot)?;
         self.new_generation()
     }
 
@@ -330,7 +339,21 @@ impl Alloc {
 
     fn write_allowed(&mut self, slot: u32, allowed: Option<&NodeSet>) -> Result<(), MapAccessError> {
         let value = Slot { allowed: self.nodes.mask_of(allowed) };
-        set(&mut self.slots, "SLOTS", slot, &value)
+        set(&mut self.slots, "SLOTS", slot, &value)?;
+        if allowed.is_some() { self.armed.watch(slot) } else { self.armed.forget(slot) }
+    }
+
+    /// What the probe told since the last call: the first miss of each slot, and again after a while.
+    pub(crate) fn events(&mut self, now: Instant) -> Result<Vec<ProbeEvent>, MapAccessError> {
+        self.armed.arm_due(now)?;
+        let mut events = Vec::new();
+        while let Some(item) = self.events.next() {
+            let Some((slot, event)) = event::miss(&item, self.nodes.ids()) else { continue };
+            if self.armed.told(slot, now) {
+                events.push(event);
+            }
+        }
+        Ok(events)
     }
 
     /// Takes in what has changed of the machine: nodes and memory that came or went. What cannot be taken in
@@ -425,6 +448,7 @@ impl Alloc {
             unknown_node: sum.unknown_node.wrapping_add(cpu.unknown_node),
             resolved: sum.resolved.wrapping_add(cpu.resolved),
             preemptible: sum.preemptible.wrapping_add(cpu.preemptible),
+            events_lost: sum.events_lost.wrapping_add(cpu.events_lost),
         }))
     }
 
@@ -440,7 +464,9 @@ impl Alloc {
             Some(Program::TracePoint(program)) => program.fd(),
             _ => Err(ProgramError::NotLoaded),
         };
-        program_stats(Probe::Alloc, fd.map_err(io::Error::other)?)
+        let mut stats = program_stats(Probe::Alloc, fd.map_err(io::Error::other)?)?;
+        stats.events_lost += self.totals().map_err(io::Error::other)?.events_lost;
+        Ok(stats)
     }
 
     pub(crate) fn logger(&self) -> Option<&EbpfLogger<&'static dyn log::Log>> {

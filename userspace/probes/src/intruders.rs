@@ -21,8 +21,9 @@ use numaward_topology::CpuId;
 use crate::{
     CgroupId, MapAccessError, Mode, Options, Probe, ProbeReport, ProbeStats, SlotId,
     alloc::{Refusal, access, set, typed},
+    event::command_name,
     family::{Family, Hook, report},
-    others::{Kernel, SWITCH, command_name},
+    others::{Kernel, SWITCH},
 };
 
 const PROGRAM: &str = "switch_tp_btf";

@@ -15,8 +15,10 @@
 
 mod activity;
 mod alloc;
+mod armed;
 mod btf;
 mod duty;
+mod event;
 mod explain;
 mod family;
 mod hardware;
@@ -35,7 +37,7 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use numaward_topology::{CpuId, Machine, NodeId, NodeSet};
@@ -50,13 +52,16 @@ pub use activity::{
     Stalls,
 };
 pub use duty::{DutyCycle, NoDutyCycle};
+pub use event::ProbeEvent;
 pub use intruders::{CpuUse, Intruder, IntruderClass};
 pub use nodes::NoSections;
-pub use others::ProbeEvent;
 pub use report::{MapMemory, MapUsage, Mode, Probe, ProbeReport, ProbeStats, SelfCheck};
 
 /// Slots where [`Options::slots`] is not set otherwise.
 pub const DEFAULT_SLOTS: u32 = 512;
+
+/// From when on a stall is told, where [`Options::long_stall`] is not set otherwise: users of a service notice it.
+pub const DEFAULT_LONG_STALL: Duration = Duration::from_millis(100);
 
 /// What [`Probes::load`] needs to know.
 #[derive(Clone, Debug)]
@@ -73,6 +78,8 @@ pub struct Options<'a> {
     pub duty_cycle: Option<DutyCycle>,
     /// The probes beside that of allocations which are to be attached.
     pub others: Vec<Probe>,
+    /// From when on a stall is told as [`ProbeEvent::LongStall`].
+    pub long_stall: Duration,
     /// Whether to compare the counts with known allocations at the start.
     pub self_check: bool,
     /// Whether the probes write debug messages; they are read by [`Probes::flush_log`].
@@ -102,6 +109,7 @@ impl<'a> Options<'a> {
             duty_cycle: None,
             // The processor's counters are few, and others may want them.
             others: Probe::OTHERS.into_iter().filter(|probe| *probe != Probe::Hardware).collect(),
+            long_stall: DEFAULT_LONG_STALL,
             self_check: true,
             debug_log: false,
             fakes: Fakes::default(),
@@ -341,7 +349,7 @@ impl Probes {
         let holder = self.slots.holder(slot.0).ok_or(SlotError::Free(slot))?;
         let mut last = NodeCounters::new();
         if let Some(alloc) = &mut self.alloc {
-            alloc.remove_root(holder.cgroup)?;
+            alloc.remove_root(holder.cgroup, slot.0)?;
             last = alloc.since(&holder.base, &alloc.read(slot.0)?);
         }
         self.others.remove_root(holder.cgroup, slot.0)?;
@@ -400,9 +408,15 @@ impl Probes {
     }
 
     /// What the probes told since the last call. They keep some hundred events; what finds no place is counted in
-    /// [`ProbeStats::events_lost`].
-    pub fn events(&mut self) -> Vec<ProbeEvent> {
-        self.others.events()
+    /// [`ProbeStats::events_lost`]. To be called now and then: workloads of which something was told are watched
+    /// again from a later call on.
+    pub fn events(&mut self) -> Result<Vec<ProbeEvent>, MapAccessError> {
+        let now = Instant::now();
+        let mut events = self.others.events(now)?;
+        if let Some(alloc) = &mut self.alloc {
+            events.extend(alloc.events(now)?);
+        }
+        Ok(events)
     }
 
     /// Whether the kernel's NUMA balancing leaves alone who may use one node only; `None` where that is not known.

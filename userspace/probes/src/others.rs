@@ -3,24 +3,25 @@
 //! Each family is an object of its own, with its own table of registered cgroups; what one family lacks on this
 //! kernel keeps no other from working. All of it is read by slots, like the counters of allocations.
 
-use std::{collections::BTreeMap, io, path::Path};
+use std::{collections::BTreeMap, io, path::Path, time::Instant};
 
 use aya::{
     Btf, EbpfLoader,
     maps::{Array, MapData, RingBuf},
 };
 use numaward_abi::{
-    MIGRATE_REASONS, NodeTable, OOM_CONSTRAINTS, OTHER_SLOT, OomKill, STALL_BUCKETS, ScanCounters,
-    StallCounters,
+    MIGRATE_REASONS, NodeTable, OOM_CONSTRAINTS, OTHER_SLOT, STALL_BUCKETS, ScanCounters, StallCounters,
 };
 use numaward_topology::{Machine, NodeId};
 
 use crate::{
-    Activity, CgroupId, MapAccessError, MapMemory, Mode, Options, Pages, Probe, ProbeReport, ProbeStats,
-    Scanned, SlotId, Stalls,
+    Activity, CgroupId, MapAccessError, MapMemory, Mode, Options, Pages, Probe, ProbeEvent, ProbeReport,
+    ProbeStats, Scanned, Stalls,
     activity::{Columns, growth},
     alloc::{Refusal, set, typed},
+    armed::Armed,
     btf::{BtfError, Structures},
+    event,
     family::{Family, Hook, Way, attach_by_first, read_values, report},
     hardware::Hardware,
     intruders::Switch,
@@ -100,24 +101,6 @@ enum Of {
     Dram,
 }
 
-/// What the probes tell at once.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ProbeEvent {
-    /// The OOM killer takes a process.
-    OomKill {
-        /// The slot of its workload; `None` where it is of none that is registered.
-        slot: Option<SlotId>,
-        /// Its cgroup.
-        cgroup: CgroupId,
-        /// What constrained the allocation: a name of [`crate::OOM_CONSTRAINT_NAMES`], or its number.
-        constraint: String,
-        /// Its process id, in the namespace of the host.
-        pid: u32,
-        /// Its name, at most 15 bytes.
-        command: String,
-    },
-}
-
 /// The attached families.
 #[derive(Default)]
 pub(crate) struct Others {
@@ -131,7 +114,10 @@ pub(crate) struct Others {
     tables: BTreeMap<Of, Table>,
     /// What the slots had counted when they were taken.
     bases: BTreeMap<u32, BTreeMap<Of, Vec<u64>>>,
+    /// The kills.
     events: Option<RingBuf<MapData>>,
+    /// The long stalls, and the slots of which they are told.
+    long_stalls: Option<(RingBuf<MapData>, Armed)>,
     pub(crate) switch: Option<Switch>,
     hardware: Option<Hardware>,
     pub(crate) reports: Vec<ProbeReport>,
@@ -306,16 +292,21 @@ impl Others {
         };
         let (path, parent, layout) = oom().unwrap_or_default();
         let constraints = u32::try_from(OOM_CONSTRAINTS).unwrap_or(u32::MAX);
+        let long_stall = u64::try_from(options.long_stall.as_nanos()).unwrap_or(u64::MAX);
         let mut loader = EbpfLoader::new();
         loader
             .btf(kernel.btf.as_ref())
             .override_global("CGROUP_PATH", &path, true)
             .override_global("KERNFS_PARENT", &parent, true)
             .override_global("OOM_LAYOUT", &layout, true)
+            .override_global("LONG_STALL", &long_stall, true)
             .map_max_entries("STALLS", slots)
+            .map_max_entries("ARMED", slots)
             .map_max_entries("OOM_KILLS", slots.saturating_mul(constraints));
         let mut family = Family::load(&mut loader, "trouble", object, options.slots)?;
         self.events = Some(typed(family.take("EVENTS")?, "EVENTS")?);
+        let armed = Armed::new(family.take("ARMED")?)?;
+        self.long_stalls = Some((typed(family.take("LONG_STALLS")?, "LONG_STALLS")?, armed));
         let words = size_of::<StallCounters>() / size_of::<u64>();
         let stalls = Table::new(&mut family, "STALLS", 1, words)?;
         let kills = Table::new(&mut family, "OOM_KILLS", OOM_CONSTRAINTS, 1)?;
@@ -363,6 +354,11 @@ impl Others {
         {
             result = switch.add_root(cgroup, slot);
         }
+        if result.is_ok()
+            && let Some((_, armed)) = &mut self.long_stalls
+        {
+            result = armed.watch(slot);
+        }
         match &result {
             Ok(()) => drop(self.bases.insert(slot, base)),
             Err(_) => self.all_families().for_each(|family| {
@@ -407,6 +403,9 @@ impl Others {
         }
         if let Some(switch) = &mut self.switch {
             result = switch.remove_root(cgroup, slot).and(result);
+        }
+        if let Some((_, armed)) = &mut self.long_stalls {
+            result = armed.forget(slot).and(result);
         }
         self.bases.remove(&slot);
         result
@@ -502,14 +501,23 @@ impl Others {
     }
 
     /// What the probes told since the last call.
-    pub(crate) fn events(&mut self) -> Vec<ProbeEvent> {
+    pub(crate) fn events(&mut self, now: Instant) -> Result<Vec<ProbeEvent>, MapAccessError> {
         let mut events = Vec::new();
-        if let Some(ring) = &mut self.events {
+        if let Some((ring, armed)) = &mut self.long_stalls {
+            armed.arm_due(now)?;
             while let Some(item) = ring.next() {
-                events.extend(oom_kill(&item));
+                let Some((slot, event)) = event::long_stall(&item) else { continue };
+                if armed.told(slot, now) {
+                    events.push(event);
+                }
             }
         }
-        events
+        if let Some(ring) = &mut self.events {
+            while let Some(item) = ring.next() {
+                events.extend(event::oom_kill(&item));
+            }
+        }
+        Ok(events)
     }
 
     pub(crate) fn stats(&self) -> io::Result<Vec<ProbeStats>> {
@@ -532,61 +540,5 @@ impl Others {
         let switch = self.switch.iter().map(Switch::family);
         let families = self.families.iter().chain(switch).chain(hardware);
         families.map(|family| MapMemory { family: family.name, bytes: family.map_bytes }).collect()
-    }
-}
-
-/// Reads an [`OomKill`]; `None` where it is not of that size.
-fn oom_kill(bytes: &[u8]) -> Option<ProbeEvent> {
-    let bytes: &[u8; size_of::<OomKill>()] = bytes.try_into().ok()?;
-    let (id, rest) = bytes.split_first_chunk()?;
-    let (slot, rest) = rest.split_first_chunk()?;
-    let (constraint, rest) = rest.split_first_chunk()?;
-    let (pid, rest) = rest.split_first_chunk()?;
-    let command = rest.get(4..)?;
-    let slot = u32::from_ne_bytes(*slot);
-    let constraint = u32::from_ne_bytes(*constraint);
-    let name = crate::OOM_CONSTRAINT_NAMES.get(constraint as usize);
-    Some(ProbeEvent::OomKill {
-        slot: (slot != OTHER_SLOT).then_some(SlotId(slot)),
-        cgroup: CgroupId(u64::from_ne_bytes(*id)),
-        constraint: name.map_or_else(|| constraint.to_string(), |name| (*name).to_owned()),
-        pid: u32::from_ne_bytes(*pid),
-        command: command_name(command),
-    })
-}
-
-/// A task's name as the kernel keeps it: up to a zero; what is no UTF-8 is replaced.
-pub(crate) fn command_name(comm: &[u8]) -> String {
-    let end = comm.iter().position(|&byte| byte == 0).unwrap_or(comm.len());
-    String::from_utf8_lossy(&comm[..end]).into_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_event_is_read_or_left_alone() {
-        let mut bytes = Vec::new();
-        bytes.extend(77_u64.to_ne_bytes());
-        for word in [3_u32, 1, 4711, 0] {
-            bytes.extend(word.to_ne_bytes());
-        }
-        bytes.extend(b"h\xffg\0rest\0\0\0\0\0\0\0\0");
-        let read = oom_kill(&bytes);
-        let expected = ProbeEvent::OomKill {
-            slot: Some(SlotId(3)),
-            cgroup: CgroupId(77),
-            constraint: "cpuset".to_owned(),
-            pid: 4711,
-            command: "h\u{fffd}g".to_owned(),
-        };
-        assert_eq!(read, Some(expected));
-        assert_eq!(oom_kill(&bytes[1..]), None);
-        bytes[8..16].copy_from_slice(&[0, 0, 0, 0, 9, 0, 0, 0]);
-        let Some(ProbeEvent::OomKill { slot: None, constraint, .. }) = oom_kill(&bytes) else {
-            panic!("{bytes:?}");
-        };
-        assert_eq!(constraint, "9", "a constraint that a later kernel may have");
     }
 }

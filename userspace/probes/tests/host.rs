@@ -22,8 +22,8 @@ use std::{
 };
 
 use numaward_probes::{
-    CgroupId, Counters, DutyCycle, Fakes, IntruderClass, Mode, NodeCounters, Options, Pages, Probe, Probes,
-    RegisterError, SelfCheck, SlotError, SlotId,
+    CgroupId, Counters, DutyCycle, Fakes, IntruderClass, Mode, NodeCounters, Options, Pages, Probe,
+    ProbeEvent, Probes, RegisterError, SelfCheck, SlotError, SlotId,
     pmu::{Event, Events},
     stats_window,
 };
@@ -478,6 +478,13 @@ fn outside(host: &Host) {
     let now = counted(&probes, slot);
     assert_pages(now.user_outside.0, PAGES);
     assert_eq!(now.user_outside.0, now.user());
+    let events = probes.events().unwrap();
+    let [ProbeEvent::Miss { slot: missed, cgroup: of, node, pages, pid, command }] = events.as_slice() else {
+        panic!("one event of thousands of misses: {events:?}");
+    };
+    assert_eq!((*missed, *of, *node), (slot, cgroup.id(), Some(host.node)));
+    assert_eq!((*pid, command.starts_with("host")), (process.child.id(), true), "{events:?}");
+    assert!((1..=PAGES).contains(&pages.0), "{events:?}");
 
     // From the next event on, the new nodes are what counts, on every CPU.
     probes.set_allowed(slot, Some(&host.machine.node_ids())).unwrap();
@@ -488,6 +495,14 @@ fn outside(host: &Host) {
     probes.set_allowed(slot, Some(&nowhere)).unwrap();
     process.touch(PAGES);
     assert_pages(counted(&probes, slot).user_outside.0 - then.user_outside.0, PAGES);
+    assert_eq!(probes.events().unwrap(), [], "that was told less than a minute ago");
+    // Another workload is told at once, also in the same slot.
+    probes.release(slot).unwrap();
+    thread::sleep(Duration::from_millis(1100));
+    let again = probes.register(cgroup.id(), Some(&nowhere)).unwrap();
+    assert_eq!(again, slot, "it has cooled");
+    process.touch(64);
+    assert!(matches!(probes.events().unwrap().as_slice(), [ProbeEvent::Miss { .. }]));
 }
 
 fn remote(host: &Host) {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Node, Workload};
+use super::{ExclusiveCpu, Node, NodeAccesses, Workload};
 
 /// The nodes and workloads at one moment. The first of a stream is complete; later ones hold the workloads
 /// that changed since the one before.
@@ -18,6 +18,11 @@ pub struct Sample {
     pub promises: u64,
     /// The nodes, all of them.
     pub nodes: Vec<Node>,
+    /// Sampled accesses of all workloads, by the node of the CPUs; absent where no probe samples.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accesses: Option<Vec<NodeAccesses>>,
+    /// The exclusive CPUs, and who used each.
+    pub exclusive_cpus: Vec<ExclusiveCpu>,
     /// The workloads: all, or those that changed.
     pub workloads: Vec<Workload>,
     /// Workloads that are gone, by [`Workload::key`].

@@ -189,7 +189,7 @@ pub struct Probes {
     /// Counts sampled accesses to memory of other nodes, and pages that move between nodes.
     pub accesses: ProbeSwitch,
     /// Measures the time that tasks lose in reclaim.
-    pub stalls: ProbeSwitch,
+    pub stalls: StallProbe,
     /// Tells why the OOM killer took a process.
     pub oom_kills: ProbeSwitch,
     /// Measures who else runs on exclusive CPUs. It costs something only while a CPU is exclusive.
@@ -209,7 +209,7 @@ impl Default for Probes {
         Self {
             allocation: AllocationProbe::default(),
             accesses: ProbeSwitch::default(),
-            stalls: ProbeSwitch::default(),
+            stalls: StallProbe::default(),
             oom_kills: ProbeSwitch::default(),
             intruders: ProbeSwitch::default(),
             hardware: HardwareProbe::default(),
@@ -236,7 +236,8 @@ impl Probes {
     #[must_use]
     pub fn all_off(mut self) -> Self {
         self.allocation.enabled = false;
-        for switch in [&mut self.accesses, &mut self.stalls, &mut self.oom_kills, &mut self.intruders] {
+        self.stalls.enabled = false;
+        for switch in [&mut self.accesses, &mut self.oom_kills, &mut self.intruders] {
             switch.enabled = false;
         }
         self.hardware.enabled = false;
@@ -264,6 +265,22 @@ impl Default for ProbeSwitch {
 pub struct HardwareProbe {
     /// Whether they are opened.
     pub enabled: bool,
+}
+
+/// The probe that measures the time that tasks lose in reclaim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct StallProbe {
+    /// Whether it is attached.
+    pub enabled: bool,
+    /// How long a stall has to be for an event of its own; one a minute for each workload.
+    pub event_from: Interval,
+}
+
+impl Default for StallProbe {
+    fn default() -> Self {
+        Self { enabled: true, event_from: Interval(numaward_probes::DEFAULT_LONG_STALL) }
+    }
 }
 
 /// The probe that counts page allocations.
@@ -297,6 +314,27 @@ pub struct Observe {
     /// How long the series of a workload that went away are still served, so that the last
     /// values are scraped.
     pub keep_removed: Interval,
+    /// An estimate of remote accesses where the kernel samples none.
+    pub remote_estimate: RemoteEstimate,
+}
+
+/// An estimate of how much workloads use memory of other nodes, where the kernel does not sample their accesses: by where
+/// their threads run and where their memory lies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct RemoteEstimate {
+    /// Whether it is made, each `residencyInterval`.
+    pub enabled: bool,
+    /// How many files (one for each thread, two for each cgroup) are read each time, at most; some 10 µs each. Where it
+    /// takes more, workloads take turns.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub max_files: u32,
+}
+
+impl Default for RemoteEstimate {
+    fn default() -> Self {
+        Self { enabled: false, max_files: 1024 }
+    }
 }
 
 impl Default for Observe {
@@ -305,6 +343,7 @@ impl Default for Observe {
             residency_interval: Interval(Duration::from_secs(10)),
             topology_interval: Interval(Duration::from_mins(1)),
             keep_removed: Interval(Duration::from_mins(5)),
+            remote_estimate: RemoteEstimate::default(),
         }
     }
 }

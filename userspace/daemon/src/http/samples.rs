@@ -29,7 +29,8 @@ struct Frame {
     number: u64,
     at_millis: u64,
     promises: u64,
-    nodes: Vec<api::Node>,
+    nodes: api::Nodes,
+    exclusive_cpus: Vec<api::ExclusiveCpu>,
     workloads: BTreeMap<String, api::Workload>,
     /// The message with what changed since the frame before.
     change: Bytes,
@@ -99,7 +100,7 @@ async fn take(inner: Arc<Inner>) {
 impl Inner {
     fn frame(&self) -> Frame {
         let before = self.latest.borrow().clone();
-        let nodes = self.observer.nodes().nodes;
+        let nodes = self.observer.nodes();
         let workloads = self.observer.workloads().workloads;
         let workloads = workloads.into_iter().map(|workload| (workload.key().to_owned(), workload)).collect();
         let mut frame = Frame {
@@ -107,6 +108,7 @@ impl Inner {
             at_millis: u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX),
             promises: self.observer.revision(),
             nodes,
+            exclusive_cpus: self.observer.exclusive_cpus(),
             workloads,
             change: Bytes::new(),
             full: OnceLock::new(),
@@ -140,7 +142,9 @@ impl Frame {
             at_millis: self.at_millis,
             full,
             promises: self.promises,
-            nodes: self.nodes.clone(),
+            nodes: self.nodes.nodes.clone(),
+            accesses: self.nodes.accesses.clone(),
+            exclusive_cpus: self.exclusive_cpus.clone(),
             workloads,
             removed,
         };

@@ -44,6 +44,17 @@ impl Families<'_, '_> {
                 family.count([("workload", &*workload.name), ("node", "unknown"), source], &pages)?;
             }
         }
+        let mut family = Family::counter(
+            &mut self.encoder,
+            "node_access_pages",
+            "Sampled accesses of all workloads, by the node of the CPU and that of the memory (unknown where the page was \
+             moved at once)",
+            None,
+        )?;
+        for (node, memory, pages) in snapshot.accesses.iter().flatten() {
+            let memory = memory.map_or_else(|| "unknown".to_owned(), |memory| memory.to_string());
+            family.count([("node", node.to_string().as_str()), ("memory_node", &memory)], pages)?;
+        }
         let mut family = Family::gauge(
             &mut self.encoder,
             "remote_sampling",
@@ -53,6 +64,18 @@ impl Families<'_, '_> {
         for (workload, activity) in workloads() {
             for state in &activity.sampling {
                 family.set([("workload", &*workload.name), ("state", state)], &1_u64)?;
+            }
+        }
+        let mut family = Family::gauge(
+            &mut self.encoder,
+            "remote_access_estimated_ratio",
+            "An estimate, no measurement (observe.remoteEstimate): the share of accesses to memory of other nodes, by where \
+             threads ran and where memory lies, of workloads whose accesses are not sampled",
+            None,
+        )?;
+        for (workload, activity) in workloads() {
+            if let Some(permille) = activity.estimated_remote_permille {
+                family.set([("workload", &*workload.name)], &(f64::from(permille) / 1000.0))?;
             }
         }
         Ok(())

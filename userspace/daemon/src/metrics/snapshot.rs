@@ -14,6 +14,9 @@ pub struct Snapshot {
     pub workloads: Vec<WorkloadFigures>,
     /// The size of a page.
     pub page_size: Bytes,
+    /// Sampled accesses of all workloads together, in pages, if a probe samples: from the CPUs of a node to the memory
+    /// of a node, `None` where that is not known.
+    pub accesses: Option<Vec<(NodeId, Option<NodeId>, u64)>>,
     /// Who used CPUs that are exclusive, or were: by CPU.
     pub exclusive_cpus: Vec<(CpuId, CpuFigures)>,
     /// Allocations on a node that the probe could not tell, if it runs.
@@ -68,6 +71,8 @@ pub struct WorkloadActivity {
     pub moved: Option<u64>,
     /// Whether accesses are sampled: the states of the workloads of this name.
     pub sampling: Vec<&'static str>,
+    /// Where that is asked for and accesses are not sampled: the share of remote ones as estimated, in thousandths.
+    pub estimated_remote_permille: Option<u32>,
     /// Pages moved to other nodes, by reason.
     pub migrated: Option<Vec<(&'static str, u64)>>,
     /// Time lost in reclaim.
@@ -117,6 +122,27 @@ pub struct Resident {
     pub file: Bytes,
     /// Kernel stacks, page tables and slabs.
     pub kernel: Bytes,
+    /// The part of `file` that tasks have mapped.
+    pub mapped: Bytes,
+}
+
+impl Resident {
+    /// All of it.
+    pub fn sum(&self) -> Bytes {
+        Bytes(self.anon.0.saturating_add(self.file.0).saturating_add(self.kernel.0))
+    }
+
+    /// With that of another workload.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        let plus = |a: Bytes, b: Bytes| Bytes(a.0.saturating_add(b.0));
+        Self {
+            anon: plus(self.anon, other.anon),
+            file: plus(self.file, other.file),
+            kernel: plus(self.kernel, other.kernel),
+            mapped: plus(self.mapped, other.mapped),
+        }
+    }
 }
 
 /// Time lost for want of memory (`memory.pressure`).

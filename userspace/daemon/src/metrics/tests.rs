@@ -30,13 +30,16 @@ fn snapshot() -> Snapshot {
     let workload = |name: &str| WorkloadFigures {
         name: name.into(),
         allocated: Some(vec![Allocated { local: Bytes(4096), remote: Bytes(8192), kernel: Bytes(0) }]),
-        resident: Some([Resident { anon: Bytes(1), file: Bytes(2), kernel: Bytes(3) }].into()),
+        resident: Some(
+            [Resident { anon: Bytes(1), file: Bytes(2), kernel: Bytes(3), mapped: Bytes(0) }].into(),
+        ),
         pressure: Some(Pressure { waiting: Duration::from_millis(1500), stalled: Duration::ZERO }),
         oom_kills: Some(0),
         activity: Some(WorkloadActivity {
             remote: Some(vec![7]),
             moved: None,
             sampling: vec!["on"],
+            estimated_remote_permille: Some(125),
             migrated: Some(vec![("numa_misplaced", 2)]),
             stalls: Some(numaward_probes::Stalls::default()),
             oom_kills: Some([0, 1, 0, 0]),
@@ -61,6 +64,7 @@ fn snapshot() -> Snapshot {
         }],
         workloads: vec![workload("a\\b\"c\nd.service"), blind],
         page_size: Bytes(4096),
+        accesses: Some(vec![(NodeId(0), Some(NodeId(2)), 5), (NodeId(0), None, 2)]),
         exclusive_cpus: vec![(
             numaward_topology::CpuId(3),
             CpuFigures {
@@ -117,7 +121,10 @@ numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="kern
 numaward_memory_pressure_waiting_seconds_total{workload="a\\b\"c\nd.service"} 1.5
 numaward_memory_pressure_stalled_seconds_total{workload="a\\b\"c\nd.service"} 0.0
 numaward_remote_access_pages_total{workload="a\\b\"c\nd.service",node="2",source="hint_fault"} 7
+numaward_node_access_pages_total{node="0",memory_node="2"} 5
+numaward_node_access_pages_total{node="0",memory_node="unknown"} 2
 numaward_remote_sampling{workload="a\\b\"c\nd.service",state="on"} 1
+numaward_remote_access_estimated_ratio{workload="a\\b\"c\nd.service"} 0.125
 numaward_dram_accesses_total{workload="a\\b\"c\nd.service",node="2",locality="local"} 11
 numaward_dram_accesses_total{workload="a\\b\"c\nd.service",node="2",locality="remote"} 12
 numaward_migrated_bytes_total{workload="a\\b\"c\nd.service",reason="numa_misplaced"} 8192

@@ -1,26 +1,26 @@
 //! What workloads do beside allocating, by name: accesses, migrations, stalls, kills.
 //!
 //! As with allocations, what a name counts never goes down while it is listed: what its former members had counted
-//! when they gave back their slots is its base.
+//! when they gave back their slots is its base. When a name is no longer listed its base is added to `other`, which also
+//! has what the probes count outside all slots. So the sum over all never goes down.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use numaward_probes::{Activity, MIGRATION_REASONS, Mode, NUMA_MISPLACED, Probe, ProbeEvent, Probes, SlotId};
-use numaward_topology::{Bytes, NodeId, NodeSet, sysfs};
-
-use super::{Observer, State, sampling::Sampling, table::Series};
-use crate::{
-    events::{EventKind, Report, Severity},
-    metrics::WorkloadActivity,
+use numaward_probes::{
+    Activity, MIGRATION_REASONS, Mode, NUMA_MISPLACED, NodeAccesses, OOM_CONSTRAINT_NAMES, Probe,
+    ProbeReport, SlotId,
 };
+use numaward_topology::NodeId;
 
-/// Memory that is free elsewhere when a pin kills: with less, the machine was full.
-const FREE_ELSEWHERE: Bytes = Bytes::mib(64);
+use super::{State, table::Series};
+use crate::{api, metrics::WorkloadActivity};
 
 /// The bases.
 #[derive(Debug, Default)]
 pub(super) struct Activities {
     by_name: BTreeMap<Arc<str>, Activity>,
+    /// Those of names that are no longer listed.
+    gone: Activity,
 }
 
 impl Activities {
@@ -29,9 +29,16 @@ impl Activities {
         self.by_name.entry(name.clone()).or_default().add(last);
     }
 
-    /// Forgets names that are no longer listed.
+    /// Adds names that are no longer listed to what is gone.
     pub(super) fn keep(&mut self, is_listed: impl Fn(&str) -> bool) {
-        self.by_name.retain(|name, _| is_listed(name));
+        let gone = &mut self.gone;
+        self.by_name.retain(|name, base| {
+            let listed = is_listed(name);
+            if !listed {
+                gone.add(base);
+            }
+            listed
+        });
     }
 
     /// All that a name counted.
@@ -41,47 +48,139 @@ impl Activities {
         series: &Series<SlotId>,
         slots: &BTreeMap<SlotId, Activity>,
     ) -> Activity {
-        let mut sum = self.by_name.get(name).cloned().unwrap_or_default();
         let held = series.members.values().filter_map(|member| member.slot);
-        held.filter_map(|slot| slots.get(&slot)).for_each(|activity| sum.add(activity));
+        let mut counted = self.by_name.get(name).into_iter().chain(held.filter_map(|slot| slots.get(&slot)));
+        let mut sum = counted.next().cloned().unwrap_or_default();
+        counted.for_each(|activity| sum.add(activity));
         sum
+    }
+
+    /// The accesses of all, with those of `counted` now.
+    fn accesses(&self, counted: &Counted) -> Vec<NodeAccesses> {
+        let mut sum = Activity::default();
+        // `other` has what is gone.
+        let all = self.by_name.values().chain(counted.slots.values()).chain([&counted.other]);
+        // One at a time, as the rest of an activity is of no interest here.
+        for activity in
+            all.filter(|activity| activity.accesses.iter().any(|of| of.local.0 > 0 || of.remote.0 > 0))
+        {
+            sum.add(&Activity { accesses: activity.accesses.clone(), ..Activity::default() });
+        }
+        sum.accesses
     }
 }
 
-/// What is served of it: the parts whose probes are attached.
-pub(super) fn figures(
-    activity: &Activity,
-    nodes: &[NodeId],
-    probes: &Probes,
-    sampling: Vec<Sampling>,
-    moved: Option<u64>,
-) -> WorkloadActivity {
-    let attached =
-        |probe| probes.reports().iter().any(|report| report.probe == probe && report.mode != Mode::Absent);
-    let remote =
-        |node: &NodeId| activity.accesses.iter().find(|of| of.node == *node).map_or(0, |of| of.remote.0);
-    // Those of NUMA balancing are there from the start, the others from when they happen.
-    let migrated = || {
-        let reasons = MIGRATION_REASONS.iter().zip(activity.migrated).enumerate();
-        let told = reasons.filter(|(index, (_, pages))| *index == NUMA_MISPLACED || pages.0 > 0);
-        let mut by_reason: BTreeMap<&'static str, u64> = BTreeMap::new();
-        for (_, (reason, pages)) in told {
-            let sum = by_reason.entry(reason).or_default();
-            *sum = sum.saturating_add(pages.0);
+/// What was counted by one reading of the probes.
+#[derive(Debug, Default)]
+pub(super) struct Counted {
+    pub(super) slots: BTreeMap<SlotId, Activity>,
+    /// What no name has.
+    pub(super) other: Activity,
+}
+
+/// Which parts have a probe.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attached {
+    pub(super) hint: bool,
+    migrate: bool,
+    stall: bool,
+    oom_kill: bool,
+    hardware: bool,
+}
+
+impl Attached {
+    pub(super) fn of(reports: &[ProbeReport]) -> Self {
+        let is = |probe| reports.iter().any(|report| report.probe == probe && report.mode != Mode::Absent);
+        Self {
+            hint: is(Probe::Hint),
+            migrate: is(Probe::Migrate),
+            stall: is(Probe::Stall),
+            oom_kill: is(Probe::OomKill),
+            hardware: is(Probe::Hardware),
         }
-        by_reason.into_iter().collect()
-    };
-    WorkloadActivity {
-        remote: attached(Probe::Hint).then(|| nodes.iter().map(remote).collect()),
-        moved,
-        sampling: sampling.into_iter().map(Sampling::as_str).collect(),
-        migrated: attached(Probe::Migrate).then(migrated),
-        stalls: attached(Probe::Stall).then_some(activity.stalls),
-        oom_kills: attached(Probe::OomKill).then_some(activity.oom_kills),
-        dram: attached(Probe::Hardware).then(|| {
-            let of = |node: &NodeId| activity.dram.iter().find(|of| of.node == *node);
-            nodes.iter().map(|node| of(node).map_or((None, 0), |of| (of.local, of.remote))).collect()
-        }),
+    }
+
+    /// What metrics serve.
+    pub(super) fn figures(self, activity: &Activity, nodes: &[NodeId]) -> WorkloadActivity {
+        let remote =
+            |node: &NodeId| activity.accesses.iter().find(|of| of.node == *node).map_or(0, |of| of.remote.0);
+        WorkloadActivity {
+            remote: self.hint.then(|| nodes.iter().map(remote).collect()),
+            migrated: self.migrate.then(|| migrated(activity).into_iter().collect()),
+            stalls: self.stall.then_some(activity.stalls),
+            oom_kills: self.oom_kill.then_some(activity.oom_kills),
+            dram: self.hardware.then(|| {
+                let of = |node: &NodeId| activity.dram.iter().find(|of| of.node == *node);
+                nodes.iter().map(|node| of(node).map_or((None, 0), |of| (of.local, of.remote))).collect()
+            }),
+            ..WorkloadActivity::default()
+        }
+    }
+
+    /// What the API serves.
+    pub(super) fn served(self, activity: &Activity, page_size: u64) -> api::Activity {
+        let in_bytes = |(reason, pages): (&str, u64)| (reason.to_owned(), pages.saturating_mul(page_size));
+        let kills = || {
+            let kills = OOM_CONSTRAINT_NAMES.iter().zip(activity.oom_kills);
+            kills.map(|(constraint, kills)| ((*constraint).to_owned(), kills)).collect()
+        };
+        api::Activity {
+            accesses: self.hint.then(|| activity.accesses.iter().map(accesses).collect()),
+            migrated_bytes: self.migrate.then(|| migrated(activity).into_iter().map(in_bytes).collect()),
+            stalls: self.stall.then(|| api::Stalls {
+                count: activity.stalls.count(),
+                micros: micros(activity.stalls.total),
+            }),
+            oom_kills: self.oom_kill.then(kills),
+            ..api::Activity::default()
+        }
+    }
+}
+
+/// Pages by reason: those of NUMA balancing are there from the start, the others from when they happen.
+fn migrated(activity: &Activity) -> BTreeMap<&'static str, u64> {
+    let reasons = MIGRATION_REASONS.iter().zip(activity.migrated).enumerate();
+    let told = reasons.filter(|(index, (_, pages))| *index == NUMA_MISPLACED || pages.0 > 0);
+    let mut by_reason: BTreeMap<&'static str, u64> = BTreeMap::new();
+    for (_, (reason, pages)) in told {
+        let sum = by_reason.entry(reason).or_default();
+        *sum = sum.saturating_add(pages.0);
+    }
+    by_reason
+}
+
+/// Accesses as the API serves them.
+pub(super) fn accesses(of: &NodeAccesses) -> api::NodeAccesses {
+    let remote = of.remote_by_memory.iter().map(|(memory, pages)| api::RemoteAccesses {
+        memory_node: memory.map(|node| node.0),
+        pages: pages.0,
+    });
+    api::NodeAccesses {
+        node: of.node.0,
+        local_pages: of.local.0,
+        remote_pages: of.remote.0,
+        remote: remote.collect(),
+    }
+}
+
+pub(super) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl State {
+    /// Reads what the probes beside that of allocations counted; nothing where that fails.
+    pub(super) fn read_activity(&mut self) -> Counted {
+        let read = self.probes.activity().map_err(|error| super::chain(&error));
+        self.note(super::Part::Activity, read.as_ref().map(|_| ()).map_err(Clone::clone));
+        let (slots, mut other) = read.unwrap_or_default();
+        other.add(&self.activities.gone);
+        Counted { slots, other }
+    }
+
+    /// The accesses of all workloads together; `None` where no probe samples.
+    pub(super) fn all_accesses(&self, counted: &Counted) -> Option<Vec<NodeAccesses>> {
+        let attached = Attached::of(self.probes.reports());
+        attached.hint.then(|| self.activities.accesses(counted))
     }
 }
 
@@ -98,112 +197,57 @@ impl State {
     }
 }
 
-impl Observer {
-    /// Reports what the probes told.
-    pub(super) fn report_probe_events(&self) {
-        let told = {
-            let mut state = self.lock();
-            let events = state.probes.events();
-            let name = |event: &ProbeEvent| {
-                let ProbeEvent::OomKill { slot, .. } = event;
-                let (id, _) =
-                    state.table.members().find(|(_, member)| member.slot == *slot && slot.is_some())?;
-                let promised = state.promises.nodes_of(id).cloned();
-                Some((state.table.name(id)?.clone(), promised))
-            };
-            let named = events.into_iter().map(|event| {
-                let name = name(&event);
-                (event, name)
-            });
-            named.collect::<Vec<_>>()
-        };
-        for (event, workload) in told {
-            let ProbeEvent::OomKill { constraint, pid, command, .. } = event;
-            let (name, promised) = workload.unzip();
-            let elsewhere = self.free_elsewhere(promised.flatten().as_ref());
-            self.events.report(oom_kill(name, &constraint, pid, &command, elsewhere));
-        }
-    }
-
-    /// Free memory on the nodes that are not `promised`, or on the one with the most where nothing is promised.
-    fn free_elsewhere(&self, promised: Option<&NodeSet>) -> Bytes {
-        let machine = self.machine();
-        let free = machine.nodes.keys().filter_map(|&node| {
-            let memory = sysfs::node_memory(&self.config.host_root, node).ok()?;
-            Some((node, memory.free.0))
-        });
-        match promised {
-            Some(promised) => {
-                Bytes(free.filter(|(node, _)| !promised.contains(*node)).map(|(_, free)| free).sum())
-            }
-            None => Bytes(free.map(|(_, free)| free).max().unwrap_or(0)),
-        }
-    }
-}
-
-/// The event of a process that the OOM killer took.
-fn oom_kill(
-    workload: Option<Arc<str>>,
-    constraint: &str,
-    pid: u32,
-    command: &str,
-    free_elsewhere: Bytes,
-) -> Report {
-    let pinned = ["cpuset", "mempolicy"].contains(&constraint);
-    let why = match constraint {
-        "none" => "the machine had no memory left",
-        "memcg" => "its cgroup reached memory.max",
-        "cpuset" => "the nodes that its cpuset allows were full",
-        "mempolicy" => "the nodes that its memory policy allows were full",
-        _ => "it is not known what was full",
-    };
-    let by_pin = pinned && free_elsewhere >= FREE_ELSEWHERE;
-    let elsewhere = if by_pin {
-        format!(", while {free_elsewhere} were free elsewhere: the pin killed it")
-    } else {
-        String::new()
-    };
-    let message = format!("The OOM killer took {command:?} ({pid}): {why}{elsewhere}.");
-    let mut report = Report::new(EventKind::OomKill, message)
-        .detail("constraint", constraint)
-        .detail("command", command)
-        .detail("pid", pid);
-    if pinned {
-        report = report.detail("freeElsewhereBytes", free_elsewhere.0);
-    }
-    if by_pin {
-        report = report.severity(Severity::Critical);
-    }
-    match workload {
-        Some(name) => report.workload(name),
-        None => report,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use numaward_probes::{Pages, Stalls};
+
     use super::*;
-    use crate::events::Events;
+
+    fn remote(from: u32, to: u32, pages: u64) -> Activity {
+        let accesses = NodeAccesses {
+            node: NodeId(from),
+            local: Pages(1),
+            remote: Pages(pages),
+            remote_by_memory: vec![(Some(NodeId(to)), Pages(pages))],
+        };
+        Activity { accesses: vec![accesses], ..Activity::default() }
+    }
 
     #[test]
-    fn a_kill_by_a_pin_is_told_from_others() {
-        let events = Events::default();
-        for (constraint, free) in
-            [("cpuset", 300), ("cpuset", 3), ("mempolicy", 64), ("memcg", 300), ("none", 300), ("9", 300)]
-        {
-            events.report(oom_kill(Some("db".into()), constraint, 7, "load", Bytes::mib(free)));
-        }
-        let filter = crate::api::EventFilter { limit: 10, ..Default::default() };
-        let told = events.page(&filter).events;
-        let critical: Vec<bool> = told.iter().map(|event| event.severity == Severity::Critical).collect();
-        assert_eq!(critical, [true, false, true, false, false, false]);
-        assert_eq!(
-            told[0].message,
-            "The OOM killer took \"load\" (7): the nodes that its cpuset allows were full, while 300Mi were free \
-             elsewhere: the pin killed it."
-        );
-        assert_eq!(told[0].details["freeElsewhereBytes"], (300_u64 << 20).to_string());
-        assert!(told[5].message.contains("it is not known what was full"));
+    fn the_sum_over_all_keeps_what_is_gone() {
+        let mut activities = Activities::default();
+        activities.release(&"a".into(), &remote(0, 1, 5));
+        let sum = |activities: &Activities| {
+            let mut other = remote(0, 1, 2);
+            other.add(&activities.gone);
+            let counted = Counted { slots: BTreeMap::new(), other };
+            activities.accesses(&counted).iter().map(accesses).collect::<Vec<_>>()
+        };
+        let expected = api::NodeAccesses {
+            node: 0,
+            local_pages: 2,
+            remote_pages: 7,
+            remote: vec![api::RemoteAccesses { memory_node: Some(1), pages: 7 }],
+        };
+        assert_eq!(sum(&activities), [expected.clone()]);
+        activities.keep(|_| false);
+        assert!(activities.by_name.is_empty());
+        assert_eq!(sum(&activities), [expected]);
+    }
+
+    #[test]
+    fn what_has_no_probe_is_absent_and_what_is_too_large_is_the_largest_number() {
+        let none = Attached { hint: false, migrate: false, stall: false, oom_kill: false, hardware: false };
+        assert_eq!(none.served(&remote(0, 1, 5), 4096), api::Activity::default());
+        let all = Attached { hint: true, migrate: true, stall: true, oom_kill: true, hardware: false };
+        let mut most = remote(0, 1, u64::MAX);
+        most.migrated[NUMA_MISPLACED] = Pages(u64::MAX);
+        most.stalls = Stalls { total: Duration::MAX, ..Stalls::default() };
+        let served = all.served(&most, 4096);
+        assert_eq!(served.migrated_bytes.unwrap()["numa_misplaced"], u64::MAX);
+        assert_eq!(served.stalls.unwrap().micros, u64::MAX);
+        assert_eq!(served.accesses.unwrap()[0].remote_pages, u64::MAX);
+        assert_eq!(served.oom_kills.unwrap().len(), OOM_CONSTRAINT_NAMES.len());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 use numaward_probes::{IntruderClass, SlotId};
 use numaward_topology::CpuId;
 
-use super::{Observer, Part, State, chain};
+use super::{Observer, Part, State, activity::micros, chain};
 use crate::{
     api,
     metrics::{CpuFigures, Interrupts},
@@ -42,6 +42,11 @@ impl Book {
 }
 
 impl Exclusive {
+    /// To whom each CPU is exclusive.
+    pub(super) fn owners(&self) -> &BTreeMap<CpuId, SlotId> {
+        &self.owners
+    }
+
     fn change(&mut self, owners: &BTreeMap<CpuId, SlotId>, now: &BTreeMap<CpuId, Interrupts>) {
         for cpu in self.owners.keys().filter(|cpu| !owners.contains_key(cpu)) {
             if let Some(book) = self.interrupts.get_mut(cpu) {
@@ -128,7 +133,7 @@ impl State {
         self.exclusive.interrupts.iter().filter_map(figures).collect()
     }
 
-    fn name_of_slot(&self, slot: SlotId) -> Option<Arc<str>> {
+    pub(super) fn name_of_slot(&self, slot: SlotId) -> Option<Arc<str>> {
         let (id, _) = self.table.members().find(|(_, member)| member.slot == Some(slot))?;
         self.table.name(id).cloned()
     }
@@ -138,24 +143,20 @@ impl State {
         let figures = self.cpu_figures(root);
         let told = figures.into_iter().filter_map(|(cpu, figures)| {
             let owner = *self.exclusive.owners.get(&cpu)?;
-            let micros = |class| micros(figures.used.of(class));
+            let of = |class| micros(figures.used.of(class));
             Some(api::ExclusiveCpu {
                 cpu: cpu.0,
                 workload: self.name_of_slot(owner)?.to_string(),
-                own_micros: self::micros(figures.used.own),
-                kernel_thread_micros: micros(IntruderClass::KernelThread),
-                host_micros: micros(IntruderClass::Host),
-                workload_micros: micros(IntruderClass::Workload),
+                own_micros: micros(figures.used.own),
+                kernel_thread_micros: of(IntruderClass::KernelThread),
+                host_micros: of(IntruderClass::Host),
+                workload_micros: of(IntruderClass::Workload),
                 hard_interrupts: figures.interrupts.map(|interrupts| interrupts.hard),
                 soft_interrupts: figures.interrupts.map(|interrupts| interrupts.soft),
             })
         });
         told.collect()
     }
-}
-
-fn micros(time: std::time::Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 impl Observer {
@@ -193,7 +194,7 @@ impl Observer {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     const INTERRUPTS: &str = "           CPU0       CPU2       \n\
@@ -247,7 +248,8 @@ mod tests {
         assert_eq!(total(&exclusive, 3), 10, "the CPU was offline and counts anew");
     }
 
-    fn slot() -> SlotId {
+    /// Some slot, always the same.
+    pub(in super::super) fn slot() -> SlotId {
         let machine = numaward_topology::Machine::default();
         let options = numaward_probes::Options {
             alloc_modes: &[],

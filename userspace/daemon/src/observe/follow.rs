@@ -134,6 +134,7 @@ fn follow(
             state.follow_cost(Instant::now());
             state.probes.flush_log();
         }
+        observer.report_intruders();
         let mut is_due = machine_read.elapsed() >= observer.config.observe.topology_interval.0;
         if compared.elapsed() >= COMPARE {
             compared = Instant::now();

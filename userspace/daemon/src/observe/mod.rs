@@ -10,22 +10,25 @@
 mod activity;
 pub(crate) mod containers;
 mod cost;
+mod estimate;
 mod exclusive;
 mod follow;
 mod hotplug;
 mod interest;
+mod intrusions;
 pub(crate) mod kubelet;
 mod naming;
 mod promises;
 mod residency;
 mod sampling;
 mod table;
+mod told;
 
 use std::{
     collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use numaward_cgroup::{Hierarchy, WorkloadKind};
@@ -36,10 +39,12 @@ use numaward_probes::{
 use numaward_topology::{Bytes, Machine, NodeId, ZoneKind, sysfs};
 
 use self::{
-    activity::Activities,
+    activity::{Activities, Attached, Counted, micros},
     cost::Cost,
+    estimate::Estimates,
     exclusive::Exclusive,
     interest::Interest,
+    intrusions::Intrusions,
     naming::OTHER,
     sampling::{Sampling, Seen},
     table::{Table, Trouble},
@@ -73,6 +78,8 @@ pub enum Part {
     Counters,
     /// Counting what workloads do beside allocating.
     Activity,
+    /// Being told of misses, kills and stalls.
+    ProbeEvents,
     /// Reading what the probes cost.
     ProbeStats,
     /// Attaching the allocation probe for a part of the time.
@@ -102,6 +109,7 @@ impl Part {
             Self::NodeMemory => "node memory",
             Self::Counters => "counters",
             Self::Activity => "activity",
+            Self::ProbeEvents => "probe events",
             Self::ProbeStats => "probe statistics",
             Self::DutyCycle => "duty cycle",
             Self::Residency => "residency",
@@ -156,9 +164,13 @@ struct State {
     activities: Activities,
     /// Whether their accesses are sampled.
     sampling: BTreeMap<numaward_cgroup::CgroupId, Seen>,
+    /// Where they are not, and that is asked for: how many would be remote.
+    estimates: Estimates,
     /// Whether `memory.stat` tells of sampling, where the probes do not.
     memory_stat_serves: bool,
     exclusive: Exclusive,
+    /// What others did there.
+    intrusions: Intrusions,
     /// Who gets a slot.
     interest: Interest,
     /// While the kernel measures the probes.
@@ -208,8 +220,10 @@ impl Observer {
             containers_came: Arc::default(),
             activities: Activities::default(),
             sampling: BTreeMap::new(),
+            estimates: Estimates::default(),
             memory_stat_serves: false,
             exclusive: Exclusive::default(),
+            intrusions: Intrusions::default(),
             interest: Interest::default(),
             cost,
             degraded,
@@ -241,19 +255,21 @@ impl Observer {
 
     /// The nodes and what happens on them.
     pub fn nodes(&self) -> api::Nodes {
-        let snapshot = self.snapshot();
-        let machine = self.machine();
-        let nodes = snapshot.nodes.iter().enumerate().map(|(index, memory)| {
-            let allocated =
-                snapshot.workloads.iter().filter_map(|workload| workload.allocated.as_ref()?.get(index));
-            let sum = allocated.fold(None, |sum: Option<api::Allocated>, bytes| {
-                let sum = sum.unwrap_or_default();
-                Some(api::Allocated {
-                    local_bytes: sum.local_bytes + bytes.local.0,
-                    remote_bytes: sum.remote_bytes + bytes.remote.0,
-                    kernel_bytes: sum.kernel_bytes + bytes.kernel.0,
-                })
-            });
+        let memory = self.node_memory();
+        let mut state = self.lock();
+        let machine = state.machine.clone();
+        let allocated = state.counters().map(|counted| {
+            let mut sum = state.table.other(&counted.other);
+            for (_, series) in state.table.series() {
+                series.add_to(&mut sum, &counted.slots);
+            }
+            sum
+        });
+        let counted = state.read_activity();
+        let accesses = state.all_accesses(&counted);
+        drop(state);
+        let bytes = |pages: Pages| self.bytes_of(pages).0;
+        let nodes = memory.into_iter().map(|memory| {
             let kinds = memory.kinds.iter().map(|(kind, total, free)| api::NodeMemory {
                 kind: kind.to_string(),
                 total_bytes: total.0,
@@ -263,10 +279,20 @@ impl Observer {
                 node: memory.node.0,
                 cpus: machine.nodes.get(&memory.node).map_or(String::new(), |node| node.cpus.to_string()),
                 memory: kinds.collect(),
-                allocated: sum,
+                allocated: allocated.as_ref().map(|sum| {
+                    let of = sum.get(&memory.node).copied().unwrap_or_default();
+                    api::Allocated {
+                        local_bytes: bytes(of.user_local),
+                        remote_bytes: bytes(of.user_remote),
+                        kernel_bytes: bytes(of.kernel),
+                    }
+                }),
             }
         });
-        api::Nodes { nodes: nodes.collect() }
+        api::Nodes {
+            nodes: nodes.collect(),
+            accesses: accesses.map(|accesses| accesses.iter().map(activity::accesses).collect()),
+        }
     }
 
     /// The workloads.
@@ -274,9 +300,10 @@ impl Observer {
         let mut state = self.lock();
         state.asked = Some(Instant::now());
         let counted = state.counters();
+        let done = state.read_activity();
+        let attached = Attached::of(state.probes.reports());
         let machine = state.machine.clone();
         let nodes: Vec<NodeId> = machine.nodes.keys().copied().collect();
-        let page_size = self.page_size;
         let by_node =
             |allocated: Option<&NodeCounters>, resident: Option<&Arc<[Resident]>>, promised: bool| {
                 let missed = allocated.filter(|_| promised);
@@ -288,8 +315,9 @@ impl Observer {
                         remote_bytes: allocated[index].remote.0,
                         kernel_bytes: allocated[index].kernel.0,
                     }),
-                    missed_bytes: missed
-                        .map(|counters| counters.get(node).map_or(0, |of| of.user_outside.0 * page_size)),
+                    missed_bytes: missed.map(|counters| {
+                        self.bytes_of(counters.get(node).copied().unwrap_or_default().user_outside).0
+                    }),
                     resident: resident.and_then(|resident| resident.get(index)).map(|bytes| api::Resident {
                         anon_bytes: bytes.anon.0,
                         file_bytes: bytes.file.0,
@@ -298,7 +326,6 @@ impl Observer {
                 });
                 nodes.collect()
             };
-        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let row = |name: &str, kind: WorkloadKind, counters, nodes, trouble: Trouble| api::Workload {
             workload: name.to_owned(),
             kind: kind.as_str().to_owned(),
@@ -311,14 +338,18 @@ impl Observer {
                 stalled_micros: micros(pressure.stalled),
             }),
             oom_kills: trouble.oom_kills,
+            activity: None,
         };
+        let served = |activity: &probes::Activity| Some(attached.served(activity, self.page_size));
         let slots = counted.as_ref().map(|counted| &counted.slots);
         let mut workloads = Vec::new();
         for (name, series) in state.table.series() {
             if series.members.is_empty() {
                 let allocated = slots.and_then(|slots| series.counters(slots));
                 let nodes = by_node(allocated.as_ref(), None, false);
-                workloads.push(row(name, series.kind, api::Counters::Removed, nodes, series.trouble()));
+                let removed = row(name, series.kind, api::Counters::Removed, nodes, series.trouble());
+                let activity = served(&state.activities.of(name, series, &done.slots));
+                workloads.push(api::Workload { activity, ..removed });
             }
             for (&id, member) in &series.members {
                 let counters = match member.slot {
@@ -336,6 +367,15 @@ impl Observer {
                         pod_uid: container.pod_uid.clone(),
                         runtime: container.runtime.clone(),
                     }),
+                    activity: member.slot.and_then(|slot| done.slots.get(&slot)).and_then(served).map(|of| {
+                        let sampling = state.sampling.get(&id).map(|seen| seen.state).unwrap_or_default();
+                        let percent = state.estimates.of(id).map(|share| share.0 / 10);
+                        api::Activity {
+                            sampling: Some(sampling.as_str().to_owned()),
+                            estimated_remote_percent: percent,
+                            ..of
+                        }
+                    }),
                     ..row(name, member.kind, counters, nodes, member.trouble)
                 });
             }
@@ -343,7 +383,8 @@ impl Observer {
         if let Some(counted) = &counted {
             let nodes = by_node(Some(&state.table.other(&counted.other)), None, false);
             let other = row(OTHER, WorkloadKind::Root, api::Counters::Own, nodes, Trouble::default());
-            workloads.push(api::Workload { kind: OTHER.to_owned(), ..other });
+            let activity = served(&done.other);
+            workloads.push(api::Workload { kind: OTHER.to_owned(), activity, ..other });
         }
         api::Workloads { workloads }
     }
@@ -426,9 +467,19 @@ impl Observer {
         nodes
     }
 
+    /// Pages as bytes. What is too large is the largest number, so that it does not go down.
+    fn bytes_of(&self, pages: Pages) -> Bytes {
+        Bytes(pages.0.saturating_mul(self.page_size))
+    }
+
+    /// The exclusive CPUs and how clean each was.
+    pub fn exclusive_cpus(&self) -> Vec<api::ExclusiveCpu> {
+        self.lock().exclusive_cpus(&self.config.host_root)
+    }
+
     /// Pages as bytes, in the order of `nodes`.
     fn bytes(&self, nodes: &[NodeId], counters: &NodeCounters) -> Vec<Allocated> {
-        let bytes = |pages: Pages| Bytes(pages.0 * self.page_size);
+        let bytes = |pages| self.bytes_of(pages);
         let of = |node| {
             let counters: Counters = counters.get(node).copied().unwrap_or_default();
             Allocated {
@@ -472,20 +523,28 @@ impl State {
         }
     }
 
-    /// What the workloads did beside allocating, by name.
-    fn activity(&mut self, nodes: &[NodeId]) -> BTreeMap<Arc<str>, metrics::WorkloadActivity> {
-        let read = self.probes.activity().map_err(|error| chain(&error));
-        self.note(Part::Activity, read.as_ref().map(|_| ()).map_err(Clone::clone));
-        let (slots, _) = read.unwrap_or_default();
+    /// What is served of what the workloads did beside allocating, by name.
+    fn activity_figures(
+        &self,
+        counted: &Counted,
+        nodes: &[NodeId],
+    ) -> BTreeMap<Arc<str>, metrics::WorkloadActivity> {
+        let attached = Attached::of(self.probes.reports());
         let of = |(name, series): (&Arc<str>, &table::Series<SlotId>)| {
-            let activity = self.activities.of(name, series, &slots);
+            let activity = self.activities.of(name, series, &counted.slots);
             let seen = || series.members.keys().filter_map(|id| self.sampling.get(id));
             let states: std::collections::BTreeSet<Sampling> = seen().map(|seen| seen.state).collect();
             let moved = seen().filter_map(|seen| seen.moved).reduce(u64::saturating_add);
-            let states = states.into_iter().collect();
-            (name.clone(), activity::figures(&activity, nodes, &self.probes, states, moved))
+            let figures = metrics::WorkloadActivity {
+                moved,
+                sampling: states.into_iter().map(Sampling::as_str).collect(),
+                estimated_remote_permille: self.estimates.mean(series.members.keys()).map(|share| share.0),
+                ..attached.figures(&activity, nodes)
+            };
+            (name.clone(), figures)
         };
-        self.table.series().map(of).collect()
+        let other = (OTHER.into(), attached.figures(&counted.other, nodes));
+        self.table.series().map(of).chain([other]).collect()
     }
 
     /// What the probes counted; `None` where none counts.
@@ -535,7 +594,9 @@ impl Source for Observer {
         let counted = state.counters();
         // Nodes may have come since.
         let as_before = state.machine.nodes.keys().eq(&nodes);
-        let mut activity = state.activity(&nodes);
+        let done = state.read_activity();
+        let accesses = state.all_accesses(&done);
+        let mut activity = state.activity_figures(&done, &nodes);
         let exclusive_cpus = state.cpu_figures(&self.config.host_root);
         let mut workloads: Vec<_> = state
             .table
@@ -560,7 +621,7 @@ impl Source for Observer {
                 resident: None,
                 pressure: None,
                 oom_kills: None,
-                activity: None,
+                activity: activity.remove(OTHER),
             });
         }
         let costs = state.stats();
@@ -586,8 +647,9 @@ impl Source for Observer {
             nodes: node_memory,
             workloads,
             page_size: Bytes(self.page_size),
+            accesses: accesses.map(|accesses| pairs(&accesses)),
             exclusive_cpus,
-            unknown_node: counted.map(|counted| Bytes(counted.unknown_node.0 * self.page_size)),
+            unknown_node: counted.map(|counted| self.bytes_of(counted.unknown_node)),
             probes: probes.collect(),
             maps: maps.collect(),
             map_memory: state.map_memory().collect(),
@@ -596,6 +658,16 @@ impl Source for Observer {
             degraded: state.degraded.keys().map(|part| part.name()).collect(),
         }
     }
+}
+
+/// Accesses by the node of the CPU and that of the memory.
+fn pairs(accesses: &[probes::NodeAccesses]) -> Vec<(NodeId, Option<NodeId>, u64)> {
+    let of = |from: &probes::NodeAccesses| {
+        let local = (from.node, Some(from.node), from.local.0);
+        let remote = from.remote_by_memory.iter().map(|(memory, pages)| (from.node, *memory, pages.0));
+        std::iter::once(local).chain(remote).collect::<Vec<_>>()
+    };
+    accesses.iter().flat_map(of).collect()
 }
 
 /// Hugepages by size and what they leave of the node's memory.
@@ -622,6 +694,7 @@ fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::Options<'
             .and_then(|cycle| probes::DutyCycle::new(cycle.on.0, cycle.period.0).ok()),
         alloc_modes: if config.probes.allocation.enabled { defaults.alloc_modes } else { &[] },
         others: Probe::OTHERS.into_iter().filter(|probe| config.probes.is_enabled(*probe).0).collect(),
+        long_stall: config.probes.stalls.event_from.0,
         debug_log: config.probes.allocation.debug_log,
         ..defaults
     }

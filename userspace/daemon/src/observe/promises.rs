@@ -43,6 +43,8 @@ impl Listener for Observer {
 
     /// The probes know the nodes of a workload when this returns: its first page is judged by them.
     fn promised(&self, promises: Promises) {
+        // While it is known what was promised before.
+        self.report_probe_events();
         let mut state = self.lock();
         let still: BTreeSet<CgroupId> = promises.workloads().iter().map(|promise| promise.id).collect();
         state.revision += 1;
@@ -92,7 +94,7 @@ impl Observer {
                         .and_then(|member| member.resident.as_ref())
                         .zip(nodes.iter().position(|other| other == node))
                         .and_then(|(resident, index)| resident.get(index))
-                        .map_or(0, |bytes| bytes.anon.0 + bytes.file.0 + bytes.kernel.0),
+                        .map_or(0, |bytes| bytes.sum().0),
                     ZoneKind::Hugepages(size) => state.hierarchy.as_ref().map_or(0, |hierarchy| {
                         numaward_cgroup::read::hugetlb_numa_stat(&hierarchy.dir(&promise.cgroup), *size)
                             .map_or(0, |by_node| by_node.get(node).map_or(0, |bytes| bytes.0))
@@ -143,7 +145,7 @@ impl Observer {
             return PromiseFigures::default();
         }
         let counted = state.counters();
-        let bytes = |pages: probes::Pages| Bytes(pages.0 * self.page_size);
+        let bytes = |pages| self.bytes_of(pages);
         let missed = state.table.series().filter_map(|(name, series)| {
             let counters = series.counters(&counted.as_ref()?.slots)?;
             let is_promised = series.members.keys().any(|&id| promises.nodes_of(id).is_some());

@@ -21,7 +21,7 @@ use numaward_cgroup::{
 use numaward_topology::{Bytes, NodeId};
 use tokio_util::sync::CancellationToken;
 
-use super::{Observer, Part, chain, table::Trouble};
+use super::{Observer, Part, chain, estimate::Estimator, table::Trouble};
 use crate::metrics::{Pressure, Resident};
 
 /// How late the thread notices that it is to stop, or that there is somebody who asks.
@@ -32,6 +32,8 @@ pub(super) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
     let interval = observer.config.observe.residency_interval.0;
     // Whoever asks less often than this gets figures that are one question old.
     let interest = (3 * interval).max(Duration::from_mins(1));
+    let estimate = &observer.config.observe.remote_estimate;
+    let mut estimator = estimate.enabled.then(|| Estimator::new(estimate.max_files));
     let mut due = Instant::now();
     while !stop.is_cancelled() {
         thread::sleep(TURN);
@@ -40,6 +42,9 @@ pub(super) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
             due = Instant::now() + interval;
             observer.read_workloads(stop);
             observer.judge_sampling();
+            if let Some(estimator) = &mut estimator {
+                observer.estimate_remote(estimator);
+            }
         }
     }
 }
@@ -114,6 +119,7 @@ impl Target {
                 anon: memory.anon,
                 file: memory.file,
                 kernel: memory.kernel(),
+                mapped: memory.file_mapped,
             };
             self.resident = Some(nodes.iter().map(of).map(resident).collect());
         });
@@ -157,6 +163,7 @@ fn take_off(targets: &mut [Target], outer: &[Option<usize>]) {
                 anon: minus(rest.anon, inner.anon),
                 file: minus(rest.file, inner.file),
                 kernel: minus(rest.kernel, inner.kernel),
+                mapped: minus(rest.mapped, inner.mapped),
             };
         }
     }

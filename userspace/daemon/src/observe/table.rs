@@ -14,7 +14,8 @@
 //! last values are scraped; then it goes, and its base is added to `other`, which also has what the
 //! probes count outside all slots.
 //!
-//! Invariants: while a name is listed, its counters do not go down; the sum over all names and `other` never does.
+//! Invariants: while a name is listed, its counters do not go down; the sum over all names and `other` never does. What
+//! exceeds 64 bits stays at the largest number.
 //!
 //! No I/O and no clock here: the caller passes counts and times.
 
@@ -240,13 +241,17 @@ impl<S: Copy + Ord> Series<S> {
     /// What was allocated under this name; `None` if no member ever had a slot.
     pub(super) fn counters(&self, slots: &BTreeMap<S, NodeCounters>) -> Option<NodeCounters> {
         self.counted.then(|| {
-            let mut sum = self.base.clone();
-            let held = self.members.values().filter_map(|member| member.slot);
-            for counted in held.filter_map(|slot| slots.get(&slot)) {
-                add(&mut sum, counted);
-            }
+            let mut sum = NodeCounters::new();
+            self.add_to(&mut sum, slots);
             sum
         })
+    }
+
+    /// Adds what was allocated under this name.
+    pub(super) fn add_to(&self, sum: &mut NodeCounters, slots: &BTreeMap<S, NodeCounters>) {
+        add(sum, &self.base);
+        let held = self.members.values().filter_map(|member| member.slot);
+        held.filter_map(|slot| slots.get(&slot)).for_each(|counted| add(sum, counted));
     }
 
     /// Where the memory lies, by node; `None` if no member could be read.
@@ -257,9 +262,7 @@ impl<S: Copy + Ord> Series<S> {
         let mut sum = first.to_vec();
         for other in std::iter::once(second).chain(read) {
             for (sum, other) in sum.iter_mut().zip(other.iter()) {
-                sum.anon.0 += other.anon.0;
-                sum.file.0 += other.file.0;
-                sum.kernel.0 += other.kernel.0;
+                *sum = sum.plus(*other);
             }
         }
         Some(sum.into())
@@ -274,13 +277,14 @@ impl<S: Copy + Ord> Series<S> {
 impl Trouble {
     fn plus(self, other: Self) -> Self {
         let pressure = match (self.pressure, other.pressure) {
-            (Some(a), Some(b)) => {
-                Some(Pressure { waiting: a.waiting + b.waiting, stalled: a.stalled + b.stalled })
-            }
+            (Some(a), Some(b)) => Some(Pressure {
+                waiting: a.waiting.saturating_add(b.waiting),
+                stalled: a.stalled.saturating_add(b.stalled),
+            }),
             (a, b) => a.or(b),
         };
         let oom_kills = match (self.oom_kills, other.oom_kills) {
-            (Some(a), Some(b)) => Some(a + b),
+            (Some(a), Some(b)) => Some(a.saturating_add(b)),
             (a, b) => a.or(b),
         };
         Self { pressure, oom_kills }
@@ -290,7 +294,7 @@ impl Trouble {
 fn add(sum: &mut NodeCounters, counted: &NodeCounters) {
     for (&node, more) in counted {
         let sum: &mut Counters = sum.entry(node).or_default();
-        let plus = |a: Pages, b: Pages| Pages(a.0 + b.0);
+        let plus = |a: Pages, b: Pages| Pages(a.0.saturating_add(b.0));
         *sum = Counters {
             user_local: plus(sum.user_local, more.user_local),
             user_remote: plus(sum.user_remote, more.user_remote),
