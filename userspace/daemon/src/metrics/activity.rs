@@ -6,7 +6,7 @@ use std::fmt;
 use numaward_probes::{IntruderClass, OOM_CONSTRAINT_NAMES, Stalls};
 use prometheus_client::{encoding::NoLabelSet, registry::Unit};
 
-use super::collector::{Families, Family, Labels};
+use super::collector::{Families, Family, Labels, LeadingLabels};
 
 /// The bounds of the histogram of stalls, as buckets of [`Stalls`]: 2^4 microseconds, and so on.
 const STALL_BOUNDS: [usize; 5] = [4, 8, 12, 16, 20];
@@ -33,11 +33,9 @@ impl Families<'_, '_> {
             None,
         )?;
         for (workload, activity) in workloads() {
+            let mut labels = LeadingLabels::new(&workload.name);
             for (node, pages) in nodes.iter().zip(activity.remote.iter().flatten()) {
-                family.count(
-                    [("workload", &*workload.name), ("node", node), ("source", "hint_fault")],
-                    pages,
-                )?;
+                family.count([(labels.then(node, "source"), "hint_fault")], pages)?;
             }
             if let Some(pages) = activity.moved {
                 let source = ("source", "memory_stat");
@@ -158,8 +156,10 @@ impl Families<'_, '_> {
             let by_constraint = workload.activity.as_ref().and_then(|of| of.oom_kills);
             match (by_constraint, workload.oom_kills) {
                 (Some(kills), _) => {
+                    let mut labels = LeadingLabels::new(&workload.name);
+                    let key = labels.key("constraint");
                     for (constraint, kills) in OOM_CONSTRAINT_NAMES.iter().zip(kills) {
-                        family.count([("workload", &*workload.name), ("constraint", constraint)], &kills)?;
+                        family.count([(key, constraint)], &kills)?;
                     }
                 }
                 (None, Some(kills)) => {
@@ -202,17 +202,14 @@ impl Families<'_, '_> {
     }
 }
 
-/// Upper bounds in seconds, and how many stalls are between each and the one before.
+/// Upper bounds in seconds, and how many stalls are between each and the one before. All together are at most the largest
+/// number, as the encoder adds them up.
 fn buckets(stalls: &Stalls) -> Vec<(f64, u64)> {
-    let mut from = 0;
+    let (mut from, mut room) = (0, u64::MAX);
     let mut sum_up_to = |end: usize| {
-        let sum = stalls
-            .buckets
-            .get(from..end)
-            .unwrap_or_default()
-            .iter()
-            .fold(0, |a: u64, b| a.saturating_add(*b));
-        from = end;
+        let counts = stalls.buckets.get(from..end).unwrap_or_default();
+        let sum = counts.iter().fold(0_u64, |sum, count| sum.saturating_add(*count)).min(room);
+        (from, room) = (end, room - sum);
         sum
     };
     let bounded = STALL_BOUNDS.iter().map(|&bound| {

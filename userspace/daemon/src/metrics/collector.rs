@@ -84,8 +84,10 @@ impl Families<'_, '_> {
             Some(&Unit::Bytes),
         )?;
         for (workload, allocated) in counted() {
+            let mut labels = LeadingLabels::new(&workload.name);
+            let key = labels.key("node");
             for (node, bytes) in nodes.iter().zip(allocated) {
-                family.count([("workload", &*workload.name), ("node", node)], &bytes.kernel.0)?;
+                family.count([(key, node)], &bytes.kernel.0)?;
             }
         }
         let mut family = Family::counter(
@@ -193,8 +195,10 @@ impl Families<'_, '_> {
             Some(&Unit::Bytes),
         )?;
         for missed in &self.promises.missed {
+            let mut labels = LeadingLabels::new(&missed.workload);
+            let key = labels.key("node");
             for (node, Bytes(bytes)) in &missed.bytes {
-                family.count([("workload", &*missed.workload), ("node", &node.to_string())], bytes)?;
+                family.count([(key, &node.to_string())], bytes)?;
             }
         }
         let help = "Exclusive CPUs of the workload that are offline";
@@ -369,17 +373,17 @@ fn pod_labels<'a>((key, value): (&str, &'a str)) -> Option<[(&'static str, &'a s
     is_whole.then_some([("namespace", namespace), ("pod", pod), ("container", container)])
 }
 
-/// The labels of a workload and `node`, rendered once for all lines that share them.
+/// The labels of a workload, and perhaps `node`, rendered once for all lines that share them.
 ///
 /// The encoder hands on label by label in five writes each, and there are hundreds of thousands of
 /// lines: rendered labels ride in front of the key of the last one, which the encoder writes as it is.
-struct LeadingLabels {
+pub(super) struct LeadingLabels {
     text: String,
     workload_bytes: usize,
 }
 
 impl LeadingLabels {
-    fn new(workload: &str) -> Self {
+    pub(super) fn new(workload: &str) -> Self {
         let own = ("workload", workload);
         let mut text = String::with_capacity(2 * workload.len() + 80);
         for (key, value) in [own].into_iter().chain(pod_labels(own).into_iter().flatten()) {
@@ -395,14 +399,21 @@ impl LeadingLabels {
             }
             text.push_str("\",");
         }
-        text.push_str("node=\"");
         let workload_bytes = text.len();
         Self { text, workload_bytes }
     }
 
-    /// The key of the label that follows, with the labels before it.
-    fn then(&mut self, node: &str, key: &str) -> &str {
+    /// The key of the label that follows that of the workload, with that one before it.
+    pub(super) fn key(&mut self, key: &str) -> &str {
         self.text.truncate(self.workload_bytes);
+        self.text.push_str(key);
+        &self.text
+    }
+
+    /// The key of the label that follows those of the workload and the node, with these before it.
+    pub(super) fn then(&mut self, node: &str, key: &str) -> &str {
+        self.text.truncate(self.workload_bytes);
+        self.text.push_str("node=\"");
         self.text.push_str(node);
         self.text.push_str("\",");
         self.text.push_str(key);

@@ -248,6 +248,42 @@ fn a_reader_that_goes_away_ends_the_writing() {
     assert_eq!(pieces, 1);
 }
 
+#[test]
+fn the_largest_numbers_are_served_as_they_are() {
+    let most = Bytes(u64::MAX);
+    let mut stalls = numaward_probes::Stalls { total: Duration::MAX, ..Default::default() };
+    stalls.buckets[3..].fill(u64::MAX);
+    let workload = WorkloadFigures {
+        name: "most".into(),
+        allocated: Some(vec![Allocated { local: most, remote: most, kernel: most }]),
+        resident: None,
+        pressure: Some(Pressure { waiting: Duration::MAX, stalled: Duration::ZERO }),
+        oom_kills: None,
+        activity: Some(WorkloadActivity {
+            remote: Some(vec![u64::MAX]),
+            migrated: Some(vec![("numa_misplaced", u64::MAX)]),
+            stalls: Some(stalls),
+            oom_kills: Some([u64::MAX; 4]),
+            ..WorkloadActivity::default()
+        }),
+    };
+    for format in [Format::Prometheus, Format::OpenMetrics] {
+        let text = written(Snapshot { workloads: vec![workload.clone()], ..snapshot() }, format);
+        for line in [
+            "memory_allocated_bytes_total{workload=\"most\",node=\"2\",locality=\"local\"}",
+            "kernel_memory_allocated_bytes_total{workload=\"most\",node=\"2\"}",
+            "remote_access_pages_total{workload=\"most\",node=\"2\",source=\"hint_fault\"}",
+            "migrated_bytes_total{workload=\"most\",reason=\"numa_misplaced\"}",
+            "reclaim_stall_seconds_count{workload=\"most\"}",
+            "reclaim_stall_seconds_bucket{le=\"+Inf\",workload=\"most\"}",
+            "oom_kills_total{workload=\"most\",constraint=\"memcg\"}",
+        ] {
+            assert!(text.contains(&format!("\nnumaward_{line} {}\n", u64::MAX)), "{line}: {text}");
+        }
+        assert!(!text.contains("NaN") && !text.contains(" inf"), "{text}");
+    }
+}
+
 #[derive(Debug)]
 struct Promising;
 

@@ -188,6 +188,19 @@ mod tests {
     }
 
     #[test]
+    fn a_workload_that_vanishes_while_it_is_read_has_no_figures_and_is_no_fault() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("memory.numa_stat"), "anon N0=4096\n").unwrap();
+        let mut found = Target { dir: dir.path().to_owned(), ..target("/a", None) };
+        assert!(found.read(&[NodeId(0)]).unwrap_err().is_absent(), "its other files are not there");
+        assert_eq!(found.resident.unwrap()[0].anon, Bytes(4096), "what was read stays");
+        let mut gone = Target { dir: dir.path().to_owned(), ..target("/a", None) };
+        drop(dir);
+        assert!(gone.read(&[NodeId(0)]).unwrap_err().is_gone());
+        assert_eq!((gone.resident, gone.trouble), (None, Trouble::default()));
+    }
+
+    #[test]
     fn an_outer_workload_has_what_the_inner_ones_leave() {
         let mut targets = vec![
             target("/a", Some(100)),
