@@ -175,8 +175,10 @@ fn observer(root: &Path, workloads: u32, nodes: u32, stop: &CancellationToken) -
         write(&format!("{dir}/meminfo"), &memory)?;
     }
     write("proc/sys/kernel/numa_balancing", "1\n")?;
-    let by_node =
-        |bytes: u32| (0..nodes).map(|node| format!(" N{node}={}", bytes * 4096)).collect::<String>();
+    let by_node = |pages: u32| {
+        let by_node = (0..nodes).map(|node| format!(" N{node}={}", u64::from(pages) * 4096));
+        by_node.collect::<Vec<_>>().concat()
+    };
     let pressure = "avg10=0.00 avg60=0.00 avg300=0.00 total";
     for i in 0..workloads {
         let dir = format!("cgroups/system.slice/measured-service-{i}.service");
@@ -222,13 +224,13 @@ fn main() -> ExitCode {
     println!("\nan observer of as many cgroups, with the probes of this host:");
     let stop = CancellationToken::new();
     let root = tempfile::tempdir();
-    let observed = root.as_ref().map_err(|error| error.to_string()).and_then(|root| {
+    let host = root.as_ref().map_err(ToString::to_string).and_then(|root| {
         let observer = observer(root.path(), workloads, nodes, &stop).map_err(|error| error.to_string())?;
         settle(&observer, workloads)
             .map(|seen| (observer, seen))
             .ok_or("not all workloads were read".to_owned())
     });
-    match observed {
+    match host {
         Ok((observer, seen)) => {
             let absent: Vec<&str> = seen
                 .probes

@@ -420,7 +420,11 @@ async fn samples_are_streamed_to_those_who_watch() {
     let first = next().await;
     assert!(first.full);
     assert_eq!(first.nodes.iter().map(|node| node.node).collect::<Vec<_>>(), [0, 1]);
-    assert_eq!((first.accesses, first.exclusive_cpus), (None, Vec::new()), "without probes, that is not known");
+    assert_eq!(
+        (first.accesses, first.exclusive_cpus),
+        (None, Vec::new()),
+        "without probes, that is not known"
+    );
     let second = next().await;
     assert!(!second.full && second.at_millis > first.at_millis, "{second:?}");
     assert_eq!((second.workloads, second.removed), (Vec::new(), Vec::new()), "nothing changed");

@@ -4,7 +4,11 @@
 //! when they gave back their slots is its base. When a name is no longer listed its base is added to `other`, which also
 //! has what the probes count outside all slots. So the sum over all never goes down.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use numaward_probes::{
     Activity, MIGRATION_REASONS, Mode, NUMA_MISPLACED, NodeAccesses, OOM_CONSTRAINT_NAMES, Probe,
@@ -78,38 +82,30 @@ pub(super) struct Counted {
     pub(super) other: Activity,
 }
 
-/// Which parts have a probe.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Attached {
-    pub(super) hint: bool,
-    migrate: bool,
-    stall: bool,
-    oom_kill: bool,
-    hardware: bool,
-}
+/// The probes that are attached.
+#[derive(Debug)]
+pub(super) struct Attached(BTreeSet<Probe>);
 
 impl Attached {
     pub(super) fn of(reports: &[ProbeReport]) -> Self {
-        let is = |probe| reports.iter().any(|report| report.probe == probe && report.mode != Mode::Absent);
-        Self {
-            hint: is(Probe::Hint),
-            migrate: is(Probe::Migrate),
-            stall: is(Probe::Stall),
-            oom_kill: is(Probe::OomKill),
-            hardware: is(Probe::Hardware),
-        }
+        let attached = reports.iter().filter(|report| report.mode != Mode::Absent);
+        Self(attached.map(|report| report.probe).collect())
+    }
+
+    fn has(&self, probe: Probe) -> bool {
+        self.0.contains(&probe)
     }
 
     /// What metrics serve.
-    pub(super) fn figures(self, activity: &Activity, nodes: &[NodeId]) -> WorkloadActivity {
+    pub(super) fn figures(&self, activity: &Activity, nodes: &[NodeId]) -> WorkloadActivity {
         let remote =
             |node: &NodeId| activity.accesses.iter().find(|of| of.node == *node).map_or(0, |of| of.remote.0);
         WorkloadActivity {
-            remote: self.hint.then(|| nodes.iter().map(remote).collect()),
-            migrated: self.migrate.then(|| migrated(activity).into_iter().collect()),
-            stalls: self.stall.then_some(activity.stalls),
-            oom_kills: self.oom_kill.then_some(activity.oom_kills),
-            dram: self.hardware.then(|| {
+            remote: self.has(Probe::Hint).then(|| nodes.iter().map(remote).collect()),
+            migrated: self.has(Probe::Migrate).then(|| migrated(activity).into_iter().collect()),
+            stalls: self.has(Probe::Stall).then_some(activity.stalls),
+            oom_kills: self.has(Probe::OomKill).then_some(activity.oom_kills),
+            dram: self.has(Probe::Hardware).then(|| {
                 let of = |node: &NodeId| activity.dram.iter().find(|of| of.node == *node);
                 nodes.iter().map(|node| of(node).map_or((None, 0), |of| (of.local, of.remote))).collect()
             }),
@@ -118,20 +114,22 @@ impl Attached {
     }
 
     /// What the API serves.
-    pub(super) fn served(self, activity: &Activity, page_size: u64) -> api::Activity {
+    pub(super) fn served(&self, activity: &Activity, page_size: u64) -> api::Activity {
         let in_bytes = |(reason, pages): (&str, u64)| (reason.to_owned(), pages.saturating_mul(page_size));
         let kills = || {
             let kills = OOM_CONSTRAINT_NAMES.iter().zip(activity.oom_kills);
             kills.map(|(constraint, kills)| ((*constraint).to_owned(), kills)).collect()
         };
         api::Activity {
-            accesses: self.hint.then(|| activity.accesses.iter().map(accesses).collect()),
-            migrated_bytes: self.migrate.then(|| migrated(activity).into_iter().map(in_bytes).collect()),
-            stalls: self.stall.then(|| api::Stalls {
+            accesses: self.has(Probe::Hint).then(|| activity.accesses.iter().map(accesses).collect()),
+            migrated_bytes: self
+                .has(Probe::Migrate)
+                .then(|| migrated(activity).into_iter().map(in_bytes).collect()),
+            stalls: self.has(Probe::Stall).then(|| api::Stalls {
                 count: activity.stalls.count(),
                 micros: micros(activity.stalls.total),
             }),
-            oom_kills: self.oom_kill.then(kills),
+            oom_kills: self.has(Probe::OomKill).then(kills),
             ..api::Activity::default()
         }
     }
@@ -180,7 +178,7 @@ impl State {
     /// The accesses of all workloads together; `None` where no probe samples.
     pub(super) fn all_accesses(&self, counted: &Counted) -> Option<Vec<NodeAccesses>> {
         let attached = Attached::of(self.probes.reports());
-        attached.hint.then(|| self.activities.accesses(counted))
+        attached.has(Probe::Hint).then(|| self.activities.accesses(counted))
     }
 }
 
@@ -229,7 +227,7 @@ mod tests {
             remote_pages: 7,
             remote: vec![api::RemoteAccesses { memory_node: Some(1), pages: 7 }],
         };
-        assert_eq!(sum(&activities), [expected.clone()]);
+        assert_eq!(sum(&activities), std::slice::from_ref(&expected));
         activities.keep(|_| false);
         assert!(activities.by_name.is_empty());
         assert_eq!(sum(&activities), [expected]);
@@ -237,9 +235,9 @@ mod tests {
 
     #[test]
     fn what_has_no_probe_is_absent_and_what_is_too_large_is_the_largest_number() {
-        let none = Attached { hint: false, migrate: false, stall: false, oom_kill: false, hardware: false };
+        let none = Attached(BTreeSet::new());
         assert_eq!(none.served(&remote(0, 1, 5), 4096), api::Activity::default());
-        let all = Attached { hint: true, migrate: true, stall: true, oom_kill: true, hardware: false };
+        let all = Attached([Probe::Hint, Probe::Migrate, Probe::Stall, Probe::OomKill].into());
         let mut most = remote(0, 1, u64::MAX);
         most.migrated[NUMA_MISPLACED] = Pages(u64::MAX);
         most.stalls = Stalls { total: Duration::MAX, ..Stalls::default() };

@@ -196,7 +196,7 @@ fn threads_below(dir: &Path, others: &BTreeSet<PathBuf>, left: &mut usize) -> Op
     Some(ids)
 }
 
-/// What `/proc/PID/task/TID/stat` tells (proc_pid_stat(5)).
+/// What `/proc/PID/task/TID/stat` tells (`proc_pid_stat(5)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Thread {
     /// CPU time in clock ticks.

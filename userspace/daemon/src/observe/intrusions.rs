@@ -51,14 +51,14 @@ impl Intrusion {
 
     /// The event. `names` are of the intruders, the longest first, as far as they are known.
     fn report(&self, elapsed: Duration, names: &[(String, IntruderClass)]) -> Report {
-        let named = names.iter().map(|(command, class)| format!("{command:?} ({})", class.as_str()));
-        let named = match named.collect::<Vec<_>>() {
-            named if named.is_empty() => String::new(),
-            named => format!(": {}", named.join(", ")),
+        let who = names.iter().map(|(command, class)| format!("{command:?} ({})", class.as_str()));
+        let who = match who.collect::<Vec<_>>() {
+            who if who.is_empty() => String::new(),
+            who => format!(": {}", who.join(", ")),
         };
         let time = self.tasks + self.kernel_threads;
         let message = format!(
-            "Others ran for {time:.1?} of the last {elapsed:.0?} on CPUs {}, which are exclusive to it{named}.",
+            "Others ran for {time:.1?} of the last {elapsed:.0?} on CPUs {}, which are exclusive to it{who}.",
             self.cpus
         );
         let mut report = Report::new(EventKind::Intruder, message)
@@ -154,7 +154,9 @@ impl Observer {
     /// Reports who ran on CPUs that are exclusive to others, if it is time to look.
     pub(super) fn report_intruders(&self) {
         let reports = self.lock().look_for_intruders(Instant::now());
-        reports.into_iter().for_each(|report| self.events.report(report));
+        for report in reports {
+            self.events.report(report);
+        }
     }
 }
 

@@ -24,6 +24,7 @@ const PARTS: &[(&str, &str, &[&str])] = &[
             "exclusive_cpu_",
             "node_memory_unused_",
             "node_headroom_",
+            "node_access_",
             "workloads",
         ],
     ),
