@@ -22,6 +22,7 @@ pub struct Sample {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accesses: Option<Vec<NodeAccesses>>,
     /// The exclusive CPUs, and who used each.
+    #[serde(default)]
     pub exclusive_cpus: Vec<ExclusiveCpu>,
     /// The workloads: all, or those that changed.
     pub workloads: Vec<Workload>,
