@@ -84,8 +84,14 @@ impl CgroupPath {
 }
 
 impl Ord for CgroupPath {
+    /// As by components: the separator comes before all that a name may hold.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.components().cmp(other.components())
+        let rank = |byte: u8| if byte == b'/' { 0 } else { byte };
+        let (ours, theirs) = (self.0.as_bytes(), other.0.as_bytes());
+        match ours.iter().zip(theirs).find(|(our, their)| our != their) {
+            Some((&our, &their)) => rank(our).cmp(&rank(their)),
+            None => ours.len().cmp(&theirs.len()),
+        }
     }
 }
 
