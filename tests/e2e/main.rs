@@ -18,6 +18,7 @@ mod hotplug;
 mod load;
 mod machine;
 mod observe;
+mod package;
 mod probes;
 mod reconcile;
 mod systemd;

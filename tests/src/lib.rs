@@ -85,6 +85,11 @@ impl Bench {
         &self.kernel
     }
 
+    /// A file of those that `cargo xtask dist` makes, here of the programs under test.
+    pub fn made(&self, name: &str) -> PathBuf {
+        self.programs.join("dist").join(name)
+    }
+
     /// A machine with the programs on its PATH, to be changed as needed and then booted.
     pub fn vm(&self, machine: Machine) -> Vm {
         let programs = NAMES.iter().map(|name| (self.programs.join(name), format!("/bin/{name}")));

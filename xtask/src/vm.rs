@@ -16,7 +16,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use crate::setup::{self, Part, kernels};
-use crate::{build, command};
+use crate::{build, command, dist};
 
 /// `vm run` ends with the script's exit code; with this one where there is none (as docker and podman do).
 const NO_EXIT_CODE: u8 = 125;
@@ -78,6 +78,8 @@ impl Test {
     }
 }
 
+/// Tests of the packages, which are made for them.
+const PACKAGE: &str = "package::";
 /// Tests that ordinary runs leave out, by the beginning of their names, but for some kernels: they take minutes under
 /// emulation, or what they show hardly depends on the kernel.
 const LEFT_OUT: &[(&str, &[&str])] = &[
@@ -85,6 +87,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("crash::", &["6.12"]),
     ("faults::", &["6.12"]),
     ("machine::", &["6.12"]),
+    (PACKAGE, &[]),
     ("probes::", &[]),
     ("reconcile::", &["6.12"]),
     ("systemd::", &["6.12"]),
@@ -107,6 +110,11 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool) -> Result<()> {
         .collect();
     if !left_out.is_empty() {
         println!("left out, see --all: {}", left_out.join(", "));
+    }
+    if !left_out.contains(&PACKAGE) {
+        let (_, program) =
+            programs.iter().find(|(name, _)| name == "numaward").context("cargo has not built numaward")?;
+        dist::make(program, &folder.join("dist")).context("cannot make the packages")?;
     }
     let cargo = || {
         let mut cargo = command::cargo();

@@ -1,0 +1,75 @@
+//! What users are given: the Debian package under systemd, and the program in a container image's root.
+
+use std::time::Duration;
+
+use numaward_tests::{Bench, boot};
+use numaward_vm::Machine;
+
+/// As in the workspace.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+#[test]
+fn the_package_runs_hardened_and_leaves_nothing() {
+    let Some(bench) = Bench::open() else { return };
+    let layer = tempfile::NamedTempFile::new().unwrap();
+    let status = std::process::Command::new("tar")
+        .args(["--create", "--owner=0", "--group=0", "--file"])
+        .arg(layer.path())
+        .arg("--directory")
+        .arg(bench.made("rootfs"))
+        .arg(".")
+        .status();
+    assert!(status.unwrap().success());
+    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let vm = bench
+        .vm_with_systemd(machine)
+        .limit(Duration::from_mins(30))
+        .file(bench.made(&format!("numaward_{VERSION}_amd64.deb")), "/numaward.deb")
+        .file(layer.path(), "/layer.tar");
+    let report = boot(&vm, include_str!("package.sh"));
+    eprintln!("{report}");
+    let ends_with = |section: &str, lines: &[&str]| {
+        let found: Vec<_> = report.section(section).lines().collect();
+        assert!(found.ends_with(lines), "{section}:\n{report}");
+    };
+
+    // To run it is for the administrator to decide.
+    ends_with(
+        "installed",
+        &["disabled", "inactive", "755 root /usr/bin/numaward", "644 root /etc/numaward/config.yaml"],
+    );
+    let unit = report.section("unit");
+    assert!(unit.starts_with("→ Overall exposure level") && unit.ends_with("\nverified"), "{unit}");
+
+    // Nothing that the unit takes away is missed.
+    let status = report.json("status");
+    let alloc = status["probes"].as_array().unwrap().iter().find(|probe| probe["probe"] == "alloc");
+    assert_eq!(alloc.unwrap()["mode"], "tp_btf", "{status}");
+    let guarantee = report.json("guarantee");
+    assert_eq!((&guarantee["cpus"], &guarantee["nodes"]), (&"2-3".into(), &"1".into()), "{guarantee}");
+    assert_eq!(report.section("exec"), "0::/numaward/job");
+    let drifted = &report.json("drift")["allocations"][0]["drift"][0];
+    assert_eq!(
+        (&drifted["noticed"], &drifted["writer"]["command"]),
+        (&"write".into(), &"sh".into()),
+        "{report}"
+    );
+
+    assert_eq!(report.section("upgraded"), "2-3");
+    let upgraded = report.json("upgraded allocations");
+    assert_eq!(upgraded["allocations"][0]["name"], "load.service", "{upgraded}");
+    assert_eq!(report.section("journal"), "", "no warning");
+
+    // What is promised stays with the kernel, what was configured and the ledger with the host, until they are purged.
+    let removed = ["inactive", "/etc/numaward/config.yaml", "/var/lib/numaward/ledger.json", "2-3"];
+    assert_eq!(report.section("removed").lines().collect::<Vec<_>>(), removed, "{report}");
+    assert_eq!(report.section("purged"), "nothing", "{report}");
+
+    let asked = report.section("names");
+    assert!(
+        asked.starts_with("GET /api/v1/pods?") && asked.contains("fieldSelector=spec.nodeName"),
+        "{asked}"
+    );
+    ends_with("in a cluster", &["TLS"]);
+    report.section("end");
+}

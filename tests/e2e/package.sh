@@ -1,0 +1,147 @@
+# The Debian package under systemd: installed, run, upgraded, removed, purged; then its program in an image's root.
+export PATH=/usr/sbin:/usr/bin:/bin
+
+ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
+_ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
+_loaded() { [ -s /run/load.json ]; }
+_pinned() { [ "$(cat $load/cpuset.cpus)" = 2-3 ]; }
+_told() { ask /metrics | grep -q '^numaward_drift_repaired_total{knob="cpuset.cpus"} [1-9]'; }
+load=$cgroups/system.slice/load.service
+# busybox has one too, which runs no scripts of packages.
+dpkg() { /usr/bin/dpkg "$@" >/run/dpkg.log 2>&1 || { cat /run/dpkg.log; fail "dpkg $*"; }; }
+# there PATH...: which of these there are.
+there() {
+    for _path in "$@"; do
+        [ -e "$_path" ] && echo "$_path"
+    done
+}
+
+# The program under test is the package's. What dpkg keeps its books in is not part of this root.
+rm /usr/bin/numaward
+mkdir -p /var/lib/dpkg/info /var/lib/dpkg/updates /var/log
+touch /var/lib/dpkg/status
+
+section "installed"
+dpkg --install /numaward.deb
+systemctl is-enabled numaward
+systemctl is-active numaward
+stat -c '%a %U %n' /usr/bin/numaward /etc/numaward/config.yaml
+section "unit"
+systemd-analyze security --no-pager --threshold=32 numaward.service | tail -n 1
+# The machine has no manual.
+systemd-analyze verify --man=no numaward.service && echo verified
+
+cat >/run/systemd/system/load.service <<'END'
+[Service]
+ExecStart=/bin/numaward-load --size 32M --report json
+StandardOutput=file:/run/load.json
+END
+# As in every script: see guest.sh.
+mkdir -p /etc/systemd/system/numaward.service.d
+printf '[Service]\nEnvironment=NUMAWARD_PROBES_INTRUDERS_ENABLED=false\n' >/etc/systemd/system/numaward.service.d/test.conf
+systemctl daemon-reload
+systemctl -q enable --now numaward || fail "numaward does not start"
+systemctl start load
+wait_for 60 _ready
+wait_for 60 _loaded
+section "status"
+numaward status -o json
+section "guarantee"
+numaward guarantee load.service --cpus 2 --memory 64Mi -o json
+section "exec"
+numaward exec --cpus 1 --memory 16Mi --name job -- cat /proc/self/cgroup
+section "drift"
+echo 0 >$load/cpuset.cpus
+wait_for 30 _pinned
+wait_for 30 _told
+ask /api/v1/allocations
+
+section "upgraded"
+before=$(systemctl show --value -p MainPID numaward)
+dpkg --install /numaward.deb
+wait_for 60 _ready
+[ "$(systemctl show --value -p MainPID numaward)" = "$before" ] && echo "the old one runs"
+cat $load/cpuset.cpus
+section "upgraded allocations"
+ask /api/v1/allocations
+section "journal"
+journalctl -q --no-pager -u numaward | grep -E 'WARN|ERROR|Main process|Failed' | grep -v 'kind="drift"'
+
+section "removed"
+dpkg --remove numaward
+systemctl is-active numaward
+there /usr/bin/numaward /etc/numaward/config.yaml /var/lib/numaward/ledger.json
+cat $load/cpuset.cpus
+section "purged"
+dpkg --purge numaward
+there /etc/numaward /var/lib/numaward /usr/lib/systemd/system/numaward.service
+echo nothing
+
+# A static program cannot load what glibc looks names up with. Only what an image has is in this root, and what a
+# container runtime adds; the name server knows every name.
+perl -MSocket -e '
+    socket(S, PF_INET, SOCK_DGRAM, 17) && bind(S, sockaddr_in(53, INADDR_LOOPBACK)) || die $!;
+    while (my $from = recv(S, my $query, 512, 0)) {
+        my $end = index($query, "\0", 12);
+        my $type = unpack("n", substr($query, $end + 1, 2));
+        my $answer = $type == 1 ? pack("nnnNn", 0xc00c, 1, 1, 60, 4) . inet_aton("127.0.0.1") : "";
+        send(S, pack("a2nnnnn", $query, 0x8580, 1, $answer ? 1 : 0, 0, 0) . substr($query, 12, $end - 7) . $answer, 0, $from);
+    }' &
+perl -MSocket -e '
+    socket(S, PF_INET, SOCK_STREAM, 6) && bind(S, sockaddr_in(8001, INADDR_LOOPBACK)) && listen(S, 9) || die $!;
+    $| = 1;
+    while (accept(C, S)) {
+        sysread(C, my $head, 4096);
+        print $head =~ /^\x16\x03/ ? "TLS\n" : (split /\r\n/, $head)[0] . "\n";
+        close(C);
+    }' >/run/asked &
+root=/run/image
+mkdir -p $root/var/lib/numaward $root/run $root/tmp
+tar -xf /layer.tar -C $root || fail "tar"
+echo 'nameserver 127.0.0.1' >$root/etc/resolv.conf
+cat >$root/etc/ca.crt <<'END'
+-----BEGIN CERTIFICATE-----
+MIIBhjCCAS2gAwIBAgIUO4i/InXpymsUfUCw4hZobwdU5KYwCgYIKoZIzj0EAwIw
+GDEWMBQGA1UEAwwNbnVtYXdhcmQgdGVzdDAgFw0yNjExMjExMTEzMTNaGA8yMTI2
+MTAyODExMTMxM1owGDEWMBQGA1UEAwwNbnVtYXdhcmQgdGVzdDBZMBMGByqGSM49
+AgEGCCqGSM49AwEHA0IABFgtyGHwmaPr+53q1dA5EVgFD5Wb7wyXETmcLdNXBlNJ
+BBBLtnFJeIjLMbYAahKlske8KqhQSdPeYi9h2MmxvNKjUzBRMB0GA1UdDgQWBBRT
+ohdLuYDUPJoajLLM0QDWsjsO7TAfBgNVHSMEGDAWgBRTohdLuYDUPJoajLLM0QDW
+sjsO7TAPBgNVHRMBAf8EBTADAQH/MAoGCCqGSM49BAMCA0cAMEQCIHAraRDq+mcS
+WJw2bqh0i0IazKeCiAy6eMiLLbBCDMPyAiAtnKehARQFPChINhmuNdaVd+Cm0yC3
+LL5dAncCggpbpA==
+-----END CERTIFICATE-----
+END
+cat >$root/etc/kubeconfig <<'END'
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: 'http://api.numaward.test:8001', certificate-authority: /etc/ca.crt}}]
+users: [{name: u, user: {}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+END
+echo '{listen: "127.0.0.1:9570", mode: observe, kubernetes: {nodeName: host, kubeconfig: /etc/kubeconfig}}' >$root/etc/config.yaml
+_asked() { grep -q "$1" /run/asked; }
+section "names"
+chroot $root /usr/bin/numaward run --config /etc/config.yaml 2>/run/image.log &
+daemon=$!
+wait_for 60 _asked 'GET /api/v1/pods'
+kill $daemon
+wait $daemon
+head -n 1 /run/asked
+section "in a cluster"
+mkdir -p $root/var/run/secrets/kubernetes.io/serviceaccount
+cd $root/var/run/secrets/kubernetes.io/serviceaccount
+printf token >token
+printf default >namespace
+cp $root/etc/ca.crt ca.crt
+cd /
+export KUBERNETES_SERVICE_HOST=127.0.0.1 KUBERNETES_SERVICE_PORT=8001
+export NUMAWARD_KUBERNETES_NODE_NAME=host NUMAWARD_MODE=observe NUMAWARD_LISTEN=127.0.0.1:9571
+chroot $root /usr/bin/numaward run 2>/run/image.log &
+daemon=$!
+wait_for 60 _asked TLS
+kill $daemon
+wait $daemon
+tail -n 1 /run/asked
+section "end"
