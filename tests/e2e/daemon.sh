@@ -17,12 +17,20 @@ stop() {
     echo $?
 }
 
+# has_pages NAME: the kernel's book of a cgroup has the whole load. The kernel brings the book up to date every two
+# seconds, and at a read only if enough pages have changed.
+has_pages() {
+    awk '/^(anon|file) / { for (i = 2; i <= NF; i++) { sub(/.*=/, "", $i); bytes += $i } } END { exit bytes < 67108864 }' \
+        "$cgroups/$1/memory.numa_stat"
+}
+
 # measure NAME ARGUMENTS...: a load in the cgroup NAME, and what the kernel says of NAME's uppermost cgroup.
 measure() {
     _name=${1%%/*}
     _inner=$1
     shift
     load "$_inner" "$@"
+    wait_for 30 has_pages "$_name"
     section "$round $_name numa_stat"
     grep -E '^(anon|file) ' "$cgroups/$_name/memory.numa_stat"
     counters "$_name"

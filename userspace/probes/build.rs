@@ -11,6 +11,7 @@
 use std::{
     env,
     ffi::{OsStr, OsString},
+    fs, io,
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
 };
@@ -86,9 +87,13 @@ impl Toolchain {
             Some("little") => "bpfel-unknown-none",
             _ => "bpfeb-unknown-none",
         };
-        let out = Path::new(&variable("OUT_DIR")?).join("ebpf");
+        let arch = variable("CARGO_CFG_TARGET_ARCH")?;
+        let out = PathBuf::from(variable("OUT_DIR")?);
+        // One folder for all profiles: the objects are the same for each.
+        let shared = out.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file()).unwrap_or(&out);
+        let shared = shared.join("ebpf").join(&arch);
         let mut flags = OsString::from("--cfg=bpf_target_arch=\"");
-        flags.push(variable("CARGO_CFG_TARGET_ARCH")?);
+        flags.push(arch);
         // The linker writes BTF from debug information.
         flags.push("\"\x1f-Cdebuginfo=2\x1f-Clink-arg=--btf\x1f-Clinker=");
         flags.push(&self.linker);
@@ -98,7 +103,7 @@ impl Toolchain {
             .current_dir(root)
             .args(["build", "--locked", "--release", "--package=numaward-ebpf", "--bins"])
             .args(["-Zbuild-std=core", "--target", target, "--target-dir"])
-            .arg(&out)
+            .arg(&shared)
             .stdin(Stdio::null());
         // What this build was told is not meant for that one.
         for (name, _) in env::vars_os().filter(|(name, _)| is_of_this_build(name)) {
@@ -112,8 +117,24 @@ impl Toolchain {
             let messages = String::from_utf8_lossy(&output.stderr);
             return Err(format!("building the probes failed ({}): {messages}", output.status));
         }
-        Ok(out.join(target).join("release"))
+        // Another build may come to other objects there while this one is still at work.
+        let objects = out.join("ebpf");
+        copy_files(&shared.join(target).join("release"), &objects)
+            .map_err(|error| format!("cannot copy the probes' objects to {}: {error}", objects.display()))?;
+        Ok(objects)
     }
+}
+
+/// Copies the files of a folder, but for those of its own folders.
+fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            fs::copy(entry.path(), to.join(entry.file_name()))?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether a variable is set by cargo or rustup for this build, or steers it.

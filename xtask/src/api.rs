@@ -30,9 +30,7 @@ const ENDLESS: &str = "/api/v1/stream";
 const TOKEN: &str = "a-token-for-one-test";
 
 pub(crate) fn test(thorough: bool) -> Result<()> {
-    let programs = build::programs(&["numaward"], "dev", false)?;
-    let (_, program) = programs.first().context("cargo has built no program `numaward`")?;
-    let daemon = Daemon::start(program)?;
+    let daemon = Daemon::start(&build::tested_program()?)?;
     let examples = if thorough { "1000" } else { "40" };
     let run = |address: SocketAddr, more: &[&str]| {
         let mut command = PythonTool::SCHEMATHESIS.command(&Cache::locate()?);

@@ -11,6 +11,10 @@ use serde::Deserialize;
 use crate::command;
 use crate::setup::{self, Part};
 
+/// What is built and tested on this host: all but what is built for the kernel, and the tests that boot machines.
+pub(crate) const WORKSPACE: &[&str] =
+    &["--workspace", "--exclude", "numaward-ebpf", "--exclude", "numaward-tests"];
+
 /// What a static program is built for: virtual machines have no shared libraries.
 const STATIC_TARGET: &str = "x86_64-unknown-linux-gnu";
 
@@ -56,6 +60,15 @@ pub(crate) fn portable_program(package: &str) -> Result<PathBuf> {
     let built = build(&[package], &["--bins"], "release", Some(&flags.collect::<Vec<_>>()))?;
     let program = built.into_iter().next().map(|(_, path)| path);
     program.with_context(|| format!("cargo has built no program of {package}"))
+}
+
+/// Builds `numaward` as the unit tests do: what they have built is taken as it is, which saves a run of all tests minutes.
+pub(crate) fn tested_program() -> Result<PathBuf> {
+    // The features of a dependency are those that any of the named packages wants, for tests too if there is one.
+    let target = ["--bin", "numaward", "--test", "conformance"];
+    let selection = WORKSPACE.iter().chain(&target).copied().collect::<Vec<_>>();
+    let program = build(&[], &selection, "dev", None)?.into_iter().find(|(name, _)| name == "numaward");
+    program.map(|(_, path)| path).context("cargo has built no program `numaward`")
 }
 
 pub(crate) fn programs(packages: &[&str], profile: &str, is_static: bool) -> Result<Vec<(String, PathBuf)>> {

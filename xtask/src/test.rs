@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use numaward_vm::Cache;
 
@@ -65,9 +65,8 @@ const DEFAULT: &[Stage] = &[
 ];
 /// What `--all` adds.
 const SLOW: &[Stage] = &[Stage::Dashboards];
-/// What is not built for this host; clippy and the unit tests leave it out.
+/// What is not built for this host.
 const EBPF: &str = "numaward-ebpf";
-const VM_TESTS: &str = "numaward-tests";
 
 pub(crate) fn main(arguments: &Arguments) -> ExitCode {
     let slow = if arguments.all { SLOW } else { &[] };
@@ -127,7 +126,7 @@ fn run(stage: Stage, thorough: bool) -> Result<()> {
         Stage::Clippy => {
             cargo.args(["clippy", "--workspace", "--exclude", EBPF, "--all-targets", "--", "-D", "warnings"])
         }
-        Stage::Unit => cargo.args(["test", "--workspace", "--exclude", EBPF, "--exclude", VM_TESTS]),
+        Stage::Unit => cargo.arg("test").args(build::WORKSPACE),
         Stage::Host => cargo.args(["test", "--package", "numaward-probes", "--test", "host"]),
         Stage::Conformance => cargo.args(["test", "--package", "numaward-engine", "--test", "conformance"]),
         Stage::Deps => return dependencies::check(),
@@ -171,8 +170,7 @@ fn rules() -> Result<()> {
 
 fn page() -> Result<()> {
     let tests = page_tests()?;
-    let programs = build::programs(&["numaward"], "dev", false)?;
-    let (_, daemon) = programs.first().context("cargo has built no program `numaward`")?;
+    let daemon = build::tested_program()?;
     command::run(Command::new("node").arg("--test").env("NUMAWARD", daemon).current_dir(tests))
 }
 
