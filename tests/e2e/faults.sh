@@ -88,6 +88,9 @@ wait $writer
 echo 0-3 >$cgroups/fought/cpuset.mems
 section "missing load"
 load fought --size 64M --policy bind:3
+# The kernel brings these books up to date every two seconds.
+_booked() { [ "$(sed -n 's/^anon .*N3=\([0-9]*\).*/\1/p' $cgroups/fought/memory.numa_stat)" -ge 67108864 ]; }
+wait_for 60 _booked
 cat /tmp/load-fought
 section "missing numa_stat"
 cat $cgroups/fought/memory.numa_stat

@@ -60,7 +60,7 @@ cat $cgroups/numaward/held/memory.numa_stat
 
 section "repaired"
 echo 0 >$cgroups/numaward/held/cpuset.cpus
-sleep 1.5
+wait_for 20 grep -qx 2-3 $cgroups/numaward/held/cpuset.cpus
 cat $cgroups/numaward/held/cpuset.cpus
 
 section "daemon killed"
@@ -77,7 +77,7 @@ section "killed"
 # So that nobody but the daemon releases it.
 kill -9 $held
 kill $(cat $cgroups/numaward/held/cgroup.procs)
-wait_for 5 [ ! -e $cgroups/numaward/held ]
+wait_for 30 [ ! -e $cgroups/numaward/held ]
 section "released"
 allocations
 

@@ -4,6 +4,7 @@ use std::{
     fmt,
     path::{Path, PathBuf},
     str::FromStr,
+    sync::Arc,
 };
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
@@ -23,9 +24,9 @@ impl fmt::Display for CgroupId {
 
 /// The path of a cgroup below the root of the hierarchy, as in `/proc/PID/cgroup`: `/system.slice/a.service`.
 ///
-/// Ordered by its names from the root down, so that a cgroup is directly followed by all that is below it.
+/// Cheap to clone. Ordered by its names from the root down, so that a cgroup is directly followed by all that is below it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct CgroupPath(String);
+pub struct CgroupPath(Arc<str>);
 
 impl CgroupPath {
     /// The root of the hierarchy: `/`.
@@ -35,7 +36,7 @@ impl CgroupPath {
 
     /// Whether this is the root of the hierarchy.
     pub fn is_root(&self) -> bool {
-        self.0 == "/"
+        &*self.0 == "/"
     }
 
     /// The path as text.
@@ -51,7 +52,7 @@ impl CgroupPath {
     /// The parent; `None` for the root.
     pub fn parent(&self) -> Option<Self> {
         let (parent, _) = self.0.rsplit_once('/').filter(|_| !self.is_root())?;
-        Some(Self(if parent.is_empty() { "/" } else { parent }.to_owned()))
+        Some(Self(if parent.is_empty() { "/" } else { parent }.into()))
     }
 
     /// The cgroup called `name` directly below.
@@ -62,6 +63,12 @@ impl CgroupPath {
     /// Whether `other` is this cgroup or below it.
     pub fn contains(&self, other: &Self) -> bool {
         other.0.strip_prefix(self.below_root()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
+    /// Whether `other` is directly below this cgroup.
+    pub fn is_parent_of(&self, other: &Self) -> bool {
+        let name = other.0.strip_prefix(self.below_root()).and_then(|rest| rest.strip_prefix('/'));
+        name.is_some_and(|name| !name.is_empty() && !name.contains('/'))
     }
 
     /// This cgroup, its parent, and so on up to the root.
@@ -114,7 +121,7 @@ impl FromStr for CgroupPath {
         let sound = |name: &str| !matches!(name, "" | "." | "..") && !name.contains(['\0', '\n']);
         match text.strip_prefix('/') {
             Some("") => Ok(Self::root()),
-            Some(names) if names.split('/').all(sound) => Ok(Self(text.to_owned())),
+            Some(names) if names.split('/').all(sound) => Ok(Self(text.into())),
             _ => Err(PathError(text.to_owned())),
         }
     }
@@ -160,7 +167,10 @@ mod tests {
             assert_eq!(path.dir(Path::new("/cg")), Path::new(dir));
         }
         assert_eq!(path("/").child("a").unwrap().child("b").unwrap(), path("/a/b"));
-        assert_eq!(path("/a/b").ancestors().map(|path| path.0).collect::<Vec<_>>(), ["/a/b", "/a", "/"]);
+        assert_eq!(
+            path("/a/b").ancestors().map(|path| path.to_string()).collect::<Vec<_>>(),
+            ["/a/b", "/a", "/"]
+        );
     }
 
     #[test]
@@ -177,12 +187,18 @@ mod tests {
         assert!(path("/").contains(&path("/")) && path("/").contains(&path("/a")));
         assert!(path("/a").contains(&path("/a")) && path("/a").contains(&path("/a/b")));
         assert!(!path("/a").contains(&path("/ab")) && !path("/a/b").contains(&path("/a")));
+        for (parent, child) in [("/", "/a"), ("/a", "/a/b")] {
+            assert!(path(parent).is_parent_of(&path(child)));
+        }
+        for (other, child) in [("/", "/"), ("/", "/a/b"), ("/a", "/a"), ("/a", "/ab/c"), ("/a/b", "/a")] {
+            assert!(!path(other).is_parent_of(&path(child)), "{other} {child}");
+        }
     }
 
     #[test]
     fn what_is_below_follows_directly() {
         let mut paths = ["/a/b", "/a-1", "/a", "/b", "/", "/a.slice/c"].map(path);
         paths.sort();
-        assert_eq!(paths.map(|path| path.0), ["/", "/a", "/a/b", "/a-1", "/a.slice/c", "/b"]);
+        assert_eq!(paths.map(|path| path.to_string()), ["/", "/a", "/a/b", "/a-1", "/a.slice/c", "/b"]);
     }
 }

@@ -266,7 +266,7 @@ fn explain(args: Explain) -> anyhow::Result<ExitCode> {
             let held = runtime()?.block_on(control.allocations())?;
             let found = held.allocations.iter().find(|held| held.name == name);
             let found = found.with_context(|| format!("there is no allocation named {name:?}"))?;
-            print(args.output, found, explain::render_allocation)?;
+            print(args.output, &**found, explain::render_allocation)?;
         }
     }
     Ok(ExitCode::SUCCESS)

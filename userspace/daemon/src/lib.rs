@@ -35,6 +35,7 @@ pub mod otlp;
 mod post;
 mod privileges;
 pub mod service;
+mod shared;
 pub mod sharing;
 
 /// This version of numaward.

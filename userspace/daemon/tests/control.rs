@@ -94,7 +94,7 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
     // What plain files say of the effective sets follows nobody's writes, and is drift sooner or later.
     let allocations = || {
         let mut all = (*daemon.keeper.allocations()).clone();
-        all.allocations.iter_mut().for_each(|allocation| allocation.drift.clear());
+        all.allocations.iter_mut().for_each(|allocation| Arc::make_mut(allocation).drift.clear());
         all
     };
     let (tree, before) = (files(&host.root()), allocations());

@@ -168,8 +168,8 @@ struct Run {
 }
 
 impl Run {
-    fn of(&self, uid: &str) -> Option<Allocation> {
-        let is_asked = |allocation: &&Allocation| match &allocation.target {
+    fn of(&self, uid: &str) -> Option<Arc<Allocation>> {
+        let is_asked = |allocation: &&Arc<Allocation>| match &allocation.target {
             Target::Container(container) => container.pod_uid == uid,
             _ => false,
         };

@@ -188,14 +188,14 @@ impl Ledger {
         &self.shared_pool
     }
 
-    /// The accounts of all owners.
-    pub fn owners(&self) -> impl Iterator<Item = (&OwnerId, &OwnerAccount)> {
-        self.owners.iter().map(|(owner, account)| (owner, account.as_ref()))
+    /// The accounts of all owners. One that did not change is the same in a ledger and its successor.
+    pub fn owners(&self) -> impl Iterator<Item = (&OwnerId, &Arc<OwnerAccount>)> {
+        self.owners.iter()
     }
 
     /// The account of an owner.
-    pub fn owner(&self, owner: &OwnerId) -> Option<&OwnerAccount> {
-        self.owners.get(owner).map(Arc::as_ref)
+    pub fn owner(&self, owner: &OwnerId) -> Option<&Arc<OwnerAccount>> {
+        self.owners.get(owner)
     }
 
     /// What every container holds, in the order of names.

@@ -207,8 +207,11 @@ impl Switch {
     /// Tells which CPUs are exclusive to whom; attaches or detaches as that demands.
     pub(crate) fn set_exclusive(&mut self, now: &BTreeMap<CpuId, SlotId>) -> Result<(), MapAccessError> {
         let ended: Vec<CpuId> = self.exclusive.keys().filter(|cpu| !now.contains_key(cpu)).copied().collect();
-        for cpu in ended {
+        if !ended.is_empty() {
+            // What runs there now counts up to now.
             self.read_cpus()?;
+        }
+        for cpu in ended {
             set(&mut self.owner, "OWNER", cpu.0, &OTHER_SLOT)?;
             self.exclusive.remove(&cpu);
         }

@@ -360,5 +360,5 @@ impl Model {
 fn held(allocations: Option<&Allocations>, workload: &Workload) -> Option<Arc<Allocation>> {
     let cgroup = workload.cgroup.as_ref()?;
     let mut allocations = allocations?.allocations.iter();
-    allocations.find(|allocation| allocation.cgroup == *cgroup).cloned().map(Arc::new)
+    allocations.find(|allocation| allocation.cgroup == *cgroup).cloned()
 }

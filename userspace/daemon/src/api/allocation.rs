@@ -84,7 +84,8 @@ pub struct PodContainer {
 #[serde(rename_all = "camelCase")]
 pub struct Allocations {
     /// The allocations, by name.
-    pub allocations: Vec<Allocation>,
+    #[schema(value_type = Vec<Allocation>)]
+    pub allocations: Vec<Arc<Allocation>>,
     /// CPUs that are exclusive to nobody, as a list.
     #[schema(examples("0-1"))]
     pub shared_cpus: String,

@@ -6,12 +6,13 @@
 //! Invariant: for every knob that may differ from what was found because of us, a stored record says what was
 //! found. So a crash at any moment loses no value that a release has to bring back.
 
-use std::{collections::BTreeMap, fmt, path::Path};
+use std::{fmt, ops::Bound, path::Path, sync::Arc};
 
 use numaward_cgroup::{CgroupId, CgroupPath};
 use serde::{Deserialize, Serialize};
 
 use super::settings::{Settings, Values};
+use crate::shared::Shared;
 
 /// Who writes the knobs of a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -81,27 +82,45 @@ pub struct Record {
     pub found: Values,
 }
 
-/// All that enforcement has to remember.
+/// All that enforcement has to remember. Cheap to copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Book {
-    pub(super) records: BTreeMap<CgroupPath, Record>,
+    pub(super) records: Shared<CgroupPath, Record>,
 }
 
 impl Book {
     /// The record of a cgroup.
-    pub fn get(&self, path: &CgroupPath) -> Option<&Record> {
+    pub fn get(&self, path: &CgroupPath) -> Option<&Arc<Record>> {
         self.records.get(path)
     }
 
     /// Enters what was learnt elsewhere.
-    pub(crate) fn insert(&mut self, path: CgroupPath, record: Record) {
+    pub(crate) fn insert(&mut self, path: CgroupPath, record: Arc<Record>) {
         self.records.insert(path, record);
     }
 
+    /// Enters a record, unless it is there already.
+    pub(super) fn put(&mut self, path: &CgroupPath, record: Record) {
+        if self.get(path).is_none_or(|known| **known != record) {
+            self.records.insert(path.clone(), record);
+        }
+    }
+
     /// All records, parents before children.
-    pub fn iter(&self) -> impl Iterator<Item = (&CgroupPath, &Record)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&CgroupPath, &Arc<Record>)> {
         self.records.iter()
+    }
+
+    /// Whether there are records of cgroups below this one.
+    pub(crate) fn is_above(&self, path: &CgroupPath) -> bool {
+        let mut from = self.records.range((Bound::Excluded(path), Bound::Unbounded));
+        from.next().is_some_and(|(below, _)| path.contains(below))
+    }
+
+    /// The records themselves.
+    pub(crate) fn records(&self) -> &Shared<CgroupPath, Record> {
+        &self.records
     }
 
     /// The cgroups that hold settings.

@@ -2,8 +2,8 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BTreeSet, hash_map::Entry},
-    sync::PoisonError,
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
+    sync::{Arc, PoisonError},
 };
 
 use numaward_cgroup::{
@@ -151,14 +151,15 @@ impl Enforcer {
     /// A cgroup that is gone took its values along; a new one of the same name has none of them. The properties
     /// of a unit outlive its cgroup.
     fn forget_if_gone(&self, book: &mut Book, path: &CgroupPath) {
-        let Some(record) = book.records.get_mut(path) else { return };
+        let Some(record) = book.records.get(path) else { return };
         let id = id_of(&path.dir(self.root()));
         if id == Some(record.id) {
             return;
         }
         match (&record.owner, id) {
-            (Owner::Cgroupfs, _) => drop(book.records.remove(path)),
+            (Owner::Cgroupfs, _) => book.records.remove(path),
             (Owner::Systemd(_), Some(id)) => {
+                let Some(record) = book.records.get_mut(path) else { return };
                 record.id = id;
                 let lasting = |knob: &Knob| property(*knob).is_some();
                 record.written.0.retain(|knob, _| lasting(knob));
@@ -178,14 +179,12 @@ impl Enforcer {
         if let (Some(systemd), Owner::Systemd(unit)) = (&self.systemd, &owner) {
             systemd.check_owns(unit, path)?;
         }
-        let record = book.records.entry(path.clone()).or_insert_with(|| Record {
-            id,
-            owner,
-            settings: Settings::default(),
-            written: Values::default(),
-            found: Values::default(),
-        });
-        record.settings = settings.clone();
+        let settings = settings.clone();
+        let record = match book.get(path) {
+            Some(record) => Record { settings, ..Record::clone(record) },
+            None => Record { id, owner, settings, written: Values::default(), found: Values::default() },
+        };
+        book.put(path, record);
         Ok(())
     }
 
@@ -255,20 +254,21 @@ impl Enforcer {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => entry.insert(self.read_claims(parent, knob)?),
         };
-        let mut all = seen.clone();
+        let mut ours: HashMap<&CgroupPath, Limit> = HashMap::new();
         let held = book.records.range(parent.clone()..).take_while(|(path, _)| parent.contains(path));
         let planned = wanted.iter().map(|(path, values)| (*path, values));
         for (child, values) in held.map(|(path, record)| (path, &record.written)).chain(planned) {
-            if child.parent().as_ref() != Some(parent) {
+            if !parent.is_parent_of(child) {
                 continue;
             }
             // A claim that is no longer wanted goes back to what was found.
             let found = || limit(&book.get(child)?.found, knob);
             if let Some(claim) = limit(values, knob).or_else(found) {
-                all.insert(child.clone(), claim);
+                ours.insert(child, claim);
             }
         }
-        Ok(all.into_values().fold(NOTHING, Limit::saturating_add))
+        let others = seen.iter().filter(|(child, _)| !ours.contains_key(child)).map(|(_, claim)| *claim);
+        Ok(others.chain(ours.values().copied()).fold(NOTHING, Limit::saturating_add))
     }
 
     /// What the children of a cgroup claim by their knobs.
@@ -355,21 +355,21 @@ impl Enforcer {
 
     /// Enters what a cgroup is to hold into the plan: books, controllers and steps.
     fn enter(&self, plan: &mut Plan, path: &CgroupPath, values: Values) -> Result<(), EnforceError> {
-        let old = match plan.outcome.records.remove(path) {
+        let old = match plan.outcome.get(path).cloned() {
             Some(record) => record,
             None if values.0.is_empty() => return Ok(()),
-            None => Record {
+            None => Arc::new(Record {
                 id: id_of(&path.dir(self.root()))
                     .ok_or_else(|| EnforceError::Gone { cgroup: path.clone() })?,
                 owner: self.owner(path),
                 settings: Settings::default(),
                 written: Values::default(),
                 found: Values::default(),
-            },
+            }),
         };
         let asked = old.settings.values();
         let step = |knob, from, to| Step { cgroup: path.clone(), owner: old.owner.clone(), knob, from, to };
-        let mut record = Record { written: values, found: Values::default(), ..old.clone() };
+        let mut record = Record { written: values, found: Values::default(), ..Record::clone(&old) };
         for (&knob, to) in &record.written.0 {
             let found = self.found(&plan.intent, path, knob)?;
             record.found.0.insert(knob, found);
@@ -419,7 +419,7 @@ impl Enforcer {
             if record.written.0.is_empty() && record.settings.is_empty() {
                 book.records.remove(path);
             } else {
-                book.records.insert(path.clone(), record);
+                book.put(path, record);
             }
         }
         Ok(())

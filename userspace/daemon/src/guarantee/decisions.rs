@@ -54,8 +54,13 @@ impl Decisions {
         let lines = text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
         let mut known: HashMap<(String, Option<CgroupId>), api::Explanation> =
             lines.map(|line: Line<String, _>| ((line.name, line.cgroup), line.explanation)).collect();
-        for (name, held) in &mut state.guarantees {
-            held.explanation = known.remove(&(name.clone(), Some(held.id))).unwrap_or_default();
+        let held: Vec<_> =
+            state.guarantees.iter().map(|(name, held)| (name.clone(), Some(held.id))).collect();
+        for key in held {
+            let explanation = known.remove(&key).unwrap_or_default();
+            if let Some(held) = state.guarantees.get_mut(&key.0) {
+                held.explanation = explanation;
+            }
         }
         for (owner, admitted) in &mut state.pods {
             admitted.explanation = known.remove(&(owner.clone(), None)).unwrap_or_default();

@@ -9,6 +9,7 @@ mod notices;
 pub mod pods;
 mod presence;
 mod pressure;
+mod told;
 #[cfg(test)]
 mod traced;
 
@@ -39,7 +40,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     declared::Declarations, drift::Patrol, herd::Herd, machine::Lack, mode::Due, notices::Notices,
-    presence::Presence, pressure::Throttled,
+    presence::Presence, pressure::Throttled, told::Told,
 };
 use super::{
     FieldError, Figures, Guarantee, PolicyError, Request, State, Target,
@@ -48,6 +49,7 @@ use super::{
     lookout::Lookout,
     marks::{self, Marks},
     policy, rebuild,
+    text::Texts,
 };
 use crate::{
     api,
@@ -68,22 +70,28 @@ const REFRESH: Duration = Duration::from_secs(30);
 /// What others need to know of what is promised.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Promises {
-    /// Workloads with an allocation, in the order of their cgroups' ids.
-    workloads: Vec<Promise>,
+    /// Workloads with an allocation, in the order of their cgroups' ids. Of two of these, what did not change in
+    /// between is the same.
+    workloads: Vec<Arc<Promise>>,
     /// The engine's ledger.
     pub ledger: Ledger,
 }
 
 impl Promises {
     /// Those to these workloads.
-    pub fn new(mut workloads: Vec<Promise>, ledger: Ledger) -> Self {
+    pub fn new(mut workloads: Vec<Arc<Promise>>, ledger: Ledger) -> Self {
         workloads.sort_by_key(|promise| promise.id);
         Self { workloads, ledger }
     }
 
     /// Workloads with an allocation, in the order of their cgroups' ids.
-    pub fn workloads(&self) -> &[Promise] {
+    pub fn workloads(&self) -> &[Arc<Promise>] {
         &self.workloads
+    }
+
+    /// What is promised to the workload with this cgroup.
+    pub fn of(&self, id: CgroupId) -> Option<&Arc<Promise>> {
+        self.workloads.get(self.place(id).ok()?)
     }
 
     fn place(&self, id: CgroupId) -> Result<usize, usize> {
@@ -97,6 +105,7 @@ impl Promises {
 
     /// Adds one.
     pub fn insert(&mut self, promise: Promise) {
+        let promise = Arc::new(promise);
         match self.place(promise.id) {
             Ok(index) => self.workloads[index] = promise,
             Err(index) => self.workloads.insert(index, promise),
@@ -110,7 +119,7 @@ impl Promises {
 
     /// The nodes on which memory is promised to the workload with this cgroup; none where only CPUs are.
     pub fn nodes_of(&self, id: CgroupId) -> Option<&NodeSet> {
-        let promise = self.workloads.get(self.place(id).ok()?)?;
+        let promise = self.of(id)?;
         (!promise.nodes.is_empty()).then_some(&promise.nodes)
     }
 }
@@ -364,7 +373,9 @@ struct Owner {
     hierarchy: Hierarchy,
     enforcer: Enforcer,
     patrol: Patrol,
+    texts: Texts,
     marks: Marks,
+    told: Told,
     decisions: Decisions,
     herd: Herd,
     declarations: Declarations,
@@ -435,7 +446,9 @@ impl Owner {
             hierarchy,
             enforcer,
             patrol: Patrol::new(lookout),
+            texts: Texts::default(),
             marks,
+            told: Told::default(),
             decisions,
             herd: Herd::new(
                 config.enforcement.herding_mode(),
@@ -711,9 +724,7 @@ impl Owner {
                     "promised"
                 );
                 // As it was just published.
-                let view = self.view.read().unwrap_or_else(PoisonError::into_inner).clone();
-                let held = view.allocations.iter().find(|held| held.name == request.name).cloned();
-                held.map(Answer::Admitted).ok_or(Refused::Stopping)
+                self.told.of(&request.name).map(Answer::Admitted).ok_or(Refused::Stopping)
             }
             Err(refused) => {
                 // The others may have their CPUs back.
@@ -833,7 +844,8 @@ impl Owner {
     /// Stores the state.
     fn save(&mut self) -> Result<(), StoreError> {
         let _span = spans::ledger();
-        self.store.save(&self.state)?;
+        let text = self.texts.of(&self.state).map_err(StoreError::Serialize)?;
+        self.store.save_text(text)?;
         self.marks.follow(&self.state);
         Ok(())
     }
@@ -951,42 +963,22 @@ impl Owner {
         self.throttled.outdated();
         self.follow_pool();
         self.patrol.follow(&self.state.book);
-        let mut shared = BTreeSet::new();
-        let workloads = self.state.guarantees.iter().map(|(name, guarantee)| {
-            let allocation = self.allocation_of(name, guarantee);
-            // What a pod holds as a whole is there once, however many containers share it.
-            let is_told = match &guarantee.target {
-                Target::Container(of) => of.shares_pod() && !shared.insert(&of.owner),
-                _ => false,
-            };
-            let lack = self.lacks.get(guarantee.owner(name));
-            Promise {
-                cgroup: guarantee.cgroup.clone(),
-                id: guarantee.id,
-                nodes: allocation.memory_nodes(),
-                placed: if is_told { Vec::new() } else { placed(&allocation) },
-                cpus: allocation.cpus.unwrap_or_default(),
-                offline_cpus: lack.map(|lack| lack.cpus.clone()).unwrap_or_default(),
-                uncovered: lack.map(|lack| lack.memory.clone()).unwrap_or_default(),
-            }
-        });
-        self.listener.promised(Promises::new(workloads.collect(), self.state.ledger.clone()));
-        self.publish_view();
+        self.describe_changed();
+        self.listener.promised(Promises::new(self.told.promises(), self.state.ledger.clone()));
+        self.show();
     }
 
     /// Tells what is held to whoever asks.
-    fn publish_view(&self) {
+    fn publish_view(&mut self) {
+        self.describe_changed();
+        self.show();
+    }
+
+    fn show(&self) {
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(self.allocations());
     }
 
-    fn allocation_of(&self, name: &str, guarantee: &Guarantee) -> Allocation {
-        if let Target::Container(of) = &guarantee.target {
-            return self.allocation_for(of).cloned().unwrap_or_default();
-        }
-        let account = self.state.ledger.owner(&OwnerId::from(name));
-        account.and_then(|account| account.containers.values().next().cloned()).unwrap_or_default()
-    }
-
+    /// What is held, as it was described last.
     fn allocations(&self) -> api::Allocations {
         let ledger = &self.state.ledger;
         let free_cpus = &self.strategy.allocatable().cpus & ledger.shared_pool();
@@ -1001,20 +993,8 @@ impl Owner {
                 .map(Into::into)
                 .collect(),
         });
-        let allocations = self.state.guarantees.iter().map(|(name, guarantee)| {
-            let record = self.state.book.get(&guarantee.cgroup);
-            let settings = record.map_or(&guarantee.settings, |record| &record.settings);
-            let drift = self.patrol.of(&guarantee.cgroup);
-            let allocation = self.allocation_of(name, guarantee);
-            let mut described =
-                self.describe(name, &guarantee.target, &guarantee.cgroup, &allocation, settings, &drift);
-            described.explanation = Some(guarantee.explanation.clone());
-            described.lack = self.lacks.get(guarantee.owner(name)).map(api::Lack::from);
-            described.declared = guarantee.declared.as_ref().map(|rule| rule.pattern().to_owned());
-            described
-        });
         api::Allocations {
-            allocations: allocations.collect(),
+            allocations: self.told.allocations(),
             shared_cpus: ledger.shared_pool().to_string(),
             nodes: nodes.collect(),
             enforcement: api::Enforcement { mode: self.mode(), herding: self.herding() },
@@ -1054,10 +1034,4 @@ impl Owner {
             explanation: None,
         }
     }
-}
-
-/// Memory of an allocation, by kind and node.
-fn placed(allocation: &Allocation) -> Vec<(ZoneKind, NodeId, Bytes)> {
-    let by_kind = allocation.placed.iter();
-    by_kind.flat_map(|(kind, nodes)| nodes.iter().map(|(node, bytes)| (*kind, *node, *bytes))).collect()
 }

@@ -12,10 +12,11 @@
 //! attributes since Linux 5.7, at most 128 on a cgroup.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs,
     os::unix::fs::MetadataExt as _,
     path::Path,
+    sync::Arc,
 };
 
 use numaward_cgroup::{CgroupId, CgroupPath, Hierarchy};
@@ -43,7 +44,7 @@ pub(super) struct Mark {
     /// The cgroup.
     pub(super) cgroup: CgroupPath,
     /// What was written there.
-    pub(super) record: Record,
+    pub(super) record: Arc<Record>,
     /// For whom; absent for a mere ancestor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) held: Option<Held>,
@@ -54,8 +55,8 @@ pub(super) struct Mark {
 #[serde(rename_all = "camelCase")]
 pub(super) struct Held {
     pub(super) name: String,
-    pub(super) guarantee: Guarantee,
-    pub(super) account: OwnerAccount,
+    pub(super) guarantee: Arc<Guarantee>,
+    pub(super) account: Arc<OwnerAccount>,
 }
 
 /// What the cgroups say.
@@ -138,8 +139,30 @@ fn read_one(hierarchy: &Hierarchy, place: &CgroupPath, name: &str, id: CgroupId)
 }
 
 impl Mark {
-    pub(super) fn new(cgroup: CgroupPath, record: Record, held: Option<Held>) -> Self {
+    pub(super) fn new(cgroup: CgroupPath, record: Arc<Record>, held: Option<Held>) -> Self {
         Self { version: VERSION, cgroup, record, held }
+    }
+
+    /// Whether it says just this.
+    fn says(
+        &self,
+        record: &Arc<Record>,
+        held: Option<(&String, &Arc<Guarantee>, &Arc<OwnerAccount>)>,
+    ) -> bool {
+        // Most are the very same, so that nothing has to be compared.
+        self.record == *record
+            && match (&self.held, held) {
+                (Some(old), Some((name, guarantee, account))) => {
+                    let is_same = || {
+                        old.name == *name
+                            && old.guarantee.id == guarantee.id
+                            && old.guarantee.target == guarantee.target
+                    };
+                    (Arc::ptr_eq(&old.guarantee, guarantee) || is_same()) && old.account == *account
+                }
+                (None, None) => true,
+                _ => false,
+            }
     }
 }
 
@@ -160,32 +183,21 @@ impl Marks {
 
     /// Marks the cgroups as the state is.
     pub(super) fn follow(&mut self, state: &State) {
-        let held: BTreeMap<&CgroupPath, (&String, &Guarantee)> =
+        let held: HashMap<&CgroupPath, (&String, &Arc<Guarantee>)> =
             state.guarantees.iter().map(|(name, held)| (&held.cgroup, (name, held))).collect();
-        let mut old = std::mem::take(&mut self.written);
+        let over: Vec<CgroupPath> =
+            self.written.keys().filter(|path| state.book.get(path).is_none()).cloned().collect();
         for (path, record) in state.book.iter() {
             let held = held.get(path).and_then(|&(name, guarantee)| {
                 Some((name, guarantee, state.ledger.owner(&OwnerId::from(guarantee.owner(name)))?))
             });
-            if let Some((place, mark)) = old.remove(path) {
-                let is_same = mark.record == *record
-                    && match (&mark.held, held) {
-                        (Some(old), Some((name, guarantee, account))) => {
-                            old.name == *name
-                                && old.guarantee.id == guarantee.id
-                                && old.guarantee.target == guarantee.target
-                                && old.account == *account
-                        }
-                        (None, None) => true,
-                        _ => false,
-                    };
-                if is_same {
-                    self.written.insert(path.clone(), (place, mark));
-                    continue;
-                }
-                if mark.record.id != record.id {
-                    self.remove(&place, &attribute(mark.record.id));
-                }
+            if self.written.get(path).is_some_and(|(_, mark)| mark.says(record, held)) {
+                continue;
+            }
+            if let Some((place, mark)) = self.written.remove(path)
+                && mark.record.id != record.id
+            {
+                self.remove(&place, &attribute(mark.record.id));
             }
             let held = held.map(|(name, guarantee, account)| Held {
                 name: name.clone(),
@@ -194,8 +206,10 @@ impl Marks {
             });
             self.write(path, Mark::new(path.clone(), record.clone(), held));
         }
-        for (place, mark) in old.into_values() {
-            self.remove(&place, &attribute(mark.record.id));
+        for path in over {
+            if let Some((place, mark)) = self.written.remove(&path) {
+                self.remove(&place, &attribute(mark.record.id));
+            }
         }
     }
 

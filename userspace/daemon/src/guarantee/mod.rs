@@ -37,6 +37,7 @@ pub mod policy;
 mod rebuild;
 pub mod request;
 pub mod state;
+mod text;
 
 pub use figures::Figures;
 pub use keeper::{Keeper, Refused, StartError, pods};

@@ -67,7 +67,7 @@ fn take_over(state: &mut State, mark: &Mark) {
         // The containers of a pod are held by one owner.
         let adopted = match (&guarantee.target, state.ledger.owner(&owner)) {
             (Target::Container(_), Some(known)) if known == account => Ok(()),
-            _ => state.ledger.adopt(owner, account.clone()),
+            _ => state.ledger.adopt(owner, OwnerAccount::clone(account)),
         };
         if let Err(error) = adopted {
             tracing::error!(name, cgroup = %mark.cgroup, %error, "not taken over again: nothing is promised twice");
@@ -116,7 +116,7 @@ fn take_over_commands(state: &mut State, hierarchy: &Hierarchy) {
                 written: Values(written),
                 found: Values(found),
             };
-            state.book.insert(parent, record);
+            state.book.insert(parent, record.into());
         }
     }
 }
@@ -175,5 +175,6 @@ fn of_knobs(hierarchy: &Hierarchy, path: &CgroupPath) -> Option<Mark> {
         declared: None,
         explanation: api::Explanation::default(),
     };
-    Some(Mark::new(path.clone(), record, Some(Held { name, guarantee, account })))
+    let held = Held { name, guarantee: guarantee.into(), account: account.into() };
+    Some(Mark::new(path.clone(), record.into(), Some(held)))
 }

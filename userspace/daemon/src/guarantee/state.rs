@@ -13,6 +13,7 @@ use crate::{
     api,
     config::enforcement::Declared,
     enforce::{Book, CgroupId, CgroupPath, Settings},
+    shared::Shared,
 };
 
 /// All that survives a restart.
@@ -22,7 +23,7 @@ pub struct State {
     /// What is promised.
     pub ledger: Ledger,
     /// For whom, by the name of the workload.
-    pub guarantees: BTreeMap<String, Guarantee>,
+    pub guarantees: Shared<String, Guarantee>,
     /// What was written where for it.
     pub book: Book,
     /// Cgroups that hold settings because they are herded.

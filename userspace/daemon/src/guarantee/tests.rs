@@ -172,8 +172,11 @@ async fn a_cgroup_that_vanishes_is_released_and_drift_is_repaired() {
     until("the drift is repaired", &|| bench.knob("b/cpuset.cpus") == "2");
     let drift = |name: &str| {
         let held = keeper.allocations();
-        let of_name = |held: &&api::Allocation| held.name == name;
-        held.allocations.iter().find(of_name).map(|held| held.drift.clone()).unwrap_or_default()
+        held.allocations
+            .iter()
+            .find(|held| held.name == name)
+            .map(|held| held.drift.clone())
+            .unwrap_or_default()
     };
     until("it is told", &|| drift("b").iter().any(|drift| drift.state == api::DriftState::Repaired));
     let told = drift("b");
@@ -209,8 +212,9 @@ fn damage(bench: &Bench, files: &[&str]) {
 }
 
 fn held(keeper: &Keeper) -> Vec<(String, String, String)> {
-    let row = |held: &api::Allocation| (held.name.clone(), held.cpus.clone(), held.nodes.clone());
-    keeper.allocations().allocations.iter().map(row).collect()
+    let held = keeper.allocations();
+    let rows = held.allocations.iter();
+    rows.map(|held| (held.name.clone(), held.cpus.clone(), held.nodes.clone())).collect()
 }
 
 #[tokio::test]

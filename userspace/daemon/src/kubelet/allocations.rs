@@ -18,7 +18,7 @@ pub fn allocations(
     let promised = &kept.promised;
     let pods = promised.pods.iter().flat_map(|(pod, of)| of.iter().map(move |(name, of)| (pod, name, of)));
     let allocations: Vec<_> =
-        pods.map(|(pod, name, of)| allocation(kept, containers, root, (pod, name, of))).collect();
+        pods.map(|(pod, name, of)| allocation(kept, containers, root, (pod, name, of)).into()).collect();
     let exclusive: CpuSet = promised
         .ledger
         .allocations()

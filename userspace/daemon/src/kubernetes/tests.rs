@@ -365,7 +365,7 @@ async fn restarts_of_either_side_keep_all_and_what_came_meanwhile_is_pinned() {
     bench.runtime.add_running(&early, &db);
     bench.cgroup(db.cgroups_path.trim_start_matches('/'));
     let daemon = bench.start().await;
-    until("it is pinned", || !bench.cpus(&db).is_empty()).await;
+    until("it is pinned", || !bench.cpus(&db).is_empty() && !bench.mems(&db).is_empty()).await;
     assert_eq!((bench.cpus(&db), bench.mems(&db).as_str()), ("1-3".parse().unwrap(), "0"));
     assert_eq!(bench.runtime.container(&db.id).unwrap().resources.cpus, Some("1-3".parse().unwrap()));
     assert_eq!(daemon.figures.unpinned_for("away"), 1);

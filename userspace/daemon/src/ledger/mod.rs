@@ -176,7 +176,11 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
 
     /// Saves a ledger. When this returns, it is durable; if it fails, the one before still is.
     pub fn save(&mut self, ledger: &T) -> Result<(), StoreError> {
-        let ledger = serde_json::value::to_raw_value(ledger).map_err(StoreError::Serialize)?;
+        self.save_text(serde_json::value::to_raw_value(ledger).map_err(StoreError::Serialize)?)
+    }
+
+    /// Saves a ledger that is in words already.
+    pub fn save_text(&mut self, ledger: Box<RawValue>) -> Result<(), StoreError> {
         let envelope = Envelope { version: VERSION, checksum: checksum(ledger.get()), ledger };
         let mut text = serde_json::to_vec(&envelope).map_err(StoreError::Serialize)?;
         text.push(b'\n');

@@ -61,7 +61,7 @@ impl Observer {
                 .table
                 .members()
                 .filter_map(|(id, member)| kept.promise(id, &member.path, member.container.as_ref()?));
-            containers.collect()
+            containers.map(Arc::new).collect()
         };
         self.promised(Promises::new(workloads, kept.promised.ledger.clone()));
     }

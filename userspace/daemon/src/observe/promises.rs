@@ -1,9 +1,6 @@
 //! What is promised, as far as observing needs it: which pages are misses.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_cgroup::{CgroupId, CgroupPath, classify};
 use numaward_probes as probes;
@@ -46,16 +43,17 @@ impl Listener for Observer {
         // While it is known what was promised before.
         self.report_probe_events();
         let mut state = self.lock();
-        let still: BTreeSet<CgroupId> = promises.workloads().iter().map(|promise| promise.id).collect();
         state.revision += 1;
         let before = std::mem::replace(&mut state.promises, Arc::new(promises));
-        for ended in before.workloads().iter().filter(|promise| !still.contains(&promise.id)) {
+        let now = state.promises.clone();
+        for ended in before.workloads().iter().filter(|promise| !now.has(promise.id)) {
             state.allow(ended.id);
         }
-        let now = state.promises.clone();
         for promise in now.workloads() {
             if state.table.slot(promise.id).is_some() {
-                if before.nodes_of(promise.id) != now.nodes_of(promise.id) {
+                let was = before.of(promise.id);
+                let is_same = was.is_some_and(|was| Arc::ptr_eq(was, promise));
+                if !is_same && before.nodes_of(promise.id) != now.nodes_of(promise.id) {
                     state.allow(promise.id);
                 }
                 continue;
@@ -87,7 +85,7 @@ impl Observer {
         let nodes: Vec<NodeId> = state.machine.nodes.keys().copied().collect();
         let mut unused: BTreeMap<(NodeId, ZoneKind), u64> = BTreeMap::new();
         for promise in promises.workloads() {
-            let member = state.table.members().find(|(id, _)| *id == promise.id).map(|(_, member)| member);
+            let member = state.table.member(promise.id);
             for (kind, node, bytes) in &promise.placed {
                 let used = match kind {
                     ZoneKind::Memory => member

@@ -159,9 +159,14 @@ impl<S: Copy> Table<S> {
         self.series.contains_key(name)
     }
 
+    /// A workload.
+    pub(super) fn member(&self, id: CgroupId) -> Option<&Member<S>> {
+        self.series.get(self.names.get(&id)?)?.members.get(&id)
+    }
+
     /// The slot of a cgroup.
     pub(super) fn slot(&self, id: CgroupId) -> Option<S> {
-        self.series.get(self.names.get(&id)?)?.members.get(&id)?.slot
+        self.member(id)?.slot
     }
 
     /// A cgroup is gone; `counted` is what its slot, now given back, had counted.

@@ -24,8 +24,10 @@ impl Foreign {
     /// does.
     pub(super) fn of(allocations: &api::Allocations) -> Self {
         let mut foreign = Self::default();
-        let outside = |allocation: &&api::Allocation| !matches!(allocation.target, Target::Container(_));
-        for allocation in allocations.allocations.iter().filter(outside) {
+        for allocation in &allocations.allocations {
+            if matches!(allocation.target, Target::Container(_)) {
+                continue;
+            }
             foreign.cpus = foreign.cpus.iter().chain(list::<CpuSet>(&allocation.cpus).iter()).collect();
             for block in &allocation.memory {
                 let mut bytes = block.bytes;

@@ -13,6 +13,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Bound,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -45,6 +46,10 @@ pub(super) struct Patrol {
     fights: Fights,
     /// The knobs that are watched.
     marks: BTreeMap<CgroupPath, BTreeSet<Knob>>,
+    /// The book as it was followed last.
+    followed: Book,
+    /// Cgroups whose knobs may be others by now: they are to be marked again.
+    replaced: BTreeSet<CgroupPath>,
     /// What is looked at in turns.
     looked_at: Round<CgroupPath>,
     swept: Round<CgroupPath>,
@@ -58,8 +63,9 @@ pub(super) struct Patrol {
 pub(super) struct Round<T> {
     /// All of it within this.
     pub(super) within: Duration,
-    pub(super) items: Vec<T>,
-    next: usize,
+    pub(super) items: BTreeSet<T>,
+    /// The last one that was looked at.
+    last: Option<T>,
 }
 
 /// A knob that drifted at least once.
@@ -73,18 +79,20 @@ struct Noted {
     writer: Option<Writer>,
 }
 
-impl<T: Clone> Round<T> {
+impl<T: Clone + Ord> Round<T> {
     pub(super) fn new(within: Duration) -> Self {
-        Self { within, items: Vec::new(), next: 0 }
+        Self { within, items: BTreeSet::new(), last: None }
     }
 
     /// What is to be looked at in this turn.
     pub(super) fn turn(&mut self) -> Vec<T> {
         let turns = (self.within.as_millis() / TURN.as_millis()).max(1);
         let count = self.items.len().div_ceil(usize::try_from(turns).unwrap_or(1));
-        let first = self.next;
-        self.next = (first + count) % self.items.len().max(1);
-        self.items.iter().cycle().skip(first).take(count).cloned().collect()
+        let after = self.last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let items = self.items.range((after, Bound::Unbounded)).chain(&self.items);
+        let turn: Vec<T> = items.take(count).cloned().collect();
+        self.last = turn.last().cloned();
+        turn
     }
 }
 
@@ -94,6 +102,8 @@ impl Patrol {
             lookout,
             fights: Fights::new(FightPolicy::default()),
             marks: BTreeMap::new(),
+            followed: Book::default(),
+            replaced: BTreeSet::new(),
             looked_at: Round::new(LOOK),
             swept: Round::new(SWEEP),
             due: BTreeMap::new(),
@@ -103,60 +113,81 @@ impl Patrol {
 
     /// Other knobs are held from now on.
     pub(super) fn follow(&mut self, book: &Book) {
-        let mut wanted: BTreeMap<CgroupPath, BTreeSet<Knob>> = BTreeMap::new();
-        for (path, record) in book.iter() {
-            wanted.entry(path.clone()).or_default().extend(record.written.0.keys().copied());
-            for above in path.ancestors().skip(1) {
-                // One that is in already has brought those above it.
-                if !wanted.entry(above).or_default().insert(Knob::SubtreeControl) {
-                    break;
-                }
+        let before = std::mem::replace(&mut self.followed, book.clone());
+        let mut replaced = std::mem::take(&mut self.replaced);
+        let mut changed = replaced.clone();
+        for path in book.records().changed_since(before.records()) {
+            let id = |book: &Book| book.get(&path).map(|record| record.id);
+            changed.extend(path.ancestors());
+            if id(&before) != id(book) {
+                replaced.insert(path);
             }
         }
-        for (path, knobs) in &mut wanted {
-            if knobs.contains(&Knob::SubtreeControl) && !path.is_root() {
-                knobs.extend(NARROWING);
-            }
+        if changed.is_empty() {
+            return;
         }
-        if let Some(lookout) = &self.lookout {
-            let old = std::mem::take(&mut self.marks);
-            for (path, knobs) in wanted {
-                let before = old.get(&path);
-                let is_marked = |knob: &Knob| {
-                    before.is_some_and(|before| before.contains(knob)) || lookout.add(&path, *knob)
-                };
-                let marked = knobs.into_iter().filter(is_marked).collect();
-                self.marks.insert(path, marked);
-            }
-            for (path, knobs) in &old {
-                let now = self.marks.get(path);
-                let is_over = |knob: &&Knob| now.is_none_or(|now| !now.contains(*knob));
-                knobs.iter().filter(is_over).for_each(|knob| lookout.remove(path, *knob));
-            }
+        for path in changed {
+            self.mark(&path, replaced.contains(&path), book);
         }
-        let (watched, others) = book
-            .iter()
-            .map(|(path, record)| (path.clone(), record.written.0.keys()))
-            .partition::<Vec<_>, _>(|(path, knobs)| {
-                self.lookout.as_ref().is_some_and(|lookout| lookout.works())
-                    && self
-                        .marks
-                        .get(path)
-                        .is_some_and(|marks| knobs.clone().all(|knob| marks.contains(knob)))
-            });
-        self.swept.items = watched.into_iter().map(|(path, _)| path).collect();
-        self.looked_at.items = others.into_iter().map(|(path, _)| path).collect();
         self.due.retain(|path, _| book.get(path).is_some());
         self.noted.retain(|(path, knob), _| {
             book.get(path).is_some_and(|record| record.written.0.contains_key(knob))
         });
     }
 
+    /// Watches the knobs of a cgroup that matter, and no others.
+    fn mark(&mut self, path: &CgroupPath, is_replaced: bool, book: &Book) {
+        let record = book.get(path);
+        let held = || record.iter().flat_map(|record| record.written.0.keys());
+        let mut wanted: BTreeSet<Knob> = held().copied().collect();
+        if book.is_above(path) {
+            wanted.insert(Knob::SubtreeControl);
+        }
+        if wanted.contains(&Knob::SubtreeControl) && !path.is_root() {
+            wanted.extend(NARROWING);
+        }
+        let before = self.marks.remove(path).unwrap_or_default();
+        let mut is_watched = false;
+        if let Some(lookout) = &self.lookout {
+            before.difference(&wanted).for_each(|knob| lookout.remove(path, *knob));
+            wanted.retain(|knob| !is_replaced && before.contains(knob) || lookout.add(path, *knob));
+            is_watched = lookout.works() && held().all(|knob| wanted.contains(knob));
+            if !wanted.is_empty() {
+                self.marks.insert(path.clone(), wanted);
+            }
+        }
+        for (round, is_here) in [(&mut self.swept, is_watched), (&mut self.looked_at, !is_watched)] {
+            if record.is_some() && is_here {
+                round.items.insert(path.clone());
+            } else {
+                round.items.remove(path);
+            }
+        }
+    }
+
+    /// A slice of what is to be looked at in turns.
+    fn turn(&mut self) -> Vec<CgroupPath> {
+        if self.lookout.as_ref().is_some_and(|lookout| !lookout.works()) {
+            // Nothing is told any more.
+            self.looked_at.items.append(&mut self.swept.items);
+        }
+        let swept = self.swept.turn();
+        for path in &swept {
+            // Marks get lost. Setting one twice does no harm.
+            if let (Some(lookout), Some(knobs)) = (&self.lookout, self.marks.get(path)) {
+                for knob in knobs {
+                    lookout.add(path, *knob);
+                }
+            }
+        }
+        [swept, self.looked_at.turn()].concat()
+    }
+
     /// A cgroup is gone, released, or is to hold something new.
     pub(super) fn forget(&mut self, cgroup: &CgroupPath) {
         self.fights.forget(cgroup);
         // A new cgroup of this name has knobs of its own to mark.
-        self.marks.remove(cgroup);
+        self.replaced.insert(cgroup.clone());
         self.noted.retain(|(path, _), _| path != cgroup);
     }
 
@@ -266,16 +297,7 @@ impl Owner {
         if turn {
             paths
                 .extend(self.patrol.due.iter().filter(|(_, due)| **due <= now).map(|(path, _)| path.clone()));
-            paths.extend(self.patrol.looked_at.turn());
-            for path in self.patrol.swept.turn() {
-                // Marks get lost. Setting one twice does no harm.
-                if let (Some(lookout), Some(knobs)) = (&self.patrol.lookout, self.patrol.marks.get(&path)) {
-                    for knob in knobs {
-                        lookout.add(&path, *knob);
-                    }
-                }
-                paths.insert(path);
-            }
+            paths.extend(self.patrol.turn());
         }
         self.look_at(paths, seen, now);
     }

@@ -140,6 +140,10 @@ impl Herd {
 impl Owner {
     /// Herds whoever is to be herded as things stand, and lets go of the others.
     pub(super) fn herd(&mut self, retry: bool) {
+        if self.has_no_herd() {
+            self.herd.processes_in_root = None;
+            return;
+        }
         let promised = self.promised_cgroups();
         let (pool, is_needed) =
             (self.state.ledger.shared_pool().clone(), has_exclusive_cpus(&self.state.ledger));
@@ -153,17 +157,25 @@ impl Owner {
 
     /// Herds others off the CPUs that this cgroup is about to be promised by `ledger`, and lets go of those above it.
     pub(super) fn make_room(&mut self, ledger: &Ledger, path: &CgroupPath) {
+        if self.has_no_herd() {
+            return;
+        }
         let mut promised = self.promised_cgroups();
         promised.insert(path.clone());
         let pool = has_exclusive_cpus(ledger).then(|| ledger.shared_pool().clone());
         self.herd_around(&promised, pool.as_ref(), false);
     }
 
+    /// Whether nobody is herded, nor to be.
+    fn has_no_herd(&self) -> bool {
+        !self.herd.is_on() && self.state.herded.is_empty()
+    }
+
     /// What becomes of a cgroup whose allocation ends: it gets back what was found, or goes on with the herd.
     pub(super) fn let_go(&mut self, path: &CgroupPath, after: &Ledger) -> Change {
-        let mut promised = self.promised_cgroups();
-        promised.remove(path);
         if self.herd.mode == Mode::On && has_exclusive_cpus(after) {
+            let mut promised = self.promised_cgroups();
+            promised.remove(path);
             let chosen = choose(|parent| children(&self.hierarchy, parent), &self.herd.system, &promised);
             let cpus = chosen.herd.contains(path).then(|| self.share_of(path, after.shared_pool()));
             if let Some(Ok(Some(cpus))) = cpus {
@@ -198,9 +210,6 @@ impl Owner {
 
     /// Herds, with these cgroups promised and this shared pool. Without a pool, nobody is herded.
     fn herd_around(&mut self, promised: &BTreeSet<CgroupPath>, pool: Option<&CpuSet>, retry: bool) {
-        if !self.herd.is_on() && self.state.herded.is_empty() {
-            return;
-        }
         let mut wanted = BTreeMap::new();
         let mut refused = BTreeMap::new();
         self.herd.opened = BTreeSet::from([CgroupPath::root()]);

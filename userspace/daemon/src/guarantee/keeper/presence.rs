@@ -103,7 +103,7 @@ impl Presence {
         self.in_question.insert(name.to_owned());
         self.names.insert(held.cgroup.clone(), name.to_owned());
         if self.held.insert(name.to_owned(), held).is_none() {
-            self.round.items.push(name.to_owned());
+            self.round.items.insert(name.to_owned());
         }
     }
 
@@ -112,14 +112,14 @@ impl Presence {
         let Some(held) = self.held.remove(name) else { return };
         self.names.remove(&held.cgroup);
         self.in_question.remove(name);
-        self.round.items.retain(|other| other != name);
+        self.round.items.remove(name);
         if held.is_command {
             notices.unwatch(&held.cgroup, Subject::Processes);
         }
-        let parent = held.cgroup.parent();
-        if let Some(parent) =
-            parent.filter(|it| self.held.values().all(|o| o.cgroup.parent().as_ref() != Some(it)))
-        {
+        let Some(parent) = held.cgroup.parent() else { return };
+        let mut below =
+            self.names.range(&parent..).map(|(path, _)| path).take_while(|it| parent.contains(it));
+        if !below.any(|path| parent.is_parent_of(path)) {
             notices.unwatch(&parent, Subject::Children);
         }
     }
@@ -201,7 +201,7 @@ impl Owner {
 
     fn find(&mut self, name: &str, now: Instant) -> Found {
         let (Some(guarantee), Some(held)) =
-            (self.state.guarantees.get_mut(name), self.presence.held.get_mut(name))
+            (self.state.guarantees.get(name), self.presence.held.get_mut(name))
         else {
             return Found::There;
         };
@@ -219,7 +219,9 @@ impl Owner {
         held.missing_since = None;
         if let Some(id) = id.filter(|id| *id != guarantee.id) {
             // A unit that was restarted has a new cgroup. systemd has pinned it, as it keeps the properties.
-            guarantee.id = id;
+            if let Some(guarantee) = self.state.guarantees.get_mut(name) {
+                guarantee.id = id;
+            }
             return Found::Restarted;
         }
         if held.is_command {
