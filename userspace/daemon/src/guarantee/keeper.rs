@@ -389,6 +389,8 @@ struct Owner {
     moving: Vec<(CgroupPath, Moving)>,
     /// What was moved, of which cgroup.
     moved: BTreeMap<CgroupPath, api::Moved>,
+    /// Whether something was moved that is not told yet.
+    is_outdated: bool,
     throttled: Throttled,
     /// What is promised and not there, by name.
     lacks: BTreeMap<String, Lack>,
@@ -464,6 +466,7 @@ impl Owner {
             pods: pods::Pods::default(),
             moving: Vec::new(),
             moved: BTreeMap::new(),
+            is_outdated: false,
             throttled: Throttled::default(),
             lacks: BTreeMap::new(),
             unfit: None,
@@ -852,7 +855,6 @@ impl Owner {
 
     /// Takes note of migrations that are over.
     fn note_moved(&mut self) {
-        let mut over = false;
         let (figures, noted) = (&self.figures, &mut self.moved);
         self.moving.retain(|(cgroup, moving)| {
             let migration = match moving {
@@ -867,7 +869,7 @@ impl Owner {
                     Err(mpsc::TryRecvError::Disconnected) => return false,
                 },
             };
-            over = true;
+            self.is_outdated = true;
             let (moved, left) = (migration.moved(), migration.left());
             figures.migrated(moved);
             if moved.0 > 0 || left.0 > 0 {
@@ -877,9 +879,6 @@ impl Owner {
             }
             false
         });
-        if over {
-            self.publish_view();
-        }
     }
 
     /// What was moved of a cgroup, or still is.
@@ -951,6 +950,9 @@ impl Owner {
         self.release_gone(now, true);
         self.patrol(now, true);
         self.note_moved();
+        if self.is_outdated {
+            self.publish_view();
+        }
         self.look_at_throttled(now);
         self.follow_machine(now);
         self.look_after_pods(now);
@@ -974,7 +976,8 @@ impl Owner {
         self.show();
     }
 
-    fn show(&self) {
+    fn show(&mut self) {
+        self.is_outdated = false;
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(self.allocations());
     }
 

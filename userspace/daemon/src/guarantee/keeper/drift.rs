@@ -55,7 +55,7 @@ pub(super) struct Patrol {
     swept: Round<CgroupPath>,
     /// What is to be looked at at this time.
     due: BTreeMap<CgroupPath, Duration>,
-    noted: BTreeMap<(CgroupPath, Knob), Noted>,
+    noted: BTreeMap<CgroupPath, BTreeMap<Knob, Noted>>,
 }
 
 /// What is looked at one after the other, again and again.
@@ -130,8 +130,10 @@ impl Patrol {
             self.mark(&path, replaced.contains(&path), book);
         }
         self.due.retain(|path, _| book.get(path).is_some());
-        self.noted.retain(|(path, knob), _| {
-            book.get(path).is_some_and(|record| record.written.0.contains_key(knob))
+        self.noted.retain(|path, knobs| {
+            let record = book.get(path);
+            knobs.retain(|knob, _| record.is_some_and(|record| record.written.0.contains_key(knob)));
+            !knobs.is_empty()
         });
     }
 
@@ -188,13 +190,14 @@ impl Patrol {
         self.fights.forget(cgroup);
         // A new cgroup of this name has knobs of its own to mark.
         self.replaced.insert(cgroup.clone());
-        self.noted.retain(|(path, _), _| path != cgroup);
+        self.noted.remove(cgroup);
     }
 
     /// What is known of the drift of a cgroup and its ancestors.
     pub(super) fn of(&self, cgroup: &CgroupPath) -> Vec<api::Drift> {
-        let concerns = |(path, _): &&(CgroupPath, Knob)| path.contains(cgroup);
-        self.noted.iter().filter(|(key, _)| concerns(key)).map(|(_, noted)| noted.into()).collect()
+        let mut above: Vec<_> = cgroup.ancestors().filter_map(|path| self.noted.get(&path)).collect();
+        above.reverse();
+        above.into_iter().flat_map(BTreeMap::values).map(api::Drift::from).collect()
     }
 
     fn take(&self) -> Seen {
@@ -348,8 +351,9 @@ impl Owner {
             }
         }
         let mut news = false;
-        self.patrol.noted.retain(|(other, knob), noted| {
-            if other != path || !holds(*knob) || noted.state == api::DriftState::Repaired {
+        let Some(noted) = self.patrol.noted.get_mut(path) else { return false };
+        noted.retain(|knob, noted| {
+            if !holds(*knob) || noted.state == api::DriftState::Repaired {
                 return true;
             }
             news = true;
@@ -373,7 +377,7 @@ impl Owner {
             }
         };
         let (path, knob) = (drift.cgroup.clone(), drift.knob);
-        let noted = self.patrol.noted.entry((path.clone(), knob)).or_insert_with(|| Noted {
+        let noted = self.patrol.noted.entry(path.clone()).or_default().entry(knob).or_insert_with(|| Noted {
             drift: drift.clone(),
             state: api::DriftState::Repaired,
             count: 0,
