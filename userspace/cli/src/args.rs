@@ -189,6 +189,8 @@ pub(crate) enum Sort {
     LocalRate,
     /// Memory allocated far, per second
     RemoteRate,
+    /// Share of accesses that go to other nodes, most first
+    Accesses,
     /// Memory allocated outside its nodes
     Missed,
 }

@@ -54,7 +54,9 @@ fn the_help_is_checked_in() {
     let (help, _) = ran(&["--help"]);
     let commands =
         help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
-    let commands: Vec<&str> = commands.filter_map(|line| line.split_whitespace().next()).collect();
+    // A line that goes on from the one before is indented further.
+    let names = commands.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    let commands: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
     assert!(commands.contains(&"run") && commands.contains(&"doctor"), "{commands:?}");
     let mut all = format!("$ numaward --help\n{help}");
     for command in commands.into_iter().filter(|&command| command != "help") {

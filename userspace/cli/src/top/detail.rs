@@ -7,6 +7,7 @@ use numaward_topology::CpuSet;
 use ratatui::text::{Line, Span};
 
 use super::{
+    accesses,
     draw::{BOLD, Paint, event_line, memory_marks},
     list::{percent, rate},
     model::{HISTORY, Model, Row},
@@ -39,6 +40,12 @@ pub(crate) fn workload(model: &Model, key: &str, paint: Paint, width: usize) -> 
     lines.push(Line::default());
     lines.extend(history(found, paint, width));
     lines.push(Line::default());
+    if let Some((said, table)) = workload.activity.as_ref().and_then(accesses::in_full) {
+        lines.push(heading("Accesses"));
+        lines.extend(text(&said));
+        lines.extend(text(&table));
+        lines.push(Line::default());
+    }
     match &found.allocation {
         None => lines.push(Line::raw("It has no guarantee: pages on other nodes are remote, not missed.")),
         Some(held) => {
@@ -282,6 +289,8 @@ pub(crate) fn help(paint: Paint) -> Vec<Line<'static>> {
         ("", "without: how much of what it allocated was local. ! is low, !! is bad"),
         ("LOCAL/S", "user memory allocated by a CPU of the page's node"),
         ("REMOTE/S", "user memory allocated by a CPU of another node"),
+        ("ACCESSES", "how many of its sampled accesses go to other nodes; ~ is an estimate;"),
+        ("", "a word says why the kernel samples none: off, mode2, cpuset, bound"),
         ("MISSED", "user memory placed outside the promised nodes, in all"),
         ("-", "not known: it is not counted, or the first second is not over"),
     ];

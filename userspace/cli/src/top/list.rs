@@ -4,7 +4,10 @@ use std::cmp::Ordering;
 
 use clap::ValueEnum;
 
-use super::model::{Level, Model, Row};
+use super::{
+    accesses::Accesses,
+    model::{Level, Model, Row},
+};
 use crate::{
     args::{Shown, Sort},
     table::size,
@@ -91,6 +94,7 @@ fn sort_value(sort: Sort, row: &Row) -> Option<f64> {
         Sort::Local => row.local_share()?,
         Sort::LocalRate => -row.rates?.local,
         Sort::RemoteRate => -row.rates?.remote,
+        Sort::Accesses => -Accesses::of(&row.workload)?.remote_share()?,
         Sort::Missed => -(row.totals.missed? as f64),
     })
 }
@@ -107,12 +111,14 @@ pub(crate) enum Column {
     Local,
     LocalRate,
     RemoteRate,
+    /// How many of its accesses go to other nodes.
+    Accesses,
     Missed,
 }
 
 impl Column {
     /// In the order of the screen.
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Name,
         Self::Nodes,
         Self::Bar,
@@ -120,6 +126,7 @@ impl Column {
         Self::Local,
         Self::LocalRate,
         Self::RemoteRate,
+        Self::Accesses,
         Self::Missed,
     ];
 
@@ -132,6 +139,7 @@ impl Column {
             Self::Local => "LOCAL",
             Self::LocalRate => "LOCAL/S",
             Self::RemoteRate => "REMOTE/S",
+            Self::Accesses => "ACCESSES",
             Self::Missed => "MISSED",
         }
     }
@@ -144,6 +152,7 @@ impl Column {
             Self::Bar => 16,
             Self::Resident | Self::Missed => 10,
             Self::Local => 8,
+            Self::Accesses => 9,
             Self::LocalRate | Self::RemoteRate => 12,
         }
     }
@@ -160,6 +169,7 @@ impl Column {
             Self::Local => Some(Sort::Local),
             Self::LocalRate => Some(Sort::LocalRate),
             Self::RemoteRate => Some(Sort::RemoteRate),
+            Self::Accesses => Some(Sort::Accesses),
             Self::Missed => Some(Sort::Missed),
         }
     }
@@ -173,6 +183,7 @@ impl Column {
             Self::Local,
             Self::RemoteRate,
             Self::Missed,
+            Self::Accesses,
             Self::Nodes,
             Self::LocalRate,
             Self::Bar,
@@ -212,6 +223,7 @@ impl Column {
             }
             Self::LocalRate => or_dash(row.rates.map(|rates| rate(rates.local))),
             Self::RemoteRate => or_dash(row.rates.map(|rates| rate(rates.remote))),
+            Self::Accesses => or_dash(Accesses::of(&row.workload).map(|accesses| accesses.cell())),
             Self::Missed => or_dash(row.totals.missed.filter(|_| row.allocation.is_some()).map(size)),
         }
     }
@@ -319,6 +331,6 @@ mod tests {
                 }
             }
         }
-        assert_eq!(Column::fitting(80, Sort::Resident).1, 28, "a unit's name can be read on 80 columns");
+        assert_eq!(Column::fitting(80, Sort::Resident).1, 26, "a unit's name can be read on 80 columns");
     }
 }

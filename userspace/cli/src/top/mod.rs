@@ -8,6 +8,7 @@
 //! The screen works over ssh, on 80×24 and on whatever else, without colours (`NO_COLOR`) and without characters beyond
 //! ASCII (a locale that is not UTF-8). The terminal is given back as it was, however it ends.
 
+mod accesses;
 mod batch;
 mod detail;
 mod draw;

@@ -134,7 +134,7 @@ impl Row {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a share needs no more digits than a float has")]
-fn share(part: u64, all: u64) -> Option<f64> {
+pub(crate) fn share(part: u64, all: u64) -> Option<f64> {
     (all > 0).then(|| part as f64 / all as f64)
 }
 

@@ -66,6 +66,10 @@ pub(crate) fn workload(name: &str, near: u64, far: u64, turn: u64) -> Value {
         "cgroup": format!("/{name}"),
         "counters": "own",
         "nodes": [node(0, near, (turn + 3) << 20, 0), node(1, far, 0, (turn + 1) << 19)],
+        "activity": {
+            "sampling": if far > 0 { "on" } else { "skipped_cpuset" },
+            "accesses": [{"node": 0, "localPages": 60, "remotePages": 20, "remote": [{"memoryNode": 1, "pages": 20}]}],
+        },
     })
 }
 
