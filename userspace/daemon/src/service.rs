@@ -1,6 +1,6 @@
 //! The life of the daemon: build the parts, listen, give up privileges, serve, stop.
 
-use std::{io, os::unix::net::UnixListener, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, os::unix::net::UnixListener, sync::Arc, time::Duration};
 
 use numaward_kube::pod::{NoPods, PodSource};
 use sd_notify::NotifyState;
@@ -112,7 +112,7 @@ pub fn run(config: &Config, traces: Traces) -> Result<(), RunError> {
         tokio::spawn(close_events(observer.events().clone(), stop.clone()));
         tokio::spawn(tell_service_manager(readiness, heartbeat, stop.clone()));
         tracing::info!(version = crate::VERSION, %address, "serving");
-        start_sending(config, &metrics, &alerts, traces, &stop);
+        start_sending((config, address), &metrics, &alerts, traces, &stop);
         if let (Some(keeper), Some(control)) = (&keeper, control) {
             let control = ControlListener::new(control)?;
             let router = http::control_router(app.clone(), keeper.clone());
@@ -179,14 +179,14 @@ fn all_metrics(
 
 /// Alerts and OpenTelemetry, as configured. What cannot be sent is no reason not to run.
 fn start_sending(
-    config: &Config,
+    (config, address): (&Config, SocketAddr),
     metrics: &Arc<Metrics>,
     alerts: &alerts::Figures,
     traces: Traces,
     stop: &CancellationToken,
 ) {
     let host = host_name(config);
-    if let Err(error) = alerts::start(&config.alerts, &host, metrics, alerts, stop) {
+    if let Err(error) = alerts::start(&config.alerts, (&host, address), metrics, alerts, stop) {
         tracing::error!(%error, "alerts.webhook cannot be used: alerts are neither watched nor posted");
     }
     let figures = traces.figures();

@@ -484,7 +484,7 @@ mod tests {
             assert_eq!(severity, rule["labels"]["severity"], "{rule}");
             assert_eq!(
                 rule["annotations"]["runbook_url"].as_str().unwrap(),
-                format!("docs/runbooks/{}.md", condition.alert)
+                format!("http://{{{{ $labels.instance }}}}/runbooks/{}", condition.alert)
             );
         }
     }

@@ -14,6 +14,7 @@ mod webhook;
 use std::{
     collections::BTreeMap,
     io,
+    net::SocketAddr,
     sync::Arc,
     time::{Instant, SystemTime},
 };
@@ -74,6 +75,8 @@ fn rfc3339(time: SystemTime) -> String {
 #[derive(Debug)]
 struct Book {
     host: String,
+    /// What the name of an alert is appended to.
+    runbooks: String,
     firing: BTreeMap<(usize, Subject), Alert>,
 }
 
@@ -97,7 +100,7 @@ impl Book {
         let annotations = BTreeMap::from([
             ("summary", condition.summary.to_owned()),
             ("description", condition.description(&subject, value)),
-            ("runbook_url", format!("docs/runbooks/{}.md", condition.alert)),
+            ("runbook_url", format!("{}/{}", self.runbooks, condition.alert)),
         ]);
         let alert = Alert {
             status: Status::Firing,
@@ -126,12 +129,22 @@ fn log(alert: &Alert) {
     }
 }
 
-/// Watches the conditions until `stop`, if that is asked for.
+/// Where the runbooks are: where the user has said, else here.
+fn runbooks(config: &Alerts, host: &str, address: SocketAddr) -> String {
+    match &config.runbooks {
+        Some(url) => url.to_string().trim_end_matches('/').to_owned(),
+        // Who listens on all addresses is best known by name.
+        None if address.ip().is_unspecified() => format!("http://{host}:{}/runbooks", address.port()),
+        None => format!("http://{address}/runbooks"),
+    }
+}
+
+/// Watches the conditions until `stop`, if that is asked for. `address` is where the daemon serves.
 ///
 /// Fails where the webhook can never be reached, for want of certificate authorities.
 pub fn start(
     config: &Alerts,
-    host: &str,
+    (host, address): (&str, SocketAddr),
     metrics: &Arc<Metrics>,
     figures: &Figures,
     stop: &CancellationToken,
@@ -150,7 +163,8 @@ pub fn start(
             Some(webhook)
         }
     };
-    let book = Book { host: host.to_owned(), firing: BTreeMap::new() };
+    let book =
+        Book { host: host.to_owned(), runbooks: runbooks(config, host, address), firing: BTreeMap::new() };
     tokio::spawn(watch(config.clone(), metrics.clone(), book, webhook, stop.clone()));
     Ok(())
 }

@@ -17,7 +17,9 @@ use crate::{
 
 fn alert(name: &str, status: Status) -> Alert {
     let change = |value| Change { condition: 5, subject: vec![("workload", name.to_owned())], value };
-    let mut book = Book { host: "host".to_owned(), firing: BTreeMap::new() };
+    let address = SocketAddr::from(([0, 0, 0, 0], 9560));
+    let runbooks = runbooks(&Alerts::default(), "host", address);
+    let mut book = Book { host: "host".to_owned(), runbooks, firing: BTreeMap::new() };
     let firing = book.note(change(Some(1.0)), SystemTime::UNIX_EPOCH).unwrap();
     match status {
         Status::Firing => firing,
@@ -82,7 +84,7 @@ async fn a_post_has_alertmanagers_form() {
             "annotations": {
                 "summary": "A process was killed because of its pins while other nodes may have had memory.",
                 "description": "1 processes of w were killed with the constraint .",
-                "runbook_url": "docs/runbooks/NumawardPinCausedOomKill.md",
+                "runbook_url": "http://host:9560/runbooks/NumawardPinCausedOomKill",
             },
             "startsAt": "1970-01-01T00:00:00Z",
             "endsAt": "1970-01-01T00:01:00Z",
@@ -174,12 +176,14 @@ async fn a_condition_of_the_metrics_is_posted() {
     let metrics = Arc::new(Metrics::new(kills.clone()));
     let config = Alerts {
         webhook: Some(format!("{}/hook", receiver.url).parse::<HttpUrl>().unwrap()),
+        runbooks: Some("https://wiki/numaward/".parse::<HttpUrl>().unwrap()),
         interval: Interval(Duration::from_millis(20)),
         group_interval: Interval(Duration::from_millis(20)),
         ..Alerts::default()
     };
     let stop = CancellationToken::new();
-    start(&config, "host", &metrics, &figures, &stop).unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], 9560));
+    start(&config, ("host", address), &metrics, &figures, &stop).unwrap();
     // A counter is known from its first value on; more than one has to be seen.
     let grow = tokio::spawn(async move {
         loop {
@@ -192,8 +196,21 @@ async fn a_condition_of_the_metrics_is_posted() {
     assert_eq!(posted[0].0, "/hook");
     assert_eq!(body["alerts"][0]["labels"]["workload"], "a\"b\nc");
     assert_eq!(body["alerts"][0]["labels"]["constraint"], "cpuset");
+    let runbook = &body["alerts"][0]["annotations"]["runbook_url"];
+    assert_eq!(runbook, "https://wiki/numaward/NumawardPinCausedOomKill");
     grow.abort();
     stop.cancel();
+}
+
+#[test]
+fn runbooks_are_here_unless_they_are_elsewhere() {
+    for (address, base) in [
+        ("127.0.0.1:9560", "http://127.0.0.1:9560/runbooks"),
+        ("[::1]:80", "http://[::1]:80/runbooks"),
+        ("[::]:9561", "http://host:9561/runbooks"),
+    ] {
+        assert_eq!(runbooks(&Alerts::default(), "host", address.parse().unwrap()), base);
+    }
 }
 
 #[test]

@@ -18,6 +18,8 @@ pub struct Alerts {
     pub webhook: Option<HttpUrl>,
     /// File with a bearer token for the webhook. It is read for each post.
     pub token_file: Option<PathBuf>,
+    /// Where the runbooks are; the name of the alert is appended. Left out: this daemon, which serves them at `/runbooks/`.
+    pub runbooks: Option<HttpUrl>,
     /// How often the conditions are looked at.
     pub interval: Interval,
     /// The least time between two posts; what changes in between goes into one.
@@ -30,6 +32,7 @@ impl Default for Alerts {
             log: false,
             webhook: None,
             token_file: None,
+            runbooks: None,
             interval: Interval(Duration::from_secs(30)),
             group_interval: Interval(Duration::from_secs(30)),
         }
@@ -115,6 +118,9 @@ pub(super) fn warnings(config: &Config) -> Vec<String> {
     if alerts.webhook.is_none() && alerts.token_file.is_some() {
         warnings.push("alerts.tokenFile has no effect without alerts.webhook".to_owned());
     }
+    if alerts.webhook.is_none() && alerts.runbooks.is_some() {
+        warnings.push("alerts.runbooks has no effect without alerts.webhook".to_owned());
+    }
     if otlp.endpoint.is_none() && *otlp != Otlp::default() {
         warnings.push("otlp has no effect without otlp.endpoint".to_owned());
     }
@@ -171,7 +177,10 @@ mod tests {
             assert_eq!(told, [problem]);
         }
         assert!(warnings(&Config::default()).is_empty());
-        let odd = config(r#"{"alerts": {"tokenFile": "/t"}, "otlp": {"traces": false}}"#).unwrap();
-        assert_eq!(warnings(&odd).len(), 2);
+        let odd = config(
+            r#"{"alerts": {"tokenFile": "/t", "runbooks": "https://wiki/"}, "otlp": {"traces": false}}"#,
+        )
+        .unwrap();
+        assert_eq!(warnings(&odd).len(), 3);
     }
 }

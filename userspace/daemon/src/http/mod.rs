@@ -11,6 +11,7 @@ mod pieces;
 mod problem;
 mod remote;
 mod routes;
+mod runbooks;
 mod samples;
 mod scrape;
 
@@ -119,7 +120,7 @@ pub fn router(app: Arc<App>) -> Router {
 
 /// The same, with allocations.
 pub fn router_with(app: Arc<App>, allocations: Option<View>) -> Router {
-    layered(reading(app, allocations).merge(page::router()))
+    layered(reading(app, allocations).merge(page::router()).merge(runbooks::router()))
 }
 
 /// The routes of the control socket: those of [`router_with`], and changes.
