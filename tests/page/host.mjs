@@ -67,8 +67,10 @@ export class Host {
   intruded = false;
   #intrusion = 0;
 
-  constructor(count) {
+  constructor(count, change = () => {}) {
     this.count = count;
+    this.topology = topology();
+    change(this.topology);
   }
 
   async start() {
@@ -174,7 +176,7 @@ export class Host {
     };
     switch (url.pathname) {
       case "/api/v1/topology":
-        return json(topology());
+        return json(this.topology);
       case "/api/v1/version":
         return json({ version: "0.0.0", kernel: "6.12", architecture: "x86_64" });
       case "/api/v1/allocations":

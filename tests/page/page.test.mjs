@@ -20,8 +20,8 @@ before(async () => {
 after(() => browser.close());
 
 /** A page of a host with `count` workloads; fails the test for anything on the console. */
-async function open(t, count) {
-  const host = await new Host(count).start();
+async function open(t, count, change = () => {}) {
+  const host = await new Host(count, change).start();
   const page = await browser.newPage();
   await page.setViewport({ width: 1400, height: 1000 });
   const said = [];
@@ -53,9 +53,9 @@ test("it shows the machine, the workloads and what happens", async (t) => {
   host.tick();
   await page.waitForFunction(() => document.querySelectorAll(".cpu[data-state=exclusive]").length === 4);
   assert.equal(await page.$$eval(".node", (nodes) => nodes.length), 4);
-  assert.equal(await page.$$eval(".socket h3", (titles) => titles.map((title) => title.textContent).join()), "Socket 0, 16 cores,Socket 1, 8 cores,Without CPUs");
+  assert.equal(await page.$$eval(".socket h3", (titles) => titles.map((title) => title.textContent).join()), "Socket 0: 16 cores,Socket 1: 8 cores,Without CPUs");
   assert.match(await text(page, "#count"), /^40$/);
-  assert.match(await text(page, "#link"), /^live/);
+  assert.match(await text(page, "#link"), /^live, up 1 min/);
   host.report({ id: 7, time: "2026-01-01T00:00:00Z", kind: "oom_kill", severity: "critical", workload: "worker-3", message: "a process was killed", suppressed: 0 });
   await page.waitForFunction(() => document.querySelector("#events").textContent.includes("a process was killed"));
   await shot(page, "light");
@@ -64,6 +64,25 @@ test("it shows the machine, the workloads and what happens", async (t) => {
   await shot(page, "dark");
   assert.deepEqual(said, []);
   assert.ok(host.requests.every((path) => path.startsWith("/")), "nothing is fetched from elsewhere");
+});
+
+test("a node whose CPUs are on several sockets is shown once", async (t) => {
+  const { host, page, said } = await open(t, 3, (topology) => {
+    topology.sockets = [
+      { socket: 3, cpus: "16-23", nodes: "2", cores: 8 },
+      { socket: 1, cpus: "1-7", nodes: "0", cores: 7 },
+      { socket: 0, cpus: "0", nodes: "0", cores: 1 },
+      { socket: 2, cpus: "8", nodes: "1", cores: 1 },
+    ];
+    topology.nodes[1].cpus = "8";
+  });
+  host.tick();
+  const titles = () => page.$$eval(".socket h3", (titles) => titles.map((title) => title.textContent).join("; "));
+  assert.equal(await titles(), "Sockets 0, 1: 8 cores; Socket 2: 1 core; Socket 3: 8 cores; Without CPUs");
+  const cards = await page.$$eval(".node", (cards) => cards.map((card) => [card.querySelector("h4").textContent, card.querySelectorAll("dd").length]));
+  assert.deepEqual(cards.map(([title]) => title), ["Node 0 CPUs 0-7", "Node 1 CPU 8", "Node 2 CPUs 16-23", "Node 3 memory only"]);
+  assert.ok(cards.every(([, figures]) => figures >= 4), "all have figures");
+  assert.deepEqual(said, []);
 });
 
 test("a workload's decision and history open by keyboard and close by Escape", async (t) => {

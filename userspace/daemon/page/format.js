@@ -28,6 +28,11 @@ export function percent(share) {
   return `${value.toFixed(value < 10 && value > 0 ? 1 : 0)} %`;
 }
 
+/** A number of things. */
+export function counted(count, thing) {
+  return `${count} ${thing}${count === 1 ? "" : "s"}`;
+}
+
 /** Microseconds as seconds: milliseconds matter where a CPU should be left alone. */
 export function seconds(micros) {
   return `${(micros / 1e6).toFixed(3)} s`;

@@ -1,6 +1,6 @@
 // The machine as a picture: sockets hold nodes, nodes hold CPUs and memory.
 
-import { bytes, element, list, nodeColour } from "./format.js";
+import { bytes, counted, element, list, nodeColour } from "./format.js";
 
 const LEGEND = [
   ["shared CPU", "--shared"],
@@ -27,9 +27,9 @@ export class MachineView {
     this.#cards.clear();
     this.root.replaceChildren();
     const placed = new Set();
-    const sockets = topology.sockets.map((socket) => ({
-      title: `Socket ${socket.socket}, ${socket.cores} cores`,
-      nodes: list(socket.nodes),
+    const sockets = together(topology.sockets).map(({ ids, cores, nodes }) => ({
+      title: `${ids.length === 1 ? "Socket" : "Sockets"} ${ids.join(", ")}: ${counted(cores, "core")}`,
+      nodes,
     }));
     for (const socket of sockets) socket.nodes.forEach((node) => placed.add(node));
     const apart = topology.nodes.filter((node) => !placed.has(node.node)).map((node) => node.node);
@@ -65,7 +65,7 @@ export class MachineView {
     const card = element(
       "article",
       { class: "node", style: `--node: ${nodeColour(node.node)}` },
-      element("h4", {}, `Node ${node.node}`, element("span", { class: "quiet" }, ` ${node.cpus ? `CPUs ${node.cpus}` : "memory only"}`)),
+      element("h4", {}, `Node ${node.node}`, element("span", { class: "quiet" }, ` ${cpusOf(node)}`)),
       squares,
       bar,
       figures,
@@ -106,7 +106,7 @@ export class MachineView {
       else if (square.dataset.state !== state) square.dataset.state = state;
       if (square.title !== title) square.title = title;
     }
-    const label = `${card.cpus.size} CPUs, ${exclusive} exclusive${dirty > 0 ? `, others ran on ${dirty} of these within the last minute` : ""}`;
+    const label = `${counted(card.cpus.size, "CPU")}, ${exclusive} exclusive${dirty > 0 ? `, others ran on ${dirty} of these within the last minute` : ""}`;
     if (card.squares.getAttribute("aria-label") !== label) card.squares.setAttribute("aria-label", label);
   }
 
@@ -133,4 +133,27 @@ export class MachineView {
     }
     card.figures.replaceChildren(...figures.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
   }
+}
+
+function cpusOf(node) {
+  if (!node.cpus) return "memory only";
+  return `${list(node.cpus).length === 1 ? "CPU" : "CPUs"} ${node.cpus}`;
+}
+
+/** The sockets, those together that share a node: some virtual machines spread the CPUs of a node over several. */
+function together(sockets) {
+  const groups = [];
+  for (const socket of sockets) {
+    const group = { ids: [socket.socket], cores: socket.cores, nodes: list(socket.nodes) };
+    for (const other of groups.filter(({ nodes }) => nodes.some((node) => group.nodes.includes(node)))) {
+      groups.splice(groups.indexOf(other), 1);
+      group.ids.push(...other.ids);
+      group.cores += other.cores;
+      group.nodes.push(...other.nodes);
+    }
+    group.ids.sort((a, b) => a - b);
+    group.nodes = [...new Set(group.nodes)].sort((a, b) => a - b);
+    groups.push(group);
+  }
+  return groups.sort((a, b) => a.ids[0] - b.ids[0]);
 }

@@ -53,8 +53,8 @@ export class MatrixView {
       return;
     }
     const most = Math.max(...known, 1);
-    const title = (id) => (id === "unknown" ? "another, moved at once" : `node ${id}`);
-    const head = element("tr", {}, element("td"), columns.map((id) => element("th", { scope: "col" }, title(id))));
+    const title = (id) => (id === "unknown" ? ["another, moved at once"] : [element("span", { class: "hidden" }, "node "), String(id)]);
+    const head = element("tr", {}, element("td"), columns.map((id) => element("th", { scope: "col" }, ...title(id))));
     const body = rows.map((values, index) => element(
       "tr",
       {},

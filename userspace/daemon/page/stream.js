@@ -29,8 +29,8 @@ export function follow(on) {
       on.state("live");
     };
     source.addEventListener("sample", (message) => {
-      alive();
       on.sample(JSON.parse(message.data));
+      alive();
     });
     source.addEventListener("message", (message) => {
       lastEvent = message.lastEventId;
