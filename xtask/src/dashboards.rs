@@ -4,6 +4,7 @@
 //! the JSON, which is what people import, against the tables.
 
 mod live;
+mod otlp;
 
 use std::{fs, path::Path};
 
@@ -223,6 +224,20 @@ impl Variable {
 }
 
 impl Panel {
+    /// One table of all targets, whose values are columns by the names of the legends.
+    fn table(&self) -> Value {
+        if let [_] = self.targets[..] {
+            return json!([{ "id": "organize", "options": { "excludeByName": { "Time": true } } }]);
+        }
+        let names = self.targets.iter().zip('A'..);
+        let names: serde_json::Map<_, _> =
+            names.map(|(target, query)| (format!("Value #{query}"), json!(target.legend))).collect();
+        json!([
+            { "id": "merge", "options": {} },
+            { "id": "organize", "options": { "excludeByName": { "Time": true }, "renameByName": names } },
+        ])
+    }
+
     fn render(&self, id: u32, grid: &Value) -> Value {
         let table = self.kind == Kind::Table;
         let targets: Vec<Value> = self
@@ -265,7 +280,7 @@ impl Panel {
             Kind::Table => json!({ "showHeader": true, "cellHeight": "sm" }),
         };
         let transformations = match self.kind {
-            Kind::Table => json!([{ "id": "organize", "options": { "excludeByName": { "Time": true } } }]),
+            Kind::Table => self.table(),
             Kind::Timeseries | Kind::Stat => json!([]),
         };
         json!({

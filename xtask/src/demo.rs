@@ -60,7 +60,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
 /// Boots the demo's machine, whose daemon answers on this address.
 pub(crate) fn boot(arguments: &Arguments, address: SocketAddr) -> Result<Running> {
     setup::ensure(&[Part::Ebpf, Part::Qemu, Part::Kernel(kernels::find(&arguments.kernel)?)])?;
-    // Two sockets of two nodes each. Node 0 has a CPU to spare for a guarantee.
+    // Two pairs of nodes. Node 0 has a CPU to spare for a guarantee.
     let machine = Machine::parse(
         Some(4),
         Some("2,1,1,1"),
@@ -97,19 +97,20 @@ fn what_to_look_at(address: SocketAddr, seconds: Option<u64>) -> String {
         seconds.map_or_else(|| "Ctrl-C ends it.".to_owned(), |seconds| format!("It ends after {seconds} s."));
     format!(
         "
-numaward watches a machine with four nodes (0 and 1 on one socket, 2 and 3 on the other): http://{address}
+numaward watches a machine with four nodes (0 and 1 are near each other, so are 2 and 3): http://{address}
 
   cargo run -q -p numaward -- top --address {address}
   curl -s http://{address}/api/v1/nodes         the nodes: CPUs, memory, distances
   curl -s http://{address}/api/v1/workloads     per workload and node: allocated near, far, resident
   curl -s http://{address}/metrics | grep memory_allocated_bytes
 
-Five workloads allocate 64 MiB again and again, each in a cgroup of its own:
+Six workloads allocate memory again and again, each in a cgroup of its own:
 
   database   runs on node 0, its memory is bound to node 3: watch its locality=\"remote\" rise
   cache      runs on node 1 and allocates there: all local
   analytics  is interleaved over all nodes: three quarters remote
   inference  runs on node 2 in transparent huge pages: all local
+  reports    uses on node 3 what was loaded on node 1: remote accesses, which the kernel samples
   guarded    has a guarantee: a CPU for itself, and memory on the node of that CPU
 
 {end}"

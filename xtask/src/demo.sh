@@ -8,15 +8,24 @@ daemon=$!
 workload() {
     cgroup=/sys/fs/cgroup/$1
     shift
-    mkdir "$cgroup"
+    mkdir -p "$cgroup"
     while :; do
-        numaward-load --cgroup "$cgroup" --size 64M --hold 3 "$@" >/dev/null || break
+        numaward-load --cgroup "$cgroup" "$@" >/dev/null || break
     done &
 }
-workload database --cpus 0 --policy bind:3
-workload cache --cpus 2
-workload analytics --cpus 4 --policy interleave:0-3
-workload inference --cpus 3 --kind thp
+workload database --size 64M --hold 3 --cpus 0 --policy bind:3
+workload cache --size 64M --hold 3 --cpus 2
+workload analytics --size 64M --hold 3 --cpus 4 --policy interleave:0-3
+workload inference --size 64M --hold 3 --cpus 3 --kind thp
+# What one node has loaded is used by another. The kernel samples that, sooner than it usually does, and moves the pages.
+sampling=/sys/kernel/debug/sched/numa_balancing
+echo 1 >/proc/sys/kernel/numa_balancing
+echo 50 >$sampling/scan_delay_ms
+echo 100 >$sampling/scan_period_min_ms
+# A fifth of a CPU: all CPUs of an emulated machine are one of the host.
+mkdir /sys/fs/cgroup/reports
+echo "20000 100000" >/sys/fs/cgroup/reports/cpu.max
+workload reports --size 16M --hold 15 --cpus 4 --policy preferred:1 --walk
 
 until wget -q -O /dev/null "http://127.0.0.1:$port/readyz" 2>/dev/null; do
     kill -0 $daemon || { cat /tmp/daemon.log; exit 1; }

@@ -7,6 +7,7 @@
 
 mod api;
 mod bench;
+mod book;
 mod build;
 mod command;
 mod dashboards;

@@ -66,9 +66,9 @@ fn terminal(program: &Path, address: SocketAddr, folder: &Path) -> Result<()> {
     };
     picture(&terminal, &folder.join("top.svg"), "numaward top: nodes, workloads and events", busy)?;
     // The workload with a guarantee, once there is as much history of its rates as there is room for.
-    terminal.resize(40, 100)?;
+    terminal.resize(48, 100)?;
     terminal.press("/guarded\r\r")?;
-    let decided = |text: &str| text.contains("Result: nodes") && text.contains("in the last 70 s");
+    let decided = |text: &str| text.contains("PREFERRED") && text.contains("in the last 70 s");
     picture(
         &terminal,
         &folder.join("top-workload.svg"),

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use numaward_vm::Cache;
 
 use crate::setup::{self, CargoTool, Part, PythonTool, kernels, prometheus};
-use crate::{api, build, command, dashboards, dependencies, manifests, vm};
+use crate::{api, book, build, command, dashboards, dependencies, manifests, vm};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -41,6 +41,8 @@ enum Stage {
     Rules,
     /// The Kubernetes manifests against the schemas of Kubernetes and of the Prometheus operator
     Manifests,
+    /// The book: it is made, and its links lead somewhere
+    Book,
     /// The page in a headless browser, and that of a daemon on this host
     Page,
     /// The API of a daemon: made-up requests
@@ -59,6 +61,7 @@ const DEFAULT: &[Stage] = &[
     Stage::Deny,
     Stage::Rules,
     Stage::Manifests,
+    Stage::Book,
     Stage::Page,
     Stage::Api,
     Stage::Vm,
@@ -100,10 +103,11 @@ fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
                 let validate = Part::PythonTool(&PythonTool::KUBERNETES_VALIDATE);
                 parts.extend([Part::Kustomize, Part::Node, validate]);
             }
+            Stage::Book => parts.push(Part::Mdbook),
             Stage::Page => parts.extend([Part::Ebpf, Part::Browser]),
             Stage::Api => parts.extend([Part::Ebpf, Part::PythonTool(&PythonTool::SCHEMATHESIS)]),
             Stage::Dashboards => {
-                parts.extend([Part::Ebpf, Part::Qemu, Part::Prometheus]);
+                parts.extend([Part::Ebpf, Part::Qemu, Part::Prometheus, Part::Victoria]);
                 parts.push(Part::Kernel(kernels::find(kernels::DEFAULT)?));
             }
             Stage::Vm => {
@@ -133,6 +137,7 @@ fn run(stage: Stage, thorough: bool) -> Result<()> {
         Stage::Deny => return deny(),
         Stage::Rules => return rules(),
         Stage::Manifests => return manifests::check(),
+        Stage::Book => return book::test(),
         Stage::Page => return page(),
         Stage::Api => return api::test(thorough),
         Stage::Dashboards => return dashboards::test(command::root()),

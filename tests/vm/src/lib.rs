@@ -29,7 +29,7 @@ pub use cache::{Cache, DEBIAN, DEBIAN_ARCHIVE, Debian, Kernel};
 pub use error::Error;
 pub use machine::{MEMORY_SLOTS, Machine, Node, SpecError};
 pub use monitor::Monitor;
-pub use vm::{Forward, Running, Stopper, Vm, find_tool};
+pub use vm::{Forward, HOST_ADDRESS, Running, Stopper, Vm, find_tool};
 
 /// What must be on the host's PATH (or in `/usr/sbin`, `/sbin`) to boot a guest, with the Debian package of each.
 pub const TOOLS: &[(&str, &str)] = &[

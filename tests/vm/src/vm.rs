@@ -1,5 +1,6 @@
 //! Booting a guest and taking its exit code home.
 
+use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
@@ -33,6 +34,8 @@ const SYSTEMD_BOOT_LIMIT: Duration = Duration::from_mins(5);
 const SYSTEMD_ARGUMENTS: &str = "systemd.wants=numaward-vm.service systemd.mask=getty@tty1.service systemd.mask=serial-getty@ttyS0.service";
 const BOOT_ATTEMPTS: u32 = 3;
 const BOOT_PACE: Duration = Duration::from_millis(50);
+/// The address at which a guest reaches what [`Vm::reach`] lets it reach.
+pub const HOST_ADDRESS: &str = "10.0.2.100";
 const DEFAULT_LIMIT: Duration = Duration::from_mins(3);
 /// How `timeout` ends when it had to stop its command: politely, and by SIGKILL.
 const TIMED_OUT: [i32; 2] = [124, 137];
@@ -65,6 +68,7 @@ pub struct Vm {
     append: Vec<String>,
     files: Vec<(PathBuf, String)>,
     forwards: Vec<Forward>,
+    reached: Vec<Forward>,
     limit: Duration,
     debian: Option<Debian>,
 }
@@ -78,6 +82,7 @@ impl Vm {
             append: Vec::new(),
             files: Vec::new(),
             forwards: Vec::new(),
+            reached: Vec::new(),
             limit: DEFAULT_LIMIT,
             debian: None,
         }
@@ -105,11 +110,23 @@ impl Vm {
         self
     }
 
-    /// Lets the host's loopback interface reach a port of the guest. Nothing else gets in, nothing gets out.
+    /// Lets the host's loopback interface reach a port of the guest. Nothing else gets in.
     #[must_use]
     pub fn forward(mut self, forward: Forward) -> Self {
         self.forwards.push(forward);
         self
+    }
+
+    /// Lets the guest reach a port of the host's loopback interface, at the guest's port of [`HOST_ADDRESS`]. Nothing else
+    /// gets out.
+    #[must_use]
+    pub fn reach(mut self, forward: Forward) -> Self {
+        self.reached.push(forward);
+        self
+    }
+
+    fn has_network(&self) -> bool {
+        !self.forwards.is_empty() || !self.reached.is_empty()
     }
 
     /// The time after which the guest is stopped, booting included.
@@ -185,7 +202,7 @@ impl Vm {
             .args(["-chardev", &chardev("console", &console), "-serial", "chardev:console"])
             .args(["-chardev", "stdio,id=output,signal=off", "-serial", "chardev:output"])
             .args(["-chardev", &chardev("status", &status), "-serial", "chardev:status"])
-            .args(self.network_args())
+            .args(self.network_args(&busybox))
             .args(self.monitor_args(&monitor))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -202,7 +219,7 @@ impl Vm {
         tree.text(include_str!("run.sh"), "/numaward-vm/run")?;
         tree.text(script, "/numaward-vm/script")?;
         tree.file(busybox, "/bin/busybox")?;
-        if !self.forwards.is_empty() {
+        if self.has_network() {
             let modules: Vec<_> =
                 NETWORK_MODULES.iter().filter_map(|name| Some((*name, self.kernel.module(name)?))).collect();
             for (name, path) in &modules {
@@ -226,13 +243,20 @@ impl Vm {
         }
     }
 
-    fn network_args(&self) -> Vec<String> {
-        if self.forwards.is_empty() {
+    fn network_args(&self, busybox: &Path) -> Vec<String> {
+        if !self.has_network() {
             return Vec::new();
         }
-        let netdev = self.forwards.iter().fold("user,id=n0,restrict=on".to_owned(), |netdev, forward| {
-            format!("{netdev},hostfwd=tcp:127.0.0.1:{}-:{}", forward.host, forward.guest)
-        });
+        let mut netdev = "user,id=n0,restrict=on".to_owned();
+        // Writing to a String cannot fail.
+        for Forward { host, guest } in &self.forwards {
+            let _ = write!(netdev, ",hostfwd=tcp:127.0.0.1:{host}-:{guest}");
+        }
+        for Forward { host, guest } in &self.reached {
+            // QEMU itself would pass on one connection and no more; of a command it starts one for each.
+            let relay = format!("{} nc 127.0.0.1 {host}", busybox.display());
+            let _ = write!(netdev, ",guestfwd=tcp:{HOST_ADDRESS}:{guest}-cmd:{relay}");
+        }
         ["-netdev", &netdev, "-device", "virtio-net-pci,netdev=n0,romfile="].map(str::to_owned).to_vec()
     }
 }

@@ -5,22 +5,27 @@
 //! well, so each of its selectors is asked instead. The alert of misses must be quiet at first, then fire for the
 //! workload whose promise is broken, and never for the one whose promise holds. How long an alert waits (`for`) is
 //! shortened here; `rules_test.yaml` holds the rules to the real times.
+//!
+//! The daemon also sends its metrics by OTLP, to a VictoriaMetrics, which must then have what Prometheus has scraped.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use numaward_vm::{Cache, Forward, Kernel, Machine, Vm};
+use numaward_vm::{Cache, Forward, HOST_ADDRESS, Kernel, Machine, Vm};
 use serde_json::{Value, json};
 
-use crate::setup::{kernels, prometheus};
+use super::otlp::{self, Comparison};
+use crate::setup::{kernels, prometheus, victoria};
 use crate::{command, vm};
 
 /// Where the daemon listens inside.
 const DAEMON_PORT: u16 = 9560;
+/// Where the daemon finds the receiver of OTLP.
+const OTLP_PORT: u16 = 4318;
 /// For all of it, on a busy host.
 const LIMIT: Duration = Duration::from_mins(20);
 /// Between two rounds of all questions; the alert is looked at all the time.
@@ -49,18 +54,31 @@ pub(super) fn test(folder: &Path) -> Result<()> {
     hasten(&mut rules);
 
     let cache = Cache::locate()?;
-    let [daemon, prometheus] = free_ports()?;
-    let server = Prometheus::start(&cache, prometheus, daemon, &rules)?;
+    let [daemon, prometheus, receiver] = free_ports()?;
+    let server = Server::prometheus(&cache, prometheus, daemon, &rules)?;
+    let otlp = Server::receiver(&cache, receiver)?;
     let machine = Machine::parse(Some(4), Some("1,1,1,1"), Some("512M,512M,512M,512M"), None)?;
     let mut vm = Vm::new(Kernel::find(&cache, kernels::DEFAULT)?, machine)
         .forward(Forward { host: daemon, guest: DAEMON_PORT })
+        .reach(Forward { host: receiver, guest: OTLP_PORT })
         .limit(LIMIT);
     for (name, path) in vm::programs(true)? {
         vm = vm.file(path, format!("/bin/{name}"));
     }
-    let running = vm.start(&format!("port={DAEMON_PORT}\n{}", include_str!("live.sh")))?;
+    let receiver = format!("http://{HOST_ADDRESS}:{OTLP_PORT}/opentelemetry");
+    let running =
+        vm.start(&format!("port={DAEMON_PORT}\nreceiver={receiver}\n{}", include_str!("live.sh")))?;
     let stopper = running.stopper();
-    let mut watch = Watch { server, questions, quiet: false, firing: false, next: Instant::now() };
+    let mut watch = Watch {
+        server,
+        otlp,
+        questions,
+        compared: Comparison::default(),
+        differ: vec!["not compared yet".to_owned()],
+        quiet: false,
+        firing: false,
+        next: Instant::now(),
+    };
     let mut outcome = None;
     let (signalled, ended) = vm::attend(running, || {
         if outcome.is_none() {
@@ -74,22 +92,34 @@ pub(super) fn test(folder: &Path) -> Result<()> {
         Some(result) => result?,
         None if signalled => bail!("ended by a signal"),
         None => bail!(
-            "the machine ended ({ended:?}) before everything was seen: the alert quiet: {}, firing: {}, not answered:\n{}",
+            "the machine ended ({ended:?}) before everything was seen: the alert quiet: {}, firing: {}, not answered:\n{}\n\
+             what is sent by OTLP and what is scraped:\n{}",
             watch.quiet,
             watch.firing,
-            watch.questions.iter().map(Question::to_string).collect::<Vec<_>>().join("\n")
+            watch.questions.iter().map(Question::to_string).collect::<Vec<_>>().join("\n"),
+            watch.differ.join("\n")
         ),
     }
     println!("{asked} expressions of dashboards and rules return data");
+    println!(
+        "{} series of {} metrics are sent by OTLP as they are scraped",
+        watch.compared.count(),
+        watch.compared.names()
+    );
     println!("{ALERT}: quiet at first, then firing for `{BAD}`, never for `{GOOD}`");
     Ok(())
 }
 
 /// What has been seen so far.
 struct Watch {
-    server: Prometheus,
+    server: Server,
+    /// Gets what the daemon sends.
+    otlp: Server,
     /// Not answered yet.
     questions: Vec<Question>,
+    compared: Comparison,
+    /// Series that have not agreed, or why.
+    differ: Vec<String>,
     quiet: bool,
     firing: bool,
     next: Instant,
@@ -122,8 +152,24 @@ impl Watch {
             }
         }
         self.questions = open;
+        if !self.differ.is_empty() {
+            self.compare()?;
+        }
         self.next = Instant::now() + PAUSE;
-        Ok((self.questions.is_empty() && self.firing).then_some(()))
+        Ok((self.questions.is_empty() && self.differ.is_empty() && self.firing).then_some(()))
+    }
+
+    /// Holds what was sent a little ago against what was scraped.
+    fn compare(&mut self) -> Result<()> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
+        let time = now - otlp::AROUND;
+        let (from, to) = (time - otlp::AROUND, time + otlp::AROUND);
+        let (scraped, sent) = (self.server.range(from, to)?, self.otlp.range(from, to)?);
+        self.differ = self.compared.look(time, &scraped, &sent)?;
+        if self.compared.count() == 0 {
+            self.differ.push("nothing is sent".to_owned());
+        }
+        Ok(())
     }
 }
 
@@ -221,7 +267,7 @@ fn selectors(expression: &str) -> Vec<&str> {
 /// Shortens what rules wait for.
 fn hasten(rules: &mut Value) {
     for group in rules["groups"].as_array_mut().into_iter().flatten() {
-        group["interval"] = json!("2s");
+        group["interval"] = json!("5s");
         for rule in group["rules"].as_array_mut().into_iter().flatten() {
             if rule.get("for").is_some() {
                 rule["for"] = json!("10s");
@@ -231,14 +277,18 @@ fn hasten(rules: &mut Value) {
 }
 
 /// Ports of this host that nobody listens on now.
-fn free_ports() -> Result<[u16; 2]> {
+fn free_ports() -> Result<[u16; 3]> {
     let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port of 127.0.0.1");
-    let listeners = [bind()?, bind()?];
-    Ok([listeners[0].local_addr()?.port(), listeners[1].local_addr()?.port()])
+    let listeners = [bind()?, bind()?, bind()?];
+    let mut ports = [0; 3];
+    for (port, listener) in ports.iter_mut().zip(&listeners) {
+        *port = listener.local_addr()?.port();
+    }
+    Ok(ports)
 }
 
-/// A server that ends with this.
-struct Prometheus {
+/// A server that answers as Prometheus does, and ends with this.
+struct Server {
     process: Child,
     promtool: PathBuf,
     url: String,
@@ -246,12 +296,14 @@ struct Prometheus {
     folder: tempfile::TempDir,
 }
 
-impl Prometheus {
-    fn start(cache: &Cache, port: u16, daemon: u16, rules: &Value) -> Result<Self> {
+impl Server {
+    /// Scrapes the daemon on a port and evaluates rules.
+    fn prometheus(cache: &Cache, port: u16, daemon: u16, rules: &Value) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("numaward-prometheus-").tempdir()?;
         let path = |name: &str| folder.path().join(name);
         let configuration = json!({
-            "global": { "scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "2s" },
+            // On a busy host the machine takes its time for an answer.
+            "global": { "scrape_interval": "5s", "scrape_timeout": "5s", "evaluation_interval": "5s" },
             "rule_files": [path("rules.yaml")],
             "scrape_configs": [{
                 "job_name": "numaward",
@@ -261,28 +313,62 @@ impl Prometheus {
         // JSON is YAML.
         fs::write(path("prometheus.yaml"), configuration.to_string())?;
         fs::write(path("rules.yaml"), rules.to_string())?;
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let log = fs::File::create(path("log"))?;
-        let process = Command::new(prometheus::server(cache))
+        let mut command = Command::new(prometheus::server(cache));
+        command
             .arg(format!("--config.file={}", path("prometheus.yaml").display()))
-            .arg(format!("--storage.tsdb.path={}", path("data").display()))
-            .arg(format!("--web.listen-address={address}"))
+            .arg(format!("--storage.tsdb.path={}", path("data").display()));
+        Self::start(cache, command, "--web.listen-address", port, folder)
+    }
+
+    /// Takes what is sent by OTLP, below `/opentelemetry`.
+    fn receiver(cache: &Cache, port: u16) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("numaward-otlp-").tempdir()?;
+        let mut command = Command::new(victoria::server(cache));
+        command
+            .arg(format!("-storageDataPath={}", folder.path().join("data").display()))
+            .arg("-opentelemetry.usePrometheusNaming")
+            // What has come is to be seen.
+            .args(["-search.latencyOffset=0s", "-search.disableCache"]);
+        Self::start(cache, command, "-httpListenAddr", port, folder)
+    }
+
+    fn start(
+        cache: &Cache,
+        mut command: Command,
+        listen: &str,
+        port: u16,
+        folder: tempfile::TempDir,
+    ) -> Result<Self> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let log = fs::File::create(folder.path().join("log"))?;
+        let process = command
+            .arg(format!("{listen}={address}"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
-            .context("cannot start Prometheus")?;
+            .with_context(|| format!("cannot start {}", command.get_program().display()))?;
         let mut server =
             Self { process, promtool: prometheus::promtool(cache), url: format!("http://{address}"), folder };
         let started = Instant::now();
         while let Err(error) = server.answers("vector(1)") {
-            if server.process.try_wait()?.is_some() || started.elapsed() > Duration::from_mins(1) {
+            if server.process.try_wait()?.is_some() || started.elapsed() > Duration::from_mins(2) {
                 let log = fs::read_to_string(server.folder.path().join("log")).unwrap_or_default();
-                return Err(error.context(format!("Prometheus does not start: {log}")));
+                let program = command.get_program().display();
+                return Err(error.context(format!("{program} does not start: {log}")));
             }
             std::thread::sleep(Duration::from_millis(200));
         }
         Ok(server)
+    }
+
+    /// The daemon's series between two times, second by second.
+    fn range(&self, from: u64, to: u64) -> Result<Value> {
+        let mut query = Command::new(&self.promtool);
+        query.args(["query", "range", "--format=json", "--step=1s"]);
+        query.args([format!("--start={from}"), format!("--end={to}")]);
+        query.args([&self.url, r#"{__name__=~"numaward_.+"}"#]);
+        Ok(serde_json::from_str(&command::read(&mut query)?)?)
     }
 
     /// Whether an expression now returns a number.
@@ -294,7 +380,7 @@ impl Prometheus {
     }
 }
 
-impl Drop for Prometheus {
+impl Drop for Server {
     fn drop(&mut self) {
         // It may have ended.
         let _ = self.process.kill();
@@ -319,6 +405,28 @@ mod tests {
             ("vector(1)", vec![]),
         ] {
             assert_eq!(selectors(expression), expected, "{expression}");
+        }
+    }
+
+    #[test]
+    fn every_alert_has_cases_in_which_it_fires_and_in_which_it_does_not() {
+        let read = |name: &str| -> Value {
+            let text = fs::read_to_string(command::root().join("dashboards/prometheus").join(name)).unwrap();
+            serde_norway::from_str(&text).unwrap()
+        };
+        let (rules, tests) = (read("rules.yaml"), read("rules_test.yaml"));
+        let cases: Vec<&Value> =
+            list(&tests["tests"]).flat_map(|test| list(&test["alert_rule_test"])).collect();
+        let rules = list(&rules["groups"]).flat_map(|group| list(&group["rules"]));
+        let alerts: Vec<&str> = rules.filter_map(|rule| rule["alert"].as_str()).collect();
+        assert!(alerts.len() > 10, "{alerts:?}");
+        for alert in alerts {
+            for fires in [true, false] {
+                let has = cases.iter().any(|case| {
+                    case["alertname"] == alert && case["exp_alerts"].as_array().unwrap().is_empty() != fires
+                });
+                assert!(has, "{alert}: no case with firing {fires}");
+            }
         }
     }
 

@@ -4,6 +4,8 @@
 cgroups=/sys/fs/cgroup
 echo 1 >/proc/sys/kernel/numa_balancing
 
+# What is scraped is sent as well.
+export NUMAWARD_OTLP_ENDPOINT="$receiver" NUMAWARD_OTLP_INTERVAL=5s NUMAWARD_OTLP_TRACES=false
 numaward run --listen "0.0.0.0:$port" 2>/tmp/daemon.log &
 daemon=$!
 # check: ends the machine if the daemon has ended.

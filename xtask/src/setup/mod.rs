@@ -18,6 +18,7 @@ mod ebpf;
 mod explain;
 pub(crate) mod kernels;
 pub(crate) mod kustomize;
+pub(crate) mod mdbook;
 mod packages;
 pub(crate) mod prometheus;
 mod python;
@@ -25,6 +26,7 @@ mod sources;
 mod steps;
 mod store;
 mod tools;
+pub(crate) mod victoria;
 
 use std::fs::{self, File, TryLockError};
 
@@ -62,12 +64,16 @@ pub(crate) enum Part {
     Containerd,
     /// Prometheus and promtool.
     Prometheus,
+    /// A server that takes OTLP.
+    Victoria,
     /// A browser, and what drives it.
     Browser,
     /// What runs the schemas of the Prometheus operator.
     Node,
     /// Renders the manifests.
     Kustomize,
+    /// Makes the book.
+    Mdbook,
     /// A program that cargo installs into the cache.
     Tool(&'static CargoTool),
     /// A program that Python installs into the cache.
@@ -107,9 +113,11 @@ fn install(parts: &[Part], update: bool, verbose: bool) -> Result<()> {
             Part::Debian => debian::ensure(&steps),
             Part::Containerd => containerd::ensure(&steps),
             Part::Prometheus => prometheus::ensure(&steps),
+            Part::Victoria => victoria::ensure(&steps),
             Part::Browser => packages::ensure(&steps, "browser", BROWSER),
             Part::Node => packages::ensure(&steps, "Node.js", NODE),
             Part::Kustomize => kustomize::ensure(&steps),
+            Part::Mdbook => mdbook::ensure(&steps),
             Part::Tool(tool) => tools::ensure(&steps, tool),
             Part::PythonTool(tool) => python::ensure(&steps, tool),
         }?;
