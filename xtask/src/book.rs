@@ -175,7 +175,7 @@ mod tests {
             ),
             (
                 "a/b.html",
-                r##"<h2 id="x"><a class="header" href="#x">x</a></h2> <a href="../index.html">4</a> <a href="">5</a>"##,
+                r##"<main><h2 id="x"><a class="header" href="#x">x</a></h2> <a href="../index.html">4</a> <a href="">5</a></main>"##,
             ),
             ("print.html", r#"<a href="nowhere.html">"#),
         ]);
