@@ -1,9 +1,10 @@
-//! Accesses, stalls, kills and intruders: what the daemon says, held against what the kernel says of each.
+//! Accesses, stalls, kills, intruders, misses; and who is counted where slots are few: what the daemon says, held against what the kernel says of each.
 
 use std::time::Duration;
 
 use numaward_tests::{Bench, Report, assert_near, boot};
 use numaward_vm::Machine;
+use serde_json::{Value, json};
 
 const PAGES: u64 = 64 * 256;
 
@@ -26,6 +27,12 @@ fn has_probe(report: &Report, probe: &str, mode: &str) -> bool {
     report.section("probes").lines().any(|line| line.contains(&wanted))
 }
 
+/// Pages that NUMA balancing moved, by `memory.stat`, which tells of them since Linux 6.12 or so.
+fn migrated_by_kernel(report: &Report, workload: &str) -> Option<u64> {
+    let mut stat = report.section(&format!("{workload} memory.stat")).lines();
+    stat.find_map(|line| line.strip_prefix("numa_pages_migrated "))?.parse().ok()
+}
+
 /// Who samples whom (the table is that of the kernel's own `memory.stat` where it has one).
 fn accesses(report: &Report) {
     let (remote, migrated) = ("numaward_remote_access_pages_total", "numaward_migrated_bytes_total");
@@ -34,9 +41,8 @@ fn accesses(report: &Report) {
     assert_near("moved: seen from node 0", seen, PAGES, PAGES, 3);
     let moved = pages(report, "moved", migrated, &["reason=\"numa_misplaced\""]) / 4096;
     assert_near("moved: moved", moved, PAGES, PAGES, 3);
-    let mut stat = report.section("moved memory.stat").lines();
-    if let Some(line) = stat.find_map(|line| line.strip_prefix("numa_pages_migrated ")) {
-        assert_near("moved: as memory.stat has it", moved, line.parse().unwrap(), PAGES, 3);
+    if let Some(pages) = migrated_by_kernel(report, "moved") {
+        assert_near("moved: as memory.stat has it", moved, pages, PAGES, 3);
     }
     // As a matrix, for the host.
     let from = &report.json("bound API")["accesses"];
@@ -48,6 +54,7 @@ fn accesses(report: &Report) {
     assert!((0.9..=1.0).contains(&estimate), "{}", report.section("bound workload"));
     // What is bound is not sampled; the program's own text, which is not bound, may be.
     assert!(pages(report, "bound", remote, &[]) < PAGES / 10, "{}", report.section("bound"));
+    assert!(migrated_by_kernel(report, "bound").is_none_or(|pages| pages < PAGES / 10), "{report}");
     let pinned = report.section("pinned");
     let is_sampled = pinned.contains("state=\"on\"");
     assert!(is_sampled != pinned.contains("state=\"skipped_cpuset\""), "{pinned}");
@@ -88,19 +95,24 @@ fn intruders(report: &Report) {
         let before = sum(report, "clean", metric, &[&format!("class=\"{class}\"")]);
         assert!(before < 0.1, "{class}: {before} s although nobody was there");
     }
-    let ticks: u64 = report.section("intruder ticks").trim().parse().unwrap();
-    let host = sum(report, "intruder metrics", metric, &["class=\"host\""]);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some seconds")]
-    let hundredths = (host * 100.0) as u64;
-    assert_near("intruders, in hundredths of a second", hundredths, ticks, ticks, 5);
+    // Each is alone in its class, and the kernel says what it used.
+    let number = |section: &str| report.section(section).trim().parse::<u64>().unwrap();
+    for (class, used) in
+        [("host", number("intruder ticks") * 10), ("workload", number("neighbour usage") / 1000)]
+    {
+        let seconds = sum(report, "intruder metrics", metric, &[&format!("class=\"{class}\"")]);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some seconds")]
+        let milliseconds = (seconds * 1000.0) as u64;
+        assert_near(&format!("milliseconds of class {class}"), milliseconds, used, used, 5);
+    }
     let told = report.json("intruders");
     assert_eq!(told["watching"], true);
-    let first = &told["intruders"][0];
-    assert_eq!(
-        (first["command"].as_str(), first["class"].as_str()),
-        (Some("numaward-load"), Some("host")),
-        "{told}"
-    );
+    let first: Vec<_> = told["intruders"].as_array().unwrap().iter().take(2).collect();
+    for (class, workload) in [("host", Value::Null), ("workload", json!("neighbour"))] {
+        let found = first.iter().find(|intruder| intruder["class"] == class);
+        let found = found.unwrap_or_else(|| panic!("no {class} in {told}"));
+        assert_eq!((&found["command"], &found["workload"]), (&json!("numaward-load"), &workload), "{told}");
+    }
     let cpu = &report.json("status")["exclusiveCpus"][0];
     assert_eq!(cpu["workload"], "numaward/owner");
     assert!(cpu["hardInterrupts"].as_u64().is_some_and(|count| count > 0), "{cpu}");
@@ -109,11 +121,82 @@ fn intruders(report: &Report) {
     let told = &report.json("intruder events")["events"];
     let event = told.as_array().unwrap().iter().find(|event| event["details"]["command"] == "numaward-load");
     let event = event.unwrap_or_else(|| panic!("{told}"));
-    assert_eq!(
-        (event["workload"].as_str(), event["details"]["class"].as_str()),
-        (Some("numaward/owner"), Some("host"))
-    );
+    assert_eq!(event["workload"], "numaward/owner", "{told}");
+    assert!(["host", "workload"].contains(&event["details"]["class"].as_str().unwrap()), "{told}");
     assert_eq!(event["details"]["cpus"], cpu["cpu"].to_string(), "{told}");
+}
+
+/// What watching costs is told.
+fn cost(report: &Report) {
+    let cost = report.json("cost")["cost"].clone();
+    let of = |probe: &str| {
+        let probes = cost["probes"].as_array().unwrap_or_else(|| panic!("{cost}"));
+        probes
+            .iter()
+            .find(|of| of["probe"] == probe)
+            .unwrap_or_else(|| panic!("no {probe} in {cost}"))
+            .clone()
+    };
+    let alloc = of("alloc");
+    assert!(alloc["runs"].as_u64() > Some(0) && alloc["nanoseconds"].as_u64() > Some(0), "{alloc}");
+    assert_eq!(of("oom_kill")["runs"], 0, "nobody was killed");
+    let memory = report.section("memory of maps").lines();
+    let bytes: Vec<u64> = memory.map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap()).collect();
+    assert!(bytes.len() == 4 && bytes.iter().all(|bytes| (1 << 10..16 << 20).contains(bytes)), "{bytes:?}");
+}
+
+/// What is told by the events is also told at once to whoever listens, in the same order and words.
+fn stream(report: &Report) {
+    let told: Vec<Value> = report
+        .section("stream")
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+        .collect();
+    for kind in ["stall", "oom_kill", "intruder"] {
+        assert!(told.iter().any(|event| event["kind"] == kind), "no {kind} in {told:?}");
+    }
+    for section in ["stall events", "killed cpuset events", "intruder events"] {
+        for event in report.json(section)["events"].as_array().unwrap() {
+            assert!(told.contains(event), "{event} is not in {told:?}");
+        }
+    }
+    assert!(told.is_sorted_by_key(|event| event["id"].as_u64()), "{told:?}");
+}
+
+/// With three slots for five workloads: whoever is promised something has one at once, then whoever is busy.
+fn few_slots(report: &Report) {
+    assert_eq!(report.section("counters of those that came late"), "", "all slots are taken");
+    assert!(report.section("busy counters").contains("workload=\"busy\""));
+    assert!(report.section("few slots").contains("numaward_workloads{counters=\"own\"} 3\n"), "{report}");
+    assert!(report.section("few slots").contains("numaward_workloads{counters=\"other\"} 2\n"), "{report}");
+    let workloads = report.json("few workloads");
+    let without = |name: &str| {
+        let mut workloads = workloads["workloads"].as_array().unwrap().iter();
+        let found = workloads.find(|workload| workload["workload"] == name);
+        found.unwrap_or_else(|| panic!("no {name} in {workloads:?}"))["counters"] == "other"
+    };
+    assert!(!without("late") && !without("busy"), "{workloads}");
+    // What those without a slot are given is counted together. Others who are not registered come on top.
+    let rest = |section: &str| pages(report, section, "numaward_memory_allocated_bytes_total", &[]) >> 20;
+    let (grown, loads) = (
+        rest("other after") - rest("other before"),
+        ["early", "lazy"].into_iter().filter(|name| without(name)).count() as u64,
+    );
+    assert!(loads > 0 && (32 * loads..48 * loads).contains(&grown), "{loads} loads, {grown} MiB");
+    assert_eq!(report.json("few workloads then")["workloads"].as_array().unwrap().len(), 6, "{report}");
+
+    // The first page on the node that was not promised, with who asked for it; and all of them by number.
+    let nodes = report.json("promised")["nodes"].clone();
+    let other = u64::from(nodes == "0");
+    let told = report.json("miss events");
+    let [event] = told["events"].as_array().unwrap().as_slice() else { panic!("one event: {told}") };
+    assert_eq!((event["workload"].as_str(), event["node"].as_u64()), (Some("late"), Some(other)), "{told}");
+    assert_eq!(event["details"]["command"], "numaward-load", "{told}");
+    assert_eq!(event["details"]["promisedNodes"], nodes, "{told}");
+    let missed = |labels: &[&str]| pages(report, "misses", "numaward_numa_miss_bytes_total", labels);
+    let node = format!("node=\"{other}\"");
+    assert_near("misses", missed(&["workload=\"late\"", &node]), 16 << 20, 16 << 20, 3);
+    assert_eq!(missed(&[]), missed(&[&node]), "{}", report.section("misses"));
 }
 
 #[test]
@@ -131,8 +214,47 @@ fn what_the_other_probes_tell_is_what_the_kernel_says() {
     ] {
         assert!(has_probe(&report, probe, mode), "{}", report.section("probes"));
     }
+    cost(&report);
     accesses(&report);
     stalls_and_kills(&report);
     intruders(&report);
+    stream(&report);
+    few_slots(&report);
+    for daemon in ["first", "few"] {
+        assert_eq!(report.section(&format!("{daemon} exit code")), "0");
+    }
+}
+
+#[test]
+fn ten_thousand_workloads_take_a_bounded_memory() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(Some(8), Some(&["1"; 8].join(",")), Some(&["320M"; 8].join(",")), None);
+    // Of the emulated processor no more can be told apart: 255 is everybody.
+    let machine = machine.unwrap().possible_cpus(240).unwrap();
+    let report = boot(&bench.vm(machine).limit(Duration::from_mins(20)), include_str!("maps.sh"));
+    assert_eq!(report.section("possible CPUs"), "0-239");
+    let status = report.json("status");
+    let memory = status["mapMemory"].as_object().unwrap();
+    let families: Vec<_> = memory.keys().collect();
+    assert_eq!(families, ["alloc", "faults", "switch", "trouble"], "{status}");
+    let total: u64 = memory.values().map(|bytes| bytes.as_u64().unwrap()).sum();
+    assert!(total < 128 << 20, "{memory:?}");
+    // The same in the metrics, and for people.
+    let metrics = report.section("metrics").lines();
+    let told: u64 = metrics.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();
+    assert_eq!(told, total, "{}", report.section("metrics"));
+    assert!(report.section("status for people").contains("memory of all maps: alloc "), "{report}");
+    // CPUs share counters where each one's own would be too large, and they count nevertheless.
+    assert!(status["maps"].as_array().unwrap().iter().any(|map| map["map"] == "CTR_SHARED"), "{status}");
+    let counted =
+        pages(&report, "counted by itself", "numaward_memory_allocated_bytes_total", &["locality=\"local\""]);
+    assert_near("counted by itself", counted, 16 << 20, 16 << 20, 5);
+    assert_eq!(report.section("series").trim(), "10000");
+    let kib = |key: &str| {
+        let mut lines = report.section("daemon").lines();
+        let line = lines.find_map(|line| line.strip_prefix(key)).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap()
+    };
+    assert!(kib("VmHWM:") < 128 << 10, "{}", report.section("daemon"));
     assert_eq!(report.section("exit code"), "0");
 }

@@ -1,16 +1,40 @@
 # Accesses, stalls, kills and intruders, each made on purpose and held against what the kernel says of it.
 
-NUMAWARD_PROBES_INTRUDERS_ENABLED=true NUMAWARD_PROBES_STALLS_EVENT_FROM=1ns \
-    NUMAWARD_OBSERVE_REMOTE_ESTIMATE_ENABLED=true NUMAWARD_OBSERVE_RESIDENCY_INTERVAL=5s numaward run --log-level debug 2>/tmp/daemon.log &
-daemon=$!
 socket=/run/numaward/control.sock
 ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
 _ready() { ask /readyz && [ -S $socket ]; }
-wait_for 60 _ready
+# start ARGUMENTS...: the daemon, ready.
+start() {
+    numaward run --log-level debug "$@" 2>/tmp/daemon.log &
+    daemon=$!
+    wait_for 60 _ready
+}
+# stop SECTION: what it complained of, and what it ends with.
+stop() {
+    section "$1 log"
+    grep -E "WARN|ERROR" /tmp/daemon.log | head -40
+    kill $daemon
+    wait $daemon
+    section "$1 exit code"
+    echo $?
+}
 metric() { ask /metrics | grep -F "$1"; }
+
+export NUMAWARD_PROBES_INTRUDERS_ENABLED=true NUMAWARD_OBSERVE_RESIDENCY_INTERVAL=5s
+NUMAWARD_PROBES_STALLS_EVENT_FROM=1ns NUMAWARD_OBSERVE_REMOTE_ESTIMATE_ENABLED=true start
+
+# Whoever listens is told of everything at once, until the daemon ends.
+ask /api/v1/stream >/tmp/stream 2>/dev/null &
+stream=$!
 
 section probes
 metric 'numaward_probe{'
+section "memory of maps"
+metric 'numaward_probe_map_memory_bytes{'
+# While it is asked to, the kernel measures each run of the probes.
+section cost
+numaward status --cost 2s -o json
+section "accesses"
 
 # --- Whose accesses are sampled -------------------------------------------------------------------------------------
 echo 1 >/proc/sys/kernel/numa_balancing
@@ -50,6 +74,8 @@ walker bound 0 0-1 --cpus 0 --policy bind:1
 _wanted=bound
 wait_for 120 _state
 told bound
+section "bound memory.stat"
+grep numa_ $cgroups/bound/memory.stat || true
 section "bound API"
 ask /api/v1/nodes
 section "bound workload"
@@ -129,18 +155,24 @@ _watched() { metric "numaward_exclusive_cpu_intruder_seconds_total{cpu=\"$cpu\",
 wait_for 30 _watched
 section "clean"
 metric numaward_exclusive_cpu_
-# Two that run there nevertheless: the root cgroup cannot be kept off.
+# Two that run there nevertheless: one of the root cgroup, which cannot be kept off, and one of another workload.
+mkdir $cgroups/neighbour
+_walker=neighbour
+wait_for 30 _has_counters
 numaward-load --cpus $cpu --size 4M --walk >/dev/null 2>&1 &
 one=$!
-numaward-load --cpus $cpu --size 4M --walk >/dev/null 2>&1 &
+numaward-load --cgroup $cgroups/neighbour --cpus $cpu --size 4M --walk >/dev/null 2>&1 &
 two=$!
-# Their time in clock ticks of a hundredth of a second.
-ticks() { cat /proc/$one/task/*/stat /proc/$two/task/*/stat | sed 's/.*) //' | awk '{ sum += $12 + $13 } END { print sum }'; }
-_busy() { [ "$(ticks)" -ge 300 ]; }
+# What the first has used, in clock ticks of a hundredth of a second, and the second, in microseconds.
+ticks() { cat /proc/$one/task/*/stat | sed 's/.*) //' | awk '{ sum += $12 + $13 } END { print sum }'; }
+usage() { sed -n 's/^usage_usec //p' $cgroups/neighbour/cpu.stat; }
+_busy() { [ "$(ticks)" -ge 300 ] && [ "$(usage)" -ge 3000000 ]; }
 wait_for 240 _busy
 kill -STOP $one $two
 section "intruder ticks"
 ticks
+section "neighbour usage"
+usage
 section "intruder metrics"
 metric numaward_exclusive_cpu_
 section "intruders"
@@ -154,12 +186,68 @@ kill -CONT $one $two
 _told() { ask "/api/v1/events?kind=intruder" | grep -q 'numaward-load'; }
 wait_for 180 _told
 ask "/api/v1/events?kind=intruder"
-kill -9 $one $two
+kill $one $two
+wait $one $two
 kill $exec
 wait $exec
-section "daemon log"
-grep -E "WARN|ERROR" /tmp/daemon.log | head -40
-kill $daemon
-wait $daemon
-section "exit code"
-echo $?
+stop first
+wait $stream
+section "stream"
+sed -n 's/^data: //p' /tmp/stream
+
+# --- More workloads than slots --------------------------------------------------------------------------------------
+for name in tight limited cpuset policy neighbour; do wait_for 10 rmdir $cgroups/$name; done
+printf 'probes: {slots: 3}\nenforcement: {mode: dry-run}\n' >/tmp/few.yaml
+mkdir $cgroups/early $cgroups/lazy
+start --config /tmp/few.yaml
+_full() { metric 'numaward_probe_map_entries{map="ROOTS"} 3'; }
+wait_for 30 _full
+mkdir $cgroups/late $cgroups/busy
+_waiting() { metric 'numaward_workloads{counters="other"} 2'; }
+wait_for 30 _waiting
+_walker=late
+section "counters of those that came late"
+_has_counters && echo late
+# Whoever is promised something is counted by itself at once.
+section "promised"
+numaward guarantee /late --cpus 1 --memory 64Mi -o json
+wait_for 30 _has_counters
+# Nothing is enforced, so that memory goes where the policy says; the promise is one node, the other is outside.
+for _other in 0 1; do
+    load late --size 16M --policy bind:$_other
+    kill $load_pid
+    wait $load_pid
+done
+section "miss events"
+_told() { ask "/api/v1/events?kind=miss&workload=late" | grep -q message; }
+wait_for 30 _told
+ask "/api/v1/events?kind=miss"
+section "misses"
+metric 'numaward_numa_miss_bytes_total{'
+# Whoever is busy is, too, once it was looked at twice.
+load busy --size 16M --walk --cpus 0
+busy=$load_pid
+_walker=busy
+wait_for 240 _has_counters
+section "busy counters"
+_has_counters
+section "few workloads"
+ask /api/v1/workloads
+section "few slots"
+metric 'numaward_workloads{'
+metric 'numaward_probe_map_entries{'
+# Those without a slot are counted together.
+rest() { metric 'numaward_memory_allocated_bytes_total{workload="other"'; }
+section "other before"
+rest
+load early --size 32M
+one=$load_pid
+load lazy --size 32M
+two=$load_pid
+section "other after"
+rest
+section "few workloads then"
+ask /api/v1/workloads
+kill $busy $one $two
+wait $busy $one $two
+stop few

@@ -30,11 +30,14 @@ use crate::{
     family::map_bytes,
     nodes::{NoSections, Numbering, Sections, count_homes, node_table},
     pmu::PmuError,
-    rows::{Layout, Rows},
+    rows::{Layout, Rows, growth},
     self_check,
     slots::Slots,
     sys, tracefs,
 };
+
+/// Room for some thousand misses that nobody has read yet.
+const EVENTS_BYTES: u32 = 1 << 16;
 
 /// The object, where the build had a toolchain for it.
 #[cfg(numaward_ebpf)]
@@ -199,6 +202,7 @@ impl Alloc {
             .map_max_entries("ROOTS", options.slots.max(1))
             .map_max_entries("SLOTS", slots)
             .map_max_entries("ARMED", slots)
+            .map_max_entries("EVENTS", options.fakes.ring_bytes.unwrap_or(EVENTS_BYTES))
             .map_max_entries("CTR", ctr)
             .map_max_entries("CTR_SHARED", ctr_shared)
             .map_max_entries("SECTION_NODE", sections.capacity())
@@ -430,16 +434,13 @@ impl Alloc {
 
     /// What was counted since `base`, by node. An empty `base` is all zero.
     pub(crate) fn since(&self, base: &[AllocCounters], now: &[AllocCounters]) -> NodeCounters {
-        let base = base.iter().copied().chain(std::iter::repeat(AllocCounters::default()));
-        // Modulo 2^64, as the kernel's additions.
-        let grown = |now: u64, base: u64| self.all_of(now.wrapping_sub(base));
-        let growth = now.iter().zip(base).map(|(now, base)| Counters {
-            user_local: grown(now.user_local, base.user_local),
-            user_remote: grown(now.user_remote, base.user_remote),
-            user_outside: grown(now.user_outside, base.user_outside),
-            kernel: grown(now.kernel, base.kernel),
+        let counters = growth(base, now).map(|grown| Counters {
+            user_local: self.all_of(grown.user_local),
+            user_remote: self.all_of(grown.user_remote),
+            user_outside: self.all_of(grown.user_outside),
+            kernel: self.all_of(grown.kernel),
         });
-        self.nodes.ids().iter().copied().zip(growth).collect()
+        self.nodes.ids().iter().copied().zip(counters).collect()
     }
 
     pub(crate) fn totals(&self) -> Result<AllocTotals, MapAccessError> {

@@ -97,6 +97,8 @@ pub struct Fakes {
     pub node_shift: Option<u32>,
     /// What is counted for accesses to DRAM.
     pub dram_events: Option<pmu::Events>,
+    /// Bytes of the ring buffer of misses, so that it overflows soon.
+    pub ring_bytes: Option<u32>,
 }
 
 impl<'a> Options<'a> {

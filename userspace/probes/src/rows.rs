@@ -115,9 +115,33 @@ impl Rows {
     }
 }
 
+/// What rows grew by since `base`, modulo 2^64 as the kernel's additions. An empty `base` is all zero.
+pub(crate) fn growth(base: &[AllocCounters], now: &[AllocCounters]) -> impl Iterator<Item = AllocCounters> {
+    let base = base.iter().copied().chain(std::iter::repeat(AllocCounters::default()));
+    now.iter().zip(base).map(|(now, base)| AllocCounters {
+        user_local: now.user_local.wrapping_sub(base.user_local),
+        user_remote: now.user_remote.wrapping_sub(base.user_remote),
+        user_outside: now.user_outside.wrapping_sub(base.user_outside),
+        kernel: now.kernel.wrapping_sub(base.kernel),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_grow_also_past_the_largest_number() {
+        let row = |local, remote, outside, kernel| AllocCounters {
+            user_local: local,
+            user_remote: remote,
+            user_outside: outside,
+            kernel,
+        };
+        let (base, now) = (row(1, u64::MAX - 1, u64::MAX, 7), row(3, 5, u64::MAX, 6));
+        assert!(growth(&[base], &[now]).eq([row(2, 7, 0, u64::MAX)]));
+        assert!(growth(&[], &[now, base]).eq([now, base]));
+    }
 
     #[test]
     fn counters_are_per_cpu_until_they_are_too_large() {

@@ -45,6 +45,7 @@ const TESTS: &[(&str, Test)] = &[
     ("pages_are_counted_by_the_tracepoint", |host| pages_are_counted(host, Mode::Tracepoint, 512, "CTR")),
     ("pages_are_counted_in_shared_counters", shared),
     ("pages_outside_the_allowed_nodes_are_told", outside),
+    ("misses_that_find_no_place_are_counted_and_told_later", overrun),
     ("pages_of_another_node_are_remote", remote),
     ("a_wrong_node_shift_falls_back_to_the_tracepoint", wrong_shift),
     ("a_slot_is_reused_without_going_back", slot_reuse),
@@ -59,6 +60,7 @@ const TESTS: &[(&str, Test)] = &[
     ("without_privileges_the_reason_is_told", without_privileges),
     ("without_btf_tracepoints_serve", |_| without_btf()),
     ("without_btf_intruders_are_told_as_well", |_| intruders_without_btf()),
+    ("structures_and_fields_that_moved_are_told", |_| moved()),
     ("too_many_slots_are_refused", too_many_slots),
     (INTRUDERS, intruders),
     ("counters_of_cpus_are_split_by_workload", hardware),
@@ -509,6 +511,52 @@ fn outside(host: &Host) {
     assert!(matches!(probes.events().unwrap().as_slice(), [ProbeEvent::Miss { .. }]));
 }
 
+/// More workloads miss at once than the ring buffer has room for.
+fn overrun(host: &Host) {
+    // A page; an event takes 56 bytes of it.
+    const ROOM: usize = 4096 / 56;
+    const WORKLOADS: usize = ROOM + 9;
+    let fakes = Fakes { ring_bytes: Some(4096), ..Fakes::default() };
+    let mut probes = Probes::load(&Options { fakes, ..host.options() });
+    assert_ne!(probes.reports()[0].mode, Mode::Absent, "{:?}", probes.reports());
+    let nowhere = NodeSet::single(NodeId(77));
+    let cgroups: Vec<_> = (0..WORKLOADS).map(|number| host.cgroup(&format!("overrun-{number}"))).collect();
+    let mut process = Toucher::new(&cgroups[0].0);
+    let mut slots = Vec::new();
+    let mut miss = |probes: &Probes, cgroup: &Cgroup| {
+        fs::write(cgroup.0.join("cgroup.procs"), process.child.id().to_string()).unwrap();
+        process.touch(8);
+        probes.stats().unwrap()[0].events_lost
+    };
+    let before = probes.stats().unwrap()[0].events_lost;
+    let mut lost = before;
+    for cgroup in &cgroups {
+        slots.push(probes.register(cgroup.id(), Some(&nowhere)).unwrap());
+        lost = miss(&probes, cgroup);
+    }
+    let told = |probes: &mut Probes| -> Vec<SlotId> {
+        let slot = |event| match event {
+            ProbeEvent::Miss { slot, .. } => Some(slot),
+            ProbeEvent::OomKill { .. } | ProbeEvent::LongStall { .. } => None,
+        };
+        probes.events().unwrap().into_iter().filter_map(slot).collect()
+    };
+    let first = told(&mut probes);
+    // The first ones, in their order; the others were counted. Each of their pages tried anew.
+    assert!((1..=ROOM).contains(&first.len()), "{}", first.len());
+    assert_eq!(first, slots[..first.len()]);
+    let unlucky = WORKLOADS - first.len();
+    assert!(lost - before >= unlucky as u64, "{lost} lost, {before} before, {unlucky} untold");
+    // Every one of them is counted as ever, told or not.
+    let counted = probes.counters().unwrap();
+    assert!(slots.iter().all(|slot| sum(&counted.slots[slot]).user_outside.0 >= 8), "{counted:?}");
+    // Whoever was not told is told with the next miss, now that there is room; who was is silent for a minute.
+    for cgroup in &cgroups {
+        miss(&probes, cgroup);
+    }
+    assert_eq!(told(&mut probes), slots[first.len()..]);
+}
+
 fn remote(host: &Host) {
     for node in [NodeId(77), host.node] {
         let fakes = Fakes { cpu_node: Some(node), ..Fakes::default() };
@@ -779,6 +827,85 @@ fn without_btf() {
         assert!(absent.unwrap().contains("; tracepoint: tracefs is not to be seen"), "{report}");
     }
     assert!(report.contains("switch absent: tp_btf: ") && report.contains("stall absent: "), "{report}");
+}
+
+/// What `host report` says where a folder is empty and files are others.
+fn report_with(hidden: Option<&str>, files: &[(&str, &[u8])]) -> String {
+    let mut script: Vec<_> =
+        hidden.iter().map(|folder| format!("mount -t tmpfs none {folder} && ")).collect();
+    let mut kept = Vec::new();
+    for (path, content) in files {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(content).unwrap();
+        script.push(format!("mount --bind {} {path} && ", file.path().display()));
+        kept.push(file);
+    }
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", &format!("{}exec \"$0\" report", script.concat())])
+        .arg(std::env::current_exe().unwrap())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A kernel whose structures have other names, whose BTF is cut off, or whose tracepoints have other fields: what needs
+/// them says so, and nothing else changes.
+fn moved() {
+    let lines = |report: &str| -> BTreeMap<String, String> {
+        let lines = report.lines().map(|line| line.split_once(' ').unwrap());
+        lines.map(|(probe, rest)| (probe.to_owned(), rest.to_owned())).collect()
+    };
+    let good = lines(&report_without(&[]));
+    let btf = fs::read(BTF).unwrap();
+    let renamed = |name: &str| {
+        let wanted = [b"\0", name.as_bytes(), b"\0"].concat();
+        let at = btf.windows(wanted.len()).position(|bytes| bytes == wanted).unwrap();
+        let mut renamed = btf.clone();
+        renamed[at + 1] = b'X';
+        lines(&report_with(None, &[(BTF, &renamed)]))
+    };
+    for (name, probes, reason) in [
+        ("oom_control", &["oom_kill"][..], "the kernel's BTF has no oom_control.constraint"),
+        ("vm_area_struct", &["scan"], "the kernel's BTF has no vm_area_struct.vm_start"),
+        ("zonelist", &["alloc"], "tp_btf: the kernel's BTF has no array zonelist._zonerefs"),
+        ("css_set", &["oom_kill", "switch"], "the kernel's BTF has no css_set.dfl_cgrp"),
+    ] {
+        let told = renamed(name);
+        for (probe, good) in &good {
+            if probes.contains(&probe.as_str()) {
+                assert!(told[probe].contains(reason), "{name}, {probe}: {}", told[probe]);
+            } else {
+                assert_eq!(&told[probe], good, "{name}, {probe}");
+            }
+        }
+    }
+    for cut in [btf.len() / 2, 7] {
+        let told = lines(&report_with(None, &[(BTF, &btf[..cut])]));
+        assert!(told["alloc"].starts_with("tracepoint: tp_btf: the kernel's BTF is malformed"), "{told:?}");
+        assert!(told["oom_kill"].contains("BTF is malformed"), "{told:?}");
+    }
+
+    let formats = [
+        ("kmem/mm_page_alloc", ["offset:24;\tsize:8", "offset:28;\tsize:4"]),
+        ("migrate/mm_migrate_pages", ["int reason", "int why"]),
+    ];
+    let files = formats.map(|(event, [from, to])| {
+        let path = format!("/sys/kernel/tracing/events/{event}/format");
+        let format = fs::read_to_string(&path).unwrap();
+        assert!(format.contains(from), "{format}");
+        (path, format.replace(from, to))
+    });
+    let files = [0, 1].map(|index: usize| (files[index].0.as_str(), files[index].1.as_bytes()));
+    // Tracepoints are only looked at where there is nothing better.
+    let told = lines(&report_with(Some("/sys/kernel/btf"), &files));
+    for (probe, reason) in [
+        ("alloc", "format: the field gfp_flags is at offset 28, size 4; the probe needs offset 24, size 8"),
+        ("migrate", "format: the field reason is missing; the probe knows it at the offsets 28, 52 and 60"),
+    ] {
+        let told = &told[probe];
+        assert!(told.starts_with("absent: ") && told.contains(reason), "{probe}: {told}");
+    }
 }
 
 fn intruders_without_btf() {

@@ -32,7 +32,9 @@ const AT_ONCE: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct Interest {
     looked: Option<Instant>,
+    /// The CPU time of each cgroup at the last look, and by how much it grew since the one before.
     used: BTreeMap<CgroupId, Duration>,
+    busy: BTreeMap<CgroupId, Duration>,
 }
 
 /// A workload that has a slot, or wants one.
@@ -65,12 +67,16 @@ fn exchanges(candidates: &[Candidate]) -> Vec<(CgroupId, CgroupId)> {
 }
 
 impl Interest {
-    /// Who was how busy since the last look.
-    fn look(&mut self, used: BTreeMap<CgroupId, Duration>) -> BTreeMap<CgroupId, Duration> {
+    /// Looks who was how busy since the last look.
+    fn look(&mut self, used: BTreeMap<CgroupId, Duration>) {
         let grown = used.iter().filter_map(|(id, now)| Some((*id, now.checked_sub(*self.used.get(id)?)?)));
-        let grown = grown.collect();
+        self.busy = grown.collect();
         self.used = used;
-        grown
+    }
+
+    /// How busy a cgroup was between the last two looks; `None` where that is not known.
+    fn busy(&self, id: CgroupId) -> Option<Duration> {
+        self.busy.get(&id).copied()
     }
 }
 
@@ -83,7 +89,7 @@ impl State {
             // Whoever was least busy when it was looked last.
             let held = self.table.members().filter(|(_, member)| member.slot.is_some());
             let unpromised = held.map(|(id, _)| id).filter(|id| self.promises.nodes_of(*id).is_none());
-            let Some(id) = unpromised.min_by_key(|id| self.interest.used.get(id).copied()) else { break };
+            let Some(id) = unpromised.min_by_key(|id| self.interest.busy(*id)) else { break };
             self.take_slot(id);
             coming += 1;
         }
@@ -123,7 +129,7 @@ impl Observer {
         // A cgroup that vanishes meanwhile is not busy.
         let used = targets.into_iter().filter_map(|(id, dir)| Some((id, cpu_usage(&dir).ok()?))).collect();
         let mut state = self.lock();
-        let busy = state.interest.look(used);
+        state.interest.look(used);
         let waiting: std::collections::BTreeSet<CgroupId> = state.table.waiting().collect();
         let candidates: Vec<Candidate> = state
             .table
@@ -133,7 +139,7 @@ impl Observer {
                 id,
                 has_slot: member.slot.is_some(),
                 is_promised: state.promises.nodes_of(id).is_some(),
-                busy: busy.get(&id).copied(),
+                busy: state.interest.busy(id),
             })
             .collect();
         for (giver, taker) in exchanges(&candidates) {
@@ -190,8 +196,12 @@ mod tests {
             times.iter().map(|&(id, seconds)| (CgroupId(id), Duration::from_secs(seconds))).collect()
         };
         let mut interest = Interest::default();
-        assert_eq!(interest.look(used(&[(1, 10), (2, 5)])), used(&[]));
-        assert_eq!(interest.look(used(&[(1, 13), (3, 7)])), used(&[(1, 3)]), "2 is gone, 3 is new");
-        assert_eq!(interest.look(used(&[(1, 2), (3, 9)])), used(&[(3, 2)]), "1 went back");
+        let mut look = |times: &[(u64, u64)]| {
+            interest.look(used(times));
+            interest.busy.clone()
+        };
+        assert_eq!(look(&[(1, 10), (2, 5)]), used(&[]));
+        assert_eq!(look(&[(1, 13), (3, 7)]), used(&[(1, 3)]), "2 is gone, 3 is new");
+        assert_eq!(look(&[(1, 2), (3, 9)]), used(&[(3, 2)]), "1 went back");
     }
 }

@@ -4,63 +4,85 @@
 //! kernel's BPF statistics measure both; of several rounds, the medians of the time per run are printed. Some 30 ns
 //! of each are the statistics' own clock, so a ratio is a little less than that of the programs themselves.
 //!
-//! Sampled accesses need several nodes and OOM kills need victims: no load here makes them.
+//! Sampled accesses need a machine with several nodes, and a kernel with `fentry`, as OOM kills do: elsewhere it is
+//! told why they are not measured. `cargo xtask bench probes --vm` has such a machine.
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fs::{self, File},
-    io::{Read as _, Seek as _, Write as _},
+    io::{self, Read as _, Seek as _, Write as _},
     path::{Path, PathBuf},
-    process::Command,
-    thread,
+    process::{Command, ExitStatus},
+    ptr, thread,
+    time::{Duration, Instant},
 };
 
-use aya::{Btf, Ebpf, programs::BtfTracePoint};
+use aya::{
+    Btf, Ebpf,
+    programs::{BtfTracePoint, FEntry},
+};
 use numaward_probes::{
     CgroupId, Fakes, Mode, Options, Probe, Probes,
     pmu::{Event, Events},
     stats_window,
 };
-use numaward_topology::{CpuId, Machine};
+use numaward_topology::{CpuId, Machine, NodeId};
 
 use crate::{EMPTY, Result, count, median, nanoseconds};
 
 const ROUNDS: usize = 15;
-/// What makes this program a process that has to reclaim memory.
+/// For loads that take seconds.
+const FEW_ROUNDS: usize = 3;
+/// What makes this program a process that has to reclaim memory, one that has too much of it, or one whose memory is on
+/// another node.
 pub(crate) const RECLAIM: &str = "reclaim";
+pub(crate) const GROW: &str = "grow";
+pub(crate) const REACH: &str = "reach";
 /// Larger than what its cgroup may have.
 const FILE_SIZE: usize = 64 << 20;
 const LIMIT: u64 = 16 << 20;
 
-/// What makes an event happen.
-type Load = fn() -> Result<()>;
+/// For how long memory is accessed: NUMA balancing begins a second after the start of a process.
+const REACHED: Duration = Duration::from_secs(5);
+const SWITCH_OF_BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 
-/// A probe, its hook, and what makes that event happen.
-const FAMILIES: [(Probe, &str, Load); 4] = [
-    (Probe::Switch, "sched_switch", switch_tasks),
-    (Probe::Hardware, "sched_switch", switch_tasks),
-    (Probe::Migrate, "mm_migrate_pages", compact),
-    (Probe::Stall, "mm_vmscan_memcg_reclaim_begin", reclaim_in_cgroup),
+/// What makes an event happen.
+type Load = fn(&Machine, u32) -> Result<()>;
+
+/// A probe, its hook, what makes that event happen, and how often it does.
+const FAMILIES: [(Probe, &str, Load, usize); 7] = [
+    (Probe::Switch, "sched_switch", switch_tasks, ROUNDS),
+    (Probe::Hardware, "sched_switch", switch_tasks, ROUNDS),
+    (Probe::Migrate, "mm_migrate_pages", compact, ROUNDS),
+    (Probe::Stall, "mm_vmscan_memcg_reclaim_begin", reclaim_in_cgroup, ROUNDS),
+    (Probe::OomKill, "oom_kill_process", kill_in_cgroup, ROUNDS),
+    (Probe::Hint, "task_numa_fault", reach_another_node, FEW_ROUNDS),
+    (Probe::Scan, "vma_policy_mof", reach_another_node, FEW_ROUNDS),
 ];
 
 /// Measures and prints.
 pub(crate) fn run(machine: &Machine, cpu: u32) {
     println!("{:<10} {:<30} {:>10} {:>10} {:>8}", "probe", "hook", "ns/run", "empty", "ratio");
-    for (probe, hook, load) in FAMILIES {
-        match measure(machine, cpu, probe, hook, load) {
+    for (probe, hook, load, rounds) in FAMILIES {
+        match measure(machine, cpu, probe, hook, load, rounds) {
             Ok((ours, empty)) => {
                 println!("{probe:<10} {hook:<30} {ours:>10.1} {empty:>10.1} {:>8.2}", ours / empty);
             }
             Err(error) => println!("{probe:<10} {hook:<30} not measured: {error}"),
         }
     }
-    for probe in [Probe::Hint, Probe::Scan, Probe::OomKill] {
-        println!("{probe:<10} not measured: no load here makes such events");
-    }
 }
 
 /// Nanoseconds per run, of the probe and of a program that does nothing.
-fn measure(machine: &Machine, cpu: u32, probe: Probe, hook: &str, load: Load) -> Result<(f64, f64)> {
+fn measure(
+    machine: &Machine,
+    cpu: u32,
+    probe: Probe,
+    hook: &str,
+    load: Load,
+    rounds: usize,
+) -> Result<(f64, f64)> {
     // Software events: what they count does not matter, reading them does.
     let dram_events =
         Some(Events { local: Some(Event { kind: 1, config: 5 }), remote: Event { kind: 1, config: 2 } });
@@ -69,30 +91,40 @@ fn measure(machine: &Machine, cpu: u32, probe: Probe, hook: &str, load: Load) ->
         Options { alloc_modes: &[], others: vec![probe], self_check: false, fakes, ..Options::new(machine) };
     let mut probes = Probes::load(&options);
     let report = probes.reports().iter().find(|report| report.probe == probe).ok_or("no report")?;
-    if report.mode != Mode::TpBtf {
+    if ![Mode::TpBtf, Mode::Fentry, Mode::Fexit].contains(&report.mode) {
         return Err(format!("{}: {}", report.mode, report.reason.as_deref().unwrap_or_default()).into());
     }
+    let by_btf = report.mode == Mode::TpBtf;
     // Nobody is in this cgroup: whoever runs is an intruder, which is the longest way.
     let owner = probes.register(CgroupId(1), None)?;
     probes.set_exclusive(&BTreeMap::from([(CpuId(cpu), owner)]))?;
     let mut empty = Ebpf::load(EMPTY)?;
-    let program: &mut BtfTracePoint =
-        empty.program_mut("empty_tp_btf").ok_or("the object has no such program")?.try_into()?;
-    program.load(hook, &Btf::from_sys_fs()?)?;
-    program.attach()?;
+    let btf = Btf::from_sys_fs()?;
+    let yardstick = if by_btf { "empty_tp_btf" } else { "empty_fentry" };
+    let program = empty.program_mut(yardstick).ok_or("the object has no such program")?;
+    if by_btf {
+        let program: &mut BtfTracePoint = program.try_into()?;
+        program.load(hook, &btf)?;
+        program.attach()?;
+    } else {
+        // At the function's entry also where ours is at its exit: a program that does nothing costs the same.
+        let program: &mut FEntry = program.try_into()?;
+        program.load(hook, &btf)?;
+        program.attach()?;
+    }
     let stats = || -> Result<[(f64, u64); 2]> {
         let ours = probes.stats()?;
         let ours = ours.iter().find(|stats| stats.probe == probe).ok_or("no statistics")?;
-        let info = empty.program("empty_tp_btf").ok_or("the object has no such program")?.info()?;
+        let info = empty.program(yardstick).ok_or("the object has no such program")?.info()?;
         let empty = (nanoseconds(info.run_time()), info.run_count());
         Ok([(nanoseconds(ours.run_time), ours.run_count), empty])
     };
-    load()?;
+    load(machine, cpu)?;
     let _window = stats_window()?;
     let mut seen = [Vec::new(), Vec::new()];
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds {
         let before = stats()?;
-        load()?;
+        load(machine, cpu)?;
         let after = stats()?;
         for ((seen, before), after) in seen.iter_mut().zip(before).zip(after) {
             if after.1 > before.1 {
@@ -108,10 +140,10 @@ fn measure(machine: &Machine, cpu: u32, probe: Probe, hook: &str, load: Load) ->
 }
 
 /// Two threads on one CPU, each of which waits for the other.
-fn switch_tasks() -> Result<()> {
+fn switch_tasks(_: &Machine, _: u32) -> Result<()> {
     const SWITCHES: usize = 5_000;
-    let (mut there, mut send) = std::io::pipe()?;
-    let (mut receive, mut back) = std::io::pipe()?;
+    let (mut there, mut send) = io::pipe()?;
+    let (mut receive, mut back) = io::pipe()?;
     let other = thread::spawn(move || {
         let mut byte = [0];
         while there.read_exact(&mut byte).is_ok() && back.write_all(&byte).is_ok() {}
@@ -127,7 +159,7 @@ fn switch_tasks() -> Result<()> {
 }
 
 /// Moves pages, if any are in the way of large free areas.
-fn compact() -> Result<()> {
+fn compact(_: &Machine, _: u32) -> Result<()> {
     // Every second page is given back: what is left lies scattered.
     let mut pages: Vec<Vec<u8>> = (0..4096).map(|_| vec![1; 8192]).collect();
     let mut keep = false;
@@ -140,12 +172,36 @@ fn compact() -> Result<()> {
 }
 
 /// A process reads more than its cgroup may have.
-fn reclaim_in_cgroup() -> Result<()> {
+fn reclaim_in_cgroup(_: &Machine, _: u32) -> Result<()> {
     let cgroup = Limited::new()?;
     let file = tempfile::NamedTempFile::new()?;
-    let this = std::env::current_exe()?;
-    let status = Command::new(this).arg(RECLAIM).arg(&cgroup.0).arg(file.path()).status()?;
+    let status = this_as([RECLAIM.as_ref(), cgroup.0.as_os_str(), file.path().as_os_str()])?;
     if status.success() { Ok(()) } else { Err(format!("reclaiming failed: {status}").into()) }
+}
+
+/// A process takes more than its cgroup may have, and is killed.
+fn kill_in_cgroup(_: &Machine, _: u32) -> Result<()> {
+    let cgroup = Limited::new()?;
+    let status = this_as([GROW.as_ref(), cgroup.0.as_os_str(), "".as_ref()])?;
+    if status.code().is_none() { Ok(()) } else { Err(format!("it was not killed: {status}").into()) }
+}
+
+/// A process accesses memory of another node, which balancing samples.
+fn reach_another_node(machine: &Machine, cpu: u32) -> Result<()> {
+    let mut nodes = machine.nodes.iter();
+    let other = nodes.find(|(_, node)| node.memory.0 > 0 && !node.cpus.contains(CpuId(cpu)));
+    let (other, _) = other.ok_or("the machine has one node")?;
+    let before = fs::read_to_string(SWITCH_OF_BALANCING)?;
+    fs::write(SWITCH_OF_BALANCING, "1")?;
+    let status = this_as([REACH.as_ref(), other.0.to_string().as_ref(), "".as_ref()]);
+    fs::write(SWITCH_OF_BALANCING, before)?;
+    let status = status?;
+    if status.success() { Ok(()) } else { Err(format!("reaching failed: {status}").into()) }
+}
+
+/// This program, as another process.
+fn this_as(arguments: [&OsStr; 3]) -> Result<ExitStatus> {
+    Ok(Command::new(std::env::current_exe()?).args(arguments).status()?)
 }
 
 /// A cgroup with a limit; removed when dropped.
@@ -194,4 +250,38 @@ pub(crate) fn reclaim(cgroup: &Path, path: &Path) -> Result<()> {
         while file.read(&mut buffer)? > 0 {}
     }
     Ok(())
+}
+
+/// The process that is killed.
+pub(crate) fn grow(cgroup: &Path) -> Result<()> {
+    fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string())?;
+    std::hint::black_box(vec![1_u8; FILE_SIZE]);
+    Ok(())
+}
+
+/// The process whose memory is on another node.
+pub(crate) fn reach(node: NodeId) -> Result<()> {
+    let mask = 1_u64.checked_shl(node.0).ok_or("the node's id is 64 or above")?;
+    set_policy(libc::MPOL_BIND, Some(mask))?;
+    let mut memory = vec![1_u8; FILE_SIZE];
+    // What is bound is not sampled.
+    set_policy(libc::MPOL_DEFAULT, None)?;
+    let start = Instant::now();
+    while start.elapsed() < REACHED {
+        memory.iter_mut().step_by(4096).for_each(|byte| *byte = byte.wrapping_add(1));
+        std::hint::black_box(&mut memory);
+    }
+    Ok(())
+}
+
+/// `set_mempolicy(2)` of this thread, for the nodes 0 to 63.
+fn set_policy(mode: i32, mask: Option<u64>) -> io::Result<()> {
+    let nodes = mask.as_ref().map_or(ptr::null(), ptr::from_ref);
+    // The kernel reads one bit less than it is told.
+    let bits = u64::BITS + 1;
+    // SAFETY: `nodes` is null or has the bits that the kernel reads; it keeps no pointer to it.
+    match unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, nodes, bits) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }

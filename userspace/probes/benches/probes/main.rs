@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use numaward_topology::sysfs;
+use numaward_topology::{NodeId, sysfs};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -45,9 +45,16 @@ fn main() -> ExitCode {
 
 fn run() -> Result<bool> {
     let mut arguments = std::env::args().skip(1).skip_while(|argument| argument.starts_with('-'));
-    if arguments.next().as_deref() == Some(families::RECLAIM) {
-        let place = arguments.next().zip(arguments.next()).ok_or("a cgroup and a file are expected")?;
-        return families::reclaim(Path::new(&place.0), Path::new(&place.1)).map(|()| true);
+    if let Some(role) = arguments.next() {
+        let (first, second) = arguments.next().zip(arguments.next()).ok_or("two arguments are expected")?;
+        let place = Path::new(&first);
+        let done = match role.as_str() {
+            families::RECLAIM => families::reclaim(place, Path::new(&second)),
+            families::GROW => families::grow(place),
+            families::REACH => families::reach(NodeId(first.parse()?)),
+            _ => Err(format!("there is no role {role}").into()),
+        };
+        return done.map(|()| true);
     }
     let machine = sysfs::read(Path::new("/"))?;
     if read_dir("/sys/kernel/tracing").is_ok_and(|mut entries| entries.next().is_none()) {

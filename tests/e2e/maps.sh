@@ -1,0 +1,34 @@
+# Ten thousand workloads on a machine with many nodes and possible CPUs: what watching them takes of memory.
+
+ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
+section "possible CPUs"
+cat /sys/devices/system/cpu/possible
+# The kernel's own books of so many would fill the machine.
+for controller in $(cat $cgroups/cgroup.subtree_control); do echo -$controller >$cgroups/cgroup.subtree_control; done
+(cd $cgroups && seq 10000 | sed 's/^/w/' | xargs mkdir)
+# Room for them, and for what the machine's first process and the daemon make.
+echo 'probes: {slots: 10010}' >/tmp/many.yaml
+NUMAWARD_PROBES_INTRUDERS_ENABLED=true numaward run --config /tmp/many.yaml 2>/tmp/daemon.log &
+daemon=$!
+wait_for 60 ask /readyz
+_all() { ask /api/v1/status | grep -q '"workloads":{"own":1000[0-9],"other":0}'; }
+wait_for 600 _all
+load w77 --size 16M
+section "status"
+ask /api/v1/status
+section "status for people"
+numaward status | grep -E 'MAP|CTR|ROOTS|memory of all maps'
+section "metrics"
+ask /metrics >/tmp/metrics
+grep 'numaward_probe_map_memory_bytes{' /tmp/metrics
+section "counted by itself"
+grep 'numaward_memory_allocated_bytes_total{workload="w77"' /tmp/metrics
+section "series"
+grep -c 'numaward_memory_allocated_bytes_total{workload="w[0-9]*",node="7",locality="remote"' /tmp/metrics
+section "daemon"
+grep -E '^Vm(HWM|RSS)' /proc/$daemon/status
+kill $load_pid
+kill $daemon
+wait $daemon
+section "exit code"
+echo $?
