@@ -25,7 +25,16 @@ echo 100 >$sampling/scan_period_min_ms
 # A fifth of a CPU: all CPUs of an emulated machine are one of the host.
 mkdir /sys/fs/cgroup/reports
 echo "20000 100000" >/sys/fs/cgroup/reports/cpu.max
-workload reports --size 16M --hold 15 --cpus 4 --policy preferred:1 --walk
+reports=/sys/fs/cgroup/reports
+while :; do
+    echo 2 >$reports/cpuset.cpus
+    # What it prints first comes when all is loaded.
+    numaward-load --cgroup $reports --size 16M --cpus 2 --walk --hold 15 | {
+        read -r _
+        echo 4 >$reports/cpuset.cpus
+        cat >/dev/null
+    }
+done &
 
 until wget -q -O /dev/null "http://127.0.0.1:$port/readyz" 2>/dev/null; do
     kill -0 $daemon || { cat /tmp/daemon.log; exit 1; }

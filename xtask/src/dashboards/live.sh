@@ -41,7 +41,9 @@ numaward-load --cgroup $cgroups/intruder --size 16M --walk --cpus "$cpus" --hold
 
 # Memory that one node allocates and another uses.
 mkdir $cgroups/remote
-again numaward-load --cgroup $cgroups/remote --size 32M --policy preferred:0 --walk --cpus 3 --hold 5 &
+again sh -c "echo 0 >$cgroups/remote/cpuset.cpus
+    numaward-load --cgroup $cgroups/remote --size 32M --walk --cpus 0 --hold 5 |
+        { read -r _; echo 3 >$cgroups/remote/cpuset.cpus; cat; }" &
 
 # Requests that are refused.
 again sh -c 'numaward exec --cpus 99 --memory 1Gi -- true; sleep 2' &
