@@ -5,7 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use numaward_tests::{Bench, Report, boot};
-use numaward_vm::{Cache, Machine};
+use numaward_vm::{Cache, Machine, Vm};
+use tempfile::TempDir;
 
 /// What is unpacked, and where the machine has it.
 const PROGRAMS: [&str; 4] = ["containerd", "containerd-shim-runc-v2", "ctr", "runc"];
@@ -15,19 +16,20 @@ const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
 const LOADER: &str = "ld-linux-x86-64.so.2";
 
 /// A release of Debian with its containerd.
-struct Release {
+pub(crate) struct Release {
     name: &'static str,
     config: &'static str,
     /// Arguments of `ctr images import`.
-    import: &'static str,
+    pub(crate) import: &'static str,
 }
 
-const V2: Release = Release { name: "sid", config: "2.toml", import: "--local --snapshotter native" };
+pub(crate) const V2: Release =
+    Release { name: "sid", config: "2.toml", import: "--local --snapshotter native" };
 const V1: Release = Release { name: "trixie", config: "1.7.toml", import: "--snapshotter native" };
 
 /// Who makes the cgroups of pods and containers.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Driver {
+pub(crate) enum Driver {
     Cgroupfs,
     /// systemd, which is then the first process.
     Systemd,
@@ -54,9 +56,8 @@ fn unpack(release: &str, into: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Boots a machine with this containerd and runs the script; none, after saying why, where that cannot be.
-fn report(release: &Release, driver: Driver) -> Option<Report> {
-    let bench = Bench::open()?;
+/// A machine with this containerd, and the folder of what it is copied from; none, after saying why, where that cannot be.
+pub(crate) fn machine(bench: &Bench, release: &Release, driver: Driver) -> Option<(Vm, TempDir)> {
     let root = tempfile::tempdir().unwrap();
     if let Err(reason) = unpack(release.name, root.path()) {
         assert!(std::env::var("CI").as_deref() != Ok("true"), "this test cannot run: {reason}");
@@ -96,17 +97,22 @@ fn report(release: &Release, driver: Driver) -> Option<Report> {
     }
     let config = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("e2e/containerd").join(release.config);
     let mut config = std::fs::read_to_string(config).unwrap();
-    let (driver, script) = match driver {
-        Driver::Cgroupfs => ("cgroupfs", include_str!("containerd.sh")),
-        Driver::Systemd => {
-            assert!(config.contains("SystemdCgroup = false"));
-            config = config.replace("SystemdCgroup = false", "SystemdCgroup = true");
-            ("systemd", include_str!("containerd/systemd.sh"))
-        }
-    };
+    if matches!(driver, Driver::Systemd) {
+        assert!(config.contains("SystemdCgroup = false"));
+        config = config.replace("SystemdCgroup = false", "SystemdCgroup = true");
+    }
     let config_file = root.path().join("config.toml");
     std::fs::write(&config_file, config).unwrap();
-    vm = vm.file(config_file, "/etc/containerd/config.toml");
+    Some((vm.file(config_file, "/etc/containerd/config.toml"), root))
+}
+
+/// Boots a machine with this containerd and runs the script; none, after saying why, where that cannot be.
+fn report(release: &Release, driver: Driver) -> Option<Report> {
+    let (vm, _files) = machine(&Bench::open()?, release, driver)?;
+    let (driver, script) = match driver {
+        Driver::Cgroupfs => ("cgroupfs", include_str!("containerd.sh")),
+        Driver::Systemd => ("systemd", include_str!("containerd/systemd.sh")),
+    };
     let prelude = include_str!("containerd/prelude.sh");
     let script = format!("IMPORT='{}' DRIVER={driver}\n{prelude}\n{script}", release.import);
     Some(boot(&vm, &script))

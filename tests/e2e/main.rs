@@ -10,6 +10,7 @@
 mod containerd;
 mod crash;
 mod daemon;
+mod deploy;
 mod enforce;
 mod faults;
 mod guarantee;

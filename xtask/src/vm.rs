@@ -78,19 +78,20 @@ impl Test {
     }
 }
 
-/// Tests of the packages, which are made for them.
-const PACKAGE: &str = "package::";
+/// Tests of what `cargo xtask dist` makes, which is made for them.
+const MADE: [&str; 2] = ["deploy::", "package::"];
 /// Tests that ordinary runs leave out, by the beginning of their names, but for some kernels: they take minutes under
 /// emulation, or what they show hardly depends on the kernel.
 const LEFT_OUT: &[(&str, &[&str])] = &[
     ("containerd::", &[]),
     ("crash::", &["6.12"]),
+    (MADE[0], &[]),
     ("faults::", &["6.12"]),
     ("herd::", &["6.12"]),
     ("hotplug::", &["6.12"]),
     ("load::", &["6.12"]),
     ("machine::", &["6.12"]),
-    (PACKAGE, &[]),
+    (MADE[1], &[]),
     ("probes::", &[]),
     ("reconcile::", &["6.12"]),
     ("systemd::", &["6.12"]),
@@ -100,7 +101,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
 /// [`LEFT_OUT`] unless `slow`. What is slow runs in full with `slow`.
 pub(crate) fn test(kernel: &str, names: &[String], slow: bool) -> Result<()> {
     let kernel_part = Part::Kernel(kernels::find(kernel)?);
-    setup::ensure(&[Part::Qemu, kernel_part, Part::Debian, Part::Containerd])?;
+    setup::ensure(&[Part::Qemu, kernel_part, Part::Debian, Part::Containerd, Part::Kustomize])?;
     let packages = [packages(true)?, HELPERS].concat();
     let programs = build::static_programs(&packages, "vm")?;
     let folder =
@@ -113,10 +114,10 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool) -> Result<()> {
     if !left_out.is_empty() {
         println!("left out, see --all: {}", left_out.join(", "));
     }
-    if !left_out.contains(&PACKAGE) {
+    if MADE.iter().any(|name| !left_out.contains(name)) {
         let (_, program) =
             programs.iter().find(|(name, _)| name == "numaward").context("cargo has not built numaward")?;
-        dist::make(program, &folder.join("dist")).context("cannot make the packages")?;
+        dist::make(program, &folder.join("dist")).context("cannot make what users are given")?;
     }
     let cargo = || {
         let mut cargo = command::cargo();

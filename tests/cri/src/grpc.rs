@@ -29,6 +29,9 @@ pub(crate) enum CallError {
         /// Why not.
         source: io::Error,
     },
+    /// What is to be asked for cannot be read.
+    #[error("{0}")]
+    Manifest(String),
     /// The connection failed.
     #[error("the connection failed: {0}")]
     Connection(#[from] h2::Error),

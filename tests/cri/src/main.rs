@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod daemon_set;
 mod grpc;
 mod messages;
 
@@ -49,6 +50,8 @@ enum Task {
     Pod(Pod),
     /// Creates a container in a pod; prints its id
     Create(Create),
+    /// Runs a pod of a `DaemonSet`, as its manifest demands; prints the ids of sandbox and container
+    RunDaemonSet(daemon_set::Run),
     /// Starts a container
     Start {
         /// The container's id
@@ -200,8 +203,14 @@ impl Create {
                 metadata: Some(ContainerMetadata { name: self.container.clone(), attempt: 0 }),
                 image: Some(ImageSpec { image: self.image.clone() }),
                 command: self.command.clone(),
+                args: Vec::new(),
+                envs: Vec::new(),
+                mounts: Vec::new(),
                 log_path: format!("{}.log", self.container),
-                linux: Some(LinuxContainer { resources: Some(self.resources.message()) }),
+                linux: Some(LinuxContainer {
+                    resources: Some(self.resources.message()),
+                    security_context: None,
+                }),
             }),
             sandbox_config: Some(self.pod.config()),
         }
@@ -219,6 +228,21 @@ async fn run(arguments: Arguments) -> Result<(), CallError> {
         Task::Create(create) => {
             let made: ContainerCreated = client.call("CreateContainer", &create.request()).await?;
             println!("{}", made.container_id);
+        }
+        Task::RunDaemonSet(run) => {
+            let (pod, container) = run.configs().map_err(CallError::Manifest)?;
+            let request = Sandbox { config: Some(pod.clone()) };
+            let made: SandboxId = client.call("RunPodSandbox", &request).await?;
+            let sandbox = made.pod_sandbox_id;
+            let request = CreateContainer {
+                pod_sandbox_id: sandbox.clone(),
+                config: Some(container),
+                sandbox_config: Some(pod),
+            };
+            let made: ContainerCreated = client.call("CreateContainer", &request).await?;
+            let id = ContainerId { container_id: made.container_id };
+            let _: Empty = client.call("StartContainer", &id).await?;
+            println!("{sandbox} {}", id.container_id);
         }
         Task::Start { id } => {
             let _: Empty = client.call("StartContainer", &ContainerId { container_id: id }).await?;

@@ -94,6 +94,12 @@ pub(crate) struct ContainerConfig {
     pub(crate) image: Option<ImageSpec>,
     #[prost(string, repeated, tag = "3")]
     pub(crate) command: Vec<String>,
+    #[prost(string, repeated, tag = "4")]
+    pub(crate) args: Vec<String>,
+    #[prost(message, repeated, tag = "6")]
+    pub(crate) envs: Vec<KeyValue>,
+    #[prost(message, repeated, tag = "7")]
+    pub(crate) mounts: Vec<Mount>,
     #[prost(string, tag = "11")]
     pub(crate) log_path: String,
     #[prost(message, optional, tag = "15")]
@@ -114,10 +120,71 @@ pub(crate) struct ImageSpec {
     pub(crate) image: String,
 }
 
-#[derive(Clone, Copy, PartialEq, Message)]
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct KeyValue {
+    #[prost(string, tag = "1")]
+    pub(crate) key: String,
+    #[prost(string, tag = "2")]
+    pub(crate) value: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Mount {
+    #[prost(string, tag = "1")]
+    pub(crate) container_path: String,
+    #[prost(string, tag = "2")]
+    pub(crate) host_path: String,
+    #[prost(bool, tag = "3")]
+    pub(crate) readonly: bool,
+    #[prost(int32, tag = "5")]
+    pub(crate) propagation: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
 pub(crate) struct LinuxContainer {
     #[prost(message, optional, tag = "1")]
     pub(crate) resources: Option<ContainerResources>,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) security_context: Option<ContainerSecurity>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ContainerSecurity {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) capabilities: Option<Capabilities>,
+    #[prost(message, optional, tag = "3")]
+    pub(crate) namespace_options: Option<NamespaceOptions>,
+    #[prost(message, optional, tag = "5")]
+    pub(crate) run_as_user: Option<Int64Value>,
+    #[prost(bool, tag = "7")]
+    pub(crate) readonly_rootfs: bool,
+    #[prost(string, repeated, tag = "13")]
+    pub(crate) masked_paths: Vec<String>,
+    #[prost(string, repeated, tag = "14")]
+    pub(crate) readonly_paths: Vec<String>,
+    #[prost(message, optional, tag = "15")]
+    pub(crate) seccomp: Option<SecurityProfile>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Capabilities {
+    #[prost(string, repeated, tag = "1")]
+    pub(crate) add: Vec<String>,
+    #[prost(string, repeated, tag = "2")]
+    pub(crate) drop: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct Int64Value {
+    #[prost(int64, tag = "1")]
+    pub(crate) value: i64,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct SecurityProfile {
+    /// 0: the runtime's own; 1: none.
+    #[prost(int32, tag = "1")]
+    pub(crate) profile_type: i32,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]

@@ -1,0 +1,99 @@
+//! What `deploy/` says of a container is enough, and no more than is needed: a real containerd runs the image as the
+//! rendered manifests demand, with its own seccomp profile.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::Cache;
+use serde_json::Value;
+
+use crate::containerd::{Driver, V2, machine};
+
+/// As in the workspace.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The `DaemonSet` of an overlay, as JSON.
+fn daemon_set(overlay: &str) -> Value {
+    let kustomize = Cache::locate().unwrap().root().join("tools/kustomize/kustomize");
+    let folder = checkout(&format!("deploy/overlays/{overlay}"));
+    let output = Command::new(kustomize).arg("build").arg(folder).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let document = text.split("\n---\n").find(|document| document.contains("kind: DaemonSet")).unwrap();
+    serde_norway::from_str(document).unwrap()
+}
+
+fn checkout(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+/// Which capabilities there are, by the numbers of their bits, and whether there is a filter of system calls.
+fn check_privileges(report: &Report, section: &str, bounding: u64, effective: u64) {
+    let value = |name: &str| {
+        let mut lines = report.section(section).lines();
+        let line = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
+        line.unwrap_or_else(|| panic!("{section}: no {name}:\n{report}"))
+    };
+    let set = |name: &str| u64::from_str_radix(value(name), 16).unwrap();
+    assert_eq!((set("CapBnd"), set("CapEff")), (bounding, effective), "{report}");
+    assert_eq!((value("Seccomp"), value("NoNewPrivs")), ("2", "1"), "{report}");
+}
+
+/// The probes attach, and nothing else is missing but the API server, which is not there.
+fn check_status(report: &Report, section: &str) {
+    let status = report.json(section);
+    for probe in status["probes"].as_array().unwrap() {
+        // As in every script: see guest.sh.
+        let is_off = probe["probe"] == "switch";
+        assert_eq!(probe["mode"] == "absent", is_off, "{status}");
+    }
+    for lacking in status["degraded"].as_array().unwrap() {
+        assert_eq!(lacking["part"], "Kubernetes API", "{status}");
+    }
+}
+
+#[test]
+fn the_image_runs_as_the_manifests_demand() {
+    const BPF: u64 = 1 << 39;
+    const PERFMON: u64 = 1 << 38;
+    const SYS_ADMIN: u64 = 1 << 21;
+    const DAC_READ_SEARCH: u64 = 1 << 2;
+    const KEPT: u64 = DAC_READ_SEARCH | 1 << 1 | 1 << 23;
+
+    let Some(bench) = Bench::open() else { return };
+    let Some((mut vm, _files)) = machine(&bench, &V2, Driver::Cgroupfs) else { return };
+    let scratch = tempfile::tempdir().unwrap();
+    for overlay in ["observe", "enforce"] {
+        let path = scratch.path().join(overlay);
+        std::fs::write(&path, daemon_set(overlay).to_string()).unwrap();
+        vm = vm.file(path, format!("/{overlay}.json"));
+        vm = vm.file(checkout(&format!("deploy/overlays/{overlay}/config.yaml")), format!("/{overlay}.yaml"));
+    }
+    let image = bench.made(&format!("numaward-{VERSION}-oci.tar"));
+    let vm = vm.file(image, "/numaward.tar").limit(Duration::from_mins(20));
+    let report = boot(&vm, &format!("IMPORT='{}'\n{}", V2.import, include_str!("deploy.sh")));
+    eprintln!("{report}");
+
+    let name = format!("docker.io/library/numaward:{VERSION}");
+    assert!(report.section("images").lines().any(|line| line == name), "{report}");
+
+    check_privileges(&report, "observe capabilities", BPF | PERFMON | DAC_READ_SEARCH, DAC_READ_SEARCH);
+    check_status(&report, "observe status");
+
+    check_privileges(&report, "enforce capabilities", BPF | PERFMON | SYS_ADMIN | KEPT, KEPT);
+    check_status(&report, "enforce status");
+    assert_eq!(report.section("placed"), "3-4\n1");
+    let allocations = report.json("drift");
+    let drift = &allocations["allocations"][0]["drift"][0];
+    // The host's processes can be named: fanotify is there, and so are the host's process ids.
+    assert_eq!(
+        (&drift["noticed"], &drift["writer"]["command"]),
+        (&"write".into(), &"sh".into()),
+        "{allocations}"
+    );
+    let sockets: Vec<_> = report.section("enforce sockets").lines().collect();
+    assert_eq!(sockets, ["control.sock", "pod-resources.sock"]);
+    report.section("end");
+}
