@@ -1,11 +1,13 @@
 //! Containers that a real containerd creates: placed, kept apart, adopted, refused and given back.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use numaward_tests::{Bench, Report, boot};
 use numaward_vm::{Cache, Machine, Vm};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// What is unpacked, and where the machine has it.
@@ -20,7 +22,7 @@ pub(crate) struct Release {
     name: &'static str,
     config: &'static str,
     /// Arguments of `ctr images import`.
-    pub(crate) import: &'static str,
+    import: &'static str,
 }
 
 pub(crate) const V2: Release =
@@ -57,14 +59,14 @@ fn unpack(release: &str, into: &Path) -> Result<(), String> {
 }
 
 /// A machine with this containerd, and the folder of what it is copied from; none, after saying why, where that cannot be.
-pub(crate) fn machine(bench: &Bench, release: &Release, driver: Driver) -> Option<(Vm, TempDir)> {
+pub(crate) fn machine(bench: &Bench, cpus: &str, release: &Release, driver: Driver) -> Option<(Vm, TempDir)> {
     let root = tempfile::tempdir().unwrap();
     if let Err(reason) = unpack(release.name, root.path()) {
         assert!(std::env::var("CI").as_deref() != Ok("true"), "this test cannot run: {reason}");
         eprintln!("skipped: {reason}");
         return None;
     }
-    let machine = Machine::parse(Some(2), Some("3,3"), Some("1536M,1G"), None).unwrap();
+    let machine = Machine::parse(Some(2), Some(cpus), Some("1536M,1G"), None).unwrap();
     let vm = match driver {
         Driver::Cgroupfs => bench.vm(machine),
         Driver::Systemd => bench.vm_with_systemd(machine),
@@ -107,15 +109,19 @@ pub(crate) fn machine(bench: &Bench, release: &Release, driver: Driver) -> Optio
 }
 
 /// Boots a machine with this containerd and runs the script; none, after saying why, where that cannot be.
-fn report(release: &Release, driver: Driver) -> Option<Report> {
-    let (vm, _files) = machine(&Bench::open()?, release, driver)?;
-    let (driver, script) = match driver {
-        Driver::Cgroupfs => ("cgroupfs", include_str!("containerd.sh")),
-        Driver::Systemd => ("systemd", include_str!("containerd/systemd.sh")),
+fn report(cpus: &str, release: &Release, driver: Driver, script: &str) -> Option<Report> {
+    let (vm, _files) = machine(&Bench::open()?, cpus, release, driver)?;
+    Some(boot(&vm, &full(release, driver, script)))
+}
+
+/// A script after what starts containerd.
+pub(crate) fn full(release: &Release, driver: Driver, script: &str) -> String {
+    let driver = match driver {
+        Driver::Cgroupfs => "cgroupfs",
+        Driver::Systemd => "systemd",
     };
     let prelude = include_str!("containerd/prelude.sh");
-    let script = format!("IMPORT='{}' DRIVER={driver}\n{prelude}\n{script}", release.import);
-    Some(boot(&vm, &script))
+    format!("IMPORT='{}' DRIVER={driver}\n{prelude}\n{script}", release.import)
 }
 
 /// Of 128Mi, a little is left to reclaim within the pod.
@@ -135,6 +141,28 @@ fn assert_protected(report: &Report, section: &str, expected: &[(&str, &str, &st
     assert_eq!(found, expected, "{section}:\n{report}");
 }
 
+/// A list of numbers such as `0,3-5`.
+fn numbers(text: &str) -> Vec<u64> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        first.parse().unwrap()..=last.parse().unwrap()
+    };
+    text.split(',').flat_map(range).collect()
+}
+
+/// Asserts that the PodResources API tells of the same CPUs and nodes as numaward itself.
+fn assert_assigned(assigned: &Value, allocations: &Value) {
+    let own = allocations["allocations"].as_array().unwrap().iter().map(|held| {
+        let memory: u64 =
+            held["memory"].as_array().unwrap().iter().map(|of| of["bytes"].as_u64().unwrap()).sum();
+        let nodes = numbers(held["nodes"].as_str().unwrap());
+        let memory = json!([{"type": "memory", "size": memory, "nodes": nodes}]);
+        json!({"name": held["name"], "cpus": numbers(held["cpus"].as_str().unwrap()), "memory": memory})
+    });
+    let own: Vec<_> = own.collect();
+    assert_eq!(assigned.as_array().unwrap(), &own);
+}
+
 /// The lines of a section as words.
 fn lines<'a>(report: &'a Report, section: &str) -> Vec<Vec<&'a str>> {
     report.section(section).lines().map(|line| line.split_whitespace().collect()).collect()
@@ -151,7 +179,8 @@ fn pinned(cpus: &'static str, node: &'static str) -> Vec<Vec<&'static str>> {
 }
 
 fn check(release: &Release) {
-    let Some(report) = report(release, Driver::Cgroupfs) else { return };
+    let script = include_str!("containerd.sh");
+    let Some(report) = report("3,3", release, Driver::Cgroupfs, script) else { return };
     eprintln!("{report}");
 
     // CPU 0 is kept for the system; the first container gets the first CPU of node 0.
@@ -186,6 +215,22 @@ fn check(release: &Release) {
     let allocations = report.json("placed allocations");
     let names: Vec<_> = allocations["allocations"].as_array().unwrap().iter().map(|a| &a["name"]).collect();
     assert_eq!(names, ["default/db/main", "default/early/main"]);
+    assert_assigned(&report.json("placed assigned"), &allocations);
+
+    // Those who share leave the CPUs that a resize takes; what is not there is refused, and nothing has changed.
+    assert_eq!(lines(&report, "resized"), pinned("3-5", "1"));
+    assert_eq!(lines(&report, "resized shared")[0], ["cpus", "0,2"]);
+    let all = [
+        ("container", "150994944", "167772160"),
+        ("poddb", "150994944", "167772160"),
+        ("kubepods", "201326592", "234881024"),
+    ];
+    assert_protected(&report, "resized protection", &all);
+    let refused = report.section("resize refused");
+    assert!(refused.contains("numaward cannot resize container main of pod default/db"), "{refused}");
+    assert!(refused.contains("node 1: cpu requested 1, free 0"), "{refused}");
+    assert!(refused.contains("cpus 3-5\nmems 1"), "{refused}");
+    assert_eq!(lines(&report, "resized back"), pinned("3-4", "1"));
 
     let refused = report.section("refused");
     assert!(refused.contains("numaward cannot place container main of pod default/big"), "{refused}");
@@ -204,6 +249,11 @@ fn check(release: &Release) {
     assert_eq!(held.len(), expected.len());
 
     assert_eq!(lines(&report, "containerd back"), pinned("3-4", "1"));
+    for section in ["back", "containerd back"] {
+        assert_eq!(lines(&report, &format!("{section} early")), pinned("1", "0"), "{section}");
+        let metrics = report.section(&format!("{section} metrics"));
+        assert!(metrics.lines().count() > 3 && metrics.lines().all(|line| line.ends_with(" 0")), "{metrics}");
+    }
     let mut at_once: Vec<_> = report.section("at once").lines().collect();
     at_once.sort_unstable();
     assert_eq!(at_once, ["2", "5", "refused"], "two CPUs are free for three");
@@ -227,10 +277,51 @@ fn containerd_1_7() {
     check(&V1);
 }
 
+#[test]
+fn forty_at_once() {
+    let script = include_str!("containerd/forty.sh");
+    let Some(report) = report("6,6", &V2, Driver::Cgroupfs, script) else { return };
+    eprintln!("{report}");
+    let (mut taken, mut started, mut unpinned) = (BTreeSet::new(), 0, 0);
+    for line in lines(&report, "cpus") {
+        started += 1;
+        match line[..] {
+            [cpu, allowed] => {
+                assert_eq!(cpu, allowed);
+                assert!(taken.insert(cpu.parse::<u64>().unwrap()), "{cpu} twice");
+            }
+            _ => unpinned += 1,
+        }
+    }
+    // CPU 0 is kept for the system.
+    assert_eq!(taken, (1..12).collect());
+    let refused: Vec<_> = report.section("refused").lines().collect();
+    for line in &refused {
+        assert!(line.contains("numaward cannot place container c") && line.contains("free 0"), "{line}");
+    }
+    assert_eq!(started + refused.len(), 40);
+    let allocations = report.json("allocations");
+    let held = allocations["allocations"].as_array().unwrap().iter();
+    let held: BTreeSet<u64> = held.flat_map(|held| numbers(held["cpus"].as_str().unwrap())).collect();
+    assert_eq!(held, taken);
+    // On a host that is busy, an answer may be late. The runtime goes on without it then, and that is counted.
+    for line in report.section("metrics").lines() {
+        let (name, count) = line.rsplit_once(' ').unwrap();
+        let count: usize = count.parse().unwrap();
+        if name.contains("reason=\"late\"") {
+            assert!(unpinned <= count, "{unpinned} without CPUs, {count} late");
+        } else {
+            assert!(count == 0 || name.starts_with("numaward_nri_"), "{line}");
+        }
+    }
+    report.section("end");
+}
+
 /// Where systemd makes the cgroups, units carry what is promised.
 #[test]
 fn containerd_with_systemd() {
-    let Some(report) = report(&V1, Driver::Systemd) else { return };
+    let script = include_str!("containerd/systemd.sh");
+    let Some(report) = report("3,3", &V1, Driver::Systemd, script) else { return };
     eprintln!("{report}");
     assert_eq!(lines(&report, "first instruction"), pinned("1-2", "0").split_off(2));
     for section in ["placed", "reloaded"] {
@@ -251,6 +342,8 @@ fn containerd_with_systemd() {
     let removed = report.json("removed");
     assert_eq!(removed["allocations"].as_array().map(Vec::len), Some(0), "{removed}");
     assert_eq!(lines(&report, "removed shared")[0], ["cpus", "0-5"]);
-    assert_protected(&report, "removed protection", &[("kubepods.slice", "0", "0")]);
+    // To stop a pod's slice is for the kubelet.
+    let removed = [("kubepods-poddb.slice", "0", "0"), ("kubepods.slice", "0", "0")];
+    assert_protected(&report, "removed protection", &removed);
     report.section("end");
 }

@@ -31,12 +31,28 @@ section "placed misses"
 metrics | grep '^numaward_numa_miss_bytes_total'
 section "placed allocations"
 allocations
+section "placed assigned"
+numaward-cri --socket /run/numaward/pod-resources.sock assigned
 section "placed shared"
 where $web
 section "placed protection"
 protection $db
 section "placed names"
 metrics | grep -E '^numaward_memory_resident_bytes.*(db|web)/main.*type="anon"'
+
+section "resized"
+numaward-cri resize $db_container --millicpus 3000 --mebibytes 160 || fail "resize"
+where $db
+section "resized shared"
+where $web
+section "resized protection"
+protection $db
+section "resize refused"
+numaward-cri resize $db_container --millicpus 4000 --mebibytes 160 2>&1 && fail "it was resized"
+where $db
+section "resized back"
+numaward-cri resize $db_container --millicpus 2000 --mebibytes 128 || fail "resize back"
+where $db
 
 section "refused"
 run big guaranteed --millicpus 5000 --mebibytes 64 -- sleep 1000000 2>&1 && fail "it was created"
@@ -60,8 +76,12 @@ section "back"
 where $meanwhile
 section "back undisturbed"
 where $db
+section "back early"
+where $early
 section "back allocations"
 allocations
+section "back metrics"
+metrics | grep -E '_(errors|refusals)_total[{ ]'
 
 section "containerd killed"
 kill -9 $containerd
@@ -71,6 +91,10 @@ start_containerd
 wait_for 120 connected
 section "containerd back"
 where $db
+section "containerd back early"
+where $early
+section "containerd back metrics"
+metrics | grep -E '_(errors|refusals)_total[{ ]'
 numaward-cri remove-pod $meanwhile_pod
 section "at once"
 for i in 1 2 3; do

@@ -9,7 +9,7 @@ use numaward_tests::{Bench, Report, boot};
 use numaward_vm::Cache;
 use serde_json::Value;
 
-use crate::containerd::{Driver, V2, machine};
+use crate::containerd::{Driver, V2, full, machine};
 
 /// As in the workspace.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -63,7 +63,7 @@ fn the_image_runs_as_the_manifests_demand() {
     const KEPT: u64 = DAC_READ_SEARCH | 1 << 1 | 1 << 23;
 
     let Some(bench) = Bench::open() else { return };
-    let Some((mut vm, _files)) = machine(&bench, &V2, Driver::Cgroupfs) else { return };
+    let Some((mut vm, _files)) = machine(&bench, "3,3", &V2, Driver::Cgroupfs) else { return };
     let scratch = tempfile::tempdir().unwrap();
     for overlay in ["observe", "enforce"] {
         let path = scratch.path().join(overlay);
@@ -73,7 +73,7 @@ fn the_image_runs_as_the_manifests_demand() {
     }
     let image = bench.made(&format!("numaward-{VERSION}-oci.tar"));
     let vm = vm.file(image, "/numaward.tar").limit(Duration::from_mins(20));
-    let report = boot(&vm, &format!("IMPORT='{}'\n{}", V2.import, include_str!("deploy.sh")));
+    let report = boot(&vm, &full(&V2, Driver::Cgroupfs, include_str!("deploy.sh")));
     eprintln!("{report}");
 
     let name = format!("docker.io/library/numaward:{VERSION}");
@@ -84,7 +84,7 @@ fn the_image_runs_as_the_manifests_demand() {
 
     check_privileges(&report, "enforce capabilities", BPF | PERFMON | SYS_ADMIN | KEPT, KEPT);
     check_status(&report, "enforce status");
-    assert_eq!(report.section("placed"), "3-4\n1");
+    assert_eq!(report.section("placed"), "1-2\n0");
     let allocations = report.json("drift");
     let drift = &allocations["allocations"][0]["drift"][0];
     // The host's processes can be named: fanotify is there, and so are the host's process ids.

@@ -97,6 +97,19 @@ impl Toolchain {
         // The linker writes BTF from debug information.
         flags.push("\"\x1f-Cdebuginfo=2\x1f-Clink-arg=--btf\x1f-Clinker=");
         flags.push(&self.linker);
+        // It also names the sources: by the same paths wherever they are. Of paths that match, the last counts.
+        let places = [
+            (output(Command::new(&self.rustc).arg("--print=sysroot")).map(PathBuf::from), "/rust"),
+            (home("CARGO_HOME", ".cargo"), "/cargo"),
+            (Some(root.to_owned()), "/numaward"),
+            (Some(shared.clone()), "/target"),
+        ];
+        for (path, name) in places.into_iter().filter_map(|(path, name)| Some((path?, name))) {
+            flags.push("\x1f--remap-path-prefix=");
+            flags.push(path);
+            flags.push("=");
+            flags.push(name);
+        }
 
         let mut command = Command::new(&self.cargo);
         command

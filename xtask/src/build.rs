@@ -49,12 +49,23 @@ struct Message {
     executable: Option<PathBuf>,
 }
 
+/// The part of cargo's metadata that matters here.
+#[derive(Deserialize)]
+struct Metadata {
+    target_directory: PathBuf,
+}
+
 /// Builds a package's program statically, optimised, and with no path of this machine in it: the same sources and tools
 /// make the same program.
 pub(crate) fn portable_program(package: &str) -> Result<PathBuf> {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
-    let flags = [(Some(command::root().to_owned()), "/numaward"), (home, "/cargo")]
+    let mut metadata = command::cargo();
+    metadata.args(["metadata", "--no-deps", "--format-version=1"]);
+    let metadata: Metadata = serde_json::from_str(&command::read(&mut metadata)?)?;
+    let target = Some(metadata.target_directory);
+    // Of paths that match, the last counts.
+    let flags = [(home, "/cargo"), (Some(command::root().to_owned()), "/numaward"), (target, "/target")]
         .into_iter()
         .filter_map(|(path, name)| Some(format!("--remap-path-prefix={}={name}", path?.display())));
     let built = build(&[package], &["--bins"], "release", Some(&flags.collect::<Vec<_>>()))?;

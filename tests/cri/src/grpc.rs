@@ -14,7 +14,7 @@ use http::{HeaderMap, Method, Request, Version};
 use prost::Message;
 use tokio::net::UnixStream;
 
-const SERVICE: &str = "runtime.v1.RuntimeService";
+const RUNTIME: &str = "runtime.v1.RuntimeService";
 /// The byte that says whether a message is compressed, and its length.
 const PREFIX: usize = 5;
 
@@ -72,16 +72,26 @@ impl Client {
         Ok(Self { send })
     }
 
-    /// Calls a method.
+    /// Calls a method of the runtime.
     pub(crate) async fn call<Q: Message, A: Message + Default>(
         &mut self,
+        method: &'static str,
+        request: &Q,
+    ) -> Result<A, CallError> {
+        self.call_of(RUNTIME, method, request).await
+    }
+
+    /// Calls a method of a service.
+    pub(crate) async fn call_of<Q: Message, A: Message + Default>(
+        &mut self,
+        service: &str,
         method: &'static str,
         request: &Q,
     ) -> Result<A, CallError> {
         let head = Request::builder()
             .method(Method::POST)
             .version(Version::HTTP_2)
-            .uri(format!("http://localhost/{SERVICE}/{method}"))
+            .uri(format!("http://localhost/{service}/{method}"))
             .header("content-type", "application/grpc")
             .header("te", "trailers")
             .body(())?;

@@ -3,13 +3,14 @@
 //! Whether containers are placed can only be seen with a real runtime, and only the kubelet and the like speak CRI.
 //! This speaks the little of it that the end-to-end tests need: it runs, changes, stops and removes pods and
 //! containers with the resources that the kubelet would make of their requests and limits. What it made it prints:
-//! ids. What the runtime says to a request that it refuses goes to standard error.
+//! ids. What the runtime says to a request that it refuses goes to standard error. It also reads the PodResources API.
 
 #![forbid(unsafe_code)]
 
 mod daemon_set;
 mod grpc;
 mod messages;
+mod pod_resources;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -67,6 +68,8 @@ enum Task {
         /// The sandbox's id
         id: String,
     },
+    /// Lists, as JSON, what containers are assigned: asks the PodResources API at the socket
+    Assigned,
     /// Changes a container's resources
     Resize {
         /// The container's id
@@ -257,6 +260,7 @@ async fn run(arguments: Arguments) -> Result<(), CallError> {
             let _: Empty = client.call("StopPodSandbox", &sandbox).await?;
             let _: Empty = client.call("RemovePodSandbox", &sandbox).await?;
         }
+        Task::Assigned => println!("{}", pod_resources::list(&mut client).await?),
         Task::Resize { id, resources } => {
             let request = UpdateResources { container_id: id, linux: Some(resources.message()) };
             let _: Empty = client.call("UpdateContainerResources", &request).await?;

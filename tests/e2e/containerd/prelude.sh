@@ -75,4 +75,6 @@ cat >/etc/numaward/config.yaml <<END
 kubernetes:
   nri:
     enabled: true
+  podResources:
+    socket: /run/numaward/pod-resources.sock
 END

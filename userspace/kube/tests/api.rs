@@ -34,9 +34,14 @@ async fn run() -> Run {
 }
 
 async fn run_with(server: FakeApiServer) -> Run {
+    let kubeconfig = server.kubeconfig();
+    run_as(server, &kubeconfig).await
+}
+
+async fn run_as(server: FakeApiServer, kubeconfig: &str) -> Run {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kubeconfig");
-    std::fs::write(&path, server.kubeconfig()).unwrap();
+    std::fs::write(&path, kubeconfig).unwrap();
     let client = api::connect(Some(&path)).await.unwrap();
     let figures = Figures::default();
     let (writer, queue) = EventWriter::new(figures.clone());
@@ -105,6 +110,23 @@ impl Run {
 fn pod(name: &str, uid: &str, node: &str) -> Value {
     json!({"metadata": {"name": name, "namespace": "ns", "uid": uid}, "spec": {"nodeName": node,
         "containers": [{"name": "main", "resources": {"limits": {"cpu": "2"}, "requests": {"cpu": "2"}}}]}})
+}
+
+#[tokio::test]
+async fn a_token_from_a_file_made_by_hand_is_good() {
+    let server = FakeApiServer::start().await.unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "secret\n").unwrap();
+    let with_file = format!("tokenFile: \"{}\"", file.path().display());
+    let kubeconfig = server.kubeconfig().replace("token: secret", &with_file);
+    assert!(kubeconfig.contains(&with_file), "{kubeconfig}");
+    run_as(server, &kubeconfig).await.synced().await;
+
+    let server = FakeApiServer::start().await.unwrap();
+    let kubeconfig = server.kubeconfig().replace("token: secret", "token: another");
+    let run = run_as(server, &kubeconfig).await;
+    let problem = run.wait("a refusal", |run| run.problem.lock().unwrap().clone()).await;
+    assert!(problem.contains("the token or certificate is not valid"), "{problem}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -375,9 +375,9 @@ async fn a_refusal_fails_the_creation_and_only_that() {
 async fn changes_of_a_pod_can_be_refused() {
     let rig = Rig::new(Config::containerd_2_3(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
-    rig.runtime.update_pod("p1", Bytes::mib(1)).await.unwrap();
+    rig.runtime.update_pod("p1", None, Bytes::mib(1)).await.unwrap();
     rig.allocator.book().refuses_pods = true;
-    let error = rig.runtime.update_pod("p1", Bytes::gib(1)).await.unwrap_err();
+    let error = rig.runtime.update_pod("p1", None, Bytes::gib(1)).await.unwrap_err();
     assert!(error.contains("no room for more"), "{error}");
     let events = rig.allocator.book().events.clone();
     assert_eq!(

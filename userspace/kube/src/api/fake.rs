@@ -26,6 +26,9 @@ use futures_util::stream;
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::watch};
 
+/// By what a client is known.
+const BEARER: &str = "Bearer secret";
+
 /// What was asked: method and path with its query.
 pub type Asked = String;
 
@@ -234,6 +237,7 @@ fn refusal(status: StatusCode, message: &str) -> Response {
 
 async fn misbehave(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     let uri = request.uri().to_string();
+    let is_known = request.headers().get(header::AUTHORIZATION).is_some_and(|says| says == BEARER);
     let (delay, refused) = {
         let mut inner = shared.lock();
         inner.asked.push(format!("{} {uri}", request.method()));
@@ -248,6 +252,7 @@ async fn misbehave(State(shared): State<Arc<Shared>>, request: Request, next: Ne
     tokio::time::sleep(delay).await;
     match refused {
         Some(status) => refusal(status, "refused by the test"),
+        None if !is_known => refusal(StatusCode::UNAUTHORIZED, "nobody is known by this"),
         None => next.run(request).await,
     }
 }

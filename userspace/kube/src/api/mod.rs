@@ -17,22 +17,29 @@ pub mod fake;
 mod figures;
 mod pods;
 mod store;
+mod token;
 
 use std::{
     fmt,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::{
+    client::{Body, ClientBuilder},
+    config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
+};
+use tower::util::MapRequestLayer;
 
 pub(crate) use self::figures::Operation;
+use self::token::TokenFile;
 pub use self::{
     convert::{PodError, StoredPod},
     events::{EventQueue, EventWriter},
     figures::Figures,
     pods::Pods,
+    token::TokenError,
 };
 
 /// How long to wait for a connection, and for the answer to a request.
@@ -59,6 +66,9 @@ pub enum ConfigError {
         "there is no service account here ({0}); name a kubeconfig in kubernetes.kubeconfig, or run numaward as a pod"
     )]
     InCluster(Box<InClusterError>),
+    /// The token cannot be used.
+    #[error(transparent)]
+    Token(#[from] TokenError),
     /// The client cannot be made of it.
     #[error("cannot connect with this configuration: {0}")]
     Client(Box<kube::Error>),
@@ -78,7 +88,14 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<kube::Client, ConfigEr
     config.connect_timeout = Some(CONNECT_LIMIT);
     // What fails is tried again here, where it is also told.
     config.default_retry = false;
-    kube::Client::try_from(config).map_err(|error| ConfigError::Client(Box::new(error)))
+    let token = TokenFile::take(&mut config.auth_info)?;
+    let client = ClientBuilder::try_from(config).map_err(|error| ConfigError::Client(Box::new(error)))?;
+    let Some(token) = token.map(Arc::new) else { return Ok(client.build()) };
+    let with_token = MapRequestLayer::new(move |mut request: http::Request<Body>| {
+        token.add_to(request.headers_mut(), Instant::now());
+        request
+    });
+    Ok(client.with_layer(&with_token).build())
 }
 
 /// What the API server, or the way to it, did to a request.

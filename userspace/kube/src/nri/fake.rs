@@ -340,14 +340,23 @@ impl FakeRuntime {
         Ok(())
     }
 
-    /// Changes a pod's resources. Asks only plugins that subscribed to it.
-    pub async fn update_pod(&self, id: &str, memory_limit: Bytes) -> Result<(), String> {
+    /// Changes a pod's resources; without `cpu_shares`, only those of its memory. Asks only plugins that subscribed to it.
+    pub async fn update_pod(
+        &self,
+        id: &str,
+        cpu_shares: Option<u64>,
+        memory_limit: Bytes,
+    ) -> Result<(), String> {
         let _lock = self.inner.lock().await;
         let pod = self.inner.pod(id)?;
         let memory = messages::LinuxMemory { limit: Some(optional(memory_limit)) };
+        let cpu = cpu_shares.map(|value| messages::LinuxCpu {
+            shares: Some(messages::OptionalU64 { value }),
+            ..messages::LinuxCpu::default()
+        });
         let request = messages::UpdatePodSandboxRequest {
             pod: Some(pod.clone()),
-            linux_resources: Some(LinuxResources { memory: Some(memory), ..LinuxResources::default() }),
+            linux_resources: Some(LinuxResources { memory: Some(memory), cpu, ..LinuxResources::default() }),
             ..messages::UpdatePodSandboxRequest::default()
         };
         for peer in self.inner.subscribers(EventKind::UpdatePodSandbox) {

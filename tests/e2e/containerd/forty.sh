@@ -1,0 +1,26 @@
+# Forty containers are asked for at the same time, of a machine with a few CPUs.
+echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
+start_daemon
+pod=$(numaward-cri pod many) || fail "pod"
+started() {
+    _id=$(numaward-cri create $pod many --container c$1 --millicpus 1000 --mebibytes 8 -- sleep 1000000) || return
+    numaward-cri start $_id && echo $_id >/tmp/started-$1
+}
+all=
+for i in $(seq 40); do
+    started $i 2>/tmp/failed-$i &
+    all="$all $!"
+done
+wait $all
+section "cpus"
+for id in $(cat /tmp/started-*); do
+    cgroup=$cgroups/kubepods/podmany/$id
+    echo "$(cat $cgroup/cpuset.cpus) $(sed -n 's/^Cpus_allowed_list:.//p' /proc/$(head -n1 $cgroup/cgroup.procs)/status)"
+done
+section "refused"
+cat /tmp/failed-*
+section "allocations"
+allocations
+section "metrics"
+metrics | grep -E '^numaward_(containers_started_unpinned|nri_(containers|disconnects|refusals))'
+section "end"
