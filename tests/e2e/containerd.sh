@@ -81,7 +81,7 @@ where $early
 section "back allocations"
 allocations
 section "back metrics"
-metrics | grep -E '_(errors|refusals)_total[{ ]'
+metrics | grep -E '^numaward_.*_(errors|refusals)_total[{ ]'
 
 section "containerd killed"
 kill -9 $containerd
@@ -94,7 +94,7 @@ where $db
 section "containerd back early"
 where $early
 section "containerd back metrics"
-metrics | grep -E '_(errors|refusals)_total[{ ]'
+metrics | grep -E '^numaward_.*_(errors|refusals)_total[{ ]'
 numaward-cri remove-pod $meanwhile_pod
 section "at once"
 for i in 1 2 3; do
