@@ -48,7 +48,7 @@ _pinned() { [ "$(cat $cgroup/cpuset.cpus)" = 1-2 ]; }
 wait_for 60 _pinned
 allocations
 section "enforce sockets"
-ls /run/numaward
+ls -1 /run/numaward
 section "enforce log"
 told
 section "end"
