@@ -23,6 +23,9 @@ const NO_EXIT_CODE: u8 = 125;
 
 /// The package of the end-to-end tests.
 const TESTS: &str = "numaward-tests";
+/// Packages, and their programs.
+const DAEMON: &str = "numaward";
+const LOAD: &str = "numaward-load";
 /// Programs that only the tests need inside a machine. The crash check kills the daemon, which for it has points to die
 /// at; built together, so has `numaward`, but only the crash check makes use of them.
 const HELPERS: &[&str] =
@@ -102,8 +105,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
 pub(crate) fn test(kernel: &str, names: &[String], slow: bool) -> Result<()> {
     let kernel_part = Part::Kernel(kernels::find(kernel)?);
     setup::ensure(&[Part::Qemu, kernel_part, Part::Debian, Part::Containerd, Part::Kustomize])?;
-    let packages = [packages(true)?, HELPERS].concat();
-    let programs = build::static_programs(&packages, "vm")?;
+    let programs = all_programs()?;
     let folder =
         programs.iter().find_map(|(_, path)| path.parent()).context("cargo has built no programs")?;
     let left_out: Vec<_> = LEFT_OUT
@@ -113,11 +115,6 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool) -> Result<()> {
         .collect();
     if !left_out.is_empty() {
         println!("left out, see --all: {}", left_out.join(", "));
-    }
-    if MADE.iter().any(|name| !left_out.contains(name)) {
-        let (_, program) =
-            programs.iter().find(|(name, _)| name == "numaward").context("cargo has not built numaward")?;
-        dist::make(program, &folder.join("dist")).context("cannot make what users are given")?;
     }
     let cargo = || {
         let mut cargo = command::cargo();
@@ -133,6 +130,11 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool) -> Result<()> {
         "no test is called {}",
         names.join(" or ")
     );
+    if listed.lines().any(|line| MADE.iter().any(|name| line.starts_with(name))) {
+        let (_, program) =
+            programs.iter().find(|(name, _)| name == DAEMON).context("cargo has not built numaward")?;
+        dist::make(program, &folder.join("dist")).context("cannot make what users are given")?;
+    }
     command::run(cargo().arg(format!("--test-threads={MACHINES_AT_ONCE}")))
 }
 
@@ -272,16 +274,18 @@ pub(crate) fn attend(
 
 /// The static programs that every machine has on its PATH.
 pub(crate) fn programs(with_daemon: bool) -> Result<Vec<(String, PathBuf)>> {
-    build::static_programs(packages(with_daemon)?, "vm")
+    if !with_daemon {
+        return build::static_programs(&[LOAD], "vm");
+    }
+    let mut programs = all_programs()?;
+    programs.retain(|(name, _)| [DAEMON, LOAD].contains(&name.as_str()));
+    Ok(programs)
 }
 
-/// Their packages, with what it takes to build them in place.
-fn packages(with_daemon: bool) -> Result<&'static [&'static str]> {
-    if !with_daemon {
-        return Ok(&["numaward-load"]);
-    }
+/// They and those of the tests, always together: what is built for one serves the other.
+fn all_programs() -> Result<Vec<(String, PathBuf)>> {
     setup::ensure(&[Part::Ebpf])?;
-    Ok(&["numaward", "numaward-load"])
+    build::static_programs(&[&[DAEMON, LOAD], HELPERS].concat(), "vm")
 }
 
 fn copy(text: &str) -> Result<(PathBuf, String), String> {
