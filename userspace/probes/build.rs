@@ -89,8 +89,9 @@ impl Toolchain {
         };
         let arch = variable("CARGO_CFG_TARGET_ARCH")?;
         let out = PathBuf::from(variable("OUT_DIR")?);
-        // One folder for all profiles: the objects are the same for each.
-        let shared = out.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file()).unwrap_or(&out);
+        // One folder for all profiles and targets: the objects are the same for each.
+        let caches = out.ancestors().filter(|folder| folder.join("CACHEDIR.TAG").is_file());
+        let shared = caches.last().unwrap_or(&out);
         let shared = shared.join("ebpf").join(&arch);
         let mut flags = OsString::from("--cfg=bpf_target_arch=\"");
         flags.push(arch);
