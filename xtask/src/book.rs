@@ -48,11 +48,11 @@ pub(crate) fn test() -> Result<()> {
 /// Pages that the table of contents does not name: mdbook leaves them out without a word.
 fn left_out(docs: &Path) -> Result<Vec<String>> {
     let summary = fs::read_to_string(docs.join("SUMMARY.md")).context("cannot read docs/SUMMARY.md")?;
-    let named: BTreeSet<&str> = targets(&summary).collect();
+    let listed: BTreeSet<&str> = targets(&summary).collect();
     let pages = files(docs, "md")?;
     let names = pages.iter().filter_map(|page| page.strip_prefix(docs).ok()?.to_str());
     Ok(names
-        .filter(|name| *name != "SUMMARY.md" && !named.contains(name))
+        .filter(|name| *name != "SUMMARY.md" && !listed.contains(name))
         .map(|name| format!("docs/{name} is not in docs/SUMMARY.md"))
         .collect())
 }
@@ -171,7 +171,7 @@ mod tests {
         let made = folder(&[
             (
                 "index.html",
-                r##"<link href="theme.css"><main><a href="a/b.html#x">1</a> <a href="a/b.html#y">2</a> <img src="no.png"> <a href="https://x/">3</a></main> <script src="theme.js">"##,
+                r#"<link href="theme.css"><main><a href="a/b.html#x">1</a> <a href="a/b.html#y">2</a> <img src="no.png"> <a href="https://x/">3</a></main> <script src="theme.js">"#,
             ),
             (
                 "a/b.html",
