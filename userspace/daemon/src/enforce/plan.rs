@@ -151,11 +151,12 @@ impl Enforcer {
     /// A cgroup that is gone took its values along; a new one of the same name has none of them. The properties
     /// of a unit outlive its cgroup.
     fn forget_if_gone(&self, book: &mut Book, path: &CgroupPath) {
-        let Some(record) = book.records.get(path) else { return };
         let id = id_of(&path.dir(self.root()));
-        if id == Some(record.id) {
-            return;
+        let known = book.records.get(path).map(|record| record.id);
+        if id.is_none() || known.is_some_and(|known| id != Some(known)) {
+            self.forget_claims(path);
         }
+        let Some(record) = book.records.get(path).filter(|record| id != Some(record.id)) else { return };
         match (&record.owner, id) {
             (Owner::Cgroupfs, _) => book.records.remove(path),
             (Owner::Systemd(_), Some(id)) => {
@@ -166,6 +167,17 @@ impl Enforcer {
                 record.found.0.retain(|knob, _| lasting(knob));
             }
             (Owner::Systemd(_), None) => {}
+        }
+    }
+
+    /// What a cgroup claimed that is gone, nobody claims.
+    fn forget_claims(&self, path: &CgroupPath) {
+        let Some(parent) = path.parent() else { return };
+        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        for knob in PROTECTIONS {
+            if let Some(seen) = claims.get_mut(&(parent.clone(), knob)) {
+                seen.remove(path);
+            }
         }
     }
 
@@ -216,7 +228,10 @@ impl Enforcer {
                 }
                 let Value::Limit(found) = self.found(book, path, knob)? else { continue };
                 let floor = limit(&values, knob);
-                let needed = self.claimed(book, &wanted, path, knob)?.max(floor.unwrap_or(found));
+                let children = below().filter(|(other, _)| other.parent().as_ref() == Some(path));
+                let beside = children.filter_map(|(_, record)| record.settings.beside_for(knob)).max();
+                let claimed = self.claimed(book, &wanted, path, knob)?;
+                let needed = claimed.saturating_add(beside.unwrap_or(NOTHING)).max(floor.unwrap_or(found));
                 if floor.is_some() || needed > found {
                     values.0.insert(knob, Value::Limit(needed));
                 }

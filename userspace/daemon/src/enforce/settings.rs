@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 
 use numaward_cgroup::knob::{Knob, Limit, Partition, Value};
-use numaward_topology::{CpuSet, HugepageSize, NodeSet};
+use numaward_topology::{Bytes, CpuSet, HugepageSize, NodeSet};
 use serde::{Deserialize, Serialize};
 
 use super::EnforceError;
 
 /// What one cgroup is to hold. `None` is not managed: it stays as it is, or goes back to what was found.
 ///
-/// Serialized as a map from the knob's name to what is written to it.
+/// Serialized as a map from the knob's name to what is written to it, and `beside`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Values", into = "Values")]
+#[serde(try_from = "Stored", into = "Stored")]
 pub struct Settings {
     /// `cpuset.cpus`. Never empty: the empty set would mean all CPUs of the parent.
     pub cpus: Option<CpuSet>,
@@ -30,6 +30,9 @@ pub struct Settings {
     pub memory_max: Option<Limit>,
     /// `hugetlb.<size>.max` by page size.
     pub hugetlb: BTreeMap<HugepageSize, Limit>,
+    /// What the parent claims besides, by each knob of protection that is claimed here, for what runs beside it: the
+    /// overhead of a pod. It counts once, however many children say so.
+    pub beside: Option<Bytes>,
 }
 
 impl Settings {
@@ -66,6 +69,12 @@ impl Settings {
             Knob::MemoryLow => self.memory_low,
             _ => None,
         }
+    }
+
+    /// What the parent claims besides by this knob of protection.
+    pub(super) fn beside_for(&self, knob: Knob) -> Option<Limit> {
+        let claims = self.protection(knob).is_some_and(|claim| claim > Limit::Bytes(Bytes(0)));
+        self.beside.filter(|_| claims).map(Limit::Bytes)
     }
 
     /// Whether the CPUs are to be a scheduling domain of their own.
@@ -123,17 +132,26 @@ pub struct ValueError {
     expected: &'static str,
 }
 
-impl From<Settings> for Values {
+/// Settings as they are serialized.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    beside: Option<Bytes>,
+    #[serde(flatten)]
+    values: Values,
+}
+
+impl From<Settings> for Stored {
     fn from(settings: Settings) -> Self {
-        settings.values()
+        Self { beside: settings.beside, values: settings.values() }
     }
 }
 
-impl TryFrom<Values> for Settings {
+impl TryFrom<Stored> for Settings {
     type Error = ValueError;
 
-    fn try_from(values: Values) -> Result<Self, ValueError> {
-        let mut settings = Self::default();
+    fn try_from(Stored { beside, values }: Stored) -> Result<Self, ValueError> {
+        let mut settings = Self { beside, ..Self::default() };
         for (knob, value) in values.0 {
             match (knob, value) {
                 (Knob::CpusetCpus, Value::Cpus(cpus)) => settings.cpus = Some(cpus),
@@ -159,8 +177,6 @@ impl TryFrom<Values> for Settings {
 
 #[cfg(test)]
 mod tests {
-    use numaward_topology::Bytes;
-
     use super::*;
 
     #[test]
@@ -179,6 +195,10 @@ mod tests {
             text,
             r#"{"cpuset.cpus":"2-3","cpuset.cpus.partition":"root","cpuset.mems":"1","memory.min":"268435456","memory.max":"max","hugetlb.2MB.max":"67108864"}"#
         );
+        assert_eq!(serde_json::from_str::<Settings>(&text).unwrap(), settings);
+        let settings = Settings { beside: Some(Bytes::mib(1)), mems: settings.mems, ..Settings::default() };
+        let text = serde_json::to_string(&settings).unwrap();
+        assert_eq!(text, r#"{"beside":1048576,"cpuset.mems":"1"}"#);
         assert_eq!(serde_json::from_str::<Settings>(&text).unwrap(), settings);
     }
 

@@ -182,6 +182,35 @@ fn ancestors_protect_the_sum_of_what_their_children_claim() {
 }
 
 #[test]
+fn what_a_cgroup_claimed_that_is_gone_nobody_claims() {
+    let tree = Tree::new(&["/a", "/a/pod", "/a/pod/c", "/a/pod/d"]);
+    let book = tree.hold(&Book::default(), "/a/pod/c", protected(20));
+    let book = tree.hold(&book, "/a/pod/d", protected(30));
+    fs::remove_dir_all(path("/a/pod/c").dir(tree.root.path())).unwrap();
+    let book = tree.release(&book, "/a/pod/c");
+    assert_eq!(["/a", "/a/pod"].map(|cgroup| tree.get(cgroup, "memory.min")), [30, 30].map(bytes));
+    assert!(tree.release(&book, "/a/pod/d").is_empty());
+}
+
+#[test]
+fn what_runs_beside_is_protected_in_the_parent_once() {
+    let tree = Tree::new(&["/a", "/a/pod", "/a/pod/c", "/a/pod/d"]);
+    let beside = |min| Settings { beside: Some(Bytes::mib(5)), ..protected(min) };
+    let mins = || ["/a", "/a/pod"].map(|cgroup| tree.get(cgroup, "memory.min"));
+    let book = tree.hold(&Book::default(), "/a/pod/c", beside(20));
+    assert_eq!(mins(), [25, 25].map(bytes));
+    let book = tree.hold(&book, "/a/pod/d", beside(10));
+    assert_eq!(mins(), [35, 35].map(bytes));
+    let stored: Book = serde_json::from_str(&serde_json::to_string(&book).unwrap()).unwrap();
+    assert_eq!(stored, book);
+    let book = tree.hold(&stored, "/a/pod/c", beside(0));
+    assert_eq!(mins(), [15, 15].map(bytes));
+    let book = tree.release(&tree.release(&book, "/a/pod/c"), "/a/pod/d");
+    assert_eq!(mins(), [0, 0].map(bytes));
+    assert!(book.is_empty());
+}
+
+#[test]
 fn an_ancestor_that_is_held_itself_has_its_own_floor() {
     let tree = Tree::new(&["/a", "/a/b"]);
     tree.put("/a", "memory.min", &bytes(3));

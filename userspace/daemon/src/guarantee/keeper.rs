@@ -591,6 +591,7 @@ impl Owner {
             memory_max: Some(Limit::Bytes(request.limit)),
             partition: Some(request.partition).filter(|partition| *partition != Partition::Member),
             hugetlb: request.hugepages().map(|(size, bytes)| (size, Limit::Bytes(bytes))).collect(),
+            beside: None,
         }
     }
 

@@ -128,17 +128,18 @@ impl Asker {
 impl Asker {
     /// What the protection of a container's memory follows from, if it has these resources.
     fn memory(&self, pod: &nri::Pod, container: &nri::Container, has: &nri::Resources) -> MemoryAsk {
-        let limit = match has.memory_limit {
+        let bytes = |of: &nri::Resources| match of.memory_limit {
             Some(Limit::At(limit)) if limit.0 > 0 => Some(limit),
             _ => None,
         };
+        let limit = bytes(has);
         if let Some(known) = self.known(pod) {
             return whole::memory(&known, &container.name);
         }
         let class = class_of(pod, container);
         // Of other classes the runtime is not told what is requested.
         let request = limit.filter(|_| class == Some(QosClass::Guaranteed));
-        MemoryAsk { class, request, limit }
+        MemoryAsk { class, request, limit, overhead: pod.overhead.as_ref().and_then(bytes) }
     }
 
     /// What a change of a container's resources asks for, and what the protection of its memory follows from then, if
@@ -167,6 +168,19 @@ impl Asker {
             memory.request = Some(limit);
         }
         (to, Some(memory))
+    }
+
+    /// What is left for those that share it when the amounts of a pod as a whole change to these; none if nothing is
+    /// shared in it.
+    pub(super) fn pod_resized(&self, pod: &nri::Pod, requested: &nri::Resources) -> Option<Resources> {
+        let known = self.known(pod)?;
+        let mut amounts = known.resources.as_ref()?.requests.clone();
+        let has_cpu = requested.cpu_shares.is_some() || requested.cpu_quota.is_some();
+        amounts.cpu = cpus(requested).filter(|_| has_cpu).or(amounts.cpu);
+        if let Some(Limit::At(limit)) = requested.memory_limit {
+            amounts = amounts.with_memory(Quantity::whole(limit.0));
+        }
+        whole::share_of(&known, &Annotations::read(&pod.annotations), amounts)
     }
 }
 
@@ -382,7 +396,7 @@ mod tests {
         };
         let (two, gib) = (limits(2000, Bytes::gib(1)), Some(Bytes::gib(1)));
         let asker = asker(Arc::new(NoPods));
-        let ask = |class, request, limit| MemoryAsk { class: Some(class), request, limit };
+        let ask = |class, request, limit| MemoryAsk { class: Some(class), request, limit, overhead: None };
         assert_eq!(memory(&asker, "", two.clone()), ask(QosClass::Guaranteed, gib, gib));
         assert_eq!(memory(&asker, "/burstable", two.clone()), ask(QosClass::Burstable, None, gib));
         assert_eq!(

@@ -129,6 +129,18 @@ impl<L: Listener + 'static> Placer<L> {
     }
 }
 
+impl<L: Listener + 'static> Placer<L> {
+    /// What to say to a change that was not made: what is not in anybody's way goes on without us.
+    fn not_resized(&self, what: std::fmt::Arguments<'_>, refused: &Refused) -> Option<Refusal> {
+        let (Refused::Resize(_) | Refused::Failed(_) | Refused::Enforce(_)) = refused else {
+            tracing::error!(%what, error = %refused, "cannot be resized as asked");
+            return None;
+        };
+        self.figures.refused.inc();
+        Some(Refusal(format!("numaward cannot resize {what}: {refused}")))
+    }
+}
+
 impl<L: Listener + 'static> Handler for Placer<L> {
     fn online(&self) -> Online {
         Online::from(&*self.listener.machine())
@@ -192,8 +204,16 @@ impl<L: Listener + 'static> Handler for Placer<L> {
         }
     }
 
-    async fn update_pod(&self, _pod: Pod, _resources: Resources) -> Result<(), Refusal> {
-        Ok(())
+    async fn update_pod(&self, pod: Pod, resources: Resources) -> Result<(), Refusal> {
+        let Some(to) = self.asker.pod_resized(&pod, &resources) else { return Ok(()) };
+        let uid = pod.uid.clone();
+        let resized = self.keeper.pods(|answer| Command::ResizePod { uid, to, answer }).await;
+        match resized.and_then(|resized| resized) {
+            Ok(()) => Ok(()),
+            Err(refused) => self
+                .not_resized(format_args!("pod {}/{}", pod.namespace, pod.name), &refused)
+                .map_or(Ok(()), Err),
+        }
     }
 
     async fn create_container(&self, pod: Pod, container: Container) -> Result<Creation, Refusal> {
@@ -239,19 +259,13 @@ impl<L: Listener + 'static> Handler for Placer<L> {
         let resized = self.keeper.pods(|answer| Command::Resize { id, to, memory, answer }).await;
         match resized.and_then(|resized| resized) {
             // What else is asked for is made so, but where the container runs is ours to say.
-            Ok(Some(held)) => Ok(vec![Update { ignore_failure: false, ..update(container.id, &held) }]),
-            Ok(None) => Ok(Vec::new()),
-            Err(refused @ (Refused::Resize(_) | Refused::Failed(_) | Refused::Enforce(_))) => {
-                self.figures.refused.inc();
-                let Container { name, .. } = container;
-                let Pod { namespace, name: pod, .. } = pod;
-                Err(Refusal(format!(
-                    "numaward cannot resize container {name} of pod {namespace}/{pod}: {refused}"
-                )))
+            Ok(Some(held)) => {
+                Ok(vec![Update { ignore_failure: false, ..update(container.id.clone(), &held) }])
             }
+            Ok(None) => Ok(Vec::new()),
             Err(refused) => {
-                tracing::error!(pod = pod.name, error = %refused, "cannot be resized as asked");
-                Ok(Vec::new())
+                let what = format_args!("container {} of pod {}/{}", container.name, pod.namespace, pod.name);
+                self.not_resized(what, &refused).map_or_else(|| Ok(Vec::new()), Err)
             }
         }
     }

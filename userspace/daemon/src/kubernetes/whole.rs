@@ -53,6 +53,21 @@ pub(super) fn asked(pod: &Pod, annotations: &Annotations) -> Asked {
     if request.containers.is_empty() { Asked::Nothing } else { Asked::Pod(request) }
 }
 
+/// What the containers of a Guaranteed pod share when it has these amounts as a whole: nothing, where others take it
+/// all. None if they share none now.
+pub(super) fn share_of(pod: &Pod, annotations: &Annotations, amounts: Resources) -> Option<Resources> {
+    let shared = |pod: &Pod| match asked(pod, annotations) {
+        Asked::Pod(Request { containers, .. }) => {
+            containers.into_iter().find(|of| of.name.as_str() == POD_SHARE)
+        }
+        _ => None,
+    };
+    shared(pod)?;
+    let resources = Some(PodResources { requests: amounts.clone(), limits: amounts });
+    let left = shared(&Pod { resources, ..pod.clone() });
+    Some(left.map_or_else(|| Resources::none().with_cpu(Quantity::milli(0)), |left| left.requests))
+}
+
 /// Which of its pod's allocations a container is served out of, the pod asking for this.
 pub(super) fn slice(pod: &Pod, asked: &Asked, annotations: &Annotations, container: &str) -> Slice {
     let Asked::Pod(request) = asked else { return Slice::Own };
@@ -79,6 +94,7 @@ pub(super) fn memory(pod: &Pod, container: &str) -> MemoryAsk {
         // One that was put into a running pod to look into it requests nothing.
         request: Some(found.map_or(Bytes(0), |of| bytes(&of.requests))),
         limit: found.map(|of| bytes(&of.limits)).filter(|limit| limit.0 > 0),
+        overhead: Some(bytes(&pod.overhead)).filter(|overhead| overhead.0 > 0),
     }
 }
 
@@ -204,6 +220,22 @@ mod tests {
         let odd = ContainerRequest::guaranteed("db", resources("2500m", "4Gi"));
         let odd = pod(vec![own("init")], vec![odd, plain("log")]);
         assert_eq!(slices(&odd, &none()), [("init".to_owned(), 2, 4), ("db".to_owned(), 0, 4), share(0, 4)]);
+    }
+
+    #[test]
+    fn more_for_the_pod_is_more_for_those_that_share() {
+        let own = |name: &str| ContainerRequest::guaranteed(name, resources("2", "4Gi"));
+        let share = |pod: &Pod, cpu, memory| {
+            let left = share_of(pod, &none(), resources(cpu, memory))?;
+            let bytes = left.memory.get(&ZoneKind::Memory).and_then(|bytes| bytes.units()).unwrap_or(0);
+            Some((left.cpu.unwrap().whole_cpus(), bytes >> 30))
+        };
+        let mixed = pod(vec![], vec![own("db"), plain("log")]);
+        assert_eq!(share(&mixed, "6", "12Gi"), Some((Some(4), 8)));
+        assert_eq!(share(&mixed, "3", "5Gi"), Some((Some(1), 1)));
+        assert_eq!(share(&mixed, "2", "4Gi"), Some((Some(0), 0)), "nothing is left");
+        assert_eq!(share(&pod(vec![], vec![own("db")]), "6", "12Gi"), None);
+        assert_eq!(share(&Pod { resources: None, ..mixed }, "6", "12Gi"), None);
     }
 
     #[test]

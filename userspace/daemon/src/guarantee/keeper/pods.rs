@@ -326,6 +326,12 @@ pub(crate) enum Command {
         memory: Option<MemoryAsk>,
         answer: oneshot::Sender<Result<Option<Settings>, Refused>>,
     },
+    /// What the containers of a pod share that have nothing of their own.
+    ResizePod {
+        uid: String,
+        to: engine::Resources,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
     /// From now on the runtime is told of settings that we write ourselves.
     Tell(mpsc::UnboundedSender<Vec<Update>>),
 }
@@ -407,6 +413,7 @@ impl Owner {
                 }
                 drop(answer.send(result));
             }
+            Command::ResizePod { uid, to, answer } => drop(answer.send(self.resize_pod(&uid, &to))),
             Command::Resize { id, to, memory, answer } => {
                 let resized = self.resize(&id, &to, memory);
                 drop(answer.send(resized.map(|held| held.map(|settings| self.told(&id, settings)))));
@@ -603,6 +610,7 @@ impl Owner {
             memory_min: limit(memory.min),
             memory_low: limit(memory.low),
             memory_high: limit(memory.high),
+            beside: placed.memory.overhead.filter(|_| memory.min.is_some() || memory.low.is_some()),
             ..self.shared()
         };
         if let Some(allocation) = self.allocation_for(&placed.of) {
@@ -807,8 +815,7 @@ impl Owner {
         if self.state == before {
             return Ok(Some(settings));
         }
-        let is_held = self.state.guarantees.values().any(|guarantee| guarantee.cgroup == placed.cgroup);
-        if is_held {
+        if self.note_settings(&placed.cgroup, &settings) {
             // Those who share leave the CPUs before they are given.
             self.follow_pool();
             let plan =
@@ -834,6 +841,62 @@ impl Owner {
         tracing::info!(name = name_of(&placed.of), %cpus, "resized");
         self.publish();
         Ok(Some(settings))
+    }
+
+    /// Notes what a cgroup is to hold from now on; `false` if it is not held.
+    fn note_settings(&mut self, cgroup: &CgroupPath, settings: &Settings) -> bool {
+        let held = self.state.guarantees.iter().find(|(_, held)| held.cgroup == *cgroup);
+        let Some(name) = held.map(|(name, _)| name.clone()) else { return false };
+        if let Some(held) = self.state.guarantees.get_mut(&name) {
+            held.settings = settings.clone();
+        }
+        true
+    }
+
+    /// What a pod's containers share is to change to these amounts: within its promise, or not at all.
+    fn resize_pod(&mut self, uid: &str, to: &engine::Resources) -> Result<(), Refused> {
+        let (owner, slice) = (OwnerId::from(uid), ContainerName::from(POD_SHARE));
+        let before = self.state.clone();
+        self.state.ledger = self.strategy.resize(&self.state.ledger, &owner, &slice, to)?;
+        if self.state == before {
+            return Ok(());
+        }
+        // Those who share what is nobody's leave the CPUs before they are given.
+        self.follow_pool();
+        let sharing: BTreeMap<CgroupPath, Placed> = self
+            .state
+            .containers
+            .values()
+            .filter(|placed| placed.of.owner == uid && placed.of.shares_pod())
+            .map(|placed| (placed.cgroup.clone(), placed.clone()))
+            .collect();
+        let mut changes = Vec::new();
+        let mut updates = Vec::new();
+        for (path, placed) in &sharing {
+            let settings = self.settings_of(placed);
+            updates.push(Update { id: placed.of.id.clone(), settings: settings.clone() });
+            if self.note_settings(path, &settings) {
+                changes.push((path.clone(), Some(settings)));
+            }
+        }
+        let planned = self.enforcer.plan(&self.state.book, &Change::Each(changes));
+        let done = planned.map_err(Refused::from).and_then(|plan| self.enforce(plan, before.clone()));
+        if let Err(error) = done {
+            // What was written already is drift now, and goes back.
+            self.state = before;
+            if let Err(error) = self.save() {
+                tracing::error!(%error, "the ledger cannot be stored");
+            }
+            self.follow_pool();
+            self.publish();
+            return Err(error);
+        }
+        tracing::info!(pod = uid, containers = updates.len(), "what they share was resized");
+        self.publish();
+        if self.mode() == Mode::On {
+            self.pods.tell(updates);
+        }
+        Ok(())
     }
 
     fn forget_container(&mut self, id: &str) {

@@ -27,9 +27,20 @@ fn plain(name: &str, requests: Resources, limits: Resources) -> ContainerRequest
 impl Known {
     /// The API server tells of a pod.
     pub(super) fn tell(&self, uid: &str, containers: Vec<ContainerRequest>, of_pod: Option<Resources>) {
+        self.tell_with(uid, containers, of_pod, Resources::none());
+    }
+
+    /// The same, of a pod whose `RuntimeClass` adds an overhead.
+    fn tell_with(
+        &self,
+        uid: &str,
+        containers: Vec<ContainerRequest>,
+        of_pod: Option<Resources>,
+        overhead: Resources,
+    ) {
         let id = PodId { namespace: "default".to_owned(), name: format!("pod-{uid}"), uid: uid.to_owned() };
         let of_pod = of_pod.map(|all| pod::PodResources { requests: all.clone(), limits: all });
-        let pod = pod::Pod { id, containers, resources: of_pod, ..pod::Pod::default() };
+        let pod = pod::Pod { id, containers, resources: of_pod, overhead, ..pod::Pod::default() };
         self.pods.lock().unwrap().insert(uid.to_owned(), Arc::new(pod));
     }
 }
@@ -101,6 +112,92 @@ async fn memory_is_protected_at_every_level_and_given_back() {
         assert_eq!(bench.memory(path), nothing, "{path}");
     }
     assert_eq!(daemon.keeper.allocations().allocations, []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_pods_sandbox_costs_is_protected_in_the_pod() {
+    let known = Arc::new(Known::default());
+    let bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+    let daemon = bench.start().await;
+    let containers = ["db", "log"].map(|name| ContainerRequest::guaranteed(name, resources("1", "1Gi")));
+    known.tell_with("vm", containers.into(), None, resources("250m", "128Mi"));
+    let pod = bench.pod("vm", "", &[]).await.unwrap();
+    let [db, log] = ["db", "log"].map(|name| container(&pod, name, 1, Bytes::gib(1)));
+    bench.run(&db).await.unwrap();
+    let levels = || [path_of(&db).as_str(), "kubepods/podvm", "kubepods"].map(|path| bench.memory(path));
+    let one = ["1120", "1152", "max"];
+    assert_eq!(levels(), [["992", "1024", "max"], one, one]);
+    bench.run(&log).await.unwrap();
+    let both = ["2112", "2176", "max"];
+    assert_eq!(levels(), [["992", "1024", "max"], both, both], "it costs this once");
+
+    // Also after a restart.
+    daemon.stop(&bench.runtime).await;
+    let daemon = bench.start().await;
+    until("both are held", || daemon.keeper.allocations().allocations.len() == 2).await;
+    assert_eq!(levels()[1..], [both, both]);
+    bench.remove(&db).await;
+    assert_eq!(bench.memory("kubepods/podvm"), one);
+    bench.remove(&log).await;
+    bench.runtime.remove_pod(&pod.id).await.unwrap();
+    assert_eq!(bench.memory("kubepods"), ["0", "0", "max"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_as_a_whole_is_resized_within_the_promise_or_not() {
+    let known = Arc::new(Known::default());
+    let bench = Bench::new(known.clone(), fake::Config::containerd_2_3);
+    let daemon = bench.start().await;
+    let none = Resources::none;
+    let containers = vec![
+        ContainerRequest::guaranteed("db", resources("2", "4Gi")),
+        plain("web", none(), none()),
+        plain("log", none(), none()),
+    ];
+    known.tell("all", containers, Some(resources("5", "8Gi")));
+    let pod = bench.pod("all", "", &[]).await.unwrap();
+    let db = container(&pod, "db", 2, Bytes::gib(4));
+    let [web, log] = ["web", "log"].map(|name| container(&pod, name, 0, Bytes(0)));
+    for spec in [&db, &web, &log] {
+        bench.run(spec).await.unwrap();
+    }
+    let (own, three) = (bench.cpus(&db), bench.cpus(&web));
+    let resize = |cpus: u64, memory| bench.runtime.update_pod(&pod.id, Some(cpus * 1024), memory);
+
+    resize(6, Bytes::gib(10)).await.unwrap();
+    let four = bench.cpus(&web);
+    assert!(four.len() == 4 && three.is_subset(&four) && (&four & &own).is_empty(), "{four} beside {own}");
+    assert_eq!(bench.cpus(&log), four);
+    let shared = |daemon: &Daemon| {
+        let held = daemon.keeper.allocations();
+        let held = held.allocations.iter().find(|held| held.name == "default/pod-all/web").unwrap();
+        (held.cpus.parse::<CpuSet>().unwrap(), held.memory[0].bytes)
+    };
+    assert_eq!(shared(&daemon), (four.clone(), Bytes::gib(6).0));
+    until("the runtime follows", || {
+        bench.runtime.container(&log.id).unwrap().resources.cpus.as_ref() == Some(&four)
+    })
+    .await;
+
+    // A node has 16 CPUs and 64Gi.
+    for (cpus, memory, words) in [
+        (40, Bytes::gib(10), "cpu requested"),
+        (6, Bytes::gib(90), "memory requested"),
+        (2, Bytes::gib(10), "not a whole number"),
+    ] {
+        let error = resize(cpus, memory).await.unwrap_err();
+        assert!(
+            error.contains("numaward cannot resize pod default/pod-all") && error.contains(words),
+            "{error}"
+        );
+        assert_eq!(shared(&daemon), (four.clone(), Bytes::gib(6).0));
+        assert_eq!(bench.cpus(&web), four);
+    }
+    resize(5, Bytes::gib(8)).await.unwrap();
+    assert_eq!((bench.cpus(&web), shared(&daemon).1), (three, Bytes::gib(4).0));
+    // A pod that is not known, or shares nothing, is not ours to refuse.
+    let other = bench.pod("other", "", &[]).await.unwrap();
+    bench.runtime.update_pod(&other.id, Some(1 << 20), Bytes::gib(900)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -56,12 +56,18 @@ struct Described {
     has_samples: bool,
 }
 
+const CONTAINER: &str = "shop/web-0/main";
+
 #[derive(Debug)]
 struct Everything;
 
 impl Source for Everything {
     fn snapshot(&self) -> Snapshot {
         let mut snapshot = snapshot();
+        // Containers have all labels that a workload can have.
+        for (workload, name) in snapshot.workloads.iter_mut().zip([CONTAINER, "shop/web-0/proxy"]) {
+            workload.name = name.into();
+        }
         for probe in &mut snapshot.probes {
             probe.runtime = Some(Duration::from_millis(1));
         }
@@ -69,7 +75,7 @@ impl Source for Everything {
     }
 
     fn promises(&self) -> PromiseFigures {
-        let (node, kind, workload) = (NodeId(2), ZoneKind::Memory, Arc::<str>::from("a"));
+        let (node, kind, workload) = (NodeId(2), ZoneKind::Memory, Arc::<str>::from(CONTAINER));
         let bytes = Bytes(1);
         PromiseFigures {
             missed: vec![Missed { workload: workload.clone(), bytes: vec![(node, bytes)] }],
@@ -163,7 +169,8 @@ fn page(own: &BTreeMap<String, Described>, kubelets: &BTreeMap<String, Described
          asks. Counters start at zero when the daemon starts, or when a workload is seen first, and only grow. A series \
          that is not there is not known, which is not the same as zero.\n\n\
          `node` is the id of a NUMA node, `cpu` that of a CPU, `kind` a kind of memory: `memory` (base pages), \
-         `hugepages-2Mi`, `hugepages-1Gi`.\n",
+         `hugepages-2Mi`, `hugepages-1Gi`. `namespace`, `pod` and `container` are there beside `workload` where the \
+         workload is a container of a pod.\n",
     );
     let mut left: BTreeMap<&str, &Described> = own.iter().map(|(name, of)| (name.as_str(), of)).collect();
     let mut parts: Vec<(&str, &str, String)> = Vec::new();

@@ -38,6 +38,10 @@ pub struct MemoryAsk {
     /// Its limit, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Bytes>,
+    /// What its pod costs besides (the overhead of its `RuntimeClass`): the pod's cgroup is protected with it, as the
+    /// kubelet counts it to what a pod requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overhead: Option<Bytes>,
 }
 
 /// What is left to reclaim of this much.
@@ -116,6 +120,7 @@ mod tests {
                 class: Some(class),
                 request: request.map(Bytes::mib),
                 limit: (limit > 0).then_some(Bytes::mib(limit)),
+                overhead: None,
             };
             let found = knobs(&read, &ask, is_promised, Bytes::mib(1000));
             let found = [found.min, found.low, found.high].map(mib);
