@@ -84,7 +84,7 @@ fn strays(held: &api::Allocations) -> Result<()> {
     let of_commands = || held.allocations.iter().filter(|held| held.target == api::Target::Exec);
     let expected: BTreeSet<_> = of_commands().map(|held| held.directory.clone()).collect();
     ensure!(found == expected, "cgroups of commands are {found:?}, should be {expected:?}");
-    let claimed: u64 = of_commands().map(claim).sum::<Result<u64>>()?;
+    let claimed: u64 = of_commands().map(|held| claim(held)).sum::<Result<u64>>()?;
     let parent: u64 = knob_of(Path::new(EXEC_PARENT), "memory.min")?.parse()?;
     ensure!(parent == claimed, "{EXEC_PARENT} has memory.min {parent}, its children claim {claimed}");
     Ok(())

@@ -172,7 +172,7 @@ impl Script {
                 (Some(held), workload) => {
                     self.admitted += 1;
                     let workload = workload.map_or_else(|| Workload::start(held.directory.as_ref()), Ok)?;
-                    self.hold(held.clone(), workload);
+                    self.hold(api::Allocation::clone(held), workload);
                 }
                 (None, Some(workload)) => is_untouched(&name, workload)?,
                 (None, None) => {}
@@ -185,7 +185,7 @@ impl Script {
                         _ => before.workload,
                     };
                     is_same(&before.allocation, held)?;
-                    self.hold(held.clone(), workload);
+                    self.hold(api::Allocation::clone(held), workload);
                 }
                 None => self.note_released(&name, *before)?,
             },
