@@ -68,9 +68,9 @@ pub(crate) fn in_full(activity: &Activity) -> Option<(String, String)> {
     }
     .to_owned();
     if let Some(percent) = activity.estimated_remote_percent {
-        said.push_str(&format!(
-            "\nBy where its threads ran and its memory lies, an estimated {percent} % are remote."
-        ));
+        said = format!(
+            "{said}\nBy where its threads ran and its memory lies, an estimated {percent} % are remote."
+        );
     }
     let seen: Vec<&NodeAccesses> =
         activity.accesses.iter().flatten().filter(|of| of.local_pages > 0 || of.remote_pages > 0).collect();
