@@ -55,11 +55,13 @@ fn promises_are_kept_against_whatever_changes_them() {
     let writer: u64 = report.section("writer").parse().unwrap();
     for (section, state) in [("fought over", "waiting"), ("left", "left")] {
         let drift = drift(&report, section, "job");
-        assert_eq!(
-            (drift["state"].as_str(), drift["noticed"].as_str()),
-            (Some(state), Some("write")),
-            "{drift}"
-        );
+        assert_eq!(drift["state"], state, "{drift}");
+        // A look that comes between a write and its notice finds no writer; the fight as a whole has one.
+        if state == "left" && drift["noticed"] == "look" {
+            assert!(drift["writer"].is_null(), "{drift}");
+            continue;
+        }
+        assert_eq!(drift["noticed"], "write", "{drift}");
         let by = &drift["writer"];
         assert_eq!(
             (&by["pid"], &by["command"], &by["cgroup"]),
