@@ -234,11 +234,11 @@ impl Owner {
 
 /// What became of the command whose cgroup this is.
 fn command(dir: &Path, since: Instant, now: Instant) -> Found {
+    // In this order: what ran before the cgroup was found empty has ended, what enters it in between has not.
+    let has_run = read::cpu_time(dir).is_ok_and(|used| !used.is_zero());
     match read::populated(dir) {
         Ok(true) => Found::There,
-        Ok(false) if read::cpu_time(dir).is_ok_and(|used| !used.is_zero()) => {
-            Found::Over("its command ended")
-        }
+        Ok(false) if has_run => Found::Over("its command ended"),
         Ok(false) if now.duration_since(since) >= ENTER_LIMIT => Found::Over("no command entered its cgroup"),
         _ => Found::Waits,
     }
@@ -339,5 +339,24 @@ mod tests {
         assert_eq!(find("", used, 100), Found::Waits, "what cannot be told");
         assert_eq!(find(empty, idle, 59), Found::Waits);
         assert_eq!(find(empty, idle, 60), Found::Over("no command entered its cgroup"));
+    }
+
+    #[test]
+    fn a_command_that_enters_while_its_cgroup_is_looked_at_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let (events, stat) = (dir.path().join("cgroup.events"), dir.path().join("cpu.stat"));
+        fs::write(&events, "populated 0\n").unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &stat, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
+            .unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Opens once it is read.
+                let mut reader = fs::OpenOptions::new().write(true).open(&stat).unwrap();
+                fs::write(&events, "populated 1\n").unwrap();
+                std::io::Write::write_all(&mut reader, b"usage_usec 900\n").unwrap();
+            });
+            let now = Instant::now();
+            assert_eq!(command(dir.path(), now, now), Found::There);
+        });
     }
 }
