@@ -75,7 +75,7 @@ writer=$!
 section "writer"
 echo $writer
 section "fought over"
-told 20 '"state":"waiting"'
+told 20 '"state":"waiting","count":[0-9]*,"noticed":"write"'
 
 # A write further up that takes the nodes away.
 section "narrowed"
@@ -131,7 +131,7 @@ wait $hungry
 
 # The fight ends: the knob is left and flagged.
 section "left"
-told 180 '"state":"left"'
+told 180 '"state":"left","count":[0-9]*,"noticed":"write"'
 section "left knob"
 cat $cgroups/numaward/job/cpuset.cpus
 section "status"

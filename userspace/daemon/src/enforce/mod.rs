@@ -269,10 +269,16 @@ impl Enforcer {
             else {
                 continue;
             };
-            match effective.read(&dir)? {
-                found if found == *wanted => {}
-                found => drifts.push(drift(knob, wanted, Some(found), DriftKind::Ineffective)),
+            let given = effective.read(&dir)?;
+            if given == *wanted {
+                continue;
             }
+            // The knob itself may have been written since it was read.
+            let found = knob.read(&dir)?;
+            let is_held = self.cgroupfs.holds(knob, wanted, &found);
+            let (found, kind) =
+                if is_held { (given, DriftKind::Ineffective) } else { (found, DriftKind::Rewritten) };
+            drifts.push(drift(knob, wanted, Some(found), kind));
         }
         Ok(drifts)
     }

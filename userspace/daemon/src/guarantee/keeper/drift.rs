@@ -69,7 +69,7 @@ pub(super) struct Round<T> {
 }
 
 /// A knob that drifted at least once.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq)]
 struct Noted {
     drift: Drift,
     state: api::DriftState,
@@ -384,7 +384,7 @@ impl Owner {
             noticed: api::Noticed::Look,
             writer: None,
         });
-        let before = (noted.drift.clone(), noted.state, noted.count);
+        let before = noted.clone();
         // What stands since it was seen first keeps the writer that was found then.
         if cause.is_some() || noted.state == api::DriftState::Repaired {
             noted.noticed = if cause.is_some() { api::Noticed::Write } else { api::Noticed::Look };
@@ -395,7 +395,7 @@ impl Owner {
         match verdict {
             None => {
                 noted.state = api::DriftState::Ineffective;
-                if before.1 != noted.state || before.0.found != noted.drift.found {
+                if before.state != noted.state || before.drift.found != noted.drift.found {
                     noted.count += 1;
                     news = Some("what is promised is not all to be had".to_owned());
                 }
@@ -435,7 +435,7 @@ impl Owner {
             }
             Some(Verdict::GivenUp) => noted.state = api::DriftState::Left,
         }
-        let is_new = before != (noted.drift.clone(), noted.state, noted.count);
+        let is_new = before != *noted;
         if let Some(news) = news {
             let report = noted.report(&news);
             self.tell_below(&path, report);
