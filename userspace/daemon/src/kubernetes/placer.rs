@@ -127,9 +127,7 @@ impl<L: Listener + 'static> Placer<L> {
         });
         Some(Refusal(text))
     }
-}
 
-impl<L: Listener + 'static> Placer<L> {
     /// What to say to a change that was not made: what is not in anybody's way goes on without us.
     fn not_resized(&self, what: std::fmt::Arguments<'_>, refused: &Refused) -> Option<Refusal> {
         let (Refused::Resize(_) | Refused::Failed(_) | Refused::Enforce(_)) = refused else {
@@ -138,6 +136,10 @@ impl<L: Listener + 'static> Placer<L> {
         };
         self.figures.refused.inc();
         Some(Refusal(format!("numaward cannot resize {what}: {refused}")))
+    }
+
+    async fn ended(&self, id: String) {
+        note_stopping(self.keeper.pods(|answer| Command::Stopped { id, answer }).await);
     }
 }
 
@@ -279,7 +281,11 @@ impl<L: Listener + 'static> Handler for Placer<L> {
         match event {
             Event::Container(ContainerEvent::Starting, pod, container) => {
                 let id = container.id.clone();
-                let bound = self.keeper.pods(|answer| Command::Bind { id, answer }).await;
+                // One that somebody else has pinned may have been yielded to.
+                let is_ours = !container.resources.is_pinned();
+                let ask =
+                    is_ours.then(|| self.asker.container(&pod, &container).ok()).flatten().map(Box::new);
+                let bound = self.keeper.pods(|answer| Command::Bind { id, ask, answer }).await;
                 if let Ok(Some(reason)) = bound {
                     self.unpinned(&pod, &container, reason.label());
                 }
@@ -310,12 +316,6 @@ impl<L: Listener + 'static> Handler for Placer<L> {
             }
             _ => self.figures.unpinned(reason.label()),
         }
-    }
-}
-
-impl<L: Listener + 'static> Placer<L> {
-    async fn ended(&self, id: String) {
-        note_stopping(self.keeper.pods(|answer| Command::Stopped { id, answer }).await);
     }
 }
 

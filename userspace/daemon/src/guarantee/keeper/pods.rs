@@ -302,6 +302,8 @@ pub(crate) enum Command {
     },
     Bind {
         id: String,
+        /// What to make of it if it is not known: its creation was not answered in time.
+        ask: Option<Box<ContainerAsk>>,
         answer: oneshot::Sender<Option<Unpinned>>,
     },
     Stopped {
@@ -382,6 +384,7 @@ impl Owner {
         match command {
             Command::Tell(tell) => self.pods.tell = Some(tell),
             Command::RunPod { answer, .. } if self.mode() == Mode::Off => drop(answer.send(Ok(()))),
+            Command::Bind { answer, .. } if self.mode() == Mode::Off => drop(answer.send(None)),
             Command::Create { answer, .. } if self.mode() == Mode::Off => {
                 drop(answer.send(Ok((Settings::default(), None))));
             }
@@ -395,7 +398,12 @@ impl Owner {
                 );
             }
             Command::RunPod { ask, answer } => drop(answer.send(self.run_pod(&ask))),
-            Command::Bind { id, answer } => drop(answer.send(self.bind(&id))),
+            Command::Bind { id, ask, answer } => {
+                if let Some(ask) = ask.filter(|_| !self.state.containers.contains_key(&id)) {
+                    self.adopt_started(&ask);
+                }
+                let _ = answer.send(self.bind(&id));
+            }
             Command::Stopped { id, answer } => {
                 self.stopped(&id);
                 let _ = answer.send(());
@@ -816,21 +824,7 @@ impl Owner {
             return Ok(Some(settings));
         }
         if self.note_settings(&placed.cgroup, &settings) {
-            // Those who share leave the CPUs before they are given.
-            self.follow_pool();
-            let plan =
-                match self.enforcer.plan(&self.state.book, &Change::Hold(placed.cgroup, settings.clone())) {
-                    Ok(plan) => plan,
-                    Err(error) => {
-                        self.state = before;
-                        self.publish();
-                        return Err(error.into());
-                    }
-                };
-            if let Err(error) = self.enforce(plan, before) {
-                self.publish();
-                return Err(error);
-            }
+            self.change_or_undo(&Change::Hold(placed.cgroup, settings.clone()), before)?;
         } else {
             self.store_or_undo(before)?;
             if self.is_promised(&placed) && self.pods.bound.remove(id) {
@@ -861,8 +855,6 @@ impl Owner {
         if self.state == before {
             return Ok(());
         }
-        // Those who share what is nobody's leave the CPUs before they are given.
-        self.follow_pool();
         let sharing: BTreeMap<CgroupPath, Placed> = self
             .state
             .containers
@@ -879,9 +871,22 @@ impl Owner {
                 changes.push((path.clone(), Some(settings)));
             }
         }
-        let planned = self.enforcer.plan(&self.state.book, &Change::Each(changes));
+        self.change_or_undo(&Change::Each(changes), before)?;
+        tracing::info!(pod = uid, containers = updates.len(), "what they share was resized");
+        self.publish();
+        if self.mode() == Mode::On {
+            self.pods.tell(updates);
+        }
+        Ok(())
+    }
+
+    /// Makes a change of what is held already, or none of it.
+    fn change_or_undo(&mut self, change: &Change, before: State) -> Result<(), Refused> {
+        // Those who share what is nobody's leave the CPUs before they are given.
+        self.follow_pool();
+        let planned = self.enforcer.plan(&self.state.book, change);
         let done = planned.map_err(Refused::from).and_then(|plan| self.enforce(plan, before.clone()));
-        if let Err(error) = done {
+        if done.is_err() {
             // What was written already is drift now, and goes back.
             self.state = before;
             if let Err(error) = self.save() {
@@ -889,14 +894,8 @@ impl Owner {
             }
             self.follow_pool();
             self.publish();
-            return Err(error);
         }
-        tracing::info!(pod = uid, containers = updates.len(), "what they share was resized");
-        self.publish();
-        if self.mode() == Mode::On {
-            self.pods.tell(updates);
-        }
-        Ok(())
+        done
     }
 
     fn forget_container(&mut self, id: &str) {
@@ -987,21 +986,13 @@ impl Owner {
         let mut placed = Vec::new();
         for ask in containers {
             let known = self.state.containers.get(&ask.id).cloned();
-            let mut reason = known.is_none().then_some(Unpinned::Away);
-            placed.push(match known {
-                Some(known) => self.note_known(ask, known),
-                None => match self.place(ask, Attempt::First) {
-                    Ok(owner) => self.note_placed(ask, owner),
-                    Err(error) => {
-                        tracing::warn!(
-                            pod = ask.pod.pod.name, container = ask.name, %error,
-                            "runs already and is not promised what it asks for"
-                        );
-                        reason = Some(Unpinned::DoesNotFit);
-                        self.pods.waiting.add(ask);
-                        self.note_placed(ask, ask.alone())
-                    }
-                },
+            let mut reason = None;
+            placed.push(if let Some(known) = known {
+                self.note_known(ask, known)
+            } else {
+                let (placed, fits) = self.adopt_container(ask);
+                reason = Some(if fits { Unpinned::Away } else { Unpinned::DoesNotFit });
+                placed
             });
             if let Some(reason) = reason {
                 result.unpinned.push((ask.id.clone(), reason));

@@ -143,11 +143,8 @@ async fn what_a_pods_sandbox_costs_is_protected_in_the_pod() {
     assert_eq!(bench.memory("kubepods"), ["0", "0", "max"]);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_as_a_whole_is_resized_within_the_promise_or_not() {
-    let known = Arc::new(Known::default());
-    let bench = Bench::new(known.clone(), fake::Config::containerd_2_3);
-    let daemon = bench.start().await;
+/// A pod with 5 CPUs and 8Gi as a whole that runs: one container holds 2 and 4Gi of them, two share the rest.
+async fn pod_that_shares(bench: &Bench, known: &Known) -> (PodSpec, [ContainerSpec; 3]) {
     let none = Resources::none;
     let containers = vec![
         ContainerRequest::guaranteed("db", resources("2", "4Gi")),
@@ -156,11 +153,20 @@ async fn a_pod_as_a_whole_is_resized_within_the_promise_or_not() {
     ];
     known.tell("all", containers, Some(resources("5", "8Gi")));
     let pod = bench.pod("all", "", &[]).await.unwrap();
-    let db = container(&pod, "db", 2, Bytes::gib(4));
     let [web, log] = ["web", "log"].map(|name| container(&pod, name, 0, Bytes(0)));
-    for spec in [&db, &web, &log] {
+    let specs = [container(&pod, "db", 2, Bytes::gib(4)), web, log];
+    for spec in &specs {
         bench.run(spec).await.unwrap();
     }
+    (pod, specs)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_as_a_whole_is_resized_within_the_promise_or_not() {
+    let known = Arc::new(Known::default());
+    let bench = Bench::new(known.clone(), fake::Config::containerd_2_3);
+    let daemon = bench.start().await;
+    let (pod, [db, web, log]) = pod_that_shares(&bench, &known).await;
     let (own, three) = (bench.cpus(&db), bench.cpus(&web));
     let resize = |cpus: u64, memory| bench.runtime.update_pod(&pod.id, Some(cpus * 1024), memory);
 
@@ -238,19 +244,7 @@ async fn what_a_pod_holds_as_a_whole_its_containers_share() {
     let known = Arc::new(Known::default());
     let bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
     let daemon = bench.start().await;
-    let none = Resources::none;
-    let containers = vec![
-        ContainerRequest::guaranteed("db", resources("2", "4Gi")),
-        plain("web", none(), none()),
-        plain("log", none(), none()),
-    ];
-    known.tell("all", containers, Some(resources("5", "8Gi")));
-    let pod = bench.pod("all", "", &[]).await.unwrap();
-    let db = container(&pod, "db", 2, Bytes::gib(4));
-    let [web, log] = ["web", "log"].map(|name| container(&pod, name, 0, Bytes(0)));
-    for spec in [&db, &web, &log] {
-        bench.run(spec).await.unwrap();
-    }
+    let (pod, [db, web, log]) = pod_that_shares(&bench, &known).await;
     assert_eq!((bench.cpus(&db).len(), bench.cpus(&web).len()), (2, 3));
     assert_eq!(bench.cpus(&web), bench.cpus(&log));
     assert!((&bench.cpus(&web) & &bench.cpus(&db)).is_empty());
@@ -296,6 +290,38 @@ fn full_house(bench: &Bench) -> Vec<(PodSpec, ContainerSpec)> {
         (pod, spec)
     };
     [("a", 15), ("b", 16), ("c", 16), ("d", 16), ("late", 4)].map(run).into()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whose_creation_was_not_answered_keeps_off_what_is_promised_from_its_start() {
+    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+    let running = full_house(&bench);
+    let daemon = bench.start().await;
+    until("the four are held", || daemon.keeper.allocations().allocations.len() == 4).await;
+    let unanswered = |name: &str, cpus: &str| {
+        let pod = bench.spec(name, "", &[]);
+        let spec = ContainerSpec { cpus: cpus.to_owned(), ..container(&pod, name, 2, Bytes::gib(1)) };
+        bench.runtime.add_running(&pod, &spec);
+        bench.cgroup(&path_of(&spec));
+        spec
+    };
+    let (ours, theirs) = (unanswered("ours", ""), unanswered("theirs", "40-41"));
+    for spec in [&ours, &theirs] {
+        bench.runtime.start_container(&spec.id).await.unwrap();
+    }
+    until("it keeps off their CPUs", || bench.cpus(&ours) == "0".parse().unwrap()).await;
+    until("the runtime follows", || {
+        bench.runtime.container(&ours.id).unwrap().resources.cpus == Some(bench.cpus(&ours))
+    })
+    .await;
+
+    let (pod, freed) = &running[2];
+    let freed_cpus = bench.cpus(freed);
+    bench.remove(freed).await;
+    bench.runtime.remove_pod(&pod.id).await.unwrap();
+    until("it is pinned", || bench.cpus(&ours).len() == 2).await;
+    assert!(bench.cpus(&ours).is_subset(&freed_cpus));
+    assert_eq!(bench.cpus(&theirs), CpuSet::new(), "somebody else sees to it");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

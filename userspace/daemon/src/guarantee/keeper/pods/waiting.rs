@@ -2,7 +2,7 @@
 //!
 //! A container that was started while we were away may find that what it asks for is not there. It runs, so it is not
 //! refused: it shares what is nobody's, and waits. Whenever something was given back, those that wait are tried again,
-//! in the order of their ids, and pinned as they run.
+//! in the order of their ids, and pinned as they run. So does one whose creation could not be answered in time.
 //!
 //! What `numaward import-kubelet-state` took over is in the ledger under the pods' UIDs. The first container of such a
 //! pod makes it an admitted pod; what is held for a UID that has no sandbox, when the runtime tells them all, is given
@@ -57,6 +57,39 @@ impl Owner {
             self.pods.waiting.add(ask);
         }
         placed
+    }
+
+    /// Takes note of a container that runs and is not known, with what it asks for if that is there (`true`). Nothing is
+    /// stored yet.
+    pub(super) fn adopt_container(&mut self, ask: &ContainerAsk) -> (Placed, bool) {
+        match self.place(ask, Attempt::First) {
+            Ok(owner) => (self.note_placed(ask, owner), true),
+            Err(error) => {
+                tracing::warn!(
+                    pod = ask.pod.pod.name, container = ask.name, %error,
+                    "runs already and is not promised what it asks for"
+                );
+                self.pods.waiting.add(ask);
+                (self.note_placed(ask, ask.alone()), false)
+            }
+        }
+    }
+
+    /// A container starts that is not known: its creation was not answered in time, so it cannot be refused any more,
+    /// but must keep off what is promised to others.
+    pub(super) fn adopt_started(&mut self, ask: &ContainerAsk) {
+        let before = self.state.clone();
+        let (placed, _) = self.adopt_container(ask);
+        if let Err(error) = self.store_or_undo(before) {
+            tracing::error!(container = ask.id, %error, "what runs is not adopted");
+            return;
+        }
+        self.publish();
+        if self.mode() == Mode::On {
+            // It repeats what it knows of whenever it writes.
+            let settings = self.settings_of(&placed);
+            self.pods.tell(vec![Update { id: ask.id.clone(), settings }]);
+        }
     }
 
     /// Tries again to give to those that wait, if anything was given back or taken since.
