@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use numaward_vm::Cache;
 
 use crate::command;
-use crate::setup::mdbook;
+use crate::setup::DebianTool;
 
 /// Where the book is made, in the checkout.
 const MADE: &str = "target/book";
@@ -25,7 +25,7 @@ pub(crate) fn test() -> Result<()> {
     let root = command::root();
     let docs = root.join("docs");
     let made = root.join(MADE);
-    let mut build = mdbook::command(&Cache::locate()?);
+    let mut build = DebianTool::MDBOOK.command(&Cache::locate()?, "mdbook");
     build.arg("build").arg("--dest-dir").arg(&made).arg(&docs);
     let output = build.output().context("cannot run mdbook")?;
     let said = String::from_utf8_lossy(&output.stderr);

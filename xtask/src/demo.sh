@@ -8,7 +8,7 @@ daemon=$!
 workload() {
     cgroup=/sys/fs/cgroup/$1
     shift
-    mkdir -p "$cgroup"
+    mkdir "$cgroup"
     while :; do
         numaward-load --cgroup "$cgroup" "$@" >/dev/null || break
     done &
@@ -23,9 +23,9 @@ echo 1 >/proc/sys/kernel/numa_balancing
 echo 50 >$sampling/scan_delay_ms
 echo 100 >$sampling/scan_period_min_ms
 # A fifth of a CPU: all CPUs of an emulated machine are one of the host.
-mkdir /sys/fs/cgroup/reports
-echo "20000 100000" >/sys/fs/cgroup/reports/cpu.max
 reports=/sys/fs/cgroup/reports
+mkdir $reports
+echo "20000 100000" >$reports/cpu.max
 while :; do
     echo 2 >$reports/cpuset.cpus
     # What it prints first comes when all is loaded.

@@ -19,7 +19,7 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use crate::command;
-use crate::setup::{PythonTool, kustomize};
+use crate::setup::{DebianTool, PythonTool};
 
 /// What is rendered. The last is there for this test: all components at once.
 const OVERLAYS: [&str; 4] = [
@@ -60,7 +60,7 @@ pub(crate) fn check() -> Result<()> {
 
 /// The resources of an overlay, a folder of the checkout.
 pub(crate) fn render(cache: &Cache, overlay: &str) -> Result<Vec<Value>> {
-    let mut build = Command::new(kustomize::program(cache));
+    let mut build = DebianTool::KUSTOMIZE.command(cache, "kustomize");
     let text = command::read(build.arg("build").arg(overlay).current_dir(command::root()))?;
     parse(&text).with_context(|| format!("cannot read what kustomize makes of {overlay}"))
 }

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use numaward_vm::Cache;
 
-use crate::setup::{self, CargoTool, Part, PythonTool, kernels, prometheus};
+use crate::setup::{self, CargoTool, DebianTool, Part, PythonTool, kernels};
 use crate::{api, book, build, command, dashboards, dependencies, manifests, vm};
 
 #[derive(Args)]
@@ -98,16 +98,17 @@ fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
         match stage {
             Stage::Clippy | Stage::Unit | Stage::Host => parts.push(Part::Ebpf),
             Stage::Deny => parts.push(Part::Tool(&CargoTool::DENY)),
-            Stage::Rules => parts.push(Part::Prometheus),
+            Stage::Rules => parts.push(Part::DebianTool(&DebianTool::PROMETHEUS)),
             Stage::Manifests => {
                 let validate = Part::PythonTool(&PythonTool::KUBERNETES_VALIDATE);
-                parts.extend([Part::Kustomize, Part::Node, validate]);
+                parts.extend([Part::DebianTool(&DebianTool::KUSTOMIZE), Part::Node, validate]);
             }
-            Stage::Book => parts.push(Part::Mdbook),
+            Stage::Book => parts.push(Part::DebianTool(&DebianTool::MDBOOK)),
             Stage::Page => parts.extend([Part::Ebpf, Part::Browser]),
             Stage::Api => parts.extend([Part::Ebpf, Part::PythonTool(&PythonTool::SCHEMATHESIS)]),
             Stage::Dashboards => {
-                parts.extend([Part::Ebpf, Part::Qemu, Part::Prometheus, Part::Victoria]);
+                parts.extend([Part::Ebpf, Part::Qemu]);
+                parts.extend([&DebianTool::PROMETHEUS, &DebianTool::VICTORIA_METRICS].map(Part::DebianTool));
                 parts.push(Part::Kernel(kernels::find(kernels::DEFAULT)?));
             }
             Stage::Vm => {
@@ -165,10 +166,11 @@ fn deny() -> Result<()> {
 }
 
 fn rules() -> Result<()> {
-    let promtool = prometheus::promtool(&Cache::locate()?);
+    let cache = Cache::locate()?;
     let rules = command::root().join("dashboards/prometheus");
     for (action, file) in [("check", "rules.yaml"), ("test", "rules_test.yaml")] {
-        command::run(Command::new(&promtool).args([action, "rules", file]).current_dir(&rules))?;
+        let mut promtool = DebianTool::PROMETHEUS.command(&cache, "promtool");
+        command::run(promtool.args([action, "rules", file]).current_dir(&rules))?;
     }
     Ok(())
 }

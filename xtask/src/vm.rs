@@ -15,7 +15,7 @@ use numaward_vm::{Cache, Debian, Forward, Kernel, Machine, Running, Vm};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use crate::setup::{self, Part, kernels};
+use crate::setup::{self, DebianTool, Part, kernels};
 use crate::{build, command, dist};
 
 /// `vm run` ends with the script's exit code; with this one where there is none (as docker and podman do).
@@ -104,7 +104,13 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
 /// [`LEFT_OUT`] unless `slow`. What is slow runs in full with `slow`.
 pub(crate) fn test(kernel: &str, names: &[String], slow: bool) -> Result<()> {
     let kernel_part = Part::Kernel(kernels::find(kernel)?);
-    setup::ensure(&[Part::Qemu, kernel_part, Part::Debian, Part::Containerd, Part::Kustomize])?;
+    setup::ensure(&[
+        Part::Qemu,
+        kernel_part,
+        Part::Debian,
+        Part::Containerd,
+        Part::DebianTool(&DebianTool::KUSTOMIZE),
+    ])?;
     let programs = all_programs()?;
     let folder =
         programs.iter().find_map(|(_, path)| path.parent()).context("cargo has built no programs")?;

@@ -10,7 +10,7 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -19,7 +19,7 @@ use numaward_vm::{Cache, Forward, HOST_ADDRESS, Kernel, Machine, Vm};
 use serde_json::{Value, json};
 
 use super::otlp::{self, Comparison};
-use crate::setup::{kernels, prometheus, victoria};
+use crate::setup::{DebianTool, kernels};
 use crate::{command, vm};
 
 /// Where the daemon listens inside.
@@ -290,7 +290,7 @@ fn free_ports() -> Result<[u16; 3]> {
 /// A server that answers as Prometheus does, and ends with this.
 struct Server {
     process: Child,
-    promtool: PathBuf,
+    cache: Cache,
     url: String,
     /// Of its configuration, data and log.
     folder: tempfile::TempDir,
@@ -313,7 +313,7 @@ impl Server {
         // JSON is YAML.
         fs::write(path("prometheus.yaml"), configuration.to_string())?;
         fs::write(path("rules.yaml"), rules.to_string())?;
-        let mut command = Command::new(prometheus::server(cache));
+        let mut command = DebianTool::PROMETHEUS.command(cache, "prometheus");
         command
             .arg(format!("--config.file={}", path("prometheus.yaml").display()))
             .arg(format!("--storage.tsdb.path={}", path("data").display()));
@@ -323,7 +323,7 @@ impl Server {
     /// Takes what is sent by OTLP, below `/opentelemetry`.
     fn receiver(cache: &Cache, port: u16) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("numaward-otlp-").tempdir()?;
-        let mut command = Command::new(victoria::server(cache));
+        let mut command = DebianTool::VICTORIA_METRICS.command(cache, "victoria-metrics");
         command
             .arg(format!("-storageDataPath={}", folder.path().join("data").display()))
             .arg("-opentelemetry.usePrometheusNaming")
@@ -348,8 +348,7 @@ impl Server {
             .stderr(log)
             .spawn()
             .with_context(|| format!("cannot start {}", command.get_program().display()))?;
-        let mut server =
-            Self { process, promtool: prometheus::promtool(cache), url: format!("http://{address}"), folder };
+        let mut server = Self { process, cache: cache.clone(), url: format!("http://{address}"), folder };
         let started = Instant::now();
         while let Err(error) = server.answers("vector(1)") {
             if server.process.try_wait()?.is_some() || started.elapsed() > Duration::from_mins(2) {
@@ -362,9 +361,13 @@ impl Server {
         Ok(server)
     }
 
+    fn promtool(&self) -> Command {
+        DebianTool::PROMETHEUS.command(&self.cache, "promtool")
+    }
+
     /// The daemon's series between two times, second by second.
     fn range(&self, from: u64, to: u64) -> Result<Value> {
-        let mut query = Command::new(&self.promtool);
+        let mut query = self.promtool();
         query.args(["query", "range", "--format=json", "--step=1s"]);
         query.args([format!("--start={from}"), format!("--end={to}")]);
         query.args([&self.url, r#"{__name__=~"numaward_.+"}"#]);
@@ -373,7 +376,7 @@ impl Server {
 
     /// Whether an expression now returns a number.
     fn answers(&self, expression: &str) -> Result<bool> {
-        let mut query = Command::new(&self.promtool);
+        let mut query = self.promtool();
         query.args(["query", "instant", "--format=json", &self.url, expression]);
         let answer: Value = serde_json::from_str(&command::read(&mut query)?)?;
         Ok(list(&answer).any(|sample| sample["value"][1].as_str().is_some_and(|number| number != "NaN")))

@@ -14,19 +14,16 @@
 mod apt;
 mod containerd;
 mod debian;
+mod debian_tools;
 mod ebpf;
 mod explain;
 pub(crate) mod kernels;
-pub(crate) mod kustomize;
-pub(crate) mod mdbook;
 mod packages;
-pub(crate) mod prometheus;
 mod python;
 mod sources;
 mod steps;
 mod store;
 mod tools;
-pub(crate) mod victoria;
 
 use std::fs::{self, File, TryLockError};
 
@@ -34,6 +31,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use numaward_vm::Cache;
 
+pub(crate) use debian_tools::DebianTool;
 use kernels::Source;
 pub(crate) use python::PythonTool;
 use steps::{Steps, say};
@@ -62,18 +60,12 @@ pub(crate) enum Part {
     Debian,
     /// containerd and runc, with the libraries they need.
     Containerd,
-    /// Prometheus and promtool.
-    Prometheus,
-    /// A server that takes OTLP.
-    Victoria,
     /// A browser, and what drives it.
     Browser,
     /// What runs the schemas of the Prometheus operator.
     Node,
-    /// Renders the manifests.
-    Kustomize,
-    /// Makes the book.
-    Mdbook,
+    /// A program that is unpacked into the cache.
+    DebianTool(&'static DebianTool),
     /// A program that cargo installs into the cache.
     Tool(&'static CargoTool),
     /// A program that Python installs into the cache.
@@ -112,12 +104,9 @@ fn install(parts: &[Part], update: bool, verbose: bool) -> Result<()> {
             Part::Kernel(source) => kernels::ensure(&steps, source),
             Part::Debian => debian::ensure(&steps),
             Part::Containerd => containerd::ensure(&steps),
-            Part::Prometheus => prometheus::ensure(&steps),
-            Part::Victoria => victoria::ensure(&steps),
             Part::Browser => packages::ensure(&steps, "browser", BROWSER),
             Part::Node => packages::ensure(&steps, "Node.js", NODE),
-            Part::Kustomize => kustomize::ensure(&steps),
-            Part::Mdbook => mdbook::ensure(&steps),
+            Part::DebianTool(tool) => debian_tools::ensure(&steps, tool),
             Part::Tool(tool) => tools::ensure(&steps, tool),
             Part::PythonTool(tool) => python::ensure(&steps, tool),
         }?;

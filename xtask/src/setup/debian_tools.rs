@@ -1,0 +1,118 @@
+//! Programs of Debian packages that are only unpacked: `CACHE/tools/NAME`.
+//!
+//! Installed, a server would start as a service; and not every release of Debian has all of them. A program of a later
+//! release than the system's runs if the libc that it needs comes along.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result};
+use numaward_vm::Cache;
+
+use super::apt::{Suite, unpack};
+use super::steps::{Steps, say};
+use super::{sources, store};
+
+const LOADER: &str = "ld-linux-x86-64.so.2";
+
+/// Files of packages that hold a program.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct DebianTool {
+    name: &'static str,
+    /// Of which release; none: of the system's.
+    release: Option<&'static str>,
+    packages: &'static [&'static str],
+    /// What is kept of the packages, by folder.
+    files: &'static [(&'static str, &'static [&'static str])],
+}
+
+impl DebianTool {
+    /// Renders the manifests.
+    pub(crate) const KUSTOMIZE: Self = Self {
+        name: "kustomize",
+        release: Some("trixie"),
+        packages: &["kustomize"],
+        files: &[("usr/bin", &["kustomize"])],
+    };
+
+    /// Makes the book. It needs a newer libc than Debian 12 has.
+    pub(crate) const MDBOOK: Self = Self {
+        name: "mdbook",
+        release: Some("trixie"),
+        packages: &["mdbook", "libc6", "libgcc-s1"],
+        files: &[
+            ("usr/bin", &["mdbook"]),
+            ("usr/lib/x86_64-linux-gnu", &[LOADER, "libc.so.6", "libgcc_s.so.1", "libm.so.6"]),
+        ],
+    };
+
+    /// Prometheus with promtool. Its web pages are links to packages that are not there.
+    pub(crate) const PROMETHEUS: Self = Self {
+        name: "prometheus",
+        release: None,
+        packages: &["prometheus"],
+        files: &[("usr/bin", &["prometheus", "promtool"])],
+    };
+
+    /// Takes OTLP and answers as Prometheus does, which Debian builds without OTLP.
+    pub(crate) const VICTORIA_METRICS: Self = Self {
+        name: "victoria-metrics",
+        release: Some("trixie"),
+        packages: &["victoria-metrics"],
+        files: &[("usr/bin", &["victoria-metrics"])],
+    };
+
+    /// Runs the program of this name, after setup.
+    pub(crate) fn command(&self, cache: &Cache, program: &str) -> Command {
+        let folder = self.folder(cache);
+        let program = folder.join(program);
+        let loader = folder.join(LOADER);
+        if !loader.exists() {
+            return Command::new(program);
+        }
+        let mut command = Command::new(loader);
+        command.arg("--library-path").arg(folder).arg(program);
+        command
+    }
+
+    fn folder(&self, cache: &Cache) -> PathBuf {
+        cache.root().join("tools").join(self.name)
+    }
+}
+
+/// Makes sure that the files are in the cache.
+pub(crate) fn ensure(steps: &Steps, tool: &DebianTool) -> Result<()> {
+    let system = Path::new("/");
+    let release = match tool.release {
+        Some(release) => release.to_owned(),
+        None => sources::debian_codename(system)
+            .with_context(|| format!("{}: only Debian's package is known; run this on Debian", tool.name))?,
+    };
+    let folder = tool.folder(&steps.cache);
+    let recipe = format!("{} of {release}\n", tool.packages.join(" "));
+    if store::state(&folder, &recipe) == store::State::Whole && !steps.update {
+        steps.found(tool.name, &folder.display().to_string());
+        return Ok(());
+    }
+    let suite = Suite::fetch(&steps.cache, &sources::mirror(system)?, &release)?;
+    store::replace(&folder, &recipe, |folder| {
+        let download = tempfile::Builder::new().prefix("numaward-tool-").tempdir()?;
+        let root = download.path().join("root");
+        for package in tool.packages {
+            unpack(&suite.download(&suite.show(package)?, download.path())?, &root)?;
+        }
+        for (from, names) in tool.files {
+            for name in *names {
+                let from = root.join(from).join(name);
+                fs::copy(&from, folder.join(name))
+                    .with_context(|| format!("cannot copy {}", from.display()))?;
+            }
+        }
+        Ok(())
+    })?;
+    say(tool.name, "ready");
+    Ok(())
+}
