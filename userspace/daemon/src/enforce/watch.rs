@@ -139,6 +139,13 @@ impl KnobWatch {
             let events = match self.fanotify.read_events() {
                 Ok(events) => events,
                 Err(Errno::EAGAIN) => break,
+                // The kernel opens each file that it tells of. This one is gone with its cgroup.
+                Err(Errno::ENODEV | Errno::ENOENT) => continue,
+                // What is lost may have been any knob's.
+                Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => {
+                    touched.push(Touched::Everything);
+                    continue;
+                }
                 Err(errno) => return Err(WatchError::Read(errno.into())),
             };
             for event in &events {
@@ -184,17 +191,57 @@ fn writer(pid: i32) -> Option<Writer> {
 
 #[cfg(test)]
 mod tests {
+    use numaward_cgroup::Hierarchy;
+
     use super::*;
+
+    /// `None` where the test cannot run; it fails there if `CI` is set.
+    fn needed<T, E: fmt::Display>(what: Result<T, E>) -> Option<T> {
+        match what {
+            Ok(there) => Some(there),
+            Err(error) if std::env::var("CI").is_ok_and(|ci| ci == "true") => panic!("{error}"),
+            Err(error) => {
+                eprintln!("skipped: {error}");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn a_cgroup_that_goes_with_its_last_write_does_not_end_the_watch() {
+        let Some(hierarchy) = needed(Hierarchy::open()) else { return };
+        let Some(watch) = needed(KnobWatch::new(hierarchy.root())) else { return };
+        let name = |which: &str| format!("/numaward-test-{which}-{}", std::process::id()).parse().unwrap();
+        let (goes, stays): (CgroupPath, CgroupPath) = (name("goes"), name("stays"));
+        for path in [&goes, &stays] {
+            let Some(()) = needed(std::fs::create_dir(hierarchy.dir(path))) else { return };
+            assert!(watch.add(path, Knob::SubtreeControl).unwrap());
+        }
+        // No controller is named, so that this works also where there are none.
+        let write = |path| {
+            let file = Knob::SubtreeControl.path(&hierarchy.dir(path));
+            std::process::Command::new("sh").arg("-c").arg("echo > \"$0\"").arg(file).status().unwrap()
+        };
+        assert!(write(&goes).success());
+        std::fs::remove_dir(hierarchy.dir(&goes)).unwrap();
+        let first = watch.read();
+        let status = write(&stays);
+        let second = watch.read();
+        std::fs::remove_dir(hierarchy.dir(&stays)).unwrap();
+        assert!(status.success());
+        assert_eq!(first.unwrap(), []);
+        let second = second.unwrap();
+        assert!(
+            matches!(&second[..], [Touched::Knob { cgroup, knob: Knob::SubtreeControl, .. }] if *cgroup == stays),
+            "{second:?}"
+        );
+    }
 
     /// fanotify works on any file, so ordinary ones stand for knobs here.
     #[test]
     fn writes_of_others_are_told_with_their_names() {
         let root = tempfile::tempdir().unwrap();
-        let watch = match KnobWatch::new(root.path()) {
-            Ok(watch) => watch,
-            Err(error) if std::env::var("CI").is_ok_and(|ci| ci == "true") => panic!("{error}"),
-            Err(error) => return eprintln!("skipped: {error}"),
-        };
+        let Some(watch) = needed(KnobWatch::new(root.path())) else { return };
         let path: CgroupPath = "/a b/c".parse().unwrap();
         std::fs::create_dir_all(path.dir(root.path())).unwrap();
         let file = Knob::CpusetCpus.path(&path.dir(root.path()));

@@ -10,6 +10,9 @@
 //! slice of the rest: all cgroups that are not watched within a second, all others within a minute, as marks get lost
 //! and the kernel's own changes are not told. A write further up narrows what a cgroup has, so that the ancestors are
 //! watched too, and all below one that was written is looked at.
+//!
+//! The kernel tells of a write when it is done. That of a cpuset can be read before, as the scheduling domains are made
+//! anew in between: a look that finds such a knob waits a turn for the name of the writer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -55,6 +58,8 @@ pub(super) struct Patrol {
     swept: Round<CgroupPath>,
     /// What is to be looked at at this time.
     due: BTreeMap<CgroupPath, Duration>,
+    /// What was found and is not told yet by the kernel.
+    awaited: BTreeSet<(CgroupPath, Knob)>,
     noted: BTreeMap<CgroupPath, BTreeMap<Knob, Noted>>,
 }
 
@@ -107,6 +112,7 @@ impl Patrol {
             looked_at: Round::new(LOOK),
             swept: Round::new(SWEEP),
             due: BTreeMap::new(),
+            awaited: BTreeSet::new(),
             noted: BTreeMap::new(),
         }
     }
@@ -130,6 +136,7 @@ impl Patrol {
             self.mark(&path, replaced.contains(&path), book);
         }
         self.due.retain(|path, _| book.get(path).is_some());
+        self.awaited.retain(|(path, _)| book.get(path).is_some());
         self.noted.retain(|path, knobs| {
             let record = book.get(path);
             knobs.retain(|knob, _| record.is_some_and(|record| record.written.0.contains_key(knob)));
@@ -207,6 +214,22 @@ impl Patrol {
     /// Whether the kernel tells of writes to this knob.
     fn is_watched(&self, drift: &Drift) -> bool {
         self.marks.get(&drift.cgroup).is_some_and(|knobs| knobs.contains(&drift.knob))
+    }
+
+    /// Whether to wait until the next turn for the kernel to tell who caused a drift of which nobody was seen to.
+    fn awaits_writer(&mut self, drift: &Drift, now: Duration) -> bool {
+        let noted = self.noted.get(&drift.cgroup).and_then(|knobs| knobs.get(&drift.knob));
+        let is_standing = noted.is_some_and(|noted| noted.state != api::DriftState::Repaired);
+        if is_standing || drift.kind != DriftKind::Rewritten || !self.is_watched(drift) {
+            return false;
+        }
+        let key = (drift.cgroup.clone(), drift.knob);
+        if self.awaited.remove(&key) {
+            return false;
+        }
+        self.awaited.insert(key);
+        self.due.insert(drift.cgroup.clone(), now);
+        true
     }
 }
 
@@ -331,7 +354,15 @@ impl Owner {
                     let more = self.patrol.take();
                     self.patrol.due.extend(more.knobs.keys().map(|(path, _)| (path.clone(), now)));
                     seen.knobs.extend(more.knobs);
+                    seen.everything |= more.everything;
                 }
+                if cause(&drift, &seen).is_none()
+                    && !seen.everything
+                    && self.patrol.awaits_writer(&drift, now)
+                {
+                    continue;
+                }
+                self.patrol.awaited.remove(&(drift.cgroup.clone(), drift.knob));
                 changed |= self.note_drift(drift, &seen, now);
             }
         }
@@ -447,5 +478,44 @@ impl Owner {
     fn tell_below(&self, path: &CgroupPath, report: Report) {
         let is_held = self.state.guarantees.values().any(|held| held.cgroup == *path);
         self.tell(is_held.then_some(path), report);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_writer_is_waited_for_once() {
+        let cgroup: CgroupPath = "/a".parse().unwrap();
+        let knob = Knob::CpusetCpus;
+        let drift = |kind| Drift {
+            cgroup: cgroup.clone(),
+            knob,
+            wanted: knob.parse("1").unwrap(),
+            found: Some(knob.parse("0-7").unwrap()),
+            kind,
+        };
+        let rewritten = drift(DriftKind::Rewritten);
+        let now = Duration::from_secs(1);
+        let mut patrol = Patrol::new(None);
+        assert!(!patrol.awaits_writer(&rewritten, now), "nobody tells");
+        patrol.marks.insert(cgroup.clone(), BTreeSet::from([knob]));
+        assert!(!patrol.awaits_writer(&drift(DriftKind::Ineffective), now), "nobody wrote it");
+        assert!(patrol.awaits_writer(&rewritten, now));
+        assert_eq!(patrol.due.get(&cgroup), Some(&now), "it is looked at again");
+        assert!(!patrol.awaits_writer(&rewritten, now), "once");
+        assert!(patrol.awaits_writer(&rewritten, now), "and so the next time");
+
+        patrol.awaited.clear();
+        let noted = Noted {
+            drift: rewritten.clone(),
+            state: api::DriftState::Waiting,
+            count: 1,
+            noticed: api::Noticed::Look,
+            writer: None,
+        };
+        patrol.noted.insert(cgroup.clone(), BTreeMap::from([(knob, noted)]));
+        assert!(!patrol.awaits_writer(&rewritten, now), "it has been told already");
     }
 }
