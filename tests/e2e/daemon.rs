@@ -83,20 +83,18 @@ fn mode(report: &Report, round: &str) -> (String, String) {
     (label("mode").unwrap(), label("reason").unwrap())
 }
 
-/// The other probes are attached in the best way each.
-fn check_others(report: &Report, round: &str) {
+/// The other probes are attached in these ways.
+fn check_others(report: &Report, round: &str, modes: [&str; 6]) {
     let probes = report.section(&format!("{round} probes"));
-    for (probe, mode) in [
-        ("hint", "fentry"),
-        ("scan", "fexit"),
-        ("migrate", "tp_btf"),
-        ("stall", "tp_btf"),
-        ("oom_kill", "fentry"),
-    ] {
+    for (probe, mode) in ["hint", "scan", "migrate", "stall", "oom_kill", "switch"].into_iter().zip(modes) {
         let expected = format!("numaward_probe{{probe=\"{probe}\",mode=\"{mode}\"");
         assert!(probes.lines().any(|line| line.starts_with(&expected)), "{round}, {probe}: {probes}");
     }
 }
+
+const BEST: [&str; 6] = ["fentry", "fexit", "tp_btf", "tp_btf", "fentry", "tp_btf"];
+const WITHOUT_BTF: [&str; 6] =
+    ["kprobe", "absent", "tracepoint", "tracepoint", "memory_events", "tracepoint"];
 
 #[test]
 fn the_daemon_agrees_with_the_kernels_book() {
@@ -111,6 +109,9 @@ fn the_daemon_agrees_with_the_kernels_book() {
     check_all(&report, "without-btf");
     let (mode, reason) = mode(&report, "without-btf");
     assert!(mode == "tracepoint" && reason.contains("BTF"), "{mode}: {reason}");
+    for (round, modes) in [("plain", BEST), ("unprivileged", BEST), ("without-btf", WITHOUT_BTF)] {
+        check_others(&report, round, modes);
+    }
 
     check_machine(&report);
     check_slots(&report);
@@ -126,7 +127,7 @@ fn the_daemon_agrees_with_the_kernels_book_under_lockdown() {
     assert!(report.section("lockdown").contains("[confidentiality]"), "{}", report.section("lockdown"));
     check_all(&report, "lockdown");
     assert_eq!(mode(&report, "lockdown").0, "tp_btf", "lockdown closes the tracepoint");
-    check_others(&report, "lockdown");
+    check_others(&report, "lockdown", BEST);
     let doctor = report.json("doctor");
     let lockdown = doctor.as_array().unwrap().iter().find(|check| check["check"] == "lockdown").unwrap();
     assert!(lockdown["finding"].as_str().unwrap().contains("confidentiality"), "{lockdown}");
@@ -226,6 +227,21 @@ fn check_degraded(report: &Report) {
     assert_eq!(refused["mode"], "absent");
     let reason = refused["reason"].as_str().unwrap();
     assert!(reason.contains("EPERM") && reason.contains("CAP_BPF"), "{reason}");
+    for other in report.json("nobody status")["probes"].as_array().unwrap() {
+        let is_attached =
+            !["absent", "memory_stat", "memory_events"].contains(&other["mode"].as_str().unwrap());
+        let reason = other["reason"].as_str().unwrap_or_default();
+        assert!(!is_attached && reason.contains("EPERM"), "{other}");
+    }
+    let doctor = report.json("nobody doctor");
+    let check = |name: &str| {
+        let found = doctor.as_array().unwrap().iter().find(|check| check["check"] == name);
+        found.unwrap_or_else(|| panic!("no {name} in {doctor}")).clone()
+    };
+    assert_eq!(check("privileges")["verdict"], "fail", "{doctor}");
+    for probe in ["probe alloc", "probe oom_kill", "probe switch"] {
+        assert!(check(probe)["finding"].as_str().unwrap().contains("EPERM"), "{doctor}");
+    }
     let log = report.section("nobody log");
     assert!(log.contains("guarantees cannot be asked for") && log.contains("/run/numaward"), "{log}");
     let found = workloads("nobody");

@@ -146,6 +146,8 @@ for round in $rounds; do
         mkdir $cgroups/watched
         start numaward-capabilities nobody numaward run
         said
+        section "nobody doctor"
+        numaward-capabilities nobody numaward doctor -o json || true
         rmdir $cgroups/watched
         ;;
     without-cgroups)

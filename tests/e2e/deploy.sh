@@ -13,8 +13,7 @@ ctr -n k8s.io images list -q | grep numaward
 
 # run_daemon OVERLAY: a pod of its DaemonSet, ready; $daemon is its process.
 run_daemon() {
-    # As in every script: see guest.sh.
-    { cat /$1.yaml; echo 'probes: {intruders: {enabled: false}}'; } >/config/config.yaml
+    cp /$1.yaml /config/config.yaml
     made=$(numaward-cri run-daemon-set /$1.json --node host-1 --config /config) || fail "$1"
     daemon=$(head -n1 $cgroups/kubepods/burstable/podnumaward/${made#* }/cgroup.procs)
     wait_for 120 ask /readyz

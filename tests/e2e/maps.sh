@@ -8,7 +8,7 @@ for controller in $(cat $cgroups/cgroup.subtree_control); do echo -$controller >
 (cd $cgroups && seq 10000 | sed 's/^/w/' | xargs mkdir)
 # Room for them, and for what the machine's first process and the daemon make.
 echo 'probes: {slots: 10010}' >/tmp/many.yaml
-NUMAWARD_PROBES_INTRUDERS_ENABLED=true numaward run --config /tmp/many.yaml 2>/tmp/daemon.log &
+numaward run --config /tmp/many.yaml 2>/tmp/daemon.log &
 daemon=$!
 wait_for 60 ask /readyz
 _all() { ask /api/v1/status | grep -q '"workloads":{"own":1000[0-9],"other":0}'; }

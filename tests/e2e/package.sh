@@ -36,9 +36,6 @@ cat >/run/systemd/system/load.service <<'END'
 ExecStart=/bin/numaward-load --size 32M --report json
 StandardOutput=file:/run/load.json
 END
-# As in every script: see guest.sh.
-mkdir -p /etc/systemd/system/numaward.service.d
-printf '[Service]\nEnvironment=NUMAWARD_PROBES_INTRUDERS_ENABLED=false\n' >/etc/systemd/system/numaward.service.d/test.conf
 systemctl daemon-reload
 systemctl -q enable --now numaward || fail "numaward does not start"
 systemctl start load

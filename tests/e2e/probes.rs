@@ -44,10 +44,12 @@ fn accesses(report: &Report) {
     if let Some(pages) = migrated_by_kernel(report, "moved") {
         assert_near("moved: as memory.stat has it", moved, pages, PAGES, 3);
     }
-    // As a matrix, for the host.
+    // As a matrix, for the host: of all workloads, others may be sampled meanwhile.
     let from = &report.json("bound API")["accesses"];
     let from = from.as_array().unwrap().iter().find(|of| of["node"] == 0).unwrap();
-    assert_near("moved: in the API", from["remotePages"].as_u64().unwrap(), seen, seen, 3);
+    let all = pages(report, "all accesses", remote, &["source=\"hint_fault\"", "node=\"0\""]);
+    assert!(all >= seen, "{report}");
+    assert_near("moved: in the API", from["remotePages"].as_u64().unwrap(), all, all, 3);
     let to: u64 = from["remote"].as_array().unwrap().iter().map(|to| to["pages"].as_u64().unwrap()).sum();
     assert_eq!(from["remotePages"].as_u64(), Some(to), "of two nodes it is known which: {from}");
     let estimate = sum(report, "bound workload", "numaward_remote_access_estimated_ratio", &["\"bound\""]);
@@ -228,10 +230,10 @@ fn what_the_other_probes_tell_is_what_the_kernel_says() {
 #[test]
 fn ten_thousand_workloads_take_a_bounded_memory() {
     let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(Some(8), Some(&["1"; 8].join(",")), Some(&["320M"; 8].join(",")), None);
-    // Of the emulated processor no more can be told apart: 255 is everybody.
-    let machine = machine.unwrap().possible_cpus(240).unwrap();
-    let report = boot(&bench.vm(machine).limit(Duration::from_mins(20)), include_str!("maps.sh"));
+    // Many CPUs, of which a few run: what is kept for each is as large as where all do.
+    let machine = Machine::parse(Some(8), Some(&["30"; 8].join(",")), Some(&["320M"; 8].join(",")), None);
+    let vm = bench.vm(machine.unwrap()).append("maxcpus=8").limit(Duration::from_mins(20));
+    let report = boot(&vm, include_str!("maps.sh"));
     assert_eq!(report.section("possible CPUs"), "0-239");
     let status = report.json("status");
     let memory = status["mapMemory"].as_object().unwrap();

@@ -20,7 +20,7 @@ stop() {
 }
 metric() { ask /metrics | grep -F "$1"; }
 
-export NUMAWARD_PROBES_INTRUDERS_ENABLED=true NUMAWARD_OBSERVE_RESIDENCY_INTERVAL=5s
+export NUMAWARD_OBSERVE_RESIDENCY_INTERVAL=5s
 NUMAWARD_PROBES_STALLS_EVENT_FROM=1ns NUMAWARD_OBSERVE_REMOTE_ESTIMATE_ENABLED=true start
 
 # Whoever listens is told of everything at once, until the daemon ends.
@@ -78,6 +78,8 @@ section "bound memory.stat"
 grep numa_ $cgroups/bound/memory.stat || true
 section "bound API"
 ask /api/v1/nodes
+section "all accesses"
+metric 'numaward_remote_access_pages_total{'
 section "bound workload"
 # Bound to the other node, and running on this one: nothing else tells of it.
 _estimated() { ask /api/v1/workloads | grep -q '"estimatedRemotePercent":9[0-9]\|"estimatedRemotePercent":100'; }

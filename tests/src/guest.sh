@@ -5,15 +5,15 @@ cgroups=/sys/fs/cgroup
 # Its scans unmap pages for a while, and would move those that a test has placed.
 echo 0 >/proc/sys/kernel/numa_balancing
 
-# Attaching to the scheduler rewrites code that other CPUs are running, which the emulation does not survive each
-# time. Only the test of that probe switches it on.
-export NUMAWARD_PROBES_INTRUDERS_ENABLED=false
-
 # section NAME: what is printed from here on is the report's section NAME. What was before may lack a line's end.
 section() { printf '\n=== %s\n' "$1"; }
 
-# fail TEXT...: ends the machine's script.
-fail() { echo "FAILED: $*"; exit 1; }
+# fail TEXT...: ends the machine's script; what was told last may say why.
+fail() {
+    echo "FAILED: $*"
+    tail -n 20 /tmp/told /tmp/daemon.log 2>/dev/null
+    exit 1
+}
 
 # wait_for SECONDS COMMAND...: until COMMAND succeeds.
 wait_for() {

@@ -18,8 +18,6 @@ pub struct Machine {
     distances: Option<Vec<Vec<u8>>>,
     /// Memory that can be plugged in while the guest runs, in MiB.
     room_mib: u64,
-    /// CPUs that could be plugged in.
-    room_cpus: u32,
 }
 
 /// The description of a machine is wrong.
@@ -155,21 +153,7 @@ impl Machine {
                 }
             }
         }
-        Ok(Self { nodes, distances, room_mib, room_cpus: 0 })
-    }
-
-    /// Lets as many CPUs be possible, those that could be plugged in among them: what the kernel keeps for each possible
-    /// CPU is as large as on such a machine.
-    pub fn possible_cpus(self, possible: u32) -> Result<Self, SpecError> {
-        let (there, cores) = self.cpus();
-        match possible.checked_sub(there) {
-            Some(room_cpus) if possible <= MAX_CPUS && possible.is_multiple_of(cores) => {
-                Ok(Self { room_cpus, ..self })
-            }
-            _ => Err(SpecError::Impossible(format!(
-                "{possible} possible CPUs: this machine may have {there} to {MAX_CPUS}, in sockets of {cores}"
-            ))),
-        }
+        Ok(Self { nodes, distances, room_mib })
     }
 
     /// The nodes; the index is the node's id.
@@ -182,25 +166,18 @@ impl Machine {
         self.room_mib > 0
     }
 
-    /// All CPUs that are there, and how many are in a socket. That must not span nodes (the kernel would complain about
-    /// its caches), so each node with CPUs is a socket where they are all of one size, and each CPU is one where they are
-    /// not.
-    fn cpus(&self) -> (u32, u32) {
-        let sizes: Vec<u32> = self.nodes.iter().map(|node| node.cpus).filter(|&cpus| cpus > 0).collect();
-        let cores = if sizes.windows(2).all(|pair| pair[0] == pair[1]) { sizes[0] } else { 1 };
-        (sizes.iter().sum(), cores)
-    }
-
     /// QEMU's arguments for CPUs, memory and nodes.
     pub(crate) fn qemu_args(&self) -> Vec<String> {
-        let (total_cpus, cores) = self.cpus();
+        let total_cpus: u32 = self.nodes.iter().map(|node| node.cpus).sum();
         let total_memory: u64 = self.nodes.iter().map(|node| node.memory_mib).sum();
         let mut args = Vec::new();
         let mut push = |name: &str, value: String| args.extend([name.to_owned(), value]);
 
-        let possible_cpus = total_cpus + self.room_cpus;
-        let max_cpus = if self.room_cpus > 0 { format!(",maxcpus={possible_cpus}") } else { String::new() };
-        push("-smp", format!("{total_cpus}{max_cpus},sockets={},cores={cores}", possible_cpus / cores));
+        // A socket must not span nodes (the kernel would complain about its caches), so each node with CPUs is a
+        // socket where they are all of one size, and each CPU is one where they are not.
+        let sizes: Vec<u32> = self.nodes.iter().map(|node| node.cpus).filter(|&cpus| cpus > 0).collect();
+        let cores = if sizes.windows(2).all(|pair| pair[0] == pair[1]) { sizes[0] } else { 1 };
+        push("-smp", format!("{total_cpus},sockets={},cores={cores}", total_cpus / cores));
         let room = match self.room_mib {
             0 => String::new(),
             room => format!(",slots={MEMORY_SLOTS},maxmem={}M", total_memory + room),
@@ -306,18 +283,6 @@ mod tests {
         );
         let error = Machine::with_room(vec![node(0, 0), node(1, 512)], None, 256).unwrap_err();
         assert!(error.to_string().contains("node 0 has neither CPUs nor memory"), "{error}");
-    }
-
-    #[test]
-    fn more_cpus_may_be_possible_than_there_are() {
-        let machine = || Machine::parse(Some(2), None, None, None).unwrap();
-        let more = args(&machine().possible_cpus(240).unwrap());
-        assert!(more.starts_with("-smp 4,maxcpus=240,sockets=120,cores=2 -m 1024M "), "{more}");
-        assert_eq!(args(&machine().possible_cpus(4).unwrap()), args(&machine()));
-        for wrong in [3, 7, 256] {
-            let error = machine().possible_cpus(wrong).unwrap_err().to_string();
-            assert!(error.contains("this machine may have 4 to 255, in sockets of 2"), "{error}");
-        }
     }
 
     #[test]
