@@ -13,7 +13,7 @@ daemon=$!
 wait_for 60 ask /readyz
 _all() { ask /api/v1/status | grep -q '"workloads":{"own":1000[0-9],"other":0}'; }
 wait_for 600 _all
-load w77 --size 16M
+load w77 --size 16M --cpus 0 --policy bind:0
 section "status"
 ask /api/v1/status
 section "status for people"

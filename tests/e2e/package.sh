@@ -62,7 +62,7 @@ cat $load/cpuset.cpus
 section "upgraded allocations"
 ask /api/v1/allocations
 section "journal"
-journalctl -q --no-pager -u numaward | grep -E 'WARN|ERROR|Main process|Failed' | grep -v 'kind="drift"'
+journalctl -q --no-pager -u numaward | grep -E 'WARN|ERROR|Main process|Failed' | grep -vE 'kind="(drift|intruder)"'
 
 section "removed"
 dpkg --remove numaward

@@ -62,7 +62,7 @@ told() {
 # Touched on node 1, then walked from node 0.
 walker moved 2-3 0-1
 echo 0-1 >$cgroups/moved/cpuset.cpus
-if metric 'numaward_probe{probe="hint",mode="fentry"'; then wait_for 120 _remote; fi
+if metric 'numaward_probe{probe="hint",mode="fentry"' >/dev/null; then wait_for 120 _remote; fi
 _wanted=on
 wait_for 120 _state
 told moved
@@ -130,7 +130,7 @@ killed() {
     shift
     numaward-load --cgroup "$cgroups/$_walker" "$@" >/tmp/killed.log 2>&1
     _told() { ask "/api/v1/events?kind=oom_kill&workload=$_walker" | grep -q message; }
-    if metric 'numaward_probe{probe="oom_kill",mode="fentry"'; then wait_for 30 _told; fi
+    if metric 'numaward_probe{probe="oom_kill",mode="fentry"' >/dev/null; then wait_for 30 _told; fi
     section "killed $_walker metrics"
     metric "numaward_oom_kills_total{workload=\"$_walker\""
     section "killed $_walker events"
