@@ -26,7 +26,7 @@ grep 'numaward_memory_allocated_bytes_total{workload="w77"' /tmp/metrics
 section "series"
 grep -c 'numaward_memory_allocated_bytes_total{workload="w[0-9]*",node="7",locality="remote"' /tmp/metrics
 section "daemon"
-grep -E '^Vm(HWM|RSS)' /proc/$daemon/status
+grep -E '^(VmHWM|Rss)' /proc/$daemon/status
 kill $load_pid
 kill $daemon
 wait $daemon

@@ -148,6 +148,8 @@ killed cpuset --size 700M
 killed policy --size 700M --policy bind:1
 
 # --- Intruders ------------------------------------------------------------------------------------------------------
+# Whoever looks, and the daemon itself, keep to the CPU that is nobody's.
+for task in /proc/$$/task/* /proc/$daemon/task/*; do taskset -p 1 ${task##*/} >/dev/null; done
 numaward exec --cpus 1 --memory 64Mi --name owner -- sleep 1000 &
 exec=$!
 _owner=$cgroups/numaward/owner
