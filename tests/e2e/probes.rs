@@ -98,14 +98,16 @@ fn intruders(report: &Report) {
         assert!(before < 0.001, "{class}: {before} s although nobody was there");
     }
     // Each is alone in its class, and the kernel says what it used.
-    let number = |section: &str| report.section(section).trim().parse::<u64>().unwrap();
-    for (class, used) in
-        [("host", number("intruder ticks") * 10), ("workload", number("neighbour usage") / 1000)]
-    {
-        let seconds = sum(report, "intruder metrics", metric, &[&format!("class=\"{class}\"")]);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some seconds")]
-        let milliseconds = (seconds * 1000.0) as u64;
-        assert_near(&format!("milliseconds of class {class}"), milliseconds, used, used, 5);
+    let grown = |of: &dyn Fn(&str) -> f64| of("after") - of("before");
+    for (class, used, scale) in [("host", "intruder ticks", 100.0), ("workload", "neighbour usage", 1e6)] {
+        let used = grown(&|when| {
+            let section = report.section(&format!("{used} {when}"));
+            section.trim().parse::<f64>().unwrap() / scale
+        });
+        let told = grown(&|when| {
+            sum(report, &format!("intruder metrics {when}"), metric, &[&format!("class=\"{class}\"")])
+        });
+        assert!((told - used).abs() <= 0.05 * used, "{class}: {told} s are told, {used} s were used");
     }
     let told = report.json("intruders");
     assert_eq!(told["watching"], true);

@@ -170,15 +170,23 @@ two=$!
 # What the first has used, in clock ticks of a hundredth of a second, and the second, in microseconds.
 ticks() { cat /proc/$one/task/*/stat | sed 's/.*) //' | awk '{ sum += $12 + $13 } END { print sum }'; }
 usage() { sed -n 's/^usage_usec //p' $cgroups/neighbour/cpu.stat; }
-_busy() { [ "$(ticks)" -ge 300 ] && [ "$(usage)" -ge 3000000 ]; }
-wait_for 240 _busy
-kill -STOP $one $two
-section "intruder ticks"
-ticks
-section "neighbour usage"
-usage
-section "intruder metrics"
-metric numaward_exclusive_cpu_
+# used SECONDS WHEN: what both have used and what is told of it, as soon as each has run so long.
+used() {
+    _centi=$(($1 * 100))
+    wait_for 240 _busy
+    kill -STOP $one $two
+    section "intruder ticks $2"
+    ticks
+    section "neighbour usage $2"
+    usage
+    section "intruder metrics $2"
+    metric numaward_exclusive_cpu_
+}
+_busy() { [ "$(ticks)" -ge $_centi ] && [ "$(usage)" -ge $((_centi * 10000)) ]; }
+# They start elsewhere.
+used 1 before
+kill -CONT $one $two
+used 4 after
 section "intruders"
 ask /api/v1/workloads/numaward%2Fowner/intruders
 section "status"
