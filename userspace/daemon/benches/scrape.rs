@@ -204,7 +204,7 @@ fn settle(observer: &Observer, workloads: u32) -> Option<Snapshot> {
     while Instant::now() < deadline {
         let seen = observer.snapshot();
         let read = seen.workloads.iter().filter(|workload| workload.resident.is_some()).count();
-        if read > workloads as usize {
+        if read >= workloads as usize {
             return Some(seen);
         }
         thread::sleep(Duration::from_secs(1));

@@ -1,6 +1,6 @@
 //! Writes a registry as text, in pieces, in either of the two formats that scrapers ask for.
 //!
-//! `prometheus-client` writes OpenMetrics 1.0. The older Prometheus text format 0.0.4 has the same
+//! Everything is written as OpenMetrics 1.0 at first. The older Prometheus text format 0.0.4 has the same
 //! sample lines but other metadata: a counter is declared by the name of its samples (with `_total`),
 //! an info is a gauge, and there are neither units nor an end mark. So the metadata lines are rewritten on their
 //! way and all others pass. A scrape of thousands of workloads is tens of megabytes; it leaves in
@@ -35,12 +35,19 @@ impl Format {
 /// Size of a piece, about: large against the cost of handing one on.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Writes all metrics to `sink`, piece by piece. Ends early when the sink returns `false`: nobody
-/// listens any more.
-pub(super) fn encode(registry: &Registry, format: Format, sink: impl FnMut(Bytes) -> bool) -> fmt::Result {
+/// Writes all metrics to `sink`, piece by piece: those of the registry, then `others`. Ends early when the sink returns
+/// `false`: nobody listens any more.
+pub(super) fn encode(
+    registry: &Registry,
+    others: impl FnOnce(&mut dyn Write) -> fmt::Result,
+    format: Format,
+    sink: impl FnMut(Bytes) -> bool,
+) -> fmt::Result {
     let mut writer =
         Writer { format, sink, text: String::with_capacity(PIECE_BYTES + 1024), metadata: None, help: None };
-    text::encode(&mut writer, registry)?;
+    text::encode_registry(&mut writer, registry)?;
+    others(&mut writer)?;
+    text::encode_eof(&mut writer)?;
     writer.hand_on()
 }
 

@@ -7,6 +7,7 @@
 mod activity;
 mod collector;
 mod exposition;
+mod family;
 mod kubelet;
 mod promises;
 mod samples;
@@ -39,6 +40,8 @@ pub struct Metrics {
     root: Registry,
     source: Arc<dyn Source>,
     scrape_duration: Histogram,
+    /// Whether the kubelet's gauges are served.
+    kubelet_names: bool,
 }
 
 /// Of all names but the kubelet's.
@@ -61,8 +64,7 @@ impl Metrics {
             Unit::Seconds,
             scrape_duration.clone(),
         );
-        registry.register_collector(Box::new(collector::Figures(source.clone())));
-        Self { root, source, scrape_duration }
+        Self { root, source, scrape_duration, kubelet_names: false }
     }
 
     /// Serves what guarantees count, too.
@@ -76,7 +78,7 @@ impl Metrics {
     #[must_use]
     pub fn with_kubelet_names(mut self, figures: &guarantee::Figures) -> Self {
         figures.register_kubelet(&mut self.root);
-        self.root.register_collector(Box::new(kubelet::Gauges(self.source.clone())));
+        self.kubelet_names = true;
         self
     }
 
@@ -113,9 +115,17 @@ impl Metrics {
     /// Writes all metrics, piece by piece. Blocks; ends early when the sink returns `false`.
     pub fn encode(&self, format: Format, sink: impl FnMut(Bytes) -> bool) -> fmt::Result {
         let start = Instant::now();
-        exposition::encode(&self.root, format, sink)?;
+        self.write(format, sink)?;
         self.scrape_duration.observe(start.elapsed().as_secs_f64());
         Ok(())
+    }
+
+    fn write(&self, format: Format, sink: impl FnMut(Bytes) -> bool) -> fmt::Result {
+        let others = |out: &mut dyn fmt::Write| {
+            collector::write(&*self.source, out)?;
+            if self.kubelet_names { kubelet::write(&*self.source, out) } else { Ok(()) }
+        };
+        exposition::encode(&self.root, others, format, sink)
     }
 }
 

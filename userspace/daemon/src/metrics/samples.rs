@@ -3,7 +3,7 @@
 
 use std::{borrow::Cow, fmt, str};
 
-use super::{Format, Metrics, exposition};
+use super::{Format, Metrics};
 
 /// What a family is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -159,7 +159,7 @@ impl Metrics {
     /// Visits all samples, each with its family. Blocks. It is no scrape, and not counted as one.
     pub fn visit(&self, mut visit: impl FnMut(&Description, Sample<'_>)) -> fmt::Result {
         let mut reader = Reader::default();
-        exposition::encode(&self.root, Format::OpenMetrics, |piece| match str::from_utf8(&piece) {
+        self.write(Format::OpenMetrics, |piece| match str::from_utf8(&piece) {
             Ok(text) => {
                 reader.read(text, &mut visit);
                 true

@@ -130,12 +130,12 @@ numaward_dram_accesses_total{workload="a\\b\"c\nd.service",node="2",locality="re
 numaward_migrated_bytes_total{workload="a\\b\"c\nd.service",reason="numa_misplaced"} 8192
 numaward_reclaim_stall_seconds_sum{workload="a\\b\"c\nd.service"} 0.0
 numaward_reclaim_stall_seconds_count{workload="a\\b\"c\nd.service"} 0
-numaward_reclaim_stall_seconds_bucket{le="0.000016",workload="a\\b\"c\nd.service"} 0
-numaward_reclaim_stall_seconds_bucket{le="0.000256",workload="a\\b\"c\nd.service"} 0
-numaward_reclaim_stall_seconds_bucket{le="0.004096",workload="a\\b\"c\nd.service"} 0
-numaward_reclaim_stall_seconds_bucket{le="0.065536",workload="a\\b\"c\nd.service"} 0
-numaward_reclaim_stall_seconds_bucket{le="1.048576",workload="a\\b\"c\nd.service"} 0
-numaward_reclaim_stall_seconds_bucket{le="+Inf",workload="a\\b\"c\nd.service"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.000016"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.000256"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.004096"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.065536"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="1.048576"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="+Inf"} 0
 numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="none"} 0
 numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="cpuset"} 1
 numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="mempolicy"} 0
@@ -275,7 +275,7 @@ fn the_largest_numbers_are_served_as_they_are() {
             "remote_access_pages_total{workload=\"most\",node=\"2\",source=\"hint_fault\"}",
             "migrated_bytes_total{workload=\"most\",reason=\"numa_misplaced\"}",
             "reclaim_stall_seconds_count{workload=\"most\"}",
-            "reclaim_stall_seconds_bucket{le=\"+Inf\",workload=\"most\"}",
+            "reclaim_stall_seconds_bucket{workload=\"most\",le=\"+Inf\"}",
             "oom_kills_total{workload=\"most\",constraint=\"memcg\"}",
         ] {
             assert!(text.contains(&format!("\nnumaward_{line} {}\n", u64::MAX)), "{line}: {text}");
