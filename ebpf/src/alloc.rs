@@ -45,6 +45,7 @@ use core::arch::asm;
 
 use aya_ebpf::{
     EbpfContext, Global,
+    bindings::BPF_F_MMAPABLE,
     helpers::{
         bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_current_task_btf,
     },
@@ -125,7 +126,7 @@ static CTR: PerCpuArray<AllocCounters> = PerCpuArray::with_max_entries(1, 0);
 /// By shard * SHARD_ROWS + slot * NODES + node index. Serves where CTR would be too large: a shard is
 /// shared by the CPUs of one home node or several.
 #[map]
-static CTR_SHARED: Array<AllocCounters> = Array::with_max_entries(1, 0);
+static CTR_SHARED: Array<AllocCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 #[map]
 static TOTALS: PerCpuArray<AllocTotals> = PerCpuArray::with_max_entries(1, 0);
 /// What userspace is told at once: values of [`Miss`].

@@ -28,6 +28,7 @@ use core::arch::asm;
 
 use aya_ebpf::{
     EbpfContext, Global,
+    bindings::BPF_F_MMAPABLE,
     macros::{btf_tracepoint, fentry, fexit, kprobe, map, tracepoint},
     maps::Array,
     programs::{BtfTracePointContext, FEntryContext, FExitContext, ProbeContext, TracePointContext},
@@ -66,13 +67,13 @@ static PAGE_SHIFT: Global<u32> = Global::new(12);
 
 /// Pages, by (slot * NODES + the home node of the CPU) * COLUMNS + column.
 #[map]
-static ACCESS: Array<u64> = Array::with_max_entries(1, 0);
+static ACCESS: Array<u64> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 /// By slot.
 #[map]
-static SCAN: Array<ScanCounters> = Array::with_max_entries(1, 0);
+static SCAN: Array<ScanCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 /// Pages, by slot * MIGRATE_REASONS + reason.
 #[map]
-static MIGRATED_PAGES: Array<u64> = Array::with_max_entries(1, 0);
+static MIGRATED_PAGES: Array<u64> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
 #[fentry(function = "task_numa_fault")]
 fn hint_fentry(ctx: FEntryContext) -> i32 {

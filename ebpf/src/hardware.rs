@@ -25,7 +25,7 @@ use core::ptr;
 
 use aya_ebpf::{
     Global,
-    bindings::BPF_F_CURRENT_CPU,
+    bindings::{BPF_F_CURRENT_CPU, BPF_F_MMAPABLE},
     helpers::{bpf_get_current_task_btf, bpf_perf_event_read},
     macros::{btf_tracepoint, map},
     maps::{Array, PerCpuArray, PerfEventArray},
@@ -58,7 +58,7 @@ static REMOTE: PerfEventArray<u64> = PerfEventArray::new(0);
 static LAST: PerCpuArray<DramSeen> = PerCpuArray::with_max_entries(1, 0);
 /// By slot * NODES + the home node of the CPU.
 #[map]
-static DRAM: Array<DramCounters> = Array::with_max_entries(1, 0);
+static DRAM: Array<DramCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
 #[btf_tracepoint(function = "sched_switch")]
 fn hardware_tp_btf(_ctx: BtfTracePointContext) -> i32 {

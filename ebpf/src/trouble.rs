@@ -25,6 +25,7 @@ use core::arch::asm;
 
 use aya_ebpf::{
     Global,
+    bindings::BPF_F_MMAPABLE,
     helpers::{bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_ktime_get_ns},
     macros::{btf_tracepoint, fentry, map, tracepoint},
     maps::{Array, HashMap, RingBuf},
@@ -47,10 +48,10 @@ static OOM_LAYOUT: Global<[u32; 4]> = Global::new([0; 4]);
 static STALLED_SINCE: HashMap<u32, u64> = HashMap::with_max_entries(16_384, 0);
 /// By slot.
 #[map]
-static STALLS: Array<StallCounters> = Array::with_max_entries(1, 0);
+static STALLS: Array<StallCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 /// By slot * OOM_CONSTRAINTS + constraint.
 #[map]
-static OOM_KILLS: Array<u64> = Array::with_max_entries(1, 0);
+static OOM_KILLS: Array<u64> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 /// What userspace is told at once: values of [`OomKill`].
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 16, 0);

@@ -259,6 +259,7 @@ fn ten_thousand_workloads_take_a_bounded_memory() {
         let line = lines.find_map(|line| line.strip_prefix(key)).unwrap();
         line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap()
     };
-    assert!(kib("VmHWM:") < 128 << 10, "{}", report.section("daemon"));
+    // The program is a larger one here than what is released, so that its own pages do not count.
+    assert!(kib("RssAnon:") < 128 << 10, "{}", report.section("daemon"));
     assert_eq!(report.section("exit code"), "0");
 }

@@ -14,9 +14,6 @@ use crate::{
     sys,
 };
 
-/// Memory for one system call.
-const CHUNK_BYTES: usize = 1 << 20;
-
 /// What a program is attached to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Hook {
@@ -276,20 +273,9 @@ pub(crate) fn read_values(
     count: u32,
     words: usize,
 ) -> Result<Vec<u64>, MapAccessError> {
-    let error = |source| MapAccessError { map: name, action: "read", source };
-    let size = words * size_of::<u64>();
-    let chunk = (CHUNK_BYTES / size.max(1)).max(1);
     let mut values = vec![0u64; count as usize * words];
-    let mut key = first;
-    for part in values.chunks_mut(chunk * words) {
-        let wanted = u32::try_from(part.len() / words).unwrap_or(u32::MAX);
-        let read =
-            sys::lookup_batch(map.fd().as_fd(), key.checked_sub(1), wanted, size, part).map_err(error)?;
-        if read != wanted {
-            let what = format!("{read} values instead of {wanted} from key {key} on");
-            return Err(error(io::Error::other(what)));
-        }
-        key += wanted;
+    match sys::read_array(map.fd().as_fd(), first as usize * words, &mut values) {
+        Ok(()) => Ok(values),
+        Err(source) => Err(MapAccessError { map: name, action: "read", source }),
     }
-    Ok(values)
 }

@@ -4,7 +4,7 @@
 //! this stays within [`PER_CPU_LIMIT`]; beyond, they are shared by the CPUs of a node, and if that is still
 //! too much by those of several: a *shard*. Reading sums over CPUs or shards.
 
-use std::os::fd::AsFd;
+use std::{io, os::fd::AsFd};
 
 use aya::maps::MapData;
 use numaward_abi::AllocCounters;
@@ -87,18 +87,7 @@ impl Rows {
         let mut key = first;
         for sums in sums.chunks_mut(chunk) {
             let wanted = u32::try_from(sums.len()).unwrap_or(u32::MAX);
-            let read = sys::lookup_batch(
-                self.map.fd().as_fd(),
-                key.checked_sub(1),
-                wanted,
-                words * size_of::<u64>(),
-                &mut values,
-            )
-            .map_err(error)?;
-            if read != wanted {
-                let what = format!("{read} values instead of {wanted} after key {key}");
-                return Err(error(std::io::Error::other(what)));
-            }
+            self.copy(key, wanted, words, &mut values).map_err(error)?;
             for (sum, value) in sums.iter_mut().zip(values.chunks_exact(words)) {
                 for copy in value.as_chunks::<ROW_WORDS>().0 {
                     let &[user_local, user_remote, user_outside, kernel] = copy;
@@ -110,6 +99,19 @@ impl Rows {
                 }
             }
             key += wanted;
+        }
+        Ok(())
+    }
+
+    /// Copies `wanted` values of so many words from `key` on.
+    fn copy(&self, key: u32, wanted: u32, words: usize, values: &mut [u64]) -> io::Result<()> {
+        let map = self.map.fd().as_fd();
+        if !self.layout.per_cpu {
+            return sys::read_array(map, key as usize * words, &mut values[..wanted as usize * words]);
+        }
+        let read = sys::lookup_batch(map, key.checked_sub(1), wanted, words * size_of::<u64>(), values)?;
+        if read != wanted {
+            return Err(io::Error::other(format!("{read} values instead of {wanted} after key {key}")));
         }
         Ok(())
     }

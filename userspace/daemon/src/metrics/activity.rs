@@ -5,7 +5,10 @@ use std::fmt;
 
 use numaward_probes::{IntruderClass, OOM_CONSTRAINT_NAMES, Stalls};
 
-use super::collector::Families;
+use super::{
+    collector::Families,
+    family::{Made, NONE},
+};
 
 /// The bounds of the histogram of stalls in seconds, each with how many buckets of [`Stalls`] are below: 2^4 microseconds,
 /// and so on.
@@ -36,8 +39,8 @@ impl Families<'_, '_> {
         let mut family = self.lines.counter("remote_access_pages", None, "Sampled accesses to memory of other nodes, by the node of the CPU. Not sampled is not none: see remote_sampling")?;
         for (workload, activity) in workloads() {
             family.of(&workload.name);
-            for (node, pages) in nodes.iter().zip(activity.remote.iter().flatten()) {
-                family.put([("node", node), ("source", "hint_fault")], pages)?;
+            for (&node, pages) in nodes.iter().zip(activity.remote.iter().flatten()) {
+                family.put([node, Made("source=\"hint_fault\"")], pages)?;
             }
             if let Some(pages) = activity.moved {
                 let source = ("source", "memory_stat");
@@ -64,7 +67,7 @@ impl Families<'_, '_> {
              threads ran and where memory lies, of workloads whose accesses are not sampled")?;
         for (workload, activity) in workloads() {
             if let Some(permille) = activity.estimated_remote_permille {
-                family.of(&workload.name).put([], f64::from(permille) / 1000.0)?;
+                family.of(&workload.name).put(NONE, f64::from(permille) / 1000.0)?;
             }
         }
         Ok(())
@@ -77,10 +80,11 @@ impl Families<'_, '_> {
         for workload in &snapshot.workloads {
             let Some(dram) = workload.activity.as_ref().and_then(|of| of.dram.as_ref()) else { continue };
             family.of(&workload.name);
-            for (node, (local, remote)) in nodes.iter().zip(dram) {
-                for (locality, count) in [("local", *local), ("remote", Some(*remote))] {
+            for (&node, (local, remote)) in nodes.iter().zip(dram) {
+                let (here, there) = (Made("locality=\"local\""), Made("locality=\"remote\""));
+                for (locality, count) in [(here, *local), (there, Some(*remote))] {
                     if let Some(count) = count {
-                        family.put([("node", node), ("locality", locality)], count)?;
+                        family.put([node, locality], count)?;
                     }
                 }
             }
@@ -149,7 +153,7 @@ impl Families<'_, '_> {
         for (cpu, figures) in cpus {
             for class in IntruderClass::ALL {
                 let seconds = figures.used.of(class).as_secs_f64();
-                family.put([("cpu", &cpu.to_string()), ("class", class.as_str())], seconds)?;
+                family.put([("cpu", &*cpu.to_string()), ("class", class.as_str())], seconds)?;
             }
         }
         let mut family = self.lines.counter(

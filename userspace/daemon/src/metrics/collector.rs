@@ -5,7 +5,7 @@ use std::fmt;
 use numaward_topology::Bytes;
 
 use super::{
-    family::Lines,
+    family::{Lines, Made, NONE},
     promises::PromiseFigures,
     snapshot::{Snapshot, WorkloadFigures},
 };
@@ -25,7 +25,8 @@ pub trait Source: fmt::Debug + Send + Sync + 'static {
 pub(super) fn write(source: &dyn Source, out: &mut dyn fmt::Write) -> fmt::Result {
     let snapshot = source.snapshot();
     let promises = source.promises();
-    let nodes: Vec<String> = snapshot.nodes.iter().map(|node| node.node.to_string()).collect();
+    let nodes: Vec<String> = snapshot.nodes.iter().map(|node| format!("node=\"{}\"", node.node)).collect();
+    let nodes: Vec<Made<'_>> = nodes.iter().map(|node| Made(node)).collect();
     let lines = Lines::new(out, "numaward_");
     let mut families = Families { lines, snapshot: &snapshot, promises: &promises, nodes: &nodes };
     families.allocated()?;
@@ -43,7 +44,8 @@ pub(super) struct Families<'a, 'w> {
     pub(super) lines: Lines<'w>,
     pub(super) snapshot: &'a Snapshot,
     promises: &'a PromiseFigures,
-    pub(super) nodes: &'a [String],
+    /// The label `node` of each.
+    pub(super) nodes: &'a [Made<'a>],
 }
 
 impl Families<'_, '_> {
@@ -59,9 +61,9 @@ impl Families<'_, '_> {
         };
         for (workload, allocated) in counted() {
             family.of(&workload.name);
-            for (node, bytes) in nodes.iter().zip(allocated) {
-                family.put([("node", node), ("locality", "local")], bytes.local.0)?;
-                family.put([("node", node), ("locality", "remote")], bytes.remote.0)?;
+            for (&node, bytes) in nodes.iter().zip(allocated) {
+                family.put([node, Made("locality=\"local\"")], bytes.local.0)?;
+                family.put([node, Made("locality=\"remote\"")], bytes.remote.0)?;
             }
         }
         let mut family = self.lines.counter(
@@ -71,8 +73,8 @@ impl Families<'_, '_> {
         )?;
         for (workload, allocated) in counted() {
             family.of(&workload.name);
-            for (node, bytes) in nodes.iter().zip(allocated) {
-                family.put([("node", node)], bytes.kernel.0)?;
+            for (&node, bytes) in nodes.iter().zip(allocated) {
+                family.put([node], bytes.kernel.0)?;
             }
         }
         let mut family = self.lines.counter(
@@ -81,7 +83,7 @@ impl Families<'_, '_> {
             "Memory allocated on a page whose node the probe could not tell",
         )?;
         match snapshot.unknown_node {
-            Some(Bytes(bytes)) => family.put([], bytes),
+            Some(Bytes(bytes)) => family.put(NONE, bytes),
             None => Ok(()),
         }
     }
@@ -95,11 +97,13 @@ impl Families<'_, '_> {
         for workload in &self.snapshot.workloads {
             let Some(resident) = &workload.resident else { continue };
             family.of(&workload.name);
-            for (node, bytes) in self.nodes.iter().zip(resident.iter()) {
-                for (kind, Bytes(bytes)) in
-                    [("anon", bytes.anon), ("file", bytes.file), ("kernel", bytes.kernel)]
-                {
-                    family.put([("node", node), ("type", kind)], bytes)?;
+            for (&node, bytes) in self.nodes.iter().zip(resident.iter()) {
+                for (kind, Bytes(bytes)) in [
+                    (r#"type="anon""#, bytes.anon),
+                    (r#"type="file""#, bytes.file),
+                    (r#"type="kernel""#, bytes.kernel),
+                ] {
+                    family.put([node, Made(kind)], bytes)?;
                 }
             }
         }
@@ -113,7 +117,7 @@ impl Families<'_, '_> {
                 .workloads
                 .iter()
                 .filter_map(|workload| Some((workload, value(workload)?)))
-                .try_for_each(|(workload, seconds)| family.of(&workload.name).put([], seconds))
+                .try_for_each(|(workload, seconds)| family.of(&workload.name).put(NONE, seconds))
         };
         seconds(
             "memory_pressure_waiting",
@@ -133,7 +137,8 @@ impl Families<'_, '_> {
                     kept for the system, what can be promised at all, what is promised, and what is left to promise \
                     (free)";
         let mut family = self.lines.gauge("node_memory", Some("bytes"), help)?;
-        for (node, memory) in self.nodes.iter().zip(&self.snapshot.nodes) {
+        for memory in &self.snapshot.nodes {
+            let node = memory.node.to_string();
             for (kind, total, _) in &memory.kinds {
                 let kind = kind.to_string();
                 family.put([("node", node.as_str()), ("kind", &kind), ("state", "total")], total.0)?;
@@ -153,7 +158,8 @@ impl Families<'_, '_> {
         let help =
             "Memory of the node that nobody uses, by kind: not what is left to promise, but what lies idle";
         let mut family = self.lines.gauge("node_memory_unused", Some("bytes"), help)?;
-        for (node, memory) in self.nodes.iter().zip(&self.snapshot.nodes) {
+        for memory in &self.snapshot.nodes {
+            let node = memory.node.to_string();
             for (kind, _, unused) in &memory.kinds {
                 if let Some(Bytes(unused)) = unused {
                     family.put([("node", node.as_str()), ("kind", &kind.to_string())], unused)?;
@@ -184,12 +190,12 @@ impl Families<'_, '_> {
         let help = "Exclusive CPUs of the workload that are offline";
         let mut family = self.lines.gauge("promised_cpus_offline", None, help)?;
         for lack in &self.promises.lacks {
-            family.of(&lack.workload).put([], lack.offline_cpus)?;
+            family.of(&lack.workload).put(NONE, lack.offline_cpus)?;
         }
         let help = "Memory promised to the workload that its nodes do not have (any more)";
         let mut family = self.lines.gauge("promised_memory_missing", Some("bytes"), help)?;
         for lack in &self.promises.lacks {
-            family.of(&lack.workload).put([], lack.uncovered.0)?;
+            family.of(&lack.workload).put(NONE, lack.uncovered.0)?;
         }
         let help = "CPUs that are exclusive to workloads, by node";
         let mut family = self.lines.gauge("cpu_manager_exclusive_cpus", None, help)?;
@@ -198,7 +204,7 @@ impl Families<'_, '_> {
         }
         if let Some(cpus) = self.promises.shared_pool_cpus {
             let help = "CPUs that are exclusive to nobody";
-            self.lines.gauge("cpu_manager_shared_pool_cpus", None, help)?.put([], cpus)?;
+            self.lines.gauge("cpu_manager_shared_pool_cpus", None, help)?.put(NONE, cpus)?;
         }
         Ok(())
     }

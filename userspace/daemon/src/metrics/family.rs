@@ -99,27 +99,23 @@ impl<'l, 'w> Family<'l, 'w> {
     pub(super) fn of(&mut self, workload: &str) -> &mut Self {
         let own = ("workload", workload);
         self.workload.clear();
-        push_label(&mut self.workload, own);
+        own.push_to(&mut self.workload);
         for label in pod_labels(workload).into_iter().flatten() {
             self.workload.push(',');
-            push_label(&mut self.workload, label);
+            label.push_to(&mut self.workload);
         }
         self
     }
 
     /// Writes a sample with these labels, after those of the workload.
-    pub(super) fn put<const N: usize>(
-        &mut self,
-        labels: [(&str, &str); N],
-        value: impl Value,
-    ) -> fmt::Result {
+    pub(super) fn put<const N: usize>(&mut self, labels: [impl Label; N], value: impl Value) -> fmt::Result {
         self.put_as("", labels, value)
     }
 
     fn put_as<const N: usize>(
         &mut self,
         suffix: &str,
-        labels: [(&str, &str); N],
+        labels: [impl Label; N],
         value: impl Value,
     ) -> fmt::Result {
         let text = &mut self.lines.text;
@@ -132,7 +128,7 @@ impl<'l, 'w> Family<'l, 'w> {
                 if i > 0 || !self.workload.is_empty() {
                     text.push(',');
                 }
-                push_label(text, label);
+                label.push_to(text);
             }
             text.push('}');
         }
@@ -145,9 +141,50 @@ impl<'l, 'w> Family<'l, 'w> {
     /// Writes a histogram: its sum, how many there were in all, and how many up to each bound, of all of which the last
     /// is `+Inf`.
     pub(super) fn histogram(&mut self, sum: f64, up_to: &[(&str, u64)]) -> fmt::Result {
-        self.put_as("_sum", [], sum)?;
-        self.put_as("_count", [], up_to.last().map_or(0, |(_, count)| *count))?;
+        self.put_as("_sum", NONE, sum)?;
+        self.put_as("_count", NONE, up_to.last().map_or(0, |(_, count)| *count))?;
         up_to.iter().try_for_each(|(bound, count)| self.put_as("_bucket", [("le", *bound)], *count))
+    }
+}
+
+/// No labels.
+pub(super) const NONE: [Made<'static>; 0] = [];
+
+/// A label of a sample.
+pub(super) trait Label {
+    /// Writes it.
+    fn push_to(&self, text: &mut String);
+}
+
+/// A label as it is written, escapes and all: of those that most lines have, made once.
+#[derive(Clone, Copy)]
+pub(super) struct Made<'a>(pub(super) &'a str);
+
+impl Label for Made<'_> {
+    fn push_to(&self, text: &mut String) {
+        text.push_str(self.0);
+    }
+}
+
+/// Its key and value.
+impl<V: AsRef<str>> Label for (&str, V) {
+    fn push_to(&self, text: &mut String) {
+        let (key, value) = (self.0, self.1.as_ref());
+        text.push_str(key);
+        text.push_str("=\"");
+        if value.bytes().any(|byte| matches!(byte, b'\\' | b'"' | b'\n')) {
+            for c in value.chars() {
+                match c {
+                    '\\' => text.push_str("\\\\"),
+                    '"' => text.push_str("\\\""),
+                    '\n' => text.push_str("\\n"),
+                    c => text.push(c),
+                }
+            }
+        } else {
+            text.push_str(value);
+        }
+        text.push('"');
     }
 }
 
@@ -187,24 +224,6 @@ impl Value for f64 {
     }
 }
 
-fn push_label(text: &mut String, (key, value): (&str, &str)) {
-    text.push_str(key);
-    text.push_str("=\"");
-    if value.bytes().any(|byte| matches!(byte, b'\\' | b'"' | b'\n')) {
-        for c in value.chars() {
-            match c {
-                '\\' => text.push_str("\\\\"),
-                '"' => text.push_str("\\\""),
-                '\n' => text.push_str("\\n"),
-                c => text.push(c),
-            }
-        }
-    } else {
-        text.push_str(value);
-    }
-    text.push('"');
-}
-
 /// What goes with the label `workload` of a container of a pod, whose name is `NAMESPACE/POD/CONTAINER`: the labels by
 /// which other exporters know it. No other workload's name has two slashes.
 fn pod_labels(workload: &str) -> Option<[(&'static str, &str); 3]> {
@@ -223,11 +242,11 @@ mod tests {
         let mut text = String::new();
         let mut lines = Lines::new(&mut text, "");
         let mut family = lines.counter("a", Some("bytes"), "What it is").unwrap();
-        family.put([], 7_u64).unwrap();
+        family.put(NONE, 7_u64).unwrap();
         family.put([("k", "v\\\"\n"), ("l", "")], 1.5).unwrap();
-        family.of("web.service").put([("node", "0")], 0.0).unwrap();
-        family.of("ns/pod/main").put([], 0.000_016).unwrap();
-        lines.gauge("b", None, "Below").unwrap().put([], -3_i64).unwrap();
+        family.of("web.service").put([Made("node=\"0\"")], 0.0).unwrap();
+        family.of("ns/pod/main").put(NONE, 0.000_016).unwrap();
+        lines.gauge("b", None, "Below").unwrap().put(NONE, -3_i64).unwrap();
         let mut family = lines.histogram("c", Some("seconds"), "How long").unwrap();
         family.of("w").histogram(2.0, &[("0.5", 1), ("+Inf", 3)]).unwrap();
         lines.hand_on().unwrap();

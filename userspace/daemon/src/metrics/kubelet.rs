@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use super::{collector::Source, family::Lines};
+use super::{
+    collector::Source,
+    family::{Lines, NONE},
+};
 
 /// Writes what a [`Source`] gives.
 pub(super) fn write(source: &dyn Source, out: &mut dyn fmt::Write) -> fmt::Result {
@@ -12,9 +15,9 @@ pub(super) fn write(source: &dyn Source, out: &mut dyn fmt::Write) -> fmt::Resul
     let shared = promises.shared_pool_cpus.unwrap_or(0);
     let exclusive: u64 = promises.exclusive_cpus.iter().map(|(_, cpus)| cpus).sum();
     let help = "The size of the shared CPU pool for non-guaranteed QoS pods, in millicores";
-    lines.gauge("kubelet_cpu_manager_shared_pool_size_millicores", None, help)?.put([], shared * 1000)?;
+    lines.gauge("kubelet_cpu_manager_shared_pool_size_millicores", None, help)?.put(NONE, shared * 1000)?;
     let help = "The total number of CPUs exclusively allocated to containers";
-    lines.gauge("kubelet_cpu_manager_exclusive_cpu_allocation_count", None, help)?.put([], exclusive)?;
+    lines.gauge("kubelet_cpu_manager_exclusive_cpu_allocation_count", None, help)?.put(NONE, exclusive)?;
     let help = "Number of CPUs allocated per NUMA node";
     let mut family = lines.gauge("kubelet_cpu_manager_allocation_per_numa", None, help)?;
     for (node, cpus) in &promises.exclusive_cpus {
