@@ -292,6 +292,7 @@ impl Probes {
             self_check: alloc.as_ref().map(|alloc| alloc.self_check.clone()),
         };
         let others = Others::load(options);
+        sys::give_memory_back();
         let reports = std::iter::once(report).chain(others.reports.iter().cloned()).collect();
         Self { alloc, others, slots: Slots::new(options.slots), reports }
     }

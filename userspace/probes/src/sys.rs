@@ -270,6 +270,16 @@ pub(crate) fn monotonic_nanoseconds() -> u64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
+/// Gives freed memory back to the kernel. The kernel's types, which are read to load the probes, take some 35 MB, which
+/// glibc would keep.
+pub(crate) fn give_memory_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it has no preconditions.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// The size of a base page in bytes.
 pub(crate) fn page_size() -> usize {
     // SAFETY: no pointers are involved.
