@@ -36,7 +36,9 @@ impl Families<'_, '_> {
             let workloads = snapshot.workloads.iter();
             workloads.filter_map(|workload| Some((workload, workload.activity.as_ref()?)))
         };
-        let mut family = self.lines.counter("remote_access_pages", None, "Sampled accesses to memory of other nodes, by the node of the CPU. Not sampled is not none: see remote_sampling")?;
+        let help = "Sampled accesses to memory of other nodes, by the node of the CPU. Not sampled is not \
+                    none: see remote_sampling";
+        let mut family = self.lines.counter("remote_access_pages", None, help)?;
         for (workload, activity) in workloads() {
             family.of(&workload.name);
             for (&node, pages) in nodes.iter().zip(activity.remote.iter().flatten()) {
@@ -47,8 +49,9 @@ impl Families<'_, '_> {
                 family.put([("node", "unknown"), source], pages)?;
             }
         }
-        let mut family = self.lines.counter("node_access_pages", None, "Sampled accesses of all workloads, by the node of the CPU and that of the memory (unknown where the page was \
-             moved at once)")?;
+        let help = "Sampled accesses of all workloads, by the node of the CPU and that of the memory \
+                    (unknown where the page was moved at once)";
+        let mut family = self.lines.counter("node_access_pages", None, help)?;
         for (node, memory, pages) in snapshot.accesses.iter().flatten() {
             let memory = memory.map_or_else(|| "unknown".to_owned(), |memory| memory.to_string());
             family.put([("node", node.to_string().as_str()), ("memory_node", &memory)], pages)?;
@@ -63,8 +66,10 @@ impl Families<'_, '_> {
                 family.of(&workload.name).put([("state", state)], 1_u64)?;
             }
         }
-        let mut family = self.lines.gauge("remote_access_estimated_ratio", None, "An estimate, no measurement (observe.remoteEstimate): the share of accesses to memory of other nodes, by where \
-             threads ran and where memory lies, of workloads whose accesses are not sampled")?;
+        let help = "An estimate, no measurement (observe.remoteEstimate): the share of accesses to memory \
+                    of other nodes, by where threads ran and where memory lies, of workloads whose accesses \
+                    are not sampled";
+        let mut family = self.lines.gauge("remote_access_estimated_ratio", None, help)?;
         for (workload, activity) in workloads() {
             if let Some(permille) = activity.estimated_remote_permille {
                 family.of(&workload.name).put(NONE, f64::from(permille) / 1000.0)?;
@@ -75,8 +80,9 @@ impl Families<'_, '_> {
 
     fn dram(&mut self) -> fmt::Result {
         let (snapshot, nodes) = (self.snapshot, self.nodes);
-        let mut family = self.lines.counter("dram_accesses", None, "Accesses to DRAM as the processor counts them (loads or cache lines), by the node of the CPU and whether the \
-             memory was of that node; only where probes.hardware is enabled")?;
+        let help = "Accesses to DRAM as the processor counts them (loads or cache lines), by the node of \
+                    the CPU and whether the memory was of that node; only where probes.hardware is enabled";
+        let mut family = self.lines.counter("dram_accesses", None, help)?;
         for workload in &snapshot.workloads {
             let Some(dram) = workload.activity.as_ref().and_then(|of| of.dram.as_ref()) else { continue };
             family.of(&workload.name);
@@ -113,7 +119,9 @@ impl Families<'_, '_> {
 
     fn stalls(&mut self) -> fmt::Result {
         let snapshot = self.snapshot;
-        let mut family = self.lines.histogram("reclaim_stall", Some("seconds"), "How long tasks of the workload had to reclaim memory. Being throttled by memory.high is not in it: see memory_pressure")?;
+        let help = "How long tasks of the workload had to reclaim memory. Being throttled by memory.high is \
+                    not in it: see memory_pressure";
+        let mut family = self.lines.histogram("reclaim_stall", Some("seconds"), help)?;
         for workload in &snapshot.workloads {
             let Some(stalls) = workload.activity.as_ref().and_then(|of| of.stalls.as_ref()) else { continue };
             family.of(&workload.name).histogram(stalls.total.as_secs_f64(), &buckets(stalls))?;
@@ -123,8 +131,9 @@ impl Families<'_, '_> {
 
     fn oom_kills(&mut self) -> fmt::Result {
         let snapshot = self.snapshot;
-        let mut family = self.lines.counter("oom_kills", None, "Processes of the workload that the OOM killer took, by what constrained the allocation; `unknown` \
-             (memory.events) where no probe tells")?;
+        let help = "Processes of the workload that the OOM killer took, by what constrained the allocation; \
+                    `unknown` (memory.events) where no probe tells";
+        let mut family = self.lines.counter("oom_kills", None, help)?;
         for workload in &snapshot.workloads {
             let by_constraint = workload.activity.as_ref().and_then(|of| of.oom_kills);
             match (by_constraint, workload.oom_kills) {

@@ -5,6 +5,7 @@ use std::fmt;
 use numaward_topology::Bytes;
 
 use super::{
+    PREFIX,
     family::{Lines, Made, NONE},
     promises::PromiseFigures,
     snapshot::{Snapshot, WorkloadFigures},
@@ -27,7 +28,7 @@ pub(super) fn write(source: &dyn Source, out: &mut dyn fmt::Write) -> fmt::Resul
     let promises = source.promises();
     let nodes: Vec<String> = snapshot.nodes.iter().map(|node| format!("node=\"{}\"", node.node)).collect();
     let nodes: Vec<Made<'_>> = nodes.iter().map(|node| Made(node)).collect();
-    let lines = Lines::new(out, "numaward_");
+    let lines = Lines::new(out, Some(PREFIX));
     let mut families = Families { lines, snapshot: &snapshot, promises: &promises, nodes: &nodes };
     families.allocated()?;
     families.resident()?;
@@ -229,8 +230,9 @@ impl Families<'_, '_> {
             family
                 .put([("probe", &*probe.probe), ("mode", &probe.mode), ("reason", &probe.reason)], 1_u64)?;
         }
-        let mut family = self.lines.counter("probe_runtime", Some("seconds"), "Time spent in the probe while the kernel measured it: for some seconds after the start, and while \
-             kernel.bpf_stats_enabled is set. Of use only beside the runs: what one costs")?;
+        let help = "Time spent in the probe while the kernel measured it: for some seconds after the start, \
+                    and while kernel.bpf_stats_enabled is set. Of use only beside the runs: what one costs";
+        let mut family = self.lines.counter("probe_runtime", Some("seconds"), help)?;
         for probe in &snapshot.probes {
             if let Some(runtime) = probe.runtime {
                 family.put([("probe", &*probe.probe)], runtime.as_secs_f64())?;
@@ -258,7 +260,8 @@ impl Families<'_, '_> {
                 family.put([("probe", &*probe.probe)], lost)?;
             }
         }
-        let mut family = self.lines.gauge("probe_map_entries", None, "Entries in use in the map")?;
+        let help = "Entries in use in the map";
+        let mut family = self.lines.gauge("probe_map_entries", None, help)?;
         for map in &snapshot.maps {
             family.put([("map", map.map)], map.entries)?;
         }

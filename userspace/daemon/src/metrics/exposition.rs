@@ -1,4 +1,4 @@
-//! Writes a registry as text, in pieces, in either of the two formats that scrapers ask for.
+//! Writes metrics as text, in pieces, in either of the two formats that scrapers ask for.
 //!
 //! Everything is written as OpenMetrics 1.0 at first. The older Prometheus text format 0.0.4 has the same
 //! sample lines but other metadata: a counter is declared by the name of its samples (with `_total`),

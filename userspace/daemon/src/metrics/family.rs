@@ -15,60 +15,46 @@ const CHUNK_BYTES: usize = 16 << 10;
 pub(super) struct Lines<'w> {
     out: &'w mut dyn Write,
     /// Of all their names.
-    prefix: &'static str,
+    prefix: Option<&'static str>,
     text: String,
 }
 
 impl<'w> Lines<'w> {
-    pub(super) fn new(out: &'w mut dyn Write, prefix: &'static str) -> Self {
+    pub(super) fn new(out: &'w mut dyn Write, prefix: Option<&'static str>) -> Self {
         Self { out, prefix, text: String::with_capacity(CHUNK_BYTES + 1024) }
     }
 
-    pub(super) fn counter(
-        &mut self,
-        name: &str,
-        unit: Option<&str>,
-        help: &str,
-    ) -> Result<Family<'_, 'w>, fmt::Error> {
-        Ok(Family { start: self.begin(name, unit, "counter", help)? + "_total", ..Family::new(self) })
+    pub(super) fn counter(&mut self, name: &str, unit: Option<&str>, help: &str) -> Begun<'_, 'w> {
+        self.begin("counter", "_total", name, unit, help)
     }
 
-    pub(super) fn gauge(
-        &mut self,
-        name: &str,
-        unit: Option<&str>,
-        help: &str,
-    ) -> Result<Family<'_, 'w>, fmt::Error> {
-        Ok(Family { start: self.begin(name, unit, "gauge", help)?, ..Family::new(self) })
+    pub(super) fn gauge(&mut self, name: &str, unit: Option<&str>, help: &str) -> Begun<'_, 'w> {
+        self.begin("gauge", "", name, unit, help)
     }
 
-    /// Its samples are put with the names of their suffixes, see [`Family::histogram`].
-    pub(super) fn histogram(
-        &mut self,
-        name: &str,
-        unit: Option<&str>,
-        help: &str,
-    ) -> Result<Family<'_, 'w>, fmt::Error> {
-        Ok(Family { start: self.begin(name, unit, "histogram", help)?, ..Family::new(self) })
+    /// See [`Family::histogram`].
+    pub(super) fn histogram(&mut self, name: &str, unit: Option<&str>, help: &str) -> Begun<'_, 'w> {
+        self.begin("histogram", "", name, unit, help)
     }
 
-    /// Writes what describes a family; returns its whole name.
+    /// Writes what describes a family, whose samples have its name with a suffix.
     fn begin(
         &mut self,
+        kind: &str,
+        suffix: &str,
         name: &str,
         unit: Option<&str>,
-        kind: &str,
         help: &str,
-    ) -> Result<String, fmt::Error> {
+    ) -> Begun<'_, 'w> {
         self.hand_on()?;
-        let underscore = if unit.is_some() { "_" } else { "" };
-        let name = format!("{}{name}{underscore}{}", self.prefix, unit.unwrap_or_default());
+        let parts = self.prefix.into_iter().chain([name]).chain(unit);
+        let name = parts.collect::<Vec<_>>().join("_");
         self.out.write_str(&format!("# HELP {name} {help}\n"))?;
         self.out.write_str(&format!("# TYPE {name} {kind}\n"))?;
         if let Some(unit) = unit {
             self.out.write_str(&format!("# UNIT {name} {unit}\n"))?;
         }
-        Ok(name)
+        Ok(Family { lines: self, start: name + suffix, workload: String::new() })
     }
 
     /// Writes what is left.
@@ -81,6 +67,9 @@ impl<'w> Lines<'w> {
     }
 }
 
+/// A family, or an error where nobody listens any more.
+type Begun<'l, 'w> = Result<Family<'l, 'w>, fmt::Error>;
+
 /// One family being written.
 pub(super) struct Family<'l, 'w> {
     lines: &'l mut Lines<'w>,
@@ -90,11 +79,7 @@ pub(super) struct Family<'l, 'w> {
     workload: String,
 }
 
-impl<'l, 'w> Family<'l, 'w> {
-    fn new(lines: &'l mut Lines<'w>) -> Self {
-        Self { lines, start: String::new(), workload: String::new() }
-    }
-
+impl Family<'_, '_> {
     /// The next samples are of this workload.
     pub(super) fn of(&mut self, workload: &str) -> &mut Self {
         let own = ("workload", workload);
@@ -240,7 +225,7 @@ mod tests {
     #[test]
     fn families_are_written_as_open_metrics() {
         let mut text = String::new();
-        let mut lines = Lines::new(&mut text, "");
+        let mut lines = Lines::new(&mut text, None);
         let mut family = lines.counter("a", Some("bytes"), "What it is").unwrap();
         family.put(NONE, 7_u64).unwrap();
         family.put([("k", "v\\\"\n"), ("l", "")], 1.5).unwrap();
@@ -275,7 +260,7 @@ mod tests {
             }
         }
         let mut sink = Sink::default();
-        let mut lines = Lines::new(&mut sink, "x_");
+        let mut lines = Lines::new(&mut sink, Some("x"));
         let mut family = lines.gauge("a", None, "Many").unwrap();
         for i in 0..10_000_u64 {
             family.of("w").put([("i", &i.to_string())], i).unwrap();

@@ -9,7 +9,7 @@ use super::{
 
 /// Writes what a [`Source`] gives.
 pub(super) fn write(source: &dyn Source, out: &mut dyn fmt::Write) -> fmt::Result {
-    let mut lines = Lines::new(out, "");
+    let mut lines = Lines::new(out, None);
     let promises = source.promises();
     // Where nothing can be promised, the kubelet's policy `none` has them at zero.
     let shared = promises.shared_pool_cpus.unwrap_or(0);
