@@ -925,6 +925,8 @@ impl Owner {
         self.presence.let_go(name, &mut self.notices);
         self.patrol.forget(&guarantee.cgroup);
         self.moved.remove(&guarantee.cgroup);
+        // Before its cgroup goes: whoever sees that it is gone finds it released.
+        self.publish();
         if guarantee.target == Target::Exec {
             let dir = self.hierarchy.dir(&guarantee.cgroup);
             if let Err(error) = fs::remove_dir(&dir)
@@ -935,7 +937,6 @@ impl Owner {
             fault::point("guarantee.removed");
         }
         tracing::info!(name, cgroup = %guarantee.cgroup, "released");
-        self.publish();
         Ok(())
     }
 
