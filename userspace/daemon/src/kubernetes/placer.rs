@@ -69,6 +69,18 @@ pub(super) fn update(container: String, of: &enforce::Settings) -> Update {
     Update { container, settings: settings(of), ignore_failure: true }
 }
 
+/// A clone places for the same.
+impl<L> Clone for Placer<L> {
+    fn clone(&self) -> Self {
+        Self {
+            keeper: self.keeper.clone(),
+            listener: self.listener.clone(),
+            asker: self.asker.clone(),
+            figures: self.figures.clone(),
+        }
+    }
+}
+
 impl<L: Listener + 'static> Placer<L> {
     pub(super) fn new(keeper: Keeper, listener: Arc<L>, asker: Asker, figures: Figures) -> Self {
         Self { keeper, listener, asker, figures }
@@ -138,17 +150,8 @@ impl<L: Listener + 'static> Placer<L> {
         Some(Refusal(format!("numaward cannot resize {what}: {refused}")))
     }
 
-    async fn ended(&self, id: String) {
-        note_stopping(self.keeper.pods(|answer| Command::Stopped { id, answer }).await);
-    }
-}
-
-impl<L: Listener + 'static> Handler for Placer<L> {
-    fn online(&self) -> Online {
-        Online::from(&*self.listener.machine())
-    }
-
-    async fn synchronize(&self, snapshot: Snapshot) -> Vec<Update> {
+    /// Compares what runs with what is promised: what the runtime is to change.
+    async fn compare(&self, snapshot: Snapshot) -> Vec<Update> {
         let asks: Vec<_> = snapshot
             .containers
             .iter()
@@ -190,6 +193,26 @@ impl<L: Listener + 'static> Handler for Placer<L> {
                 Vec::new()
             }
         }
+    }
+
+    async fn ended(&self, id: String) {
+        note_stopping(self.keeper.pods(|answer| Command::Stopped { id, answer }).await);
+    }
+}
+
+impl<L: Listener + 'static> Handler for Placer<L> {
+    fn online(&self) -> Online {
+        Online::from(&*self.listener.machine())
+    }
+
+    async fn synchronize(&self, snapshot: Snapshot) -> Vec<Update> {
+        let placer = self.clone();
+        // Goes on when the runtime waits no longer: what is adopted is counted and told in any case.
+        let compared = tokio::spawn(async move { placer.compare(snapshot).await });
+        compared.await.unwrap_or_else(|error| {
+            tracing::error!(%error, "what runs was not compared with what is promised");
+            Vec::new()
+        })
     }
 
     async fn run_pod(&self, pod: Pod) -> Result<(), Refusal> {

@@ -83,6 +83,36 @@ async fn garbage_costs_a_connection_which_is_counted_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_adopted_too_late_for_the_runtime_is_pinned_and_told_nevertheless() {
+    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+    bench.runtime.stop();
+    let daemon = bench.start_unconnected();
+    let pod = bench.spec("early", "", &[]);
+    let db = container(&pod, "db", 2, Bytes::gib(1));
+    bench.runtime.add_running(&pod, &db);
+    bench.cgroup(db.cgroups_path.trim_start_matches('/'));
+
+    // Whoever is told of promises takes longer than the runtime waits.
+    let host = bench.host.clone();
+    let (go_on, wait) = std::sync::mpsc::channel::<()>();
+    let (locked, is_locked) = std::sync::mpsc::channel();
+    let slow = std::thread::spawn(move || {
+        let told = host.told.lock().unwrap();
+        locked.send(()).unwrap();
+        wait.recv().unwrap();
+        drop(told);
+    });
+    is_locked.recv().unwrap();
+    bench.runtime.start();
+    until("the runtime goes on", || daemon.figures.connected.get() == 1).await;
+    assert_eq!(daemon.figures.unpinned_for("away"), 0);
+    go_on.send(()).unwrap();
+    slow.join().unwrap();
+    until("it is counted", || daemon.figures.unpinned_for("away") == 1).await;
+    until("it is pinned", || bench.cpus(&db).len() == 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_runtime_that_speaks_nri_the_rest_works_and_it_is_waited_for() {
     let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
     // Nobody listens, be it that there is no runtime or that its NRI is off.
