@@ -50,7 +50,10 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
 /// A knob that drifted, in a line.
 fn drifted(drift: &Drift) -> String {
     let Drift { knob, cgroup, wanted, .. } = drift;
-    let found = drift.found.as_deref().unwrap_or("not there");
+    let found = match drift.found.as_deref() {
+        Some("") => "empty",
+        found => found.unwrap_or("not there"),
+    };
     let what = match drift.state {
         DriftState::Repaired => format!("was {found}, holds again {wanted}"),
         DriftState::Waiting => format!("is {found}, will be set to {wanted} again"),

@@ -42,6 +42,11 @@ pub enum DriftKind {
 impl fmt::Display for Drift {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { cgroup, knob, wanted, found, kind } = self;
+        let shown = |value: &Value| match value.to_string() {
+            text if text.is_empty() => "empty".to_owned(),
+            text => text,
+        };
+        let (wanted, found) = (shown(wanted), found.as_ref().map(shown));
         match (found, kind) {
             (Some(found), DriftKind::Rewritten) => {
                 write!(f, "{cgroup}: {knob} is {found}, should be {wanted}")

@@ -418,6 +418,8 @@ impl Enforcer {
             intent.written.0.insert(knob, ours.clone());
             intent.found.0.insert(knob, found.clone());
             match current {
+                // It was so before us: whatever it is now, we have nothing to give back.
+                _ if found == ours => {}
                 Ok(held) if self.cgroupfs.is_back(knob, found, &held) => {}
                 Ok(held) if !self.cgroupfs.holds(knob, ours, &held) => plan.kept.push(Drift {
                     cgroup: path.clone(),

@@ -243,6 +243,19 @@ fn what_others_give_an_ancestor_is_theirs() {
 }
 
 #[test]
+fn what_was_so_before_us_is_not_given_back() {
+    let tree = Tree::new(&["/a", "/a/b"]);
+    // As a runtime writes what it was told, and takes back when the container ends.
+    tree.put("/a/b", "memory.min", &bytes(20));
+    let book = tree.hold(&Book::default(), "/a/b", protected(20));
+    tree.put("/a/b", "memory.min", &bytes(0));
+    let (book, report) = tree.apply(&book, &Change::Release(path("/a/b")));
+    assert_eq!(tree.get("/a/b", "memory.min"), bytes(0));
+    assert_eq!(report.kept, []);
+    assert!(book.is_empty());
+}
+
+#[test]
 fn claims_of_others_are_seen_after_a_refresh() {
     let tree = Tree::new(&["/a", "/a/b", "/a/c"]);
     let book = tree.hold(&Book::default(), "/a/b", protected(20));
@@ -436,6 +449,8 @@ fn drift_is_told_by_meaning_and_repaired() {
     let told: Vec<_> = drifts.iter().map(ToString::to_string).collect();
     assert_eq!(told, ["/a: cpuset.cpus is 0-7, should be 1-3", "/a: of cpuset.mems 1 only 0 is effective"]);
     assert_eq!(drifts[1].kind, DriftKind::Ineffective);
+    let emptied = Drift { found: Some(Value::Cpus(CpuSet::new())), ..drifts[0].clone() };
+    assert_eq!(emptied.to_string(), "/a: cpuset.cpus is empty, should be 1-3");
     let report = tree.enforcer.repair(&book, &drifts[0]).unwrap();
     assert_eq!((report.written.len(), tree.get("/a", "cpuset.cpus")), (1, "1-3".to_owned()));
 }
