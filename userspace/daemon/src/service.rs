@@ -148,6 +148,7 @@ pub fn run(config: &Config, traces: Traces) -> Result<(), RunError> {
         Ok::<_, io::Error>(())
     });
     for thread in threads {
+        thread.thread().unpark();
         if thread.join().is_err() {
             tracing::error!("an observing thread had panicked");
         }

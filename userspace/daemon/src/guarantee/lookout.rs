@@ -25,8 +25,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::enforce::{KnobWatch, Touched, WatchError, Writer};
 
-/// How late the thread notices that it is to stop.
-const TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
+/// How late the thread notices that it is to stop, or that the kernel cannot be asked any more: nobody waits for that.
+const TURN: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 /// The pause after each reading.
 const PAUSE: Duration = Duration::from_millis(20);
 

@@ -72,7 +72,7 @@ impl CgroupSource {
     }
 }
 
-/// Starts the threads that keep `observer` up to date until `stop` is cancelled.
+/// Starts the threads that keep `observer` up to date until `stop` is cancelled and they are unparked.
 pub fn spawn(
     observer: &Arc<Observer>,
     cgroups: CgroupSource,

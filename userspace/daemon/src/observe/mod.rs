@@ -28,6 +28,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::Thread,
     time::Instant,
 };
 
@@ -178,6 +179,8 @@ struct State {
     degraded: BTreeMap<Part, String>,
     /// When somebody last asked for the workloads' figures.
     asked: Option<Instant>,
+    /// Who reads them then.
+    reader: Option<Thread>,
 }
 
 impl Observer {
@@ -228,6 +231,7 @@ impl Observer {
             cost,
             degraded,
             asked,
+            reader: None,
         };
         Self {
             config: config.clone(),
@@ -298,7 +302,7 @@ impl Observer {
     /// The workloads.
     pub fn workloads(&self) -> api::Workloads {
         let mut state = self.lock();
-        state.asked = Some(Instant::now());
+        state.ask();
         let counted = state.counters();
         let done = state.read_activity();
         let attached = Attached::of(state.probes.reports());
@@ -590,7 +594,7 @@ impl Source for Observer {
         let node_memory = self.node_memory();
         let nodes: Vec<NodeId> = node_memory.iter().map(|memory| memory.node).collect();
         let mut state = self.lock();
-        state.asked = Some(Instant::now());
+        state.ask();
         let counted = state.counters();
         // Nodes may have come since.
         let as_before = state.machine.nodes.keys().eq(&nodes);

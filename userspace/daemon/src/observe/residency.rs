@@ -21,13 +21,10 @@ use numaward_cgroup::{
 use numaward_topology::{Bytes, NodeId};
 use tokio_util::sync::CancellationToken;
 
-use super::{Observer, Part, chain, estimate::Estimator, table::Trouble};
+use super::{Observer, Part, State, chain, estimate::Estimator, table::Trouble};
 use crate::metrics::{Pressure, Resident};
 
-/// How late the thread notices that it is to stop, or that there is somebody who asks.
-const TURN: Duration = Duration::from_millis(250);
-
-/// Reads in turns until `stop` is cancelled.
+/// Reads in turns until `stop` is cancelled. Whoever cancels it wakes the thread.
 pub(super) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
     let interval = observer.config.observe.residency_interval.0;
     // Whoever asks less often than this gets figures that are one question old.
@@ -35,16 +32,33 @@ pub(super) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
     let estimate = &observer.config.observe.remote_estimate;
     let mut estimator = estimate.enabled.then(|| Estimator::new(estimate.max_files));
     let mut due = Instant::now();
+    observer.lock().reader = Some(thread::current());
     while !stop.is_cancelled() {
-        thread::sleep(TURN);
         let asked = observer.lock().asked.is_some_and(|asked| asked.elapsed() < interest);
-        if asked && Instant::now() >= due {
-            due = Instant::now() + interval;
-            observer.read_workloads(stop);
-            observer.judge_sampling();
-            if let Some(estimator) = &mut estimator {
-                observer.estimate_remote(estimator);
-            }
+        if !asked {
+            thread::park();
+            continue;
+        }
+        let wait = due.saturating_duration_since(Instant::now());
+        if !wait.is_zero() {
+            thread::park_timeout(wait);
+            continue;
+        }
+        due = Instant::now() + interval;
+        observer.read_workloads(stop);
+        observer.judge_sampling();
+        if let Some(estimator) = &mut estimator {
+            observer.estimate_remote(estimator);
+        }
+    }
+}
+
+impl State {
+    /// Somebody asks for the workloads' figures.
+    pub(super) fn ask(&mut self) {
+        self.asked = Some(Instant::now());
+        if let Some(reader) = &self.reader {
+            reader.unpark();
         }
     }
 }
