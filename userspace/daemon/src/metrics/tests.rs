@@ -16,8 +16,12 @@ impl Source for Fixed {
 }
 
 fn written(snapshot: Snapshot, format: Format) -> String {
+    encoded(&Metrics::new(Arc::new(Fixed(snapshot))), format)
+}
+
+fn encoded(metrics: &Metrics, format: Format) -> String {
     let mut text = Vec::new();
-    Metrics::new(Arc::new(Fixed(snapshot)))
+    metrics
         .encode(format, |piece| {
             text.extend_from_slice(&piece);
             true
@@ -301,16 +305,7 @@ impl Source for Promising {
 #[test]
 fn the_kubelets_names_are_served_where_they_are_asked_for() {
     let figures = guarantee::Figures::default();
-    let written = |metrics: Metrics| {
-        let mut text = Vec::new();
-        metrics
-            .encode(Format::Prometheus, |piece| {
-                text.extend_from_slice(&piece);
-                true
-            })
-            .unwrap();
-        String::from_utf8(text).unwrap()
-    };
+    let written = |metrics: Metrics| encoded(&metrics, Format::Prometheus);
     let without = written(Metrics::new(Arc::new(Promising)).with(&figures));
     assert!(!without.contains("kubelet_"), "{without}");
     let with = written(Metrics::new(Arc::new(Promising)).with(&figures).with_kubelet_names(&figures));
@@ -339,14 +334,7 @@ fn the_kubelets_names_are_served_where_they_are_asked_for() {
 fn the_families_are_there_from_the_start() {
     let figures = guarantee::Figures::default();
     let metrics = Metrics::new(Arc::new(Promising)).with(&figures);
-    let mut text = Vec::new();
-    metrics
-        .encode(Format::Prometheus, |piece| {
-            text.extend_from_slice(&piece);
-            true
-        })
-        .unwrap();
-    let text = String::from_utf8(text).unwrap();
+    let text = encoded(&metrics, Format::Prometheus);
     let reasons = ["UnexpectedAdmissionError", "SMTAlignmentError"];
     let knobs = ["cpuset.cpus", "cpuset.mems", "memory.min", "memory.low", "memory.high", "memory.max"];
     let mut zeros = vec![
