@@ -90,6 +90,7 @@ fn guarantees_hold_move_pages_and_outlive_the_daemon() {
     every_hint_is_shown(&report);
     let bytes = (256 * MIB).to_string();
     assert_eq!(report.section("knobs").lines().collect::<Vec<_>>(), ["2-3", "1", &bytes, &bytes, &bytes]);
+    assert_eq!(report.section("the daemon's CPUs"), "0-1", "its own threads keep off exclusive CPUs");
     let stat = report.numa_stat("held numa_stat");
     assert_near("anon of node 1", stat["anon"][&1], 128 * MIB, 128 * MIB, 2);
     assert_eq!(stat["anon"][&0], 0);
@@ -100,6 +101,8 @@ fn guarantees_hold_move_pages_and_outlive_the_daemon() {
     assert_eq!(report.section("adopted knobs"), "2-3");
     assert_eq!(report.section("adopted writes"), "", "what holds is not written again");
     assert_eq!(report.json("released")["allocations"].as_array().unwrap().len(), 0);
+
+    assert_eq!(report.section("the daemon's CPUs later"), "0-3", "all of them when nothing is held any more");
 
     let before = report.numa_stat("before guarantee");
     assert_near("anon of node 1 before", before["anon"][&1], 128 * MIB, 128 * MIB, 2);

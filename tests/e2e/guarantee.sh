@@ -55,6 +55,9 @@ section "knobs"
 cd $cgroups/numaward/held
 cat cpuset.cpus cpuset.mems memory.min memory.max ../memory.min
 cd /
+section "the daemon's CPUs"
+own_cpus() { cat /proc/$daemon/task/*/status | sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' | sort -u; }
+own_cpus
 section "held numa_stat"
 cat $cgroups/numaward/held/memory.numa_stat
 
@@ -80,6 +83,8 @@ kill $(cat $cgroups/numaward/held/cgroup.procs)
 wait_for 30 [ ! -e $cgroups/numaward/held ]
 section "released"
 allocations
+section "the daemon's CPUs later"
+own_cpus
 
 section "before guarantee"
 load batch --cpus 2 --size 128M --policy preferred:1

@@ -108,12 +108,13 @@ test("it shows who uses memory of other nodes and who runs where they should not
   const cells = () => page.$$eval("#matrix tbody td", (cells) => cells.map((cell) => cell.textContent).join());
   assert.match(await cells(), /^10,21,21,21,21,10/, "distances at first");
   await page.click("#matrix-kind input[value=accesses]");
-  await page.waitForFunction(() => document.querySelector("#matrix caption").textContent.includes("last minute"));
+  await page.waitForFunction(() => document.querySelector("#matrix-says").textContent.includes("last minute"));
   host.tick();
   host.tick();
   await page.waitForFunction(() => document.querySelector("#matrix td:nth-of-type(3)") && document.querySelector("#matrix tbody td").textContent === "200");
   assert.equal(await cells(), "200,–,20,–,–,200,–,–,–,–,200,–,–,–,–,–", "what was seen since the page was opened");
   assert.match(await text(page, "#matrix"), /The kernel samples 39 of 40 workloads/);
+  assert.ok(await page.$eval("#matrix", (matrix) => matrix.scrollWidth <= matrix.clientWidth), "nothing is cut off");
   const intruded = () => page.$$eval(".cpu[data-state=intruded]", (cpus) => cpus.map((cpu) => cpu.title));
   assert.deepEqual(await intruded(), []);
   host.intruded = true;

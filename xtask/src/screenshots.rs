@@ -60,9 +60,12 @@ fn terminal(program: &Path, address: SocketAddr, folder: &Path) -> Result<()> {
         .env("LC_ALL", "C.UTF-8")
         .env_remove("NO_COLOR");
     let mut terminal = Terminal::start(&top, 24, 100)?;
+    // What is at work, and where its memory lies.
     let busy = |text: &str| {
-        let at_work = |name: &str| text.lines().any(|line| line.contains(name) && line.contains("/s"));
-        at_work("database") && at_work("guarded")
+        let shows = |name: &str| {
+            text.lines().any(|line| line.contains(name) && line.contains("/s") && line.contains(" %"))
+        };
+        shows("database") && shows("guarded")
     };
     picture(&terminal, &folder.join("top.svg"), "numaward top: nodes, workloads and events", busy)?;
     // The workload with a guarantee, once there is as much history of its rates as there is room for.

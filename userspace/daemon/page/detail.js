@@ -2,9 +2,11 @@
 
 import { eventItem } from "./events.js";
 import { fetchJson } from "./stream.js";
-import { bytes, element, nodeColour, percent, rate, seconds } from "./format.js";
+import { bytes, counted, element, nodeColour, percent, rate, seconds } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
+/** So many of those who ran on exclusive CPUs are named. */
+const INTRUDERS = 8;
 
 export class DetailView {
   #key = null;
@@ -130,12 +132,17 @@ function exclusiveCpus(cpus) {
 
 function whoRan(intruders) {
   if (!intruders || intruders.intruders.length === 0) return [];
-  return [table("Who else ran there", ["command", "what it is", "time", "times"], intruders.intruders.map((intruder) => [
+  const most = intruders.intruders.slice(0, INTRUDERS);
+  const rest = intruders.intruders.slice(INTRUDERS);
+  const sum = (field) => rest.reduce((sum, intruder) => sum + intruder[field], 0);
+  const rows = most.map((intruder) => [
     intruder.command,
     intruder.workload ?? intruder.class.replaceAll("_", " "),
     seconds(intruder.micros),
     String(intruder.runs),
-  ]))];
+  ]);
+  if (rest.length > 0) rows.push([`and ${counted(rest.length, "other")}`, "", seconds(sum("micros")), String(sum("runs"))]);
+  return [table("Who else ran there", ["command", "what it is", "time", "times"], rows)];
 }
 
 function history(row) {

@@ -28,6 +28,13 @@ export function percent(share) {
   return `${value.toFixed(value < 10 && value > 0 ? 1 : 0)} %`;
 }
 
+/** A large number in at most four characters: 9999, 18k, 2M. */
+export function short(count) {
+  let [value, unit] = [count, 0];
+  while (value >= 10000 || (unit > 0 && value >= 1000)) [value, unit] = [value / 1000, unit + 1];
+  return unit === 0 ? String(count) : `${Math.floor(value)}${"kMGTPE"[unit - 1]}`;
+}
+
 /** A number of things. */
 export function counted(count, thing) {
   return `${count} ${thing}${count === 1 ? "" : "s"}`;

@@ -1,7 +1,9 @@
 // Node by node: who uses memory of which node, and how far it is. Rows are the nodes of the CPUs, columns those of
 // the memory.
 
-import { element } from "./format.js";
+import { element, short } from "./format.js";
+
+const MOVED = "moved: pages that were on another node, and were moved at once.";
 
 const KINDS = {
   accesses: {
@@ -53,17 +55,23 @@ export class MatrixView {
       return;
     }
     const most = Math.max(...known, 1);
-    const title = (id) => (id === "unknown" ? ["another, moved at once"] : [element("span", { class: "hidden" }, "node "), String(id)]);
-    const head = element("tr", {}, element("td"), columns.map((id) => element("th", { scope: "col" }, ...title(id))));
+    const head = element("tr", {}, element("td"), columns.map((id) => (
+      id === "unknown"
+        ? element("th", { scope: "col", title: "on another node, and moved here at once" }, "moved")
+        : element("th", { scope: "col" }, element("span", { class: "hidden" }, "node "), String(id))
+    )));
     const body = rows.map((values, index) => element(
       "tr",
       {},
       element("th", { scope: "row" }, `node ${ids[index]}`),
       values.map((value) => shade(value, most)),
     ));
+    // A machine with many nodes scrolls its table, not what is said of it.
+    const table = element("table", { "aria-describedby": "matrix-says" }, element("thead", {}, head), element("tbody", {}, body));
     this.root.replaceChildren(
-      element("table", {}, element("caption", { class: "quiet" }, caption), element("thead", {}, head), element("tbody", {}, body)),
-      ...(sampled ? [element("p", { class: "quiet" }, sampled)] : []),
+      element("p", { class: "quiet", id: "matrix-says" }, caption),
+      element("div", { class: "scroll", tabindex: "0", role: "group", "aria-labelledby": "matrix-title" }, table),
+      ...[unknown ? MOVED : "", sampled].filter(Boolean).map((text) => element("p", { class: "quiet" }, text)),
     );
   }
 }
@@ -71,7 +79,7 @@ export class MatrixView {
 /** The more, or the farther, the darker; what is not known stays blank. */
 function shade(value, most) {
   if (value === undefined) return element("td", {}, "–");
-  return element("td", { style: `background: rgba(var(--heat), ${(0.45 * value) / most})` }, String(value));
+  return element("td", { style: `background: rgba(var(--heat), ${(0.45 * value) / most})`, title: String(value) }, short(value));
 }
 
 /** Of whom the map tells: silence of the others means nothing. */

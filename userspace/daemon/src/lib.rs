@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod affinity;
 pub mod alerts;
 pub mod api;
 pub mod cluster;

@@ -86,6 +86,7 @@ pub fn run(config: &Config, traces: Traces) -> Result<(), RunError> {
         Ok(kept) => tracing::debug!(?kept, "privileges given up"),
         Err(error) => tracing::warn!(%error, "privileges cannot be given up; the daemon keeps them"),
     }
+    observer.keep_off_exclusive_cpus();
     // Requests are few and short; what may block has threads of its own, started as needed.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let stop = CancellationToken::new();

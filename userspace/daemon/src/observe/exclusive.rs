@@ -10,6 +10,7 @@ use numaward_topology::CpuId;
 
 use super::{Observer, Part, State, activity::micros, chain};
 use crate::{
+    affinity::Affinity,
     api,
     metrics::{CpuFigures, Interrupts},
 };
@@ -115,6 +116,16 @@ impl State {
         self.note(Part::Intruders, told);
     }
 
+    /// Keeps our own threads off exclusive CPUs.
+    pub(super) fn step_aside(&mut self) {
+        let Some(affinity) = &mut self.affinity else { return };
+        let exclusive = self.promises.workloads().iter().flat_map(|promise| promise.cpus.iter()).collect();
+        if let Err(error) = affinity.keep_off(&exclusive) {
+            tracing::warn!(%error, "the daemon's own threads may run on exclusive CPUs");
+            self.affinity = None;
+        }
+    }
+
     /// Who used the CPUs that are exclusive, or were.
     pub(super) fn cpu_figures(&mut self, root: &Path) -> Vec<(CpuId, CpuFigures)> {
         if self.exclusive.interrupts.is_empty() {
@@ -160,6 +171,14 @@ impl State {
 }
 
 impl Observer {
+    /// From now on, all threads of this process keep off exclusive CPUs.
+    pub(crate) fn keep_off_exclusive_cpus(&self) {
+        match Affinity::of_this_thread() {
+            Ok(affinity) => self.lock().affinity = Some(affinity),
+            Err(error) => tracing::warn!(%error, "the daemon's own threads may run on exclusive CPUs"),
+        }
+    }
+
     /// Who ran on the exclusive CPUs of the workloads of a name, the longest first; `None` where there is no such
     /// workload.
     pub fn intruders(&self, name: &str) -> Option<api::Intruders> {

@@ -51,6 +51,7 @@ use self::{
     table::{Table, Trouble},
 };
 use crate::{
+    affinity::Affinity,
     api,
     config::Config,
     events::Events,
@@ -181,6 +182,8 @@ struct State {
     asked: Option<Instant>,
     /// Who reads them then.
     reader: Option<Thread>,
+    /// Where our own threads run, if they are to keep off exclusive CPUs.
+    affinity: Option<Affinity>,
 }
 
 impl Observer {
@@ -232,6 +235,7 @@ impl Observer {
             degraded,
             asked,
             reader: None,
+            affinity: None,
         };
         Self {
             config: config.clone(),

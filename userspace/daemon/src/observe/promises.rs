@@ -66,6 +66,7 @@ impl Listener for Observer {
         }
         state.keep_books(self.config.observe.keep_removed.0);
         state.follow_exclusive_cpus(&self.config.host_root);
+        state.step_aside();
     }
 }
 

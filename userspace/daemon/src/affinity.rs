@@ -1,0 +1,77 @@
+//! The daemon keeps its own threads off exclusive CPUs, wherever its cgroup may run: it must not be the intruder that it
+//! tells of.
+
+use std::{collections::BTreeSet, fs, io};
+
+use numaward_topology::{CpuId, CpuSet};
+use rustix::{
+    io::Errno,
+    process::Pid,
+    thread::{CpuSet as Mask, sched_getaffinity, sched_setaffinity},
+};
+
+/// On which CPUs the threads of this process run.
+#[derive(Debug)]
+pub(crate) struct Affinity {
+    /// As the process was started.
+    allowed: CpuSet,
+    now: CpuSet,
+}
+
+impl Affinity {
+    /// That of this thread, which those it started share.
+    pub(crate) fn of_this_thread() -> io::Result<Self> {
+        let mask = sched_getaffinity(None)?;
+        let cpus = (0..Mask::MAX_CPU).filter(|cpu| mask.is_set(*cpu));
+        let allowed: CpuSet = cpus.filter_map(|cpu| u32::try_from(cpu).ok()).map(CpuId).collect();
+        Ok(Self { now: allowed.clone(), allowed })
+    }
+
+    /// Keeps all threads off these CPUs, and on the others they may run on. Where there are no others, nothing is done.
+    pub(crate) fn keep_off(&mut self, exclusive: &CpuSet) -> io::Result<()> {
+        let wanted = &self.allowed - exclusive;
+        if wanted.is_empty() || wanted == self.now {
+            return Ok(());
+        }
+        let mut mask = Mask::new();
+        wanted.iter().filter_map(|cpu| usize::try_from(cpu.0).ok()).for_each(|cpu| mask.set(cpu));
+        let mut told = BTreeSet::new();
+        // A thread that was started meanwhile may have the affinity of one that was not told yet.
+        loop {
+            let threads = fs::read_dir("/proc/self/task")?
+                .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+            let new: Vec<i32> = threads.filter(|thread| told.insert(*thread)).collect();
+            if new.is_empty() {
+                break;
+            }
+            for thread in new {
+                match sched_setaffinity(Pid::from_raw(thread), &mask) {
+                    // It has ended.
+                    Ok(()) | Err(Errno::SRCH) => {}
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
+        }
+        self.now = wanted;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether others are kept off is seen where a daemon runs: here all tests would be moved.
+    #[test]
+    fn it_does_not_move_if_nothing_or_everything_is_exclusive() {
+        let before = sched_getaffinity(None).unwrap();
+        let mut affinity = Affinity::of_this_thread().unwrap();
+        let all = affinity.allowed.clone();
+        assert!(!all.is_empty());
+        for exclusive in [CpuSet::new(), all.clone(), "100000-100001".parse().unwrap()] {
+            affinity.keep_off(&exclusive).unwrap();
+            assert_eq!(affinity.now, all);
+            assert_eq!(sched_getaffinity(None).unwrap(), before);
+        }
+    }
+}
