@@ -114,7 +114,12 @@ test("it shows who uses memory of other nodes and who runs where they should not
   await page.waitForFunction(() => document.querySelector("#matrix td:nth-of-type(3)") && document.querySelector("#matrix tbody td").textContent === "200");
   assert.equal(await cells(), "200,–,20,–,–,200,–,–,–,–,200,–,–,–,–,–", "what was seen since the page was opened");
   assert.match(await text(page, "#matrix"), /The kernel samples 39 of 40 workloads/);
-  assert.ok(await page.$eval("#matrix", (matrix) => matrix.scrollWidth <= matrix.clientWidth), "nothing is cut off");
+  assert.ok(await page.$eval("#matrix .scroll", (table) => table.scrollWidth <= table.clientWidth), "nothing is cut off");
+  const short = await page.evaluate(async () => {
+    const { short } = await import("/page/format.js");
+    return [0, 9999, 10000, 18999, 999999, 1000000, 12345678].map(short);
+  });
+  assert.deepEqual(short, ["0", "9999", "10k", "18k", "999k", "1M", "12M"]);
   const intruded = () => page.$$eval(".cpu[data-state=intruded]", (cpus) => cpus.map((cpu) => cpu.title));
   assert.deepEqual(await intruded(), []);
   host.intruded = true;

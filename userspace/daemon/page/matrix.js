@@ -57,7 +57,7 @@ export class MatrixView {
     const most = Math.max(...known, 1);
     const head = element("tr", {}, element("td"), columns.map((id) => (
       id === "unknown"
-        ? element("th", { scope: "col", title: "on another node, and moved here at once" }, "moved")
+        ? element("th", { scope: "col", title: MOVED }, "moved")
         : element("th", { scope: "col" }, element("span", { class: "hidden" }, "node "), String(id))
     )));
     const body = rows.map((values, index) => element(
