@@ -33,17 +33,28 @@ fn what_goes_wrong_ends_in_a_known_state() {
     // Whatever happens: the workload that runs has what it was promised.
     let pins = report.section("held");
     assert_eq!(pins.lines().count(), 5, "{pins}");
-    for section in ["full disk held", "full disk: adopted", "read-only held", "damaged held", "lost held"] {
+    for section in [
+        "full disk held",
+        "full disk: adopted",
+        "read-only held",
+        "damaged file held",
+        "damaged held",
+        "lost held",
+    ] {
         assert_eq!(report.section(section), pins, "{section}:\n{report}");
     }
 
     let no_space = "the ledger cannot be stored, and nothing was changed: ";
-    assert_contains(&report, "full disk", &[no_space, "No space left on device", "code 1\n"]);
-    assert_contains(&report, "full disk", &["numaward/full: No such file or directory"]);
-    assert_eq!(report.section("full disk").matches("code 1").count(), 2, "{report}");
-    for section in ["full disk allocations", "full disk: started", "read-write allocations"] {
-        assert_eq!(names(&report, section), ["fought", "held"], "{section}");
+    assert_contains(&report, "no room", &[no_space, "No space left on device", "code 1\n"]);
+    assert_contains(&report, "no room", &["numaward/room: No such file or directory"]);
+    assert!(report.section("no room").ends_with("ledger.lock"), "{report}");
+    assert!(names(&report, "no room allocations").is_empty());
+    assert_eq!(report.section("full disk"), "code 0\ncode 0");
+    assert_eq!(report.section("full disk file"), "0");
+    for section in ["full disk allocations", "full disk: started"] {
+        assert_eq!(names(&report, section), ["fought", "held", "late"], "{section}");
     }
+    assert_eq!(names(&report, "read-write allocations"), ["fought", "held"]);
     assert_eq!(report.section("room again"), "code 0");
     assert_eq!(report.section("gone"), format!("{}\n0\ncode 0", 16 * MIB));
 
@@ -51,11 +62,13 @@ fn what_goes_wrong_ends_in_a_known_state() {
 
     assert_contains(&report, "read-only", &[no_space, "Read-only file system", "code 1"]);
     assert_contains(&report, "read-only: start", &["/state/ledger.lock", "Read-only file system", "code 1"]);
+    assert_contains(&report, "damaged file", &["ledger.json.damaged-1\n", "\nnonsense\n1"]);
+    assert_eq!(names(&report, "damaged file allocations"), ["fought", "held"]);
     assert_contains(&report, "damaged", &["ledger.json.damaged-1\n", "\nkept\n1"]);
     // The one before is good, and has them.
     assert_eq!(names(&report, "damaged allocations"), ["fought", "held"]);
-    // Neither is good: what is promised is learnt from the cgroups.
-    assert_contains(&report, "lost", &["damaged-2\n", "damaged-3"]);
+    // None is good: what is promised is learnt from the cgroups.
+    assert_contains(&report, "lost", &["damaged-2\n", "damaged-3\n", "damaged-4"]);
     assert_eq!(names(&report, "lost allocations"), ["fought", "held"]);
 }
 

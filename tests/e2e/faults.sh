@@ -22,7 +22,20 @@ pins() {
 held=$cgroups/numaward/held
 
 mkdir /state
-mount -t tmpfs -o size=256k tmpfs /state
+# Too small to begin with.
+mount -t tmpfs -o size=1m tmpfs /state
+start_daemon
+section "no room"
+numaward exec --cpus 1 --memory 16Mi --name room -- true 2>&1
+echo "code $?"
+ls -d $cgroups/numaward/room 2>&1
+ls /state
+section "no room allocations"
+allocations
+die "no room: killed"
+umount /state
+
+mount -t tmpfs -o size=2100k tmpfs /state
 start_daemon
 
 # Somebody rewrites two knobs of a workload, again and again. It takes the daemon a minute to give up.
@@ -42,13 +55,18 @@ numaward exec --cpus 1 --memory 64Mi --name held -- numaward-load --size 16M --r
 wait_for 60 [ -s /tmp/held.json ]
 pins "held"
 
+# What is promised has its room already; the file that others read has to wait.
+wait_for 30 grep -q '"held"' /state/ledger.json
 section "full disk"
 dd if=/dev/zero of=/state/filler bs=512 2>/dev/null
 numaward exec --cpus 1 --memory 16Mi --name full -- true 2>&1
 echo "code $?"
-ls -d $cgroups/numaward/full 2>&1
-numaward release held 2>&1
+mkdir $cgroups/late
+numaward guarantee /late --cpus 1 --memory 16Mi -o json >/dev/null
 echo "code $?"
+wait_for 60 _log_has 'the ledger file is not up to date'
+section "full disk file"
+grep -c '"late"' /state/ledger.json
 section "full disk allocations"
 allocations
 pins "full disk held"
@@ -61,6 +79,10 @@ section "room again"
 rm /state/filler
 numaward exec --cpus 1 --memory 16Mi --name room -- true 2>&1
 echo "code $?"
+numaward release late
+rmdir $cgroups/late
+_written_out() { ! grep -q '"late"' /state/ledger.json; }
+wait_for 60 _written_out
 
 # The cgroup of a workload goes away.
 section "gone"
@@ -118,7 +140,22 @@ start_daemon
 section "read-write allocations"
 allocations
 
+# The file is damaged: the journal has it all.
+die "damaged file: killed"
+echo nonsense >/state/ledger.json
+start_daemon
+wait_for 30 [ -s /state/ledger.json ]
+section "damaged file"
+ls -1 /state
+cat /state/ledger.json.damaged-1
+grep -c 'a damaged ledger was set aside; nothing is missing' /tmp/daemon.log
+section "damaged file allocations"
+allocations
+pins "damaged file held"
+
+# The journal is gone as well.
 die "damaged: killed"
+rm /state/ledger.json.damaged-1 /state/ledger.journal
 cp /state/ledger.json /tmp/ledger.json
 head -c 100 /tmp/ledger.json >/state/ledger.json
 start_daemon
@@ -133,6 +170,7 @@ pins "damaged held"
 die "lost: killed"
 echo nonsense >/state/ledger.json
 echo nonsense >/state/ledger.json.1
+echo nonsense >/state/ledger.journal
 start_daemon
 section "lost"
 ls -1 /state

@@ -46,7 +46,10 @@ fn promises_are_kept_against_whatever_changes_them() {
     // After this, the shell says that the daemon was killed.
     assert!(report.section("process").starts_with(report.section("rebuilt process")));
     assert_eq!(report.section("rebuilt writes"), "");
-    assert_eq!(report.section("set aside"), "ledger.json.damaged-1\nledger.json.damaged-2");
+    assert_eq!(
+        report.section("set aside"),
+        "ledger.json.damaged-1\nledger.json.damaged-2\nledger.json.damaged-3"
+    );
     let log = report.section("rebuilt log");
     assert!(log.contains("a damaged ledger was set aside, and rebuilt from live cgroups"), "{log}");
     assert!(report.section("nothing twice").ends_with("code 3"), "{}", report.section("nothing twice"));

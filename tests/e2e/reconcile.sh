@@ -46,10 +46,12 @@ allocations
 section "process"
 allows $process
 
-# Both ledgers are damaged while the daemon is dead.
+# All ledgers are damaged while the daemon is dead.
+_written_out() { [ -s /var/lib/numaward/ledger.json.1 ] && grep -q '"job"' /var/lib/numaward/ledger.json; }
+wait_for 60 _written_out
 kill -9 $daemon
 wait $daemon
-for file in ledger.json ledger.json.1; do
+for file in ledger.json ledger.json.1 ledger.journal; do
     head -c 100 /var/lib/numaward/$file >/tmp/half
     cat /tmp/half >/var/lib/numaward/$file
 done

@@ -4,6 +4,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::Path,
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -15,6 +17,9 @@ use crate::daemon::{Home, metrics};
 /// Where cgroups of commands are made.
 const EXEC_PARENT: &str = "/sys/fs/cgroup/numaward";
 
+/// How long the ledger file may take to follow, in a machine that is emulated.
+const FOLLOWS: Duration = Duration::from_secs(20);
+
 /// Everything that is promised, and that it holds. False if the daemon died before it told its metrics.
 pub(crate) fn check(home: &Home, held: &api::Allocations) -> Result<bool> {
     if let Some(path) = home.damaged()? {
@@ -25,7 +30,9 @@ pub(crate) fn check(home: &Home, held: &api::Allocations) -> Result<bool> {
         knobs(allocation)?;
     }
     strays(held)?;
-    ledger(&home.ledger()?, held)?;
+    if !ledger(home, held)? {
+        return Ok(false);
+    }
     let Some(metrics) = metrics()? else { return Ok(false) };
     figures(&metrics, held)?;
     Ok(true)
@@ -96,13 +103,27 @@ fn claim(held: &api::Allocation) -> Result<u64> {
 }
 
 /// The ledger file names the same workloads.
-fn ledger(text: &str, held: &api::Allocations) -> Result<()> {
-    let stored: serde_json::Value = serde_json::from_str(text).context("the ledger file")?;
-    let names = stored["ledger"]["guarantees"].as_object().context("the ledger file has no guarantees")?;
-    let stored: BTreeSet<_> = names.keys().map(String::as_str).collect();
+/// The ledger file, which follows as soon as nothing is being stored. False if the daemon died before.
+fn ledger(home: &Home, held: &api::Allocations) -> Result<bool> {
     let said: BTreeSet<_> = held.allocations.iter().map(|held| held.name.as_str()).collect();
-    ensure!(stored == said, "the ledger file holds {stored:?}, the daemon says {said:?}");
-    Ok(())
+    let start = Instant::now();
+    loop {
+        let mut found = BTreeSet::new();
+        if let Some(text) = home.ledger()? {
+            let stored: serde_json::Value = serde_json::from_str(&text).context("the ledger file")?;
+            let names =
+                stored["ledger"]["guarantees"].as_object().context("the ledger file has no guarantees")?;
+            found.extend(names.keys().cloned());
+            if found.iter().map(String::as_str).eq(said.iter().copied()) {
+                return Ok(true);
+            }
+        }
+        if metrics()?.is_none() {
+            return Ok(false);
+        }
+        ensure!(start.elapsed() < FOLLOWS, "the ledger file holds {found:?}, the daemon says {said:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// The metrics say the same as the answer.

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    io,
     os::unix::process::ExitStatusExt as _,
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
@@ -56,10 +57,14 @@ impl Home {
         Client::new(self.dir.join("control.sock"))
     }
 
-    /// The text of the ledger file.
-    pub(crate) fn ledger(&self) -> Result<String> {
+    /// The text of the ledger file, once one was written.
+    pub(crate) fn ledger(&self) -> Result<Option<String>> {
         let path = self.dir.join("state/ledger.json");
-        fs::read_to_string(&path).with_context(|| path.display().to_string())
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(Some(text)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| path.display().to_string()),
+        }
     }
 
     /// A ledger that was set aside, if there is one.

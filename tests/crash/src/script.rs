@@ -18,21 +18,22 @@ use crate::{
     workload::{Watch, Workload},
 };
 
-/// The fault points that a life passes. Every one is tried where there are kills enough.
+/// The fault points that a life passes. Every one is tried where there are kills enough. Those of a journal that is
+/// made are passed once for all, and are a matter of the store's own tests.
 const POINTS: [&str; 14] = [
     "enforce.enable",
     "enforce.write",
     "enforce.written",
+    "file.created",
+    "file.older-removed",
+    "file.previous-kept",
+    "file.renamed",
+    "file.synced",
     "guarantee.made",
     "guarantee.released",
     "guarantee.removed",
-    "ledger.created",
     "ledger.half-written",
-    "ledger.older-removed",
-    "ledger.previous-kept",
-    "ledger.renamed",
     "ledger.saved",
-    "ledger.synced",
     "ledger.written",
 ];
 /// An admission and a release pass some 50 points.
@@ -114,7 +115,9 @@ impl Script {
         let in_turn = usize::try_from(kill).ok().and_then(|kill| POINTS.get(kill / 2));
         match in_turn {
             Some(point) if kills as usize >= 4 * POINTS.len() => {
-                Death::At(format!("{point}@{}", random.u32(1..=6)))
+                // After a start the file is waited for, and then may not be written for long.
+                let times = if point.starts_with("file.") { 1 } else { random.u32(1..=6) };
+                Death::At(format!("{point}@{times}"))
             }
             _ if kill % 4 == 3 => Death::After(Duration::from_millis(random.u64(0..=1000))),
             _ => Death::At(format!("any@{}", random.u32(1..=FARTHEST))),

@@ -133,13 +133,14 @@ pub fn import(
         let (mut store, loaded) = Store::<State>::open(&config.state_directory)?;
         let held = match loaded {
             Loaded::Fresh | Loaded::Rebuild { .. } => State::default(),
-            Loaded::Current(state) | Loaded::Previous { ledger: state, .. } => state,
+            Loaded::Current { ledger, .. } | Loaded::Previous { ledger, .. } => ledger,
         };
         let allocations = held.ledger.allocations().count().max(held.guarantees.len());
         if allocations > 0 {
             return Err(ImportError::NotEmpty { directory: config.state_directory.clone(), allocations });
         }
         store.save(&State { ledger, ..State::default() })?;
+        store.write_out()?;
     }
     Ok(imported)
 }
@@ -236,7 +237,7 @@ mod tests {
         assert_eq!(imported.shared_cpus, "0,3-7");
 
         let (_store, loaded) = Store::<State>::open(&config.state_directory).unwrap();
-        let Loaded::Current(state) = loaded else { panic!("{loaded:?}") };
+        let Loaded::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
         assert_eq!(describe(&state.ledger), imported);
         // The next admission takes nothing of it away.
         let strategy = policy::strategy(&config, &machine()).unwrap();

@@ -9,6 +9,7 @@ mod notices;
 pub mod pods;
 mod presence;
 mod pressure;
+mod stored;
 mod told;
 #[cfg(test)]
 mod traced;
@@ -370,6 +371,7 @@ struct Owner {
     strategy: Kubelet,
     state: State,
     store: Store<State>,
+    written_out: stored::WrittenOut,
     hierarchy: Hierarchy,
     enforcer: Enforcer,
     patrol: Patrol,
@@ -421,8 +423,9 @@ impl Owner {
         let idle = idle(&strategy).map_err(|problem| StartError::Policy(vec![problem]))?;
         let (store, loaded) = Store::open(&config.state_directory)?;
         let found = marks::read(&hierarchy);
+        let is_complete = matches!(loaded, Loaded::Current { .. });
         let (mut state, set_aside) = match loaded {
-            Loaded::Current(state) => (state, Vec::new()),
+            Loaded::Current { ledger, set_aside } => (ledger, set_aside),
             // Also if somebody removed the file: what is held is held.
             Loaded::Fresh => (rebuild::rebuild(None, &found, &hierarchy), Vec::new()),
             Loaded::Previous { ledger, set_aside } => {
@@ -432,6 +435,10 @@ impl Owner {
         };
         for file in set_aside {
             let (path, reason) = (file.path.display(), &file.reason);
+            if is_complete {
+                tracing::warn!(%path, reason, "a damaged ledger was set aside; nothing is missing, as there is another");
+                continue;
+            }
             let allocations = state.guarantees.len();
             tracing::error!(%path, reason, allocations, "a damaged ledger was set aside, and rebuilt from live cgroups");
         }
@@ -445,6 +452,7 @@ impl Owner {
             strategy,
             state,
             store,
+            written_out: stored::WrittenOut::default(),
             hierarchy,
             enforcer,
             patrol: Patrol::new(lookout),
@@ -519,6 +527,7 @@ impl Owner {
             }
             self.settle();
         }
+        self.write_out(true);
     }
 
     /// Whether it matters that cgroups come and go.
@@ -845,15 +854,6 @@ impl Owner {
         }
     }
 
-    /// Stores the state.
-    fn save(&mut self) -> Result<(), StoreError> {
-        let _span = spans::ledger();
-        let text = self.texts.of(&self.state).map_err(StoreError::Serialize)?;
-        self.store.save_text(text)?;
-        self.marks.follow(&self.state);
-        Ok(())
-    }
-
     /// Takes note of migrations that are over.
     fn note_moved(&mut self) {
         let (figures, noted) = (&self.figures, &mut self.moved);
@@ -955,6 +955,7 @@ impl Owner {
         if self.is_outdated {
             self.publish_view();
         }
+        self.write_out(false);
         self.look_at_throttled(now);
         self.follow_machine(now);
         self.look_after_pods(now);

@@ -116,22 +116,21 @@ async fn no_cpu_is_promised_twice_and_a_restart_keeps_all() {
 #[tokio::test]
 async fn what_cannot_be_done_leaves_nothing_behind() {
     let bench = Bench::new(&["a", "b", "b/c"]);
+    // The disk does not take it.
+    let in_the_way = bench.dir.path().join("state/ledger.journal.new");
+    fs::create_dir_all(&in_the_way).unwrap();
     let (keeper, thread, stop) = bench.start();
+    let error = admit(&keeper, "b", 1).await.unwrap_err();
+    assert!(matches!(error, Refused::Store(_)), "{error}");
+    assert_eq!((bench.knob("b/cpuset.cpus").as_str(), keeper.allocations().allocations.len()), ("", 0));
+    fs::remove_dir(&in_the_way).unwrap();
 
-    // The kernel does not take it.
+    // The kernel does not.
     fs::remove_file(bench.dir.path().join("cgroup/a/memory.max")).unwrap();
     let error = admit(&keeper, "a", 1).await.unwrap_err();
     assert!(error.to_string().contains("memory.max"), "{error}");
     assert_eq!(keeper.allocations().allocations, []);
     assert_eq!((bench.knob("a/cpuset.cpus").as_str(), bench.knob("a/memory.min").as_str()), ("", "0"));
-
-    // The disk does not.
-    let new = bench.dir.path().join("state/ledger.json.new");
-    fs::create_dir(&new).unwrap();
-    let error = admit(&keeper, "b", 1).await.unwrap_err();
-    assert!(matches!(error, Refused::Store(_)), "{error}");
-    assert_eq!((bench.knob("b/cpuset.cpus").as_str(), keeper.allocations().allocations.len()), ("", 0));
-    fs::remove_dir(&new).unwrap();
 
     // It conflicts with what is held, or there is no such cgroup, or it uses more already.
     admit(&keeper, "b", 1).await.unwrap();
@@ -448,7 +447,7 @@ async fn a_release_that_was_begun_is_gone_on_with() {
 
     // As a crash right after the first save of a release leaves it.
     let (mut store, loaded) = Store::<State>::open(&bench.dir.path().join("state")).unwrap();
-    let Loaded::Current(mut state) = loaded else { panic!("{loaded:?}") };
+    let Loaded::Current { ledger: mut state, .. } = loaded else { panic!("{loaded:?}") };
     state.releasing.insert("a".to_owned());
     store.save(&state).unwrap();
     drop(store);

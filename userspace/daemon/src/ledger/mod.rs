@@ -1,18 +1,26 @@
 //! The ledger store: the only durable state, safe against a crash at any instant.
 //!
 //! Problem: what is promised must survive a crash, a full disk and a damaged file; a promise is stored before any
-//! knob is written for it, so a save has to be durable when it returns, or have changed nothing.
+//! knob is written for it, so a save has to be durable when it returns, or have changed nothing. And a workload waits
+//! for it: a file that is written anew and renamed costs two commits of the file system's own journal.
 //!
-//! Files, in one directory: `ledger.json`; `ledger.json.1`, the one before; `ledger.json.new`, being written;
+//! Files, in one directory: `ledger.journal`, the last two saves, each a whole ledger; `ledger.json`, the ledger as it
+//! was when last there was time to write it out; `ledger.json.1`, the one before; `*.new`, being written;
 //! `ledger.json.damaged-N`, set aside; `ledger.lock`, held as long as the store is open.
 //!
-//! Algorithm of a save: write and sync `ledger.json.new`; make `ledger.json.1` another name of `ledger.json`;
-//! rename `ledger.json.new` to `ledger.json`; sync the directory.
+//! Algorithm. A save overwrites the older of the two in the journal, in space that is the journal's already, and syncs
+//! its data: no commit. To write out: write and sync `ledger.json.new`; make `ledger.json.1` another name of
+//! `ledger.json`; rename `ledger.json.new` to `ledger.json`; sync the directory. Opening takes the ledger with the
+//! highest generation that is whole.
 //!
-//! Invariants: once saved, there is a whole `ledger.json` at every instant, the old one or the new. Nothing that
-//! cannot be read is ever deleted or written over. A file of a newer version is not touched.
+//! Invariants: once saved, there is a whole ledger at every instant, the old one or the new. Nothing that cannot be read
+//! is deleted, or written over before it is kept elsewhere, but a save that a crash cut off. A file of a newer version is
+//! not touched.
 //!
 //! The store knows nothing of what it holds but how to serialize it.
+
+mod envelope;
+mod journal;
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -22,24 +30,36 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
+pub use self::envelope::VERSION;
+use self::{
+    envelope::{Content, Whole},
+    journal::{Found, Journal, Slot},
+};
 use crate::fault;
-
-/// The version of the format that is written. Older ones are read.
-pub const VERSION: u32 = 1;
 
 const CURRENT: &str = "ledger.json";
 const PREVIOUS: &str = "ledger.json.1";
 const NEW: &str = "ledger.json.new";
+const JOURNAL: &str = "ledger.journal";
+const NEW_JOURNAL: &str = "ledger.journal.new";
 const DAMAGED: &str = "ledger.json.damaged-";
 const LOCK: &str = "ledger.lock";
+/// Of a file of the first version, which had no journal.
+const FIRST_VERSION: u64 = 0;
 
 /// An open ledger store. No other process can open it meanwhile.
 #[derive(Debug)]
 pub struct Store<T> {
     dir: PathBuf,
+    /// Absent until the first save.
+    journal: Option<Journal>,
+    /// Of the last save.
+    generation: u64,
+    /// The last save, if `ledger.json` is behind it.
+    behind: Option<Vec<u8>>,
     /// Locked; the kernel unlocks it however the process ends.
     _lock: File,
     holds: PhantomData<fn(&T)>,
@@ -51,9 +71,14 @@ pub enum Loaded<T> {
     /// Nothing: it is new.
     Fresh,
     /// The last ledger that was saved.
-    Current(T),
-    /// The one before the last, as the last is damaged or missing. What was promised since is to be learnt
-    /// from live cgroups.
+    Current {
+        /// The ledger.
+        ledger: T,
+        /// What was set aside, without which nothing is missing.
+        set_aside: Vec<SetAside>,
+    },
+    /// One before the last, as the last is damaged or missing. What was promised since is to be learnt from live
+    /// cgroups.
     Previous {
         /// The ledger.
         ledger: T,
@@ -118,27 +143,12 @@ impl StoreError {
     }
 }
 
-/// What is around the ledger in a file.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Envelope {
-    version: u32,
-    /// CRC-32 (IEEE) of the ledger's text, in hexadecimal.
-    checksum: String,
-    ledger: Box<RawValue>,
-}
-
-/// The part of a file that every version has.
-#[derive(Deserialize)]
-struct Version {
-    version: u32,
-}
-
-/// What a file holds.
-enum Content<T> {
-    Missing,
-    Whole(T),
-    Damaged(String),
+/// What the journal holds.
+struct Saved<T> {
+    /// The last save that is whole, and its text.
+    last: Option<(Whole<T>, Vec<u8>)>,
+    /// Whether none can have been saved since, here or in `ledger.json`.
+    is_certain: bool,
 }
 
 impl<T: Serialize + DeserializeOwned> Store<T> {
@@ -150,22 +160,53 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
             .mode(0o700)
             .create(dir)
             .map_err(StoreError::io(dir, "create it"))?;
-        let store = Self { dir: dir.to_owned(), _lock: lock(&dir.join(LOCK))?, holds: PhantomData };
+        let mut store = Self {
+            dir: dir.to_owned(),
+            journal: None,
+            generation: 0,
+            behind: None,
+            _lock: lock(&dir.join(LOCK))?,
+            holds: PhantomData,
+        };
+        // All are looked at before anything is touched: one may be of a newer version.
+        let current = envelope::read(&dir.join(CURRENT))?;
+        let previous = envelope::read(&dir.join(PREVIOUS))?;
+        let journal = journal::read(&dir.join(JOURNAL))?;
 
-        // Both are looked at before anything is touched: one may be of a newer version.
-        let current = read(&dir.join(CURRENT))?;
-        let previous = read(&dir.join(PREVIOUS))?;
+        for unfinished in [NEW, NEW_JOURNAL] {
+            // What is still there is in the way of the next one, which says so.
+            let _ = fs::remove_file(dir.join(unfinished));
+        }
         let mut set_aside = Vec::new();
-        if let Content::Damaged(reason) = &current {
-            set_aside.push(store.set_aside(CURRENT, reason)?);
-        }
-        if let Content::Damaged(reason) = &previous {
-            set_aside.push(store.set_aside(PREVIOUS, reason)?);
-        }
-        let loaded = match (current, previous) {
-            (Content::Whole(ledger), _) => Loaded::Current(ledger),
-            (_, Content::Whole(ledger)) => Loaded::Previous { ledger, set_aside },
-            _ => {
+        let current = store.whole(CURRENT, current, &mut set_aside)?;
+        let previous = store.whole(PREVIOUS, previous, &mut set_aside)?;
+        let written_out = current.as_ref().map(|current| current.generation);
+        let Saved { last, is_certain } = match journal {
+            Found::Missing => Saved { last: None, is_certain: written_out == Some(FIRST_VERSION) },
+            Found::Unusable(reason) => {
+                set_aside.push(store.set_aside(JOURNAL, &reason)?);
+                Saved { last: None, is_certain: false }
+            }
+            Found::Journal(journal, slots) => {
+                store.journal = Some(journal);
+                store.saved(slots, written_out, &mut set_aside)?
+            }
+        };
+        let (last, is_certain) = match last {
+            Some((last, text)) if Some(last.generation) >= written_out => {
+                store.behind = (Some(last.generation) > written_out).then_some(text);
+                (Some(last), is_certain)
+            }
+            _ => match current {
+                Some(current) => (Some(current), is_certain),
+                None => (previous, false),
+            },
+        };
+        store.generation = last.as_ref().map_or(0, |last| last.generation);
+        let loaded = match last.map(|last| last.ledger) {
+            Some(ledger) if is_certain => Loaded::Current { ledger, set_aside },
+            Some(ledger) => Loaded::Previous { ledger, set_aside },
+            None => {
                 // Of an earlier start that ended before the first save.
                 set_aside.extend(store.set_aside_earlier(&set_aside)?);
                 if set_aside.is_empty() { Loaded::Fresh } else { Loaded::Rebuild { set_aside } }
@@ -174,24 +215,91 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         Ok((store, loaded))
     }
 
+    /// The last save that is in the journal. What is damaged there is kept elsewhere, as it will be written over.
+    fn saved(
+        &self,
+        slots: [Slot<T>; 2],
+        written_out: Option<u64>,
+        set_aside: &mut Vec<SetAside>,
+    ) -> Result<Saved<T>, StoreError> {
+        let newest = slots.iter().map(Slot::generation).max().flatten();
+        let known = newest.max(written_out);
+        let mut saved = Saved { last: None, is_certain: newest.is_some() };
+        for Slot { text, content } in slots {
+            let reason = match content {
+                Content::Whole(whole) => {
+                    if Some(whole.generation) == newest {
+                        saved.last = Some((whole, text));
+                    }
+                    continue;
+                }
+                Content::Missing => continue,
+                Content::Damaged(reason) => reason,
+            };
+            let claimed = envelope::claimed(&text);
+            if known.is_some() && claimed == known.map(|known| known + 1) {
+                tracing::info!("a save was cut off by a crash: nothing had been done for it");
+                continue;
+            }
+            let path = self.free_name();
+            let mut file = journal::create_new(&path)?;
+            file.write_all(&text)
+                .and_then(|()| file.sync_all())
+                .map_err(StoreError::io(&path, "write it"))?;
+            self.sync_dir()?;
+            set_aside.push(SetAside { path, reason });
+            // Unless it says that it is an older one, it may have been the last.
+            saved.is_certain &= claimed.is_some_and(|claimed| Some(claimed) <= known);
+        }
+        Ok(saved)
+    }
+
     /// Saves a ledger. When this returns, it is durable; if it fails, the one before still is.
     pub fn save(&mut self, ledger: &T) -> Result<(), StoreError> {
-        self.save_text(serde_json::value::to_raw_value(ledger).map_err(StoreError::Serialize)?)
+        self.save_text(&serde_json::value::to_raw_value(ledger).map_err(StoreError::Serialize)?)
     }
 
     /// Saves a ledger that is in words already.
-    pub fn save_text(&mut self, ledger: Box<RawValue>) -> Result<(), StoreError> {
-        let envelope = Envelope { version: VERSION, checksum: checksum(ledger.get()), ledger };
-        let mut text = serde_json::to_vec(&envelope).map_err(StoreError::Serialize)?;
-        text.push(b'\n');
-
-        let new = self.dir.join(NEW);
-        let result = write_new(&new, &text).and_then(|()| self.put_in_place(&new));
-        if result.is_err() {
-            // Half a file takes space that may be what is missing. If it stays, the next save replaces it.
-            let _ = fs::remove_file(&new);
+    pub fn save_text(&mut self, ledger: &RawValue) -> Result<(), StoreError> {
+        let generation = self.generation + 1;
+        let text = envelope::seal(generation, ledger).map_err(StoreError::Serialize)?;
+        let path = self.dir.join(JOURNAL);
+        match &mut self.journal {
+            Some(journal) if journal.has_room(&text) => {
+                journal.write(&text).map_err(StoreError::io(&path, "write it"))?;
+            }
+            _ => {
+                let new = self.dir.join(NEW_JOURNAL);
+                let made = Journal::create(&path, &new, &text).inspect_err(|_| {
+                    // It takes space that may be what is missing. If it stays, the next save replaces it.
+                    let _ = fs::remove_file(&new);
+                })?;
+                // It is in place, whether that is durable or not.
+                (self.journal, self.generation) = (Some(made), generation);
+                self.sync_dir()?;
+            }
         }
-        result
+        (self.generation, self.behind) = (generation, Some(text));
+        fault::point("ledger.saved");
+        Ok(())
+    }
+
+    /// The number of the last save, if `ledger.json` is not what was saved with it.
+    pub fn behind(&self) -> Option<u64> {
+        self.behind.as_ref().map(|_| self.generation)
+    }
+
+    /// Writes the last save to `ledger.json`, for whoever reads that, and for a journal that gets damaged. If it
+    /// fails, nothing is lost.
+    pub fn write_out(&mut self) -> Result<(), StoreError> {
+        let Some(text) = &self.behind else { return Ok(()) };
+        let new = self.dir.join(NEW);
+        write_new(&new, text).and_then(|()| self.put_in_place(&new)).inspect_err(|_| {
+            // Half a file takes space that may be what is missing. If it stays, the next one replaces it.
+            let _ = fs::remove_file(&new);
+        })?;
+        self.behind = None;
+        Ok(())
     }
 
     fn put_in_place(&self, new: &Path) -> Result<(), StoreError> {
@@ -203,35 +311,53 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
                 }
                 _ => {}
             }
-            fault::point("ledger.older-removed");
+            fault::point("file.older-removed");
             fs::hard_link(&current, &previous)
                 .map_err(StoreError::io(&previous, "keep the previous ledger under this name"))?;
-            fault::point("ledger.previous-kept");
+            fault::point("file.previous-kept");
         }
         fs::rename(new, &current).map_err(StoreError::io(&current, "replace it"))?;
-        fault::point("ledger.renamed");
-        self.sync_dir()?;
-        fault::point("ledger.saved");
-        Ok(())
+        fault::point("file.renamed");
+        self.sync_dir()
     }
 
     fn sync_dir(&self) -> Result<(), StoreError> {
         File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(StoreError::io(&self.dir, "sync it"))
     }
 
-    /// Keeps a damaged file under the first name that is free.
-    fn set_aside(&self, name: &str, reason: &str) -> Result<SetAside, StoreError> {
-        let from = self.dir.join(name);
-        let mut number = 1;
-        let mut path = self.dir.join(format!("{DAMAGED}{number}"));
-        // The lock keeps others from taking the name meanwhile.
-        while path.exists() {
-            number += 1;
-            path = self.dir.join(format!("{DAMAGED}{number}"));
+    /// What a file holds, if it is whole. A damaged one is set aside.
+    fn whole(
+        &self,
+        name: &str,
+        content: Content<T>,
+        set_aside: &mut Vec<SetAside>,
+    ) -> Result<Option<Whole<T>>, StoreError> {
+        match content {
+            Content::Missing => Ok(None),
+            Content::Whole(whole) => Ok(Some(whole)),
+            Content::Damaged(reason) => {
+                set_aside.push(self.set_aside(name, &reason)?);
+                Ok(None)
+            }
         }
+    }
+
+    /// Keeps a damaged file under another name.
+    fn set_aside(&self, name: &str, reason: &str) -> Result<SetAside, StoreError> {
+        let (from, path) = (self.dir.join(name), self.free_name());
         fs::rename(&from, &path).map_err(StoreError::io(&from, "set it aside"))?;
         self.sync_dir()?;
         Ok(SetAside { path, reason: reason.to_owned() })
+    }
+
+    /// The first name for what is damaged that is free. The lock keeps others from taking it meanwhile.
+    fn free_name(&self) -> PathBuf {
+        let named = |number| self.dir.join(format!("{DAMAGED}{number}"));
+        let mut number = 1;
+        while named(number).exists() {
+            number += 1;
+        }
+        named(number)
     }
 
     /// Files that were set aside before these.
@@ -251,26 +377,11 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
 }
 
 fn write_new(new: &Path, text: &[u8]) -> Result<(), StoreError> {
-    match fs::remove_file(new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(StoreError::io(new, "remove the rest of a save that failed")(error));
-        }
-        _ => {}
-    }
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(new)
-        .map_err(StoreError::io(new, "create it"))?;
-    fault::point("ledger.created");
-    let (first, second) = text.split_at(text.len() / 2);
-    file.write_all(first).map_err(StoreError::io(new, "write it"))?;
-    fault::point("ledger.half-written");
-    file.write_all(second).map_err(StoreError::io(new, "write it"))?;
-    fault::point("ledger.written");
+    let mut file = journal::create_new(new)?;
+    fault::point("file.created");
+    file.write_all(text).map_err(StoreError::io(new, "write it"))?;
     file.sync_all().map_err(StoreError::io(new, "sync it"))?;
-    fault::point("ledger.synced");
+    fault::point("file.synced");
     Ok(())
 }
 
@@ -304,41 +415,6 @@ fn lock(path: &Path) -> Result<File, StoreError> {
     // Only to name us to others; a full disk must not keep the daemon from starting.
     let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
     Ok(file)
-}
-
-fn checksum(text: &str) -> String {
-    format!("crc32:{:08x}", crc32fast::hash(text.as_bytes()))
-}
-
-fn read<T: DeserializeOwned>(path: &Path) -> Result<Content<T>, StoreError> {
-    let text = match fs::read(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Content::Missing),
-        Err(error) => return Err(StoreError::io(path, "read it")(error)),
-    };
-    let damaged = |what: String| Ok(Content::Damaged(what));
-    let Version { version } = match serde_json::from_slice(&text) {
-        Ok(version) => version,
-        Err(error) => return damaged(format!("not a ledger: {error}")),
-    };
-    if version > VERSION {
-        return Err(StoreError::Newer { path: path.to_owned(), found: version });
-    }
-    if version == 0 {
-        return damaged("there is no version 0 of the format".to_owned());
-    }
-    let envelope: Envelope = match serde_json::from_slice(&text) {
-        Ok(envelope) => envelope,
-        Err(error) => return damaged(format!("not a ledger: {error}")),
-    };
-    let sum = checksum(envelope.ledger.get());
-    if sum != envelope.checksum {
-        return damaged(format!("its checksum is {sum}, the file says {}", envelope.checksum));
-    }
-    match serde_json::from_str(envelope.ledger.get()) {
-        Ok(ledger) => Ok(Content::Whole(ledger)),
-        Err(error) => damaged(format!("whole, but not a ledger of this program: {error}")),
-    }
 }
 
 #[cfg(test)]

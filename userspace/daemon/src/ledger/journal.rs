@@ -1,0 +1,152 @@
+//! The journal: the last two saves, in space that was reserved for them.
+//!
+//! A file of two slots of the same size. In each is a text ([`super::envelope`]) and after it a NUL, which no text
+//! contains. What was reserved is written, with zeros: a file system that only notes space as reserved has to commit
+//! that it is in use at the first write.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
+    path::Path,
+};
+
+use serde::de::DeserializeOwned;
+
+use super::{
+    StoreError,
+    envelope::{self, Content, Whole},
+};
+use crate::fault;
+
+/// How large a slot is at least: enough for more than a thousand workloads.
+const SLOT: usize = 1 << 20;
+
+/// An open journal.
+#[derive(Debug)]
+pub(super) struct Journal {
+    file: File,
+    /// How large a slot is, in bytes.
+    slot: usize,
+    /// The slot that is written next: the older one.
+    next: usize,
+}
+
+/// What is in a slot.
+pub(super) struct Slot<T> {
+    /// Without what is left of a longer one.
+    pub(super) text: Vec<u8>,
+    pub(super) content: Content<T>,
+}
+
+/// What is found where the journal is.
+pub(super) enum Found<T> {
+    Missing,
+    /// Why it cannot be one.
+    Unusable(String),
+    Journal(Journal, [Slot<T>; 2]),
+}
+
+/// Reads the journal at this path.
+pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<Found<T>, StoreError> {
+    let all = match fs::read(path) {
+        Ok(all) => all,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Missing),
+        Err(error) => return Err(StoreError::io(path, "read it")(error)),
+    };
+    if all.is_empty() || !all.len().is_multiple_of(2) {
+        return Ok(Found::Unusable(format!("{} bytes are not two slots", all.len())));
+    }
+    let (first, second) = all.split_at(all.len() / 2);
+    let slots = [slot(first, path)?, slot(second, path)?];
+    let file = OpenOptions::new().write(true).open(path).map_err(StoreError::io(path, "open it"))?;
+    let [first, second] = slots.each_ref().map(Slot::generation);
+    Ok(Found::Journal(Journal { file, slot: all.len() / 2, next: usize::from(first > second) }, slots))
+}
+
+fn slot<T: DeserializeOwned>(bytes: &[u8], path: &Path) -> Result<Slot<T>, StoreError> {
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    let content = if text.is_empty() { Content::Missing } else { envelope::open(text, path)? };
+    Ok(Slot { text: text.to_owned(), content })
+}
+
+impl<T> Slot<T> {
+    /// Which save it holds, if it is whole.
+    pub(super) fn generation(&self) -> Option<u64> {
+        match &self.content {
+            Content::Whole(Whole { generation, .. }) => Some(*generation),
+            _ => None,
+        }
+    }
+}
+
+impl Journal {
+    /// Makes a journal that holds this text and has room for longer ones, in place of the one that is there.
+    pub(super) fn create(path: &Path, new: &Path, text: &[u8]) -> Result<Self, StoreError> {
+        let slot = (2 * text.len()).next_power_of_two().max(SLOT);
+        let mut file = create_new(new)?;
+        fault::point("journal.created");
+        let mut reserve = || {
+            file.write_all(text)?;
+            file.write_all(&vec![0; 2 * slot - text.len()])?;
+            file.sync_all()
+        };
+        reserve().map_err(StoreError::io(new, "write it"))?;
+        fault::point("journal.synced");
+        fs::rename(new, path).map_err(StoreError::io(path, "replace it"))?;
+        fault::point("journal.renamed");
+        Ok(Self { file, slot, next: 1 })
+    }
+
+    /// Whether a slot has room for it.
+    pub(super) fn has_room(&self, text: &[u8]) -> bool {
+        text.len() < self.slot
+    }
+
+    /// Puts this text in the place of the older one. When this returns, it is durable.
+    pub(super) fn write(&mut self, text: &[u8]) -> io::Result<()> {
+        let written = self.overwrite(text);
+        match written {
+            Ok(()) => self.next ^= 1,
+            // What failed must not be found by the next start.
+            Err(_) => drop(self.file.write_all_at(&[0], self.offset(0))),
+        }
+        written
+    }
+
+    fn overwrite(&self, text: &[u8]) -> io::Result<()> {
+        let (first, second) = text.split_at(text.len() / 2);
+        self.file.write_all_at(first, self.offset(0))?;
+        fault::point("ledger.half-written");
+        self.file.write_all_at(second, self.offset(first.len()))?;
+        self.file.write_all_at(&[0], self.offset(text.len()))?;
+        fault::point("ledger.written");
+        self.file.sync_data()
+    }
+
+    /// Puts another file in the place of its own.
+    #[cfg(test)]
+    pub(super) const fn exchange(&mut self, file: File) -> File {
+        std::mem::replace(&mut self.file, file)
+    }
+
+    fn offset(&self, within: usize) -> u64 {
+        (self.next * self.slot + within) as u64
+    }
+}
+
+/// Makes a file that only we can read. What is left of one that was not finished goes.
+pub(super) fn create_new(path: &Path) -> Result<File, StoreError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(StoreError::io(path, "remove the rest of a save that failed")(error));
+        }
+        _ => {}
+    }
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(StoreError::io(path, "create it"))
+}
