@@ -1,6 +1,6 @@
 //! Checks of the ledger store on file systems that refuse.
 
-use std::{fs, path::Path};
+use std::{fs, io, path::Path};
 
 use anyhow::{Result, bail, ensure};
 use numaward_daemon::ledger::{Loaded, Store, StoreError};
@@ -33,36 +33,47 @@ impl Drop for Disk {
     }
 }
 
-fn full() -> Result<String> {
-    let disk = Disk::new("/run/check-full", c"size=64k")?;
-    let (mut store, _) = Store::<String>::open(disk.dir())?;
-    store.save(&"old".to_owned())?;
-    let said = match store.save(&"x".repeat(100_000)) {
-        Err(StoreError::Io { source, path, action }) if source.kind() == std::io::ErrorKind::StorageFull => {
-            format!("{}: cannot {action}: {source}", path.display())
+/// What a start finds.
+fn find(disk: &Disk, expected: &str) -> Result<Store<String>> {
+    let (store, loaded) = Store::open(disk.dir())?;
+    let expected = Loaded::Current { ledger: expected.to_owned(), set_aside: Vec::new() };
+    ensure!(loaded == expected, "{loaded:?}");
+    Ok(store)
+}
+
+fn no_space(result: Result<(), StoreError>) -> Result<String> {
+    match result {
+        Err(StoreError::Io { source, path, action }) if source.kind() == io::ErrorKind::StorageFull => {
+            Ok(format!("{}: cannot {action}: {source}", path.display()))
         }
         other => bail!("{other:?}"),
-    };
-    drop(store);
-    let (mut store, loaded) = Store::<String>::open(disk.dir())?;
-    ensure!(loaded == Loaded::Current("old".to_owned()), "{loaded:?}");
-    store.save(&"new".to_owned())?;
-    drop(store);
+    }
+}
 
-    // Nothing left at all: what is there can be read still.
-    let mut filler = fs::File::create(disk.dir().join("filler"))?;
-    while std::io::Write::write_all(&mut filler, &[1; 512]).is_ok() {}
-    let (mut store, loaded) = Store::<String>::open(disk.dir())?;
-    ensure!(loaded == Loaded::Current("new".to_owned()), "{loaded:?}");
-    ensure!(store.save(&"x".repeat(9000)).is_err(), "saved to a full disk");
+fn full() -> Result<String> {
+    let disk = Disk::new("/run/check-full", c"size=3m")?;
+    let (mut store, _) = Store::<String>::open(disk.dir())?;
+    store.save(&"old".to_owned())?;
+    store.write_out()?;
+    // More than the journal has room for, and than there is room for another.
+    let said = no_space(store.save(&"x".repeat(2_000_000)))?;
     drop(store);
-    let loaded = Store::<String>::open(disk.dir())?.1;
-    ensure!(loaded == Loaded::Current("new".to_owned()), "{loaded:?}");
+    find(&disk, "old")?.save(&"new".to_owned())?;
+
+    // Nothing left at all: what the journal has room for is saved still, though nothing can be written out.
+    let mut filler = fs::File::create(disk.dir().join("filler"))?;
+    while io::Write::write_all(&mut filler, &[1; 512]).is_ok() {}
+    let long = "x".repeat(9000);
+    let mut store = find(&disk, "new")?;
+    store.save(&long)?;
+    no_space(store.write_out())?;
+    drop(store);
+    find(&disk, &long)?;
     Ok(said)
 }
 
 fn read_only() -> Result<String> {
-    let disk = Disk::new("/run/check-read-only", c"size=64k")?;
+    let disk = Disk::new("/run/check-read-only", c"size=3m")?;
     let (mut store, _) = Store::<String>::open(disk.dir())?;
     store.save(&"old".to_owned())?;
     drop(store);
@@ -73,7 +84,6 @@ fn read_only() -> Result<String> {
     };
     ensure!(said.contains("Read-only file system"), "{said}");
     mount_remount(disk.dir(), MountFlags::empty(), "")?;
-    let loaded = Store::<String>::open(disk.dir())?.1;
-    ensure!(loaded == Loaded::Current("old".to_owned()), "{loaded:?}");
+    find(&disk, "old")?;
     Ok(said)
 }

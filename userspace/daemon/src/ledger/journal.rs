@@ -22,10 +22,10 @@ use crate::fault;
 /// How large a slot is at least: enough for more than a thousand workloads.
 const SLOT: usize = 1 << 20;
 
-/// An open journal.
+/// A journal, which is opened for each save: one that was removed, or over which something was mounted, would take what
+/// nobody finds again.
 #[derive(Debug)]
 pub(super) struct Journal {
-    file: File,
     /// How large a slot is, in bytes.
     slot: usize,
     /// The slot that is written next: the older one.
@@ -54,14 +54,14 @@ pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<Found<T>, StoreEr
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Missing),
         Err(error) => return Err(StoreError::io(path, "read it")(error)),
     };
-    if all.is_empty() || !all.len().is_multiple_of(2) {
-        return Ok(Found::Unusable(format!("{} bytes are not two slots", all.len())));
-    }
     let (first, second) = all.split_at(all.len() / 2);
     let slots = [slot(first, path)?, slot(second, path)?];
-    let file = OpenOptions::new().write(true).open(path).map_err(StoreError::io(path, "open it"))?;
+    let size = second.len();
+    if first.len() != size || size < SLOT {
+        return Ok(Found::Unusable(format!("{} bytes are not two slots", all.len())));
+    }
     let [first, second] = slots.each_ref().map(Slot::generation);
-    Ok(Found::Journal(Journal { file, slot: all.len() / 2, next: usize::from(first > second) }, slots))
+    Ok(Found::Journal(Journal { slot: size, next: usize::from(first > second) }, slots))
 }
 
 fn slot<T: DeserializeOwned>(bytes: &[u8], path: &Path) -> Result<Slot<T>, StoreError> {
@@ -95,39 +95,34 @@ impl Journal {
         fault::point("journal.synced");
         fs::rename(new, path).map_err(StoreError::io(path, "replace it"))?;
         fault::point("journal.renamed");
-        Ok(Self { file, slot, next: 1 })
+        Ok(Self { slot, next: 1 })
     }
 
-    /// Whether a slot has room for it.
-    pub(super) fn has_room(&self, text: &[u8]) -> bool {
-        text.len() < self.slot
+    /// Whether it is there, with room for this.
+    pub(super) fn has_room(&self, path: &Path, text: &[u8]) -> bool {
+        text.len() < self.slot && fs::metadata(path).is_ok_and(|file| file.len() == 2 * self.slot as u64)
     }
 
     /// Puts this text in the place of the older one. When this returns, it is durable.
-    pub(super) fn write(&mut self, text: &[u8]) -> io::Result<()> {
-        let written = self.overwrite(text);
+    pub(super) fn write(&mut self, path: &Path, text: &[u8]) -> io::Result<()> {
+        let file = OpenOptions::new().write(true).open(path)?;
+        let written = self.overwrite(&file, text);
         match written {
             Ok(()) => self.next ^= 1,
             // What failed must not be found by the next start.
-            Err(_) => drop(self.file.write_all_at(&[0], self.offset(0))),
+            Err(_) => drop(file.write_all_at(&[0], self.offset(0))),
         }
         written
     }
 
-    fn overwrite(&self, text: &[u8]) -> io::Result<()> {
+    fn overwrite(&self, file: &File, text: &[u8]) -> io::Result<()> {
         let (first, second) = text.split_at(text.len() / 2);
-        self.file.write_all_at(first, self.offset(0))?;
+        file.write_all_at(first, self.offset(0))?;
         fault::point("ledger.half-written");
-        self.file.write_all_at(second, self.offset(first.len()))?;
-        self.file.write_all_at(&[0], self.offset(text.len()))?;
+        file.write_all_at(second, self.offset(first.len()))?;
+        file.write_all_at(&[0], self.offset(text.len()))?;
         fault::point("ledger.written");
-        self.file.sync_data()
-    }
-
-    /// Puts another file in the place of its own.
-    #[cfg(test)]
-    pub(super) const fn exchange(&mut self, file: File) -> File {
-        std::mem::replace(&mut self.file, file)
+        file.sync_data()
     }
 
     fn offset(&self, within: usize) -> u64 {

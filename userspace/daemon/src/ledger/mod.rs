@@ -265,8 +265,8 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         let text = envelope::seal(generation, ledger).map_err(StoreError::Serialize)?;
         let path = self.dir.join(JOURNAL);
         match &mut self.journal {
-            Some(journal) if journal.has_room(&text) => {
-                journal.write(&text).map_err(StoreError::io(&path, "write it"))?;
+            Some(journal) if journal.has_room(&path, &text) => {
+                journal.write(&path, &text).map_err(StoreError::io(&path, "write it"))?;
             }
             _ => {
                 let new = self.dir.join(NEW_JOURNAL);
