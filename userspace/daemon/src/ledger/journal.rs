@@ -6,7 +6,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Write as _},
+    io::{self, Read as _, Write as _},
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::Path,
 };
@@ -88,7 +88,7 @@ impl Journal {
         fault::point("journal.created");
         let mut reserve = || {
             file.write_all(text)?;
-            file.write_all(&vec![0; 2 * slot - text.len()])?;
+            io::copy(&mut io::repeat(0).take((2 * slot - text.len()) as u64), &mut file)?;
             file.sync_all()
         };
         reserve().map_err(StoreError::io(new, "write it"))?;
