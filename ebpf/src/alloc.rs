@@ -21,8 +21,8 @@
 //! **No races.** The kernel runs a tracing program at most once at a time on each CPU, and tasks do not migrate
 //! inside. An allocation that interrupts the program is not delivered but counted as `recursion_misses`
 //! (`prog->active` in `__bpf_trace_run` for `tp_btf`, `bpf_prog_active` in `trace_call_bpf` for tracepoints).
-//! So what is per CPU (CACHE, CTR, TOTALS) has one writer, and needs no atomics. CTR_SHARED has many and uses
-//! them. On a kernel too old for the first of these guards, an interrupt between a counter's load and its
+//! So what is per CPU (CACHE, TOTALS, a shard of CTR) has one writer, and needs no atomics. Where CPUs share a shard, it
+//! has many and uses them. On a kernel too old for the first of these guards, an interrupt between a counter's load and its
 //! store would cost that one count; a cache entry would not be harmed, as an interrupt has the same current
 //! task.
 //!
@@ -48,6 +48,7 @@ use aya_ebpf::{
     bindings::BPF_F_MMAPABLE,
     helpers::{
         bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_current_task_btf,
+        bpf_get_smp_processor_id,
     },
     macros::{btf_tracepoint, map, tracepoint},
     maps::{Array, PerCpuArray, RingBuf},
@@ -74,7 +75,7 @@ struct CacheEntry {
     generation: u64,
     /// Copied from [`Slot`].
     allowed: [u64; MAX_NODES / 64],
-    /// The first row of the slot (in the shard of this CPU) in CTR or CTR_SHARED; one row per node follows.
+    /// The first row of the slot, in the shard of this CPU; one row per node follows.
     row: u32,
     /// The index of this CPU's home node: its own, or the nearest with memory.
     home: u32,
@@ -88,7 +89,7 @@ static NODE_SHIFT: Global<u32> = Global::new(64);
 /// Rows per slot: nodes of the machine, with room for some that may come.
 #[unsafe(no_mangle)]
 static NODES: Global<u32> = Global::new(1);
-/// Shards of CTR_SHARED; 0 where counters are per CPU, in CTR.
+/// Shards of CTR that CPUs share; 0 where each has its own.
 #[unsafe(no_mangle)]
 static SHARDS: Global<u32> = Global::new(0);
 /// Rows per shard.
@@ -120,13 +121,10 @@ static GENERATION: Array<u64> = Array::with_max_entries(1, 0);
 static SECTION_NODE: Array<u16> = Array::with_max_entries(1, 0);
 #[map]
 static CACHE: PerCpuArray<CacheEntry> = PerCpuArray::with_max_entries(1 << CACHE_BITS, 0);
-/// By slot * NODES + node index.
+/// By shard * SHARD_ROWS + slot * NODES + node index. The shard is that of the CPU, or where this would be too large that
+/// of one home node or several. Userspace reads it as memory: to look up each value would take far longer.
 #[map]
-static CTR: PerCpuArray<AllocCounters> = PerCpuArray::with_max_entries(1, 0);
-/// By shard * SHARD_ROWS + slot * NODES + node index. Serves where CTR would be too large: a shard is
-/// shared by the CPUs of one home node or several.
-#[map]
-static CTR_SHARED: Array<AllocCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+static CTR: Array<AllocCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 #[map]
 static TOTALS: PerCpuArray<AllocTotals> = PerCpuArray::with_max_entries(1, 0);
 /// What userspace is told at once: values of [`Miss`].
@@ -213,11 +211,7 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) {
     let remote = node != entry.home;
     let outside = entry.allowed[(node / 64) as usize % (MAX_NODES / 64)] >> (node % 64) & 1 == 0;
     let row = entry.row + node;
-    let Some(counters) =
-        (if SHARDS.load() == 0 { CTR.get_ptr_mut(row) } else { CTR_SHARED.get_ptr_mut(row) })
-    else {
-        return;
-    };
+    let Some(counters) = CTR.get_ptr_mut(row) else { return };
     // SAFETY: `counters` is a valid pointer to a value of the map.
     unsafe {
         let counter = match (user, remote) {
@@ -300,7 +294,9 @@ fn resolve(entry: &mut CacheEntry, generation: *mut u64) -> bool {
     let Some(slot_value) = SLOTS.get(slot) else { return false };
     let Some(nodes) = NODE_TABLE.get(0) else { return false };
     let home = home(nodes);
-    let shard = u32::from(home).checked_rem(SHARDS.load()).unwrap_or(0);
+    // SAFETY: the helper takes nothing and always succeeds.
+    let own = || unsafe { bpf_get_smp_processor_id() };
+    let shard = u32::from(home).checked_rem(SHARDS.load()).unwrap_or_else(own);
     entry.cgroup = cgroup;
     entry.allowed = slot_value.allowed;
     entry.row = shard * SHARD_ROWS.load() + slot * NODES.load();
@@ -321,11 +317,11 @@ fn resolve(entry: &mut CacheEntry, generation: *mut u64) -> bool {
 
 /// # Safety
 ///
-/// `counter` points into a value of CTR, or of CTR_SHARED where SHARDS is not 0.
+/// `counter` points into a value of CTR.
 #[inline(always)]
 unsafe fn add(counter: *mut u64, pages: u64) {
     if SHARDS.load() == 0 {
-        // SAFETY: the caller's promise; this CPU is the only writer.
+        // SAFETY: the caller's promise; this CPU is the only writer of its shard.
         unsafe { *counter += pages };
     } else {
         // SAFETY: the caller's promise. The target has no atomic intrinsics.

@@ -30,7 +30,7 @@ use crate::{
     family::map_bytes,
     nodes::{NoSections, Numbering, Sections, count_homes, node_table},
     pmu::PmuError,
-    rows::{Layout, Rows, growth},
+    rows::{self, Layout, Rows, growth},
     self_check,
     slots::Slots,
     sys, tracefs,
@@ -172,7 +172,9 @@ impl Alloc {
             Mode::Fentry | Mode::Fexit | Mode::Kprobe | Mode::Absent => return Err(Refusal::Unwanted),
         };
 
-        let cpus = aya::util::nr_cpus().map_err(|(_, error)| Refusal::Cpus(error))?;
+        // Ids may have gaps.
+        let highest = machine.possible_cpus.iter().last().map_or(0, |cpu| cpu.0 as usize + 1);
+        let cpus = aya::util::nr_cpus().map_err(|(_, error)| Refusal::Cpus(error))?.max(highest);
         let slots = options.slots.saturating_add(1);
         let node_table = node_table(machine, &nodes, options.fakes.cpu_node);
         let to_u32 = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
@@ -184,8 +186,7 @@ impl Alloc {
         let migration_disabled =
             kernel.migration_disabled.filter(|_| mode == Mode::TpBtf).unwrap_or_default();
         let btf = Btf::from_sys_fs().ok();
-        let (ctr, ctr_shared) = layout.entries();
-        let shards = if layout.per_cpu { 0 } else { layout.copies };
+        let shards = if layout.per_cpu { 0 } else { layout.shards };
         let log_level = if options.debug_log { Level::Debug as u8 } else { 0 };
         let log_size = if options.debug_log { 1 << 17 } else { to_u32(sys::page_size()) };
         let mut ebpf = EbpfLoader::new()
@@ -203,21 +204,15 @@ impl Alloc {
             .map_max_entries("SLOTS", slots)
             .map_max_entries("ARMED", slots)
             .map_max_entries("EVENTS", options.fakes.ring_bytes.unwrap_or(EVENTS_BYTES))
-            .map_max_entries("CTR", ctr)
-            .map_max_entries("CTR_SHARED", ctr_shared)
+            .map_max_entries(rows::MAP, layout.entries())
             .map_max_entries("SECTION_NODE", sections.capacity())
             .load(object)
             .map_err(|error| Refusal::kernel(&error))?;
 
         let map_bytes = map_bytes(&ebpf);
         let mut take = |name| ebpf.take_map(name).ok_or(Refusal::Incomplete(name));
-        let rows = Rows {
-            layout,
-            map: match take(layout.map())? {
-                Map::PerCpuArray(map) | Map::Array(map) => map,
-                _ => return Err(Refusal::Incomplete(layout.map())),
-            },
-        };
+        let Map::Array(map) = take(rows::MAP)? else { return Err(Refusal::Incomplete(rows::MAP)) };
+        let rows = Rows { layout, map };
         // As the kernel makes it: all unknown.
         let unwritten = Sections { shift: sections.shift, nodes: Vec::new() };
         let mut alloc = Self {
@@ -453,10 +448,9 @@ impl Alloc {
         }))
     }
 
-    /// The name of the counters' map, and how many of its entries belong to one slot.
-    pub(crate) fn counter_map(&self) -> (&'static str, u64) {
-        let layout = self.rows.layout;
-        (layout.map(), u64::from(layout.nodes) * if layout.per_cpu { 1 } else { u64::from(layout.copies) })
+    /// How the counters lie in their map.
+    pub(crate) fn layout(&self) -> Layout {
+        self.rows.layout
     }
 
     pub(crate) fn stats(&self) -> io::Result<ProbeStats> {

@@ -274,7 +274,7 @@ pub(crate) fn read_values(
     words: usize,
 ) -> Result<Vec<u64>, MapAccessError> {
     let mut values = vec![0u64; count as usize * words];
-    match sys::read_array(map.fd().as_fd(), first as usize * words, &mut values) {
+    match sys::add_array(map.fd().as_fd(), first as usize * words, &mut values) {
         Ok(()) => Ok(values),
         Err(source) => Err(MapAccessError { map: name, action: "read", source }),
     }

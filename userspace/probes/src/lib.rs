@@ -452,11 +452,11 @@ impl Probes {
     pub fn map_usage(&self) -> Vec<MapUsage> {
         let Some(alloc) = &self.alloc else { return Vec::new() };
         let (held, slots) = (self.slots.held() as u64, u64::from(self.slots.capacity()));
-        let (counter_map, per_slot) = alloc.counter_map();
+        let per_slot = alloc.layout().entries_of_slot();
         vec![
             MapUsage { map: "ROOTS", entries: held, capacity: slots },
             // One slot more, for all that is not registered.
-            MapUsage { map: counter_map, entries: (held + 1) * per_slot, capacity: (slots + 1) * per_slot },
+            MapUsage { map: rows::MAP, entries: (held + 1) * per_slot, capacity: (slots + 1) * per_slot },
         ]
     }
 

@@ -1,58 +1,61 @@
 //! The counters' map: how large it is, and how it is read.
 //!
-//! A *row* holds the counters of one slot on one node. Rows are per CPU (no atomics in the probe) while
-//! this stays within [`PER_CPU_LIMIT`]; beyond, they are shared by the CPUs of a node, and if that is still
-//! too much by those of several: a *shard*. Reading sums over CPUs or shards.
+//! A *row* holds the counters of one slot on one node. A *shard* holds all rows. Each CPU has its own (no atomics in
+//! the probe) while all of them stay within [`PER_CPU_LIMIT`]; beyond, the CPUs of a node share one, and if that is
+//! still too much those of several. Reading sums over shards.
 
-use std::{io, os::fd::AsFd};
+use std::os::fd::AsFd as _;
 
 use aya::maps::MapData;
 use numaward_abi::AllocCounters;
 
 use crate::{MapAccessError, sys};
 
+/// The map that holds them.
+pub(crate) const MAP: &str = "CTR";
+
 /// Memory that counters may take before CPUs share them.
 pub(crate) const PER_CPU_LIMIT: u64 = 64 << 20;
 
-/// Buffer for one system call.
-const CHUNK: usize = 1 << 20;
-
 const ROW_SIZE: usize = size_of::<AllocCounters>();
 const ROW_WORDS: usize = ROW_SIZE / size_of::<u64>();
+/// Rows in the pair of cache lines that a CPU fetches at once: shards begin at multiples of it.
+const ROWS_AT_ONCE: u32 = 4;
+const _: () = assert!(ROWS_AT_ONCE as usize * ROW_SIZE == 128, "two cache lines");
 
 /// How the counters lie in their map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// Nodes, hence rows of a slot.
     pub(crate) nodes: u32,
-    /// Rows of all slots.
+    /// Rows of a shard.
     pub(crate) rows: u32,
-    /// How many values each row has: one per possible CPU, or one per shard.
-    pub(crate) copies: u32,
-    /// Whether the copies are those of CPUs.
+    /// One for each possible CPU, or for one home node or several.
+    pub(crate) shards: u32,
+    /// Whether each CPU has its own.
     pub(crate) per_cpu: bool,
 }
 
 impl Layout {
-    /// `None` where no map can hold so many rows.
+    /// `cpus` is one more than the highest possible CPU. `None` where no map can hold so many rows.
     pub(crate) fn new(slots: u32, nodes: u32, home_nodes: u32, cpus: u32) -> Option<Self> {
-        let rows = slots.checked_mul(nodes)?;
-        let copies_within_limit = PER_CPU_LIMIT / (u64::from(rows) * ROW_SIZE as u64).max(1);
-        if u64::from(cpus) <= copies_within_limit {
-            return Some(Self { nodes, rows, copies: cpus, per_cpu: true });
+        let rows = slots.checked_mul(nodes)?.checked_next_multiple_of(ROWS_AT_ONCE)?;
+        let within_limit = PER_CPU_LIMIT / (u64::from(rows) * ROW_SIZE as u64).max(1);
+        if u64::from(cpus) <= within_limit {
+            return Some(Self { nodes, rows, shards: cpus, per_cpu: true });
         }
-        let shards = u32::try_from(copies_within_limit).unwrap_or(u32::MAX).min(home_nodes).max(1);
-        Some(Self { nodes, rows, copies: shards, per_cpu: false })
+        let shards = u32::try_from(within_limit).unwrap_or(u32::MAX).min(home_nodes).max(1);
+        Some(Self { nodes, rows, shards, per_cpu: false })
     }
 
-    /// The map that holds them.
-    pub(crate) fn map(&self) -> &'static str {
-        if self.per_cpu { "CTR" } else { "CTR_SHARED" }
+    /// Entries of the map.
+    pub(crate) fn entries(&self) -> u32 {
+        self.rows * self.shards
     }
 
-    /// Entries of the maps `CTR` and `CTR_SHARED`; the one not used has the least that is allowed.
-    pub(crate) fn entries(&self) -> (u32, u32) {
-        if self.per_cpu { (self.rows, 1) } else { (1, self.rows * self.copies) }
+    /// Entries that belong to one slot.
+    pub(crate) fn entries_of_slot(&self) -> u64 {
+        u64::from(self.nodes) * u64::from(self.shards)
     }
 }
 
@@ -66,54 +69,22 @@ pub(crate) struct Rows {
 impl Rows {
     /// The rows of `count` slots from `first` on: those of each slot by node index.
     pub(crate) fn read(&self, first: u32, count: u32) -> Result<Vec<AllocCounters>, MapAccessError> {
-        let (first, count) = (first * self.layout.nodes, count * self.layout.nodes);
-        let mut sums = vec![AllocCounters::default(); count as usize];
-        if self.layout.per_cpu {
-            self.add(first, self.layout.copies, &mut sums)?;
-        } else {
-            for shard in 0..self.layout.copies {
-                self.add(shard * self.layout.rows + first, 1, &mut sums)?;
-            }
+        let Layout { nodes, rows, shards, .. } = self.layout;
+        let mut sums = vec![0; (count * nodes) as usize * ROW_WORDS];
+        for shard in 0..shards {
+            let row = (shard * rows + first * nodes) as usize;
+            // Modulo 2^64, like the shards: what counts is the growth.
+            sys::add_array(self.map.fd().as_fd(), row * ROW_WORDS, &mut sums)
+                .map_err(|source| MapAccessError { map: MAP, action: "read", source })?;
         }
-        Ok(sums)
-    }
-
-    /// Adds the map's values from the key `first` on, each made of `copies`, to `sums`.
-    fn add(&self, first: u32, copies: u32, sums: &mut [AllocCounters]) -> Result<(), MapAccessError> {
-        let error = |source| MapAccessError { map: self.layout.map(), action: "read", source };
-        let words = ROW_WORDS * copies as usize;
-        let chunk = (CHUNK / (words * size_of::<u64>())).clamp(1, sums.len().max(1));
-        let mut values = vec![0u64; chunk * words];
-        let mut key = first;
-        for sums in sums.chunks_mut(chunk) {
-            let wanted = u32::try_from(sums.len()).unwrap_or(u32::MAX);
-            self.copy(key, wanted, words, &mut values).map_err(error)?;
-            for (sum, value) in sums.iter_mut().zip(values.chunks_exact(words)) {
-                for copy in value.as_chunks::<ROW_WORDS>().0 {
-                    let &[user_local, user_remote, user_outside, kernel] = copy;
-                    // Modulo 2^64, like the copies: what counts is the growth.
-                    sum.user_local = sum.user_local.wrapping_add(user_local);
-                    sum.user_remote = sum.user_remote.wrapping_add(user_remote);
-                    sum.user_outside = sum.user_outside.wrapping_add(user_outside);
-                    sum.kernel = sum.kernel.wrapping_add(kernel);
-                }
-            }
-            key += wanted;
-        }
-        Ok(())
-    }
-
-    /// Copies `wanted` values of so many words from `key` on.
-    fn copy(&self, key: u32, wanted: u32, words: usize, values: &mut [u64]) -> io::Result<()> {
-        let map = self.map.fd().as_fd();
-        if !self.layout.per_cpu {
-            return sys::read_array(map, key as usize * words, &mut values[..wanted as usize * words]);
-        }
-        let read = sys::lookup_batch(map, key.checked_sub(1), wanted, words * size_of::<u64>(), values)?;
-        if read != wanted {
-            return Err(io::Error::other(format!("{read} values instead of {wanted} after key {key}")));
-        }
-        Ok(())
+        let rows = sums.as_chunks::<ROW_WORDS>().0.iter();
+        let row = |&[user_local, user_remote, user_outside, kernel]: &[u64; ROW_WORDS]| AllocCounters {
+            user_local,
+            user_remote,
+            user_outside,
+            kernel,
+        };
+        Ok(rows.map(row).collect())
     }
 }
 
@@ -149,17 +120,17 @@ mod tests {
     fn counters_are_per_cpu_until_they_are_too_large() {
         let layout = |slots, nodes, homes, cpus| {
             let layout = Layout::new(slots, nodes, homes, cpus).unwrap();
-            (layout.map(), layout.copies, layout.entries())
+            (layout.per_cpu, layout.shards, layout.entries())
         };
-        assert_eq!(layout(513, 2, 2, 128), ("CTR", 128, (1026, 1)));
-        assert_eq!(layout(1, 1, 1, 1), ("CTR", 1, (1, 1)));
+        assert_eq!(layout(513, 2, 2, 128), (true, 128, 128 * 1028));
+        assert_eq!(layout(1, 1, 1, 1), (true, 1, 4));
         // 10,001 slots * 8 nodes * 32 bytes = 2.4 MiB for each CPU: 26 of them fit.
-        assert_eq!(layout(10_001, 8, 8, 26), ("CTR", 26, (80_008, 1)));
-        assert_eq!(layout(10_001, 8, 8, 27), ("CTR_SHARED", 8, (1, 640_064)));
-        assert_eq!(layout(10_001, 8, 1, 256), ("CTR_SHARED", 1, (1, 80_008)), "one node has all CPUs");
+        assert_eq!(layout(10_001, 8, 8, 26), (true, 26, 26 * 80_008));
+        assert_eq!(layout(10_001, 8, 8, 27), (false, 8, 640_064));
+        assert_eq!(layout(10_001, 8, 1, 256), (false, 1, 80_008), "one node has all CPUs");
         // 61 MiB a shard: room for one.
-        assert_eq!(layout(10_001, 200, 200, 256), ("CTR_SHARED", 1, (1, 2_000_200)));
-        assert_eq!(layout(1_000_000, 8, 8, 256), ("CTR_SHARED", 1, (1, 8_000_000)), "one in any case");
+        assert_eq!(layout(10_001, 200, 200, 256), (false, 1, 2_000_200));
+        assert_eq!(layout(1_000_000, 8, 8, 256), (false, 1, 8_000_000), "one in any case");
         assert_eq!(Layout::new(u32::MAX, 2, 2, 1), None);
     }
 }

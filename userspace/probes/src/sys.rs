@@ -11,64 +11,9 @@ use std::{
 
 use libc::{c_int, c_long, c_ulong, c_void};
 
-/// `BPF_MAP_LOOKUP_BATCH`: reads up to `count` values that follow the key `after` (the first ones for
-/// `None`) of an array into `values`.
-///
-/// `value_size` is the size of one value as the kernel copies it: rounded up to 8 bytes, and for per-CPU
-/// maps once for each possible CPU. Returns the number of values read.
-pub(crate) fn lookup_batch(
-    map: BorrowedFd<'_>,
-    after: Option<u32>,
-    count: u32,
-    value_size: usize,
-    values: &mut [u64],
-) -> io::Result<u32> {
-    /// The member `batch` of `union bpf_attr`, linux/bpf.h; `in_batch` and `out_batch` are keys here.
-    #[repr(C)]
-    struct Batch {
-        previous: u64,
-        last: u64,
-        keys: u64,
-        values: u64,
-        count: u32,
-        map_fd: u32,
-        elem_flags: u64,
-        flags: u64,
-    }
-    const BPF_MAP_LOOKUP_BATCH: c_int = 24;
-
-    if size_of_val(values) < count as usize * value_size {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the buffer is too small for the batch"));
-    }
-    let mut keys = vec![0u32; count as usize];
-    let mut last = 0u32;
-    let mut batch = Batch {
-        previous: after.as_ref().map_or(0, |after| ptr::from_ref(after) as u64),
-        last: &raw mut last as u64,
-        keys: keys.as_mut_ptr() as u64,
-        values: values.as_mut_ptr() as u64,
-        count,
-        map_fd: map.as_raw_fd().cast_unsigned(),
-        elem_flags: 0,
-        flags: 0,
-    };
-    // SAFETY: the kernel writes at most `count` keys of 4 bytes, `count` values of `value_size` (checked
-    // above), one key to `last`, and the new count to `batch`; all of these outlive the call.
-    let result =
-        unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_LOOKUP_BATCH, &raw mut batch, size_of::<Batch>()) };
-    match result {
-        0 => Ok(batch.count),
-        _ => match io::Error::last_os_error() {
-            // The map's end was reached.
-            error if error.raw_os_error() == Some(libc::ENOENT) => Ok(batch.count),
-            error => Err(error),
-        },
-    }
-}
-
-/// Copies 64-bit numbers out of an array that was made with `BPF_F_MMAPABLE`, the first one from place `first`. A hundred
-/// thousand values take one system call, and no copy of each by the kernel.
-pub(crate) fn read_array(map: BorrowedFd<'_>, first: usize, values: &mut [u64]) -> io::Result<()> {
+/// Adds, modulo 2^64, the 64-bit numbers of an array that was made with `BPF_F_MMAPABLE`, the first one from place
+/// `first`. A hundred thousand take two system calls, and no copy of each by the kernel.
+pub(crate) fn add_array(map: BorrowedFd<'_>, first: usize, values: &mut [u64]) -> io::Result<()> {
     if values.is_empty() {
         return Ok(());
     }
@@ -89,7 +34,7 @@ pub(crate) fn read_array(map: BorrowedFd<'_>, first: usize, values: &mut [u64]) 
     // atomic loads allow.
     let numbers = unsafe { std::slice::from_raw_parts(numbers, values.len()) };
     for (value, number) in values.iter_mut().zip(numbers) {
-        *value = number.load(Ordering::Relaxed);
+        *value = value.wrapping_add(number.load(Ordering::Relaxed));
     }
     // SAFETY: nothing refers to the mapping any more.
     check(unsafe { libc::munmap(address, length) }.into())

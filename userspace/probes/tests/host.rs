@@ -41,8 +41,10 @@ const INTRUDERS: &str = "who_runs_on_an_exclusive_cpu_is_told";
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 
 const TESTS: &[(&str, Test)] = &[
-    ("pages_are_counted_by_tp_btf", |host| pages_are_counted(host, Mode::TpBtf, 512, "CTR")),
-    ("pages_are_counted_by_the_tracepoint", |host| pages_are_counted(host, Mode::Tracepoint, 512, "CTR")),
+    ("pages_are_counted_by_tp_btf", |host| pages_are_counted(host, Mode::TpBtf, 512, Shards::OfCpus)),
+    ("pages_are_counted_by_the_tracepoint", |host| {
+        pages_are_counted(host, Mode::Tracepoint, 512, Shards::OfCpus);
+    }),
     ("pages_are_counted_in_shared_counters", shared),
     ("pages_outside_the_allowed_nodes_are_told", outside),
     ("misses_that_find_no_place_are_counted_and_told_later", overrun),
@@ -438,10 +440,17 @@ fn shared(host: &Host) {
     // Just more than 64 MiB of counters, of 32 bytes, when each CPU has its own.
     let counters_per_slot = host.machine.possible_cpus.len() * host.machine.nodes.len();
     let slots = (64 << 20) / 32 / counters_per_slot + 1;
-    pages_are_counted(host, Mode::TpBtf, u32::try_from(slots).unwrap(), "CTR_SHARED");
+    pages_are_counted(host, Mode::TpBtf, u32::try_from(slots).unwrap(), Shards::OfNodes);
 }
 
-fn pages_are_counted(host: &Host, mode: Mode, slots: u32, map: &str) {
+/// Who has counters of its own.
+#[derive(Clone, Copy)]
+enum Shards {
+    OfCpus,
+    OfNodes,
+}
+
+fn pages_are_counted(host: &Host, mode: Mode, slots: u32, shards: Shards) {
     let modes = [mode];
     let mut probes = Probes::load(&Options { alloc_modes: &modes, slots, ..host.options() });
     let report = &probes.reports()[0];
@@ -475,7 +484,13 @@ fn pages_are_counted(host: &Host, mode: Mode, slots: u32, map: &str) {
 
     let usage = probes.map_usage();
     assert_eq!((usage[0].map, usage[0].entries, usage[0].capacity), ("ROOTS", 1, u64::from(slots)));
-    assert_eq!(usage[1].map, map);
+    let per_slot = usage[1].entries / 2;
+    assert_eq!((usage[1].map, usage[1].capacity), ("CTR", (u64::from(slots) + 1) * per_slot));
+    let of_cpus = host.machine.possible_cpus.len() * host.machine.nodes.len();
+    match shards {
+        Shards::OfCpus => assert!(per_slot >= of_cpus as u64, "{:?}", usage[1]),
+        Shards::OfNodes => assert!(per_slot < of_cpus as u64, "{:?}", usage[1]),
+    }
     drop(process);
     assert_pages_but(lost(&probes), sum(&probes.release(slot).unwrap()).user(), 2 * PAGES);
     assert!(matches!(probes.release(slot), Err(SlotError::Free(_))));
