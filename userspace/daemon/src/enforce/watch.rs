@@ -31,6 +31,8 @@ pub struct KnobWatch {
     root: PathBuf,
     fanotify: Fanotify,
     own_pid: i32,
+    /// How far the root of the hierarchy is above what processes' paths begin at.
+    hidden: usize,
 }
 
 /// Knobs cannot be watched: they have to be polled.
@@ -102,7 +104,9 @@ impl KnobWatch {
         let own_pid = rustix::process::getpid().as_raw_pid();
         // The paths of events have no symbolic links.
         let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
-        Ok(Self { root, fanotify, own_pid })
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let hidden = levels_hidden(&mounts, &root);
+        Ok(Self { root, fanotify, own_pid, hidden })
     }
 
     /// Watches a knob of a cgroup; `false` if it is not there.
@@ -155,7 +159,7 @@ impl KnobWatch {
                 }
                 let Some(file) = event.fd().filter(|_| event.pid() != self.own_pid) else { continue };
                 if let Some((cgroup, knob)) = self.knob_of(file) {
-                    touched.push(Touched::Knob { cgroup, knob, by: writer(event.pid()) });
+                    touched.push(Touched::Knob { cgroup, knob, by: writer(event.pid(), self.hidden) });
                 }
             }
         }
@@ -178,12 +182,36 @@ impl AsFd for KnobWatch {
     }
 }
 
-fn writer(pid: i32) -> Option<Writer> {
+/// How many levels of the hierarchy that is mounted at `root` are above the root of our cgroup namespace
+/// (`cgroup_namespaces(7)`), that of a container for instance: the mount then shows them as `/../..`.
+fn levels_hidden(mounts: &str, root: &Path) -> usize {
+    // What is mounted last covers the others.
+    let seen_as = mounts.lines().rev().find_map(|line| {
+        // The fourth and fifth field of `proc_pid_mountinfo(5)`.
+        let mut fields = line.split(' ').skip(3);
+        let (seen_as, at) = (fields.next()?, fields.next()?);
+        (Path::new(at) == root).then_some(seen_as)
+    });
+    seen_as.map_or(0, |path| path.split('/').filter(|&part| part == "..").count())
+}
+
+/// The path from the hierarchy's root, of one from the root of our namespace. One that does not lead up to where they
+/// meet stays as it is.
+fn from_root(path: &str, hidden: usize) -> String {
+    let up = "/..".repeat(hidden);
+    match path.strip_prefix(&up) {
+        Some("") => "/".to_owned(),
+        Some(rest) if rest.starts_with('/') && !rest.starts_with("/../") && rest != "/.." => rest.to_owned(),
+        _ => path.to_owned(),
+    }
+}
+
+fn writer(pid: i32, hidden: usize) -> Option<Writer> {
     let pid = u32::try_from(pid).ok().filter(|&pid| pid != 0)?;
     let read = |file| std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
     let name = read("comm").map(|name| name.trim_end().to_owned());
     let cgroup = read("cgroup").and_then(|text| {
-        let of_v2 = |line: &str| line.strip_prefix("0::").map(str::to_owned);
+        let of_v2 = |line: &str| line.strip_prefix("0::").map(|path| from_root(path, hidden));
         text.lines().find_map(of_v2)
     });
     Some(Writer { pid, name, cgroup })
@@ -237,6 +265,27 @@ mod tests {
         );
     }
 
+    #[test]
+    fn writers_are_named_from_the_hosts_root() {
+        let mounts = "20 1 0:30 / /sys rw - sysfs sysfs rw\n\
+            31 20 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw\n\
+            38 20 0:26 /../../.. /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw\n\
+            39 20\n";
+        let hidden = |root: &str| levels_hidden(mounts, Path::new(root));
+        assert_eq!((hidden("/sys/fs/cgroup"), hidden("/sys"), hidden("/elsewhere")), (3, 0, 0));
+        for (path, expected) in [
+            ("/../../..", "/"),
+            ("/../../../system.slice/a.service", "/system.slice/a.service"),
+            ("/../../../..a", "/..a"),
+            // Of the same pod, whose name is not known here.
+            ("/../other", "/../other"),
+            ("/", "/"),
+        ] {
+            assert_eq!(from_root(path, 3), expected);
+        }
+        assert_eq!((from_root("/a", 0).as_str(), from_root("/", 0).as_str()), ("/a", "/"));
+    }
+
     /// fanotify works on any file, so ordinary ones stand for knobs here.
     #[test]
     fn writes_of_others_are_told_with_their_names() {
@@ -265,7 +314,7 @@ mod tests {
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
-        let own = writer(std::process::id().cast_signed()).unwrap();
+        let own = writer(std::process::id().cast_signed(), watch.hidden).unwrap();
         let by = Some(Writer { pid: child.id(), name: Some("sh".to_owned()), cgroup: own.cgroup });
         child.kill().unwrap();
         child.wait().unwrap();
