@@ -253,7 +253,7 @@ impl Alloc {
         // Also shows early whether the kernel lets us read.
         let before = alloc.read(OTHER_SLOT)?;
         if options.self_check {
-            let touched = self_check::touch(alloc.nodes.ids());
+            let touched = self_check::touch(alloc.nodes.ids(), machine);
             // Each CPU searches its first slot now, the one of this thread at least.
             let totals = alloc.totals()?;
             alloc.preemptible = 2 * totals.preemptible > totals.resolved;

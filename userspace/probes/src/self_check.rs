@@ -1,12 +1,16 @@
 //! Compares the probe's counts with pages whose node is known.
 //!
 //! A wrong idea of the kernel's data would book pages to wrong nodes without any error. So after attaching,
-//! some pages are allocated on each node and the kernel is asked where they are (`move_pages(2)`). Each
+//! some pages are allocated on each node and the kernel is asked where they are (`/proc/self/numa_maps`). Each
 //! node's counter must have grown by at least as much; others may allocate meanwhile, so it may have grown by
 //! more. Nodes are preferred, not bound: a node without free memory is left out, and nobody is killed for it.
+//! Where `mbind(2)` is not allowed, as by the seccomp profile of containers, pages are touched on the node's CPUs.
+
+use std::fs;
 
 use numaward_abi::AllocCounters;
-use numaward_topology::{NodeId, NodeSet};
+use numaward_topology::{Machine, NodeId, NodeSet};
+use rustix::thread::{CpuSet as Mask, sched_getaffinity, sched_setaffinity};
 
 use crate::{SelfCheck, sys::Mapping};
 
@@ -22,33 +26,75 @@ pub(crate) struct Mismatch {
     counted: u64,
 }
 
-/// Allocates pages on each node. Returns how many it got, in the order of `nodes`, or why it could not.
-pub(crate) fn touch(nodes: &[NodeId]) -> Result<Vec<u64>, String> {
-    let mut touched = vec![0; nodes.len()];
-    for node in nodes {
-        let mut mapping = Mapping::new(PAGES).map_err(|error| format!("mmap: {error}"))?;
-        match mapping.prefer_node(node.0) {
-            Ok(()) => {}
-            // The node has no memory, or not for us (cpuset.mems).
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => continue,
-            // Without NUMA in the kernel, all pages are on the one node.
-            Err(error) if error.raw_os_error() == Some(libc::ENOSYS) && nodes.len() == 1 => {}
-            Err(error) => return Err(format!("mbind: {error}")),
+/// This thread runs on the CPUs of a node as long as this lives.
+struct OnNode(Mask);
+
+impl OnNode {
+    /// None if it cannot run there.
+    fn new(machine: &Machine, node: NodeId) -> Option<Self> {
+        let mut mask = Mask::new();
+        let cpus = machine.nodes.get(&node)?.cpus.iter().map(|cpu| cpu.0 as usize);
+        cpus.filter(|&cpu| cpu < Mask::MAX_CPU).for_each(|cpu| mask.set(cpu));
+        let before = sched_getaffinity(None).ok()?;
+        sched_setaffinity(None, &mask).ok()?;
+        Some(Self(before))
+    }
+}
+
+impl Drop for OnNode {
+    fn drop(&mut self) {
+        if let Err(error) = sched_setaffinity(None, &self.0) {
+            log::warn!("a thread stays on the CPUs of one node: {error}");
         }
-        mapping.touch();
-        let places = match mapping.nodes() {
-            Ok(places) => places,
-            Err(error) if error.raw_os_error() == Some(libc::ENOSYS) && nodes.len() == 1 => vec![0; PAGES],
-            Err(error) => return Err(format!("move_pages: {error}")),
+    }
+}
+
+/// Allocates pages on each node. Returns how many it got, in the order of `nodes`, or why it could not.
+pub(crate) fn touch(nodes: &[NodeId], machine: &Machine) -> Result<Vec<u64>, String> {
+    let mut touched = vec![0; nodes.len()];
+    for &node in nodes {
+        let mut mapping = Mapping::new(PAGES).map_err(|error| format!("mmap: {error}"))?;
+        let _on_node = match mapping.prefer_node(node.0) {
+            Ok(()) => None,
+            Err(error) => match error.raw_os_error() {
+                // The node has no memory, or not for us (cpuset.mems).
+                Some(libc::EINVAL) => continue,
+                // Without NUMA in the kernel, all pages are on the one node.
+                Some(libc::ENOSYS) if nodes.len() == 1 => None,
+                Some(libc::EPERM) => match OnNode::new(machine, node) {
+                    Some(on_node) => Some(on_node),
+                    None => continue,
+                },
+                _ => return Err(format!("mbind: {error}")),
+            },
         };
-        for place in places {
-            let index = nodes.iter().position(|node| i64::from(node.0) == i64::from(place));
+        mapping.touch();
+        let places = match fs::read_to_string("/proc/self/numa_maps") {
+            Ok(maps) => pages_by_node(&maps, mapping.start()),
+            Err(_) if nodes.len() == 1 => vec![(node, PAGES as u64)],
+            Err(error) => return Err(format!("/proc/self/numa_maps: {error}")),
+        };
+        for (place, pages) in places {
+            let index = nodes.iter().position(|&node| node == place);
             if let Some(count) = index.and_then(|index| touched.get_mut(index)) {
-                *count += 1;
+                *count += pages;
             }
         }
     }
     Ok(touched)
+}
+
+/// Where the pages of the mapping are that begins at this address (`numa(7)`).
+fn pages_by_node(maps: &str, start: usize) -> Vec<(NodeId, u64)> {
+    let mapping = maps.lines().find_map(|line| {
+        let (address, about) = line.split_once(' ')?;
+        (usize::from_str_radix(address, 16) == Ok(start)).then_some(about)
+    });
+    let pages = |word: &str| {
+        let (node, pages) = word.strip_prefix('N')?.split_once('=')?;
+        Some((NodeId(node.parse().ok()?), pages.parse().ok()?))
+    };
+    mapping.into_iter().flat_map(|about| about.split(' ')).filter_map(pages).collect()
 }
 
 /// Compares what [`touch`] got with the counters before and after it.
@@ -74,7 +120,7 @@ pub(crate) fn compare(
         }
     }
     if passed.is_empty() {
-        return Ok(SelfCheck::Unchecked("no node has memory for this process".to_owned()));
+        return Ok(SelfCheck::Unchecked("no node gave memory to this process".to_owned()));
     }
     Ok(SelfCheck::Passed(passed))
 }
@@ -82,6 +128,16 @@ pub(crate) fn compare(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernel_tells_where_pages_are() {
+        let maps = "7f0000000000 default file=/N9=9/libc.so.6 mapped=9 N0=9 kernelpagesize_kB=4\n\
+            7f1200a00000 prefer:2 anon=64 dirty=64 N0=4 N2=60 kernelpagesize_kB=4\n\
+            7f1300000000 default\n";
+        let at = |start| pages_by_node(maps, start);
+        assert_eq!(at(0x7f12_00a0_0000), [(NodeId(0), 4), (NodeId(2), 60)]);
+        assert_eq!((at(0x7f13_0000_0000), at(0x1000)), (vec![], vec![]));
+    }
 
     #[test]
     fn counts_are_compared_node_by_node() {

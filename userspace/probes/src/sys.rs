@@ -174,28 +174,9 @@ impl Mapping {
         }
     }
 
-    /// The node of each page, by `move_pages(2)`; negative error numbers for pages that have none.
-    pub(crate) fn nodes(&self) -> io::Result<Vec<i32>> {
-        let addresses: Vec<*const c_void> = (0..self.pages)
-            .map(|page| self.start.wrapping_byte_add(page * self.page_size).cast_const())
-            .collect();
-        let mut nodes = vec![-1i32; self.pages];
-        let nowhere = ptr::null::<c_int>();
-        let (own, count, flags) = (0, self.pages, 0);
-        // SAFETY: `addresses` and `nodes` have `count` elements; without target nodes nothing is moved.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_move_pages,
-                own,
-                count,
-                addresses.as_ptr(),
-                nowhere,
-                nodes.as_mut_ptr(),
-                flags,
-            )
-        };
-        check(result)?;
-        Ok(nodes)
+    /// Where it begins.
+    pub(crate) fn start(&self) -> usize {
+        self.start.addr()
     }
 }
 
