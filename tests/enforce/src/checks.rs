@@ -17,9 +17,10 @@ use numaward_cgroup::{
     CgroupPath,
     knob::{Knob, Limit, Partition},
 };
-use numaward_daemon::enforce::{
-    Book, Change, EnforceError, Enforcer, FightPolicy, Fights, KnobWatch, Moving, Options, Report, Settings,
-    Touched, Verdict,
+use numaward_cgroup::{KnobWatch, Touched};
+use numaward_daemon::{
+    enforce::Book, enforce::Change, enforce::EnforceError, enforce::Enforcer, enforce::FightPolicy,
+    enforce::Fights, enforce::Moving, enforce::Options, enforce::Report, enforce::Settings, enforce::Verdict,
 };
 use numaward_topology::{Bytes, HugepageSize};
 

@@ -17,6 +17,7 @@ mod handle;
 mod hierarchy;
 mod inotify;
 pub mod knob;
+mod knob_watch;
 mod mounts;
 mod notify;
 mod path;
@@ -26,6 +27,7 @@ mod watch;
 mod workload;
 
 pub use hierarchy::{Cgroup, Hierarchy, OpenError, WalkError};
+pub use knob_watch::{KnobWatch, Touched, WatchError, Writer};
 pub use mounts::{Mounts, MountsError};
 pub use notify::{Notice, Notifier, NotifyError, Subject};
 pub use path::{CgroupId, CgroupPath, PathError};

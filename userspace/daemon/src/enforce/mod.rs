@@ -29,7 +29,6 @@ pub mod order;
 mod plan;
 mod settings;
 pub mod systemd;
-mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -54,7 +53,6 @@ pub use order::Step;
 pub use plan::{Change, Plan};
 pub use settings::{Settings, ValueError, Values};
 pub use systemd::Systemd;
-pub use watch::{KnobWatch, Touched, WatchError, Writer};
 
 /// How the enforcer works.
 #[derive(Clone, Debug)]

@@ -53,15 +53,11 @@ use super::{
     text::Texts,
 };
 use crate::{
-    api,
-    config::{Config, enforcement::Mode, policy::TopologyManagerPolicy},
-    enforce::{Change, EnforceError, Enforcer, Failure, KnobWatch, Moving, Settings},
-    events::Report,
-    fault,
-    ledger::{Loaded, Store, StoreError},
-    otlp::spans,
-    sharing::View,
+    api, config::Config, config::enforcement::Mode, config::policy::TopologyManagerPolicy, enforce::Change,
+    enforce::EnforceError, enforce::Enforcer, enforce::Failure, enforce::Moving, enforce::Settings,
+    events::Report, fault, ledger::Loaded, ledger::Store, ledger::StoreError, otlp::spans, sharing::View,
 };
+use numaward_cgroup::KnobWatch;
 
 /// How often what is held is looked after.
 const TURN: Duration = Duration::from_millis(250);

@@ -23,7 +23,7 @@ use rustix::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::enforce::{KnobWatch, Touched, WatchError, Writer};
+use numaward_cgroup::{KnobWatch, Touched, WatchError, Writer};
 
 /// How late the thread notices that it is to stop, or that the kernel cannot be asked any more: nobody waits for that.
 const TURN: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };

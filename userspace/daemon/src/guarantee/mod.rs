@@ -21,10 +21,8 @@ use numaward_cgroup::{CgroupPath, EXEC_PARENT, Hierarchy, OpenError};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    config::Config,
-    enforce::{Enforcer, KnobWatch, Options, Systemd, systemd},
-};
+use crate::{config::Config, enforce::Enforcer, enforce::Options, enforce::Systemd, enforce::systemd};
+use numaward_cgroup::KnobWatch;
 
 mod decisions;
 mod explain;

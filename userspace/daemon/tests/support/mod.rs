@@ -9,19 +9,12 @@ use std::{
     thread::JoinHandle,
 };
 
+use numaward_cgroup::KnobWatch;
 use numaward_cgroup::{CgroupPath, Hierarchy};
 use numaward_daemon::{
-    config::Config,
-    enforce::{Enforcer, KnobWatch, Options},
-    events::Report,
-    guarantee::{
-        Figures, Keeper,
-        keeper::{Listener, Promises},
-    },
-    health::{Heartbeat, Readiness},
-    http::App,
-    metrics::Metrics,
-    observe::Observer,
+    config::Config, enforce::Enforcer, enforce::Options, events::Report, guarantee::Figures,
+    guarantee::Keeper, guarantee::keeper::Listener, guarantee::keeper::Promises, health::Heartbeat,
+    health::Readiness, http::App, metrics::Metrics, observe::Observer,
 };
 use numaward_topology::Machine;
 use serde_json::Value;

@@ -25,12 +25,11 @@ use numaward_cgroup::knob::Knob;
 
 use super::{Owner, TURN};
 use crate::{
-    api,
-    enforce::{Book, CgroupPath, Drift, DriftKind, FightPolicy, Fights, Verdict, Writer},
-    events::{EventKind, Report, Severity},
-    guarantee::lookout::{Lookout, Seen},
-    otlp::spans,
+    api, enforce::Book, enforce::CgroupPath, enforce::Drift, enforce::DriftKind, enforce::FightPolicy,
+    enforce::Fights, enforce::Verdict, events::EventKind, events::Report, events::Severity,
+    guarantee::lookout::Lookout, guarantee::lookout::Seen, otlp::spans,
 };
+use numaward_cgroup::Writer;
 
 /// All cgroups that are not watched are looked at within this.
 const LOOK: Duration = Duration::from_secs(1);

@@ -16,11 +16,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::{CgroupPath, knob::Knob};
 use nix::{
     errno::Errno,
     sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags},
 };
-use numaward_cgroup::{CgroupPath, knob::Knob};
 
 /// How often at most the kernel is asked for more in one go: whoever writes without end gets no end otherwise.
 const READINGS: usize = 64;
@@ -219,7 +219,7 @@ fn writer(pid: i32, hidden: usize) -> Option<Writer> {
 
 #[cfg(test)]
 mod tests {
-    use numaward_cgroup::Hierarchy;
+    use crate::Hierarchy;
 
     use super::*;
 
