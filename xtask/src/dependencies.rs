@@ -32,7 +32,9 @@ const TABLE: &[Rule] = &[
     rule(
         "numaward",
         &[
+            "numaward-api",
             "numaward-cgroup",
+            "numaward-config",
             "numaward-daemon",
             "numaward-engine",
             "numaward-kube",
@@ -44,8 +46,28 @@ const TABLE: &[Rule] = &[
     ),
     rule(
         "numaward-daemon",
-        &["numaward-cgroup", "numaward-engine", "numaward-kube", "numaward-probes", "numaward-topology"],
+        &[
+            "numaward-api",
+            "numaward-cgroup",
+            "numaward-config",
+            "numaward-engine",
+            "numaward-kube",
+            "numaward-probes",
+            "numaward-topology",
+        ],
     ),
+    rule(
+        "numaward-config",
+        &[
+            "numaward-api",
+            "numaward-cgroup",
+            "numaward-engine",
+            "numaward-kube",
+            "numaward-probes",
+            "numaward-topology",
+        ],
+    ),
+    rule("numaward-api", &["numaward-engine", "numaward-topology"]),
     rule("numaward-kube", &["numaward-engine", "numaward-topology"]),
     rule("numaward-probes", &["numaward-abi", "numaward-topology"]),
     rule("numaward-cgroup", &["numaward-topology"]),
@@ -68,7 +90,10 @@ const TABLE: &[Rule] = &[
     // What the kubelet would do: it knows nothing of the project.
     rule("numaward-cri", &[]),
     // Part of what they test: they run inside the machine, against the kernel.
-    rule("numaward-crash-check", &["numaward-daemon", "numaward-topology"]),
+    rule(
+        "numaward-crash-check",
+        &["numaward-api", "numaward-config", "numaward-daemon", "numaward-topology"],
+    ),
     rule("numaward-enforce-check", &["numaward-cgroup", "numaward-daemon", "numaward-topology"]),
     Rule {
         package: "numaward-load",

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use numaward_daemon::api;
+use numaward_api as api;
 use numaward_topology::{CpuSet, NodeSet};
 
 use crate::daemon::{Home, metrics};

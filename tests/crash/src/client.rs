@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use numaward_daemon::api;
+use numaward_api as api;
 
 /// For an answer on a busy host.
 const LIMIT: Duration = Duration::from_mins(2);

@@ -11,12 +11,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use numaward_daemon::{
-    config::{self, Sources},
-    logging,
-    otlp::spans::Traces,
-    service,
-};
+use numaward_config::{self as config, Sources};
+use numaward_daemon::{logging, otlp::spans::Traces, service};
 
 use crate::client::{self, Client};
 

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use fastrand::Rng;
-use numaward_daemon::api;
+use numaward_api as api;
 
 use crate::{
     agreement::{self, knob_of},

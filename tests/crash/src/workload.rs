@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use numaward_daemon::api;
+use numaward_api as api;
 
 /// How often the workloads are looked at.
 const PACE: Duration = Duration::from_millis(2);

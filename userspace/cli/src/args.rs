@@ -6,10 +6,8 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use numaward_daemon::{
-    api::{PartitionKind, TopologyManagerPolicy},
-    config::Interval,
-};
+use numaward_api::{PartitionKind, TopologyManagerPolicy};
+use numaward_config::Interval;
 
 /// Keeps memory near the CPUs that use it, and proves it.
 ///

@@ -10,7 +10,7 @@ use hyper::{
     header,
 };
 use hyper_util::rt::TokioIo;
-use numaward_daemon::api::Refusal;
+use numaward_api::Refusal;
 use serde::de::DeserializeOwned;
 use tokio::{
     io::{AsyncRead, AsyncWrite},

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use hyper::{Method, body::Bytes};
-use numaward_daemon::api::{self, Refusal};
+use numaward_api::{self as api, Refusal};
 
 use crate::client::{ClientError, Server};
 

@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::Context;
-use numaward_daemon::api;
+use numaward_api as api;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     signal::unix::{Signal as Incoming, SignalKind, signal},

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use numaward_daemon::api::{Allocation, Drift, DriftState, DryRun, Explanation, Noticed, Writer};
+use numaward_api::{Allocation, Drift, DriftState, DryRun, Explanation, Noticed, Writer};
 
 use crate::{
     control::rejection,

@@ -27,15 +27,9 @@ use std::{
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
-use numaward_daemon::{
-    api::{self, Version},
-    config::{self, Flag, Sources},
-    doctor::examine,
-    guarantee::import::import,
-    logging,
-    otlp::spans::Traces,
-    service,
-};
+use numaward_api::{self as api, Version};
+use numaward_config::{self as config, Flag, Sources};
+use numaward_daemon::{doctor::examine, guarantee::import::import, logging, otlp::spans::Traces, service};
 use numaward_probes::{Options, Probes};
 use serde::Serialize;
 
@@ -368,7 +362,7 @@ fn import_kubelet_state(args: ImportKubeletState) -> anyhow::Result<ExitCode> {
 }
 
 fn version(output: Output) -> anyhow::Result<ExitCode> {
-    print(output, &Version::current(), |version| {
+    print(output, &Version::on(rustix::system::uname().release().to_string_lossy()), |version| {
         format!("numaward {} ({}), Linux {}\n", version.version, version.architecture, version.kernel)
     })?;
     Ok(ExitCode::SUCCESS)

@@ -2,9 +2,9 @@
 
 use std::{cmp::Reverse, fmt::Write, time::Duration};
 
-use numaward_daemon::api::{
-    Allocations, Counters, Drift, DriftState, ExclusiveCpu, HerdState, Mode, Probe, Status, Workload,
-    Workloads,
+use numaward_api::{
+    Allocations, Counters, Drift, DriftState, EnforcementMode, ExclusiveCpu, HerdState, Probe, Status,
+    Workload, Workloads,
 };
 use serde::Serialize;
 
@@ -165,11 +165,11 @@ fn enforcement(promised: &Allocations) -> String {
     text
 }
 
-fn word(mode: Mode) -> &'static str {
+fn word(mode: EnforcementMode) -> &'static str {
     match mode {
-        Mode::Off => "off",
-        Mode::DryRun => "dry-run",
-        Mode::On => "on",
+        EnforcementMode::Off => "off",
+        EnforcementMode::DryRun => "dry-run",
+        EnforcementMode::On => "on",
     }
 }
 
@@ -303,7 +303,7 @@ fn uptime(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use numaward_daemon::api::{
+    use numaward_api::{
         Activity, Allocated, Degraded, Enforcement, Herded, Herding, Map, Resident, Waiting, WorkloadCount,
         WorkloadNode,
     };
@@ -371,9 +371,9 @@ mod tests {
             promised: Some(Allocations {
                 shared_cpus: "0-1".to_owned(),
                 enforcement: Enforcement {
-                    mode: Mode::On,
+                    mode: EnforcementMode::On,
                     herding: Herding {
-                        mode: Mode::DryRun,
+                        mode: EnforcementMode::DryRun,
                         cgroups: vec![herded("/a", "0-1", None), herded("/b", "", Some("its own"))],
                         processes_in_root: Some(2),
                     },

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use numaward_daemon::api::Topology;
+use numaward_api::Topology;
 
 use crate::table::{columns, row, size};
 

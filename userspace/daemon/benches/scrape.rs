@@ -15,15 +15,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use numaward_config::Config;
 use numaward_daemon::{
-    config::Config,
-    health::{Heartbeat, Readiness},
-    metrics::{
-        Allocated, CpuFigures, Format, Interrupts, KindPromised, Lacking, MapFigures, Metrics, Missed,
-        NodeMemory, Pressure, ProbeFigures, PromiseFigures, Resident, Snapshot, Source, WorkloadActivity,
-        WorkloadFigures,
-    },
-    observe::{CgroupSource, Latches, Observer, spawn},
+    health::Heartbeat, health::Readiness, metrics::Allocated, metrics::CpuFigures, metrics::Format,
+    metrics::Interrupts, metrics::KindPromised, metrics::Lacking, metrics::MapFigures, metrics::Metrics,
+    metrics::Missed, metrics::NodeMemory, metrics::Pressure, metrics::ProbeFigures, metrics::PromiseFigures,
+    metrics::Resident, metrics::Snapshot, metrics::Source, metrics::WorkloadActivity,
+    metrics::WorkloadFigures, observe::CgroupSource, observe::Latches, observe::Observer, observe::spawn,
 };
 use numaward_probes::{CpuUse, Stalls};
 use numaward_topology::{Bytes, CpuId, NodeId, ZoneKind};

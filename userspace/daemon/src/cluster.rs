@@ -16,19 +16,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    config::{
-        Config, Mode,
-        policy::{TopologyManagerPolicy, TopologyManagerScope},
-    },
-    http::{SocketError, listen_unix},
-    kubelet::{Policies, pod_resources_socket},
-    observe::{Observer, Part, containers},
-    sharing::{
-        View,
-        assigned::{Calls, Teller},
-        free,
-    },
+    http::SocketError, http::listen_unix, kubelet::Policies, kubelet::pod_resources_socket,
+    observe::Observer, observe::Part, observe::containers, sharing::View, sharing::assigned::Calls,
+    sharing::assigned::Teller, sharing::free,
 };
+use numaward_api::TopologyManagerPolicy;
+use numaward_config::{Config, OperatingMode, policy::TopologyManagerScope};
 
 /// How long to wait before a client that could not be made is tried again.
 const RETRY: Duration = Duration::from_secs(30);
@@ -55,7 +48,7 @@ pub struct Cluster {
     config: Config,
     observer: Arc<Observer>,
     figures: Figures,
-    mode: Mode,
+    mode: OperatingMode,
     policies: Policies,
     socket: Option<std::os::unix::net::UnixListener>,
     pods: Option<(Pods, EventQueue, String)>,
@@ -71,7 +64,7 @@ impl Cluster {
     /// Makes what must be made while there are privileges: the socket. Nothing runs yet.
     pub fn prepare(
         config: &Config,
-        mode: Mode,
+        mode: OperatingMode,
         policies: Policies,
         observer: &Arc<Observer>,
         figures: Figures,
@@ -108,7 +101,7 @@ impl Cluster {
             }
             return;
         };
-        if self.mode == Mode::Enforce && !self.config.kubernetes.nri.enabled {
+        if self.mode == OperatingMode::Enforce && !self.config.kubernetes.nri.enabled {
             // With it, the runtime tells, and tells sooner.
             let naming = name_containers(pods.clone(), self.observer.clone());
             tokio::spawn(stop.clone().run_until_cancelled_owned(naming));
@@ -162,8 +155,8 @@ async fn serve_pod_resources(
 }
 
 /// The policy in the words of the scheduler: ours, or that of the kubelet that is observed.
-fn policy(config: &Config, mode: Mode, policies: &Policies) -> (Policy, Scope) {
-    if mode == Mode::Observe {
+fn policy(config: &Config, mode: OperatingMode, policies: &Policies) -> (Policy, Scope) {
+    if mode == OperatingMode::Observe {
         let word = |found: &Option<crate::kubelet::policies::Found>| {
             found.as_ref().map(|found| found.policy.clone()).unwrap_or_default()
         };
@@ -262,13 +255,13 @@ impl Publishing {
 
     /// Over the pods that are accounted for: those that hold an allocation, and those that run without one. A pod that
     /// was bound to this node but is not placed yet is none, so the scheduler goes on counting with its request.
-    fn fingerprint(&self, allocations: &crate::api::Allocations) -> Option<String> {
+    fn fingerprint(&self, allocations: &numaward_api::Allocations) -> Option<String> {
         if !self.pods.is_synced() {
             return None;
         }
         let holds = |uid: &str| {
             allocations.allocations.iter().any(|allocation| match &allocation.target {
-                crate::api::Target::Container(container) => container.pod_uid == uid,
+                numaward_api::Target::Container(container) => container.pod_uid == uid,
                 _ => false,
             })
         };

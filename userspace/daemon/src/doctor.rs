@@ -12,10 +12,8 @@ use numaward_probes::{Mode, Probe, ProbeReport};
 use numaward_topology::NodeSet;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    config::{self, Config, Problems},
-    kubelet::{self, Policies},
-};
+use crate::{kubelet, kubelet::Policies};
+use numaward_config::{self as config, Config, Problems};
 
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -391,7 +389,7 @@ impl Host<'_> {
         if let Some(pins) = policies.pins() {
             let (found, mend) = (pins.found.join(", "), pins.mend.join(" and "));
             return match config.mode {
-                Some(config::Mode::Enforce) => Check::fail(
+                Some(config::OperatingMode::Enforce) => Check::fail(
                     check,
                     format!(
                         "{found}: the kubelet pins containers itself, and mode: enforce is configured: numaward refuses \
@@ -399,7 +397,7 @@ impl Host<'_> {
                     ),
                     format!("{mend}, rm its state files and restart it; or configure mode: observe"),
                 ),
-                Some(config::Mode::Observe) => Check::ok(
+                Some(config::OperatingMode::Observe) => Check::ok(
                     check,
                     format!("{found}: numaward holds it to its promises, as configured (mode: observe)"),
                 ),
@@ -586,15 +584,15 @@ mod tests {
         };
         for (mode, verdict, said) in [
             (None, Verdict::Warn, "numaward then only observes"),
-            (Some(config::Mode::Observe), Verdict::Ok, "as configured (mode: observe)"),
-            (Some(config::Mode::Enforce), Verdict::Fail, "numaward refuses to start"),
+            (Some(config::OperatingMode::Observe), Verdict::Ok, "as configured (mode: observe)"),
+            (Some(config::OperatingMode::Enforce), Verdict::Fail, "numaward refuses to start"),
         ] {
             let check = of(Ok(&config(mode)), "kubelet");
             assert_eq!(check.verdict, verdict, "{check:?}");
             assert!(check.finding.contains(said), "{check:?}");
             assert!(check.finding.contains("memoryManagerPolicy: Static in /data/kubelet/config.yaml"));
         }
-        let mend = of(Ok(&config(Some(config::Mode::Enforce))), "kubelet").mend.unwrap();
+        let mend = of(Ok(&config(Some(config::OperatingMode::Enforce))), "kubelet").mend.unwrap();
         assert!(mend.contains("set memoryManagerPolicy: None") && mend.contains("mode: observe"), "{mend}");
         let file = dir.path().join("numaward.yaml");
         fs::write(&file, "mode: enforced\n").unwrap();

@@ -12,11 +12,11 @@ use numaward_topology::{Bytes, Machine};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    config::Config, enforce::Enforcer, enforce::Options, events::Report, guarantee::Figures,
-    guarantee::Keeper, guarantee::keeper::CgroupEvents, guarantee::keeper::Listener,
-    guarantee::keeper::Promises,
+    enforce::Enforcer, enforce::Options, events::Report, guarantee::Figures, guarantee::Keeper,
+    guarantee::keeper::CgroupEvents, guarantee::keeper::Listener, guarantee::keeper::Promises,
 };
 use numaward_cgroup::KnobWatch;
+use numaward_config::Config;
 
 /// A machine, and all that was told of it.
 pub(crate) struct Host {

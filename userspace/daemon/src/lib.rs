@@ -14,9 +14,7 @@
 
 mod affinity;
 pub mod alerts;
-pub mod api;
 pub mod cluster;
-pub mod config;
 pub mod doctor;
 pub mod enforce;
 pub mod events;
@@ -38,6 +36,3 @@ mod privileges;
 pub mod service;
 mod shared;
 pub mod sharing;
-
-/// This version of numaward.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -7,10 +7,8 @@ use tracing_subscriber::{
     Layer, filter::Targets, fmt, layer::SubscriberExt, registry, util::SubscriberInitExt,
 };
 
-use crate::{
-    config::{Log, LogFormat, LogLevel},
-    otlp::spans::{self, Traces},
-};
+use crate::{otlp::spans, otlp::spans::Traces};
+use numaward_config::{Log, LogFormat, LogLevel};
 
 /// What the probes log bears the name of their program.
 const PROBES: &str = "alloc";

@@ -12,22 +12,13 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    alerts,
-    cluster::{self, Cluster},
-    config::{Config, Mode},
-    events::Events,
-    guarantee::{self, Figures},
-    health::{Heartbeat, Readiness},
-    http::{
-        self, App, ControlListener, CredentialError, Gate, Key, ListenError, RemoteListener, SocketError,
-    },
-    kubelet::{self, Policies},
-    kubernetes,
-    metrics::Metrics,
-    observe::{self, CgroupSource, Observer},
-    otlp::{self, spans::Traces},
+    alerts, cluster, cluster::Cluster, events::Events, guarantee, guarantee::Figures, health::Heartbeat,
+    health::Readiness, http, http::App, http::ControlListener, http::CredentialError, http::Gate, http::Key,
+    http::ListenError, http::RemoteListener, http::SocketError, kubelet, kubelet::Policies, kubernetes,
+    metrics::Metrics, observe, observe::CgroupSource, observe::Observer, otlp, otlp::spans::Traces,
     privileges,
 };
+use numaward_config::{Config, OperatingMode};
 
 /// The daemon cannot run at all.
 #[derive(Debug, thiserror::Error)]
@@ -72,13 +63,13 @@ pub fn run(config: &Config, traces: Traces) -> Result<(), RunError> {
     let cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
     let app = App::new(observer.clone(), metrics.clone(), readiness.clone(), heartbeat.clone());
     let listener = http::listen(config.listen.0, Key::Listen)?;
-    let remote = match config.control.listen.filter(|_| mode == Mode::Enforce) {
+    let remote = match config.control.listen.filter(|_| mode == OperatingMode::Enforce) {
         Some(address) => Some((http::listen(address.0, Key::Control)?, Gate::open(&config.control)?)),
         None => None,
     };
     let control = match mode {
-        Mode::Enforce => control_socket(config)?,
-        Mode::Observe => None,
+        OperatingMode::Enforce => control_socket(config)?,
+        OperatingMode::Observe => None,
     };
     let is_controlled = control.is_some() || remote.is_some();
     let prepared = is_controlled.then(|| guarantee::prepare(config));
@@ -112,7 +103,7 @@ pub fn run(config: &Config, traces: Traces) -> Result<(), RunError> {
         stop_on_signals(stop.clone())?;
         tokio::spawn(close_events(observer.events().clone(), stop.clone()));
         tokio::spawn(tell_service_manager(readiness, heartbeat, stop.clone()));
-        tracing::info!(version = crate::VERSION, %address, "serving");
+        tracing::info!(version = numaward_api::VERSION, %address, "serving");
         start_sending((config, address), &metrics, &alerts, traces, &stop);
         if let (Some(keeper), Some(control)) = (&keeper, control) {
             let control = ControlListener::new(control)?;
@@ -137,8 +128,8 @@ pub fn run(config: &Config, traces: Traces) -> Result<(), RunError> {
             serve_remote(&app, keeper.as_ref(), listener, gate, &stop)?;
         }
         let allocations = match mode {
-            Mode::Enforce => keeper.map(|keeper| keeper.view()),
-            Mode::Observe => {
+            OperatingMode::Enforce => keeper.map(|keeper| keeper.view()),
+            OperatingMode::Observe => {
                 let follow = kubelet::follow(config.clone(), observer.clone(), cluster.pods(), stop.clone());
                 tokio::spawn(follow);
                 Some(observer.clone().kubelet_view())
@@ -203,8 +194,8 @@ fn host_name(config: &Config) -> String {
     name.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned())
 }
 
-fn tell_mode(mode: Mode, policies: &Policies) {
-    if mode == Mode::Observe {
+fn tell_mode(mode: OperatingMode, policies: &Policies) {
+    if mode == OperatingMode::Observe {
         let kubelet = policies.pins().map(|pins| pins.found.join(", "));
         tracing::info!(
             kubelet,
@@ -214,12 +205,12 @@ fn tell_mode(mode: Mode, policies: &Policies) {
 }
 
 /// Containers were to be placed, and nothing can be promised to them.
-fn not_placed(mode: Mode) {
+fn not_placed(mode: OperatingMode) {
     match mode {
-        Mode::Observe => {
+        OperatingMode::Observe => {
             tracing::warn!("mode observe: no container is placed, although kubernetes.nri.enabled is set");
         }
-        Mode::Enforce => tracing::error!("no container is placed: guarantees cannot be given"),
+        OperatingMode::Enforce => tracing::error!("no container is placed: guarantees cannot be given"),
     }
 }
 

@@ -16,12 +16,10 @@ use std::{
     },
 };
 
+use numaward_config::Control;
 use numaward_daemon::{
-    config::Control,
-    http::{
-        ControlListener, Gate, Key, MAX_BODY_BYTES, RemoteListener, control_router, listen, listen_control,
-        remote_router, serve,
-    },
+    http::ControlListener, http::Gate, http::Key, http::MAX_BODY_BYTES, http::RemoteListener,
+    http::control_router, http::listen, http::listen_control, http::remote_router, http::serve,
 };
 use numaward_topology::{Bytes, CpuSet, Machine};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};

@@ -13,14 +13,12 @@ use axum::{
     http::{HeaderMap, Request, StatusCode, header},
 };
 use http_body::Body as _;
+use numaward_api as api;
+use numaward_config::Config;
 use numaward_daemon::{
-    api,
-    config::Config,
-    events::{Events, Report},
-    health::{Heartbeat, Latch, Readiness},
-    http::{App, MAX_BODY_BYTES, PROBLEM_CONTENT_TYPE, Problem, open_api, router},
-    metrics::Metrics,
-    observe::Observer,
+    events::Events, events::Report, health::Heartbeat, health::Latch, health::Readiness, http::App,
+    http::MAX_BODY_BYTES, http::PROBLEM_CONTENT_TYPE, http::Problem, http::open_api, http::router,
+    metrics::Metrics, observe::Observer,
 };
 use serde_json::Value;
 use tower::ServiceExt;
@@ -200,7 +198,7 @@ async fn the_machine_and_its_nodes_are_served() {
     let workloads: api::Workloads = daemon.json("/api/v1/workloads").await;
     assert_eq!(workloads.workloads, []);
     let version: api::Version = daemon.json("/api/v1/version").await;
-    assert_eq!(version.version, numaward_daemon::VERSION);
+    assert_eq!(version.version, numaward_api::VERSION);
     let status: api::Status = daemon.json("/api/v1/status").await;
     assert_eq!(status.probes[0].mode, "absent");
     assert_eq!(status.degraded, []);

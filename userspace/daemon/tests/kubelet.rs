@@ -12,16 +12,12 @@ use std::{
     time::Duration,
 };
 
+use numaward_api::{Allocation, Target};
+use numaward_config::{Config, Interval, OperatingMode};
 use numaward_daemon::{
-    api::{Allocation, Target},
-    cluster::{Cluster, Figures},
-    config::{Config, Interval, Mode},
-    guarantee::keeper::Listener,
-    health::{Heartbeat, Readiness},
-    kubelet::{self, Policies},
-    metrics::Source as _,
-    observe::{CgroupSource, Latches, Observer, spawn},
-    sharing::View,
+    cluster::Cluster, cluster::Figures, guarantee::keeper::Listener, health::Heartbeat, health::Readiness,
+    kubelet, kubelet::Policies, metrics::Source as _, observe::CgroupSource, observe::Latches,
+    observe::Observer, observe::spawn, sharing::View,
 };
 use numaward_engine::{
     Block,
@@ -146,13 +142,14 @@ impl Host {
     fn start(&self) -> Run {
         let config = &self.config;
         let policies = Policies::read(&config.host_root, &config.kubernetes.kubelet.directory);
-        assert_eq!(kubelet::mode(config, &policies), Ok(Mode::Observe));
+        assert_eq!(kubelet::mode(config, &policies), Ok(OperatingMode::Observe));
         let observer = Arc::new(Observer::new(config));
         let (mut readiness, stop) = (Readiness::default(), CancellationToken::new());
         let source = CgroupSource::Directory(self.cgroups.path().into());
         spawn(&observer, source, Latches::new(&mut readiness), &Heartbeat::new(), &stop).unwrap();
         let cluster =
-            Cluster::prepare(config, Mode::Observe, policies, &observer, Figures::default()).unwrap();
+            Cluster::prepare(config, OperatingMode::Observe, policies, &observer, Figures::default())
+                .unwrap();
         let follow = kubelet::follow(config.clone(), observer.clone(), cluster.pods(), stop.clone());
         tokio::spawn(follow);
         let view = observer.clone().kubelet_view();
@@ -397,8 +394,13 @@ async fn containers_are_served_under_their_names_where_numaward_places_them() {
     wait("both, without names", || names().contains_key("pods").then_some(())).await;
 
     // Without NRI the API server tells.
-    let cluster =
-        Cluster::prepare(&host.config, Mode::Enforce, Policies::default(), &observer, Figures::default());
+    let cluster = Cluster::prepare(
+        &host.config,
+        OperatingMode::Enforce,
+        Policies::default(),
+        &observer,
+        Figures::default(),
+    );
     cluster.unwrap().start(None, &stop);
     wait("the name", || (names().get("prod/db/main") == Some(&cgroup("u1", ID))).then_some(())).await;
     assert_eq!(names().get("pods"), Some(&cgroup("u2", &other)));
@@ -431,7 +433,8 @@ async fn what_is_missing_for_the_cluster_is_told() {
     let _taken = UnixListener::bind(&socket).unwrap();
     host.config.kubernetes.pod_resources.socket = Some(socket);
     let policies = Policies::default();
-    let refused = Cluster::prepare(&host.config, Mode::Observe, policies, &run.observer, Figures::default());
+    let refused =
+        Cluster::prepare(&host.config, OperatingMode::Observe, policies, &run.observer, Figures::default());
     let refused = refused.unwrap_err().to_string();
     assert!(
         refused.contains("taken.sock") && refused.contains("kubernetes.podResources.socket"),

@@ -9,12 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use numaward_api::{Counters, Workload};
+use numaward_config::{Config, Interval};
 use numaward_daemon::{
-    api::{Counters, Workload},
-    config::{Config, Interval},
-    health::{Heartbeat, Readiness},
-    metrics::Source,
-    observe::{CgroupSource, Latches, Observer, spawn},
+    health::Heartbeat, health::Readiness, metrics::Source, observe::CgroupSource, observe::Latches,
+    observe::Observer, observe::spawn,
 };
 use tokio_util::sync::CancellationToken;
 

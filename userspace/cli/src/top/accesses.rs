@@ -3,7 +3,7 @@
 //! The kernel samples accesses of some workloads and not of others. Where it samples none, that is told instead of a
 //! number: silence is no good news.
 
-use numaward_daemon::api::{Activity, NodeAccesses, Workload};
+use numaward_api::{Activity, NodeAccesses, Workload};
 
 use super::{list::percent, model::share};
 use crate::table::{columns, row};
@@ -99,7 +99,7 @@ pub(crate) fn in_full(activity: &Activity) -> Option<(String, String)> {
 
 #[cfg(test)]
 mod tests {
-    use numaward_daemon::api::{Counters, RemoteAccesses};
+    use numaward_api::{Counters, RemoteAccesses};
 
     use super::*;
 

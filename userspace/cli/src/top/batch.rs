@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use numaward_daemon::api::{Node, Workload};
+use numaward_api::{Node, Workload};
 use serde::Serialize;
 use tokio::sync::mpsc;
 

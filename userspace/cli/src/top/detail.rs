@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use numaward_daemon::api::{Counters, ExclusiveCpu, Node, Workload};
+use numaward_api::{Counters, ExclusiveCpu, Node, Workload};
 use numaward_topology::CpuSet;
 use ratatui::text::{Line, Span};
 

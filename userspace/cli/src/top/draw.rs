@@ -5,7 +5,7 @@
 
 use std::{borrow::Cow, fmt::Write as _, time::Instant};
 
-use numaward_daemon::api::{Event, Node, Severity};
+use numaward_api::{Event, Node, Severity};
 use ratatui::{
     Frame,
     layout::Rect,

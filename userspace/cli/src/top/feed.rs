@@ -7,7 +7,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use numaward_daemon::api::{Allocations, Event, EventPage, Sample, Status, Topology, Version};
+use numaward_api::{Allocations, Event, EventPage, Sample, Status, Topology, Version};
 use serde::{Deserialize, de::DeserializeOwned};
 use tokio::{
     sync::{mpsc, watch},

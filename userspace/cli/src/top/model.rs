@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_daemon::api::{
+use numaward_api::{
     Allocated, Allocation, Allocations, Event, Node, NodePromises, Sample, Status, Topology, Version,
     Workload,
 };

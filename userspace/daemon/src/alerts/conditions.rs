@@ -21,7 +21,8 @@ use std::{
 
 use numaward_topology::Bytes;
 
-use crate::{api::Severity, metrics::Sample};
+use crate::metrics::Sample;
+use numaward_api::Severity;
 
 /// Series that are followed; workloads come and go, and most have none.
 const MAX_SERIES: usize = 1 << 16;
@@ -456,7 +457,7 @@ mod tests {
     const MINUTE: Duration = Duration::from_mins(1);
 
     fn yaml(text: &str) -> Json {
-        crate::config::read_yaml(text, Path::new("rules")).unwrap()
+        numaward_config::read_yaml(text, Path::new("rules")).unwrap()
     }
 
     fn condition(alert: &str) -> &'static Condition {

@@ -28,7 +28,9 @@ use tokio_util::sync::CancellationToken;
 use self::conditions::{CONDITIONS, Change, Evaluator, Subject};
 pub use self::webhook::Figures;
 use self::webhook::Webhook;
-use crate::{api::Severity, config::outgoing::Alerts, metrics::Metrics, post::Poster};
+use crate::{metrics::Metrics, post::Poster};
+use numaward_api::Severity;
+use numaward_config::outgoing::Alerts;
 
 /// Whether a condition holds, in Alertmanager's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

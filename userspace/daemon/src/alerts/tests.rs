@@ -10,10 +10,10 @@ use super::{
     *,
 };
 use crate::{
-    config::{HttpUrl, Interval},
-    metrics::{Snapshot, Source, WorkloadActivity, WorkloadFigures},
-    post::tests::{Answer, Posted, Receiver},
+    metrics::Snapshot, metrics::Source, metrics::WorkloadActivity, metrics::WorkloadFigures,
+    post::tests::Answer, post::tests::Posted, post::tests::Receiver,
 };
+use numaward_config::{HttpUrl, Interval};
 
 fn alert(name: &str, status: Status) -> Alert {
     let change = |value| Change { condition: 5, subject: vec![("workload", name.to_owned())], value };

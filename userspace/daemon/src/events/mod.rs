@@ -28,8 +28,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::figures::Dropped;
 use self::figures::Figures;
-pub use crate::api::{Event, EventKind, Severity};
-use crate::api::{EventFilter, EventPage};
+pub use numaward_api::{Event, EventKind, Severity};
+use numaward_api::{EventFilter, EventPage};
 
 /// Events that are kept.
 pub const HISTORY: usize = 1024;

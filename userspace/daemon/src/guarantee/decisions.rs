@@ -19,7 +19,7 @@ use numaward_cgroup::CgroupId;
 use serde::{Deserialize, Serialize};
 
 use super::State;
-use crate::api;
+use numaward_api as api;
 
 const NAME: &str = "decisions.jsonl";
 /// The file is written anew when it has more than twice as many lines as are needed, and these.

@@ -6,7 +6,7 @@ use numaward_engine::{
     hint::{Provider, ProviderHints},
 };
 
-use crate::api;
+use numaward_api as api;
 
 /// Why a request is rejected.
 pub(super) fn rejection(rejection: &engine::Rejection) -> api::Rejection {

@@ -333,7 +333,7 @@ mod tests {
         use numaward_engine::{Kubelet, Quantity, Request, Resources, Strategy, kubelet::Checkpoints};
         let machine = numaward_topology::Machine::builder().nodes(2).sockets(2).cores_per_node(4);
         let machine = machine.memory(Bytes::gib(4)).build().unwrap();
-        let config = crate::config::Config::default();
+        let config = numaward_config::Config::default();
         let strategy: Kubelet = crate::guarantee::policy::strategy(&config, &machine).unwrap();
         let ledger = strategy.restore(Checkpoints::default(), "").ledger.unwrap();
         let figures = Figures::default();

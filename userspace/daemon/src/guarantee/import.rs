@@ -25,11 +25,9 @@ use numaward_topology::Machine;
 use serde::Serialize;
 
 use super::{PolicyError, State, policy};
-use crate::{
-    api,
-    config::Config,
-    ledger::{Loaded, Store, StoreError},
-};
+use crate::{ledger::Loaded, ledger::Store, ledger::StoreError};
+use numaward_api as api;
+use numaward_config::Config;
 
 /// The kubelet's state files.
 const CPU_STATE: &str = "cpu_manager_state";
@@ -282,7 +280,7 @@ mod tests {
         fails(&config, &machine(), "holds 1 allocations already");
     }
 
-    fn policy_none() -> crate::config::policy::CpuManagerPolicy {
+    fn policy_none() -> numaward_config::policy::CpuManagerPolicy {
         serde_json::from_str("\"none\"").unwrap()
     }
 }

@@ -53,11 +53,13 @@ use super::{
     text::Texts,
 };
 use crate::{
-    api, config::Config, config::enforcement::Mode, config::policy::TopologyManagerPolicy, enforce::Change,
-    enforce::EnforceError, enforce::Enforcer, enforce::Failure, enforce::Moving, enforce::Settings,
-    events::Report, fault, ledger::Loaded, ledger::Store, ledger::StoreError, otlp::spans, sharing::View,
+    enforce::Change, enforce::EnforceError, enforce::Enforcer, enforce::Failure, enforce::Moving,
+    enforce::Settings, events::Report, fault, ledger::Loaded, ledger::Store, ledger::StoreError, otlp::spans,
+    sharing::View,
 };
+use numaward_api::{self as api, EnforcementMode, TopologyManagerPolicy};
 use numaward_cgroup::KnobWatch;
+use numaward_config::Config;
 
 /// How often what is held is looked after.
 const TURN: Duration = Duration::from_millis(250);
@@ -528,7 +530,7 @@ impl Owner {
 
     /// Whether it matters that cgroups come and go.
     fn wants_cgroups(&self) -> bool {
-        self.mode() != Mode::Off && (self.herd.is_on() || !self.declarations.is_empty())
+        self.mode() != EnforcementMode::Off && (self.herd.is_on() || !self.declarations.is_empty())
     }
 
     /// Takes over what runs: what is gone is released, what holds is left as it is, what does not is written.
@@ -543,7 +545,7 @@ impl Owner {
             tracing::info!(allocations, rewritten, "allocations of an earlier run were taken over");
         }
         self.follow_mode();
-        if self.mode() != Mode::Off {
+        if self.mode() != EnforcementMode::Off {
             self.reconcile_declared();
         }
         self.herd(true);
@@ -642,7 +644,7 @@ impl Owner {
     }
 
     fn admit(&mut self, request: &Request, dry_run: bool) -> Result<Answer, Refused> {
-        if self.mode() == Mode::Off && !dry_run {
+        if self.mode() == EnforcementMode::Off && !dry_run {
             return Err(Refused::Off);
         }
         if let Some(held) = self.state.guarantees.get(&request.name) {
@@ -1027,7 +1029,7 @@ impl Owner {
                 .into_iter()
                 .map(|(knob, value)| (knob.to_string(), value.to_string()))
                 .collect(),
-            enforced: self.mode() == Mode::On,
+            enforced: self.mode() == EnforcementMode::On,
             declared: None,
             drift: drift.to_vec(),
             stalled: self.throttled.stalls(name),

@@ -21,8 +21,9 @@ use numaward_cgroup::{CgroupPath, EXEC_PARENT, Hierarchy, OpenError};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{config::Config, enforce::Enforcer, enforce::Options, enforce::Systemd, enforce::systemd};
+use crate::{enforce::Enforcer, enforce::Options, enforce::Systemd, enforce::systemd};
 use numaward_cgroup::KnobWatch;
+use numaward_config::Config;
 
 mod decisions;
 mod explain;

@@ -20,10 +20,10 @@ use numaward_engine::{
 };
 use numaward_topology::{Bytes, CpuSet, Machine, Node, NodeId, ZoneKind};
 
-use crate::config::{
-    Config,
-    memory_qos::MemoryReservationPolicy,
-    policy::{Amount, CpuManagerPolicy, MemoryManagerPolicy, TopologyManagerPolicy, TopologyManagerScope},
+use numaward_api::TopologyManagerPolicy;
+use numaward_config::{
+    Config, memory_qos::MemoryReservationPolicy, policy::Amount, policy::CpuManagerPolicy,
+    policy::MemoryManagerPolicy, policy::TopologyManagerScope,
 };
 
 /// The least and the most memory of a node that is kept back by default.

@@ -22,10 +22,8 @@ use super::{
     request::Target,
     state::{Guarantee, State},
 };
-use crate::{
-    api,
-    enforce::{Owner, Record, Settings, Values},
-};
+use crate::{enforce::Owner, enforce::Record, enforce::Settings, enforce::Values};
+use numaward_api as api;
 
 /// What can be known without the ledger. `previous` is the one before the last, if it can be read.
 pub(super) fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierarchy) -> State {

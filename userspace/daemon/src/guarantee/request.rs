@@ -8,13 +8,8 @@ use numaward_topology::{Bytes, HugepageSize, ZoneKind};
 use serde::{Deserialize, Serialize};
 
 use super::pods::{self, PodContainer};
-use crate::{
-    api,
-    config::{
-        enforcement::{Declared, Size},
-        policy::TopologyManagerPolicy,
-    },
-};
+use numaward_api::{self as api, TopologyManagerPolicy};
+use numaward_config::{enforcement::Declared, enforcement::Size};
 
 /// The longest name of a workload; also fits the name of a directory.
 const MAX_NAME: usize = 200;
@@ -136,7 +131,7 @@ impl Request {
             memory,
             limit: limit.unwrap_or(memory),
             policy: asked.policy,
-            partition: asked.partition.map_or(Partition::Member, Into::into),
+            partition: asked.partition.map_or(Partition::Member, partition),
             declared: None,
         })
     }
@@ -222,6 +217,14 @@ fn bytes(field: &str, text: &str) -> Result<Bytes, FieldError> {
         wrong(&format_args!("{:?} is not a quantity: {}", error.text, error.problem))
     })?;
     Size::new(quantity).map(|size| size.0).map_err(|problem| wrong(&problem))
+}
+
+fn partition(kind: api::PartitionKind) -> Partition {
+    match kind {
+        api::PartitionKind::Member => Partition::Member,
+        api::PartitionKind::Root => Partition::Root,
+        api::PartitionKind::Isolated => Partition::Isolated,
+    }
 }
 
 #[cfg(test)]

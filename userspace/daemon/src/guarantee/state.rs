@@ -9,12 +9,9 @@ use super::{
     keeper::pods::{Admitted, Placed},
     request::Target,
 };
-use crate::{
-    api,
-    config::enforcement::Declared,
-    enforce::{Book, CgroupId, CgroupPath, Settings},
-    shared::Shared,
-};
+use crate::{enforce::Book, enforce::CgroupId, enforce::CgroupPath, enforce::Settings, shared::Shared};
+use numaward_api as api;
+use numaward_config::enforcement::Declared;
 
 /// All that survives a restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +74,8 @@ mod tests {
     use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 
     use super::*;
-    use crate::{config::Config, guarantee::policy};
+    use crate::guarantee::policy;
+    use numaward_config::Config;
 
     fn idle(machine: &Machine) -> (Kubelet, Ledger) {
         let strategy = policy::strategy(&Config::default(), machine).unwrap();

@@ -11,11 +11,8 @@ use super::{
     keeper::{Answer, Listener},
     *,
 };
-use crate::{
-    api,
-    fixture::{self, Host},
-    ledger::{Loaded, Store},
-};
+use crate::{fixture, fixture::Host, ledger::Loaded, ledger::Store};
+use numaward_api as api;
 
 struct Bench {
     dir: tempfile::TempDir,
@@ -411,7 +408,7 @@ async fn a_machine_that_shrinks_keeps_its_promises_and_tells_what_is_missing() {
 async fn a_machine_that_the_policy_does_not_fit_gets_no_new_promises() {
     let bench = Bench::new(&["a", "b"]);
     let config = Config {
-        reserved_system_cpus: Some(crate::config::policy::CpuList("7".parse().unwrap())),
+        reserved_system_cpus: Some(numaward_config::policy::CpuList("7".parse().unwrap())),
         ..Config::default()
     };
     let (keeper, thread, stop) = bench.start_with(config);

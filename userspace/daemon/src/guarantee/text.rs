@@ -123,12 +123,9 @@ mod tests {
     use numaward_topology::{Bytes, Machine};
 
     use super::*;
-    use crate::{
-        api,
-        config::Config,
-        enforce::{Owner, Settings, Values},
-        guarantee::{Target, policy},
-    };
+    use crate::{enforce::Owner, enforce::Settings, enforce::Values, guarantee::Target, guarantee::policy};
+    use numaward_api as api;
+    use numaward_config::Config;
 
     fn path(name: &str) -> CgroupPath {
         format!("/{name}").parse().unwrap()

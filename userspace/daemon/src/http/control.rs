@@ -24,13 +24,12 @@ use numaward_cgroup::knob::KnobError;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use super::problem::CONTENT_TYPE;
 use crate::{
-    api,
-    enforce::EnforceError,
-    guarantee::{FieldError, Keeper, Refused, Request, keeper::Answer},
-    sharing::View,
+    enforce::EnforceError, guarantee::FieldError, guarantee::Keeper, guarantee::Refused, guarantee::Request,
+    guarantee::keeper::Answer, sharing::View,
 };
+use numaward_api as api;
+use numaward_api::problem::CONTENT_TYPE;
 
 /// The key that sets the control socket.
 const CONTROL_SOCKET: &str = "controlSocket";
@@ -203,12 +202,11 @@ async fn allocations(
 ) -> Result<Json<api::Allocations>, Response> {
     match view {
         Some(view) => Ok(Json((*view()).clone())),
-        None => Err(refusal(
+        None => Err(respond(refusal(
             StatusCode::SERVICE_UNAVAILABLE,
             "nothing can be promised on this host; the log of the daemon says why".to_owned(),
             uri.path(),
-        )
-        .into_response()),
+        ))),
     }
 }
 
@@ -254,10 +252,10 @@ async fn admit(
         let mut refusal = refusal(StatusCode::BAD_REQUEST, error.inner().to_string(), uri.path());
         refusal.field = Some(error.path().to_string()).filter(|path| path != ".");
         refusal.allowed = Some("a request as /openapi.json describes it (AllocationRequest)".to_owned());
-        refusal.into_response()
+        respond(refusal)
     })?;
     json.end().map_err(|error| {
-        refusal(StatusCode::BAD_REQUEST, format!("after the request: {error}"), uri.path()).into_response()
+        respond(refusal(StatusCode::BAD_REQUEST, format!("after the request: {error}"), uri.path()))
     })?;
     let request = Request::new(&asked).map_err(wrong)?;
     match keeper.admit(request, dry_run).await {
@@ -357,16 +355,14 @@ fn refused(error: &Refused, path: &str) -> Response {
         }
         _ => {}
     }
-    refusal.into_response()
+    respond(refusal)
 }
 
-impl IntoResponse for api::Refusal {
-    fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = (status, Json(self)).into_response();
-        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE));
-        response
-    }
+fn respond(refusal: api::Refusal) -> Response {
+    let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = (status, Json(refusal)).into_response();
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE));
+    response
 }
 
 #[cfg(test)]

@@ -25,14 +25,13 @@ use super::{
     TIME_LIMIT,
     accept::Offer,
     pieces::{self, Piece},
-    problem::{CONTENT_TYPE, Failure, Problem},
+    problem::Failure,
     routes::{App, JSON, accepted},
     samples::Watcher,
 };
-use crate::{
-    api::{EventFilter, EventPage},
-    events::{HISTORY, Next, Subscription},
-};
+use crate::{events::HISTORY, events::Next, events::Subscription};
+use numaward_api::problem::{CONTENT_TYPE, Problem};
+use numaward_api::{EventFilter, EventPage};
 
 /// Streams at once: each holds a connection.
 pub(super) const MAX_STREAMS: usize = 32;
@@ -127,7 +126,7 @@ fn percent_decoded(text: &str) -> Option<String> {
     params(
         ("since" = Option<u64>, Query, format = "uint64", description = "Only events with a greater id, the oldest first"),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 1024, description = "At most so many, up to 1024; 100 if left out"),
-        ("kind" = Option<crate::api::EventKind>, Query, description = "Only events of this kind"),
+        ("kind" = Option<numaward_api::EventKind>, Query, description = "Only events of this kind"),
         ("workload" = Option<String>, Query, description = "Only events about this workload"),
     ),
     responses(
@@ -242,10 +241,8 @@ mod tests {
     use prometheus_client::{encoding::text::encode, registry::Registry};
 
     use super::*;
-    use crate::{
-        api::EventKind,
-        events::{Events, Report},
-    };
+    use crate::{events::Events, events::Report};
+    use numaward_api::EventKind;
 
     /// A browser that stops reading: a tab in the background, a laptop that sleeps.
     #[tokio::test(start_paused = true)]

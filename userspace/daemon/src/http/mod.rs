@@ -46,7 +46,6 @@ use crate::{guarantee::Keeper, sharing::View};
 
 pub use self::{
     control::{ControlListener, SocketError, listen_control, listen_unix},
-    problem::{CONTENT_TYPE as PROBLEM_CONTENT_TYPE, Problem},
     remote::{CredentialError, Gate, Peer, RemoteListener},
     routes::{App, open_api},
 };

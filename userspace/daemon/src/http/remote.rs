@@ -42,7 +42,7 @@ use tokio_rustls::{
 use tokio_util::either::Either;
 
 use super::problem::Failure;
-use crate::config::{Control, Tls};
+use numaward_config::{Control, Tls};
 
 /// No file of credentials is larger.
 const MAX_FILE_BYTES: u64 = 1 << 20;

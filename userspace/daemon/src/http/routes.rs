@@ -17,17 +17,16 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     accept::{Offer, choose},
-    problem::{CONTENT_TYPE, Failure, Problem},
+    problem::Failure,
     samples::Samples,
     scrape,
 };
 use crate::{
-    api,
-    events::Events,
-    health::{Heartbeat, Readiness},
-    metrics::{Format, Metrics},
+    events::Events, health::Heartbeat, health::Readiness, metrics::Format, metrics::Metrics,
     observe::Observer,
 };
+use numaward_api as api;
+use numaward_api::problem::{CONTENT_TYPE, Problem};
 
 /// What the routes serve from.
 #[derive(Debug)]
@@ -367,7 +366,7 @@ async fn status(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::S
     responses((status = 200, description = "The version", body = api::Version))
 )]
 async fn version(_: PlainJson) -> Json<api::Version> {
-    Json(api::Version::current())
+    Json(api::Version::on(rustix::system::uname().release().to_string_lossy()))
 }
 
 /// This document.

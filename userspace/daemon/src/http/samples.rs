@@ -18,7 +18,8 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::{api, observe::Observer};
+use crate::observe::Observer;
+use numaward_api as api;
 
 /// Time between samples.
 const TURN: Duration = Duration::from_secs(1);

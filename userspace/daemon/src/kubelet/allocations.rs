@@ -6,7 +6,8 @@ use numaward_cgroup::{CgroupPath, Container};
 use numaward_engine::{Allocation, ContainerName, OwnerId};
 use numaward_topology::{CpuSet, Machine};
 
-use crate::{api, observe::kubelet::Kept};
+use crate::observe::kubelet::Kept;
+use numaward_api as api;
 
 /// What the kubelet promised, with the cgroups of those that run.
 pub fn allocations(

@@ -15,10 +15,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::{directory, names::Names, pod_resources_socket, state::Promised};
-use crate::{
-    config::Config,
-    observe::{Observer, Part, kubelet::Kept},
-};
+use crate::{observe::Observer, observe::Part, observe::kubelet::Kept};
+use numaward_config::Config;
 
 /// How often it is looked whether the state changed, if no container comes.
 const LOOK: Duration = Duration::from_secs(1);

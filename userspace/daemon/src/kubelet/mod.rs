@@ -1,7 +1,7 @@
 //! The kubelet beside us: what it places itself, and whether that is kept.
 //!
 //! A kubelet with the `static` CPU manager or the `Static` memory manager pins containers itself. Two that pin the same
-//! containers fight; so where it does, numaward does not ([`Mode`]). It *observes*: it takes the kubelet's promises for
+//! containers fight; so where it does, numaward does not ([`OperatingMode`]). It *observes*: it takes the kubelet's promises for
 //! its own ([`state`]), finds the cgroups of the containers they are for, and tells the probes on which nodes their
 //! memory is to be. What lies elsewhere is a miss against the kubelet's own promise. The kubelet cannot tell that: it
 //! knows what it assigned, not what happened.
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use numaward_kube::pod_resources::KUBELET_SOCKET;
 
 pub use self::{allocations::allocations, follow::follow, policies::Policies};
-use crate::config::{Config, Mode};
+use numaward_config::{Config, OperatingMode};
 
 /// A kubelet places containers itself, and numaward was told to do so too.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,12 +55,12 @@ pub fn below(root: &Path, path: &Path) -> PathBuf {
 }
 
 /// The mode to run in. Left out, it is `observe` where the kubelet pins containers itself, else `enforce`.
-pub fn mode(config: &Config, policies: &Policies) -> Result<Mode, TwoMasters> {
+pub fn mode(config: &Config, policies: &Policies) -> Result<OperatingMode, TwoMasters> {
     match (config.mode, policies.pins()) {
-        (Some(Mode::Enforce), Some(conflict)) => Err(conflict),
+        (Some(OperatingMode::Enforce), Some(conflict)) => Err(conflict),
         (Some(mode), _) => Ok(mode),
-        (None, Some(_)) => Ok(Mode::Observe),
-        (None, None) => Ok(Mode::Enforce),
+        (None, Some(_)) => Ok(OperatingMode::Observe),
+        (None, None) => Ok(OperatingMode::Enforce),
     }
 }
 
@@ -76,12 +76,12 @@ mod tests {
         };
         let none = Policies::default();
         let config = |mode| Config { mode, ..Config::default() };
-        assert_eq!(mode(&config(None), &none), Ok(Mode::Enforce));
-        assert_eq!(mode(&config(None), &pins), Ok(Mode::Observe));
-        assert_eq!(mode(&config(Some(Mode::Observe)), &none), Ok(Mode::Observe));
-        assert_eq!(mode(&config(Some(Mode::Observe)), &pins), Ok(Mode::Observe));
-        assert_eq!(mode(&config(Some(Mode::Enforce)), &none), Ok(Mode::Enforce));
-        let refused = mode(&config(Some(Mode::Enforce)), &pins).unwrap_err().to_string();
+        assert_eq!(mode(&config(None), &none), Ok(OperatingMode::Enforce));
+        assert_eq!(mode(&config(None), &pins), Ok(OperatingMode::Observe));
+        assert_eq!(mode(&config(Some(OperatingMode::Observe)), &none), Ok(OperatingMode::Observe));
+        assert_eq!(mode(&config(Some(OperatingMode::Observe)), &pins), Ok(OperatingMode::Observe));
+        assert_eq!(mode(&config(Some(OperatingMode::Enforce)), &none), Ok(OperatingMode::Enforce));
+        let refused = mode(&config(Some(OperatingMode::Enforce)), &pins).unwrap_err().to_string();
         for words in ["mode: observe", "cpuManagerPolicy: static", "/x", "cpuManagerPolicy: none"] {
             assert!(refused.contains(words), "{words}: {refused}");
         }

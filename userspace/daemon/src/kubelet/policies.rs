@@ -8,7 +8,7 @@ use std::{fs, io, path::Path};
 use serde_json::Value;
 
 use super::{TwoMasters, below};
-use crate::config::read_yaml;
+use numaward_config::read_yaml;
 
 /// The kubelet's configuration file, in its directory.
 const CONFIG: &str = "config.yaml";

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use numaward_topology::NodeSet;
 
-use crate::config::policy::TopologyManagerPolicy;
+use numaward_api::TopologyManagerPolicy;
 
 /// Whether something is promised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

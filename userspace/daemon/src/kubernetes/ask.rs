@@ -21,9 +21,10 @@ use super::{
     devices, whole,
 };
 use crate::{
-    config::Config,
-    guarantee::pods::{Asked, ContainerAsk, MemoryAsk, POD_SHARE, PodAsk, PodName, Slice},
+    guarantee::pods::Asked, guarantee::pods::ContainerAsk, guarantee::pods::MemoryAsk,
+    guarantee::pods::POD_SHARE, guarantee::pods::PodAsk, guarantee::pods::PodName, guarantee::pods::Slice,
 };
+use numaward_config::Config;
 
 /// CPU shares that the kubelet gives for one CPU.
 const SHARES_PER_CPU: u64 = 1024;

@@ -23,7 +23,8 @@ use numaward_kube::{
 use numaward_topology::{NodeId, NodeSet};
 use tokio::{sync::Mutex, time::timeout};
 
-use crate::{config::Config, kubelet::pod_resources_socket};
+use crate::kubelet::pod_resources_socket;
+use numaward_config::Config;
 
 /// How long the kubelet is waited for: it answers from memory, and the runtime waits for us.
 const PATIENCE: Duration = Duration::from_millis(200);

@@ -31,11 +31,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::figures::Figures;
 use self::{ask::Asker, placer::Placer};
-use crate::{
-    config::Config,
-    enforce::Settings,
-    guarantee::{Keeper, keeper::Listener, pods::Update},
-};
+use crate::{enforce::Settings, guarantee::Keeper, guarantee::keeper::Listener, guarantee::pods::Update};
+use numaward_config::Config;
 
 /// Changes that follow each other so closely are told to the runtime together.
 const GATHER: Duration = Duration::from_millis(200);

@@ -29,14 +29,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Figures, plugin};
 use crate::{
-    config::Config,
-    events::Report,
-    fixture,
-    guarantee::{
-        Keeper,
-        keeper::{Listener, Promises},
-    },
+    events::Report, fixture, guarantee::Keeper, guarantee::keeper::Listener, guarantee::keeper::Promises,
 };
+use numaward_config::Config;
 
 const PLUGIN: &str = "90-numaward";
 

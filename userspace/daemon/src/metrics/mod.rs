@@ -55,7 +55,7 @@ impl Metrics {
         registry.register(
             "build",
             "The build of numaward that runs",
-            Info::new([("version", crate::VERSION)]),
+            Info::new([("version", numaward_api::VERSION)]),
         );
         let scrape_duration = Histogram::new([0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0]);
         registry.register_with_unit(

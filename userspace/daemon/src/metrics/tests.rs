@@ -172,7 +172,7 @@ fn samples(text: &str) -> String {
 
 #[test]
 fn both_formats_carry_the_same_samples() {
-    let expected = SAMPLES.replace("VERSION", crate::VERSION);
+    let expected = SAMPLES.replace("VERSION", numaward_api::VERSION);
     assert_eq!(samples(&written(snapshot(), Format::OpenMetrics)), expected);
     assert_eq!(samples(&written(snapshot(), Format::Prometheus)), expected);
 }

@@ -17,7 +17,8 @@ use numaward_probes::{
 use numaward_topology::NodeId;
 
 use super::{State, table::Series};
-use crate::{api, metrics::WorkloadActivity};
+use crate::metrics::WorkloadActivity;
+use numaward_api as api;
 
 /// The bases.
 #[derive(Debug, Default)]

@@ -9,11 +9,8 @@ use numaward_probes::{IntruderClass, SlotId};
 use numaward_topology::CpuId;
 
 use super::{Observer, Part, State, activity::micros, chain};
-use crate::{
-    affinity::Affinity,
-    api,
-    metrics::{CpuFigures, Interrupts},
-};
+use crate::{affinity::Affinity, metrics::CpuFigures, metrics::Interrupts};
+use numaward_api as api;
 
 /// The CPUs that are exclusive, or were since the daemon started.
 #[derive(Debug, Default)]

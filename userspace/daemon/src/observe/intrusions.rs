@@ -219,7 +219,7 @@ mod tests {
         };
         let events = crate::events::Events::default();
         events.report(intrusion.report(LOOK, &names));
-        let told = events.page(&crate::api::EventFilter { limit: 1, ..Default::default() }).events;
+        let told = events.page(&numaward_api::EventFilter { limit: 1, ..Default::default() }).events;
         assert_eq!(
             told[0].message,
             "Others ran for 1.2s of the last 5s on CPUs 2-3, which are exclusive to it: \"load\" (host), \"sh\" (host)."

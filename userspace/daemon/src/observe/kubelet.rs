@@ -8,11 +8,10 @@ use tokio::sync::Notify;
 
 use super::{Observer, State};
 use crate::{
-    api,
-    guarantee::keeper::{Listener as _, Promise, Promises},
-    kubelet::{self, names::Names, state::Promised},
-    sharing::View,
+    guarantee::keeper::Listener as _, guarantee::keeper::Promise, guarantee::keeper::Promises, kubelet,
+    kubelet::names::Names, kubelet::state::Promised, sharing::View,
 };
+use numaward_api as api;
 
 /// What the kubelet promised, and to whom.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -51,13 +51,12 @@ use self::{
     table::{Table, Trouble},
 };
 use crate::{
-    affinity::Affinity,
-    api,
-    config::Config,
-    events::Events,
-    guarantee::keeper::{CgroupEvents, Promises},
-    metrics::{self, Allocated, MapFigures, ProbeFigures, Resident, Source, WorkloadFigures},
+    affinity::Affinity, events::Events, guarantee::keeper::CgroupEvents, guarantee::keeper::Promises,
+    metrics, metrics::Allocated, metrics::MapFigures, metrics::ProbeFigures, metrics::Resident,
+    metrics::Source, metrics::WorkloadFigures,
 };
+use numaward_api as api;
+use numaward_config::Config;
 
 pub use self::follow::{CgroupSource, Latches, spawn};
 
@@ -433,7 +432,7 @@ impl Observer {
         });
         let (own, other) = state.table.slots();
         api::Status {
-            version: crate::VERSION.to_owned(),
+            version: numaward_api::VERSION.to_owned(),
             uptime_seconds: self.start.elapsed().as_secs(),
             probes: probes.collect(),
             maps: maps.collect(),

@@ -147,7 +147,7 @@ mod tests {
         {
             events.report(oom_kill(constraint, 7, "load", Bytes::mib(free)));
         }
-        let filter = crate::api::EventFilter { limit: 10, ..Default::default() };
+        let filter = numaward_api::EventFilter { limit: 10, ..Default::default() };
         let told = events.page(&filter).events;
         let critical: Vec<bool> = told.iter().map(|event| event.severity == Severity::Critical).collect();
         assert_eq!(critical, [true, false, true, false, false, false]);
@@ -169,7 +169,7 @@ mod tests {
         };
         report("a", Some(&promised), Some(NodeId(3)));
         report("b", None, None);
-        let told = events.page(&crate::api::EventFilter { limit: 10, ..Default::default() }).events;
+        let told = events.page(&numaward_api::EventFilter { limit: 10, ..Default::default() }).events;
         assert_eq!(
             told[0].message,
             "\"load\" (7) was given 8Ki on node 3, outside the promised nodes 0-1; there may have been more since."

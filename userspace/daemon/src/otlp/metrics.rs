@@ -160,7 +160,7 @@ impl<S: FnMut(Batch)> Writer<S> {
         }
         let scope = InstrumentationScope {
             name: SCOPE.to_owned(),
-            version: crate::VERSION.to_owned(),
+            version: numaward_api::VERSION.to_owned(),
             ..InstrumentationScope::default()
         };
         let metrics = ScopeMetrics {

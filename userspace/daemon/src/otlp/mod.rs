@@ -27,11 +27,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::outbox::Figures;
 use self::outbox::{Outbox, Signal};
-use crate::{
-    config::{Config, outgoing::Otlp},
-    metrics::Metrics,
-    post::Poster,
-};
+use crate::{metrics::Metrics, post::Poster};
+use numaward_config::{Config, outgoing::Otlp};
 
 /// What the attributes' names mean.
 const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.37.0";
@@ -47,7 +44,7 @@ fn resource(config: &Config, host: &str) -> Resource {
     };
     let mut attributes = vec![
         KeyValue::new("service.name", "numaward"),
-        KeyValue::new("service.version", crate::VERSION),
+        KeyValue::new("service.version", numaward_api::VERSION),
         KeyValue::new("service.instance.id", host.to_owned()),
         KeyValue::new("host.name", host.to_owned()),
         KeyValue::new("host.arch", arch),

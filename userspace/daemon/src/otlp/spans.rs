@@ -31,7 +31,7 @@ use super::{
     Figures, SCOPE,
     outbox::{Batch, Fate, Outbox, Signal},
 };
-use crate::config::outgoing::Otlp;
+use numaward_config::outgoing::Otlp;
 
 /// The target of spans; logs leave them out.
 pub const TARGET: &str = "numaward_trace";

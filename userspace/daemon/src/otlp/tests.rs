@@ -20,10 +20,10 @@ use super::{
     *,
 };
 use crate::{
-    config::{HttpUrl, Interval},
-    metrics::{Allocated, NodeMemory, Snapshot, Source, WorkloadActivity, WorkloadFigures},
-    post::tests::{Answer, Posted, Receiver},
+    metrics::Allocated, metrics::NodeMemory, metrics::Snapshot, metrics::Source, metrics::WorkloadActivity,
+    metrics::WorkloadFigures, post::tests::Answer, post::tests::Posted, post::tests::Receiver,
 };
+use numaward_config::{HttpUrl, Interval};
 
 #[derive(Debug)]
 pub(crate) struct Fixed(pub(crate) usize);

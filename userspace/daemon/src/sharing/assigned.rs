@@ -30,7 +30,7 @@ use super::{
     free::{Foreign, exclusive},
     list,
 };
-use crate::api::{self, PodContainer, Target};
+use numaward_api::{self as api, PodContainer, Target};
 
 /// How often the kubelet is asked for devices.
 const ASK: Duration = Duration::from_secs(10);

@@ -10,7 +10,7 @@ use numaward_kube::node_topology::{NodeTopology, Policy, Resource, Scope, Zone};
 use numaward_topology::{CpuSet, Machine, NodeId, NodeSet, ZoneKind};
 
 use super::list;
-use crate::api::{self, Target};
+use numaward_api::{self as api, Target};
 
 /// What workloads outside Kubernetes hold.
 #[derive(Debug, Default)]

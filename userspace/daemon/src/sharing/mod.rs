@@ -8,7 +8,7 @@ pub mod free;
 
 use std::sync::Arc;
 
-use crate::api;
+use numaward_api as api;
 
 /// Gives what is assigned now.
 pub type View = Arc<dyn Fn() -> Arc<api::Allocations> + Send + Sync>;

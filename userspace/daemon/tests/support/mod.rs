@@ -11,10 +11,11 @@ use std::{
 
 use numaward_cgroup::KnobWatch;
 use numaward_cgroup::{CgroupPath, Hierarchy};
+use numaward_config::Config;
 use numaward_daemon::{
-    config::Config, enforce::Enforcer, enforce::Options, events::Report, guarantee::Figures,
-    guarantee::Keeper, guarantee::keeper::Listener, guarantee::keeper::Promises, health::Heartbeat,
-    health::Readiness, http::App, metrics::Metrics, observe::Observer,
+    enforce::Enforcer, enforce::Options, events::Report, guarantee::Figures, guarantee::Keeper,
+    guarantee::keeper::Listener, guarantee::keeper::Promises, health::Heartbeat, health::Readiness,
+    http::App, metrics::Metrics, observe::Observer,
 };
 use numaward_topology::Machine;
 use serde_json::Value;

@@ -15,12 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use numaward_cgroup::{CgroupPath, EXEC_PARENT, Event};
 
 use super::{FieldError, Owner, Refused, Request, Target, pods};
-use crate::{
-    api,
-    config::enforcement::Declared,
-    enforce,
-    events::{EventKind, Report},
-};
+use crate::{enforce, events::EventKind, events::Report};
+use numaward_api as api;
+use numaward_config::enforcement::Declared;
 
 /// What is declared, and who waits for it.
 #[derive(Debug, Default)]

@@ -25,10 +25,11 @@ use numaward_cgroup::knob::Knob;
 
 use super::{Owner, TURN};
 use crate::{
-    api, enforce::Book, enforce::CgroupPath, enforce::Drift, enforce::DriftKind, enforce::FightPolicy,
+    enforce::Book, enforce::CgroupPath, enforce::Drift, enforce::DriftKind, enforce::FightPolicy,
     enforce::Fights, enforce::Verdict, events::EventKind, events::Report, events::Severity,
     guarantee::lookout::Lookout, guarantee::lookout::Seen, otlp::spans,
 };
+use numaward_api as api;
 use numaward_cgroup::Writer;
 
 /// All cgroups that are not watched are looked at within this.

@@ -26,17 +26,14 @@ use numaward_engine::Ledger;
 use numaward_topology::CpuSet;
 
 use super::{Owner, Refused};
-use crate::{
-    api,
-    config::enforcement::{CgroupPattern, Mode},
-    enforce::{Change, Settings},
-    events::{EventKind, Report},
-};
+use crate::{enforce::Change, enforce::Settings, events::EventKind, events::Report};
+use numaward_api::{self as api, EnforcementMode};
+use numaward_config::enforcement::CgroupPattern;
 
 /// What is known of the herd.
 #[derive(Debug, Default)]
 pub(super) struct Herd {
-    mode: Mode,
+    mode: EnforcementMode,
     system: Vec<CgroupPattern>,
     opened: BTreeSet<CgroupPath>,
     /// In a dry run: what would be written.
@@ -121,13 +118,13 @@ fn on(cpus: &CpuSet) -> Settings {
 }
 
 impl Herd {
-    pub(super) fn new(mode: Mode, system: Vec<CgroupPattern>) -> Self {
+    pub(super) fn new(mode: EnforcementMode, system: Vec<CgroupPattern>) -> Self {
         Self { mode, system, ..Self::default() }
     }
 
     /// Whether anybody is to be herded, or told to be.
     pub(super) fn is_on(&self) -> bool {
-        self.mode != Mode::Off
+        self.mode != EnforcementMode::Off
     }
 
     /// Whether this event may change who is herded.
@@ -173,7 +170,7 @@ impl Owner {
 
     /// What becomes of a cgroup whose allocation ends: it gets back what was found, or goes on with the herd.
     pub(super) fn let_go(&mut self, path: &CgroupPath, after: &Ledger) -> Change {
-        if self.herd.mode == Mode::On && has_exclusive_cpus(after) {
+        if self.herd.mode == EnforcementMode::On && has_exclusive_cpus(after) {
             let mut promised = self.promised_cgroups();
             promised.remove(path);
             let chosen = choose(|parent| children(&self.hierarchy, parent), &self.herd.system, &promised);
@@ -242,8 +239,8 @@ impl Owner {
         }
         let was = std::mem::replace(&mut self.herd.refused, refused);
         let changed = match self.herd.mode {
-            Mode::DryRun => self.tell_would(wanted),
-            Mode::Off | Mode::On => {
+            EnforcementMode::DryRun => self.tell_would(wanted),
+            EnforcementMode::Off | EnforcementMode::On => {
                 let changes = self.changes(&wanted, promised);
                 self.apply(changes)
             }

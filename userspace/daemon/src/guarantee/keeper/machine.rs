@@ -11,10 +11,8 @@ use numaward_engine::{Block, Uncovered};
 use numaward_topology::{CpuSet, Machine};
 
 use super::{Owner, Refused, idle, policy};
-use crate::{
-    api,
-    events::{EventKind, Report, Severity},
-};
+use crate::{events::EventKind, events::Report, events::Severity};
+use numaward_api as api;
 
 /// What is promised to a workload and not there (any more).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,10 +5,8 @@
 //! given back in both.
 
 use super::{Owner, Refused, State};
-use crate::{
-    config::enforcement::Mode,
-    enforce::{Change, Plan},
-};
+use crate::{enforce::Change, enforce::Plan};
+use numaward_api::EnforcementMode;
 
 /// What is to be done soon. Everything that changes what is held asks for it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,13 +20,13 @@ pub(super) struct Due {
 }
 
 impl Owner {
-    pub(super) fn mode(&self) -> Mode {
+    pub(super) fn mode(&self) -> EnforcementMode {
         self.config.enforcement.mode
     }
 
     /// Carries a plan out that gives settings, or tells what it would do.
     pub(super) fn enforce(&mut self, plan: Plan, before: State) -> Result<(), Refused> {
-        if self.mode() == Mode::On {
+        if self.mode() == EnforcementMode::On {
             return self.carry_out(plan, Some(before));
         }
         for step in plan.steps() {
@@ -48,9 +46,9 @@ impl Owner {
         let herded = self.state.book.held().map(|(path, _)| path).filter(|path| !promised.contains(*path));
         self.state.herded.extend(herded.cloned());
         match self.mode() {
-            Mode::On => self.hold_again(),
-            Mode::DryRun => self.give_all_back(),
-            Mode::Off => {
+            EnforcementMode::On => self.hold_again(),
+            EnforcementMode::DryRun => self.give_all_back(),
+            EnforcementMode::Off => {
                 self.give_all_back();
                 let names: Vec<String> = self.state.guarantees.keys().cloned().collect();
                 for name in names {

@@ -39,13 +39,10 @@ pub use self::memory::MemoryAsk;
 use self::waiting::Waiting;
 use super::{Owner, Refused};
 use crate::{
-    api,
-    config::{enforcement::Mode, policy::TopologyManagerPolicy},
-    enforce::{Change, EnforceError, Settings},
-    guarantee::{FieldError, Guarantee, State, Target, explain},
-    observe::containers,
-    otlp::spans,
+    enforce::Change, enforce::EnforceError, enforce::Settings, guarantee::FieldError, guarantee::Guarantee,
+    guarantee::State, guarantee::Target, guarantee::explain, observe::containers, otlp::spans,
 };
+use numaward_api::{self as api, EnforcementMode, TopologyManagerPolicy};
 
 /// Shared containers that are held against the shared pool in one turn.
 const LOOKED_AT: usize = 16;
@@ -383,12 +380,14 @@ impl Owner {
         // Whoever asked may have gone: what was decided stands, and is compared with what runs later.
         match command {
             Command::Tell(tell) => self.pods.tell = Some(tell),
-            Command::RunPod { answer, .. } if self.mode() == Mode::Off => drop(answer.send(Ok(()))),
-            Command::Bind { answer, .. } if self.mode() == Mode::Off => drop(answer.send(None)),
-            Command::Create { answer, .. } if self.mode() == Mode::Off => {
+            Command::RunPod { answer, .. } if self.mode() == EnforcementMode::Off => {
+                drop(answer.send(Ok(())))
+            }
+            Command::Bind { answer, .. } if self.mode() == EnforcementMode::Off => drop(answer.send(None)),
+            Command::Create { answer, .. } if self.mode() == EnforcementMode::Off => {
                 drop(answer.send(Ok((Settings::default(), None))));
             }
-            Command::Synchronize { answer, .. } if self.mode() == Mode::Off => {
+            Command::Synchronize { answer, .. } if self.mode() == EnforcementMode::Off => {
                 drop(answer.send(Synchronized::default()));
             }
             Command::Create { ask, answer } => {
@@ -414,7 +413,7 @@ impl Owner {
             }
             Command::Synchronize { containers, sandboxes, complete, answer } => {
                 let mut result = self.synchronize(&containers, &sandboxes, complete);
-                if self.mode() != Mode::On {
+                if self.mode() != EnforcementMode::On {
                     for update in result.updates.drain(..) {
                         self.told(&update.id, update.settings);
                     }
@@ -431,7 +430,7 @@ impl Owner {
 
     /// What the runtime is told to set: nothing in a dry run.
     fn told(&self, id: &str, settings: Settings) -> Settings {
-        if self.mode() == Mode::On {
+        if self.mode() == EnforcementMode::On {
             return settings;
         }
         for (knob, value) in settings.values().0 {
@@ -719,7 +718,7 @@ impl Owner {
 
     /// Writes the shared pool into a container that holds no CPUs.
     fn keep_to_pool(&self, placed: &Placed) -> Result<bool, EnforceError> {
-        let pool = self.shared().cpus.filter(|_| self.mode() == Mode::On);
+        let pool = self.shared().cpus.filter(|_| self.mode() == EnforcementMode::On);
         let Some(pool) = pool else { return Ok(false) };
         let written = self.enforcer.set(&placed.cgroup, Knob::CpusetCpus, &Value::Cpus(pool))?;
         self.figures.enforced(&written);
@@ -774,7 +773,7 @@ impl Owner {
             }
         }
         updates.retain(|update| update.settings.cpus.as_ref().is_some_and(|cpus| !cpus.is_empty()));
-        if self.mode() == Mode::On {
+        if self.mode() == EnforcementMode::On {
             self.pods.tell(updates);
         }
     }
@@ -874,7 +873,7 @@ impl Owner {
         self.change_or_undo(&Change::Each(changes), before)?;
         tracing::info!(pod = uid, containers = updates.len(), "what they share was resized");
         self.publish();
-        if self.mode() == Mode::On {
+        if self.mode() == EnforcementMode::On {
             self.pods.tell(updates);
         }
         Ok(())

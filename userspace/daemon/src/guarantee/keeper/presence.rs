@@ -251,7 +251,8 @@ mod tests {
     use numaward_cgroup::{Hierarchy, Notice};
 
     use super::*;
-    use crate::{api, enforce::Settings};
+    use crate::enforce::Settings;
+    use numaward_api as api;
 
     #[test]
     fn what_the_kernel_tells_of_is_in_question_and_nothing_else() {

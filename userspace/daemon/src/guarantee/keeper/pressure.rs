@@ -254,12 +254,9 @@ mod tests {
     use numaward_cgroup::Hierarchy;
 
     use super::*;
-    use crate::{
-        api,
-        config::Config,
-        fixture::{self, Host},
-        guarantee::{Figures, Request, keeper::Answer},
-    };
+    use crate::{fixture, fixture::Host, guarantee::Figures, guarantee::Request, guarantee::keeper::Answer};
+    use numaward_api as api;
+    use numaward_config::Config;
 
     /// A workload that may use four times what it is promised, from which it is kept at half of that, does not get on
     /// there: what it is kept at in the end, whether it is shown as stalled, and what was told.

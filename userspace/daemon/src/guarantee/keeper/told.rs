@@ -11,7 +11,8 @@ use numaward_engine::{Allocation, OwnerAccount, OwnerId};
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
 use super::{Guarantee, Owner, Promise, Target, machine::Lack};
-use crate::{api, enforce::Record};
+use crate::enforce::Record;
+use numaward_api as api;
 
 /// What is told of all of them, in the order of their names.
 #[derive(Debug, Default)]

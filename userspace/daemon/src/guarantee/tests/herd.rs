@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use numaward_cgroup::{Cgroup, Event};
 
 use super::*;
-use crate::config::enforcement::Mode;
+use numaward_api::EnforcementMode;
 
 /// A daemon that runs on a bench.
 struct Run {
@@ -175,7 +175,7 @@ async fn a_dry_run_promises_and_writes_nothing() {
         (["", ""].map(str::to_owned), "0".to_owned())
     );
     assert_eq!(run.herd(), [("/b".to_owned(), "0,3-7".to_owned(), api::HerdState::DryRun)]);
-    assert_eq!(run.keeper.allocations().enforcement.mode, Mode::DryRun);
+    assert_eq!(run.keeper.allocations().enforcement.mode, EnforcementMode::DryRun);
     run.end();
 
     // Switched on, it is enforced; switched back, it is given back and still promised.

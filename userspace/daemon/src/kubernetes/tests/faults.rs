@@ -50,7 +50,7 @@ async fn what_somebody_else_has_pinned_is_left_alone_unless_told_otherwise() {
     assert_eq!(daemon.keeper.allocations().allocations, []);
     daemon.stop(&bench.runtime).await;
 
-    bench.config.kubernetes.nri.when_pinned = crate::config::kubernetes::WhenPinned::Override;
+    bench.config.kubernetes.nri.when_pinned = numaward_config::kubernetes::WhenPinned::Override;
     let daemon = bench.start().await;
     let ours = pinned("ours");
     bench.run(&ours).await.unwrap();

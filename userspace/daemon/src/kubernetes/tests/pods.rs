@@ -10,11 +10,9 @@ use numaward_kube::pod_resources::{
 
 use super::*;
 use crate::{
-    config::{kubernetes::Kubernetes, memory_qos::MemoryReservationPolicy},
-    guarantee::{State, policy},
-    ledger::Store,
-    sharing::assigned::{Calls, Teller},
+    guarantee::State, guarantee::policy, ledger::Store, sharing::assigned::Calls, sharing::assigned::Teller,
 };
+use numaward_config::{kubernetes::Kubernetes, memory_qos::MemoryReservationPolicy};
 
 fn resources(cpus: &str, memory: &str) -> Resources {
     Resources::none().with_cpu(cpus.parse().unwrap()).with_memory(memory.parse().unwrap())
@@ -254,7 +252,7 @@ async fn what_a_pod_holds_as_a_whole_its_containers_share() {
         .allocations
         .iter()
         .map(|held| match &held.target {
-            crate::api::Target::Container(of) => (of.container.as_str(), of.shares_pod),
+            numaward_api::Target::Container(of) => (of.container.as_str(), of.shares_pod),
             other => panic!("{other:?}"),
         })
         .collect();
@@ -453,7 +451,7 @@ async fn devices_that_the_kubelet_has_assigned_are_hints_for_the_whole_pod() {
     let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
     let socket = bench.dir.path().join("kubelet.sock");
     bench.config.kubernetes = Kubernetes {
-        kubelet: crate::config::cluster::Kubelet {
+        kubelet: numaward_config::cluster::Kubelet {
             pod_resources_socket: Some("/kubelet.sock".into()),
             ..Default::default()
         },

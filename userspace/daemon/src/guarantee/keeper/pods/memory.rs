@@ -17,10 +17,8 @@ use numaward_topology::{Bytes, ZoneKind};
 use serde::{Deserialize, Serialize};
 
 use super::{MemoryKnobs, Owner, Placed};
-use crate::{
-    config::{Config, memory_qos::MemoryReservationPolicy},
-    guarantee::policy,
-};
+use crate::guarantee::policy;
+use numaward_config::{Config, memory_qos::MemoryReservationPolicy};
 
 /// What at least, and at most, is left to reclaim within a pod: more than a sandbox and the kernel's books of some
 /// cgroups take.

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use numaward_engine::{Ledger, OwnerId};
 
 use super::{Admitted, Asked, Attempt, ContainerAsk, MemoryAsk, Owner, Placed, PodAsk, Slice, Update};
-use crate::{api, config::enforcement::Mode};
+use numaward_api::{self as api, EnforcementMode};
 
 /// Those that wait.
 #[derive(Default)]
@@ -85,7 +85,7 @@ impl Owner {
             return;
         }
         self.publish();
-        if self.mode() == Mode::On {
+        if self.mode() == EnforcementMode::On {
             // It repeats what it knows of whenever it writes.
             let settings = self.settings_of(&placed);
             self.pods.tell(vec![Update { id: ask.id.clone(), settings }]);
@@ -94,7 +94,7 @@ impl Owner {
 
     /// Tries again to give to those that wait, if anything was given back or taken since.
     pub(super) fn try_waiting(&mut self) {
-        if self.pods.waiting.asks.is_empty() || self.mode() == Mode::Off {
+        if self.pods.waiting.asks.is_empty() || self.mode() == EnforcementMode::Off {
             return;
         }
         if self.pods.waiting.tried.as_ref() == Some(&self.state.ledger) {
@@ -120,7 +120,7 @@ impl Owner {
             updates.push(Update { id: ask.id, settings: self.settings_of(&placed) });
         }
         self.pods.waiting.tried = Some(self.state.ledger.clone());
-        if self.mode() == Mode::On {
+        if self.mode() == EnforcementMode::On {
             self.pods.tell(updates);
         }
     }

@@ -1,10 +1,13 @@
 //! What the API serves and `-o json` prints. Names are camelCase, sizes are in bytes, sets are lists in
 //! the kernel's format (`0-3,8`), nodes are numbers.
 
+#![forbid(unsafe_code)]
+
 mod activity;
 mod allocation;
 mod enforcement;
 mod event;
+pub mod problem;
 mod sample;
 
 use std::collections::BTreeMap;
@@ -16,12 +19,16 @@ use utoipa::ToSchema;
 pub use self::activity::{Activity, NodeAccesses, RemoteAccesses, Stalls};
 pub use self::allocation::{
     Allocation, AllocationRequest, Allocations, Block, Candidate, Drift, DriftState, DryRun, Explanation,
-    Hint, KindPromises, Lack, Merge, Mode, Moved, NodePromises, Noticed, PartitionKind, PodContainer,
-    Refusal, Rejection, ResourceHints, Shortfall, Target, TopologyManagerPolicy, Writer,
+    Hint, KindPromises, Lack, Merge, Moved, NodePromises, Noticed, PartitionKind, PodContainer, Refusal,
+    Rejection, ResourceHints, Shortfall, Target, TopologyManagerPolicy, Writer,
 };
-pub use self::enforcement::{Enforcement, HerdState, Herded, Herding, Waiting};
+pub use self::enforcement::{Enforcement, EnforcementMode, HerdState, Herded, Herding, Waiting};
 pub use self::event::{Event, EventFilter, EventKind, EventPage, Severity};
+pub use self::problem::Problem;
 pub use self::sample::Sample;
+
+/// This version of numaward.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The machine: nodes, distances, sockets, caches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -486,11 +493,11 @@ pub struct Version {
 }
 
 impl Version {
-    /// The version that runs here.
-    pub fn current() -> Self {
+    /// This version, on this release of the kernel.
+    pub fn on(kernel: impl Into<String>) -> Self {
         Self {
-            version: crate::VERSION.to_owned(),
-            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            version: VERSION.to_owned(),
+            kernel: kernel.into(),
             architecture: std::env::consts::ARCH.to_owned(),
         }
     }

@@ -7,7 +7,6 @@ use numaward_engine::Quantity;
 use numaward_topology::{CpuSet, ZoneKind};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use utoipa::ToSchema;
 
 /// The policy of the memory manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -26,20 +25,6 @@ pub enum CpuManagerPolicy {
     None,
     /// Whole CPUs are exclusive.
     Static,
-}
-
-/// How the nodes of several resources have to agree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum TopologyManagerPolicy {
-    /// No rule ties them.
-    None,
-    /// The same nodes if possible.
-    BestEffort,
-    /// The same nodes, as few as could ever do, or the request is refused.
-    Restricted,
-    /// One node, or the request is refused.
-    SingleNumaNode,
 }
 
 /// For what the nodes have to agree.

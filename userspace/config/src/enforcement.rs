@@ -2,79 +2,29 @@
 
 use std::{borrow::Cow, collections::BTreeMap, fmt, str::FromStr};
 
-use numaward_cgroup::{CgroupPath, knob::Partition};
+use numaward_cgroup::CgroupPath;
 use numaward_engine::Quantity;
 use numaward_topology::{Bytes, HugepageSize, ZoneKind};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use utoipa::ToSchema;
 
-use super::policy::{Amount, TopologyManagerPolicy};
+use numaward_api::{EnforcementMode, PartitionKind, TopologyManagerPolicy};
 
-/// How far the kernel is told.
-///
-/// Tools that follow YAML 1.1 turn `on` and `off` into booleans, so these are understood as well.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// Nothing is promised or written; what an earlier run wrote is given back.
-    Off,
-    /// All is decided, and what would be written is told; nothing is written.
-    DryRun,
-    /// What is decided is written.
-    #[default]
-    On,
-}
-
-impl<'de> Deserialize<'de> for Mode {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Word;
-        impl de::Visitor<'_> for Word {
-            type Value = Mode;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("off, dry-run or on")
-            }
-            fn visit_str<E: de::Error>(self, word: &str) -> Result<Mode, E> {
-                match word {
-                    "off" => Ok(Mode::Off),
-                    "dry-run" => Ok(Mode::DryRun),
-                    "on" => Ok(Mode::On),
-                    _ => Err(E::unknown_variant(word, &["off", "dry-run", "on"])),
-                }
-            }
-            fn visit_bool<E: de::Error>(self, on: bool) -> Result<Mode, E> {
-                Ok(if on { Mode::On } else { Mode::Off })
-            }
-        }
-        deserializer.deserialize_any(Word)
-    }
-}
-
-impl JsonSchema for Mode {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> Cow<'static, str> {
-        "Mode".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "enum": ["off", "dry-run", "on", false, true] })
-    }
-}
+use super::policy::Amount;
 
 /// What is written to the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Enforcement {
     /// Whether guarantees are given: `off`, `dry-run` (decided and told, not written) or `on`.
-    pub mode: Mode,
+    pub mode: EnforcementMode,
     /// Whether workloads without exclusive CPUs are kept off those of others.
     pub herding: Herding,
 }
 
 impl Enforcement {
     /// How far others are herded: never further than guarantees are enforced.
-    pub fn herding_mode(&self) -> Mode {
+    pub fn herding_mode(&self) -> EnforcementMode {
         self.mode.min(self.herding.mode)
     }
 }
@@ -84,7 +34,7 @@ impl Enforcement {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Herding {
     /// `off`, `dry-run` (told, not written) or `on`. Never does more than `enforcement.mode`.
-    pub mode: Mode,
+    pub mode: EnforcementMode,
     /// Cgroups that keep all CPUs, as patterns: `*` stands for any text without a slash, `**` for any number
     /// of levels. All else is herded, by the highest cgroup possible; if one further down is exempt here, those
     /// beside it are herded one by one. Left out: the init process, `/init.scope`. Kernel threads and what else
@@ -95,7 +45,7 @@ pub struct Herding {
 impl Default for Herding {
     fn default() -> Self {
         let init = CgroupPattern::new("/init.scope");
-        Self { mode: Mode::Off, system_slices: init.into_iter().collect() }
+        Self { mode: EnforcementMode::Off, system_slices: init.into_iter().collect() }
     }
 }
 
@@ -136,28 +86,6 @@ impl Declared {
             (Some(unit), _) => unit.0.as_str(),
             (None, Some(cgroup)) => cgroup.0.as_str(),
             (None, None) => "",
-        }
-    }
-}
-
-/// A kind of `cpuset.cpus.partition`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum PartitionKind {
-    /// None: the scheduler balances its CPUs with all others.
-    Member,
-    /// A scheduling domain of its own.
-    Root,
-    /// The same, and the scheduler does not balance load among its CPUs.
-    Isolated,
-}
-
-impl From<PartitionKind> for Partition {
-    fn from(kind: PartitionKind) -> Self {
-        match kind {
-            PartitionKind::Member => Self::Member,
-            PartitionKind::Root => Self::Root,
-            PartitionKind::Isolated => Self::Isolated,
         }
     }
 }
@@ -391,7 +319,7 @@ mod tests {
 
     #[test]
     fn herding_goes_no_further_than_enforcement() {
-        use Mode::{DryRun, Off, On};
+        use EnforcementMode::{DryRun, Off, On};
         for (mode, herding, both) in
             [(On, On, On), (On, Off, Off), (DryRun, On, DryRun), (Off, On, Off), (On, DryRun, DryRun)]
         {

@@ -26,11 +26,12 @@ use std::{
     time::Duration,
 };
 
+use numaward_api::TopologyManagerPolicy;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    cluster::Mode,
+    cluster::OperatingMode,
     control::{Control, Tls},
     schema::json_schema,
     tree::{Origin, Position},
@@ -42,8 +43,7 @@ use self::{
     memory_qos::{Factor, MemoryQos, MemoryReservationPolicy},
     outgoing::{Alerts, Otlp},
     policy::{
-        CpuList, CpuManagerPolicy, MemoryManagerPolicy, Reservation, ReservedMemory, TopologyManagerPolicy,
-        TopologyManagerScope,
+        CpuList, CpuManagerPolicy, MemoryManagerPolicy, Reservation, ReservedMemory, TopologyManagerScope,
     },
     schema::{Known, closest},
     tree::{Node, Value},
@@ -68,7 +68,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 pub struct Config {
     /// Whether numaward places workloads, or only observes. Left out: it places them, unless the kubelet of this host
     /// pins containers itself (its policies `static` and `Static`).
-    pub mode: Option<Mode>,
+    pub mode: Option<OperatingMode>,
     /// Address and port of the read-only HTTP server: metrics, health, API.
     pub listen: ListenAddress,
     /// What is logged, and how.
@@ -474,7 +474,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
 }
 
 /// Reads a YAML text that is not numaward's own configuration.
-pub(crate) fn read_yaml(text: &str, file: &Path) -> Result<serde_json::Value, Problems> {
+pub fn read_yaml(text: &str, file: &Path) -> Result<serde_json::Value, Problems> {
     let mut problems = Vec::new();
     let tree = tree::parse(text, file, &mut problems);
     if problems.is_empty() { Ok(tree.to_json()) } else { Err(Problems(problems)) }

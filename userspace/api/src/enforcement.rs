@@ -1,16 +1,71 @@
 //! How far the kernel is told, who is herded, and which declared guarantees wait.
 
-use serde::{Deserialize, Serialize};
+use std::{borrow::Cow, fmt};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use utoipa::ToSchema;
 
-use super::{Drift, Mode, Rejection};
+use super::{Drift, Rejection};
+
+/// How far the kernel is told.
+///
+/// Tools that follow YAML 1.1 turn `on` and `off` into booleans, so these are understood as well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schema(as = Mode)]
+pub enum EnforcementMode {
+    /// Nothing is promised or written; what an earlier run wrote is given back.
+    Off,
+    /// All is decided, and what would be written is told; nothing is written.
+    DryRun,
+    /// What is decided is written.
+    #[default]
+    On,
+}
+
+impl<'de> Deserialize<'de> for EnforcementMode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Word;
+        impl de::Visitor<'_> for Word {
+            type Value = EnforcementMode;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("off, dry-run or on")
+            }
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<EnforcementMode, E> {
+                match word {
+                    "off" => Ok(EnforcementMode::Off),
+                    "dry-run" => Ok(EnforcementMode::DryRun),
+                    "on" => Ok(EnforcementMode::On),
+                    _ => Err(E::unknown_variant(word, &["off", "dry-run", "on"])),
+                }
+            }
+            fn visit_bool<E: de::Error>(self, on: bool) -> Result<EnforcementMode, E> {
+                Ok(if on { EnforcementMode::On } else { EnforcementMode::Off })
+            }
+        }
+        deserializer.deserialize_any(Word)
+    }
+}
+
+impl JsonSchema for EnforcementMode {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> Cow<'static, str> {
+        "Mode".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "enum": ["off", "dry-run", "on", false, true] })
+    }
+}
 
 /// How far the kernel is told.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Enforcement {
     /// Whether guarantees are enforced (`enforcement.mode` of the configuration).
-    pub mode: Mode,
+    pub mode: EnforcementMode,
     /// Who is kept off exclusive CPUs.
     pub herding: Herding,
 }
@@ -20,7 +75,7 @@ pub struct Enforcement {
 #[serde(rename_all = "camelCase")]
 pub struct Herding {
     /// Whether others are herded: the lesser of `enforcement.mode` and `enforcement.herding.mode`.
-    pub mode: Mode,
+    pub mode: EnforcementMode,
     /// The cgroups that are, or cannot be. None while no CPU is exclusive.
     pub cgroups: Vec<Herded>,
     /// Processes in the root cgroup, kernel threads not counted: they cannot be herded. Absent while no CPU is

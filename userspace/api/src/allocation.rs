@@ -4,14 +4,11 @@ use std::{collections::BTreeMap, ops::Deref, slice, sync::Arc};
 
 use numaward_engine::ledger::KindAccount;
 use numaward_topology::ZoneKind;
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::{Enforcement, Waiting};
-pub use crate::config::{
-    enforcement::{Mode, PartitionKind},
-    policy::TopologyManagerPolicy,
-};
 
 /// A request for an allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -43,6 +40,32 @@ pub struct AllocationRequest {
     /// Whether its CPUs are a scheduling domain of their own; absent: `member`, no.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition: Option<PartitionKind>,
+}
+
+/// A kind of `cpuset.cpus.partition`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PartitionKind {
+    /// None: the scheduler balances its CPUs with all others.
+    Member,
+    /// A scheduling domain of its own.
+    Root,
+    /// The same, and the scheduler does not balance load among its CPUs.
+    Isolated,
+}
+
+/// How the nodes of several resources have to agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TopologyManagerPolicy {
+    /// No rule ties them.
+    None,
+    /// The same nodes if possible.
+    BestEffort,
+    /// The same nodes, as few as could ever do, or the request is refused.
+    Restricted,
+    /// One node, or the request is refused.
+    SingleNumaNode,
 }
 
 /// What an allocation is for.

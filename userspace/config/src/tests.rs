@@ -245,7 +245,7 @@ fn the_schema_and_the_defaults_agree() {
 
 #[test]
 fn enforcement_and_guarantees_are_read() {
-    use super::enforcement::Mode;
+    use numaward_api::EnforcementMode;
     let file = "\
 enforcement:
   mode: on
@@ -260,7 +260,10 @@ guarantees:
 - {cgroup: /batch/*, cpus: 1, memory: 1073741824}
 ";
     let config = with_file(file, &[], vec![]).unwrap().config;
-    assert_eq!((config.enforcement.mode, config.enforcement.herding.mode), (Mode::On, Mode::DryRun));
+    assert_eq!(
+        (config.enforcement.mode, config.enforcement.herding.mode),
+        (EnforcementMode::On, EnforcementMode::DryRun)
+    );
     let patterns: Vec<_> = config.guarantees.iter().map(Declared::pattern).collect();
     assert_eq!(patterns, ["db@*.service", "/batch/*"]);
     assert_eq!(config.guarantees[1].memory.0, numaward_topology::Bytes::gib(1));
@@ -268,9 +271,12 @@ guarantees:
     assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config);
     // As tools write it that follow YAML 1.1.
     let config = with_file("enforcement: {mode: false, herding: {mode: true}}", &[], vec![]).unwrap().config;
-    assert_eq!((config.enforcement.mode, config.enforcement.herding.mode), (Mode::Off, Mode::On));
+    assert_eq!(
+        (config.enforcement.mode, config.enforcement.herding.mode),
+        (EnforcementMode::Off, EnforcementMode::On)
+    );
     let variables = [("NUMAWARD_ENFORCEMENT_MODE", "dry-run")];
-    assert_eq!(with_file("", &variables, vec![]).unwrap().config.enforcement.mode, Mode::DryRun);
+    assert_eq!(with_file("", &variables, vec![]).unwrap().config.enforcement.mode, EnforcementMode::DryRun);
 }
 
 #[test]

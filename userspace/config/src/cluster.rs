@@ -10,7 +10,7 @@ use super::Interval;
 /// Whether numaward places workloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Mode {
+pub enum OperatingMode {
     /// It gives guarantees and enforces them.
     Enforce,
     /// It only looks, and holds the kubelet to the kubelet's own promises. Nothing is written.

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt, net::SocketAddr, str::FromStr, time::Duration};
 
-use hyper::Uri;
+use http::Uri;
 use numaward_topology::serde_as_text;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};

@@ -175,7 +175,10 @@ fn the_deployed_configurations_are_read_without_a_warning() {
     };
     let [enforce, observe, systemd] =
         ["overlays/enforce/config.yaml", "overlays/observe/config.yaml", "systemd/config.yaml"].map(read);
-    assert_eq!((enforce.mode, observe.mode, systemd.mode), (Some(Mode::Enforce), Some(Mode::Observe), None));
+    assert_eq!(
+        (enforce.mode, observe.mode, systemd.mode),
+        (Some(OperatingMode::Enforce), Some(OperatingMode::Observe), None)
+    );
     assert!(enforce.kubernetes.nri.enabled && !observe.kubernetes.nri.enabled);
     assert_eq!(enforce.kubernetes.node_name.as_deref(), Some("true"));
     assert!(enforce.kubernetes.node_resource_topology.enabled);
@@ -204,5 +207,8 @@ fn the_deployed_configurations_are_read_without_a_warning() {
     std::fs::write(&file, &shown).unwrap();
     let loaded = load(&Sources { file: Some(file), variables: BTreeMap::new(), flags: vec![] });
     let config = loaded.unwrap_or_else(|problems| panic!("{problems}:\n{shown}")).config;
-    assert_eq!((config.guarantees.len(), config.enforcement.herding.mode), (1, enforcement::Mode::On));
+    assert_eq!(
+        (config.guarantees.len(), config.enforcement.herding.mode),
+        (1, numaward_api::EnforcementMode::On)
+    );
 }
