@@ -1,9 +1,11 @@
 //! Containers that a real containerd creates: placed, kept apart, adopted, refused and given back.
 
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use numaward_tests::{Bench, Report, boot};
 use numaward_vm::{Cache, Machine, Vm};

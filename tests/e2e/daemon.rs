@@ -1,8 +1,7 @@
 //! What the daemon says of machines and workloads whose truth is known, held against the kernel's own book: with all
 //! privileges, with few, without BTF, under lockdown; and what it says where it can count nothing.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use numaward_tests::{Bench, Report, assert_near, boot};
 use numaward_vm::Machine;

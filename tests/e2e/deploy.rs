@@ -1,9 +1,11 @@
 //! What `deploy/` says of a container is enough, and no more than is needed: a real containerd runs the image as the
 //! rendered manifests demand, with its own seccomp profile.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use numaward_tests::{Bench, Report, boot};
 use numaward_vm::Cache;

@@ -1,10 +1,13 @@
 //! The bench itself: what a script's end, a dead kernel or a hanging one look like from outside, and whether a
 //! machine has the nodes asked for.
 
-use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
-use std::time::{Duration, Instant};
-use std::{fs, thread};
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
 
 use numaward_tests::{Bench, boot};
 use numaward_vm::{Error, Forward, Machine};

@@ -14,10 +14,12 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::panic, reason = "a library of tests")]
 
-use std::collections::BTreeMap;
-use std::io::{self, Write};
-use std::path::PathBuf;
-use std::{env, fmt};
+use std::{
+    collections::BTreeMap,
+    env, fmt,
+    io::{self, Write},
+    path::PathBuf,
+};
 
 use numaward_vm::{Cache, Debian, Error, Kernel, Machine, Monitor, TOOLS, Vm, find_tool};
 

@@ -1,8 +1,11 @@
 //! Holds the crates' dependencies on each other against the one table of what is allowed.
 //!
-//! The direction is the architecture: `cli → daemon → {kube, probes, cgroup, engine, topology}`,
-//! `kube → {engine, topology}`, `probes → {abi, topology}`, `cgroup → topology`, `engine → topology`, `ebpf → abi`.
-//! A crate may use whatever is below it, not only the next layer; an arrow back up is a fault. The engine decides and
+//! The direction is the architecture: `cli → daemon → {control, observe, telemetry, kube}`,
+//! `control → {enforce, store, config, model, engine, cgroup}`, `observe → {probes, cgroup, config, model}`,
+//! `telemetry → {model, config}`, `enforce → {model, cgroup, store}`, `config → {kube, probes, api}`,
+//! `model → {api, engine, cgroup}`, `api → {engine, topology}`, `kube → {engine, topology}`, `probes → {abi, topology}`,
+//! `cgroup → topology`, `engine → topology`, `ebpf → abi`.
+//! A crate may use what is below it, not only the next layer; an arrow back up is a fault. The engine decides and
 //! does nothing else, so it and what it is made of may use only crates that do no input or output either; of
 //! `topology` it gets the plain types, not the readers of sysfs.
 
@@ -36,8 +39,6 @@ const TABLE: &[Rule] = &[
             "numaward-cgroup",
             "numaward-config",
             "numaward-daemon",
-            "numaward-engine",
-            "numaward-kube",
             "numaward-probes",
             // For its tests.
             "numaward-terminal",
@@ -50,12 +51,46 @@ const TABLE: &[Rule] = &[
             "numaward-api",
             "numaward-cgroup",
             "numaward-config",
+            "numaward-control",
+            "numaward-enforce",
             "numaward-engine",
             "numaward-kube",
+            "numaward-model",
+            "numaward-observe",
+            "numaward-probes",
+            "numaward-store",
+            "numaward-telemetry",
+            "numaward-topology",
+        ],
+    ),
+    rule(
+        "numaward-control",
+        &[
+            "numaward-api",
+            "numaward-cgroup",
+            "numaward-config",
+            "numaward-enforce",
+            "numaward-engine",
+            "numaward-model",
+            "numaward-store",
+            "numaward-topology",
+        ],
+    ),
+    rule(
+        "numaward-observe",
+        &[
+            "numaward-api",
+            "numaward-cgroup",
+            "numaward-config",
+            "numaward-engine",
+            "numaward-model",
             "numaward-probes",
             "numaward-topology",
         ],
     ),
+    rule("numaward-telemetry", &["numaward-api", "numaward-config", "numaward-model", "numaward-topology"]),
+    // The store for its fault points, nothing else.
+    rule("numaward-enforce", &["numaward-cgroup", "numaward-model", "numaward-store", "numaward-topology"]),
     rule(
         "numaward-config",
         &[
@@ -67,6 +102,8 @@ const TABLE: &[Rule] = &[
             "numaward-topology",
         ],
     ),
+    rule("numaward-model", &["numaward-api", "numaward-cgroup", "numaward-engine", "numaward-topology"]),
+    rule("numaward-store", &[]),
     rule("numaward-api", &["numaward-engine", "numaward-topology"]),
     rule("numaward-kube", &["numaward-engine", "numaward-topology"]),
     rule("numaward-probes", &["numaward-abi", "numaward-topology"]),
@@ -94,7 +131,10 @@ const TABLE: &[Rule] = &[
         "numaward-crash-check",
         &["numaward-api", "numaward-config", "numaward-daemon", "numaward-topology"],
     ),
-    rule("numaward-enforce-check", &["numaward-cgroup", "numaward-daemon", "numaward-topology"]),
+    rule(
+        "numaward-enforce-check",
+        &["numaward-cgroup", "numaward-enforce", "numaward-model", "numaward-store", "numaward-topology"],
+    ),
     Rule {
         package: "numaward-load",
         own: &["numaward-topology"],

@@ -12,7 +12,6 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use numaward_config::{self as config, Sources};
-use numaward_daemon::{logging, otlp::spans::Traces, service};
 
 use crate::client::{self, Client};
 
@@ -25,9 +24,7 @@ const SIGABRT: i32 = 6;
 /// Runs the daemon in this process.
 pub(crate) fn main(config: PathBuf) -> Result<()> {
     let loaded = config::load(&Sources { file: Some(config), ..Sources::default() })?;
-    let traces = Traces::new(&loaded.config.otlp);
-    logging::start(&loaded.config.log, &traces);
-    Ok(service::run(&loaded.config, traces)?)
+    Ok(numaward_daemon::run(&loaded.config)?)
 }
 
 /// Where the daemon has its files.

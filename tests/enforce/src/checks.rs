@@ -14,14 +14,13 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use numaward_cgroup::{
-    CgroupPath,
+    CgroupPath, KnobWatch, Touched,
     knob::{Knob, Limit, Partition},
 };
-use numaward_cgroup::{KnobWatch, Touched};
-use numaward_daemon::{
-    enforce::Book, enforce::Change, enforce::EnforceError, enforce::Enforcer, enforce::FightPolicy,
-    enforce::Fights, enforce::Moving, enforce::Options, enforce::Report, enforce::Settings, enforce::Verdict,
+use numaward_enforce::{
+    Book, Change, EnforceError, Enforcer, FightPolicy, Fights, Moving, Options, Report, Verdict,
 };
+use numaward_model::Settings;
 use numaward_topology::{Bytes, HugepageSize};
 
 use crate::{Check, child::Running};

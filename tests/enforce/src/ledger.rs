@@ -3,7 +3,7 @@
 use std::{fs, io, path::Path};
 
 use anyhow::{Result, bail, ensure};
-use numaward_daemon::ledger::{Loaded, Store, StoreError};
+use numaward_store::{Loaded, Store, StoreError};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 
 use crate::Check;

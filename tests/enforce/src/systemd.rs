@@ -8,9 +8,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use numaward_daemon::enforce::{
-    Book, Change, EnforceError, Enforcer, Owner, Settings, Systemd, systemd::is_init,
-};
+use numaward_enforce::{Book, Change, EnforceError, Enforcer, Owner, Systemd, systemd::is_init};
+use numaward_model::Settings;
 use numaward_topology::{Bytes, HugepageSize};
 
 use crate::{

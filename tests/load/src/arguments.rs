@@ -1,10 +1,8 @@
 //! The command line.
 
-use std::fmt;
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
-use clap::builder::TypedValueParser as _;
-use clap::{Parser, ValueEnum};
+use clap::{Parser, ValueEnum, builder::TypedValueParser as _};
 use numaward_topology::CpuSet;
 use serde::Serialize;
 

@@ -1,5 +1,7 @@
-use std::io;
-use std::path::{Path, PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 /// Why the load could not be made as asked.
 #[derive(Debug, thiserror::Error)]

@@ -18,15 +18,19 @@ mod error;
 mod memory;
 mod policy;
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::io::{self, Write as _};
-use std::path::Path;
-use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, Write as _},
+    path::Path,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
 
 use arguments::{Arguments, Kind, Report};
 use clap::Parser as _;

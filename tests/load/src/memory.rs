@@ -1,18 +1,24 @@
 //! The memory itself: mapping, touching, walking, and asking for its nodes.
 
-use std::ffi::c_void;
-use std::fs::{self, OpenOptions};
-use std::io;
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-use std::ptr;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::{
+    ffi::c_void,
+    fs::{self, OpenOptions},
+    io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    ptr,
+    sync::atomic::{AtomicU8, Ordering},
+};
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::{
+    fs::{MemfdFlags, ftruncate, memfd_create},
+    mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap},
+};
 
-use crate::arguments::{Arguments, Kind};
-use crate::error::Error;
+use crate::{
+    arguments::{Arguments, Kind},
+    error::Error,
+};
 
 /// Bytes of a base page; the load is made for x86-64 machines.
 pub(crate) const PAGE: usize = 4096;

@@ -1,9 +1,6 @@
 //! Memory policies of a thread: `set_mempolicy(2)`.
 
-use std::fmt;
-use std::io;
-use std::ptr;
-use std::str::FromStr;
+use std::{fmt, io, ptr, str::FromStr};
 
 use numaward_topology::{NodeId, NodeSet};
 

@@ -24,9 +24,8 @@ use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
     termios::{Termios, Winsize, tcgetattr, tcsetwinsize},
 };
-pub use vt100::{Color, Screen};
-
 use vt100::Parser;
+pub use vt100::{Color, Screen};
 
 /// Time between two looks at a screen that is waited for.
 const LOOK: Duration = Duration::from_millis(20);

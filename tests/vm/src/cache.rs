@@ -1,7 +1,9 @@
 //! What `cargo xtask setup` has left for us: `CACHE/kernels/NAME/{vmlinuz,modules/*.ko,version}`, `CACHE/debian/NAME/root.cpio`.
 
-use std::path::{Path, PathBuf};
-use std::{env, fs};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
 
 use crate::Error;
 

@@ -1,7 +1,4 @@
-use std::io;
-use std::path::PathBuf;
-use std::process::ExitStatus;
-use std::time::Duration;
+use std::{io, path::PathBuf, process::ExitStatus, time::Duration};
 
 use crate::SpecError;
 

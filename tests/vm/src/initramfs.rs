@@ -1,10 +1,12 @@
 //! A guest's root file system: a folder of links to files of the host, packed by cpio.
 
-use std::fs::{self, File};
-use std::io;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
-use std::path::{Component, Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Component, Path, PathBuf},
+    process::{Command, Stdio},
+};
 
 use crate::Error;
 

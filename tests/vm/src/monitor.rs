@@ -3,10 +3,12 @@
 //! QMP: a line of JSON each way. QEMU greets, expects `qmp_capabilities`, and then answers each command with `return` or
 //! `error`; events may come between. (QEMU, docs/interop/qmp-spec.)
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::time::Duration;
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    os::unix::net::UnixStream,
+    path::Path,
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 

@@ -1,17 +1,19 @@
 //! Booting a guest and taking its exit code home.
 
-use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::io::{self, Read as _, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-use std::{env, str, thread};
+use std::{
+    env,
+    fmt::Write as _,
+    fs::{self, File},
+    io::{self, Read as _, Write},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    str, thread,
+    time::{Duration, Instant},
+};
 
 use tempfile::TempDir;
 
-use crate::initramfs::Initramfs;
-use crate::{Debian, Error, Kernel, Machine, Monitor, TOOLS};
+use crate::{Debian, Error, Kernel, Machine, Monitor, TOOLS, initramfs::Initramfs};
 
 /// The order matters: each needs those before it.
 const NETWORK_MODULES: &[&str] = &[

@@ -16,16 +16,18 @@ use numaward_topology::{CpuSet, Machine, NodeSet, SocketId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-pub use self::activity::{Activity, NodeAccesses, RemoteAccesses, Stalls};
-pub use self::allocation::{
-    Allocation, AllocationRequest, Allocations, Block, Candidate, Drift, DriftState, DryRun, Explanation,
-    Hint, KindPromises, Lack, Merge, Moved, NodePromises, Noticed, PartitionKind, PodContainer, Refusal,
-    Rejection, ResourceHints, Shortfall, Target, TopologyManagerPolicy, Writer,
+pub use self::{
+    activity::{Activity, NodeAccesses, RemoteAccesses, Stalls},
+    allocation::{
+        Allocation, AllocationRequest, Allocations, Block, Candidate, Drift, DriftState, DryRun, Explanation,
+        Hint, KindPromises, Lack, Merge, Moved, NodePromises, Noticed, PartitionKind, PodContainer, Refusal,
+        Rejection, ResourceHints, Shortfall, Target, TopologyManagerPolicy, Writer,
+    },
+    enforcement::{Enforcement, EnforcementMode, HerdState, Herded, Herding, Waiting},
+    event::{Event, EventFilter, EventKind, EventPage, Severity},
+    problem::Problem,
+    sample::Sample,
 };
-pub use self::enforcement::{Enforcement, EnforcementMode, HerdState, Herded, Herding, Waiting};
-pub use self::event::{Event, EventFilter, EventKind, EventPage, Severity};
-pub use self::problem::Problem;
-pub use self::sample::Sample;
 
 /// This version of numaward.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

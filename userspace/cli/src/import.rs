@@ -1,6 +1,6 @@
 //! `numaward import-kubelet-state`: what was taken over, as text.
 
-use numaward_daemon::guarantee::import::Imported;
+use numaward_daemon::import::Imported;
 
 use crate::table::{columns, row, size};
 

@@ -29,7 +29,7 @@ use anyhow::Context;
 use clap::{CommandFactory, Parser};
 use numaward_api::{self as api, Version};
 use numaward_config::{self as config, Flag, Sources};
-use numaward_daemon::{doctor::examine, guarantee::import::import, logging, otlp::spans::Traces, service};
+use numaward_daemon::{doctor::examine, import::import};
 use numaward_probes::{Options, Probes};
 use serde::Serialize;
 
@@ -108,12 +108,10 @@ fn run(args: Run) -> anyhow::Result<ExitCode> {
     let flags = flags.into_iter().flatten().collect();
     let file = args.config.config;
     let loaded = config::load(&Sources { file, variables: variables(), flags })?;
-    let traces = Traces::new(&loaded.config.otlp);
-    logging::start(&loaded.config.log, &traces);
     for warning in &loaded.warnings {
         eprintln!("numaward: {warning}");
     }
-    service::run(&loaded.config, traces)?;
+    numaward_daemon::run(&loaded.config)?;
     Ok(ExitCode::SUCCESS)
 }
 

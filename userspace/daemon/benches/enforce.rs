@@ -26,7 +26,7 @@ use std::{
 };
 
 use numaward_cgroup::Hierarchy;
-use numaward_daemon::guarantee::{Refused, Request};
+use numaward_control::{Refused, Request};
 use numaward_topology::{Bytes, Machine};
 
 use self::support::{Daemon, Host};

@@ -16,14 +16,16 @@ use std::{
 };
 
 use numaward_config::Config;
-use numaward_daemon::{
-    health::Heartbeat, health::Readiness, metrics::Allocated, metrics::CpuFigures, metrics::Format,
-    metrics::Interrupts, metrics::KindPromised, metrics::Lacking, metrics::MapFigures, metrics::Metrics,
-    metrics::Missed, metrics::NodeMemory, metrics::Pressure, metrics::ProbeFigures, metrics::PromiseFigures,
-    metrics::Resident, metrics::Snapshot, metrics::Source, metrics::WorkloadActivity,
-    metrics::WorkloadFigures, observe::CgroupSource, observe::Latches, observe::Observer, observe::spawn,
+use numaward_model::{
+    health::{Heartbeat, Readiness},
+    snapshot::{
+        self, Allocated, CpuFigures, Interrupts, KindPromised, Lacking, MapFigures, Missed, NodeMemory,
+        Pressure, ProbeFigures, PromiseFigures, Resident, Snapshot, SnapshotSource, WorkloadActivity,
+        WorkloadFigures,
+    },
 };
-use numaward_probes::{CpuUse, Stalls};
+use numaward_observe::{CgroupSource, Latches, Observer, spawn};
+use numaward_telemetry::metrics::{Format, Metrics};
 use numaward_topology::{Bytes, CpuId, NodeId, ZoneKind};
 use tokio_util::sync::CancellationToken;
 
@@ -63,7 +65,7 @@ impl Synthetic {
     }
 }
 
-impl Source for Synthetic {
+impl SnapshotSource for Synthetic {
     fn snapshot(&self) -> Snapshot {
         let workloads = self.names.iter().zip(&self.resident).zip(0_u64..).map(|((name, resident), i)| {
             let allocated = (0..u64::from(self.nodes)).map(|node| Allocated {
@@ -86,8 +88,8 @@ impl Source for Synthetic {
                     sampling: vec!["skipped_cpuset"],
                     estimated_remote_permille: Some(u32::try_from(i % 1000).unwrap_or_default()),
                     migrated: Some(vec![("numa_misplaced", i * 7)]),
-                    stalls: Some(Stalls::default()),
-                    oom_kills: Some([0, 0, 0, i % 3]),
+                    stalls: Some(snapshot::StallFigures::default()),
+                    oom_kills: Some([("none", 0), ("cpuset", 0), ("mempolicy", 0), ("memcg", i % 3)]),
                     dram: None,
                 }),
             }
@@ -100,7 +102,7 @@ impl Source for Synthetic {
             (0..self.nodes).map(move |to| (NodeId(from), Some(NodeId(to)), u64::from(from * to)))
         });
         let cpu_figures = CpuFigures {
-            used: CpuUse { own: Duration::from_secs(7), ..CpuUse::default() },
+            intruders: ["kernel_thread", "host", "workload"].map(|class| (class, Duration::ZERO)),
             interrupts: Some(Interrupts { hard: 1234, soft: 5678 }),
         };
         Snapshot {

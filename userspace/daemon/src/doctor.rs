@@ -8,12 +8,12 @@ mod enforcement;
 
 use std::{fs, io, path::Path};
 
+use numaward_config::{self as config, Config, Problems};
 use numaward_probes::{Mode, Probe, ProbeReport};
 use numaward_topology::NodeSet;
 use serde::{Deserialize, Serialize};
 
-use crate::{kubelet, kubelet::Policies};
-use numaward_config::{self as config, Config, Problems};
+use crate::kubernetes::kubelet::{self, Policies};
 
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -1,38 +1,24 @@
-//! The daemon as a library: configuration, observation, metrics, HTTP.
+//! The daemon: puts the parts together, and ends them.
 //!
-//! Problem: on each host, see where every workload's memory is allocated and lies, and serve that, with
-//! whatever this kernel and these privileges allow.
+//! Problem: on each host, see where every workload's memory is allocated and lies, promise CPUs and memory to those who
+//! ask, hold it, and serve all that, with whatever this kernel and these privileges allow.
 //!
-//! Ways: [`config`] is read once. [`observe`] holds the state of the host and keeps it up to date.
-//! [`metrics`] and [`http`] serve it; [`api`] is the form in which they do. [`service`] puts the parts
-//! together and ends them. [`doctor`] says what this host lacks.
+//! Ways: [`service`] builds the parts, from the crates below, and ends them. [`http`] serves them; [`kubernetes`] connects
+//! them to the container runtime, the kubelet and the API server. [`doctor`] says what this host lacks.
 //!
-//! Invariants: no globals but the log; nothing below [`service`] reads the environment; no failure while
-//! observing ends the daemon.
+//! Invariants: no globals but the log; nothing below [`service`] reads the environment; no failure while observing ends
+//! the daemon.
 
 #![forbid(unsafe_code)]
 
-mod affinity;
-pub mod alerts;
-pub mod cluster;
 pub mod doctor;
-pub mod enforce;
-pub mod events;
-mod fault;
-#[cfg(test)]
-mod fixture;
-pub mod guarantee;
-pub mod health;
 pub mod http;
-pub mod kubelet;
 pub mod kubernetes;
-pub mod ledger;
-pub mod logging;
-pub mod metrics;
-pub mod observe;
-pub mod otlp;
-mod post;
+mod logging;
 mod privileges;
-pub mod service;
-mod shared;
-pub mod sharing;
+mod service;
+pub mod socket;
+
+pub use numaward_control::import;
+
+pub use self::service::{RunError, run};

@@ -2,19 +2,18 @@
 
 use std::io::{IsTerminal, stderr};
 
+use numaward_config::{Log, LogFormat, LogLevel};
+use numaward_telemetry::otlp::spans::Traces;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{
     Layer, filter::Targets, fmt, layer::SubscriberExt, registry, util::SubscriberInitExt,
 };
 
-use crate::{otlp::spans, otlp::spans::Traces};
-use numaward_config::{Log, LogFormat, LogLevel};
-
 /// What the probes log bears the name of their program.
 const PROBES: &str = "alloc";
 
 /// Starts to log as configured, and to take spans for traces if they are to be sent. Where something logs already, as in tests, that one goes on.
-pub fn start(config: &Log, traces: &Traces) {
+pub(crate) fn start(config: &Log, traces: &Traces) {
     let _ = match config.format {
         LogFormat::Text => {
             // journald and container runtimes keep the bytes: colours only for people.
@@ -37,5 +36,5 @@ fn filter(level: LogLevel) -> Targets {
         .with_default(others)
         .with_target("numaward", own)
         .with_target(PROBES, own)
-        .with_target(spans::TARGET, LevelFilter::OFF)
+        .with_target(numaward_model::SPAN_TARGET, LevelFilter::OFF)
 }

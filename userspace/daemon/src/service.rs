@@ -2,7 +2,16 @@
 
 use std::{io, net::SocketAddr, os::unix::net::UnixListener, sync::Arc, time::Duration};
 
+use numaward_config::{Config, OperatingMode};
+use numaward_control::{self as guarantee, Figures};
 use numaward_kube::pod::{NoPods, PodSource};
+use numaward_model::health::{Heartbeat, Readiness};
+use numaward_observe::{self as observe, CgroupSource, Observer, events::Events};
+use numaward_telemetry::{
+    alerts,
+    metrics::Metrics,
+    otlp::{self, spans::Traces},
+};
 use sd_notify::NotifyState;
 use tokio::{
     net::TcpListener,
@@ -12,13 +21,15 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    alerts, cluster, cluster::Cluster, events::Events, guarantee, guarantee::Figures, health::Heartbeat,
-    health::Readiness, http, http::App, http::ControlListener, http::CredentialError, http::Gate, http::Key,
-    http::ListenError, http::RemoteListener, http::SocketError, kubelet, kubelet::Policies, kubernetes,
-    metrics::Metrics, observe, observe::CgroupSource, observe::Observer, otlp, otlp::spans::Traces,
-    privileges,
+    http::{self, App, ControlListener, CredentialError, Gate, Key, ListenError, RemoteListener},
+    kubernetes::{
+        cluster::{self, Cluster},
+        kubelet::{self, Policies},
+        nri,
+    },
+    logging, privileges,
+    socket::{self, SocketError},
 };
-use numaward_config::{Config, OperatingMode};
 
 /// The daemon cannot run at all.
 #[derive(Debug, thiserror::Error)]
@@ -43,11 +54,13 @@ pub enum RunError {
     Runtime(#[from] io::Error),
 }
 
-/// Runs the daemon until SIGTERM or SIGINT. Call it while the process has one thread.
+/// Runs the daemon until SIGTERM or SIGINT, and logs as configured. Call it while the process has one thread.
 ///
 /// What fails while observing degrades the daemon and does not end it. An address that cannot be
 /// listened on does: nobody could see what it does.
-pub fn run(config: &Config, traces: Traces) -> Result<(), RunError> {
+pub fn run(config: &Config) -> Result<(), RunError> {
+    let traces = Traces::new(&config.otlp);
+    logging::start(&config.log, &traces);
     let policies = Policies::read(&config.host_root, &config.kubernetes.kubelet.directory);
     let mode = kubelet::mode(config, &policies)?;
     tell_mode(mode, &policies);
@@ -56,10 +69,10 @@ pub fn run(config: &Config, traces: Traces) -> Result<(), RunError> {
     let heartbeat = Heartbeat::new();
     let observer = Arc::new(Observer::new(config));
     let figures = Figures::default();
-    let (placing, sharing) = (kubernetes::Figures::default(), cluster::Figures::default());
+    let (placing, sharing) = (nri::Figures::default(), cluster::Figures::default());
     let alerts = alerts::Figures::default();
-    let metrics = all_metrics(config, &observer, &figures, &placing, &sharing);
-    let metrics = Arc::new(metrics.with_sent(&alerts, &traces.figures()));
+    let metrics = all_metrics(config, &observer, &figures, &placing, &sharing, &alerts, &traces.figures());
+    let metrics = Arc::new(metrics);
     let cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
     let app = App::new(observer.clone(), metrics.clone(), readiness.clone(), heartbeat.clone());
     let listener = http::listen(config.listen.0, Key::Listen)?;
@@ -87,7 +100,14 @@ pub fn run(config: &Config, traces: Traces) -> Result<(), RunError> {
     };
     let mut threads = observe::spawn(&observer, cgroups, latches, &heartbeat, &stop)?;
     let keeper = match prepared {
-        Some(prepared) => guarantee::start(config, &observer, figures, prepared, runtime.handle(), &stop)?,
+        Some(prepared) => guarantee::start(
+            config,
+            guarantee::Ports::of(&observer),
+            figures,
+            prepared,
+            runtime.handle(),
+            &stop,
+        )?,
         None => None,
     };
     let keeper = keeper.map(|(keeper, thread)| {
@@ -111,16 +131,16 @@ pub fn run(config: &Config, traces: Traces) -> Result<(), RunError> {
             tokio::spawn(http::serve(control, router, stop.clone()));
             tracing::info!(socket = %config.control_socket.display(), "guarantees can be asked for");
         }
-        let nri = &config.kubernetes.nri;
+        let options = &config.kubernetes.nri;
         match &keeper {
-            _ if !nri.enabled => {}
+            _ if !options.enabled => {}
             Some(keeper) => {
                 let pods: Arc<dyn PodSource> = match cluster.pods() {
                     Some(pods) => Arc::new(pods),
                     None => Arc::new(NoPods),
                 };
-                kubernetes::start(config, keeper.clone(), observer.clone(), pods, placing, &stop);
-                tracing::info!(socket = %nri.socket.display(), "containers are placed when they are created");
+                nri::start(config, keeper.clone(), nri::Ports::of(&observer), pods, placing, &stop);
+                tracing::info!(socket = %options.socket.display(), "containers are placed when they are created");
             }
             None => not_placed(mode),
         }
@@ -130,9 +150,16 @@ pub fn run(config: &Config, traces: Traces) -> Result<(), RunError> {
         let allocations = match mode {
             OperatingMode::Enforce => keeper.map(|keeper| keeper.view()),
             OperatingMode::Observe => {
-                let follow = kubelet::follow(config.clone(), observer.clone(), cluster.pods(), stop.clone());
+                let last = kubelet::view::LastRead::default();
+                let follow = kubelet::follow(
+                    config.clone(),
+                    observer.clone(),
+                    cluster.pods(),
+                    last.clone(),
+                    stop.clone(),
+                );
                 tokio::spawn(follow);
-                Some(observer.clone().kubelet_view())
+                Some(last.view(observer.clone()))
             }
         };
         cluster.start(allocations.clone(), &stop);
@@ -156,16 +183,21 @@ fn all_metrics(
     config: &Config,
     observer: &Arc<Observer>,
     figures: &Figures,
-    placing: &kubernetes::Figures,
+    placing: &nri::Figures,
     sharing: &cluster::Figures,
+    alerts: &alerts::Figures,
+    traces: &otlp::Figures,
 ) -> Metrics {
-    let mut metrics = Metrics::new(observer.clone())
-        .with(figures)
-        .with_events(observer.events())
-        .with_kubernetes(placing)
-        .with_cluster(sharing);
+    let metrics = Metrics::new(observer.clone()).with(|registry| {
+        figures.register(registry);
+        observer.events().register(registry);
+        placing.register(registry);
+        sharing.register(registry);
+        alerts.register(registry);
+        traces.register(registry);
+    });
     if config.export_kubelet_names {
-        metrics = metrics.with_kubelet_names(figures);
+        return metrics.with_kubelet_names(|registry| figures.register_kubelet(registry));
     }
     metrics
 }
@@ -242,7 +274,7 @@ fn serve_remote(
 
 /// The control socket; without the rights to make it, the daemon only observes.
 fn control_socket(config: &Config) -> Result<Option<UnixListener>, SocketError> {
-    match http::listen_control(&config.control_socket) {
+    match socket::listen(&config.control_socket, "controlSocket") {
         Ok(listener) => Ok(Some(listener)),
         Err(error @ SocketError::Io { .. }) => {
             tracing::warn!(%error, "guarantees cannot be asked for");

@@ -18,8 +18,11 @@ use std::{
 
 use numaward_config::Control;
 use numaward_daemon::{
-    http::ControlListener, http::Gate, http::Key, http::MAX_BODY_BYTES, http::RemoteListener,
-    http::control_router, http::listen, http::listen_control, http::remote_router, http::serve,
+    http::{
+        ControlListener, Gate, Key, MAX_BODY_BYTES, RemoteListener, control_router, listen, remote_router,
+        serve,
+    },
+    socket,
 };
 use numaward_topology::{Bytes, CpuSet, Machine};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
@@ -49,7 +52,7 @@ fn host() -> Host {
 /// Serves on a control socket.
 fn on_socket(host: &Host, daemon: &Daemon) -> PathBuf {
     let path = host.dir.path().join("run/control.sock");
-    let listener = ControlListener::new(listen_control(&path).unwrap()).unwrap();
+    let listener = ControlListener::new(socket::listen(&path, "controlSocket").unwrap()).unwrap();
     let router = control_router(daemon.app.clone(), daemon.keeper.clone());
     tokio::spawn(serve(listener, router, daemon.stop.clone()));
     path

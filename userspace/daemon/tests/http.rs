@@ -13,13 +13,15 @@ use axum::{
     http::{HeaderMap, Request, StatusCode, header},
 };
 use http_body::Body as _;
-use numaward_api as api;
+use numaward_api::{self as api, Problem, problem::CONTENT_TYPE as PROBLEM_CONTENT_TYPE};
 use numaward_config::Config;
-use numaward_daemon::{
-    events::Events, events::Report, health::Heartbeat, health::Latch, health::Readiness, http::App,
-    http::MAX_BODY_BYTES, http::PROBLEM_CONTENT_TYPE, http::Problem, http::open_api, http::router,
-    metrics::Metrics, observe::Observer,
+use numaward_daemon::http::{App, MAX_BODY_BYTES, open_api, router};
+use numaward_model::{
+    Report,
+    health::{Heartbeat, Latch, Readiness},
 };
+use numaward_observe::{Observer, events::Events};
+use numaward_telemetry::metrics::Metrics;
 use serde_json::Value;
 use tower::ServiceExt;
 

@@ -14,10 +14,10 @@ use std::{
 
 use numaward_api::{Allocation, Target};
 use numaward_config::{Config, Interval, OperatingMode};
-use numaward_daemon::{
-    cluster::Cluster, cluster::Figures, guarantee::keeper::Listener, health::Heartbeat, health::Readiness,
-    kubelet, kubelet::Policies, metrics::Source as _, observe::CgroupSource, observe::Latches,
-    observe::Observer, observe::spawn, sharing::View,
+use numaward_daemon::kubernetes::{
+    cluster::{Cluster, Figures},
+    export::View,
+    kubelet::{self, Policies, view::LastRead},
 };
 use numaward_engine::{
     Block,
@@ -34,6 +34,12 @@ use numaward_kube::{
         serve,
     },
 };
+use numaward_model::{
+    health::{Heartbeat, Readiness},
+    port::ContainerNames as _,
+    snapshot::SnapshotSource as _,
+};
+use numaward_observe::{CgroupSource, Latches, Observer, spawn};
 use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
 use serde_json::json;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -150,9 +156,11 @@ impl Host {
         let cluster =
             Cluster::prepare(config, OperatingMode::Observe, policies, &observer, Figures::default())
                 .unwrap();
-        let follow = kubelet::follow(config.clone(), observer.clone(), cluster.pods(), stop.clone());
+        let last = LastRead::default();
+        let follow =
+            kubelet::follow(config.clone(), observer.clone(), cluster.pods(), last.clone(), stop.clone());
         tokio::spawn(follow);
-        let view = observer.clone().kubelet_view();
+        let view = last.view(observer.clone());
         cluster.start(Some(view.clone()), &stop);
         Run { observer, view, _stop: stop.drop_guard() }
     }
@@ -407,8 +415,7 @@ async fn containers_are_served_under_their_names_where_numaward_places_them() {
     stop.cancel();
 
     // With it, the runtime does; who is not there any more is forgotten, and served as long as its cgroup is.
-    let listener: &dyn Listener = &*observer;
-    listener.containers_are(vec![(other.clone(), "prod/web/main".to_owned())], true);
+    observer.containers_are(vec![(other.clone(), "prod/web/main".to_owned())], true);
     assert_eq!(names().get("prod/web/main"), Some(&cgroup("u2", &other)));
     assert!(names().contains_key("prod/db/main"));
 }

@@ -11,10 +11,11 @@ use std::{
 
 use numaward_api::{Counters, Workload};
 use numaward_config::{Config, Interval};
-use numaward_daemon::{
-    health::Heartbeat, health::Readiness, metrics::Source, observe::CgroupSource, observe::Latches,
-    observe::Observer, observe::spawn,
+use numaward_model::{
+    health::{Heartbeat, Readiness},
+    snapshot::SnapshotSource,
 };
+use numaward_observe::{CgroupSource, Latches, Observer, spawn};
 use tokio_util::sync::CancellationToken;
 
 fn write(path: &Path, text: &str) {

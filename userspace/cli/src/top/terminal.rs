@@ -1,6 +1,9 @@
 //! The terminal: taken over, drawn on, and given back.
 
-use std::{io, thread, time::Duration, time::Instant};
+use std::{
+    io, thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context;
 use ratatui::{

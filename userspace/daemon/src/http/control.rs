@@ -3,15 +3,7 @@
 //! The socket belongs to its owner alone (0600). Who it is on the other side is asked of the kernel all the
 //! same: the mode of a file is easily changed.
 
-use std::{
-    fs, io,
-    os::unix::{
-        fs::{FileTypeExt, PermissionsExt},
-        net::{UnixListener, UnixStream},
-    },
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{io, os::unix::net::UnixListener, sync::Arc};
 
 use axum::{
     Json, Router,
@@ -20,101 +12,15 @@ use axum::{
     http::{HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
+use numaward_api as api;
+use numaward_api::problem::CONTENT_TYPE;
 use numaward_cgroup::knob::KnobError;
+use numaward_control::{FieldError, Keeper, Refused, Request, keeper::Answer};
+use numaward_enforce::EnforceError;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use crate::{
-    enforce::EnforceError, guarantee::FieldError, guarantee::Keeper, guarantee::Refused, guarantee::Request,
-    guarantee::keeper::Answer, sharing::View,
-};
-use numaward_api as api;
-use numaward_api::problem::CONTENT_TYPE;
-
-/// The key that sets the control socket.
-const CONTROL_SOCKET: &str = "controlSocket";
-
-/// A unix socket cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub enum SocketError {
-    /// Another daemon has it.
-    #[error(
-        "{path}: somebody answers on this socket, perhaps another numaward; stop that one, or choose another path \
-         with {key} in the configuration",
-        path = .path.display()
-    )]
-    InUse {
-        /// The socket.
-        path: PathBuf,
-        /// What sets its path.
-        key: &'static str,
-    },
-    /// Something else is there.
-    #[error("{path}: this is no socket, and it is left alone; choose another path with {key}", path = .path.display())]
-    NoSocket {
-        /// What is there.
-        path: PathBuf,
-        /// What sets the path.
-        key: &'static str,
-    },
-    /// It cannot be made.
-    #[error("{path}: cannot {action}: {source}", path = .path.display())]
-    Io {
-        /// The socket, or its directory.
-        path: PathBuf,
-        /// What was to be done.
-        action: &'static str,
-        /// Why it failed.
-        source: io::Error,
-    },
-}
-
-/// Makes the control socket. That of a daemon that died is replaced.
-pub fn listen_control(path: &Path) -> Result<UnixListener, SocketError> {
-    listen_unix(path, CONTROL_SOCKET)
-}
-
-/// Makes a socket for its owner alone. That of a daemon that died is replaced. `key` is what sets its path.
-pub fn listen_unix(path: &Path, key: &'static str) -> Result<UnixListener, SocketError> {
-    let fail = |action| move |source| SocketError::Io { path: path.to_owned(), action, source };
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).map_err(|source| SocketError::Io {
-            path: parent.to_owned(),
-            action: "make this directory",
-            source,
-        })?;
-    }
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(fail("look at it")(error)),
-        Ok(found) if !found.file_type().is_socket() => {
-            return Err(SocketError::NoSocket { path: path.to_owned(), key });
-        }
-        Ok(_) => match UnixStream::connect(path) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-            Err(error) => return Err(fail("tell whether somebody answers on it")(error)),
-            Ok(_) => return Err(SocketError::InUse { path: path.to_owned(), key }),
-        },
-    }
-    // Made under another name, so that nobody finds it before it has its mode.
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    let new = PathBuf::from(new);
-    if let Err(error) = fs::remove_file(&new)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        return Err(SocketError::Io {
-            path: new,
-            action: "remove the rest of an earlier start",
-            source: error,
-        });
-    }
-    let listener = UnixListener::bind(&new).map_err(fail("listen on it"))?;
-    fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).map_err(fail("set its mode"))?;
-    fs::rename(&new, path).map_err(fail("put it in place"))?;
-    listener.set_nonblocking(true).map_err(fail("listen on it"))?;
-    Ok(listener)
-}
+use crate::kubernetes::export::View;
 
 /// Accepts connections on the control socket from those who may change allocations.
 #[derive(Debug)]
@@ -368,28 +274,6 @@ fn respond(refusal: api::Refusal) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_socket_is_made_for_its_owner_and_that_of_the_dead_is_replaced() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("run/control.sock");
-        let listener = listen_control(&path).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        let error = listen_control(&path).unwrap_err();
-        assert!(matches!(error, SocketError::InUse { .. }), "{error}");
-        drop(listener);
-        listen_control(&path).unwrap();
-        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn what_is_no_socket_is_left_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("control.sock");
-        fs::write(&path, "precious").unwrap();
-        assert!(matches!(listen_control(&path), Err(SocketError::NoSocket { .. })));
-        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
-    }
 
     #[test]
     fn root_and_the_daemons_own_user_may_control() {

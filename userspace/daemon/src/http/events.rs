@@ -14,6 +14,11 @@ use axum::{
     http::{HeaderMap, HeaderName, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use numaward_api::{
+    EventFilter, EventPage,
+    problem::{CONTENT_TYPE, Problem},
+};
+use numaward_observe::events::{HISTORY, Next, Subscription};
 use tokio::{
     sync::mpsc,
     time::{interval_at, timeout},
@@ -29,9 +34,6 @@ use super::{
     routes::{App, JSON, accepted},
     samples::Watcher,
 };
-use crate::{events::HISTORY, events::Next, events::Subscription};
-use numaward_api::problem::{CONTENT_TYPE, Problem};
-use numaward_api::{EventFilter, EventPage};
 
 /// Streams at once: each holds a connection.
 pub(super) const MAX_STREAMS: usize = 32;
@@ -241,8 +243,9 @@ mod tests {
     use prometheus_client::{encoding::text::encode, registry::Registry};
 
     use super::*;
-    use crate::{events::Events, events::Report};
     use numaward_api::EventKind;
+    use numaward_model::Report;
+    use numaward_observe::events::Events;
 
     /// A browser that stops reading: a tab in the background, a laptop that sleeps.
     #[tokio::test(start_paused = true)]

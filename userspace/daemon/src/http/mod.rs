@@ -22,7 +22,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::{Router, extract::Request, http::StatusCode, middleware, middleware::Next, response::Response};
+use axum::{
+    Router,
+    extract::Request,
+    http::StatusCode,
+    middleware::{self, Next},
+    response::Response,
+};
 use hyper::{
     body::Incoming,
     server::conn::http1,
@@ -33,6 +39,7 @@ use hyper_util::{
     server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
+use numaward_control::Keeper;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -42,13 +49,12 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tower_http::{limit::RequestBodyLimitLayer, timeout::TimeoutLayer};
 
-use crate::{guarantee::Keeper, sharing::View};
-
 pub use self::{
-    control::{ControlListener, SocketError, listen_control, listen_unix},
+    control::ControlListener,
     remote::{CredentialError, Gate, Peer, RemoteListener},
     routes::{App, open_api},
 };
+use crate::kubernetes::export::View;
 
 /// Largest body that is taken. Only requests for allocations need one, of some hundred bytes.
 pub const MAX_BODY_BYTES: usize = 16 << 10;

@@ -27,6 +27,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use numaward_config::{Control, Tls};
 use subtle::ConstantTimeEq;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{
@@ -42,7 +43,6 @@ use tokio_rustls::{
 use tokio_util::either::Either;
 
 use super::problem::Failure;
-use numaward_config::{Control, Tls};
 
 /// No file of credentials is larger.
 const MAX_FILE_BYTES: u64 = 1 << 20;

@@ -8,6 +8,11 @@ use axum::{
     http::{HeaderMap, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
 };
+use numaward_api as api;
+use numaward_api::problem::{CONTENT_TYPE, Problem};
+use numaward_model::health::{Heartbeat, Readiness};
+use numaward_observe::{Observer, events::Events};
+use numaward_telemetry::metrics::{Format, Metrics};
 use tokio::sync::Semaphore;
 use utoipa::{
     OpenApi,
@@ -21,12 +26,6 @@ use super::{
     samples::Samples,
     scrape,
 };
-use crate::{
-    events::Events, health::Heartbeat, health::Readiness, metrics::Format, metrics::Metrics,
-    observe::Observer,
-};
-use numaward_api as api;
-use numaward_api::problem::{CONTENT_TYPE, Problem};
 
 /// What the routes serve from.
 #[derive(Debug)]

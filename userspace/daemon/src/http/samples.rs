@@ -13,13 +13,12 @@ use std::{
 };
 
 use axum::body::Bytes;
+use numaward_api as api;
+use numaward_observe::Observer;
 use tokio::{
     sync::watch,
     time::{MissedTickBehavior, interval},
 };
-
-use crate::observe::Observer;
-use numaward_api as api;
 
 /// Time between samples.
 const TURN: Duration = Duration::from_secs(1);

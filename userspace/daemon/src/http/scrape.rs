@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Instant};
 
 use axum::body::Body;
+use numaward_telemetry::metrics::{Format, Metrics};
 use tokio::{runtime::Handle, sync::OwnedSemaphorePermit, time::timeout_at};
 
 use super::{
     TIME_LIMIT,
     pieces::{self, Piece},
 };
-use crate::metrics::{Format, Metrics};
 
 /// Starts to write the metrics. `place` is held until they are written.
 pub(super) fn body(metrics: Arc<Metrics>, format: Format, place: Option<OwnedSemaphorePermit>) -> Body {

@@ -3,20 +3,18 @@
 #![allow(dead_code, reason = "not every test and benchmark uses all of it")]
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     sync::Arc,
     thread::JoinHandle,
 };
 
-use numaward_cgroup::KnobWatch;
-use numaward_cgroup::{CgroupPath, Hierarchy};
+use numaward_cgroup::{Hierarchy, KnobWatch};
 use numaward_config::Config;
-use numaward_daemon::{
-    enforce::Enforcer, enforce::Options, events::Report, guarantee::Figures, guarantee::Keeper,
-    guarantee::keeper::Listener, guarantee::keeper::Promises, health::Heartbeat, health::Readiness,
-    http::App, metrics::Metrics, observe::Observer,
-};
+use numaward_control::{Keeper, Ports, testing};
+use numaward_daemon::http::App;
+use numaward_model::health::{Heartbeat, Readiness};
+use numaward_observe::Observer;
+use numaward_telemetry::metrics::Metrics;
 use numaward_topology::Machine;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -25,19 +23,7 @@ use tokio_util::sync::CancellationToken;
 /// A machine, and a hierarchy of cgroups below a directory. Removed with this.
 pub(crate) struct Host {
     pub(crate) dir: tempfile::TempDir,
-    pub(crate) machine: Arc<Machine>,
-}
-
-struct Deaf(Arc<Machine>);
-
-impl Listener for Deaf {
-    fn machine(&self) -> Arc<Machine> {
-        self.0.clone()
-    }
-
-    fn promised(&self, _: Promises) {}
-
-    fn happened(&self, _: Option<&CgroupPath>, _: Report) {}
+    pub(crate) machine: Machine,
 }
 
 impl Host {
@@ -45,7 +31,7 @@ impl Host {
         // In memory where there is such a place: syncing the ledger is not what is tested here.
         let memory = Path::new("/dev/shm");
         let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
-        let host = Self { dir: dir.unwrap(), machine: Arc::new(machine) };
+        let host = Self { dir: dir.unwrap(), machine };
         host.cgroup("");
         host
     }
@@ -56,24 +42,7 @@ impl Host {
 
     /// Makes a cgroup with the knobs that guarantees need.
     pub(crate) fn cgroup(&self, path: &str) {
-        let dir = self.root().join(path);
-        fs::create_dir_all(&dir).unwrap();
-        let (cpus, nodes) = (self.machine.possible_cpus.to_string(), self.machine.node_ids().to_string());
-        for (knob, text) in [
-            ("cgroup.controllers", "cpuset memory hugetlb"),
-            ("cgroup.subtree_control", "cpuset memory hugetlb"),
-            ("cgroup.procs", ""),
-            ("cgroup.events", "populated 1"),
-            ("cpuset.cpus", ""),
-            ("cpuset.cpus.effective", &cpus),
-            ("cpuset.mems", ""),
-            ("cpuset.mems.effective", &nodes),
-            ("memory.current", "4096"),
-            ("memory.min", "0"),
-            ("memory.max", "max"),
-        ] {
-            fs::write(dir.join(knob), format!("{text}\n")).unwrap();
-        }
+        testing::cgroup(&self.root().join(path), &self.machine);
     }
 
     pub(crate) fn start(&self) -> Daemon {
@@ -88,15 +57,10 @@ impl Host {
             ..Config::default()
         };
         config.probes.allocation.enabled = false;
-        let options = Options::new(self.machine.possible_cpus.clone(), self.machine.node_ids());
-        let enforcer = Enforcer::new(hierarchy.root().to_owned(), None, options);
-        let stop = CancellationToken::new();
-        let listener = Arc::new(Deaf(self.machine.clone()));
-        let figures = Figures::default();
         // Without the privilege, knobs are looked at all the time.
         let watch = KnobWatch::new(hierarchy.root()).ok();
-        let (keeper, thread) =
-            Keeper::start(&config, hierarchy, enforcer, listener, figures, watch, stop.clone()).unwrap();
+        let ports = Ports::of(&Arc::new(testing::Host::new(self.machine.clone())));
+        let (keeper, thread, stop) = testing::keeper(&config, hierarchy.root(), ports, watch);
         let observer = Arc::new(Observer::new(&config));
         let metrics = Arc::new(Metrics::new(observer.clone()));
         let app = App::new(observer, metrics, Readiness::default(), Heartbeat::new());

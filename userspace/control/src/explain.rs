@@ -1,0 +1,84 @@
+//! The engine's decisions in the form in which the API serves them.
+
+use numaward_api as api;
+use numaward_engine::{
+    self as engine,
+    explain::Merge,
+    hint::{Provider, ProviderHints},
+};
+
+/// Why a request is rejected.
+pub(super) fn rejection(rejection: &engine::Rejection) -> api::Rejection {
+    api::Rejection {
+        reason: rejection.reason.to_string(),
+        message: rejection.message.clone(),
+        shortfalls: rejection
+            .shortfalls
+            .iter()
+            .map(|shortfall| api::Shortfall {
+                node: shortfall.node.0,
+                resource: shortfall.resource.to_string(),
+                requested: shortfall.requested,
+                free: shortfall.free,
+            })
+            .collect(),
+    }
+}
+
+/// How a decision came about.
+pub(super) fn explanation(explanation: &engine::explain::Explanation) -> api::Explanation {
+    api::Explanation { merges: explanation.merges.iter().map(merge).collect(), notes: Vec::new() }
+}
+
+/// As many sets of nodes are told of each kind. On eight nodes there are no more; from there on they double with each.
+const TOLD: usize = 256;
+
+/// How many of so many are left out.
+fn omitted(all: usize) -> u64 {
+    all.saturating_sub(TOLD) as u64
+}
+
+fn merge(merge: &Merge) -> api::Merge {
+    let candidates = merge.candidates();
+    api::Merge {
+        hints: merge.hints.iter().flat_map(|(provider, hints)| by_resource(*provider, hints)).collect(),
+        candidates: candidates
+            .iter()
+            .take(TOLD)
+            .map(|candidate| api::Candidate {
+                nodes: candidate.affinity.to_string(),
+                preferred: candidate.preferred,
+                verdict: candidate.verdict.to_string(),
+            })
+            .collect(),
+        candidates_omitted: omitted(candidates.len()),
+        nodes: merge.best.affinity.as_ref().map(ToString::to_string),
+        accepted: merge.accepted,
+    }
+}
+
+fn by_resource(provider: Provider, hints: &ProviderHints) -> Vec<api::ResourceHints> {
+    let without = |sets| vec![api::ResourceHints { resource: provider.to_string(), sets, omitted: 0 }];
+    match hints {
+        ProviderHints::NoPreference => without(None),
+        ProviderHints::NothingFeasible => without(Some(Vec::new())),
+        ProviderHints::ByResource(resources) => resources
+            .iter()
+            .map(|(resource, hints)| api::ResourceHints {
+                resource: resource.to_string(),
+                // Small sets come first, and those that are preferred are the smallest.
+                sets: Some(
+                    hints
+                        .iter()
+                        .take(TOLD)
+                        .map(|hint| api::Hint {
+                            nodes: hint.affinity.map_or_else(String::new, |nodes| nodes.to_string()),
+                            preferred: hint.preferred,
+                        })
+                        .collect(),
+                ),
+                omitted: omitted(hints.len()),
+            })
+            .collect(),
+    }
+}

@@ -1,0 +1,387 @@
+//! What was decided and done, counted: the promise and the enforced families.
+
+use std::time::Duration;
+
+use numaward_cgroup::knob::Knob;
+use numaward_enforce::{Failure, Report, Step};
+use numaward_engine::{Cause, Decision, kubelet::AllocateError};
+use numaward_topology::Bytes;
+use prometheus_client::{
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::{Registry, Unit},
+};
+
+/// Counters by labels.
+type By<const N: usize> = Family<[(&'static str, String); N], Counter>;
+/// Numbers of cgroups by state.
+type ByState = Family<[(&'static str, &'static str); 1], Gauge>;
+
+/// The knobs that are counted from the start. Those of huge pages join as they are used.
+const KNOBS: [Knob; 7] = [
+    Knob::CpusetCpus,
+    Knob::CpusetMems,
+    Knob::CpusetPartition,
+    Knob::MemoryMin,
+    Knob::MemoryLow,
+    Knob::MemoryHigh,
+    Knob::MemoryMax,
+];
+const BACKENDS: [&str; 2] = ["cgroupfs", "systemd"];
+/// The engine's words for a rejection by a manager.
+const REASONS: [&str; 2] = ["UnexpectedAdmissionError", "SMTAlignmentError"];
+
+/// Counts since the daemon started. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Figures {
+    topology_requests: Counter,
+    topology_errors: Counter,
+    topology_duration: Histogram,
+    cpu_requests: Counter,
+    cpu_errors: By<1>,
+    memory_requests: Counter,
+    memory_errors: By<1>,
+    writes: By<3>,
+    drift: By<1>,
+    repaired: By<1>,
+    migrated: Counter,
+    stalls: Counter,
+    raised: Counter,
+    herd: ByState,
+    declared: ByState,
+    /// What the kubelet has in another form.
+    kubelet: KubeletForms,
+}
+
+/// The kubelet's errors have no reason, and it measures in milliseconds.
+#[derive(Clone, Debug)]
+struct KubeletForms {
+    cpu_errors: Counter,
+    memory_errors: Counter,
+    topology_duration: Histogram,
+}
+
+impl Default for KubeletForms {
+    fn default() -> Self {
+        let (cpu_errors, memory_errors) = (Counter::default(), Counter::default());
+        Self {
+            cpu_errors,
+            memory_errors,
+            topology_duration: Histogram::new(exponential_buckets(0.05, 2.0, 15)),
+        }
+    }
+}
+
+impl Default for Figures {
+    /// All at zero.
+    fn default() -> Self {
+        let figures = Self {
+            topology_requests: Counter::default(),
+            topology_errors: Counter::default(),
+            topology_duration: Histogram::new([0.000_01, 0.000_1, 0.001, 0.01, 0.1, 1.0, 10.0]),
+            cpu_requests: Counter::default(),
+            cpu_errors: By::default(),
+            memory_requests: Counter::default(),
+            memory_errors: By::default(),
+            writes: By::default(),
+            drift: By::default(),
+            repaired: By::default(),
+            migrated: Counter::default(),
+            stalls: Counter::default(),
+            raised: Counter::default(),
+            herd: ByState::default(),
+            declared: ByState::default(),
+            kubelet: KubeletForms::default(),
+        };
+        figures.herd(0, 0, 0);
+        figures.declared(0, 0);
+        for reason in REASONS.map(str::to_owned) {
+            drop(figures.cpu_errors.get_or_create(&[("reason", reason.clone())]));
+            drop(figures.memory_errors.get_or_create(&[("reason", reason)]));
+        }
+        for knob in KNOBS.map(|knob| knob.to_string()) {
+            drop(figures.drift.get_or_create(&[("knob", knob.clone())]));
+            drop(figures.repaired.get_or_create(&[("knob", knob.clone())]));
+            for backend in BACKENDS {
+                for result in ["ok", "error", "dry_run"] {
+                    drop(figures.writes.get_or_create(&write_labels(backend, &knob, result)));
+                }
+            }
+        }
+        figures
+    }
+}
+
+fn set<const N: usize>(family: &ByState, counts: [(&'static str, usize); N]) {
+    for (state, count) in counts {
+        family.get_or_create(&[("state", state)]).set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+}
+
+fn write_labels(backend: &str, knob: &str, result: &str) -> [(&'static str, String); 3] {
+    [("backend", backend.to_owned()), ("knob", knob.to_owned()), ("result", result.to_owned())]
+}
+
+impl Figures {
+    /// Registers them, under the kubelet's names where it has one.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "topology_manager_admission_requests",
+            "Requests that the engine decided on",
+            self.topology_requests.clone(),
+        );
+        registry.register(
+            "topology_manager_admission_errors",
+            "Requests refused because the nodes of their resources cannot be made to agree",
+            self.topology_errors.clone(),
+        );
+        registry.register_with_unit(
+            "topology_manager_admission_duration",
+            "Time taken to decide",
+            Unit::Seconds,
+            self.topology_duration.clone(),
+        );
+        registry.register(
+            "cpu_manager_pinning_requests",
+            "Requests whose CPUs were to be made exclusive",
+            self.cpu_requests.clone(),
+        );
+        registry.register(
+            "cpu_manager_pinning_errors",
+            "Requests whose CPUs could not be made exclusive",
+            self.cpu_errors.clone(),
+        );
+        registry.register(
+            "memory_manager_pinning_requests",
+            "Requests whose memory was to be promised on nodes",
+            self.memory_requests.clone(),
+        );
+        registry.register(
+            "memory_manager_pinning_errors",
+            "Requests whose memory could not be promised on nodes",
+            self.memory_errors.clone(),
+        );
+        registry.register(
+            "enforcement_writes",
+            "Knobs written, by who writes them and whether the kernel took it; in a dry run: would be written",
+            self.writes.clone(),
+        );
+        registry.register("drift", "Knobs found to hold something else than was written", self.drift.clone());
+        registry.register(
+            "drift_repaired",
+            "Knobs that drifted and were written again",
+            self.repaired.clone(),
+        );
+        registry.register_with_unit(
+            "guarantee_migrated",
+            "User memory that moved because its workload was promised other nodes",
+            Unit::Bytes,
+            self.migrated.clone(),
+        );
+        registry.register(
+            "memory_high_stalls",
+            "Workloads found to be slowed down at memory.high without getting on",
+            self.stalls.clone(),
+        );
+        registry.register(
+            "memory_high_raised",
+            "Times that memory.high was raised for a workload that did not get on",
+            self.raised.clone(),
+        );
+        registry.register(
+            "herd_cgroups",
+            "Cgroups kept off exclusive CPUs, those that would be if this were no dry run, and those that cannot be",
+            self.herd.clone(),
+        );
+        registry.register(
+            "declared_guarantees",
+            "Cgroups that hold a guarantee declared in the configuration, and those that were refused theirs",
+            self.declared.clone(),
+        );
+    }
+
+    /// Registers what the kubelet counts too, under its own names (pkg/kubelet/metrics/metrics.go), for
+    /// dashboards and alerts that know those.
+    pub fn register_kubelet(&self, registry: &mut Registry) {
+        for (name, counter) in [
+            ("kubelet_topology_manager_admission_requests", &self.topology_requests),
+            ("kubelet_topology_manager_admission_errors", &self.topology_errors),
+            ("kubelet_cpu_manager_pinning_requests", &self.cpu_requests),
+            ("kubelet_cpu_manager_pinning_errors", &self.kubelet.cpu_errors),
+            ("kubelet_memory_manager_pinning_requests", &self.memory_requests),
+            ("kubelet_memory_manager_pinning_errors", &self.kubelet.memory_errors),
+        ] {
+            registry.register(name, "As the kubelet counts it, of numaward's decisions", counter.clone());
+        }
+        registry.register(
+            "kubelet_topology_manager_admission_duration_ms",
+            "As the kubelet measures it, of numaward's decisions, in milliseconds",
+            self.kubelet.topology_duration.clone(),
+        );
+    }
+
+    /// The engine decided.
+    pub(super) fn decided(&self, decision: &Decision, took: Duration) {
+        self.topology_requests.inc();
+        self.topology_duration.observe(took.as_secs_f64());
+        self.kubelet.topology_duration.observe(took.as_secs_f64() * 1e3);
+        let rejection = match &decision.outcome {
+            Ok(_) => None,
+            Err(rejection) => Some((&rejection.cause, rejection.reason.to_string())),
+        };
+        match rejection {
+            Some((Cause::Topology, _)) => drop(self.topology_errors.inc()),
+            Some((Cause::Allocate(AllocateError::Cpus(_)), reason)) => {
+                self.cpu_requests.inc();
+                self.cpu_errors.get_or_create(&[("reason", reason)]).inc();
+                self.kubelet.cpu_errors.inc();
+            }
+            Some((Cause::Allocate(AllocateError::Memory(_)), reason)) => {
+                self.cpu_requests.inc();
+                self.memory_requests.inc();
+                self.memory_errors.get_or_create(&[("reason", reason)]).inc();
+                self.kubelet.memory_errors.inc();
+            }
+            Some(_) => {}
+            None => {
+                self.cpu_requests.inc();
+                self.memory_requests.inc();
+            }
+        }
+    }
+
+    fn wrote(&self, step: &Step, result: &str) {
+        let labels = write_labels(step.owner.backend(), &step.knob.to_string(), result);
+        self.writes.get_or_create(&labels).inc();
+    }
+
+    /// Knobs were written.
+    pub(super) fn enforced(&self, report: &Report) {
+        report.written.iter().for_each(|step| self.wrote(step, "ok"));
+    }
+
+    /// Knobs could not all be written.
+    pub(super) fn failed(&self, failure: &Failure) {
+        self.enforced(&failure.report);
+        failure.step.iter().for_each(|step| self.wrote(step, "error"));
+    }
+
+    /// A knob would have been written.
+    pub(super) fn would_write(&self, step: &Step) {
+        self.wrote(step, "dry_run");
+    }
+
+    /// Who is herded now.
+    pub(super) fn herd(&self, herded: usize, would: usize, refused: usize) {
+        set(&self.herd, [("herded", herded), ("dry_run", would), ("refused", refused)]);
+    }
+
+    /// Who has what is declared for it now.
+    pub(super) fn declared(&self, held: usize, refused: usize) {
+        set(&self.declared, [("held", held), ("refused", refused)]);
+    }
+
+    /// A knob drifted.
+    pub(super) fn drifted(&self, knob: Knob) {
+        self.drift.get_or_create(&[("knob", knob.to_string())]).inc();
+    }
+
+    /// A knob that drifted holds again.
+    pub(super) fn repaired(&self, knob: Knob) {
+        self.repaired.get_or_create(&[("knob", knob.to_string())]).inc();
+    }
+
+    /// A workload does not get on at `memory.high`.
+    pub(super) fn stalled(&self) {
+        self.stalls.inc();
+    }
+
+    /// `memory.high` was raised for one.
+    pub(super) fn raised(&self) {
+        self.raised.inc();
+    }
+
+    /// Pages were moved.
+    pub(super) fn migrated(&self, bytes: Bytes) {
+        self.migrated.inc_by(bytes.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(figures: &Figures) -> String {
+        let (mut ours, mut kubelets) = (Registry::with_prefix("numaward"), Registry::default());
+        figures.register(&mut ours);
+        figures.register_kubelet(&mut kubelets);
+        let mut text = String::new();
+        for registry in [&ours, &kubelets] {
+            prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+        }
+        text
+    }
+
+    /// What the kubelet's names give is what ours give.
+    #[test]
+    fn the_kubelets_names_have_the_same_values() {
+        use numaward_engine::{Kubelet, Quantity, Request, Resources, Strategy, kubelet::Checkpoints};
+        let machine = numaward_topology::Machine::builder().nodes(2).sockets(2).cores_per_node(4);
+        let machine = machine.memory(Bytes::gib(4)).build().unwrap();
+        let config = numaward_config::Config::default();
+        let strategy: Kubelet = crate::policy::strategy(&config, &machine).unwrap();
+        let ledger = strategy.restore(Checkpoints::default(), "").ledger.unwrap();
+        let figures = Figures::default();
+        for (name, cpus, memory) in [("fits", 1, 1), ("wide", 5, 1), ("much", 100, 1), ("big", 1, 100)] {
+            let resources = Resources::none()
+                .with_cpu(Quantity::whole(cpus))
+                .with_memory(Quantity::whole(Bytes::gib(memory).0));
+            let decision = strategy.admit(&ledger, &Request::workload(name, resources));
+            figures.decided(&decision, Duration::from_millis(3));
+        }
+        let text = written(&figures);
+        let sum = |name: &str| -> u64 {
+            let of_name = |line: &&str| line.split(['{', ' ']).next() == Some(name);
+            let values = text.lines().filter(of_name).map(|line| line.rsplit(' ').next().unwrap());
+            values.map(|value| value.parse::<u64>().unwrap()).sum()
+        };
+        assert!(sum("numaward_topology_manager_admission_errors_total") > 0, "{text}");
+        for name in [
+            "topology_manager_admission_requests_total",
+            "topology_manager_admission_errors_total",
+            "cpu_manager_pinning_requests_total",
+            "cpu_manager_pinning_errors_total",
+            "memory_manager_pinning_requests_total",
+            "memory_manager_pinning_errors_total",
+        ] {
+            assert_eq!(sum(&format!("numaward_{name}")), sum(&format!("kubelet_{name}")), "{name}: {text}");
+        }
+        assert!(text.contains("\nkubelet_topology_manager_admission_duration_ms_sum 12.0\n"), "{text}");
+        assert!(text.contains("\nkubelet_topology_manager_admission_duration_ms_count 4\n"), "{text}");
+    }
+
+    #[test]
+    fn everything_starts_at_zero() {
+        let text = written(&Figures::default());
+        for line in [
+            "numaward_topology_manager_admission_requests_total 0",
+            "numaward_memory_manager_pinning_errors_total{reason=\"UnexpectedAdmissionError\"} 0",
+            "numaward_enforcement_writes_total{backend=\"cgroupfs\",knob=\"cpuset.mems\",result=\"error\"} 0",
+            "numaward_drift_total{knob=\"cpuset.cpus\"} 0",
+            "numaward_drift_repaired_total{knob=\"memory.min\"} 0",
+            "numaward_guarantee_migrated_bytes_total 0",
+            "numaward_memory_high_stalls_total 0",
+            "numaward_memory_high_raised_total 0",
+            "numaward_herd_cgroups{state=\"refused\"} 0",
+            "numaward_declared_guarantees{state=\"held\"} 0",
+            "kubelet_memory_manager_pinning_errors_total 0",
+            "kubelet_topology_manager_admission_duration_ms_count 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+}

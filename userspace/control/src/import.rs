@@ -1,0 +1,286 @@
+//! Takes over what a kubelet promised, from its state files.
+//!
+//! Problem: a host whose kubelet has placed containers with its static policies is to be run by numaward, without
+//! disturbing what runs.
+//!
+//! Algorithm: the state files are read and checked as the kubelet itself does when it starts: checksums, policies,
+//! machine, reserved memory. Then each pod is admitted again, for just what it holds, as the kubelet admits its pods
+//! again after a restart. What comes of it becomes the ledger, keyed by the UIDs of pods: those that are found
+//! running are adopted with it.
+//!
+//! Invariants: a ledger in which anything is promised is never replaced; the kubelet's files are only read; no
+//! daemon runs meanwhile (the ledger is locked).
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use numaward_api as api;
+use numaward_config::Config;
+use numaward_engine::{
+    ContainerRequest, Kubelet, Ledger, Quantity, Request, Resources, StartError, Strategy,
+    kubelet::Checkpoints,
+};
+use numaward_store::{Loaded, Store, StoreError};
+use numaward_topology::Machine;
+use serde::Serialize;
+
+use super::{PolicyError, State, policy};
+
+/// The kubelet's state files.
+const CPU_STATE: &str = "cpu_manager_state";
+const MEMORY_STATE: &str = "memory_manager_state";
+/// No state file is larger: 100,000 containers take half of it.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// A kubelet's promises cannot be taken over. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// A state file cannot be read.
+    #[error("{path}: cannot be read: {source}", path = .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// There is none.
+    #[error(
+        "{path}: there is neither {CPU_STATE} nor {MEMORY_STATE}; the kubelet's directory is usually \
+         /var/lib/kubelet",
+        path = .0.display()
+    )]
+    Nothing(PathBuf),
+    /// The configuration does not fit the machine.
+    #[error("the policy cannot be applied:{}", super::keeper::listed(.0))]
+    Policy(Vec<PolicyError>),
+    /// The kubelet itself would not start with them.
+    #[error(
+        "{CPU_STATE} or {MEMORY_STATE}: {0}; numaward's policies and reserved memory must be the kubelet's for this"
+    )]
+    Unfit(#[from] StartError),
+    /// The engine does not keep what a pod holds.
+    #[error("pod {pod}: what it holds cannot be promised here: {problem}")]
+    Refused {
+        /// The UID of the pod.
+        pod: String,
+        /// The engine's words.
+        problem: String,
+    },
+    /// Something is promised already.
+    #[error(
+        "{directory}: the ledger there holds {allocations} allocations already; release them first, or import into \
+         another stateDirectory",
+        directory = .directory.display()
+    )]
+    NotEmpty {
+        /// Where the ledger is.
+        directory: PathBuf,
+        /// What it holds.
+        allocations: usize,
+    },
+    /// The ledger cannot be opened or saved.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What was taken over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Imported {
+    /// What each container holds.
+    pub containers: Vec<Container>,
+    /// CPUs that are exclusive to nobody, as a list.
+    pub shared_cpus: String,
+}
+
+/// What a container holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Container {
+    /// The UID of its pod.
+    pub pod_uid: String,
+    /// Its name.
+    pub container: String,
+    /// Its exclusive CPUs, as a list; empty if it has none.
+    pub cpus: String,
+    /// Memory promised to it.
+    pub memory: Vec<api::Block>,
+}
+
+/// Reads the state files in a directory into the ledger of the configuration. A dry run only tells what they hold.
+pub fn import(
+    config: &Config,
+    machine: &Machine,
+    directory: &Path,
+    dry_run: bool,
+) -> Result<Imported, ImportError> {
+    let strategy: Kubelet = policy::strategy(config, machine).map_err(ImportError::Policy)?;
+    let (cpus, memory) = (read(&directory.join(CPU_STATE))?, read(&directory.join(MEMORY_STATE))?);
+    if cpus.is_none() && memory.is_none() {
+        return Err(ImportError::Nothing(directory.to_owned()));
+    }
+    let place = directory.display().to_string();
+    // State of the first version names containers by the runtime's ids, which no file resolves.
+    let checkpoints = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &BTreeMap::new(), &place)?;
+    let ledger = admit_again(&strategy, &strategy.restore(checkpoints, &place).ledger?)?;
+    let imported = describe(&ledger);
+    if !dry_run {
+        let (mut store, loaded) = Store::<State>::open(&config.state_directory)?;
+        let held = match loaded {
+            Loaded::Fresh | Loaded::Rebuild { .. } => State::default(),
+            Loaded::Current { ledger, .. } | Loaded::Previous { ledger, .. } => ledger,
+        };
+        let allocations = held.ledger.allocations().count().max(held.guarantees.len());
+        if allocations > 0 {
+            return Err(ImportError::NotEmpty { directory: config.state_directory.clone(), allocations });
+        }
+        store.save(&State { ledger, ..State::default() })?;
+        store.write_out()?;
+    }
+    Ok(imported)
+}
+
+fn read(path: &Path) -> Result<Option<String>, ImportError> {
+    let fail = |source| ImportError::Read { path: path.to_owned(), source };
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(fail(error)),
+        Ok(found) if !found.is_file() => Err(fail(io::Error::other("it is no file"))),
+        Ok(found) if found.len() > MAX_FILE_BYTES => {
+            Err(fail(io::Error::other(format!("{} bytes are too many for it", found.len()))))
+        }
+        Ok(_) => fs::read_to_string(path).map(Some).map_err(fail),
+    }
+}
+
+/// Every pod asks for what it holds, so that nothing counts as stale.
+fn admit_again(strategy: &Kubelet, restored: &Ledger) -> Result<Ledger, ImportError> {
+    let mut ledger = restored.clone();
+    for (owner, account) in restored.owners() {
+        let containers = account.containers.iter().map(|(name, held)| {
+            // A container without exclusive CPUs asked for parts of some, how much is not told.
+            let cpus = held.cpus.as_ref().and_then(|cpus| u64::try_from(cpus.len()).ok());
+            let cpus = cpus.map_or(Quantity::milli(1), Quantity::whole);
+            let mut resources = Resources::none().with_cpu(cpus);
+            for block in &held.blocks {
+                let before = resources.memory.get(&block.kind).and_then(|held| held.units()).unwrap_or(0);
+                resources.memory.insert(block.kind, Quantity::whole(before + block.bytes.0));
+            }
+            ContainerRequest::guaranteed(name.clone(), resources)
+        });
+        let request =
+            Request { owner: owner.clone(), init_containers: Vec::new(), containers: containers.collect() };
+        let decision = strategy.admit(&ledger, &request);
+        if let Err(rejection) = decision.outcome {
+            return Err(ImportError::Refused { pod: owner.to_string(), problem: rejection.message });
+        }
+        ledger = decision.ledger;
+    }
+    Ok(strategy.ready(&ledger))
+}
+
+fn describe(ledger: &Ledger) -> Imported {
+    let containers = ledger.allocations().map(|(owner, container, allocation)| Container {
+        pod_uid: owner.to_string(),
+        container: container.to_string(),
+        cpus: allocation.cpus.clone().unwrap_or_default().to_string(),
+        memory: allocation.blocks.iter().map(Into::into).collect(),
+    });
+    Imported { containers: containers.collect(), shared_cpus: ledger.shared_pool().to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_topology::Bytes;
+
+    use super::*;
+
+    fn machine() -> Machine {
+        Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build().unwrap()
+    }
+
+    /// The state files of a kubelet on which one container holds two CPUs and a gibibyte.
+    fn state_files(dir: &Path) {
+        let strategy = policy::strategy(&Config::default(), &machine()).unwrap();
+        let ledger = strategy.ready(&strategy.restore(Checkpoints::default(), "").ledger.unwrap());
+        let resources =
+            Resources::none().with_cpu(Quantity::whole(2)).with_memory(Quantity::whole(Bytes::gib(1).0));
+        let decision = strategy.admit(&ledger, &Request::workload("pod-1", resources));
+        decision.outcome.unwrap();
+        let checkpoints = strategy.checkpoints(&decision.ledger);
+        fs::write(dir.join(CPU_STATE), checkpoints.cpus.unwrap().write().unwrap()).unwrap();
+        fs::write(dir.join(MEMORY_STATE), checkpoints.memory.unwrap().write().unwrap()).unwrap();
+    }
+
+    fn config(dir: &Path) -> Config {
+        Config { state_directory: dir.join("state"), ..Config::default() }
+    }
+
+    #[test]
+    fn what_the_kubelet_promised_is_in_the_ledger() {
+        let dir = tempfile::tempdir().unwrap();
+        state_files(dir.path());
+        let config = config(dir.path());
+        let dry = import(&config, &machine(), dir.path(), true).unwrap();
+        assert!(!config.state_directory.exists());
+        let imported = import(&config, &machine(), dir.path(), false).unwrap();
+        assert_eq!(imported, dry);
+        let [container] = &imported.containers[..] else { panic!("{imported:?}") };
+        assert_eq!((&*container.pod_uid, &*container.cpus), ("pod-1", "1-2"));
+        let [block] = &container.memory[..] else { panic!("{imported:?}") };
+        assert_eq!((&*block.kind, &*block.nodes, block.bytes), ("memory", "0", Bytes::gib(1).0));
+        assert_eq!(imported.shared_cpus, "0,3-7");
+
+        let (_store, loaded) = Store::<State>::open(&config.state_directory).unwrap();
+        let Loaded::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
+        assert_eq!(describe(&state.ledger), imported);
+        // The next admission takes nothing of it away.
+        let strategy = policy::strategy(&config, &machine()).unwrap();
+        let resources =
+            Resources::none().with_cpu(Quantity::whole(1)).with_memory(Quantity::whole(Bytes::gib(1).0));
+        let next = strategy.admit(&state.ledger, &Request::workload("new", resources)).ledger;
+        assert_eq!(describe(&next).containers[1..], imported.containers);
+    }
+
+    #[test]
+    fn what_cannot_be_taken_over_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path());
+        let fails = |config: &Config, machine: &Machine, words: &str| {
+            let error = import(config, machine, dir.path(), false).unwrap_err().to_string();
+            assert!(error.contains(words), "{words}: {error}");
+        };
+        fails(&config, &machine(), "neither cpu_manager_state nor memory_manager_state");
+        state_files(dir.path());
+        // Of another machine, of another policy, damaged.
+        let other = Machine::builder().nodes(1).cores_per_node(2).memory(Bytes::gib(4)).build().unwrap();
+        fails(&config, &other, CPU_STATE);
+        let none = Config { cpu_manager_policy: Some(policy_none()), ..config.clone() };
+        fails(&none, &machine(), CPU_STATE);
+        let text = fs::read_to_string(dir.path().join(MEMORY_STATE)).unwrap();
+        fs::write(dir.path().join(MEMORY_STATE), text.replace("1073741824", "1073741825")).unwrap();
+        fails(&config, &machine(), MEMORY_STATE);
+        fs::write(dir.path().join(MEMORY_STATE), "{").unwrap();
+        fails(&config, &machine(), MEMORY_STATE);
+        fs::remove_file(dir.path().join(MEMORY_STATE)).unwrap();
+        fs::create_dir(dir.path().join(MEMORY_STATE)).unwrap();
+        fails(&config, &machine(), "it is no file");
+        fs::remove_dir(dir.path().join(MEMORY_STATE)).unwrap();
+        assert!(!config.state_directory.exists());
+
+        // A ledger that is in use, and one that holds something.
+        state_files(dir.path());
+        let (store, _) = Store::<State>::open(&config.state_directory).unwrap();
+        fails(&config, &machine(), "has the ledger open");
+        drop(store);
+        import(&config, &machine(), dir.path(), false).unwrap();
+        fails(&config, &machine(), "holds 1 allocations already");
+    }
+
+    fn policy_none() -> numaward_config::policy::CpuManagerPolicy {
+        serde_json::from_str("\"none\"").unwrap()
+    }
+}

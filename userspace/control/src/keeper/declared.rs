@@ -1,0 +1,223 @@
+//! Guarantees that are declared in the configuration, for workloads yet to come.
+//!
+//! Problem: a workload is to have its guarantee from the moment its cgroup appears, without anybody asking; it
+//! may not fit now and fit later; and the configuration may say something else after a restart.
+//!
+//! Terms: a *rule* is one declared guarantee. A cgroup *waits* if a rule matches and it does not hold an
+//! allocation: because it was refused, or because one above or below it holds one.
+//!
+//! Algorithm: a cgroup that appears is given what the first rule that matches says, or waits. Whoever waits is tried
+//! again when something is freed or the machine changed; within one such round, a rule that the engine rejected
+//! once is not asked for again. At the start, allocations whose rule is gone or says something else are released.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use numaward_api as api;
+use numaward_api::EventKind;
+use numaward_cgroup::{CgroupPath, EXEC_PARENT, Event};
+use numaward_config::enforcement::Declared;
+use numaward_enforce as enforce;
+use numaward_model::Report;
+
+use super::{FieldError, Owner, Refused, Request, Target, pods};
+
+/// What is declared, and who waits for it.
+#[derive(Debug, Default)]
+pub(super) struct Declarations {
+    rules: Vec<Declared>,
+    waiting: BTreeMap<CgroupPath, Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    rule: usize,
+    /// Why it was refused; `None` if another allocation is in the way.
+    refused: Option<Reason>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Reason {
+    text: String,
+    rejection: Option<api::Rejection>,
+}
+
+impl Declarations {
+    pub(super) fn new(rules: &[Declared]) -> Self {
+        Self { rules: rules.to_vec(), waiting: BTreeMap::new() }
+    }
+
+    /// Whether anything is declared.
+    pub(super) fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// The first rule that matches a cgroup, and the target that it makes.
+    fn rule_of(&self, path: &CgroupPath) -> Option<(usize, api::Target)> {
+        // Commands have what they were started with.
+        if path.components().next() == Some(EXEC_PARENT) {
+            return None;
+        }
+        let unit = match enforce::Owner::under_systemd(path) {
+            enforce::Owner::Systemd(unit) => Some(unit),
+            enforce::Owner::Cgroupfs => None,
+        };
+        self.rules.iter().enumerate().find_map(|(index, rule)| {
+            if rule.cgroup.as_ref().is_some_and(|pattern| pattern.matches(path)) {
+                return Some((index, api::Target::Cgroup(path.to_string())));
+            }
+            let unit =
+                unit.as_ref().filter(|unit| rule.unit.as_ref().is_some_and(|pattern| pattern.matches(unit)));
+            Some((index, api::Target::Unit(unit?.clone())))
+        })
+    }
+
+    /// Those that were refused.
+    pub(super) fn waiting(&self) -> Vec<api::Waiting> {
+        let refused = self.waiting.iter().filter_map(|(path, waiting)| {
+            let reason = waiting.refused.as_ref()?;
+            Some(api::Waiting {
+                cgroup: path.to_string(),
+                declared: self.rules.get(waiting.rule)?.pattern().to_owned(),
+                reason: reason.text.clone(),
+                rejection: reason.rejection.clone(),
+            })
+        });
+        refused.collect()
+    }
+}
+
+impl Owner {
+    /// Releases what is not declared any more or in another way, and gives what is.
+    pub(super) fn reconcile_declared(&mut self) {
+        let is_changed = |held: &super::Guarantee| {
+            held.declared.is_some()
+                && self
+                    .declarations
+                    .rule_of(&held.cgroup)
+                    .and_then(|(rule, _)| self.declarations.rules.get(rule))
+                    != held.declared.as_ref()
+        };
+        let changed = self.state.guarantees.iter().filter(|(_, held)| is_changed(held));
+        let changed: Vec<String> = changed.map(|(name, _)| name.clone()).collect();
+        for name in changed {
+            tracing::info!(name, "no longer declared, or in another way: to be released");
+            if let Err(error) = self.release(&name) {
+                tracing::error!(name, %error, "cannot be released");
+            }
+        }
+        if self.declarations.is_empty() {
+            return;
+        }
+        match self.hierarchy.walk() {
+            Ok(cgroups) => {
+                for cgroup in cgroups {
+                    self.note_declared(&cgroup.path);
+                }
+            }
+            Err(error) => tracing::error!(%error, "declared guarantees cannot be given to what runs"),
+        }
+        self.try_declared();
+    }
+
+    /// Takes note of cgroups that came or went.
+    pub(super) fn follow_cgroups(&mut self, events: &[Event]) {
+        let mut is_new = false;
+        for event in events {
+            self.due.herd |= self.herd.concerns(event);
+            match event {
+                Event::Added(cgroup) => is_new |= self.note_declared(&cgroup.path),
+                Event::Removed(cgroup) => {
+                    if self.declarations.waiting.remove(&cgroup.path).is_some() {
+                        self.publish_view();
+                    }
+                    // What it held is to be had by others.
+                    self.due.gone |= self.presence.question(&cgroup.path);
+                }
+            }
+        }
+        self.due.declared |= is_new;
+    }
+
+    /// A cgroup is there; `true` if a guarantee is declared for it.
+    fn note_declared(&mut self, path: &CgroupPath) -> bool {
+        let Some((rule, _)) = self.declarations.rule_of(path) else { return false };
+        self.declarations.waiting.entry(path.clone()).or_insert(Waiting { rule, refused: None });
+        true
+    }
+
+    /// Tries to give those that wait what is declared for them.
+    pub(super) fn try_declared(&mut self) {
+        let waiting: Vec<CgroupPath> = self.declarations.waiting.keys().cloned().collect();
+        let mut rejected = BTreeSet::new();
+        for path in waiting {
+            let Some((rule, target)) = self.declarations.rule_of(&path) else { continue };
+            let is_taken = self
+                .state
+                .guarantees
+                .values()
+                .any(|held| path.contains(&held.cgroup) || held.cgroup.contains(&path));
+            if is_taken {
+                self.declarations.waiting.insert(path, Waiting { rule, refused: None });
+                continue;
+            }
+            if rejected.contains(&rule)
+                && self.declarations.waiting.get(&path).is_some_and(|it| it.refused.is_some())
+            {
+                continue;
+            }
+            let asked = self.declarations.rules.get(rule).map(|declared| Request::declared(declared, target));
+            let result = match asked {
+                Some(Ok(request)) => self.admit_at(&request, &path, false).map(drop),
+                Some(Err(error)) => Err(error.into()),
+                None => continue,
+            };
+            if matches!(result, Err(Refused::Rejected(..))) {
+                rejected.insert(rule);
+            }
+            self.note_result(&path, rule, result.err());
+        }
+        self.figures.declared(
+            self.state.guarantees.values().filter(|held| held.declared.is_some()).count(),
+            self.declarations.waiting.values().filter(|waiting| waiting.refused.is_some()).count(),
+        );
+    }
+
+    fn note_result(&mut self, path: &CgroupPath, rule: usize, refused: Option<Refused>) {
+        let Some(refused) = refused.filter(|_| matches!(self.hierarchy.id_of(path), Ok(Some(_)))) else {
+            self.declarations.waiting.remove(path);
+            return;
+        };
+        let rejection = match &refused {
+            Refused::Rejected(rejection, _) => Some(rejection.clone()),
+            _ => None,
+        };
+        let reason = Reason { text: refused.to_string(), rejection };
+        let before = self.declarations.waiting.get(path).and_then(|waiting| waiting.refused.as_ref());
+        if before != Some(&reason) {
+            let pattern = self.declarations.rules.get(rule).map_or("", Declared::pattern);
+            let message =
+                format!("{path}: the guarantee declared for {pattern} cannot be given: {}", reason.text);
+            let report = Report::new(EventKind::GuaranteeRefused, message);
+            self.ports.events.report(Some(path), report.detail("declared", pattern));
+        }
+        let is_news = before != Some(&reason);
+        self.declarations.waiting.insert(path.clone(), Waiting { rule, refused: Some(reason) });
+        if is_news {
+            self.publish_view();
+        }
+    }
+
+    /// Refuses to release what is declared: it would be given again at once; and what is a container's.
+    pub(super) fn release_asked(&mut self, name: &str) -> Result<(), Refused> {
+        if let Some(Target::Container(_)) = self.state.guarantees.get(name).map(|held| &held.target) {
+            return Err(Refused::Conflict(pods::is_the_runtimes()));
+        }
+        if let Some(declared) = self.state.guarantees.get(name).and_then(|held| held.declared.as_ref()) {
+            let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());
+            let allowed =
+                "one that was asked for; take this one out of the configuration and restart the daemon";
+            return Err(Refused::Conflict(FieldError::new("name", problem, allowed)));
+        }
+        self.release(name)
+    }
+}

@@ -1,0 +1,522 @@
+//! Knobs that hold something else than was written: noticed, told and repaired.
+//!
+//! Problem: others write the same knobs, and the kernel itself takes CPUs and nodes away. It has to be seen within a
+//! second, it should be known who it was, and looking at every knob all the time costs too much.
+//!
+//! Terms: a cgroup is *watched* while the kernel tells of writes to all of its knobs that we hold; the others are
+//! *looked at*. A knob is *left* when the fight over it was given up (see [`numaward_enforce::Fights`]).
+//!
+//! Algorithm: every turn looks at what was written since the last one, at what is due (a repair that waits), and at a
+//! slice of the rest: all cgroups that are not watched within a second, all others within a minute, as marks get lost
+//! and the kernel's own changes are not told. A write further up narrows what a cgroup has, so that the ancestors are
+//! watched too, and all below one that was written is looked at.
+//!
+//! The kernel tells of a write when it is done. That of a cpuset can be read before, as the scheduling domains are made
+//! anew in between: a look that finds such a knob waits a turn for the name of the writer.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use numaward_api as api;
+use numaward_api::{EventKind, Severity};
+use numaward_cgroup::{CgroupPath, Writer, knob::Knob};
+use numaward_enforce::{Book, Drift, DriftKind, FightPolicy, Fights, Verdict};
+use numaward_model::Report;
+
+use super::{Owner, TURN};
+use crate::{
+    lookout::{Lookout, Seen},
+    spans,
+};
+
+/// All cgroups that are not watched are looked at within this.
+const LOOK: Duration = Duration::from_secs(1);
+/// All others within this.
+const SWEEP: Duration = Duration::from_mins(1);
+/// When what could not be repaired is tried again, at the earliest.
+const RETRY: Duration = Duration::from_secs(5);
+/// Knobs of an ancestor that take CPUs, nodes or controllers away from what is below it.
+const NARROWING: [Knob; 4] =
+    [Knob::CpusetCpus, Knob::CpusetMems, Knob::CpusetPartition, Knob::SubtreeControl];
+
+/// What is known of drift.
+#[derive(Debug)]
+pub(super) struct Patrol {
+    lookout: Option<Arc<Lookout>>,
+    fights: Fights,
+    /// The knobs that are watched.
+    marks: BTreeMap<CgroupPath, BTreeSet<Knob>>,
+    /// The book as it was followed last.
+    followed: Book,
+    /// Cgroups whose knobs may be others by now: they are to be marked again.
+    replaced: BTreeSet<CgroupPath>,
+    /// What is looked at in turns.
+    looked_at: Round<CgroupPath>,
+    swept: Round<CgroupPath>,
+    /// What is to be looked at at this time.
+    due: BTreeMap<CgroupPath, Duration>,
+    /// What was found and is not told yet by the kernel.
+    awaited: BTreeSet<(CgroupPath, Knob)>,
+    noted: BTreeMap<CgroupPath, BTreeMap<Knob, Noted>>,
+}
+
+/// What is looked at one after the other, again and again.
+#[derive(Debug)]
+pub(super) struct Round<T> {
+    /// All of it within this.
+    pub(super) within: Duration,
+    pub(super) items: BTreeSet<T>,
+    /// The last one that was looked at.
+    last: Option<T>,
+}
+
+/// A knob that drifted at least once.
+#[derive(Clone, Debug, PartialEq)]
+struct Noted {
+    drift: Drift,
+    state: api::DriftState,
+    /// How often it was found to have drifted.
+    count: u64,
+    noticed: api::Noticed,
+    writer: Option<Writer>,
+}
+
+impl<T: Clone + Ord> Round<T> {
+    pub(super) fn new(within: Duration) -> Self {
+        Self { within, items: BTreeSet::new(), last: None }
+    }
+
+    /// What is to be looked at in this turn.
+    pub(super) fn turn(&mut self) -> Vec<T> {
+        let turns = (self.within.as_millis() / TURN.as_millis()).max(1);
+        let count = self.items.len().div_ceil(usize::try_from(turns).unwrap_or(1));
+        let after = self.last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let items = self.items.range((after, Bound::Unbounded)).chain(&self.items);
+        let turn: Vec<T> = items.take(count).cloned().collect();
+        self.last = turn.last().cloned();
+        turn
+    }
+}
+
+impl Patrol {
+    pub(super) fn new(lookout: Option<Arc<Lookout>>) -> Self {
+        Self {
+            lookout,
+            fights: Fights::new(FightPolicy::default()),
+            marks: BTreeMap::new(),
+            followed: Book::default(),
+            replaced: BTreeSet::new(),
+            looked_at: Round::new(LOOK),
+            swept: Round::new(SWEEP),
+            due: BTreeMap::new(),
+            awaited: BTreeSet::new(),
+            noted: BTreeMap::new(),
+        }
+    }
+
+    /// Other knobs are held from now on.
+    pub(super) fn follow(&mut self, book: &Book) {
+        let before = std::mem::replace(&mut self.followed, book.clone());
+        let mut replaced = std::mem::take(&mut self.replaced);
+        let mut changed = replaced.clone();
+        for path in book.records().changed_since(before.records()) {
+            let id = |book: &Book| book.get(&path).map(|record| record.id);
+            changed.extend(path.ancestors());
+            if id(&before) != id(book) {
+                replaced.insert(path);
+            }
+        }
+        if changed.is_empty() {
+            return;
+        }
+        for path in changed {
+            self.mark(&path, replaced.contains(&path), book);
+        }
+        self.due.retain(|path, _| book.get(path).is_some());
+        self.awaited.retain(|(path, _)| book.get(path).is_some());
+        self.noted.retain(|path, knobs| {
+            let record = book.get(path);
+            knobs.retain(|knob, _| record.is_some_and(|record| record.written.0.contains_key(knob)));
+            !knobs.is_empty()
+        });
+    }
+
+    /// Watches the knobs of a cgroup that matter, and no others.
+    fn mark(&mut self, path: &CgroupPath, is_replaced: bool, book: &Book) {
+        let record = book.get(path);
+        let held = || record.iter().flat_map(|record| record.written.0.keys());
+        let mut wanted: BTreeSet<Knob> = held().copied().collect();
+        if book.is_above(path) {
+            wanted.insert(Knob::SubtreeControl);
+        }
+        if wanted.contains(&Knob::SubtreeControl) && !path.is_root() {
+            wanted.extend(NARROWING);
+        }
+        let before = self.marks.remove(path).unwrap_or_default();
+        let mut is_watched = false;
+        if let Some(lookout) = &self.lookout {
+            before.difference(&wanted).for_each(|knob| lookout.remove(path, *knob));
+            wanted.retain(|knob| !is_replaced && before.contains(knob) || lookout.add(path, *knob));
+            is_watched = lookout.works() && held().all(|knob| wanted.contains(knob));
+            if !wanted.is_empty() {
+                self.marks.insert(path.clone(), wanted);
+            }
+        }
+        for (round, is_here) in [(&mut self.swept, is_watched), (&mut self.looked_at, !is_watched)] {
+            if record.is_some() && is_here {
+                round.items.insert(path.clone());
+            } else {
+                round.items.remove(path);
+            }
+        }
+    }
+
+    /// A slice of what is to be looked at in turns.
+    fn turn(&mut self) -> Vec<CgroupPath> {
+        if self.lookout.as_ref().is_some_and(|lookout| !lookout.works()) {
+            // Nothing is told any more.
+            self.looked_at.items.append(&mut self.swept.items);
+        }
+        let swept = self.swept.turn();
+        for path in &swept {
+            // Marks get lost. Setting one twice does no harm.
+            if let (Some(lookout), Some(knobs)) = (&self.lookout, self.marks.get(path)) {
+                for knob in knobs {
+                    lookout.add(path, *knob);
+                }
+            }
+        }
+        [swept, self.looked_at.turn()].concat()
+    }
+
+    /// A cgroup is gone, released, or is to hold something new.
+    pub(super) fn forget(&mut self, cgroup: &CgroupPath) {
+        self.fights.forget(cgroup);
+        // A new cgroup of this name has knobs of its own to mark.
+        self.replaced.insert(cgroup.clone());
+        self.noted.remove(cgroup);
+    }
+
+    /// What is known of the drift of a cgroup and its ancestors.
+    pub(super) fn of(&self, cgroup: &CgroupPath) -> Vec<api::Drift> {
+        let mut above: Vec<_> = cgroup.ancestors().filter_map(|path| self.noted.get(&path)).collect();
+        above.reverse();
+        above.into_iter().flat_map(BTreeMap::values).map(api::Drift::from).collect()
+    }
+
+    fn take(&self) -> Seen {
+        self.lookout.as_ref().map(|lookout| lookout.take()).unwrap_or_default()
+    }
+
+    /// Whether the kernel tells of writes to this knob.
+    fn is_watched(&self, drift: &Drift) -> bool {
+        self.marks.get(&drift.cgroup).is_some_and(|knobs| knobs.contains(&drift.knob))
+    }
+
+    /// Whether to wait until the next turn for the kernel to tell who caused a drift of which nobody was seen to.
+    fn awaits_writer(&mut self, drift: &Drift, now: Duration) -> bool {
+        let noted = self.noted.get(&drift.cgroup).and_then(|knobs| knobs.get(&drift.knob));
+        let is_standing = noted.is_some_and(|noted| noted.state != api::DriftState::Repaired);
+        if is_standing || drift.kind != DriftKind::Rewritten || !self.is_watched(drift) {
+            return false;
+        }
+        let key = (drift.cgroup.clone(), drift.knob);
+        if self.awaited.remove(&key) {
+            return false;
+        }
+        self.awaited.insert(key);
+        self.due.insert(drift.cgroup.clone(), now);
+        true
+    }
+}
+
+impl From<&Noted> for api::Drift {
+    fn from(noted: &Noted) -> Self {
+        let Noted { drift, state, count, noticed, writer } = noted;
+        Self {
+            cgroup: drift.cgroup.to_string(),
+            knob: drift.knob.to_string(),
+            wanted: drift.wanted.to_string(),
+            found: drift.found.as_ref().map(ToString::to_string),
+            state: *state,
+            count: *count,
+            noticed: *noticed,
+            writer: writer.as_ref().map(|writer| api::Writer {
+                pid: writer.pid,
+                command: writer.name.clone(),
+                cgroup: writer.cgroup.clone(),
+            }),
+        }
+    }
+}
+
+impl Noted {
+    /// Who it was, in words.
+    fn who(&self) -> String {
+        match (&self.writer, self.noticed) {
+            (Some(writer), _) => writer.to_string(),
+            (None, api::Noticed::Write) => "a process outside of this PID namespace".to_owned(),
+            (None, api::Noticed::Look) => "unknown: noticed by looking".to_owned(),
+        }
+    }
+}
+
+impl Noted {
+    /// The event: what drifted, what came of it, and who it was.
+    fn report(&self, outcome: &str) -> Report {
+        let Drift { cgroup, knob, wanted, found, .. } = &self.drift;
+        let mut report =
+            Report::new(EventKind::Drift, format!("{}; {outcome}. Written by: {}.", self.drift, self.who()))
+                .detail("cgroup", cgroup)
+                .detail("knob", knob)
+                .detail("wanted", wanted);
+        if let Some(found) = found {
+            report = report.detail("found", found);
+        }
+        if let Some(writer) = &self.writer {
+            report = report.detail("writerPid", writer.pid);
+            for (key, value) in [("writerCommand", &writer.name), ("writerCgroup", &writer.cgroup)] {
+                report = value.iter().fold(report, |report, value| report.detail(key, value));
+            }
+        }
+        match self.state {
+            api::DriftState::Left => report.severity(Severity::Critical),
+            _ => report,
+        }
+    }
+}
+
+/// Who can have caused a drift: `None` if nobody was seen to.
+fn cause<'a>(drift: &Drift, seen: &'a Seen) -> Option<&'a Option<Writer>> {
+    let of = |cgroup: CgroupPath, knob| seen.knobs.get(&(cgroup, knob));
+    let above = |knob| drift.cgroup.ancestors().skip(1).find_map(|above| of(above, knob));
+    of(drift.cgroup.clone(), drift.knob).or_else(|| match drift {
+        Drift { kind: DriftKind::Ineffective, knob, .. } => {
+            above(*knob).or_else(|| above(Knob::CpusetPartition))
+        }
+        Drift { found: None, .. } => above(Knob::SubtreeControl),
+        _ => None,
+    })
+}
+
+impl Owner {
+    /// Looks at what was written, what is due and, in `turn`, at a slice of the rest.
+    pub(super) fn patrol(&mut self, now: Instant, turn: bool) {
+        let now = now.duration_since(self.start);
+        let seen = self.patrol.take();
+        let mut paths = BTreeSet::new();
+        if seen.everything {
+            paths.extend(self.state.book.iter().map(|(path, _)| path.clone()));
+        }
+        for (path, knob) in seen.knobs.keys() {
+            if self.state.book.get(path).is_some_and(|record| record.written.0.contains_key(knob)) {
+                paths.insert(path.clone());
+            }
+            if NARROWING.contains(knob) {
+                let below = self.state.book.iter().map(|(path, _)| path);
+                paths.extend(below.filter(|below| path.contains(below)).cloned());
+            }
+        }
+        if turn {
+            paths
+                .extend(self.patrol.due.iter().filter(|(_, due)| **due <= now).map(|(path, _)| path.clone()));
+            paths.extend(self.patrol.turn());
+        }
+        self.look_at(paths, seen, now);
+    }
+
+    /// Looks at everything.
+    pub(super) fn patrol_all(&mut self, now: Instant) {
+        let seen = self.patrol.take();
+        let paths = self.state.book.iter().map(|(path, _)| path.clone()).collect();
+        self.look_at(paths, seen, now.duration_since(self.start));
+    }
+
+    fn look_at(&mut self, paths: BTreeSet<CgroupPath>, mut seen: Seen, now: Duration) {
+        let mut changed = false;
+        for path in paths {
+            self.patrol.due.remove(&path);
+            let drifts = match self.enforcer.drift(&self.state.book, &path) {
+                Ok(drifts) => drifts,
+                Err(error) if error.is_gone() => continue,
+                Err(error) => {
+                    tracing::warn!(cgroup = %path, %error, "cannot be checked for drift");
+                    continue;
+                }
+            };
+            changed |= self.note_holding(&path, &drifts, now);
+            for drift in drifts {
+                if cause(&drift, &seen).is_none() {
+                    // The write may be younger than what was asked for.
+                    let more = self.patrol.take();
+                    self.patrol.due.extend(more.knobs.keys().map(|(path, _)| (path.clone(), now)));
+                    seen.knobs.extend(more.knobs);
+                    seen.everything |= more.everything;
+                }
+                if cause(&drift, &seen).is_none()
+                    && !seen.everything
+                    && self.patrol.awaits_writer(&drift, now)
+                {
+                    continue;
+                }
+                self.patrol.awaited.remove(&(drift.cgroup.clone(), drift.knob));
+                changed |= self.note_drift(drift, &seen, now);
+            }
+        }
+        if changed {
+            self.publish_view();
+        }
+    }
+
+    /// Takes note of the knobs of a cgroup that hold what they should; `true` if that is news.
+    fn note_holding(&mut self, path: &CgroupPath, drifts: &[Drift], now: Duration) -> bool {
+        let holds = |knob: Knob| drifts.iter().all(|drift| drift.knob != knob);
+        if self.patrol.fights.is_fought_over(path)
+            && let Some(record) = self.state.book.get(path)
+        {
+            for knob in record.written.0.keys().filter(|knob| holds(**knob)) {
+                self.patrol.fights.holds(path, *knob, now);
+            }
+        }
+        let mut news = false;
+        let Some(noted) = self.patrol.noted.get_mut(path) else { return false };
+        noted.retain(|knob, noted| {
+            if !holds(*knob) || noted.state == api::DriftState::Repaired {
+                return true;
+            }
+            news = true;
+            tracing::info!(cgroup = %path, %knob, "holds again what it should");
+            // What the kernel gave back was nobody's doing.
+            let was_written = noted.state != api::DriftState::Ineffective;
+            noted.state = api::DriftState::Repaired;
+            was_written
+        });
+        news
+    }
+
+    /// Takes note of a drift and repairs it if it is time; `true` if there is news.
+    fn note_drift(&mut self, drift: Drift, seen: &Seen, now: Duration) -> bool {
+        let cause = cause(&drift, seen);
+        let is_written = cause.is_some() || seen.everything || !self.patrol.is_watched(&drift);
+        let verdict = match drift.kind {
+            DriftKind::Ineffective => None,
+            DriftKind::Rewritten => {
+                Some(self.patrol.fights.drifted(&drift.cgroup, drift.knob, is_written, now))
+            }
+        };
+        let (path, knob) = (drift.cgroup.clone(), drift.knob);
+        let noted = self.patrol.noted.entry(path.clone()).or_default().entry(knob).or_insert_with(|| Noted {
+            drift: drift.clone(),
+            state: api::DriftState::Repaired,
+            count: 0,
+            noticed: api::Noticed::Look,
+            writer: None,
+        });
+        let before = noted.clone();
+        // What stands since it was seen first keeps the writer that was found then.
+        if cause.is_some() || noted.state == api::DriftState::Repaired {
+            noted.noticed = if cause.is_some() { api::Noticed::Write } else { api::Noticed::Look };
+            noted.writer = cause.cloned().flatten();
+        }
+        noted.drift = drift;
+        let mut news = None;
+        match verdict {
+            None => {
+                noted.state = api::DriftState::Ineffective;
+                if before.state != noted.state || before.drift.found != noted.drift.found {
+                    noted.count += 1;
+                    news = Some("what is promised is not all to be had".to_owned());
+                }
+            }
+            Some(Verdict::Repair) => {
+                noted.count += 1;
+                self.figures.drifted(knob);
+                let _tree = spans::reconcile();
+                let span = spans::knobs(1);
+                let repaired = self.enforcer.repair(&self.state.book, &noted.drift);
+                if let Err(error) = &repaired {
+                    spans::failed(&span, error);
+                }
+                drop(span);
+                match repaired {
+                    Ok(report) => {
+                        noted.state = api::DriftState::Repaired;
+                        news = Some("written again".to_owned());
+                        self.figures.enforced(&report);
+                        self.figures.repaired(knob);
+                        self.moving.extend(report.moving);
+                    }
+                    Err(error) => {
+                        noted.state = api::DriftState::Waiting;
+                        self.patrol.due.insert(path.clone(), now + RETRY);
+                        news = Some(format!("cannot be written again: {error}"));
+                    }
+                }
+            }
+            Some(Verdict::Wait(until)) => {
+                noted.state = api::DriftState::Waiting;
+                self.patrol.due.insert(path.clone(), until);
+            }
+            Some(Verdict::GiveUp) => {
+                noted.state = api::DriftState::Left;
+                news = Some("somebody else keeps writing it: it is left to them".to_owned());
+            }
+            Some(Verdict::GivenUp) => noted.state = api::DriftState::Left,
+        }
+        let is_new = before != *noted;
+        if let Some(news) = news {
+            let report = noted.report(&news);
+            self.tell_below(&path, report);
+        }
+        is_new
+    }
+
+    /// Tells of a knob to the workload that it concerns, or of an ancestor's to nobody in particular.
+    fn tell_below(&self, path: &CgroupPath, report: Report) {
+        let is_held = self.state.guarantees.values().any(|held| held.cgroup == *path);
+        self.tell(is_held.then_some(path), report);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_writer_is_waited_for_once() {
+        let cgroup: CgroupPath = "/a".parse().unwrap();
+        let knob = Knob::CpusetCpus;
+        let drift = |kind| Drift {
+            cgroup: cgroup.clone(),
+            knob,
+            wanted: knob.parse("1").unwrap(),
+            found: Some(knob.parse("0-7").unwrap()),
+            kind,
+        };
+        let rewritten = drift(DriftKind::Rewritten);
+        let now = Duration::from_secs(1);
+        let mut patrol = Patrol::new(None);
+        assert!(!patrol.awaits_writer(&rewritten, now), "nobody tells");
+        patrol.marks.insert(cgroup.clone(), BTreeSet::from([knob]));
+        assert!(!patrol.awaits_writer(&drift(DriftKind::Ineffective), now), "nobody wrote it");
+        assert!(patrol.awaits_writer(&rewritten, now));
+        assert_eq!(patrol.due.get(&cgroup), Some(&now), "it is looked at again");
+        assert!(!patrol.awaits_writer(&rewritten, now), "once");
+        assert!(patrol.awaits_writer(&rewritten, now), "and so the next time");
+
+        patrol.awaited.clear();
+        let noted = Noted {
+            drift: rewritten.clone(),
+            state: api::DriftState::Waiting,
+            count: 1,
+            noticed: api::Noticed::Look,
+            writer: None,
+        };
+        patrol.noted.insert(cgroup.clone(), BTreeMap::from([(knob, noted)]));
+        assert!(!patrol.awaits_writer(&rewritten, now), "it has been told already");
+    }
+}

@@ -1,0 +1,469 @@
+//! Herding: whoever has no exclusive CPUs stays off those of others.
+//!
+//! Problem: a CPU is exclusive only if everybody else keeps off it. The kernel hands CPUs down the tree, so that the
+//! higher the cgroup that is narrowed, the fewer have to be; but a cgroup above one with exclusive CPUs must keep
+//! them.
+//!
+//! Terms: the *herd* are the cgroups that are narrowed. A cgroup is *opened* if its children are herded instead: the
+//! root, and whatever is above a cgroup with an allocation or could be above one of `systemSlices`.
+//!
+//! Algorithm: while any CPU is exclusive, each highest cgroup that is neither opened, nor has an allocation, nor is one
+//! of `systemSlices`, has as `cpuset.cpus` what it was set to before as far as it is in the shared pool; all of the pool if
+//! it was set to nothing. What is no longer herded gets back what was found. This is done before CPUs become exclusive,
+//! after they have ceased to be, when a child of an opened cgroup comes, and now and then.
+//!
+//! Invariants: what is written and what was found is in the stored book before the knob is; a set is never widened
+//! beyond what was found, and never emptied. What cannot be herded is reported and left as it is.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
+
+use numaward_api::{self as api, EnforcementMode, EventKind};
+use numaward_cgroup::{CgroupPath, EXEC_PARENT, Event, Hierarchy};
+use numaward_config::enforcement::CgroupPattern;
+use numaward_enforce::Change;
+use numaward_engine::Ledger;
+use numaward_model::{Report, Settings};
+use numaward_topology::CpuSet;
+
+use super::{Owner, Refused};
+
+/// What is known of the herd.
+#[derive(Debug, Default)]
+pub(super) struct Herd {
+    mode: EnforcementMode,
+    system: Vec<CgroupPattern>,
+    opened: BTreeSet<CgroupPath>,
+    /// In a dry run: what would be written.
+    would: BTreeMap<CgroupPath, CpuSet>,
+    refused: BTreeMap<CgroupPath, Refusal>,
+    processes_in_root: Option<u64>,
+}
+
+/// Why a cgroup is not herded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Refusal {
+    /// What it was to have; none if nothing could be found for it.
+    wanted: Option<CpuSet>,
+    reason: String,
+}
+
+/// Who is herded, and who is opened for it.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Chosen {
+    herd: Vec<CgroupPath>,
+    opened: BTreeSet<CgroupPath>,
+}
+
+/// The highest cgroups that may be narrowed.
+fn choose(
+    children: impl Fn(&CgroupPath) -> Vec<CgroupPath>,
+    system: &[CgroupPattern],
+    promised: &BTreeSet<CgroupPath>,
+) -> Chosen {
+    let mut chosen = Chosen::default();
+    let mut open = vec![CgroupPath::root()];
+    let commands = CgroupPath::root().child(EXEC_PARENT).ok();
+    while let Some(parent) = open.pop() {
+        for child in children(&parent) {
+            if promised.contains(&child) || system.iter().any(|pattern| pattern.matches(&child)) {
+                continue;
+            }
+            let is_above = promised.range(&child..).next().is_some_and(|below| child.contains(below));
+            if is_above
+                || commands.as_ref() == Some(&child)
+                || system.iter().any(|pattern| pattern.may_match_below(&child))
+            {
+                open.push(child);
+            } else {
+                chosen.herd.push(child);
+            }
+        }
+        chosen.opened.insert(parent);
+    }
+    chosen
+}
+
+/// The cgroups directly below one; none if it is gone.
+fn children(hierarchy: &Hierarchy, parent: &CgroupPath) -> Vec<CgroupPath> {
+    let entries = fs::read_dir(hierarchy.dir(parent)).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .filter_map(|entry| parent.child(entry.file_name().to_str()?).ok())
+        .collect()
+}
+
+/// Processes of the root cgroup that are not the kernel's.
+fn processes_in_root(host_root: &Path, hierarchy: &Hierarchy) -> Option<u64> {
+    /// `PF_KTHREAD` of linux/sched.h.
+    const KERNEL_THREAD: u64 = 0x0020_0000;
+    let processes = fs::read_to_string(hierarchy.root().join("cgroup.procs")).ok()?;
+    let is_kernels = |process: &str| {
+        let stat = fs::read_to_string(host_root.join("proc").join(process).join("stat")).ok()?;
+        // The name, in brackets, may hold anything. The flags are the seventh field after it (proc(5)).
+        let flags = stat.rsplit_once(") ")?.1.split(' ').nth(6)?.parse::<u64>().ok()?;
+        Some(flags & KERNEL_THREAD != 0)
+    };
+    Some(processes.lines().filter(|process| is_kernels(process) == Some(false)).count() as u64)
+}
+
+fn has_exclusive_cpus(ledger: &Ledger) -> bool {
+    ledger.allocations().any(|(_, _, held)| held.cpus.as_ref().is_some_and(|cpus| !cpus.is_empty()))
+}
+
+fn on(cpus: &CpuSet) -> Settings {
+    Settings { cpus: Some(cpus.clone()), ..Settings::default() }
+}
+
+impl Herd {
+    pub(super) fn new(mode: EnforcementMode, system: Vec<CgroupPattern>) -> Self {
+        Self { mode, system, ..Self::default() }
+    }
+
+    /// Whether anybody is to be herded, or told to be.
+    pub(super) fn is_on(&self) -> bool {
+        self.mode != EnforcementMode::Off
+    }
+
+    /// Whether this event may change who is herded.
+    pub(super) fn concerns(&self, event: &Event) -> bool {
+        let (Event::Added(cgroup) | Event::Removed(cgroup)) = event;
+        self.is_on() && cgroup.path.parent().is_some_and(|parent| self.opened.contains(&parent))
+    }
+}
+
+impl Owner {
+    /// Herds whoever is to be herded as things stand, and lets go of the others.
+    pub(super) fn herd(&mut self, retry: bool) {
+        if self.has_no_herd() {
+            self.herd.processes_in_root = None;
+            return;
+        }
+        let promised = self.promised_cgroups();
+        let (pool, is_needed) =
+            (self.state.ledger.shared_pool().clone(), has_exclusive_cpus(&self.state.ledger));
+        if !self.herd.is_on() || !is_needed {
+            self.herd.processes_in_root = None;
+        } else if retry || self.herd.processes_in_root.is_none() {
+            self.herd.processes_in_root = processes_in_root(&self.config.host_root, &self.hierarchy);
+        }
+        self.herd_around(&promised, is_needed.then_some(&pool), retry);
+    }
+
+    /// Herds others off the CPUs that this cgroup is about to be promised by `ledger`, and lets go of those above it.
+    pub(super) fn make_room(&mut self, ledger: &Ledger, path: &CgroupPath) {
+        if self.has_no_herd() {
+            return;
+        }
+        let mut promised = self.promised_cgroups();
+        promised.insert(path.clone());
+        let pool = has_exclusive_cpus(ledger).then(|| ledger.shared_pool().clone());
+        self.herd_around(&promised, pool.as_ref(), false);
+    }
+
+    /// Whether nobody is herded, nor to be.
+    fn has_no_herd(&self) -> bool {
+        !self.herd.is_on() && self.state.herded.is_empty()
+    }
+
+    /// What becomes of a cgroup whose allocation ends: it gets back what was found, or goes on with the herd.
+    pub(super) fn let_go(&mut self, path: &CgroupPath, after: &Ledger) -> Change {
+        if self.herd.mode == EnforcementMode::On && has_exclusive_cpus(after) {
+            let mut promised = self.promised_cgroups();
+            promised.remove(path);
+            let chosen = choose(|parent| children(&self.hierarchy, parent), &self.herd.system, &promised);
+            let cpus = chosen.herd.contains(path).then(|| self.share_of(path, after.shared_pool()));
+            if let Some(Ok(Some(cpus))) = cpus {
+                self.state.herded.insert(path.clone());
+                return Change::Each(vec![(path.clone(), Some(on(&cpus)))]);
+            }
+        }
+        Change::Release(path.clone())
+    }
+
+    pub(super) fn promised_cgroups(&self) -> BTreeSet<CgroupPath> {
+        let promised = self.state.guarantees.values().map(|guarantee| &guarantee.cgroup);
+        // Containers keep to the shared pool by themselves.
+        let placed = self.state.containers.values().map(|placed| &placed.cgroup);
+        promised.chain(placed).cloned().collect()
+    }
+
+    /// What a cgroup is to have of the shared pool; `None` if it never had more.
+    fn share_of(&self, path: &CgroupPath, pool: &CpuSet) -> Result<Option<CpuSet>, String> {
+        let found = self.enforcer.cpus_found(&self.state.book, path).map_err(|error| error.to_string())?;
+        let share = if found.is_empty() { pool.clone() } else { &found & pool };
+        if share.is_empty() {
+            let reason = if pool.is_empty() {
+                "the shared pool is empty".to_owned()
+            } else {
+                format!("it was set to the CPUs {found}, of which none is in the shared pool {pool}")
+            };
+            return Err(reason);
+        }
+        Ok(Some(share).filter(|share| *share != found))
+    }
+
+    /// Herds, with these cgroups promised and this shared pool. Without a pool, nobody is herded.
+    fn herd_around(&mut self, promised: &BTreeSet<CgroupPath>, pool: Option<&CpuSet>, retry: bool) {
+        let mut wanted = BTreeMap::new();
+        let mut refused = BTreeMap::new();
+        self.herd.opened = BTreeSet::from([CgroupPath::root()]);
+        if let Some(pool) = pool.filter(|_| self.herd.is_on()) {
+            let chosen = choose(|parent| children(&self.hierarchy, parent), &self.herd.system, promised);
+            self.herd.opened = chosen.opened;
+            for path in chosen.herd {
+                if !matches!(self.hierarchy.id_of(&path), Ok(Some(_))) {
+                    continue;
+                }
+                match self.share_of(&path, pool) {
+                    Err(reason) => drop(refused.insert(path, Refusal { wanted: None, reason })),
+                    Ok(None) => {}
+                    Ok(Some(share)) => {
+                        // Until it is herded after all.
+                        let before =
+                            self.herd.refused.get(&path).filter(|before| before.wanted.is_some()).cloned();
+                        let is_tried =
+                            before.as_ref().is_some_and(|before| before.wanted.as_ref() == Some(&share));
+                        refused.extend(before.map(|before| (path.clone(), before)));
+                        if retry || !is_tried {
+                            wanted.insert(path, share);
+                        }
+                    }
+                }
+            }
+        }
+        for (path, refusal) in &refused {
+            self.tell_refused(path, refusal);
+        }
+        let was = std::mem::replace(&mut self.herd.refused, refused);
+        let changed = match self.herd.mode {
+            EnforcementMode::DryRun => self.tell_would(wanted),
+            EnforcementMode::Off | EnforcementMode::On => {
+                let changes = self.changes(&wanted, promised);
+                self.apply(changes)
+            }
+        };
+        self.count_herd();
+        if changed || was != self.herd.refused {
+            self.patrol.follow(&self.state.book);
+            self.publish_view();
+        }
+    }
+
+    /// What differs between the herd as it is and as it is to be.
+    fn changes(
+        &self,
+        wanted: &BTreeMap<CgroupPath, CpuSet>,
+        promised: &BTreeSet<CgroupPath>,
+    ) -> Vec<(CgroupPath, Option<CpuSet>)> {
+        let has = |path: &CgroupPath| self.state.book.get(path).map(|record| &record.settings);
+        let comes = wanted
+            .iter()
+            .filter(|(path, share)| !self.state.herded.contains(*path) || has(path) != Some(&on(share)))
+            .map(|(path, share)| (path.clone(), Some(share.clone())));
+        // What is promised now gets its new settings in place of these.
+        let goes =
+            self.state.herded.iter().filter(|path| !wanted.contains_key(*path) && !promised.contains(*path));
+        comes.chain(goes.map(|path| (path.clone(), None))).collect()
+    }
+
+    /// Writes; `true` if there was anything to write.
+    fn apply(&mut self, changes: Vec<(CgroupPath, Option<CpuSet>)>) -> bool {
+        if changes.is_empty() {
+            return false;
+        }
+        for (path, _) in &changes {
+            self.patrol.forget(path);
+        }
+        if let Err(error) = self.apply_together(&changes) {
+            tracing::debug!(%error, "not all can be herded together: one by one");
+            for (path, share) in changes {
+                self.apply_alone(&path, share);
+            }
+        }
+        true
+    }
+
+    fn apply_together(&mut self, changes: &[(CgroupPath, Option<CpuSet>)]) -> Result<(), Refused> {
+        let settings = changes.iter().map(|(path, share)| (path.clone(), share.as_ref().map(on))).collect();
+        let plan = self.enforcer.plan(&self.state.book, &Change::Each(settings))?;
+        let before = self.state.clone();
+        for (path, share) in changes {
+            match share {
+                Some(_) => drop(self.state.herded.insert(path.clone())),
+                None => drop(self.state.herded.remove(path)),
+            }
+        }
+        self.carry_out(plan, Some(before))?;
+        for (path, share) in changes {
+            self.herd.refused.remove(path);
+            if let Some(share) = share {
+                tracing::info!(cgroup = %path, cpus = %share, "herded");
+            } else {
+                tracing::info!(cgroup = %path, "no longer herded");
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_alone(&mut self, path: &CgroupPath, share: Option<CpuSet>) {
+        let Err(refused) = self.apply_or_undo(path, share.as_ref()) else {
+            self.herd.refused.remove(path);
+            return;
+        };
+        // Of what was tried together, the intent may still be in the book.
+        self.state.herded.remove(path);
+        let back = self.enforcer.plan(&self.state.book, &Change::Release(path.clone()));
+        let back = back.map_err(Refused::from).and_then(|plan| self.carry_out(plan, None));
+        if let Err(error) = back {
+            tracing::warn!(cgroup = %path, %error, "not everything could be given back");
+        }
+        let is_gone = match &refused {
+            Refused::Enforce(error) => error.is_gone(),
+            Refused::Failed(failure) => failure.error.is_gone(),
+            _ => false,
+        };
+        if !is_gone {
+            let refusal = Refusal { wanted: share, reason: refused.to_string() };
+            self.tell_refused(path, &refusal);
+            self.herd.refused.insert(path.clone(), refusal);
+        }
+    }
+
+    fn apply_or_undo(&mut self, path: &CgroupPath, share: Option<&CpuSet>) -> Result<(), Refused> {
+        let before = self.state.clone();
+        let change = match share {
+            Some(share) => Change::Hold(path.clone(), on(share)),
+            None => Change::Release(path.clone()),
+        };
+        let plan = self.enforcer.plan(&self.state.book, &change)?;
+        match share {
+            Some(_) => drop(self.state.herded.insert(path.clone())),
+            None => drop(self.state.herded.remove(path)),
+        }
+        self.carry_out(plan, Some(before))
+    }
+
+    fn tell_refused(&self, path: &CgroupPath, refusal: &Refusal) {
+        if self.herd.refused.get(path) != Some(refusal) {
+            let message = format!("{path} cannot be kept off exclusive CPUs: {}", refusal.reason);
+            self.ports.events.report(Some(path), Report::new(EventKind::NotHerded, message));
+        }
+    }
+
+    /// In a dry run: tells what is new.
+    fn tell_would(&mut self, wanted: BTreeMap<CgroupPath, CpuSet>) -> bool {
+        for (path, share) in wanted.iter().filter(|(path, share)| self.herd.would.get(*path) != Some(*share))
+        {
+            tracing::info!(cgroup = %path, cpus = %share, "dry run: would be herded");
+        }
+        for path in self.herd.would.keys().filter(|path| !wanted.contains_key(*path)) {
+            tracing::info!(cgroup = %path, "dry run: would no longer be herded");
+        }
+        let changed = self.herd.would != wanted;
+        self.herd.would = wanted;
+        changed
+    }
+
+    fn count_herd(&self) {
+        let (herded, would) = (self.state.herded.len(), self.herd.would.len());
+        self.figures.herd(herded, would, self.herd.refused.len());
+    }
+
+    /// The herd as it is served.
+    pub(super) fn herding(&self) -> api::Herding {
+        let herded = |path: &CgroupPath, cpus: &CpuSet, state| api::Herded {
+            cgroup: path.to_string(),
+            cpus: cpus.to_string(),
+            state,
+            reason: None,
+            drift: self.patrol.of(path),
+        };
+        let held = self.state.herded.iter().filter_map(|path| {
+            let cpus = self.state.book.get(path)?.settings.cpus.as_ref()?;
+            Some(herded(path, cpus, api::HerdState::Herded))
+        });
+        let would = self.herd.would.iter().map(|(path, cpus)| herded(path, cpus, api::HerdState::DryRun));
+        let refused = self.herd.refused.iter().map(|(path, refusal)| api::Herded {
+            reason: Some(refusal.reason.clone()),
+            ..herded(path, &CpuSet::new(), api::HerdState::Refused)
+        });
+        let mut cgroups: Vec<_> = held.chain(would).chain(refused).collect();
+        cgroups.sort_by(|a, b| a.cgroup.cmp(&b.cgroup));
+        api::Herding { mode: self.herd.mode, cgroups, processes_in_root: self.herd.processes_in_root }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> CgroupPath {
+        text.parse().unwrap()
+    }
+
+    /// Who is herded in a tree of these cgroups.
+    fn herd(cgroups: &[&str], system: &[&str], promised: &[&str]) -> Vec<String> {
+        let cgroups: Vec<CgroupPath> = cgroups.iter().map(|text| path(text)).collect();
+        let children = |parent: &CgroupPath| {
+            cgroups.iter().filter(|path| path.parent().as_ref() == Some(parent)).cloned().collect()
+        };
+        let system: Vec<_> = system.iter().map(|text| CgroupPattern::new(text).unwrap()).collect();
+        let promised = promised.iter().map(|text| path(text)).collect();
+        let mut herd: Vec<_> =
+            choose(children, &system, &promised).herd.iter().map(ToString::to_string).collect();
+        herd.sort();
+        herd
+    }
+
+    #[test]
+    fn the_highest_are_herded_and_those_beside_what_is_promised_or_exempt() {
+        let tree = [
+            "/init.scope",
+            "/system.slice",
+            "/system.slice/a.service",
+            "/system.slice/b.service",
+            "/user.slice",
+            "/user.slice/c",
+            "/user.slice/c/d",
+            "/user.slice/c/e",
+            "/numaward",
+            "/numaward/x",
+            "/numaward/y",
+        ];
+        let init = ["/init.scope"];
+        assert_eq!(herd(&tree, &init, &[]), ["/numaward/x", "/numaward/y", "/system.slice", "/user.slice"]);
+        assert_eq!(
+            herd(&tree, &[], &["/system.slice", "/numaward/x"]),
+            ["/init.scope", "/numaward/y", "/user.slice"]
+        );
+        assert_eq!(
+            herd(&tree, &init, &["/user.slice/c/d", "/numaward/x", "/numaward/y"]),
+            ["/system.slice", "/user.slice/c/e"]
+        );
+        assert_eq!(
+            herd(&tree, &["/*.slice/b.service", "/init.scope"], &[]),
+            ["/numaward/x", "/numaward/y", "/system.slice/a.service", "/user.slice/c"]
+        );
+    }
+
+    #[test]
+    fn processes_of_the_root_are_told_from_the_kernels() {
+        let root = tempfile::tempdir().unwrap();
+        let put = |file: &str, text: &str| {
+            let file = root.path().join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        put("cgroup/cgroup.procs", "2\n7\n8\n9\n");
+        put("proc/2/stat", "2 (kthreadd) S 0 0 0 0 -1 2129984 0 0");
+        put("proc/7/stat", "7 (a) b) c) S 1 7 7 0 -1 4194560 0 0");
+        put("proc/8/stat", "corrupt");
+        let hierarchy = Hierarchy::at(&root.path().join("cgroup"));
+        assert_eq!(processes_in_root(root.path(), &hierarchy), Some(1));
+        assert_eq!(processes_in_root(root.path(), &Hierarchy::at(root.path())), None);
+    }
+}

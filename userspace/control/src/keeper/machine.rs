@@ -1,0 +1,135 @@
+//! A machine that changes while it runs: memory, CPUs and nodes that come and go.
+//!
+//! What is promised stays promised. A workload whose CPU went offline or whose node lost memory *lacks* that part: it
+//! is told, and nothing new is promised of it. When the part comes back, the kernel gives it to the same workload again,
+//! as the knobs still hold. A machine that the configured policy does not fit any more is told too; what runs is kept,
+//! and nothing new is promised until it fits again.
+
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
+
+use numaward_api as api;
+use numaward_api::{EventKind, Severity};
+use numaward_engine::{Block, Uncovered};
+use numaward_model::Report;
+use numaward_topology::{CpuSet, Machine};
+
+use super::{Owner, Refused, idle, policy};
+
+/// What is promised to a workload and not there (any more).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lack {
+    /// CPUs that are offline.
+    pub(super) cpus: CpuSet,
+    /// Memory.
+    pub(super) memory: Vec<Block>,
+}
+
+impl Lack {
+    fn in_words(&self) -> String {
+        let cpus = (!self.cpus.is_empty()).then(|| format!("CPUs {}", self.cpus));
+        let memory = self.memory.iter().map(|block| {
+            let Block { kind, affinity, bytes } = block;
+            format!("{bytes} of {kind} on nodes {affinity}")
+        });
+        cpus.into_iter().chain(memory).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl From<&Lack> for api::Lack {
+    fn from(lack: &Lack) -> Self {
+        Self { cpus: lack.cpus.to_string(), memory: lack.memory.iter().map(api::Block::from).collect() }
+    }
+}
+
+impl Owner {
+    /// A machine that changed is charged anew with what is promised.
+    pub(super) fn follow_machine(&mut self, now: Instant) {
+        let machine = self.ports.machine.machine();
+        if Arc::ptr_eq(&machine, &self.machine) {
+            return;
+        }
+        self.machine = machine;
+        match policy::strategy(&self.config, &self.machine) {
+            Ok(strategy) => {
+                self.strategy = strategy;
+                if self.unfit.take().is_some() {
+                    let fits = "The policy fits the machine again: new promises can be given.";
+                    self.tell(None, Report::new(EventKind::MachineChange, fits));
+                }
+            }
+            Err(problems) => {
+                let problems = problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+                if self.unfit.as_ref() != Some(&problems) {
+                    let unfit = format!(
+                        "The machine changed, and the policy does not fit it any more ({problems}): what is promised is \
+                         kept, and nothing new is promised."
+                    );
+                    let report = Report::new(EventKind::MachineChange, unfit).severity(Severity::Warning);
+                    self.tell(None, report);
+                    self.unfit = Some(problems);
+                }
+            }
+        }
+        self.recharge();
+        self.publish();
+        self.patrol_all(now);
+    }
+
+    /// Charges the machine, as it is, with what is promised, and tells what of it is not there.
+    pub(super) fn recharge(&mut self) {
+        let uncovered = match idle(&self.strategy) {
+            Ok(idle) => self.state.ledger.rebase(&idle),
+            Err(problem) => {
+                tracing::error!(%problem, "the accounts of the nodes cannot be made anew");
+                return;
+            }
+        };
+        self.note_lacks(uncovered);
+    }
+
+    /// Takes note of what is promised and not there.
+    pub(super) fn note_lacks(&mut self, uncovered: Vec<Uncovered>) {
+        let mut lacks: BTreeMap<String, Lack> = BTreeMap::new();
+        for (owner, _, held) in self.state.ledger.allocations() {
+            let offline = held.cpus.as_ref().map(|cpus| offline(cpus, &self.machine)).unwrap_or_default();
+            if !offline.is_empty() {
+                let lack = lacks.entry(owner.as_str().to_owned()).or_default();
+                lack.cpus = &lack.cpus | &offline;
+            }
+        }
+        for Uncovered { owner, block } in uncovered {
+            lacks.entry(owner.as_str().to_owned()).or_default().memory.push(block);
+        }
+        let before = std::mem::take(&mut self.lacks);
+        for (name, guarantee) in &self.state.guarantees {
+            let owner = guarantee.owner(name);
+            let report = match (before.get(owner), lacks.get(owner)) {
+                (before, Some(now)) if before != Some(now) => {
+                    let what = now.in_words();
+                    let message =
+                        format!("What is promised to {name} is not all there any more: {what} is missing.");
+                    Report::new(EventKind::MachineChange, message)
+                        .severity(Severity::Warning)
+                        .detail("missing", what)
+                }
+                (Some(_), None) => {
+                    let message = format!("All that is promised to {name} is there again.");
+                    Report::new(EventKind::MachineChange, message)
+                }
+                _ => continue,
+            };
+            self.ports.events.report(Some(&guarantee.cgroup), report.detail("allocation", name));
+        }
+        self.lacks = lacks;
+    }
+
+    /// Refuses new promises on a machine that the policy does not fit.
+    pub(super) fn check_fit(&self) -> Result<(), Refused> {
+        self.unfit.clone().map_or(Ok(()), |problems| Err(Refused::Unfit(problems)))
+    }
+}
+
+/// Those of these CPUs that are not online.
+fn offline(cpus: &CpuSet, machine: &Machine) -> CpuSet {
+    cpus - &machine.cpu_ids()
+}

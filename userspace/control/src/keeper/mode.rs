@@ -1,0 +1,116 @@
+//! How far the kernel is told: `enforcement.mode`.
+//!
+//! `on` writes what is decided. `dry-run` decides, keeps the ledger, tells what would be written, and writes nothing;
+//! only the cgroup of a command is made, without any settings. `off` promises nothing. What an earlier run wrote is
+//! given back in both.
+
+use numaward_api::EnforcementMode;
+use numaward_enforce::{Change, Plan};
+
+use super::{Owner, Refused, State};
+
+/// What is to be done soon. Everything that changes what is held asks for it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Due {
+    /// Herd again.
+    pub(super) herd: bool,
+    /// Try again to give what is declared.
+    pub(super) declared: bool,
+    /// See whether a workload is gone.
+    pub(super) gone: bool,
+}
+
+impl Owner {
+    pub(super) fn mode(&self) -> EnforcementMode {
+        self.config.enforcement.mode
+    }
+
+    /// Carries a plan out that gives settings, or tells what it would do.
+    pub(super) fn enforce(&mut self, plan: Plan, before: State) -> Result<(), Refused> {
+        if self.mode() == EnforcementMode::On {
+            return self.carry_out(plan, Some(before));
+        }
+        for step in plan.steps() {
+            tracing::info!(cgroup = %step.cgroup, knob = %step.knob, from = %step.from, to = %step.to, "dry run: would be written");
+            self.figures.would_write(step);
+        }
+        self.save().map_err(|error| {
+            self.state = before;
+            error.into()
+        })
+    }
+
+    /// Makes what an earlier run left fit the mode.
+    pub(super) fn follow_mode(&mut self) {
+        // Whatever holds settings and no allocation is of the herd, also where the ledger had to be rebuilt.
+        let promised = self.promised_cgroups();
+        let herded = self.state.book.held().map(|(path, _)| path).filter(|path| !promised.contains(*path));
+        self.state.herded.extend(herded.cloned());
+        match self.mode() {
+            EnforcementMode::On => self.hold_again(),
+            EnforcementMode::DryRun => self.give_all_back(),
+            EnforcementMode::Off => {
+                self.give_all_back();
+                let names: Vec<String> = self.state.guarantees.keys().cloned().collect();
+                for name in names {
+                    tracing::info!(name, "to be released: enforcement is off");
+                    if let Err(error) = self.release(&name) {
+                        tracing::error!(name, %error, "cannot be released");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Enforces allocations that are not: of a dry run, or of a release that was not finished.
+    fn hold_again(&mut self) {
+        let is_held = |path| self.state.book.get(path).is_some_and(|record| !record.settings.is_empty());
+        let lack = self.state.guarantees.values().filter(|held| {
+            !held.settings.is_empty() && (!is_held(&held.cgroup) || self.state.herded.contains(&held.cgroup))
+        });
+        let lack: Vec<_> = lack.map(|held| (held.cgroup.clone(), held.settings.clone())).collect();
+        for (path, settings) in lack {
+            let ledger = self.state.ledger.clone();
+            self.make_room(&ledger, &path);
+            let before = self.state.clone();
+            self.state.herded.remove(&path);
+            let plan = self.enforcer.plan(&self.state.book, &Change::Hold(path.clone(), settings));
+            let done = plan.map_err(Refused::from).and_then(|plan| self.carry_out(plan, Some(before)));
+            match done {
+                Ok(()) => tracing::info!(cgroup = %path, "what was promised is enforced again"),
+                Err(error) => tracing::error!(cgroup = %path, %error, "what was promised cannot be enforced"),
+            }
+        }
+    }
+
+    /// Gives back all that was written.
+    fn give_all_back(&mut self) {
+        let held: Vec<_> = self.state.book.held().map(|(path, _)| (path.clone(), None)).collect();
+        if held.is_empty() {
+            return;
+        }
+        tracing::info!(cgroups = held.len(), mode = ?self.mode(), "what an earlier run wrote is given back");
+        self.state.herded.clear();
+        let plan = self.enforcer.plan(&self.state.book, &Change::Each(held));
+        if let Err(error) = plan.map_err(Refused::from).and_then(|plan| self.carry_out(plan, None)) {
+            tracing::error!(%error, "not everything could be given back");
+        }
+    }
+
+    /// Does what is due.
+    pub(super) fn settle(&mut self) {
+        // Each may make the other due, but not without end: what is given is not given again.
+        while self.due.herd || self.due.declared || self.due.gone {
+            let due = std::mem::take(&mut self.due);
+            if due.gone {
+                self.release_gone(std::time::Instant::now(), false);
+            }
+            if due.declared {
+                self.try_declared();
+            }
+            if due.herd {
+                self.herd(false);
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Containers that run without what they ask for, and pods whose promises come from a kubelet.
+//!
+//! A container that was started while we were away may find that what it asks for is not there. It runs, so it is not
+//! refused: it shares what is nobody's, and waits. Whenever something was given back, those that wait are tried again,
+//! in the order of their ids, and pinned as they run. So does one whose creation could not be answered in time.
+//!
+//! What `numaward import-kubelet-state` took over is in the ledger under the pods' UIDs. The first container of such a
+//! pod makes it an admitted pod; what is held for a UID that has no sandbox, when the runtime tells them all, is given
+//! back.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use numaward_api::{self as api, EnforcementMode};
+use numaward_engine::{Ledger, OwnerId};
+use numaward_model::pod::Slice;
+
+use super::{Admitted, Asked, Attempt, ContainerAsk, MemoryAsk, Owner, Placed, PodAsk, Update};
+
+/// Those that wait.
+#[derive(Default)]
+pub(super) struct Waiting {
+    asks: BTreeMap<String, ContainerAsk>,
+    /// What was promised when they were tried last.
+    tried: Option<Ledger>,
+}
+
+impl Waiting {
+    /// One more waits.
+    pub(super) fn add(&mut self, ask: &ContainerAsk) {
+        self.asks.insert(ask.id.clone(), ask.clone());
+    }
+
+    /// One waits no longer.
+    pub(super) fn forget(&mut self, id: &str) {
+        self.asks.remove(id);
+    }
+}
+
+impl Owner {
+    /// A container that is known runs: what is told of it now counts, and what it still lacks is waited for.
+    pub(super) fn note_known(&mut self, ask: &ContainerAsk, known: Placed) -> Placed {
+        let memory = if ask.memory == MemoryAsk::default() { known.memory } else { ask.memory };
+        let placed = Placed { memory, ..known };
+        if placed.memory != known.memory {
+            self.state.containers.insert(ask.id.clone(), placed.clone());
+            // To be held to it.
+            self.pods.bound.remove(&ask.id);
+        }
+        let asks_for_it = match &ask.pod.asked {
+            Asked::Nothing => false,
+            Asked::Container(_) => true,
+            Asked::Pod(request) => {
+                ask.slice != Slice::Own || request.has_container(&ask.name.as_str().into())
+            }
+        };
+        // One that was admitted may hold nothing all the same: no CPUs where it asks for parts of them.
+        if asks_for_it && !self.state.pods.contains_key(&placed.of.owner) {
+            self.pods.waiting.add(ask);
+        }
+        placed
+    }
+
+    /// Takes note of a container that runs and is not known, with what it asks for if that is there (`true`). Nothing is
+    /// stored yet.
+    pub(super) fn adopt_container(&mut self, ask: &ContainerAsk) -> (Placed, bool) {
+        match self.place(ask, Attempt::First) {
+            Ok(owner) => (self.note_placed(ask, owner), true),
+            Err(error) => {
+                tracing::warn!(
+                    pod = ask.pod.pod.name, container = ask.name, %error,
+                    "runs already and is not promised what it asks for"
+                );
+                self.pods.waiting.add(ask);
+                (self.note_placed(ask, ask.alone()), false)
+            }
+        }
+    }
+
+    /// A container starts that is not known: its creation was not answered in time, so it cannot be refused any more,
+    /// but must keep off what is promised to others.
+    pub(super) fn adopt_started(&mut self, ask: &ContainerAsk) {
+        let before = self.state.clone();
+        let (placed, _) = self.adopt_container(ask);
+        if let Err(error) = self.store_or_undo(before) {
+            tracing::error!(container = ask.id, %error, "what runs is not adopted");
+            return;
+        }
+        self.publish();
+        if self.mode() == EnforcementMode::On {
+            // It repeats what it knows of whenever it writes.
+            let settings = self.settings_of(&placed);
+            self.pods.tell(vec![Update { id: ask.id.clone(), settings }]);
+        }
+    }
+
+    /// Tries again to give to those that wait, if anything was given back or taken since.
+    pub(super) fn try_waiting(&mut self) {
+        if self.pods.waiting.asks.is_empty() || self.mode() == EnforcementMode::Off {
+            return;
+        }
+        if self.pods.waiting.tried.as_ref() == Some(&self.state.ledger) {
+            return;
+        }
+        let asks: Vec<ContainerAsk> = self.pods.waiting.asks.values().cloned().collect();
+        let mut updates = Vec::new();
+        for ask in asks {
+            let before = self.state.clone();
+            let Ok(owner) = self.place(&ask, Attempt::Again) else { continue };
+            let placed = self.note_placed(&ask, owner);
+            self.pods.waiting.forget(&ask.id);
+            if let Err(error) = self.store_or_undo(before) {
+                tracing::error!(container = ask.id, %error, "what came free cannot be promised");
+                self.pods.waiting.add(&ask);
+                break;
+            }
+            self.pods.bound.remove(&ask.id);
+            self.publish();
+            self.bind(&ask.id);
+            let name = super::name_of(&placed.of);
+            tracing::info!(name, cgroup = %placed.cgroup, "got what it asked for, and had been started without");
+            updates.push(Update { id: ask.id, settings: self.settings_of(&placed) });
+        }
+        self.pods.waiting.tried = Some(self.state.ledger.clone());
+        if self.mode() == EnforcementMode::On {
+            self.pods.tell(updates);
+        }
+    }
+
+    /// A pod to which a kubelet promised something keeps that; `true` if it is one.
+    pub(super) fn take_over_imported(&mut self, ask: &PodAsk) -> bool {
+        let uid = ask.pod.uid.as_str();
+        if self.state.pods.contains_key(uid) || self.state.ledger.owner(&OwnerId::from(uid)).is_none() {
+            return false;
+        }
+        let mut notes = ask.notes.clone();
+        notes.push("taken over from the state of the kubelet, which placed it".to_owned());
+        let admitted = Admitted {
+            pod: ask.pod.clone(),
+            sandbox: ask.sandbox.clone(),
+            container: None,
+            explanation: api::Explanation { notes, ..api::Explanation::default() },
+        };
+        tracing::info!(pod = ask.pod.name, uid, "keeps what the kubelet promised to it");
+        self.state.pods.insert(uid.to_owned(), admitted);
+        true
+    }
+
+    /// What a kubelet promised to pods that are gone is given back.
+    pub(super) fn drop_imported(&mut self, sandboxes: &BTreeMap<String, String>) {
+        let runs: BTreeSet<&str> = sandboxes.values().map(String::as_str).collect();
+        let before = self.state.clone();
+        let gone: Vec<String> = self
+            .state
+            .ledger
+            .owners()
+            .map(|(owner, _)| owner.as_str())
+            .filter(|owner| {
+                let is_held = self.state.guarantees.iter().any(|(name, held)| held.owner(name) == *owner);
+                !is_held && !self.state.pods.contains_key(*owner) && !runs.contains(owner)
+            })
+            .map(str::to_owned)
+            .collect();
+        for owner in gone {
+            tracing::info!(owner, "the kubelet promised something to this pod, which is gone: it is free");
+            self.remove_owner(&owner);
+        }
+        self.store_given_back(&before);
+    }
+}

@@ -1,0 +1,363 @@
+//! Workloads that are gone, and commands that ended.
+//!
+//! Problem: what a workload held is to be had by others as soon as it is gone. But to look at each of a thousand
+//! cgroups several times a second costs more than the daemon may take.
+//!
+//! Terms: a guarantee is *in question* when the kernel told something of its cgroup, or while a clock runs for it: a
+//! unit without a cgroup may be restarting, a command may not have been started yet, a release that failed is tried
+//! again.
+//!
+//! Algorithm: the kernel tells which cgroups come and go beside each that is held, and when a command's cgroup gets
+//! its first process or loses its last one. Each turn looks at what is in question, and at a slice of the others: at all
+//! of them within a minute, as watches end with their cgroups; within a second where nothing can be watched.
+//!
+//! Invariant: a command's cgroup that is empty is released if any process has ever run in it, as the kernel's account of
+//! its CPU time tells also after a restart of the daemon; else its command is still to come.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use numaward_cgroup::{CgroupPath, Subject, read};
+
+use super::{Owner, drift::Round, notices::Notices};
+use crate::{Guarantee, Target};
+
+/// All are looked at within this.
+const SWEEP: Duration = Duration::from_mins(1);
+/// Likewise, where nothing is told.
+const LOOK: Duration = Duration::from_secs(1);
+/// An `exec` that nothing entered for so long was given up by whoever asked for it.
+const ENTER_LIMIT: Duration = Duration::from_mins(1);
+/// A unit that restarts has no cgroup meanwhile.
+const RESTART_LIMIT: Duration = Duration::from_secs(30);
+/// What cannot be released now is tried again after so long.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// What is remembered of guarantees, but not over a restart.
+#[derive(Debug)]
+pub(super) struct Presence {
+    held: BTreeMap<String, Held>,
+    names: BTreeMap<CgroupPath, String>,
+    in_question: BTreeSet<String>,
+    round: Round<String>,
+}
+
+#[derive(Debug)]
+struct Held {
+    cgroup: CgroupPath,
+    is_command: bool,
+    since: Instant,
+    missing_since: Option<Instant>,
+    /// It could not be released: not before this is it tried again.
+    retry: Option<Instant>,
+}
+
+/// What was found of a guarantee in question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    /// It is there.
+    There,
+    /// A clock runs.
+    Waits,
+    /// It is a unit's, with another cgroup.
+    Restarted,
+    /// It is gone.
+    Over(&'static str),
+}
+
+impl Held {
+    fn watch(&self, notices: &mut Notices) {
+        if let Some(parent) = self.cgroup.parent() {
+            notices.watch(&parent, Subject::Children);
+        }
+        if self.is_command {
+            notices.watch(&self.cgroup, Subject::Processes);
+        }
+    }
+}
+
+impl Presence {
+    pub(super) fn new() -> Self {
+        Self {
+            held: BTreeMap::new(),
+            names: BTreeMap::new(),
+            in_question: BTreeSet::new(),
+            round: Round::new(SWEEP),
+        }
+    }
+
+    /// Looks after this guarantee from now on.
+    pub(super) fn hold(&mut self, name: &str, guarantee: &Guarantee, notices: &mut Notices) {
+        let held = Held {
+            cgroup: guarantee.cgroup.clone(),
+            is_command: guarantee.target == Target::Exec,
+            since: Instant::now(),
+            missing_since: None,
+            retry: None,
+        };
+        held.watch(notices);
+        // What happened before it was watched.
+        self.in_question.insert(name.to_owned());
+        self.names.insert(held.cgroup.clone(), name.to_owned());
+        if self.held.insert(name.to_owned(), held).is_none() {
+            self.round.items.insert(name.to_owned());
+        }
+    }
+
+    /// It is released.
+    pub(super) fn let_go(&mut self, name: &str, notices: &mut Notices) {
+        let Some(held) = self.held.remove(name) else { return };
+        self.names.remove(&held.cgroup);
+        self.in_question.remove(name);
+        self.round.items.remove(name);
+        if held.is_command {
+            notices.unwatch(&held.cgroup, Subject::Processes);
+        }
+        let Some(parent) = held.cgroup.parent() else { return };
+        let mut below =
+            self.names.range(&parent..).map(|(path, _)| path).take_while(|it| parent.contains(it));
+        if !below.any(|path| parent.is_parent_of(path)) {
+            notices.unwatch(&parent, Subject::Children);
+        }
+    }
+
+    /// Something was told of a cgroup; `true` if it is held.
+    pub(super) fn question(&mut self, path: &CgroupPath) -> bool {
+        let name = self.names.get(path);
+        self.in_question.extend(name.cloned());
+        name.is_some()
+    }
+
+    pub(super) fn question_all(&mut self) {
+        self.in_question.extend(self.held.keys().cloned());
+    }
+
+    /// The name of the guarantee that a cgroup holds.
+    pub(super) fn name_of(&self, path: &CgroupPath) -> Option<&String> {
+        self.names.get(path)
+    }
+
+    /// A slice of all.
+    fn turn(&mut self, notices: &mut Notices) {
+        self.round.within = if notices.work() { SWEEP } else { LOOK };
+        for name in self.round.turn() {
+            if let Some(held) = self.held.get(&name) {
+                held.watch(notices);
+            }
+            self.in_question.insert(name);
+        }
+    }
+}
+
+impl Owner {
+    /// Looks after a new guarantee.
+    pub(super) fn look_after_guarantee(&mut self, name: &str) {
+        if let Some(guarantee) = self.state.guarantees.get(name) {
+            self.presence.hold(name, guarantee, &mut self.notices);
+        }
+    }
+
+    /// Releases workloads that are gone and commands that ended, and goes on with what was begun. In a `turn`, also looks
+    /// at a slice of those of which nothing was told.
+    pub(super) fn release_gone(&mut self, now: Instant, turn: bool) {
+        self.take_notices();
+        if turn {
+            self.presence.turn(&mut self.notices);
+        }
+        let begun = self.state.releasing.iter();
+        let mut over: Vec<_> = begun.map(|name| (name.clone(), "its release was begun")).collect();
+        let mut restarted = false;
+        for name in std::mem::take(&mut self.presence.in_question) {
+            if self.state.releasing.contains(&name) {
+                continue;
+            }
+            match self.find(&name, now) {
+                Found::There => {}
+                Found::Waits => drop(self.presence.in_question.insert(name)),
+                Found::Restarted => restarted = true,
+                Found::Over(reason) => over.push((name, reason)),
+            }
+        }
+        if restarted {
+            self.uphold();
+            self.publish();
+        }
+        for (name, reason) in over {
+            let retry = self.presence.held.get(&name).and_then(|held| held.retry);
+            if retry.is_none_or(|retry| now >= retry) {
+                tracing::info!(name, reason, "to be released");
+                let Err(error) = self.release(&name) else { continue };
+                tracing::error!(name, %error, "cannot be released; tried again");
+                if let Some(held) = self.presence.held.get_mut(&name) {
+                    held.retry = Some(now + RETRY);
+                }
+            }
+            self.presence.in_question.insert(name);
+        }
+    }
+
+    fn find(&mut self, name: &str, now: Instant) -> Found {
+        let (Some(guarantee), Some(held)) =
+            (self.state.guarantees.get(name), self.presence.held.get_mut(name))
+        else {
+            return Found::There;
+        };
+        // One that cannot be asked for is not known to be gone.
+        let Ok(id) = self.hierarchy.id_of(&guarantee.cgroup) else { return Found::Waits };
+        let (is_there, patience) = match guarantee.target {
+            Target::Unit(_) => (id.is_some(), RESTART_LIMIT),
+            _ => (id == Some(guarantee.id), Duration::ZERO),
+        };
+        if !is_there {
+            let since = *held.missing_since.get_or_insert(now);
+            let is_over = now.duration_since(since) >= patience;
+            return if is_over { Found::Over("its cgroup is gone") } else { Found::Waits };
+        }
+        held.missing_since = None;
+        if let Some(id) = id.filter(|id| *id != guarantee.id) {
+            // A unit that was restarted has a new cgroup. systemd has pinned it, as it keeps the properties.
+            if let Some(guarantee) = self.state.guarantees.get_mut(name) {
+                guarantee.id = id;
+            }
+            return Found::Restarted;
+        }
+        if held.is_command {
+            command(&self.hierarchy.dir(&held.cgroup), held.since, now)
+        } else {
+            Found::There
+        }
+    }
+}
+
+/// What became of the command whose cgroup this is.
+fn command(dir: &Path, since: Instant, now: Instant) -> Found {
+    // In this order: what ran before the cgroup was found empty has ended, what enters it in between has not.
+    let has_run = read::cpu_time(dir).is_ok_and(|used| !used.is_zero());
+    match read::populated(dir) {
+        Ok(true) => Found::There,
+        Ok(false) if has_run => Found::Over("its command ended"),
+        Ok(false) if now.duration_since(since) >= ENTER_LIMIT => Found::Over("no command entered its cgroup"),
+        _ => Found::Waits,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use numaward_cgroup::{Hierarchy, Notice};
+
+    use super::*;
+    use numaward_api as api;
+    use numaward_model::Settings;
+
+    #[test]
+    fn what_the_kernel_tells_of_is_in_question_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let hierarchy = Hierarchy::at(dir.path());
+        let (mut presence, mut notices) = (Presence::new(), Notices::new(hierarchy.clone()));
+        for (name, target) in
+            [("a/x", Target::Exec), ("a/y", Target::Exec), ("b/z", Target::Unit("z".to_owned()))]
+        {
+            let cgroup: CgroupPath = format!("/{name}").parse().unwrap();
+            fs::create_dir_all(hierarchy.dir(&cgroup)).unwrap();
+            fs::write(
+                hierarchy.dir(&cgroup).join("cgroup.events"),
+                "populated 1
+",
+            )
+            .unwrap();
+            let guarantee = Guarantee {
+                target,
+                id: hierarchy.id_of(&cgroup).unwrap().unwrap(),
+                cgroup,
+                settings: Settings::default(),
+                declared: None,
+                explanation: api::Explanation::default(),
+            };
+            presence.hold(name, &guarantee, &mut notices);
+        }
+        let told = |presence: &mut Presence, notices: &mut Notices| {
+            for notice in notices.read() {
+                match notice {
+                    Notice::CameOrWent(path) | Notice::Changed(path, _) => drop(presence.question(&path)),
+                    Notice::Everything => panic!("an overflow"),
+                }
+            }
+            std::mem::take(&mut presence.in_question).into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(told(&mut presence, &mut notices), ["a/x", "a/y", "b/z"], "what happened before");
+        assert_eq!(told(&mut presence, &mut notices), [] as [&str; 0]);
+        fs::write(
+            dir.path().join("a/x/cgroup.events"),
+            "populated 0
+",
+        )
+        .unwrap();
+        fs::create_dir(dir.path().join("b/other")).unwrap();
+        assert_eq!(told(&mut presence, &mut notices), ["a/x"]);
+        fs::remove_dir_all(dir.path().join("b/z")).unwrap();
+        assert_eq!(told(&mut presence, &mut notices), ["b/z"]);
+
+        presence.let_go("a/x", &mut notices);
+        fs::write(
+            dir.path().join("a/x/cgroup.events"),
+            "populated 1
+",
+        )
+        .unwrap();
+        fs::remove_dir_all(dir.path().join("a/y")).unwrap();
+        assert_eq!(
+            told(&mut presence, &mut notices),
+            ["a/y"],
+            "the directory above is watched for the other"
+        );
+        presence.let_go("a/y", &mut notices);
+        fs::remove_dir_all(dir.path().join("a/x")).unwrap();
+        assert_eq!(notices.read(), BTreeSet::new());
+    }
+
+    #[test]
+    fn an_empty_cgroup_is_over_once_something_ran_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let start = Instant::now();
+        let find = |events: &str, stat: &str, seconds: u64| {
+            for (file, text) in [("cgroup.events", events), ("cpu.stat", stat)] {
+                fs::write(dir.path().join(file), text).unwrap();
+            }
+            command(dir.path(), start, start + Duration::from_secs(seconds))
+        };
+        let (empty, full) = ("populated 0\nfrozen 0\n", "populated 1\nfrozen 0\n");
+        let (idle, used) = ("usage_usec 0\n", "usage_usec 900\n");
+        assert_eq!(find(empty, idle, 0), Found::Waits);
+        assert_eq!(find(full, idle, 100), Found::There);
+        assert_eq!(find(full, used, 100), Found::There);
+        assert_eq!(find(empty, used, 0), Found::Over("its command ended"));
+        assert_eq!(find(empty, "", 0), Found::Waits, "what cannot be told");
+        assert_eq!(find("", used, 100), Found::Waits, "what cannot be told");
+        assert_eq!(find(empty, idle, 59), Found::Waits);
+        assert_eq!(find(empty, idle, 60), Found::Over("no command entered its cgroup"));
+    }
+
+    #[test]
+    fn a_command_that_enters_while_its_cgroup_is_looked_at_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let (events, stat) = (dir.path().join("cgroup.events"), dir.path().join("cpu.stat"));
+        fs::write(&events, "populated 0\n").unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &stat, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
+            .unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Opens once it is read.
+                let mut reader = fs::OpenOptions::new().write(true).open(&stat).unwrap();
+                fs::write(&events, "populated 1\n").unwrap();
+                std::io::Write::write_all(&mut reader, b"usage_usec 900\n").unwrap();
+            });
+            let now = Instant::now();
+            assert_eq!(command(dir.path(), now, now), Found::There);
+        });
+    }
+}

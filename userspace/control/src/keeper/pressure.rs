@@ -1,0 +1,387 @@
+//! Workloads that are slowed down at `memory.high` and do not get on.
+//!
+//! Problem: above `memory.high` the kernel reclaims, and puts the workload to sleep for up to two seconds at each
+//! allocation. Where there is nothing to reclaim, it neither gets on nor is it killed: it hangs.
+//!
+//! Algorithm: of a workload for which we set `memory.high`, the kernel tells when `memory.events` changes. From then on,
+//! until nothing happened for ten seconds, how often it was throttled and how long all of its tasks waited at once
+//! (`full` of `memory.pressure`) is read every two seconds; always, where nothing is told. It *stalls* when, over ten
+//! seconds, it was throttled and waited for nine tenths of the time. That is told, and if it is configured
+//! (`memoryQos.raiseHighOnStall`), `memory.high` is raised half the way to the limit, and at last taken away: then the
+//! workload gets on, or is killed at its limit and starts anew.
+//!
+//! Source: Documentation/admin-guide/cgroup-v2.rst, Documentation/accounting/psi.rst.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::{Duration, Instant},
+};
+
+use numaward_api::{EventKind, Severity};
+use numaward_cgroup::{CgroupId, CgroupPath, Subject, knob::Limit, read};
+use numaward_enforce::Change;
+use numaward_model::{Report, Settings};
+use numaward_topology::Bytes;
+
+use super::Owner;
+
+/// How often each workload is looked at.
+const PACE: Duration = Duration::from_secs(2);
+/// Over which time it has to have waited.
+const WINDOW: Duration = Duration::from_secs(10);
+/// A workload whose limit is no farther above than this share gets no limit but that one.
+const CLOSE: u64 = 64;
+
+/// The workloads with `memory.high`.
+#[derive(Debug, Default)]
+pub(super) struct Throttled {
+    looked: Option<Instant>,
+    limited: BTreeMap<String, Limited>,
+    /// Whether other workloads are limited since, or otherwise.
+    is_outdated: bool,
+    /// Of these, `memory.events` changed.
+    heard: BTreeSet<CgroupPath>,
+    /// Those that are looked at.
+    workloads: BTreeMap<String, Waits>,
+}
+
+/// A workload with `memory.high`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Limited {
+    cgroup: CgroupPath,
+    id: CgroupId,
+    high: Bytes,
+}
+
+/// What is known of one.
+#[derive(Debug, Default)]
+struct Waits {
+    samples: VecDeque<Sample>,
+    stalls: bool,
+}
+
+/// What a cgroup's files said.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    at: Instant,
+    /// How long all tasks waited.
+    waited: Duration,
+    /// How often it was throttled.
+    throttled: u64,
+}
+
+impl Waits {
+    /// Takes a sample; `true` if the workload begins to stall.
+    fn take(&mut self, sample: Sample) -> bool {
+        self.samples.push_back(sample);
+        // One sample stays that is as old as the window.
+        while self.samples.get(1).is_some_and(|second| sample.at.duration_since(second.at) >= WINDOW) {
+            self.samples.pop_front();
+        }
+        let stalls = self.samples.front().is_some_and(|first| {
+            let time = sample.at.duration_since(first.at);
+            let waited = sample.waited.saturating_sub(first.waited);
+            time >= WINDOW && sample.throttled > first.throttled && waited * 10 >= time * 9
+        });
+        stalls && !std::mem::replace(&mut self.stalls, stalls) || {
+            self.stalls = stalls;
+            false
+        }
+    }
+
+    /// Whether it was not throttled for as long as it was looked at.
+    fn is_calm(&self) -> bool {
+        let (first, last) = (self.samples.front(), self.samples.back());
+        first.zip(last).is_some_and(|(first, last)| {
+            last.at.duration_since(first.at) >= WINDOW && last.throttled == first.throttled
+        })
+    }
+}
+
+impl Throttled {
+    /// Other workloads may be limited from now on.
+    pub(super) fn outdated(&mut self) {
+        self.is_outdated = true;
+    }
+
+    /// A cgroup met one of its limits.
+    pub(super) fn hear(&mut self, cgroup: CgroupPath) {
+        self.heard.insert(cgroup);
+    }
+
+    /// Any may have met one.
+    pub(super) fn hear_all(&mut self) {
+        self.heard.extend(self.limited.values().map(|limited| limited.cgroup.clone()));
+    }
+
+    /// Whether this workload stalls.
+    pub(super) fn stalls(&self, name: &str) -> bool {
+        self.workloads.get(name).is_some_and(|waits| waits.stalls)
+    }
+}
+
+/// The next `memory.high` of a workload that stalls at `high`.
+fn raised(high: Bytes, ceiling: Bytes) -> Limit {
+    let room = ceiling.0.saturating_sub(high.0);
+    if room <= ceiling.0 / CLOSE { Limit::Max } else { Limit::Bytes(Bytes(high.0 + room / 2)) }
+}
+
+impl Owner {
+    /// Looks at the workloads that may be throttled.
+    pub(super) fn look_at_throttled(&mut self, now: Instant) {
+        if self.throttled.looked.is_some_and(|looked| now.duration_since(looked) < PACE) {
+            return;
+        }
+        self.throttled.looked = Some(now);
+        if std::mem::take(&mut self.throttled.is_outdated) {
+            self.follow_limited();
+        }
+        if !self.notices.work() {
+            self.throttled.hear_all();
+        }
+        for cgroup in std::mem::take(&mut self.throttled.heard) {
+            if let Some(name) =
+                self.presence.name_of(&cgroup).filter(|name| self.throttled.limited.contains_key(*name))
+            {
+                self.throttled.workloads.entry(name.clone()).or_default();
+            }
+        }
+        let looked_at: Vec<String> = self.throttled.workloads.keys().cloned().collect();
+        for name in looked_at {
+            let Some(Limited { cgroup, high, .. }) = self.throttled.limited.get(&name).cloned() else {
+                continue;
+            };
+            let dir = self.hierarchy.dir(&cgroup);
+            // What is not there, or without PSI, cannot be told.
+            let (Ok(events), Ok(pressure)) = (read::memory_events(&dir), read::memory_pressure(&dir)) else {
+                continue;
+            };
+            let sample = Sample { at: now, waited: pressure.full.total, throttled: events.high };
+            let waits = self.throttled.workloads.entry(name.clone()).or_default();
+            let before = waits.stalls;
+            let begins = waits.take(sample);
+            let changed = waits.stalls != before;
+            if waits.is_calm() {
+                self.throttled.workloads.remove(&name);
+            }
+            if changed {
+                self.publish_view();
+            }
+            if begins {
+                self.stalled(&name, &cgroup, high);
+            }
+        }
+    }
+
+    /// Takes note of who is limited now.
+    fn follow_limited(&mut self) {
+        let limited: BTreeMap<String, Limited> = self
+            .state
+            .guarantees
+            .iter()
+            .filter_map(|(name, held)| match self.state.book.get(&held.cgroup)?.settings.memory_high? {
+                Limit::Bytes(high) => {
+                    Some((name.clone(), Limited { cgroup: held.cgroup.clone(), id: held.id, high }))
+                }
+                Limit::Max => None,
+            })
+            .collect();
+        let is_same =
+            |a: &Limited, b: Option<&Limited>| b.is_some_and(|b| (&a.cgroup, a.id) == (&b.cgroup, b.id));
+        let before = std::mem::take(&mut self.throttled.limited);
+        for (name, over) in before.iter().filter(|(name, over)| !is_same(over, limited.get(*name))) {
+            self.notices.unwatch(&over.cgroup, Subject::Memory);
+            self.throttled.workloads.remove(name);
+        }
+        for (_, new) in limited.iter().filter(|(name, new)| !is_same(new, before.get(*name))) {
+            self.notices.watch(&new.cgroup, Subject::Memory);
+            // What happened before it was watched.
+            self.throttled.heard.insert(new.cgroup.clone());
+        }
+        self.throttled.limited = limited;
+    }
+
+    fn stalled(&mut self, name: &str, cgroup: &CgroupPath, high: Bytes) {
+        self.figures.stalled();
+        let raised = self.config.memory_qos.raise_high_on_stall.then(|| self.raise_high(name, cgroup, high));
+        let outcome = match &raised {
+            None => "memoryQos.raiseHighOnStall is off, so it is left as it is".to_owned(),
+            Some(Ok(Limit::Max)) => "memory.high is taken away".to_owned(),
+            Some(Ok(Limit::Bytes(now))) => format!("memory.high is raised to {now}"),
+            Some(Err(error)) => format!("memory.high cannot be raised: {error}"),
+        };
+        let message =
+            format!("{name} is slowed down at memory.high ({high}) and does not get on; {outcome}.");
+        let report = Report::new(EventKind::Stall, message).detail("memoryHigh", high.0);
+        let report = match raised {
+            None | Some(Err(_)) => report.severity(Severity::Critical),
+            Some(Ok(_)) => report,
+        };
+        self.tell(Some(cgroup), report);
+    }
+
+    /// Raises `memory.high`, and says to what.
+    fn raise_high(&mut self, name: &str, cgroup: &CgroupPath, high: Bytes) -> Result<Limit, String> {
+        let Some(held) = self.state.guarantees.get(name) else { return Err("it is released".to_owned()) };
+        let ceiling = match held.settings.memory_max {
+            Some(Limit::Bytes(max)) => max,
+            _ => Bytes(u64::MAX),
+        };
+        let to = raised(high, ceiling);
+        let settings = Settings { memory_high: Some(to), ..held.settings.clone() };
+        let plan = self
+            .enforcer
+            .plan(&self.state.book, &Change::Hold(cgroup.clone(), settings.clone()))
+            .map_err(|error| error.to_string())?;
+        let before = self.state.clone();
+        if let Some(held) = self.state.guarantees.get_mut(name) {
+            held.settings = settings;
+        }
+        self.enforce(plan, before).map_err(|refused| refused.to_string())?;
+        self.figures.raised();
+        // Another ten seconds to get on.
+        self.throttled.workloads.insert(name.to_owned(), Waits::default());
+        self.publish();
+        Ok(to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, sync::Arc};
+
+    use numaward_cgroup::Hierarchy;
+
+    use super::*;
+    use crate::Ports;
+    use crate::{Figures, Request, keeper::Answer, testing as fixture, testing::Host};
+    use numaward_api as api;
+    use numaward_config::Config;
+
+    /// A workload that may use four times what it is promised, from which it is kept at half of that, does not get on
+    /// there: what it is kept at in the end, whether it is shown as stalled, and what was told.
+    fn stalled(raise: bool) -> (String, bool, Vec<(Option<CgroupPath>, Report)>) {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, host) = (dir.path().join("cgroup"), Arc::new(Host::small()));
+        let cgroup = root.join("a");
+        for dir in [&root, &cgroup] {
+            fixture::cgroup(dir, &host.machine.lock().unwrap());
+        }
+        let say = |throttled: u32, waited: u32| {
+            let events = format!("low 0\nhigh {throttled}\nmax 0\noom 0\noom_kill 0\n");
+            fs::write(cgroup.join("memory.events"), events).unwrap();
+            let line = format!("avg10=0.00 avg60=0.00 avg300=0.00 total={waited}000000");
+            fs::write(cgroup.join("memory.pressure"), format!("some {line}\nfull {line}\n")).unwrap();
+        };
+        say(0, 0);
+        let config = format!(
+            r#"{{"memoryThrottlingFactor": 0.5, "memoryQos": {{"raiseHighOnStall": {raise}}}, "stateDirectory": {:?}}}"#,
+            dir.path().join("state")
+        );
+        let config: Config = serde_json::from_str(&config).unwrap();
+        let (hierarchy, enforcer) =
+            (Hierarchy::at(&root), fixture::enforcer(&root, &host.machine.lock().unwrap()));
+        let mut owner = Owner::open(
+            &config,
+            hierarchy,
+            enforcer,
+            Ports::of(&host),
+            Figures::default(),
+            None,
+            Arc::default(),
+        )
+        .unwrap();
+        owner.adopt();
+        let request = Request::new(&api::AllocationRequest {
+            name: "a".to_owned(),
+            target: api::Target::Cgroup("/a".to_owned()),
+            cpus: 1,
+            memory: "256Mi".to_owned(),
+            memory_limit: Some("1Gi".to_owned()),
+            hugepages: BTreeMap::new(),
+            policy: None,
+            partition: None,
+        });
+        assert!(matches!(owner.admit(&request.unwrap(), false), Ok(Answer::Admitted(_))));
+        let high = || fixture::line(&cgroup.join("memory.high"));
+        assert_eq!(high(), (640_u64 << 20).to_string());
+
+        let start = Instant::now();
+        let mut at = |seconds: u32| {
+            owner.take_notices();
+            owner.look_at_throttled(start + Duration::from_secs(seconds.into()));
+            owner.allocations().allocations[0].stalled
+        };
+        for seconds in [0, 2, 4, 6, 8] {
+            assert!(!at(seconds), "it may still get on");
+            say(seconds + 1, seconds + 2);
+        }
+        let is_stalled = at(10);
+        let happened = host.happened.lock().unwrap().clone();
+        (high(), is_stalled, happened)
+    }
+
+    #[test]
+    fn a_workload_that_stalls_is_told_and_gets_more_if_that_is_configured() {
+        for (raise, mib, outcome, severity) in [
+            (false, 640_u64, "raiseHighOnStall is off, so it is left as it is", Severity::Critical),
+            (true, 832, "memory.high is raised to 832Mi", Severity::Warning),
+        ] {
+            let (high, is_stalled, happened) = stalled(raise);
+            assert_eq!((high, is_stalled), ((mib << 20).to_string(), !raise));
+            let [(cgroup, report)] = &happened[..] else { panic!("{happened:?}") };
+            assert_eq!(cgroup.as_ref().map(CgroupPath::as_str), Some("/a"));
+            let told = format!("{report:?}");
+            assert!(told.contains("a is slowed down at memory.high (640Mi) and does not get on"), "{told}");
+            assert!(told.contains(outcome) && told.contains(&format!("{severity:?}")), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_workload_stalls_when_it_is_throttled_and_only_waits() {
+        let start = Instant::now();
+        let mut waits = Waits::default();
+        let mut take = |seconds: u64, waited: u64, throttled: u64| {
+            let (at, waited) = (start + Duration::from_secs(seconds), Duration::from_millis(waited));
+            let begins = waits.take(Sample { at, waited, throttled });
+            (begins, waits.stalls)
+        };
+        assert_eq!(take(0, 0, 0), (false, false));
+        assert_eq!(take(8, 8_000, 8), (false, false), "not for long enough");
+        assert_eq!(take(10, 9_500, 9), (true, true), "told once");
+        assert_eq!(take(12, 11_500, 9), (false, true));
+        assert_eq!(take(18, 17_500, 9), (false, true), "throttled within the window");
+        assert_eq!(take(22, 20_000, 9), (false, false), "it waits for something else");
+        assert_eq!(take(24, 21_900, 10), (false, false), "it gets on");
+        assert_eq!(take(34, 31_900, 11), (true, true));
+    }
+
+    #[test]
+    fn a_workload_that_is_not_throttled_is_not_looked_at_for_long() {
+        let start = Instant::now();
+        let mut waits = Waits::default();
+        let mut calm = |seconds: u64, throttled: u64| {
+            let at = start + Duration::from_secs(seconds);
+            waits.take(Sample { at, waited: Duration::ZERO, throttled });
+            waits.is_calm()
+        };
+        assert!(!calm(0, 3));
+        assert!(!calm(8, 3));
+        assert!(!calm(10, 4));
+        assert!(!calm(18, 4));
+        assert!(calm(20, 4));
+    }
+
+    #[test]
+    fn the_limit_is_approached_and_reached() {
+        let (mut high, ceiling) = (Bytes::mib(64), Bytes::mib(512));
+        let mut steps = Vec::new();
+        while let Limit::Bytes(next) = raised(high, ceiling) {
+            assert!(next > high && next < ceiling);
+            steps.push(next.0 >> 20);
+            high = next;
+        }
+        assert_eq!(steps, [288, 400, 456, 484, 498, 505]);
+        assert_eq!(raised(ceiling, ceiling), Limit::Max);
+    }
+}

@@ -1,0 +1,127 @@
+//! Guarantees: from a request to what the kernel holds, through crashes and drift.
+//!
+//! Problem: CPUs and memory are promised to workloads that come, run and go, while the daemon restarts, others
+//! write the same knobs, and the machine changes. No CPU and no byte may be promised twice, nothing may be
+//! half-applied, and what runs must not be disturbed.
+//!
+//! Terms: a *guarantee* is a workload that holds an allocation, with its cgroup. The [`State`] is all that must
+//! survive: the engine's ledger, the guarantees, and the book of what was written where.
+//!
+//! Algorithm: one thread ([`keeper`]) owns the state and takes commands one by one. To admit: the engine
+//! decides; the state is stored; the knobs are written; the probes are told. What fails undoes what was done
+//! before. To release: the knobs are given back; the state is stored. In between it looks after what it
+//! holds: a workload that is gone is released, a knob that drifted is written again, a machine that changed is
+//! charged anew with what is promised.
+//!
+//! Invariants: the stored state is never behind what the kernel holds; an answer is given only when both agree.
+
+#![forbid(unsafe_code)]
+
+use std::{fs, io, thread::JoinHandle};
+
+use numaward_cgroup::{CgroupPath, EXEC_PARENT, Hierarchy, KnobWatch, OpenError};
+use numaward_config::Config;
+use numaward_enforce::{Enforcer, Options, Systemd, systemd};
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+
+mod decisions;
+mod explain;
+pub mod figures;
+pub mod import;
+pub mod keeper;
+mod lookout;
+mod marks;
+pub mod policy;
+mod ports;
+mod rebuild;
+pub mod request;
+mod spans;
+pub mod state;
+#[cfg(any(test, feature = "testing"))]
+#[expect(clippy::unwrap_used, reason = "a host for tests")]
+pub mod testing;
+mod text;
+
+pub use figures::Figures;
+pub use keeper::{Keeper, Refused, StartError, pods};
+pub use policy::PolicyError;
+pub use ports::{Ports, View};
+pub use request::{FieldError, Request, Target};
+pub use state::{Guarantee, State};
+
+fn hierarchy(config: &Config) -> Result<Hierarchy, OpenError> {
+    match &config.cgroup_mount {
+        Some(path) => Hierarchy::open_at(path),
+        None => Hierarchy::open(),
+    }
+}
+
+/// What only a daemon with all its privileges can make.
+#[derive(Debug)]
+pub struct Prepared {
+    watch: Option<KnobWatch>,
+}
+
+/// Does what needs privileges that the daemon gives up: it makes the cgroup in which those of commands are made, as
+/// the root of the hierarchy is read-only even for its owner, and the watch that tells who writes knobs.
+pub fn prepare(config: &Config) -> Prepared {
+    // `start` says so.
+    let Ok(hierarchy) = hierarchy(config) else { return Prepared { watch: None } };
+    let made =
+        CgroupPath::root().child(EXEC_PARENT).map_err(io::Error::other).and_then(
+            |parent| match fs::create_dir(hierarchy.dir(&parent)) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                made => made,
+            },
+        );
+    if let Err(error) = made {
+        tracing::warn!(%error, "commands cannot be given guarantees: no cgroup can be made for them");
+    }
+    let watch = KnobWatch::new(hierarchy.root());
+    if let Err(error) = &watch {
+        tracing::warn!(%error, "knobs are looked at every second instead, and who wrote them stays unknown");
+    }
+    Prepared { watch: watch.ok() }
+}
+
+/// Starts to give guarantees on this host, unless it has no cgroup v2 hierarchy.
+///
+/// A ledger or a policy that cannot be used is an error: silence would let go of what is promised.
+pub fn start(
+    config: &Config,
+    ports: Ports,
+    figures: Figures,
+    prepared: Prepared,
+    runtime: &Handle,
+    stop: &CancellationToken,
+) -> Result<Option<(Keeper, JoinHandle<()>)>, StartError> {
+    let machine = ports.machine.machine();
+    if machine.nodes.is_empty() {
+        tracing::warn!("nothing can be promised: the machine is not known");
+        return Ok(None);
+    }
+    let hierarchy = match hierarchy(config) {
+        Ok(hierarchy) => hierarchy,
+        Err(error) => {
+            tracing::warn!(%error, "nothing can be promised without cgroup v2");
+            return Ok(None);
+        }
+    };
+    let systemd = systemd::is_init(&config.host_root).then(|| Systemd::new(runtime.clone()));
+    // Nodes that may come later are of no use to a cgroup that is given back what it had: it had none.
+    let options = Options::new(machine.possible_cpus.clone(), machine.node_ids());
+    let enforcer = Enforcer::new(hierarchy.root().to_owned(), systemd, options);
+    match Keeper::start(config, hierarchy, enforcer, ports, figures, prepared.watch, stop.clone()) {
+        Err(StartError::Policy(problems)) if !policy::is_configured(config) => {
+            for problem in problems {
+                tracing::warn!(%problem, "nothing can be promised on this machine");
+            }
+            Ok(None)
+        }
+        started => started.map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+//! Who wrote the knobs that we hold: what the kernel tells at once, kept until the keeper asks.
+//!
+//! Problem: a writer may end as soon as it has written, while the keeper is busy moving pages; and one that writes
+//! without end must not keep the keeper busy.
+//!
+//! Algorithm: a thread waits for the kernel's events, asks at once who each writer is, and notes the last one of each
+//! knob. The keeper is woken when there is something new, and takes all notes at once. Between two readings the
+//! thread pauses, in which the kernel merges what repeats itself. Before the keeper reports a drift it reads the
+//! events itself, so that no writer is told as unknown because the thread is late.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use numaward_cgroup::{CgroupPath, KnobWatch, Touched, WatchError, Writer, knob::Knob};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
+use tokio_util::sync::CancellationToken;
+
+/// How late the thread notices that it is to stop, or that the kernel cannot be asked any more: nobody waits for that.
+const TURN: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+/// The pause after each reading.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What was written since it was last asked.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// The last writer of each knob; `None` for one outside of our PID namespace.
+    pub(super) knobs: BTreeMap<(CgroupPath, Knob), Option<Writer>>,
+    /// More happened than the kernel could tell: any knob may have been written.
+    pub(super) everything: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    seen: Seen,
+    /// Whether the keeper was woken for it.
+    told: bool,
+    /// Whether the kernel can no longer be asked.
+    failed: bool,
+}
+
+/// Watches knobs, and remembers who wrote them.
+#[derive(Debug)]
+pub(super) struct Lookout {
+    watch: KnobWatch,
+    state: Mutex<State>,
+}
+
+impl Lookout {
+    /// Over this watch.
+    pub(super) fn new(watch: KnobWatch) -> Self {
+        Self { watch, state: Mutex::default() }
+    }
+
+    /// Starts the thread that calls `wake` when something was written, until that says `false` or `stop` is cancelled.
+    pub(super) fn spawn(
+        self: &Arc<Self>,
+        wake: impl Fn() -> bool + Send + 'static,
+        stop: CancellationToken,
+    ) -> io::Result<JoinHandle<()>> {
+        let this = Arc::clone(self);
+        thread::Builder::new().name("lookout".to_owned()).spawn(move || {
+            while !stop.is_cancelled() && !this.lock().failed {
+                match poll(&mut [PollFd::new(&this.watch, PollFlags::IN)], Some(&TURN)) {
+                    Ok(0) | Err(Errno::INTR) => continue,
+                    Ok(_) => {}
+                    Err(errno) => this.fail(&WatchError::Read(errno.into())),
+                }
+                this.collect();
+                if this.is_to_tell() && !wake() {
+                    return;
+                }
+                thread::sleep(PAUSE);
+            }
+        })
+    }
+
+    /// Watches a knob; `false` if it cannot be watched, and has to be looked at.
+    pub(super) fn add(&self, cgroup: &CgroupPath, knob: Knob) -> bool {
+        if self.lock().failed {
+            return false;
+        }
+        self.watch.add(cgroup, knob).unwrap_or_else(|error| {
+            tracing::debug!(%error, "to be looked at instead");
+            false
+        })
+    }
+
+    /// Stops watching a knob.
+    pub(super) fn remove(&self, cgroup: &CgroupPath, knob: Knob) {
+        if let Err(error) = self.watch.remove(cgroup, knob) {
+            // Its events concern nothing that is held, and are dropped.
+            tracing::debug!(%error, "stays watched");
+        }
+    }
+
+    /// Reads what happened until now.
+    pub(super) fn collect(&self) {
+        let mut state = self.lock();
+        if state.failed {
+            return;
+        }
+        match self.watch.read() {
+            Ok(events) => events.into_iter().for_each(|event| match event {
+                Touched::Knob { cgroup, knob, by } => drop(state.seen.knobs.insert((cgroup, knob), by)),
+                Touched::Everything => state.seen.everything = true,
+            }),
+            Err(error) => {
+                drop(state);
+                self.fail(&error);
+            }
+        }
+    }
+
+    /// Whether there is something new; `true` once.
+    fn is_to_tell(&self) -> bool {
+        let mut state = self.lock();
+        let is_news = !state.seen.knobs.is_empty() || state.seen.everything;
+        is_news && !std::mem::replace(&mut state.told, is_news)
+    }
+
+    /// Takes what was seen.
+    pub(super) fn take(&self) -> Seen {
+        self.collect();
+        let mut state = self.lock();
+        state.told = false;
+        std::mem::take(&mut state.seen)
+    }
+
+    /// Whether the kernel still tells of writes.
+    pub(super) fn works(&self) -> bool {
+        !self.lock().failed
+    }
+
+    fn fail(&self, error: &WatchError) {
+        let mut state = self.lock();
+        if !state.failed {
+            tracing::error!(%error, "knobs are looked at every second instead of watched");
+            state.failed = true;
+            state.seen.everything = true;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic leaves at worst a writer unknown.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,324 @@
+//! The engine's configuration: what the operator said, and sensible values for the rest.
+//!
+//! Without any configuration guarantees shall work, and shall not starve the system:
+//!
+//! - exclusive CPUs (`cpuManagerPolicy: static`), with the first core of the machine kept for everybody;
+//! - memory on nodes (`memoryManagerPolicy: Static`), with a twentieth of each node kept for the kernel and
+//!   everybody, at least 64Mi and at most 1Gi;
+//! - `topologyManagerPolicy: restricted`: who asks for a guarantee wants to know when it cannot be had.
+//!
+//! Each key that is set replaces just its own default. Reservations by `kubeReserved`, `systemReserved` and
+//! `evictionHard` follow the kubelet's rules: where any is given, they must add up to `reservedMemory`.
+
+use std::collections::BTreeMap;
+
+use numaward_api::TopologyManagerPolicy;
+use numaward_config::{
+    Config,
+    memory_qos::MemoryReservationPolicy,
+    policy::{Amount, CpuManagerPolicy, MemoryManagerPolicy, TopologyManagerScope},
+};
+use numaward_engine::{
+    Kubelet, PolicyConfig, Quantity, Request, StartError,
+    kubelet::as_reported_to_kubelet,
+    memory_qos::{MemoryQos, MemorySettings, Throttling, ThrottlingFormula},
+    policy::MemoryReservation,
+};
+use numaward_topology::{Bytes, CpuSet, Machine, Node, NodeId, ZoneKind};
+
+/// The least and the most memory of a node that is kept back by default.
+const KEPT_MEMORY: (Bytes, Bytes) = (Bytes::mib(64), Bytes::gib(1));
+
+/// Something is wrong with the policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// A reservation is of something that cannot be reserved.
+    #[error("{key}.{resource}: {problem}")]
+    Reservation {
+        /// `kubeReserved`, `systemReserved` or `evictionHard`.
+        key: &'static str,
+        /// The resource.
+        resource: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// The engine refuses the policy for this machine.
+    #[error("{0}")]
+    Engine(#[from] StartError),
+}
+
+/// Whether the configuration says anything about what may be promised.
+pub fn is_configured(config: &Config) -> bool {
+    config.memory_manager_policy.is_some()
+        || config.reserved_memory.is_some()
+        || config.cpu_manager_policy.is_some()
+        || !config.cpu_manager_policy_options.is_empty()
+        || config.reserved_system_cpus.is_some()
+        || config.topology_manager_policy.is_some()
+        || config.topology_manager_scope.is_some()
+        || !config.topology_manager_policy_options.is_empty()
+        || config.kube_reserved.is_some()
+        || config.system_reserved.is_some()
+        || config.eviction_hard.is_some()
+}
+
+/// Makes the strategy, or says everything that is wrong.
+///
+/// The strategy gets to see what the kubelet would, or `prefer-align-cpus-by-uncorecache` decides otherwise.
+pub fn strategy(config: &Config, machine: &Machine) -> Result<Kubelet, Vec<PolicyError>> {
+    let machine = &as_reported_to_kubelet(machine);
+    let mut problems = Vec::new();
+    let policy = engine_policy(config, machine, &mut problems);
+    problems.extend(Kubelet::problems(machine, &policy).into_iter().map(PolicyError::from));
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    Kubelet::new(machine, &policy).map_err(|error| vec![error.into()])
+}
+
+/// Memory `QoS` as configured. `default` is what is reserved where nothing is said, `ceiling` stands for the limit of who
+/// has none.
+pub fn memory_qos(config: &Config, default: MemoryReservationPolicy, ceiling: Bytes) -> MemoryQos {
+    let reservation = config.memory_reservation_policy.unwrap_or(default);
+    let factor = config.memory_throttling_factor.map(|factor| factor.0);
+    MemoryQos {
+        reservation: reservation.into(),
+        throttling: factor.map(|factor| Throttling { formula: ThrottlingFormula::AboveRequest, factor }),
+        page_size: Bytes(rustix::param::page_size() as u64),
+        node_allocatable: ceiling,
+    }
+}
+
+/// What protects a workload with this request from reclaim, and where it is slowed down.
+pub fn memory_settings(config: &Config, request: &Request) -> MemorySettings {
+    // Whoever asks for a guarantee wants it protected, unlike the kubelet's pods. Nobody is without a limit here.
+    let qos = memory_qos(config, MemoryReservationPolicy::TieredReservation, Bytes(0));
+    let settings = request.containers.first().map(|container| qos.container(request, container));
+    settings.unwrap_or_default()
+}
+
+fn engine_policy(config: &Config, machine: &Machine, problems: &mut Vec<PolicyError>) -> PolicyConfig {
+    let (node_reservation, cpu_reservation) = reservations(config, problems);
+    let memory = config.memory_manager_policy.unwrap_or(MemoryManagerPolicy::Static);
+    let cpu = config.cpu_manager_policy.unwrap_or(CpuManagerPolicy::Static);
+    let reserved_memory = match &config.reserved_memory {
+        Some(reserved) => reserved
+            .iter()
+            .map(|reserved| MemoryReservation {
+                numa_node: NodeId(reserved.numa_node),
+                limits: reserved.limits.iter().map(|(&kind, &Amount(amount))| (kind, amount)).collect(),
+            })
+            .collect(),
+        None if memory == MemoryManagerPolicy::Static => default_memory(machine),
+        None => Vec::new(),
+    };
+    let reserved_cpus = match &config.reserved_system_cpus {
+        Some(reserved) => reserved.0.clone(),
+        None if cpu == CpuManagerPolicy::Static && cpu_reservation.is_none() => first_core(machine),
+        None => CpuSet::new(),
+    };
+    PolicyConfig {
+        memory_manager_policy: match memory {
+            MemoryManagerPolicy::None => "None",
+            MemoryManagerPolicy::Static => "Static",
+        }
+        .to_owned(),
+        reserved_memory,
+        node_reservation,
+        cpu_manager_policy: match cpu {
+            CpuManagerPolicy::None => "none",
+            CpuManagerPolicy::Static => "static",
+        }
+        .to_owned(),
+        cpu_manager_policy_options: config.cpu_manager_policy_options.clone(),
+        // The engine counts the CPUs that it is to pick, or those that it is told.
+        cpu_reservation: cpu_reservation
+            .or_else(|| (!reserved_cpus.is_empty()).then(|| Quantity::whole(reserved_cpus.len() as u64))),
+        reserved_system_cpus: reserved_cpus,
+        topology_manager_policy: match config.topology_manager_policy {
+            Some(TopologyManagerPolicy::None) => "none",
+            Some(TopologyManagerPolicy::BestEffort) => "best-effort",
+            None | Some(TopologyManagerPolicy::Restricted) => "restricted",
+            Some(TopologyManagerPolicy::SingleNumaNode) => "single-numa-node",
+        }
+        .to_owned(),
+        topology_manager_scope: match config.topology_manager_scope {
+            None | Some(TopologyManagerScope::Container) => "container",
+            Some(TopologyManagerScope::Pod) => "pod",
+        }
+        .to_owned(),
+        topology_manager_policy_options: config.topology_manager_policy_options.clone(),
+        feature_gates: BTreeMap::new(),
+    }
+}
+
+/// What all reservations add up to: memory by kind, and CPUs. `None` where nothing is said.
+fn reservations(
+    config: &Config,
+    problems: &mut Vec<PolicyError>,
+) -> (Option<BTreeMap<ZoneKind, Quantity>>, Option<Quantity>) {
+    let keys = [
+        ("kubeReserved", &config.kube_reserved),
+        ("systemReserved", &config.system_reserved),
+        ("evictionHard", &config.eviction_hard),
+    ];
+    if keys.iter().all(|(_, reservation)| reservation.is_none()) {
+        return (None, None);
+    }
+    let (mut memory, mut cpus) = (BTreeMap::<ZoneKind, Quantity>::new(), None);
+    for (key, reservation) in keys {
+        for (resource, &Amount(amount)) in reservation.iter().flatten() {
+            let name = match key {
+                "evictionHard" => resource.strip_suffix(".available").unwrap_or(resource),
+                _ => resource.as_str(),
+            };
+            let sum = match (name, name.parse::<ZoneKind>()) {
+                ("cpu", _) if key != "evictionHard" => cpus.get_or_insert_with(Quantity::default),
+                (_, Ok(kind)) => memory.entry(kind).or_default(),
+                // The kubelet's other resources are none of the engine's.
+                (
+                    "ephemeral-storage" | "pid" | "nodefs" | "nodefs.inodesFree" | "imagefs"
+                    | "imagefs.inodesFree",
+                    _,
+                ) => {
+                    continue;
+                }
+                _ => {
+                    let problem = "no such resource (expected cpu, memory or hugepages-SIZE)";
+                    problems.push(PolicyError::Reservation { key, resource: resource.clone(), problem });
+                    continue;
+                }
+            };
+            if let Some(total) = sum.checked_add(amount) {
+                *sum = total;
+            } else {
+                let problem = "the sum is too large";
+                problems.push(PolicyError::Reservation { key, resource: resource.clone(), problem });
+            }
+        }
+    }
+    (Some(memory), cpus)
+}
+
+/// The core of the first CPU that there is, with all its threads.
+fn first_core(machine: &Machine) -> CpuSet {
+    let Some(first) = machine.cpus.values().next() else { return CpuSet::new() };
+    machine.cpus.iter().filter(|(_, cpu)| cpu.core == first.core).map(|(&id, _)| id).collect()
+}
+
+fn default_memory(machine: &Machine) -> Vec<MemoryReservation> {
+    let (least, most) = KEPT_MEMORY;
+    let kept = |node: &Node| {
+        let pools = node.hugepages.iter().map(|(size, pool)| pool.total.saturating_mul(size.0.0));
+        let base = node.memory.0.saturating_sub(pools.fold(0, u64::saturating_add));
+        (node.memory.0 / 20).clamp(least.0, most.0).min(base)
+    };
+    machine
+        .nodes
+        .iter()
+        .map(|(&numa_node, node)| (numa_node, kept(node)))
+        .filter(|(_, kept)| *kept > 0)
+        .map(|(numa_node, kept)| MemoryReservation {
+            numa_node,
+            limits: [(ZoneKind::Memory, Quantity::whole(kept))].into(),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_topology::HugepageSize;
+
+    use super::*;
+
+    fn machine() -> Machine {
+        Machine::builder().nodes(2).sockets(2).cores_per_node(2).smt(2).memory(Bytes::gib(4)).build().unwrap()
+    }
+
+    fn problems(yaml: &str, machine: &Machine) -> Vec<String> {
+        let config: Config = serde_json::from_str(yaml).unwrap();
+        strategy(&config, machine)
+            .map_or_else(|problems| problems.iter().map(ToString::to_string).collect(), |_| Vec::new())
+    }
+
+    #[test]
+    fn without_configuration_a_core_and_some_memory_are_kept() {
+        let allocatable = strategy(&Config::default(), &machine()).unwrap().allocatable();
+        assert_eq!(allocatable.cpus.to_string(), "1-3,5-7");
+        let kept = Bytes::gib(4).0 / 20;
+        for bytes in allocatable.memory[&ZoneKind::Memory].values() {
+            assert_eq!(bytes.0, Bytes::gib(4).0 - kept);
+        }
+    }
+
+    #[test]
+    fn memory_is_protected_and_throttled_as_configured() {
+        let settings = |yaml: &str, limit: u64| {
+            let config: Config = serde_json::from_str(yaml).unwrap();
+            let resources = numaward_engine::Resources::none().with_cpu(Quantity::whole(1));
+            let mut request =
+                Request::workload("a", resources.with_memory(Quantity::whole(Bytes::mib(100).0)));
+            let limits = &mut request.containers[0].limits.memory;
+            limits.insert(ZoneKind::Memory, Quantity::whole(Bytes::mib(limit).0));
+            let MemorySettings { min, low, high } = memory_settings(&config, &request);
+            [min, low, high].map(|bytes| bytes.map(|bytes| bytes.0 >> 20))
+        };
+        let factor = r#"{"memoryThrottlingFactor": 0.5}"#;
+        assert_eq!(settings("{}", 100), [Some(100), None, None]);
+        assert_eq!(settings(factor, 100), [Some(100), None, None], "what is promised is not throttled");
+        assert_eq!(settings("{}", 200), [None, Some(100), None]);
+        assert_eq!(settings(factor, 200), [None, Some(100), Some(150)]);
+        assert_eq!(settings(r#"{"memoryReservationPolicy": "None"}"#, 100), [None; 3]);
+        for wrong in [r#"{"memoryThrottlingFactor": 0}"#, r#"{"memoryThrottlingFactor": 1.5}"#] {
+            assert!(serde_json::from_str::<Config>(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn tiny_and_odd_machines_do_not_fail() {
+        let tiny = Machine::builder().nodes(1).cores_per_node(1).memory(Bytes::mib(48)).build().unwrap();
+        assert!(strategy(&Config::default(), &tiny).unwrap().allocatable().cpus.is_empty());
+        let full = Machine::builder()
+            .nodes(2)
+            .cores_per_node(2)
+            .memory(Bytes::mib(128))
+            .hugepages(HugepageSize(Bytes::mib(2)), 60)
+            .build()
+            .unwrap();
+        strategy(&Config::default(), &full).unwrap();
+    }
+
+    #[test]
+    fn what_is_said_replaces_its_own_default() {
+        let config = r#"{"reservedSystemCPUs": "3", "topologyManagerPolicy": "best-effort",
+            "reservedMemory": [{"numaNode": 1, "limits": {"memory": "1Gi"}}], "systemReserved": {"memory": "1Gi"}}"#;
+        let config: Config = serde_json::from_str(config).unwrap();
+        let allocatable = strategy(&config, &machine()).unwrap().allocatable();
+        assert_eq!(allocatable.cpus.to_string(), "0-2,4-7");
+        assert_eq!(allocatable.memory[&ZoneKind::Memory][&NodeId(0)], Bytes::gib(4));
+        assert_eq!(allocatable.memory[&ZoneKind::Memory][&NodeId(1)], Bytes::gib(3));
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_said_at_once() {
+        let found = problems(
+            r#"{"reservedSystemCPUs": "99", "topologyManagerPolicyOptions": {"nonsense": "true"},
+            "reservedMemory": [{"numaNode": 7, "limits": {"memory": "1Gi"}}], "kubeReserved": {"gpu": 1}}"#,
+            &machine(),
+        );
+        for words in ["kubeReserved.gpu", "unknown CPU ID: 99", "nonsense", "NUMA node 7"] {
+            assert!(found.iter().any(|problem| problem.contains(words)), "{words}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn sums_that_differ_are_both_named() {
+        let found = problems(
+            r#"{"reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi"}}],
+            "systemReserved": {"memory": "512Mi"}, "evictionHard": {"memory.available": "100Mi"}}"#,
+            &machine(),
+        );
+        let [problem] = found.as_slice() else { panic!("{found:?}") };
+        assert!(problem.contains("1Gi") && problem.contains("612Mi"), "{problem}");
+    }
+}

@@ -1,0 +1,179 @@
+//! Rebuilding the state where the ledger is damaged or gone.
+//!
+//! Problem: what runs must keep what it has, under the same name, and nothing may be promised twice, although the only
+//! durable record of it cannot be read.
+//!
+//! Sources, in this order: the marks on cgroups ([`super::marks`]), which repeat the ledger as it was last; the ledger
+//! before the last, for units that have no cgroup just now; and the knobs of the cgroups made for commands, which are
+//! ours whatever else is known. What contradicts an earlier source is not taken over, and told.
+
+use std::collections::BTreeMap;
+
+use numaward_api as api;
+use numaward_cgroup::{
+    CgroupPath, EXEC_PARENT, Hierarchy,
+    knob::{Knob, Limit, Value},
+    read,
+};
+use numaward_enforce::{Owner, Record};
+use numaward_engine::{self as engine, Allocation, Block, OwnerAccount, OwnerId, Quantity, Resources};
+use numaward_model::{Settings, Values};
+use numaward_topology::{Bytes, NodeId, ZoneKind};
+
+use super::{
+    marks::{Found, Held, Mark},
+    request::Target,
+    state::{Guarantee, State},
+};
+
+/// What can be known without the ledger. `previous` is the one before the last, if it can be read.
+pub(super) fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierarchy) -> State {
+    let mut state = State::default();
+    for mark in &found.marks {
+        take_over(&mut state, mark);
+    }
+    if let Some(previous) = previous {
+        let holds = |path: &CgroupPath| hierarchy.id_of(path).ok().flatten().is_some();
+        for (name, guarantee) in &previous.guarantees {
+            // A cgroup that is there and has no mark was released since.
+            let is_to_keep = !found.is_supported || !holds(&guarantee.cgroup);
+            let account = previous.ledger.owner(&OwnerId::from(guarantee.owner(name)));
+            let record = previous.book.get(&guarantee.cgroup);
+            let (Some(account), Some(record), true) = (account, record, is_to_keep) else { continue };
+            if state.guarantees.contains_key(name) {
+                continue;
+            }
+            let held = Held { name: name.clone(), guarantee: guarantee.clone(), account: account.clone() };
+            take_over(&mut state, &Mark::new(guarantee.cgroup.clone(), record.clone(), Some(held)));
+        }
+        for (path, record) in previous.book.iter() {
+            let is_above = state.guarantees.values().any(|held| path.contains(&held.cgroup));
+            // A cgroup without exclusive CPUs has a mark as well, if it can.
+            let is_herded = previous.herded.contains(path) && !found.is_supported;
+            if state.book.get(path).is_none() && (is_above && record.settings.is_empty() || is_herded) {
+                state.book.insert(path.clone(), record.clone());
+            }
+        }
+    }
+    take_over_commands(&mut state, hierarchy);
+    state
+}
+
+fn take_over(state: &mut State, mark: &Mark) {
+    if let Some(held) = &mark.held {
+        let Held { name, guarantee, account } = held;
+        let owner = OwnerId::from(guarantee.owner(name));
+        // The containers of a pod are held by one owner.
+        let adopted = match (&guarantee.target, state.ledger.owner(&owner)) {
+            (Target::Container(_), Some(known)) if known == account => Ok(()),
+            _ => state.ledger.adopt(owner, OwnerAccount::clone(account)),
+        };
+        if let Err(error) = adopted {
+            tracing::error!(name, cgroup = %mark.cgroup, %error, "not taken over again: nothing is promised twice");
+            return;
+        }
+        tracing::warn!(name, cgroup = %mark.cgroup, "taken over again from its cgroup");
+        state.guarantees.insert(name.clone(), guarantee.clone());
+        if let Target::Container(of) = &guarantee.target {
+            state.take_over_container(of, &guarantee.cgroup);
+        }
+    }
+    state.book.insert(mark.cgroup.clone(), mark.record.clone());
+}
+
+/// Commands whose cgroups have no marks: the knobs are all that is known.
+fn take_over_commands(state: &mut State, hierarchy: &Hierarchy) {
+    let Ok(parent) = CgroupPath::root().child(EXEC_PARENT) else { return };
+    let entries = std::fs::read_dir(hierarchy.dir(&parent)).into_iter().flatten().flatten();
+    for path in entries.filter_map(|entry| parent.child(entry.file_name().to_str()?).ok()) {
+        let is_running = read::populated(&hierarchy.dir(&path)).unwrap_or(false);
+        if state.book.get(&path).is_some() || !is_running {
+            continue;
+        }
+        match of_knobs(hierarchy, &path) {
+            Some(mark) => take_over(state, &mark),
+            None => {
+                tracing::error!(cgroup = %path, "a command runs in a cgroup of ours whose knobs promise nothing: it is left alone");
+            }
+        }
+    }
+    let holds_commands = state.guarantees.values().any(|held| parent.contains(&held.cgroup));
+    if holds_commands && state.book.get(&parent).is_none() {
+        let dir = hierarchy.dir(&parent);
+        // Our own cgroup has nothing but what we wrote.
+        let unset = |knob: Knob| Some((knob, knob.parse("0").ok()?));
+        let written = [Knob::MemoryMin, Knob::MemoryLow]
+            .into_iter()
+            .filter_map(|knob| Some((knob, knob.read(&dir).ok()?)))
+            .collect::<BTreeMap<_, _>>();
+        let found = written.keys().filter_map(|knob| unset(*knob)).collect();
+        if let Ok(Some(id)) = hierarchy.id_of(&parent) {
+            let record = Record {
+                id,
+                owner: Owner::Cgroupfs,
+                settings: Settings::default(),
+                written: Values(written),
+                found: Values(found),
+            };
+            state.book.insert(parent, record.into());
+        }
+    }
+}
+
+/// What a cgroup of a command holds by its knobs.
+fn of_knobs(hierarchy: &Hierarchy, path: &CgroupPath) -> Option<Mark> {
+    let dir = hierarchy.dir(path);
+    let name = path.components().last()?.to_owned();
+    let Ok(Value::Cpus(cpus)) = Knob::CpusetCpus.read(&dir) else { return None };
+    let Ok(Value::Nodes(nodes)) = Knob::CpusetMems.read(&dir) else { return None };
+    let Ok(Value::Limit(max)) = Knob::MemoryMax.read(&dir) else { return None };
+    let Ok(Value::Limit(min)) = Knob::MemoryMin.read(&dir) else { return None };
+    let Limit::Bytes(memory) = (if min == Limit::Bytes(Bytes(0)) { max } else { min }) else { return None };
+    let node = nodes.first()?;
+    if cpus.is_empty() || memory.0 == 0 {
+        return None;
+    }
+    let settings = Settings {
+        cpus: Some(cpus.clone()),
+        mems: Some(nodes.clone()),
+        memory_min: Some(min),
+        memory_max: Some(max),
+        ..Settings::default()
+    };
+    let written = settings.values();
+    let found = written.0.keys().filter_map(|knob| {
+        let text = match knob {
+            Knob::MemoryMin => "0",
+            Knob::MemoryMax => "max",
+            _ => "",
+        };
+        Some((*knob, knob.parse(text).ok()?))
+    });
+    let id = hierarchy.id_of(path).ok().flatten()?;
+    let record = Record { id, owner: Owner::Cgroupfs, settings, found: Values(found.collect()), written };
+    let resources =
+        Resources::none().with_cpu(Quantity::whole(cpus.len() as u64)).with_memory(Quantity::whole(memory.0));
+    let request = engine::Request::workload(name.as_str(), resources);
+    let container = engine::ContainerName::from(name.as_str());
+    let allocation = Allocation {
+        cpus: Some(cpus),
+        blocks: vec![Block { kind: ZoneKind::Memory, affinity: nodes, bytes: memory }],
+        // What the first node cannot have is charged to the others.
+        placed: [(ZoneKind::Memory, BTreeMap::<NodeId, Bytes>::from([(node, memory)]))].into(),
+    };
+    let account = OwnerAccount {
+        request: Some(request.into()),
+        started: [container.clone()].into(),
+        containers: [(container, allocation)].into(),
+    };
+    let guarantee = Guarantee {
+        target: Target::Exec,
+        cgroup: path.clone(),
+        id,
+        settings: record.settings.clone(),
+        declared: None,
+        explanation: api::Explanation::default(),
+    };
+    let held = Held { name, guarantee: guarantee.into(), account: account.into() };
+    Some(Mark::new(path.clone(), record.into(), Some(held)))
+}

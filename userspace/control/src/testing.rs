@@ -1,0 +1,129 @@
+//! A host of plain files, for tests.
+
+use std::{
+    fs,
+    path::Path,
+    sync::{Arc, Mutex},
+    thread::JoinHandle,
+};
+
+use numaward_cgroup::{CgroupPath, Hierarchy, KnobWatch};
+use numaward_config::Config;
+use numaward_enforce::{Enforcer, Options};
+use numaward_model::{
+    Promises, Report,
+    port::{AssignmentSink, CgroupEvents, CgroupListener, ContainerNames, EventSink, MachineSource},
+};
+use numaward_topology::{Bytes, Machine};
+use tokio_util::sync::CancellationToken;
+
+use crate::{Figures, Keeper, Ports};
+
+/// A machine, and all that is reported of it.
+pub struct Host {
+    /// The machine as it is now.
+    pub machine: Mutex<Arc<Machine>>,
+    /// What is assigned.
+    pub assigned: Mutex<Promises>,
+    /// What happened.
+    pub happened: Mutex<Vec<(Option<CgroupPath>, Report)>>,
+    /// Who wants to hear of cgroups.
+    pub cgroup_listener: Mutex<Option<CgroupListener>>,
+}
+
+impl Host {
+    /// This machine.
+    pub fn new(machine: Machine) -> Self {
+        Self {
+            machine: Mutex::new(Arc::new(machine)),
+            assigned: Mutex::default(),
+            happened: Mutex::default(),
+            cgroup_listener: Mutex::default(),
+        }
+    }
+
+    /// Four CPUs on each of two nodes; CPU 0 is kept for the system.
+    pub fn small() -> Self {
+        let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4));
+        Self::new(machine.build().unwrap())
+    }
+}
+
+impl MachineSource for Host {
+    fn machine(&self) -> Arc<Machine> {
+        self.machine.lock().unwrap().clone()
+    }
+}
+
+impl EventSink for Host {
+    fn report(&self, cgroup: Option<&CgroupPath>, report: Report) {
+        self.happened.lock().unwrap().push((cgroup.cloned(), report));
+    }
+}
+
+impl AssignmentSink for Host {
+    fn assigned(&self, promises: Promises) {
+        *self.assigned.lock().unwrap() = promises;
+    }
+}
+
+impl CgroupEvents for Host {
+    fn subscribe(&self, listener: CgroupListener) {
+        *self.cgroup_listener.lock().unwrap() = Some(listener);
+    }
+}
+
+impl ContainerNames for Host {
+    fn containers_are(&self, _: Vec<(String, String)>, _: bool) {}
+
+    fn container_is_gone(&self, _: &str) {}
+}
+
+/// Makes a cgroup with the files that guarantees need; somebody runs in it.
+pub fn cgroup(dir: &Path, machine: &Machine) {
+    fs::create_dir_all(dir).unwrap();
+    let (cpus, nodes) = (machine.possible_cpus.to_string(), machine.node_ids().to_string());
+    for (file, text) in [
+        ("cgroup.controllers", "cpuset memory hugetlb"),
+        ("cgroup.subtree_control", "cpuset memory hugetlb"),
+        ("cgroup.procs", ""),
+        ("cgroup.events", "populated 1"),
+        ("cpuset.cpus", ""),
+        ("cpuset.cpus.effective", &cpus),
+        ("cpuset.mems", ""),
+        ("cpuset.mems.effective", &nodes),
+        ("memory.current", "4096"),
+        ("memory.min", "0"),
+        ("memory.low", "0"),
+        ("memory.high", "max"),
+        ("memory.max", "max"),
+    ] {
+        fs::write(dir.join(file), format!("{text}\n")).unwrap();
+    }
+}
+
+/// The first line of a file.
+pub fn line(file: &Path) -> String {
+    let text = fs::read_to_string(file).unwrap();
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+/// Writes knobs in the hierarchy at `root`.
+pub fn enforcer(root: &Path, machine: &Machine) -> Enforcer {
+    let options = Options::new(machine.possible_cpus.clone(), machine.node_ids());
+    Enforcer::new(root.to_owned(), None, options)
+}
+
+/// Gives guarantees in the hierarchy at `root`.
+pub fn keeper(
+    config: &Config,
+    root: &Path,
+    ports: Ports,
+    watch: Option<KnobWatch>,
+) -> (Keeper, JoinHandle<()>, CancellationToken) {
+    let (hierarchy, stop) = (Hierarchy::at(root), CancellationToken::new());
+    let enforcer = enforcer(root, &ports.machine.machine());
+    let (keeper, thread) =
+        Keeper::start(config, hierarchy, enforcer, ports, Figures::default(), watch, stop.clone()).unwrap();
+    (keeper, thread, stop)
+}

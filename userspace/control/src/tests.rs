@@ -1,0 +1,459 @@
+//! The keeper on a tree of plain files.
+
+mod herd;
+mod presence;
+
+use std::{fs, path::Path, sync::Arc, thread::JoinHandle};
+
+use numaward_api as api;
+use numaward_model::port::MachineSource as _;
+use numaward_store::{Loaded, Store};
+use numaward_topology::{Bytes, Machine};
+
+use super::{keeper::Answer, *};
+use crate::{testing as fixture, testing::Host};
+
+struct Bench {
+    dir: tempfile::TempDir,
+    host: Arc<Host>,
+}
+
+impl Bench {
+    fn new(cgroups: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let bench = Self { dir, host: Arc::new(Host::small()) };
+        bench.cgroup("");
+        for cgroup in cgroups {
+            bench.cgroup(cgroup);
+        }
+        bench
+    }
+
+    fn cgroup(&self, path: &str) {
+        fixture::cgroup(&self.dir.path().join("cgroup").join(path), &self.host.machine());
+    }
+
+    fn knob(&self, path: &str) -> String {
+        fixture::line(&self.dir.path().join("cgroup").join(path))
+    }
+
+    fn start(&self) -> (Keeper, JoinHandle<()>, CancellationToken) {
+        self.start_with(Config::default())
+    }
+
+    fn start_with(&self, config: Config) -> (Keeper, JoinHandle<()>, CancellationToken) {
+        let config = Config { state_directory: self.dir.path().join("state"), ..config };
+        let root = self.dir.path().join("cgroup");
+        // Plain files are watched like knobs; without the privilege they are looked at.
+        fixture::keeper(&config, &root, Ports::of(&self.host), KnobWatch::new(&root).ok())
+    }
+}
+
+fn until(what: &str, holds: &dyn Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < std::time::Duration::from_mins(1), "{what}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+fn request(cgroup: &str, cpus: u32) -> Request {
+    Request::new(&api::AllocationRequest {
+        name: cgroup.to_owned(),
+        target: api::Target::Cgroup(format!("/{cgroup}")),
+        cpus,
+        memory: "1Gi".to_owned(),
+        memory_limit: None,
+        hugepages: std::collections::BTreeMap::new(),
+        policy: None,
+        partition: None,
+    })
+    .unwrap()
+}
+
+async fn admit(keeper: &Keeper, cgroup: &str, cpus: u32) -> Result<api::Allocation, Refused> {
+    match keeper.admit(request(cgroup, cpus), false).await? {
+        Answer::Admitted(allocation) => Ok(allocation),
+        Answer::Dry(dry) => panic!("{dry:?}"),
+    }
+}
+
+#[tokio::test]
+async fn no_cpu_is_promised_twice_and_a_restart_keeps_all() {
+    let bench = Bench::new(&["a", "b", "c"]);
+    let (keeper, thread, stop) = bench.start();
+    let (a, b) = tokio::join!(admit(&keeper, "a", 3), admit(&keeper, "b", 4));
+    let (a, b) = (a.unwrap(), b.unwrap());
+    assert_eq!((a.cpus.as_str(), a.nodes.as_str()), ("1-3", "0"));
+    assert_eq!((b.cpus.as_str(), b.nodes.as_str()), ("4-7", "1"));
+    assert_eq!((bench.knob("a/cpuset.cpus").as_str(), bench.knob("a/cpuset.mems").as_str()), ("1-3", "0"));
+    assert_eq!(bench.knob("a/memory.min"), Bytes::gib(1).0.to_string());
+    assert_eq!(bench.host.assigned.lock().unwrap().workloads().len(), 2);
+
+    let refused = admit(&keeper, "c", 1).await.unwrap_err();
+    let text = refused.to_string();
+    assert!(text.contains("node 0: cpu requested 1, free 0"), "{text}");
+    assert!(matches!(refused, Refused::Rejected(..)));
+
+    stop.cancel();
+    thread.join().unwrap();
+    let (keeper, thread, stop) = bench.start();
+    let held = keeper.allocations();
+    let cpus: Vec<_> = held.allocations.iter().map(|held| (held.name.as_str(), held.cpus.as_str())).collect();
+    assert_eq!(cpus, [("a", "1-3"), ("b", "4-7")]);
+    keeper.release("a".to_owned()).await.unwrap();
+    assert_eq!((bench.knob("a/memory.min").as_str(), bench.knob("a/memory.max").as_str()), ("0", "max"));
+    assert_eq!(admit(&keeper, "c", 1).await.unwrap().cpus, "1");
+    assert!(matches!(keeper.release("a".to_owned()).await, Err(Refused::Unknown(_))));
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn what_cannot_be_done_leaves_nothing_behind() {
+    let bench = Bench::new(&["a", "b", "b/c"]);
+    // The disk does not take it.
+    let in_the_way = bench.dir.path().join("state/ledger.journal.new");
+    fs::create_dir_all(&in_the_way).unwrap();
+    let (keeper, thread, stop) = bench.start();
+    let error = admit(&keeper, "b", 1).await.unwrap_err();
+    assert!(matches!(error, Refused::Store(_)), "{error}");
+    assert_eq!((bench.knob("b/cpuset.cpus").as_str(), keeper.allocations().allocations.len()), ("", 0));
+    fs::remove_dir(&in_the_way).unwrap();
+
+    // The kernel does not.
+    fs::remove_file(bench.dir.path().join("cgroup/a/memory.max")).unwrap();
+    let error = admit(&keeper, "a", 1).await.unwrap_err();
+    assert!(error.to_string().contains("memory.max"), "{error}");
+    assert_eq!(keeper.allocations().allocations, []);
+    assert_eq!((bench.knob("a/cpuset.cpus").as_str(), bench.knob("a/memory.min").as_str()), ("", "0"));
+
+    // It conflicts with what is held, or there is no such cgroup, or it uses more already.
+    admit(&keeper, "b", 1).await.unwrap();
+    for (cgroup, field) in [("b", "name"), ("b/c", "target")] {
+        let error = admit(&keeper, cgroup, 1).await.unwrap_err();
+        assert!(matches!(&error, Refused::Conflict(error) if error.field == field), "{cgroup}: {error}");
+    }
+    let error = admit(&keeper, "nowhere", 1).await.unwrap_err();
+    assert!(matches!(&error, Refused::Field(error) if error.field == "target.cgroup"), "{error}");
+    fs::write(bench.dir.path().join("cgroup/a/memory.current"), "99999999999\n").unwrap();
+    let error = admit(&keeper, "a", 1).await.unwrap_err();
+    assert!(matches!(&error, Refused::Field(error) if error.field == "memory"), "{error}");
+
+    // A dry run holds nothing.
+    bench.cgroup("d");
+    let Ok(Answer::Dry(dry)) = keeper.admit(request("d", 1), true).await else { panic!("no dry run") };
+    assert!(dry.admitted && dry.explanation.merges.len() == 1);
+    assert_eq!(keeper.allocations().allocations.len(), 1);
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_cgroup_that_vanishes_is_released_and_drift_is_repaired() {
+    let bench = Bench::new(&["a", "b"]);
+    let is_watched = KnobWatch::new(bench.dir.path()).is_ok();
+    assert!(is_watched || std::env::var("CI").as_deref() != Ok("true"), "the test needs CAP_SYS_ADMIN");
+    let (keeper, thread, stop) = bench.start();
+    for cgroup in ["a", "b"] {
+        let held = admit(&keeper, cgroup, 1).await.unwrap();
+        // What the kernel does by itself.
+        let dir = bench.dir.path().join("cgroup").join(cgroup);
+        fs::write(dir.join("cpuset.cpus.effective"), &held.cpus).unwrap();
+        fs::write(dir.join("cpuset.mems.effective"), &held.nodes).unwrap();
+    }
+    let knob: &Path = &bench.dir.path().join("cgroup/b/cpuset.cpus");
+    fs::write(knob, "0-7\n").unwrap();
+    until("the drift is repaired", &|| bench.knob("b/cpuset.cpus") == "2");
+    let drift = |name: &str| {
+        let held = keeper.allocations();
+        held.allocations
+            .iter()
+            .find(|held| held.name == name)
+            .map(|held| held.drift.clone())
+            .unwrap_or_default()
+    };
+    until("it is told", &|| drift("b").iter().any(|drift| drift.state == api::DriftState::Repaired));
+    let told = drift("b");
+    // Our own writes are not told by the kernel.
+    assert_eq!((told.len(), told[0].count, told[0].noticed), (1, 1, api::Noticed::Look));
+    assert_eq!((told[0].found.as_deref(), told[0].writer.clone()), (Some("0-7"), None));
+    assert_eq!(drift("a"), []);
+
+    // Somebody who rewrites it again and again.
+    let script = "while [ -e \"$0\" ]; do echo 0-7 >\"$0\"; sleep 0.1; done";
+    let mut other = std::process::Command::new("sh").arg("-c").arg(script).arg(knob).spawn().unwrap();
+    until("it is repaired more than once", &|| drift("b").iter().any(|drift| drift.count > 2));
+    other.kill().unwrap();
+    other.wait().unwrap();
+    until("the last drift is repaired", &|| {
+        bench.knob("b/cpuset.cpus") == "2" && drift("b")[0].state == api::DriftState::Repaired
+    });
+    if is_watched {
+        let by = drift("b")[0].writer.clone().map(|by| (by.pid, by.command));
+        assert_eq!(by, Some((other.id(), Some("sh".to_owned()))));
+    }
+    fs::remove_dir_all(bench.dir.path().join("cgroup/a")).unwrap();
+    until("the allocation is released", &|| keeper.allocations().allocations.len() == 1);
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+/// What was damaged is set aside and kept.
+fn damage(bench: &Bench, files: &[&str]) {
+    for file in files {
+        fs::write(bench.dir.path().join("state").join(file), "{ damaged").unwrap();
+    }
+}
+
+fn held(keeper: &Keeper) -> Vec<(String, String, String)> {
+    let held = keeper.allocations();
+    let rows = held.allocations.iter();
+    rows.map(|held| (held.name.clone(), held.cpus.clone(), held.nodes.clone())).collect()
+}
+
+#[tokio::test]
+async fn a_damaged_ledger_is_rebuilt_from_live_cgroups() {
+    let bench = Bench::new(&["a", "b", "c", "d"]);
+    let (keeper, thread, stop) = bench.start();
+    for (cgroup, cpus) in [("a", 2), ("b", 4), ("c", 1)] {
+        admit(&keeper, cgroup, cpus).await.unwrap();
+    }
+    let allocations = keeper.allocations();
+    keeper.release("c".to_owned()).await.unwrap();
+    let before = held(&keeper);
+    stop.cancel();
+    thread.join().unwrap();
+    let knobs = |cgroup: &str| {
+        ["cpuset.cpus", "cpuset.mems", "memory.min", "memory.max"]
+            .map(|knob| bench.knob(&format!("{cgroup}/{knob}")))
+    };
+    let knobs_before = [knobs("a"), knobs("b"), knobs("c")];
+
+    // The last one, both, and none at all, as somebody removed them.
+    let files: [&[&str]; 3] = [&["ledger.json"], &["ledger.json", "ledger.json.1"], &[]];
+    for (round, damaged) in files.into_iter().enumerate() {
+        damage(&bench, damaged);
+        if damaged.is_empty() {
+            for file in fs::read_dir(bench.dir.path().join("state")).unwrap() {
+                fs::remove_file(file.unwrap().path()).unwrap();
+            }
+        }
+        let (keeper, thread, stop) = bench.start();
+        assert_eq!(held(&keeper), before, "round {round}");
+        assert_eq!([knobs("a"), knobs("b"), knobs("c")], knobs_before, "round {round}");
+        let found = keeper.allocations();
+        for (now, then) in found.allocations.iter().zip(&allocations.allocations) {
+            assert_eq!((&now.settings, &now.memory), (&then.settings, &then.memory), "round {round}");
+        }
+        // Node 0 has four CPUs, of which one is kept for the system and two are held.
+        let refused = admit(&keeper, "d", 2).await.unwrap_err();
+        assert!(matches!(refused, Refused::Rejected(..)), "{refused}");
+        stop.cancel();
+        thread.join().unwrap();
+        let kept = fs::read_dir(bench.dir.path().join("state")).unwrap().flatten();
+        let kept = kept.filter(|file| file.file_name().to_string_lossy().contains("damaged")).count();
+        assert_eq!(kept, [1, 3, 0][round], "what is damaged is kept");
+    }
+
+    // What a release brings back is still known.
+    let (keeper, thread, stop) = bench.start();
+    keeper.release("a".to_owned()).await.unwrap();
+    assert_eq!(knobs("a"), ["", "", "0", "max"].map(str::to_owned));
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn nothing_is_taken_over_that_was_not_written_by_us() {
+    let bench = Bench::new(&["a", "b"]);
+    let (keeper, thread, stop) = bench.start();
+    admit(&keeper, "a", 2).await.unwrap();
+    stop.cancel();
+    thread.join().unwrap();
+    let dir = |path: &str| bench.dir.path().join("cgroup").join(path);
+    let marks = |path: &str| {
+        let mut names = [0_u8; 1024];
+        let length = rustix::fs::listxattr(dir(path), &mut names[..]).unwrap();
+        let names = String::from_utf8(names[..length].to_vec()).unwrap();
+        names
+            .split('\0')
+            .filter(|name| name.starts_with("user.numaward"))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let [mark] = marks("a").try_into().unwrap();
+    let mut text = vec![0_u8; 65_536];
+    let length = rustix::fs::getxattr(dir("a"), mark.as_str(), &mut text[..]).unwrap();
+    let text = String::from_utf8(text[..length].to_vec()).unwrap();
+    let set = |path: &str, name: &str, text: &str| {
+        rustix::fs::setxattr(dir(path), name, text.as_bytes(), rustix::fs::XattrFlags::empty()).unwrap();
+    };
+    // The mark of one cgroup on another, one that is no mark, one of a cgroup that is gone, and a second one that
+    // claims the same CPUs.
+    set("b", &mark, &text);
+    let id = std::os::unix::fs::MetadataExt::ino(&fs::metadata(dir("b")).unwrap());
+    let (own, other) = (mark.rsplit_once('.').unwrap().1, id.to_string());
+    let forged = text.replace(own, &other).replace("\"/a\"", "\"/b\"").replace("\"a\"", "\"b\"");
+    set("b", &format!("user.numaward.{other}"), &forged);
+    set("b", "user.numaward.1", &text);
+    set("b", "user.numaward.x", "{}");
+    damage(&bench, &["ledger.json", "ledger.json.1"]);
+    let (keeper, thread, stop) = bench.start();
+    assert_eq!(held(&keeper), [("a".to_owned(), "1-2".to_owned(), "0".to_owned())]);
+    assert_eq!((marks("a").len(), marks("b").len()), (1, 0), "what is over is removed");
+    stop.cancel();
+    thread.join().unwrap();
+
+    // On a directory of somebody else, nothing is believed.
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "this part of the test needs root");
+        return eprintln!("skipped in part: only root gives directories away");
+    }
+    set("b", &format!("user.numaward.{other}"), &forged.replace("1-2", "3"));
+    std::os::unix::fs::chown(dir("b"), Some(65_534), Some(65_534)).unwrap();
+    damage(&bench, &["ledger.json", "ledger.json.1"]);
+    let (keeper, thread, stop) = bench.start();
+    assert_eq!(held(&keeper).len(), 1);
+    // Its own mark is on the directory above.
+    admit(&keeper, "b", 1).await.unwrap();
+    assert_eq!((marks("b").len(), marks("").len()), (0, 1));
+    stop.cancel();
+    thread.join().unwrap();
+    damage(&bench, &["ledger.json", "ledger.json.1"]);
+    let (keeper, thread, stop) = bench.start();
+    assert_eq!(held(&keeper).len(), 2);
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_command_without_marks_keeps_what_its_knobs_say() {
+    let bench = Bench::new(&["numaward", "numaward/job", "numaward/idle", "d"]);
+    for (knob, text) in [
+        ("cpuset.cpus", "4-5"),
+        ("cpuset.mems", "1"),
+        ("memory.min", "1073741824"),
+        ("memory.max", "1073741824"),
+    ] {
+        fs::write(bench.dir.path().join("cgroup/numaward/job").join(knob), text).unwrap();
+    }
+    fs::write(bench.dir.path().join("cgroup/numaward/memory.min"), "1073741824").unwrap();
+    fs::create_dir_all(bench.dir.path().join("state")).unwrap();
+    damage(&bench, &["ledger.json"]);
+    let (keeper, thread, stop) = bench.start();
+    assert_eq!(held(&keeper), [("job".to_owned(), "4-5".to_owned(), "1".to_owned())]);
+    let node = &keeper.allocations().nodes[1];
+    assert_eq!((node.free_cpus.as_str(), node.memory[0].promised_bytes), ("6-7", 1 << 30));
+    keeper.release("job".to_owned()).await.unwrap();
+    assert_eq!(bench.knob("numaward/memory.min"), "0");
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_that_shrinks_keeps_its_promises_and_tells_what_is_missing() {
+    let bench = Bench::new(&["a", "b", "c", "d"]);
+    let (keeper, thread, stop) = bench.start();
+    admit(&keeper, "a", 2).await.unwrap();
+    admit(&keeper, "b", 1).await.unwrap();
+    let whole = bench.host.machine();
+    let change = |machine: Machine| *bench.host.machine.lock().unwrap() = Arc::new(machine);
+    let lack = |name: &str| {
+        let held = keeper.allocations();
+        held.allocations.iter().find(|held| held.name == name).and_then(|held| held.lack.clone())
+    };
+    let told = |words: &str| {
+        let happened = bench.host.happened.lock().unwrap();
+        happened
+            .iter()
+            .filter(|(cgroup, report)| cgroup.is_some() && format!("{report:?}").contains(words))
+            .count()
+    };
+    // CPU 1 goes offline, and node 0 has less than the two gibibytes that are promised on it.
+    let mut smaller = Machine::clone(&whole);
+    smaller.cpus.remove(&numaward_topology::CpuId(1));
+    let node = smaller.nodes.get_mut(&numaward_topology::NodeId(0)).unwrap();
+    node.cpus = "0,2-3".parse().unwrap();
+    node.memory = Bytes::mib(1600);
+    change(smaller);
+    until("what is missing is told", &|| lack("a").is_some() && lack("b").is_some());
+    assert_eq!((lack("a").unwrap().cpus, lack("b").unwrap().cpus), ("1".to_owned(), String::new()));
+    assert_eq!(told("What is promised to a is not all there any more: CPUs 1 is missing"), 1);
+    assert_eq!(lack("b").unwrap().memory.len(), 1);
+    assert_eq!((held(&keeper).len(), bench.knob("a/cpuset.cpus").as_str()), (2, "1-2"));
+    let promises = bench.host.assigned.lock().unwrap().workloads().to_vec();
+    let of_a = promises.iter().find(|promise| promise.cgroup.as_str() == "/a").unwrap();
+    assert_eq!(of_a.offline_cpus.to_string(), "1");
+    assert!(admit(&keeper, "c", 1).await.is_ok_and(|held| held.nodes == "1"), "node 0 has nothing left");
+
+    // What one gives back covers another before it is promised to a third.
+    keeper.release("a".to_owned()).await.unwrap();
+    assert_eq!(lack("b"), None);
+    admit(&keeper, "d", 1).await.unwrap();
+    assert_eq!(keeper.allocations().allocations.iter().find(|held| held.name == "d").unwrap().nodes, "1");
+    keeper.release("d".to_owned()).await.unwrap();
+
+    // All comes back.
+    change(Machine::clone(&whole));
+    until("node 0 has room again", &|| keeper.allocations().nodes[0].free_cpus == "1-2");
+    let reserved = Bytes::gib(4).0 / 20;
+    assert_eq!(keeper.allocations().nodes[0].memory[0].free_bytes, Bytes::gib(3).0 - reserved);
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_that_the_policy_does_not_fit_gets_no_new_promises() {
+    let bench = Bench::new(&["a", "b"]);
+    let config = Config {
+        reserved_system_cpus: Some(numaward_config::policy::CpuList("7".parse().unwrap())),
+        ..Config::default()
+    };
+    let (keeper, thread, stop) = bench.start_with(config);
+    admit(&keeper, "a", 2).await.unwrap();
+    let whole = bench.host.machine();
+    let mut smaller = Machine::clone(&whole);
+    smaller.cpus.remove(&numaward_topology::CpuId(7));
+    smaller.nodes.get_mut(&numaward_topology::NodeId(1)).unwrap().cpus = "4-6".parse().unwrap();
+    *bench.host.machine.lock().unwrap() = Arc::new(smaller);
+    let told = || {
+        let happened = bench.host.happened.lock().unwrap();
+        happened.iter().filter(|(_, report)| format!("{report:?}").contains("policy")).count()
+    };
+    until("it is told", &|| told() == 1);
+    let refused = admit(&keeper, "b", 1).await.unwrap_err();
+    assert!(matches!(&refused, Refused::Unfit(why) if why.contains('7')), "{refused}");
+    assert_eq!(held(&keeper).len(), 1);
+    *bench.host.machine.lock().unwrap() = whole;
+    until("it fits again", &|| told() == 2);
+    admit(&keeper, "b", 1).await.unwrap();
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_release_that_was_begun_is_gone_on_with() {
+    let bench = Bench::new(&["a", "b"]);
+    let (keeper, thread, stop) = bench.start();
+    admit(&keeper, "a", 1).await.unwrap();
+    admit(&keeper, "b", 1).await.unwrap();
+    stop.cancel();
+    thread.join().unwrap();
+
+    // As a crash right after the first save of a release leaves it.
+    let (mut store, loaded) = Store::<State>::open(&bench.dir.path().join("state")).unwrap();
+    let Loaded::Current { ledger: mut state, .. } = loaded else { panic!("{loaded:?}") };
+    state.releasing.insert("a".to_owned());
+    store.save(&state).unwrap();
+    drop(store);
+
+    let (keeper, thread, stop) = bench.start();
+    let held = keeper.allocations();
+    let names: Vec<_> = held.allocations.iter().map(|held| held.name.as_str()).collect();
+    assert_eq!(names, ["b"]);
+    assert_eq!((bench.knob("a/memory.min").as_str(), bench.knob("a/memory.max").as_str()), ("0", "max"));
+    assert_eq!(bench.knob("b/memory.min"), Bytes::gib(1).0.to_string());
+    stop.cancel();
+    thread.join().unwrap();
+}

@@ -1,0 +1,283 @@
+//! Modes, the herd, and guarantees that are declared.
+
+use std::time::{Duration, Instant};
+
+use numaward_api::EnforcementMode;
+use numaward_cgroup::{Cgroup, Event};
+
+use super::*;
+
+/// A daemon that runs on a bench.
+struct Run {
+    keeper: Keeper,
+    thread: JoinHandle<()>,
+    stop: CancellationToken,
+}
+
+impl Run {
+    fn start(bench: &Bench, config: &str) -> Self {
+        let config: Config = serde_json::from_str(config).unwrap();
+        let (keeper, thread, stop) = bench.start_with(config);
+        Self { keeper, thread, stop }
+    }
+
+    fn end(self) {
+        self.stop.cancel();
+        self.thread.join().unwrap();
+    }
+
+    /// Waits until this is said.
+    fn until<T>(&self, what: &str, said: impl Fn(&api::Allocations) -> Option<T>) -> T {
+        let start = Instant::now();
+        loop {
+            let view = self.keeper.allocations();
+            if let Some(said) = said(&view) {
+                return said;
+            }
+            assert!(start.elapsed() < Duration::from_secs(30), "{what}: {view:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn herd(&self) -> Vec<(String, String, api::HerdState)> {
+        let herding = self.keeper.allocations().enforcement.herding.clone();
+        herding.cgroups.into_iter().map(|herded| (herded.cgroup, herded.cpus, herded.state)).collect()
+    }
+}
+
+impl Bench {
+    fn cpus<const N: usize>(&self, cgroups: [&str; N]) -> [String; N] {
+        cgroups.map(|cgroup| self.knob(&format!("{cgroup}/cpuset.cpus")))
+    }
+
+    fn put(&self, path: &str, text: &str) {
+        fs::write(self.dir.path().join("cgroup").join(path), format!("{text}\n")).unwrap();
+    }
+
+    /// A cgroup appears, and this is told.
+    fn appear(&self, path: &str) {
+        self.cgroup(path);
+        self.tell(path, Event::Added);
+    }
+
+    fn tell(&self, path: &str, event: fn(Cgroup) -> Event) {
+        let hierarchy = Hierarchy::at(&self.dir.path().join("cgroup"));
+        let path: CgroupPath = format!("/{path}").parse().unwrap();
+        let id = hierarchy.id_of(&path).unwrap().unwrap_or(numaward_cgroup::CgroupId(1));
+        let told = self.host.cgroup_listener.lock().unwrap();
+        assert!(told.as_ref().unwrap()(&[event(Cgroup { id, path })]));
+    }
+}
+
+const HERDING: &str = r#"{"enforcement": {"herding": {"mode": "on"}}}"#;
+
+#[tokio::test]
+async fn others_keep_off_exclusive_cpus_and_get_back_what_they_had() {
+    let cgroups = ["init.scope", "system", "user", "user/a", "user/b", "pinned", "outside", "numaward"];
+    let bench = Bench::new(&cgroups);
+    bench.put("pinned/cpuset.cpus", "0-1");
+    bench.put("outside/cpuset.cpus", "7");
+    let run = Run::start(&bench, HERDING);
+    assert_eq!(
+        bench.cpus(["system", "user", "pinned", "outside"]),
+        ["", "", "0-1", "7"],
+        "nothing is exclusive"
+    );
+
+    // What is beside a promised cgroup is herded itself, what had a set of its own keeps to it.
+    assert_eq!(admit(&run.keeper, "user/a", 3).await.unwrap().cpus, "1-3");
+    assert_eq!(bench.cpus(["init.scope", "system", "user", "user/a"]), ["", "0,4-7", "", "1-3"]);
+    assert_eq!(bench.cpus(["user/b", "pinned", "outside", "numaward"]), ["0,4-7", "0", "7", ""]);
+    let herded = |cgroup: &str, cpus: &str| (cgroup.to_owned(), cpus.to_owned(), api::HerdState::Herded);
+    assert_eq!(run.herd(), [herded("/pinned", "0"), herded("/system", "0,4-7"), herded("/user/b", "0,4-7")]);
+
+    // The pool shrinks; what has nothing left in it is told, and left alone.
+    assert_eq!(admit(&run.keeper, "system", 4).await.unwrap().cpus, "4-7");
+    assert_eq!(bench.cpus(["system", "user/b", "pinned", "outside"]), ["4-7", "0", "0", "7"]);
+    let refused = run.keeper.allocations().enforcement.herding.cgroups.clone();
+    let refused: Vec<_> = refused.iter().filter(|herded| herded.state == api::HerdState::Refused).collect();
+    let [outside] = refused.as_slice() else { panic!("{refused:?}") };
+    assert_eq!(outside.cgroup, "/outside");
+    assert!(outside.reason.as_ref().unwrap().contains("CPUs 7, of which none"), "{outside:?}");
+    let told = format!("{:?}", bench.host.happened.lock().unwrap());
+    assert_eq!(told.matches("/outside cannot be kept off exclusive CPUs").count(), 1, "{told}");
+
+    // New ones are herded as they appear, at the top and beside what is promised.
+    bench.appear("new");
+    bench.appear("user/c");
+    run.until("both are herded", |_| (bench.cpus(["new", "user/c"]) == ["0", "0"]).then_some(()));
+
+    // Drift is repaired as ever.
+    bench.put("user/b/cpuset.cpus", "0-7");
+    run.until("the drift is repaired", |_| (bench.cpus(["user/b"]) == ["0"]).then_some(()));
+
+    // A restart changes nothing.
+    run.end();
+    let run = Run::start(&bench, HERDING);
+    assert_eq!(bench.cpus(["system", "user/b", "pinned", "new"]), ["4-7", "0", "0", "0"]);
+
+    // One that ends goes on with the herd.
+    run.keeper.release("system".to_owned()).await.unwrap();
+    assert_eq!(bench.cpus(["system", "user/b", "pinned", "new"]), ["0,4-7", "0,4-7", "0", "0,4-7"]);
+    run.keeper.release("user/a".to_owned()).await.unwrap();
+    assert_eq!(bench.cpus(["system", "user", "user/a", "user/b"]), ["", "", "", ""]);
+    assert_eq!(bench.cpus(["pinned", "outside", "new", "user/c"]), ["0-1", "7", "", ""]);
+    assert_eq!(run.herd(), []);
+    run.end();
+}
+
+#[tokio::test]
+async fn a_herd_that_is_switched_off_gets_all_back_and_one_above_a_promise_is_let_go_first() {
+    let bench = Bench::new(&["user", "user/a", "user/b", "c"]);
+    let run = Run::start(&bench, HERDING);
+    admit(&run.keeper, "c", 2).await.unwrap();
+    assert_eq!(bench.cpus(["user", "user/a", "user/b"]), ["0,3-7", "", ""]);
+    // Its parent is herded, and has to have its CPUs.
+    assert_eq!(admit(&run.keeper, "user/a", 4).await.unwrap().cpus, "4-7");
+    assert_eq!(bench.cpus(["user", "user/a", "user/b"]), ["", "4-7", "0,3"]);
+    // Refused, so that nothing changes.
+    admit(&run.keeper, "user/b", 2).await.unwrap_err();
+    assert_eq!(bench.cpus(["user", "user/a", "user/b"]), ["", "4-7", "0,3"]);
+    run.end();
+    let run = Run::start(&bench, "{}");
+    assert_eq!(bench.cpus(["user", "user/a", "user/b", "c"]), ["", "4-7", "", "1-2"]);
+    assert_eq!(run.herd(), []);
+    run.end();
+}
+
+#[tokio::test]
+async fn what_the_kernel_refuses_is_told_and_the_others_are_herded() {
+    let bench = Bench::new(&["a", "bad", "good"]);
+    let run = Run::start(&bench, HERDING);
+    let knob = bench.dir.path().join("cgroup/bad/cpuset.cpus");
+    fs::remove_file(&knob).unwrap();
+    fs::create_dir(&knob).unwrap();
+    admit(&run.keeper, "a", 1).await.unwrap();
+    assert_eq!(bench.cpus(["a", "good"]), ["1", "0,2-7"]);
+    let herd = run.herd();
+    let states: Vec<_> = herd.iter().map(|(cgroup, _, state)| (cgroup.as_str(), *state)).collect();
+    assert_eq!(states, [("/bad", api::HerdState::Refused), ("/good", api::HerdState::Herded)]);
+    run.keeper.release("a".to_owned()).await.unwrap();
+    assert_eq!(bench.cpus(["a", "good"]), ["", ""]);
+    run.end();
+}
+
+#[tokio::test]
+async fn a_dry_run_promises_and_writes_nothing() {
+    let dry = r#"{"enforcement": {"mode": "dry-run", "herding": {"mode": "on"}}}"#;
+    let bench = Bench::new(&["a", "b"]);
+    let run = Run::start(&bench, dry);
+    let held = admit(&run.keeper, "a", 2).await.unwrap();
+    assert!(!held.enforced);
+    assert_eq!((held.cpus.as_str(), held.settings["cpuset.cpus"].as_str()), ("1-2", "1-2"));
+    assert_eq!(
+        (bench.cpus(["a", "b"]), bench.knob("a/memory.min")),
+        (["", ""].map(str::to_owned), "0".to_owned())
+    );
+    assert_eq!(run.herd(), [("/b".to_owned(), "0,3-7".to_owned(), api::HerdState::DryRun)]);
+    assert_eq!(run.keeper.allocations().enforcement.mode, EnforcementMode::DryRun);
+    run.end();
+
+    // Switched on, it is enforced; switched back, it is given back and still promised.
+    let run = Run::start(&bench, HERDING);
+    assert_eq!(bench.cpus(["a", "b"]), ["1-2", "0,3-7"]);
+    run.end();
+    let run = Run::start(&bench, dry);
+    assert_eq!(
+        (bench.cpus(["a", "b"]), bench.knob("a/memory.min")),
+        (["", ""].map(str::to_owned), "0".to_owned())
+    );
+    assert_eq!(run.keeper.allocations().allocations[0].cpus, "1-2");
+    assert_eq!(admit(&run.keeper, "b", 3).await.unwrap().cpus, "4-6");
+    run.keeper.release("b".to_owned()).await.unwrap();
+    run.end();
+
+    // Switched off, nothing is promised.
+    let run = Run::start(&bench, HERDING);
+    assert_eq!(bench.cpus(["a", "b"]), ["1-2", "0,3-7"]);
+    run.end();
+    let run = Run::start(&bench, r#"{"enforcement": {"mode": "off", "herding": {"mode": "on"}}}"#);
+    assert_eq!(bench.cpus(["a", "b"]), ["", ""]);
+    assert_eq!(run.keeper.allocations().allocations, []);
+    let refused = admit(&run.keeper, "a", 2).await.unwrap_err();
+    assert!(matches!(refused, Refused::Off), "{refused}");
+    assert!(matches!(run.keeper.admit(request("a", 2), true).await, Ok(Answer::Dry(dry)) if dry.admitted));
+    run.end();
+}
+
+#[tokio::test]
+async fn declared_guarantees_hold_from_the_start_and_are_tried_again() {
+    let rules = r#"{"guarantees": [
+        {"cgroup": "/batch/*", "cpus": 3, "memory": "1Gi"},
+        {"unit": "db*.service", "cpus": 1, "memory": "64Mi", "policy": "single-numa-node"}
+    ]}"#;
+    let bench = Bench::new(&["batch", "batch/a", "system.slice"]);
+    let run = Run::start(&bench, rules);
+    assert_eq!(bench.cpus(["batch", "batch/a"]), ["", "1-3"]);
+    let held = run.keeper.allocations().allocations.clone();
+    assert_eq!((held[0].name.as_str(), held[0].declared.as_deref()), ("batch/a", Some("/batch/*")));
+
+    bench.appear("batch/b");
+    bench.appear("batch/b/deeper");
+    bench.appear("system.slice/db@1.service");
+    run.until("they hold theirs", |view| (view.allocations.len() == 3).then_some(()));
+    assert_eq!(bench.cpus(["batch/b", "batch/b/deeper", "system.slice/db@1.service"]), ["4-6", "", "7"]);
+
+    // One that does not fit waits until it does.
+    bench.appear("batch/c");
+    let waiting = run.until("it waits", |view| view.waiting.first().cloned());
+    assert_eq!((waiting.cgroup.as_str(), waiting.declared.as_str()), ("/batch/c", "/batch/*"));
+    assert!(waiting.rejection.is_some() && waiting.reason.contains("cpu requested 3"), "{waiting:?}");
+    let told = format!("{:?}", bench.host.happened.lock().unwrap());
+    assert!(
+        told.contains("GuaranteeRefused") && told.contains("/batch/c: the guarantee declared for"),
+        "{told}"
+    );
+    let refused = run.keeper.release("batch/a".to_owned()).await.unwrap_err();
+    assert!(matches!(&refused, Refused::Conflict(error) if error.problem.contains("/batch/*")), "{refused}");
+    fs::remove_dir_all(bench.dir.path().join("cgroup/batch/a")).unwrap();
+    bench.tell("batch/a", Event::Removed);
+    run.until("it is given", |view| view.allocations.iter().any(|held| held.name == "batch/c").then_some(()));
+    assert_eq!(bench.cpus(["batch/c"]), ["1-3"]);
+    run.until("nobody waits", |view| view.waiting.is_empty().then_some(()));
+
+    // What was asked for is in the way, and is not refused.
+    run.end();
+    let run = Run::start(&bench, r#"{"guarantees": [{"cgroup": "/batch/*", "cpus": 2, "memory": "1Gi"}]}"#);
+    assert_eq!(bench.cpus(["batch/b", "batch/c", "system.slice/db@1.service"]), ["1-2", "4-5", ""]);
+    run.end();
+    let run = Run::start(&bench, "{}");
+    assert_eq!(bench.cpus(["batch/b", "batch/c"]), ["", ""]);
+    admit(&run.keeper, "batch/b", 1).await.unwrap();
+    run.end();
+    let run = Run::start(&bench, r#"{"guarantees": [{"cgroup": "/batch/*", "cpus": 2, "memory": "1Gi"}]}"#);
+    assert_eq!(bench.cpus(["batch/b", "batch/c"]), ["1", "2-3"]);
+    assert_eq!(run.keeper.allocations().waiting, []);
+    run.keeper.release("batch/b".to_owned()).await.unwrap();
+    assert_eq!(bench.cpus(["batch/b", "batch/c"]), ["4-5", "2-3"], "now as declared");
+    run.end();
+}
+
+#[tokio::test]
+async fn a_partition_is_asked_for_and_read_back() {
+    let bench = Bench::new(&["a", "a/b"]);
+    for cgroup in ["a", "a/b"] {
+        bench.put(&format!("{cgroup}/cpuset.cpus.partition"), "member");
+        bench.put(&format!("{cgroup}/cpuset.cpus.exclusive"), "");
+    }
+    let run = Run::start(&bench, "{}");
+    let asked = |cgroup: &str| Request {
+        partition: numaward_cgroup::knob::Partition::Isolated,
+        ..request(cgroup, 2)
+    };
+    // Without cpuset.cpus.exclusive, only a child of a partition can be one, and the root is the only one here.
+    let refused = run.keeper.admit(asked("a/b"), false).await.unwrap_err();
+    assert!(refused.to_string().contains("need Linux 6.7"), "{refused}");
+    assert_eq!(bench.cpus(["a/b"]), [""]);
+    let Ok(Answer::Admitted(held)) = run.keeper.admit(asked("a"), false).await else { panic!("refused") };
+    assert_eq!(held.settings["cpuset.cpus.partition"], "isolated");
+    assert_eq!(bench.knob("a/cpuset.cpus.partition"), "isolated");
+    run.keeper.release("a".to_owned()).await.unwrap();
+    assert_eq!(bench.knob("a/cpuset.cpus.partition"), "member");
+    run.end();
+}

@@ -1,0 +1,189 @@
+//! The state as the text that is stored, of which only what changed is written anew.
+//!
+//! Problem: the ledger file holds everything, and is replaced at each change. To put a thousand workloads into words
+//! takes far longer than to write them down.
+//!
+//! Algorithm: the text of each account, guarantee and record is kept with the value that it is of, and serves for as long
+//! as the state holds that very value.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use numaward_cgroup::CgroupPath;
+use numaward_enforce::Record;
+use numaward_engine::{OwnerAccount, OwnerId, ledger::NodeAccount};
+use numaward_topology::{CpuSet, NodeId};
+use serde::{Serialize, Serializer};
+use serde_json::value::{RawValue, to_raw_value};
+
+use super::{
+    keeper::pods::{Admitted, Placed},
+    state::{Guarantee, State},
+};
+
+/// The texts of what the state holds.
+#[derive(Debug, Default)]
+pub(super) struct Texts {
+    owners: Kept<OwnerId, OwnerAccount>,
+    guarantees: Kept<String, Guarantee>,
+    records: Kept<CgroupPath, Record>,
+}
+
+/// Values with their texts, in the order of their keys.
+#[derive(Debug)]
+struct Kept<K, V>(Vec<(K, Arc<V>, Box<RawValue>)>);
+
+/// [`State`] with some of its parts in words already. A test holds them against each other.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Stored<'a> {
+    ledger: StoredLedger<'a>,
+    guarantees: &'a Kept<String, Guarantee>,
+    book: &'a Kept<CgroupPath, Record>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    herded: Option<&'a BTreeSet<CgroupPath>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    releasing: Option<&'a BTreeSet<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pods: Option<&'a BTreeMap<String, Admitted>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    containers: Option<&'a BTreeMap<String, Placed>>,
+}
+
+/// The engine's ledger, likewise.
+#[derive(Serialize)]
+struct StoredLedger<'a> {
+    nodes: &'a BTreeMap<NodeId, NodeAccount>,
+    shared_pool: &'a CpuSet,
+    owners: &'a Kept<OwnerId, OwnerAccount>,
+}
+
+impl<K, V> Default for Kept<K, V> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<K: Ord + Clone, V: Serialize> Kept<K, V> {
+    /// Puts into words what is new among these, which come in the order of their keys.
+    fn follow<'a>(&mut self, now: impl Iterator<Item = (&'a K, &'a Arc<V>)>) -> Result<(), serde_json::Error>
+    where
+        K: 'a,
+        V: 'a,
+    {
+        let before = std::mem::take(&mut self.0);
+        self.0.reserve(before.len() + 1);
+        let mut before = before.into_iter().peekable();
+        for (key, value) in now {
+            while before.next_if(|(old, ..)| old < key).is_some() {}
+            let kept = match before.next_if(|(old, of, _)| old == key && Arc::ptr_eq(of, value)) {
+                Some(kept) => kept,
+                None => (key.clone(), value.clone(), to_raw_value(value)?),
+            };
+            self.0.push(kept);
+        }
+        Ok(())
+    }
+}
+
+impl<K: Serialize, V> Serialize for Kept<K, V> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, _, text)| (key, text)))
+    }
+}
+
+impl Texts {
+    /// The text of a state.
+    pub(super) fn of(&mut self, state: &State) -> Result<Box<RawValue>, serde_json::Error> {
+        let State { ledger, guarantees, book, herded, releasing, pods, containers } = state;
+        self.owners.follow(ledger.owners())?;
+        self.guarantees.follow(guarantees.iter())?;
+        self.records.follow(book.iter())?;
+        to_raw_value(&Stored {
+            ledger: StoredLedger {
+                nodes: ledger.nodes(),
+                shared_pool: ledger.shared_pool(),
+                owners: &self.owners,
+            },
+            guarantees: &self.guarantees,
+            book: &self.records,
+            herded: Some(herded).filter(|herded| !herded.is_empty()),
+            releasing: Some(releasing).filter(|releasing| !releasing.is_empty()),
+            pods: Some(pods).filter(|pods| !pods.is_empty()),
+            containers: Some(containers).filter(|containers| !containers.is_empty()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_cgroup::CgroupId;
+    use numaward_engine::{Quantity, Request, Resources, Strategy as _, kubelet::Checkpoints};
+    use numaward_topology::{Bytes, Machine};
+
+    use super::*;
+    use crate::{Target, policy};
+    use numaward_api as api;
+    use numaward_config::Config;
+    use numaward_enforce::Owner;
+    use numaward_model::{Settings, Values};
+
+    fn path(name: &str) -> CgroupPath {
+        format!("/{name}").parse().unwrap()
+    }
+
+    fn hold(state: &mut State, name: &str, id: u64) {
+        let settings = Settings { mems: Some("0".parse().unwrap()), ..Settings::default() };
+        let written = settings.values();
+        let guarantee = Guarantee {
+            target: Target::Exec,
+            cgroup: path(name),
+            id: CgroupId(id),
+            settings: settings.clone(),
+            declared: None,
+            explanation: api::Explanation::default(),
+        };
+        state.guarantees.insert(name.to_owned(), guarantee);
+        let (id, owner, found) = (CgroupId(id), Owner::Cgroupfs, Values::default());
+        state.book.insert(path(name), Arc::new(Record { id, owner, settings, written, found }));
+    }
+
+    /// As it is written in one go, and as it is read.
+    fn is_whole(texts: &mut Texts, state: &State) {
+        let text = texts.of(state).unwrap();
+        assert_eq!(text.get(), serde_json::to_string(state).unwrap());
+        assert_eq!(serde_json::from_str::<State>(text.get()).unwrap(), *state);
+    }
+
+    #[test]
+    fn the_text_is_that_of_the_whole_state_whatever_changed() {
+        let machine = Machine::builder().nodes(2).cores_per_node(4).memory(Bytes::gib(4)).build().unwrap();
+        let strategy = policy::strategy(&Config::default(), &machine).unwrap();
+        let idle = strategy.restore(Checkpoints::default(), "").ledger.unwrap();
+        let (mut texts, mut state) = (Texts::default(), State { ledger: idle, ..State::default() });
+        is_whole(&mut texts, &state);
+        let resources =
+            || Resources::none().with_cpu(Quantity::whole(1)).with_memory(Quantity::whole(Bytes::mib(64).0));
+        for (id, name) in ["m", "a", "z", "c"].into_iter().enumerate() {
+            hold(&mut state, name, id as u64);
+            state.ledger = strategy.admit(&state.ledger, &Request::workload(name, resources())).ledger;
+            is_whole(&mut texts, &state);
+        }
+        let before = state.clone();
+        state.herded.insert(path("other"));
+        state.releasing.insert("a".to_owned());
+        state.guarantees.get_mut("m").unwrap().id = CgroupId(77);
+        is_whole(&mut texts, &state);
+        state.guarantees.remove("a");
+        state.ledger = strategy.removed(&state.ledger, &OwnerId::from("a"));
+        is_whole(&mut texts, &state);
+        let pod = serde_json::json!({"pod": {"namespace": "n", "name": "p", "uid": "u"}, "sandbox": "s"});
+        state.pods.insert("u".to_owned(), serde_json::from_value(pod).unwrap());
+        is_whole(&mut texts, &state);
+        // What was undone.
+        is_whole(&mut texts, &before);
+        is_whole(&mut texts, &State::default());
+    }
+}

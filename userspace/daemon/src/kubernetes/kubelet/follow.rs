@@ -1,0 +1,148 @@
+//! Keeps up with what the kubelet promises.
+//!
+//! The kubelet writes its state when it admits a pod. Then the pod's first container comes, which only holds the pod's
+//! namespaces; so the state is read when a container comes, and the probes know the nodes before those that do the work.
+//! Names come later, and may come late.
+
+use std::{fs, os::unix::fs::MetadataExt as _, path::PathBuf, sync::Arc, time::Duration};
+
+use numaward_config::Config;
+use numaward_engine::checkpoint::{CpuCheckpoint, MemoryCheckpoint};
+use numaward_kube::{
+    api::Pods,
+    pod_resources::{Client, messages::PodResources},
+};
+use numaward_observe::{Observer, Part};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    directory,
+    names::Names,
+    pod_resources_socket,
+    state::Promised,
+    view::{Kept, LastRead},
+};
+
+/// How often it is looked whether the state changed, if no container comes.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often the kubelet is asked who is who, while somebody is not known.
+const ASK: Duration = Duration::from_secs(10);
+
+/// Follows the kubelet's promises until the token is cancelled.
+pub async fn follow(
+    config: Config,
+    observer: Arc<Observer>,
+    pods: Option<Pods>,
+    last: LastRead,
+    stop: CancellationToken,
+) {
+    let (directory, socket) = (directory(&config), pod_resources_socket(&config));
+    let stamps = None;
+    let follower = Follower {
+        directory,
+        stamps,
+        socket,
+        observer,
+        pods,
+        kept: Arc::default(),
+        last,
+        assigned: Vec::new(),
+    };
+    stop.run_until_cancelled(follower.run()).await;
+}
+
+/// What tells a file from its successor.
+type Stamp = Option<(u64, i64, i64, u64)>;
+
+struct Follower {
+    directory: PathBuf,
+    /// Of the state files that were read last without fault.
+    stamps: Option<[Stamp; 2]>,
+    socket: PathBuf,
+    observer: Arc<Observer>,
+    pods: Option<Pods>,
+    kept: Arc<Kept>,
+    last: LastRead,
+    assigned: Vec<PodResources>,
+}
+
+impl Follower {
+    async fn run(mut self) {
+        let mut look = interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let came = self.observer.containers_came();
+        let mut changes = self.pods.as_ref().map(Pods::changes);
+        let mut ask = Instant::now();
+        loop {
+            self.read();
+            if Instant::now() >= ask && self.has_nameless() {
+                self.ask().await;
+                ask = Instant::now() + ASK;
+            }
+            self.tell();
+            let named = async {
+                match &mut changes {
+                    Some(changes) => changes.changed().await.is_ok(),
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = came.notified() => {}
+                is_open = named => if !is_open { changes = None },
+                _ = look.tick() => {}
+            }
+        }
+    }
+
+    fn stamp(&self, file: &str) -> Stamp {
+        let data = fs::metadata(self.directory.join(file)).ok()?;
+        Some((data.ino(), data.mtime(), data.mtime_nsec(), data.size()))
+    }
+
+    /// Reads the state files if they changed. What cannot be read leaves what was read before.
+    fn read(&mut self) {
+        let stamps = [CpuCheckpoint::FILE, MemoryCheckpoint::FILE].map(|file| self.stamp(file));
+        if self.stamps == Some(stamps) {
+            return;
+        }
+        self.stamps = None;
+        match Promised::read(&self.directory) {
+            Ok(promised) => {
+                self.stamps = Some(stamps);
+                self.observer.note(Part::Kubelet, Ok(()));
+                if promised != self.kept.promised {
+                    tracing::info!(pods = promised.pods.len(), "the kubelet's promises changed");
+                    let names = self.kept.names.clone();
+                    self.kept = Arc::new(Kept { promised, names });
+                }
+            }
+            Err(error) => self.observer.note(Part::Kubelet, Err(error.to_string())),
+        }
+    }
+
+    /// Whether there is a promised pod whose name is not known.
+    fn has_nameless(&self) -> bool {
+        let Kept { promised, names } = &*self.kept;
+        promised.pods.keys().any(|uid| names.pod(uid.as_str()).is_none())
+    }
+
+    async fn ask(&mut self) {
+        let listed = async { Client::connect(&self.socket).await?.list().await };
+        match listed.await {
+            Ok(assigned) => self.assigned = assigned,
+            // The API server may know the names; and counters without names are still counters.
+            Err(error) => tracing::debug!(%error, "the kubelet does not tell what it assigned"),
+        }
+    }
+
+    fn tell(&mut self) {
+        let stored = self.pods.as_ref().map(Pods::all).unwrap_or_default();
+        let names = Names::new(stored.iter().map(AsRef::as_ref), &self.assigned, &self.kept.promised);
+        if names != self.kept.names {
+            self.kept = Arc::new(Kept { promised: self.kept.promised.clone(), names });
+        }
+        self.last.set(self.kept.clone());
+        self.observer.hold_to(self.kept.clone());
+    }
+}

@@ -1,0 +1,220 @@
+//! What a pod says about its placement: annotations.
+//!
+//! | annotation | values |
+//! |---|---|
+//! | `numaward.io/placement` | `auto` (what its class of service deserves), `shared` (no exclusive CPUs, no memory on nodes), `off` (not touched at all) |
+//! | `numaward.io/guarantee` | `auto`, `memory`: the memory that a Burstable container requests is promised on nodes |
+//! | `numaward.io/preferred-nodes` | nodes as a list (`0-1`) on which it should be if it can |
+//! | `numaward.io/topology-policy` | `none`, `best-effort`, `restricted`, `single-numa-node`; of the whole pod |
+//!
+//! Each but the last can be given for one container too, in front: `CONTAINER.numaward.io/placement`. That
+//! counts more than the pod's.
+//!
+//! A value that cannot be understood, or a name that does not exist, counts as not given, and the explanation of
+//! the decision says so: a typing error in an annotation must not keep a pod from running.
+
+use std::collections::BTreeMap;
+
+use numaward_api::TopologyManagerPolicy;
+use numaward_topology::NodeSet;
+
+/// Whether something is promised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Placement {
+    /// What the class of service deserves.
+    #[default]
+    Auto,
+    /// Only a share of what is nobody's.
+    Shared,
+    /// Left alone.
+    Off,
+}
+
+/// What is promised beyond what the class of service deserves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Extra {
+    /// Nothing.
+    #[default]
+    None,
+    /// Memory on nodes, as much as is requested.
+    Memory,
+}
+
+/// What is wished for one container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wishes {
+    pub(super) placement: Placement,
+    pub(super) extra: Extra,
+    pub(super) preferred_nodes: Option<NodeSet>,
+}
+
+/// What a pod's annotations say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Annotations {
+    pod: Wishes,
+    containers: BTreeMap<String, Given>,
+    pub(super) policy: Option<TopologyManagerPolicy>,
+    /// What could not be understood, in sentences.
+    pub(super) ignored: Vec<String>,
+}
+
+/// What is given for one container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Given {
+    placement: Option<Placement>,
+    extra: Option<Extra>,
+    preferred_nodes: Option<NodeSet>,
+}
+
+fn placement(value: &str) -> Option<Placement> {
+    match value {
+        "auto" => Some(Placement::Auto),
+        "shared" => Some(Placement::Shared),
+        "off" => Some(Placement::Off),
+        _ => None,
+    }
+}
+
+fn extra(value: &str) -> Option<Extra> {
+    match value {
+        "auto" => Some(Extra::None),
+        "memory" => Some(Extra::Memory),
+        _ => None,
+    }
+}
+
+fn nodes(value: &str) -> Option<NodeSet> {
+    value.parse().ok().filter(|nodes: &NodeSet| !nodes.is_empty())
+}
+
+fn policy(value: &str) -> Option<TopologyManagerPolicy> {
+    match value {
+        "none" => Some(TopologyManagerPolicy::None),
+        "best-effort" => Some(TopologyManagerPolicy::BestEffort),
+        "restricted" => Some(TopologyManagerPolicy::Restricted),
+        "single-numa-node" => Some(TopologyManagerPolicy::SingleNumaNode),
+        _ => None,
+    }
+}
+
+impl Annotations {
+    /// Reads a pod's annotations; those of others are passed over.
+    pub(super) fn read(annotations: &BTreeMap<String, String>) -> Self {
+        let mut read = Self::default();
+        let mut given = Given::default();
+        for (key, value) in annotations {
+            let (container, name) = match key.split_once('/') {
+                Some(("numaward.io", name)) => (None, name),
+                Some((prefix, name)) => match prefix.strip_suffix(".numaward.io") {
+                    Some(container) => (Some(container), name),
+                    None => continue,
+                },
+                None => continue,
+            };
+            let value = value.trim();
+            let mut allowed = None;
+            {
+                let target = match container {
+                    None => &mut given,
+                    Some(container) => read.containers.entry(container.to_owned()).or_default(),
+                };
+                let mut take = |is_taken: bool, expected: &'static str| {
+                    if !is_taken {
+                        allowed = Some(expected);
+                    }
+                };
+                match (name, container) {
+                    ("placement", _) => {
+                        target.placement = placement(value);
+                        take(target.placement.is_some(), "auto, shared or off");
+                    }
+                    ("guarantee", _) => {
+                        target.extra = extra(value);
+                        take(target.extra.is_some(), "auto or memory");
+                    }
+                    ("preferred-nodes", _) => {
+                        target.preferred_nodes = nodes(value);
+                        take(target.preferred_nodes.is_some(), "a list of nodes such as 0-1");
+                    }
+                    ("topology-policy", None) => {
+                        read.policy = policy(value);
+                        take(read.policy.is_some(), "none, best-effort, restricted or single-numa-node");
+                    }
+                    ("topology-policy", Some(_)) => take(false, "this annotation for the whole pod only"),
+                    _ => take(false, "placement, guarantee, preferred-nodes or topology-policy as its name"),
+                }
+            }
+            if let Some(expected) = allowed {
+                read.ignored
+                    .push(format!("the annotation {key}: {value:?} is ignored (expected {expected})"));
+            }
+        }
+        read.pod = Wishes {
+            placement: given.placement.unwrap_or_default(),
+            extra: given.extra.unwrap_or_default(),
+            preferred_nodes: given.preferred_nodes,
+        };
+        read
+    }
+
+    /// What is wished for a container.
+    pub(super) fn of(&self, container: &str) -> Wishes {
+        let given = self.containers.get(container);
+        Wishes {
+            placement: given.and_then(|given| given.placement).unwrap_or(self.pod.placement),
+            extra: given.and_then(|given| given.extra).unwrap_or(self.pod.extra),
+            preferred_nodes: given
+                .and_then(|given| given.preferred_nodes.clone())
+                .or_else(|| self.pod.preferred_nodes.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(annotations: &[(&str, &str)]) -> Annotations {
+        Annotations::read(
+            &annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+        )
+    }
+
+    #[test]
+    fn a_container_overrides_its_pod() {
+        let read = read(&[
+            ("numaward.io/placement", "shared"),
+            ("numaward.io/preferred-nodes", "0-1"),
+            ("numaward.io/topology-policy", "single-numa-node"),
+            ("db.numaward.io/placement", "auto"),
+            ("db.numaward.io/guarantee", "memory"),
+            ("log.numaward.io/placement", "off"),
+            ("example.org/placement", "off"),
+            ("unrelated", "x"),
+        ]);
+        assert_eq!(read.ignored, [""; 0]);
+        assert_eq!(read.policy, Some(TopologyManagerPolicy::SingleNumaNode));
+        let (db, log, other) = (read.of("db"), read.of("log"), read.of("other"));
+        assert_eq!((db.placement, db.extra), (Placement::Auto, Extra::Memory));
+        assert_eq!((log.placement, log.extra), (Placement::Off, Extra::None));
+        assert_eq!(other.placement, Placement::Shared);
+        assert_eq!(other.preferred_nodes, Some("0-1".parse().unwrap()));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_ignored_and_told() {
+        for (key, value, expected) in [
+            ("numaward.io/placement", "maybe", "auto, shared or off"),
+            ("numaward.io/guarantee", "cpu", "auto or memory"),
+            ("numaward.io/preferred-nodes", "", "a list of nodes"),
+            ("numaward.io/preferred-nodes", "1-0", "a list of nodes"),
+            ("numaward.io/topology-policy", "strict", "single-numa-node"),
+            ("db.numaward.io/topology-policy", "none", "the whole pod only"),
+            ("numaward.io/place", "off", "as its name"),
+        ] {
+            let read = read(&[(key, value)]);
+            assert!(matches!(&read.ignored[..], [text] if text.contains(key) && text.contains(expected)));
+            assert_eq!((read.of("db"), read.policy), (Wishes::default(), None), "{key}: {value}");
+        }
+    }
+}

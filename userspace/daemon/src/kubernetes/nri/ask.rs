@@ -1,0 +1,469 @@
+//! From what is known of a pod to what the keeper is asked.
+//!
+//! What is known comes from two sources. The API server's description of a pod has requests, init and sidecar
+//! containers, and all containers at once. What the runtime tells has, of one container at a time: limits, the
+//! CPU shares that the kubelet makes of a request, and the pod's class of service by its place among the
+//! kubelet's cgroups. The first is used where it is there; decisions from the second say so.
+
+use std::{path::PathBuf, sync::Arc};
+
+use numaward_cgroup::CgroupPath;
+use numaward_config::Config;
+use numaward_control::pods::{Asked, ContainerAsk, MemoryAsk, PodAsk};
+use numaward_engine::{ContainerName, ContainerRequest, Near, QosClass, Quantity, Request, Resources};
+use numaward_kube::{
+    cgroup_path::pod_levels,
+    nri::types::{self as nri, Limit},
+    pod::{self, PodSource},
+};
+use numaward_model::pod::{POD_SHARE, PodName, Slice};
+use numaward_topology::{Bytes, NodeSet};
+
+use super::{
+    annotations::{Annotations, Extra, Placement},
+    devices, whole,
+};
+
+/// CPU shares that the kubelet gives for one CPU.
+const SHARES_PER_CPU: u64 = 1024;
+
+/// Why a container is not placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LeftAlone {
+    /// Its annotations say so.
+    OptedOut,
+    /// Where its cgroup will be is not known.
+    NoCgroup,
+}
+
+/// Makes requests of what is known.
+#[derive(Clone)]
+pub(super) struct Asker {
+    pods: Arc<dyn PodSource>,
+    host_root: PathBuf,
+    kubelet: Arc<devices::Kubelet>,
+}
+
+impl Asker {
+    pub(super) fn new(pods: Arc<dyn PodSource>, config: &Config) -> Self {
+        let kubelet = Arc::new(devices::Kubelet::new(config));
+        Self { pods, host_root: config.host_root.clone(), kubelet }
+    }
+
+    /// What the API server tells of a pod.
+    pub(super) fn known(&self, pod: &nri::Pod) -> Option<Arc<pod::Pod>> {
+        self.pods.pod(&pod.uid)
+    }
+
+    /// Whether the API server has told of all pods, so that one that is not known will be in a moment.
+    pub(super) fn is_synced(&self) -> bool {
+        self.pods.is_synced()
+    }
+
+    /// A notice for whoever looks at the pod.
+    pub(super) fn notify(&self, notice: pod::Notice) {
+        self.pods.notify(notice);
+    }
+
+    /// A pod as a whole, as far as it is known.
+    pub(super) fn pod(&self, pod: &nri::Pod) -> PodAsk {
+        let annotations = Annotations::read(&pod.annotations);
+        let known = self.known(pod);
+        let asked = known.as_ref().map_or(Asked::Nothing, |known| whole::asked(known, &annotations));
+        ask(pod, asked, annotations)
+    }
+
+    /// Adds the nodes of the devices that the kubelet has assigned to the pod.
+    pub(super) async fn add_devices(&self, pod: &nri::Pod, ask: &mut PodAsk) {
+        for (container, nodes) in self.kubelet.nodes(&pod.namespace, &pod.name).await {
+            let has_slice = matches!(&ask.asked, Asked::Pod(request) if request.has_container(&container));
+            add_near(ask, if has_slice { container } else { POD_SHARE.into() }, &nodes);
+        }
+    }
+
+    /// A container.
+    pub(super) fn container(
+        &self,
+        pod: &nri::Pod,
+        container: &nri::Container,
+    ) -> Result<ContainerAsk, LeftAlone> {
+        let annotations = Annotations::read(&pod.annotations);
+        if annotations.of(&container.name).placement == Placement::Off {
+            return Err(LeftAlone::OptedOut);
+        }
+        let cgroup: CgroupPath = container
+            .cgroup
+            .as_ref()
+            .and_then(|path| path.parse().ok())
+            .filter(|path: &CgroupPath| !path.is_root())
+            .ok_or(LeftAlone::NoCgroup)?;
+        let known = self.known(pod);
+        let mut notes = Vec::new();
+        let asked = match &known {
+            Some(known) => whole::asked(known, &annotations),
+            None => alone(pod, container, &annotations, &mut notes),
+        };
+        let slice = known
+            .as_ref()
+            .map_or(Slice::Own, |known| whole::slice(known, &asked, &annotations, &container.name));
+        let memory = self.memory(pod, container, &container.resources);
+        let mut pod = ask(pod, asked, annotations);
+        pod.notes.append(&mut notes);
+        let devices = devices::nodes(&self.host_root, &container.devices);
+        let holder = if slice == Slice::Own { container.name.as_str() } else { POD_SHARE };
+        add_near(&mut pod, holder.into(), &devices);
+        Ok(ContainerAsk {
+            pod,
+            id: container.id.clone(),
+            name: container.name.clone(),
+            cgroup,
+            slice,
+            memory,
+            pinned: (container.resources.cpus.clone(), container.resources.mems.clone()),
+        })
+    }
+}
+
+impl Asker {
+    /// What the protection of a container's memory follows from, if it has these resources.
+    fn memory(&self, pod: &nri::Pod, container: &nri::Container, has: &nri::Resources) -> MemoryAsk {
+        let bytes = |of: &nri::Resources| match of.memory_limit {
+            Some(Limit::At(limit)) if limit.0 > 0 => Some(limit),
+            _ => None,
+        };
+        let limit = bytes(has);
+        if let Some(known) = self.known(pod) {
+            return whole::memory(&known, &container.name);
+        }
+        let class = class_of(pod, container);
+        // Of other classes the runtime is not told what is requested.
+        let request = limit.filter(|_| class == Some(QosClass::Guaranteed));
+        MemoryAsk { class, request, limit, overhead: pod.overhead.as_ref().and_then(bytes) }
+    }
+
+    /// What a change of a container's resources asks for, and what the protection of its memory follows from then, if
+    /// that changes.
+    pub(super) fn resized(
+        &self,
+        pod: &nri::Pod,
+        container: &nri::Container,
+        requested: &nri::Resources,
+    ) -> (Resources, Option<MemoryAsk>) {
+        let now = &container.resources;
+        let merged = nri::Resources {
+            cpu_shares: requested.cpu_shares.or(now.cpu_shares),
+            cpu_quota: requested.cpu_quota.or(now.cpu_quota),
+            cpu_period: requested.cpu_period.or(now.cpu_period),
+            ..nri::Resources::default()
+        };
+        let has_cpu = requested.cpu_shares.is_some() || requested.cpu_quota.is_some();
+        let mut to = Resources { cpu: cpus(&merged).filter(|_| has_cpu), ..Resources::none() };
+        let Some(Limit::At(limit)) = requested.memory_limit else { return (to, None) };
+        to = to.with_memory(Quantity::whole(limit.0));
+        let mut memory = self.memory(pod, container, requested);
+        // The API server may tell of it later than the runtime.
+        memory.limit = Some(limit);
+        if memory.class == Some(QosClass::Guaranteed) && memory.request > Some(Bytes(0)) {
+            memory.request = Some(limit);
+        }
+        (to, Some(memory))
+    }
+
+    /// What is left for those that share it when the amounts of a pod as a whole change to these; none if nothing is
+    /// shared in it.
+    pub(super) fn pod_resized(&self, pod: &nri::Pod, requested: &nri::Resources) -> Option<Resources> {
+        let known = self.known(pod)?;
+        let mut amounts = known.resources.as_ref()?.requests.clone();
+        let has_cpu = requested.cpu_shares.is_some() || requested.cpu_quota.is_some();
+        amounts.cpu = cpus(requested).filter(|_| has_cpu).or(amounts.cpu);
+        if let Some(Limit::At(limit)) = requested.memory_limit {
+            amounts = amounts.with_memory(Quantity::whole(limit.0));
+        }
+        whole::share_of(&known, &Annotations::read(&pod.annotations), amounts)
+    }
+}
+
+/// The class of service of a pod, by its place among the kubelet's cgroups.
+fn class_of(pod: &nri::Pod, container: &nri::Container) -> Option<QosClass> {
+    let path = container.cgroup.as_ref().or(pod.cgroup.as_ref());
+    path.and_then(|path| pod_levels(path)).map(|levels| levels.qos)
+}
+
+/// Adds nodes of devices to those of the container that holds them.
+fn add_near(ask: &mut PodAsk, container: ContainerName, nodes: &NodeSet) {
+    if !nodes.is_empty() {
+        let known = ask.near.devices.entry(container).or_default();
+        *known = &*known | nodes;
+    }
+}
+
+fn ask(pod: &nri::Pod, asked: Asked, annotations: Annotations) -> PodAsk {
+    let mut near = Near::default();
+    if let Asked::Pod(request) | Asked::Container(request) = &asked {
+        for container in request.all_containers() {
+            if let Some(nodes) = annotations.of(container.name.as_str()).preferred_nodes {
+                near.preferred.insert(container.name.clone(), nodes);
+            }
+        }
+    }
+    PodAsk {
+        pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
+        sandbox: pod.id.clone(),
+        asked,
+        near,
+        policy: annotations.policy,
+        notes: annotations.ignored,
+    }
+}
+
+/// What is asked for with a container of which only the runtime has told.
+fn alone(
+    pod: &nri::Pod,
+    container: &nri::Container,
+    annotations: &Annotations,
+    notes: &mut Vec<String>,
+) -> Asked {
+    let class = class_of(pod, container);
+    let wishes = annotations.of(&container.name);
+    if wishes.placement != Placement::Auto {
+        return Asked::Nothing;
+    }
+    if wishes.extra == Extra::Memory && class != Some(QosClass::Guaranteed) {
+        notes.push(
+            "memory is not promised: the API server, which tells what is requested, has not told of this pod"
+                .to_owned(),
+        );
+    }
+    if class != Some(QosClass::Guaranteed) {
+        return Asked::Nothing;
+    }
+    notes.push(
+        "decided from what the container runtime tells, one container at a time: the API server has not told of \
+         this pod, so that its init containers and the scope of a pod are not known"
+            .to_owned(),
+    );
+    let (Some(cpu), Some(Limit::At(memory))) = (cpus(&container.resources), container.resources.memory_limit)
+    else {
+        return Asked::Nothing;
+    };
+    let mut resources = Resources::none().with_cpu(cpu).with_memory(Quantity::whole(memory.0));
+    for (&size, &bytes) in container.resources.hugepage_limits.iter().filter(|(_, bytes)| bytes.0 > 0) {
+        resources = resources.with_hugepages(size, Quantity::whole(bytes.0));
+    }
+    Asked::Container(Request {
+        owner: format!("{}/{}", pod.uid, container.name).into(),
+        init_containers: Vec::new(),
+        containers: vec![ContainerRequest::guaranteed(container.name.as_str(), resources)],
+    })
+}
+
+/// The CPUs that a Guaranteed container may use: its quota, else what its shares were made of.
+fn cpus(resources: &nri::Resources) -> Option<Quantity> {
+    if let (Some(Limit::At(quota)), Some(period)) = (resources.cpu_quota, resources.cpu_period) {
+        let millis = (quota.as_nanos() * 1000).checked_div(period.as_nanos())?;
+        return u64::try_from(millis).ok().map(Quantity::milli);
+    }
+    // The kubelet rounds down, so that whole CPUs are exact and nothing else is.
+    let shares = resources.cpu_shares?;
+    let millis = match shares % SHARES_PER_CPU {
+        0 => shares / SHARES_PER_CPU * 1000,
+        _ => shares.saturating_mul(1000).div_ceil(SHARES_PER_CPU),
+    };
+    Some(Quantity::milli(millis))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, time::Duration};
+
+    use numaward_kube::pod::{NoPods, Notice, PodId};
+    use numaward_topology::HugepageSize;
+
+    use super::*;
+
+    fn resources(cpu: &str, memory: &str) -> Resources {
+        Resources::none().with_cpu(cpu.parse().unwrap()).with_memory(memory.parse().unwrap())
+    }
+
+    fn burstable(name: &str, cpu: &str, memory: &str) -> ContainerRequest {
+        ContainerRequest {
+            name: name.into(),
+            restartable: false,
+            requests: resources(cpu, memory),
+            limits: Resources::none(),
+        }
+    }
+
+    struct One(pod::Pod);
+
+    impl PodSource for One {
+        fn pod(&self, uid: &str) -> Option<Arc<pod::Pod>> {
+            (uid == self.0.id.uid).then(|| Arc::new(self.0.clone()))
+        }
+        fn is_synced(&self) -> bool {
+            true
+        }
+        fn notify(&self, _: Notice) {}
+    }
+
+    fn asker(pods: Arc<dyn PodSource>) -> Asker {
+        Asker::new(pods, &Config { host_root: "/nowhere".into(), ..Config::default() })
+    }
+
+    fn known(containers: Vec<ContainerRequest>) -> Asker {
+        let id = PodId { namespace: "ns".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() };
+        asker(Arc::new(One(pod::Pod { id, containers, ..pod::Pod::default() })))
+    }
+
+    fn pod(annotations: &[(&str, &str)]) -> nri::Pod {
+        nri::Pod {
+            id: "sandbox".to_owned(),
+            name: "web".to_owned(),
+            namespace: "ns".to_owned(),
+            uid: "u1".to_owned(),
+            annotations: annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+            ..nri::Pod::default()
+        }
+    }
+
+    fn container(name: &str, class: &str, resources: nri::Resources) -> nri::Container {
+        nri::Container {
+            id: format!("{name}-id"),
+            pod_id: "sandbox".to_owned(),
+            name: name.to_owned(),
+            cgroup: Some(format!("/kubepods{class}/podu1/{name}-id")),
+            resources,
+            ..nri::Container::default()
+        }
+    }
+
+    fn limits(millis: u64, memory: Bytes) -> nri::Resources {
+        nri::Resources {
+            cpu_shares: Some(millis * 1024 / 1000),
+            cpu_quota: Some(Limit::At(Duration::from_micros(millis * 100))),
+            cpu_period: Some(Duration::from_millis(100)),
+            memory_limit: Some(Limit::At(memory)),
+            ..nri::Resources::default()
+        }
+    }
+
+    #[test]
+    fn a_known_guaranteed_pod_is_asked_for_as_a_whole() {
+        let asker = known(vec![
+            ContainerRequest::guaranteed("db", resources("2", "1Gi")),
+            ContainerRequest::guaranteed("log", resources("1", "64Mi")),
+        ]);
+        let names = |asked: &Asked| match asked {
+            Asked::Pod(request) => {
+                assert_eq!((request.owner.as_str(), request.qos()), ("u1", QosClass::Guaranteed));
+                request.containers.iter().map(|c| c.name.to_string()).collect::<Vec<_>>()
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(names(&asker.pod(&pod(&[])).asked), ["db", "log"]);
+        let opted = pod(&[("log.numaward.io/placement", "shared")]);
+        assert_eq!(names(&asker.pod(&opted).asked), ["db"]);
+        let all = pod(&[("numaward.io/placement", "shared"), ("numaward.io/guarantee", "cpu")]);
+        let ask = asker.pod(&all);
+        assert_eq!(ask.asked, Asked::Nothing);
+        assert!(
+            matches!(&ask.notes[..], [note] if note.contains("expected auto or memory")),
+            "{:?}",
+            ask.notes
+        );
+        let off = pod(&[("db.numaward.io/placement", "off")]);
+        let db = container("db", "", limits(2000, Bytes::gib(1)));
+        assert_eq!(asker.container(&off, &db).unwrap_err(), LeftAlone::OptedOut);
+    }
+
+    #[test]
+    fn a_burstable_container_can_have_its_memory_promised() {
+        let asker = known(vec![burstable("db", "2", "1Gi"), burstable("log", "1", "64Mi")]);
+        assert_eq!(asker.pod(&pod(&[])).asked, Asked::Nothing);
+        let Asked::Pod(request) = asker.pod(&pod(&[("db.numaward.io/guarantee", "memory")])).asked else {
+            panic!("nothing is asked for");
+        };
+        assert_eq!((request.containers.len(), request.qos()), (1, QosClass::Guaranteed));
+        let cpu = request.containers[0].requests.cpu.unwrap();
+        assert_eq!((cpu.whole_cpus(), request.containers[0].name.as_str()), (None, "db"));
+    }
+
+    #[test]
+    fn what_is_known_of_memory_is_told() {
+        let memory = |asker: &Asker, class: &str, resources: nri::Resources| {
+            asker.container(&pod(&[]), &container("db", class, resources)).unwrap().memory
+        };
+        let (two, gib) = (limits(2000, Bytes::gib(1)), Some(Bytes::gib(1)));
+        let asker = asker(Arc::new(NoPods));
+        let ask = |class, request, limit| MemoryAsk { class: Some(class), request, limit, overhead: None };
+        assert_eq!(memory(&asker, "", two.clone()), ask(QosClass::Guaranteed, gib, gib));
+        assert_eq!(memory(&asker, "/burstable", two.clone()), ask(QosClass::Burstable, None, gib));
+        assert_eq!(
+            memory(&asker, "/besteffort", nri::Resources::default()),
+            ask(QosClass::BestEffort, None, None)
+        );
+        let known = known(vec![burstable("db", "2", "256Mi")]);
+        let requested = Some(Bytes::mib(256));
+        assert_eq!(memory(&known, "/burstable", two.clone()), ask(QosClass::Burstable, requested, None));
+        // A new limit, of which the API server has not told yet.
+        let more = limits(2000, Bytes::gib(2));
+        let resized = |asker: &Asker, class| {
+            asker.resized(&pod(&[]), &container("db", class, two.clone()), &more).1.unwrap()
+        };
+        let two_gib = Some(Bytes::gib(2));
+        assert_eq!(resized(&asker, ""), ask(QosClass::Guaranteed, two_gib, two_gib));
+        assert_eq!(resized(&known, "/burstable"), ask(QosClass::Burstable, requested, two_gib));
+    }
+
+    #[test]
+    fn wishes_and_devices_are_told() {
+        let asker = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
+        let wish = pod(&[("numaward.io/preferred-nodes", "1")]);
+        let near = asker.pod(&wish).near;
+        assert_eq!(near.preferred, [("db".into(), "1".parse().unwrap())].into());
+        assert_eq!((near.devices.len(), asker.pod(&pod(&[])).near), (0, Near::default()));
+    }
+
+    #[test]
+    fn without_an_api_server_the_runtime_tells() {
+        let asker = asker(Arc::new(NoPods));
+        let mut two = limits(2000, Bytes::gib(1));
+        two.hugepage_limits =
+            [(HugepageSize(Bytes::mib(2)), Bytes::mib(8)), (HugepageSize(Bytes::gib(1)), Bytes(0))].into();
+        let ask = asker.container(&pod(&[]), &container("db", "", two.clone())).unwrap();
+        let Asked::Container(request) = &ask.pod.asked else { panic!("{:?}", ask.pod.asked) };
+        assert_eq!((request.owner.as_str(), request.qos()), ("u1/db", QosClass::Guaranteed));
+        let wanted = &request.containers[0].requests;
+        assert_eq!(wanted.cpu.unwrap().whole_cpus(), Some(2));
+        let memory: BTreeMap<_, _> =
+            wanted.memory.iter().map(|(kind, q)| (kind.to_string(), q.units())).collect();
+        let expected =
+            [("memory".to_owned(), Some(1 << 30)), ("hugepages-2Mi".to_owned(), Some(8 << 20))].into();
+        assert_eq!(memory, expected);
+        assert!(ask.pod.notes.iter().any(|note| note.contains("one container at a time")));
+
+        // Without a quota the shares tell: whole CPUs exactly.
+        let shares =
+            |shares| nri::Resources { cpu_shares: Some(shares), cpu_quota: None, ..limits(0, Bytes::gib(1)) };
+        for (shares_given, whole) in [(2048, Some(2)), (1536, None), (2, None)] {
+            let ask = asker.container(&pod(&[]), &container("db", "", shares(shares_given))).unwrap();
+            let Asked::Container(request) = &ask.pod.asked else { panic!("{:?}", ask.pod.asked) };
+            assert_eq!(request.containers[0].requests.cpu.unwrap().whole_cpus(), whole, "{shares_given}");
+        }
+
+        // Other classes, wishes and what is not told: a share of what is nobody's.
+        let unlimited = nri::Resources { memory_limit: Some(Limit::Unlimited), ..two.clone() };
+        for (class, annotations, resources) in [
+            ("/burstable", vec![], two.clone()),
+            ("/besteffort", vec![], nri::Resources::default()),
+            ("", vec![("numaward.io/placement", "shared")], two.clone()),
+            ("/burstable", vec![("numaward.io/guarantee", "memory")], two.clone()),
+            ("", vec![], unlimited),
+        ] {
+            let ask = asker.container(&pod(&annotations), &container("db", class, resources)).unwrap();
+            assert_eq!(ask.pod.asked, Asked::Nothing, "{class} {annotations:?}");
+        }
+        let lost = nri::Container { cgroup: None, ..container("db", "", two) };
+        assert_eq!(asker.container(&pod(&[]), &lost).unwrap_err(), LeftAlone::NoCgroup);
+    }
+}

@@ -1,0 +1,325 @@
+//! Answers the container runtime.
+
+use std::time::Duration;
+
+use numaward_api::EventKind;
+use numaward_cgroup::{CgroupPath, knob};
+use numaward_control::{Keeper, Refused, pods::Asked};
+use numaward_kube::{
+    nri::{
+        Handler,
+        types::{
+            Call, Container, ContainerEvent, ContainerState, Creation, Event, Limit, NoAnswer,
+            NoAnswerReason, Online, Pod, PodEvent, Refusal, Resources, Settings, Snapshot, Update,
+        },
+    },
+    pod::{Notice, PodId},
+};
+use numaward_model::{Report, Settings as Held, pod};
+
+use super::{
+    Figures, Ports,
+    ask::{Asker, LeftAlone},
+};
+
+/// How long a pod is waited for that the API server has not told of yet, although it tells of pods.
+const POD_PATIENCE: Duration = Duration::from_millis(300);
+const POD_PACE: Duration = Duration::from_millis(10);
+
+/// Asks the keeper on behalf of the runtime.
+#[derive(Clone)]
+pub(super) struct Placer {
+    keeper: Keeper,
+    ports: Ports,
+    asker: Asker,
+    figures: Figures,
+}
+
+/// Settings as the runtime takes them.
+fn settings(of: &Held) -> Settings {
+    let limit = |limit: Option<knob::Limit>| {
+        limit.map(|limit| match limit {
+            knob::Limit::Max => Limit::Unlimited,
+            knob::Limit::Bytes(bytes) => Limit::At(bytes),
+        })
+    };
+    Settings {
+        cpus: of.cpus.clone(),
+        mems: of.mems.clone(),
+        cpu_max: None,
+        memory_min: limit(of.memory_min),
+        memory_low: limit(of.memory_low),
+        memory_high: limit(of.memory_high),
+    }
+}
+
+/// The name of a container, as it is served.
+fn full_name(pod: &Pod, container: &Container) -> String {
+    pod::container_name(&pod.namespace, &pod.name, &container.name)
+}
+
+/// A change as the runtime takes it. One that fails must not keep others from being made.
+pub(super) fn update(container: String, of: &Held) -> Update {
+    Update { container, settings: settings(of), ignore_failure: true }
+}
+
+impl Placer {
+    pub(super) fn new(keeper: Keeper, ports: Ports, asker: Asker, figures: Figures) -> Self {
+        Self { keeper, ports, asker, figures }
+    }
+
+    /// Counts and reports a container that was started without what it should have had.
+    fn unpinned(&self, pod: &Pod, container: &Container, reason: &'static str) {
+        self.figures.unpinned(reason);
+        let (Pod { namespace, name, .. }, of) = (pod, &container.name);
+        let message = format!(
+            "Container {of} of pod {namespace}/{name} started without what it should have had: {reason}."
+        );
+        let report = Report::new(EventKind::UnpinnedStart, message)
+            .detail("reason", reason)
+            .detail("pod", format_args!("{namespace}/{name}"))
+            .detail("container", of);
+        let cgroup: Option<CgroupPath> = container.cgroup.as_ref().and_then(|path| path.parse().ok());
+        self.ports.events.report(cgroup.as_ref(), report);
+    }
+
+    /// Waits a moment for the API server to tell of a pod.
+    async fn await_pod(&self, pod: &Pod) {
+        if self.asker.is_synced() {
+            let known = async {
+                while self.asker.known(pod).is_none() {
+                    tokio::time::sleep(POD_PACE).await;
+                }
+            };
+            // Static pods may never be told of.
+            let _ = tokio::time::timeout(POD_PATIENCE, known).await;
+        }
+    }
+
+    /// What to say to a request that was not granted: only the engine's refusals fail anything.
+    fn refused(&self, pod: &Pod, container: Option<&Container>, refused: &Refused) -> Option<Refusal> {
+        let what = match container {
+            Some(container) => format!("container {} of pod {}/{}", container.name, pod.namespace, pod.name),
+            None => format!("pod {}/{}", pod.namespace, pod.name),
+        };
+        let Refused::Rejected(_, explanation) = refused else {
+            tracing::error!(pod = pod.name, error = %refused, "cannot be placed");
+            return None;
+        };
+        self.figures.refused.inc();
+        let text = format!("numaward cannot place {what}: {refused}");
+        let mut message = text.clone();
+        for note in &explanation.notes {
+            message.push_str("; ");
+            message.push_str(note);
+        }
+        self.asker.notify(Notice {
+            pod: PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
+            reason: "NumaPlacementRefused".to_owned(),
+            message,
+            is_warning: true,
+        });
+        Some(Refusal(text))
+    }
+
+    /// What to say to a change that was not made: what is not in anybody's way goes on without us.
+    fn not_resized(&self, what: std::fmt::Arguments<'_>, refused: &Refused) -> Option<Refusal> {
+        let (Refused::Resize(_) | Refused::Failed(_) | Refused::Enforce(_)) = refused else {
+            tracing::error!(%what, error = %refused, "cannot be resized as asked");
+            return None;
+        };
+        self.figures.refused.inc();
+        Some(Refusal(format!("numaward cannot resize {what}: {refused}")))
+    }
+
+    /// Compares what runs with what is promised: what the runtime is to change.
+    async fn compare(&self, snapshot: Snapshot) -> Vec<Update> {
+        let asks: Vec<_> = snapshot
+            .containers
+            .iter()
+            .filter(|container| container.state != ContainerState::Stopped)
+            .filter_map(|container| {
+                let pod = snapshot.pods.get(&container.pod_id)?;
+                self.asker.container(pod, container).ok()
+            })
+            .collect();
+        let named = snapshot.containers.iter().filter_map(|container| {
+            Some((container.id.clone(), full_name(snapshot.pods.get(&container.pod_id)?, container)))
+        });
+        self.ports.names.containers_are(named.collect(), snapshot.unreadable == 0);
+        let sandboxes = snapshot.pods.iter().map(|(id, pod)| (id.clone(), pod.uid.clone())).collect();
+        let complete = snapshot.unreadable == 0;
+        let count = asks.len();
+        let synchronized = self.keeper.synchronize(asks, sandboxes, complete).await;
+        match synchronized {
+            Ok(synchronized) => {
+                tracing::info!(
+                    containers = count,
+                    updates = synchronized.updates.len(),
+                    unpinned = synchronized.unpinned.len(),
+                    "compared with what the container runtime runs"
+                );
+                for container in &snapshot.containers {
+                    let found = synchronized.unpinned.iter().find(|(id, _)| *id == container.id);
+                    if let (Some((_, reason)), Some(pod)) = (found, snapshot.pods.get(&container.pod_id)) {
+                        self.unpinned(pod, container, reason.label());
+                    }
+                }
+                synchronized.updates.into_iter().map(|found| update(found.id, &found.settings)).collect()
+            }
+            Err(error) => {
+                tracing::error!(%error, "what runs cannot be compared with what is promised");
+                Vec::new()
+            }
+        }
+    }
+
+    async fn ended(&self, id: String) {
+        note_stopping(self.keeper.stopped(id).await);
+    }
+}
+
+impl Handler for Placer {
+    fn online(&self) -> Online {
+        Online::from(&*self.ports.machine.machine())
+    }
+
+    async fn synchronize(&self, snapshot: Snapshot) -> Vec<Update> {
+        let placer = self.clone();
+        // Goes on when the runtime waits no longer: what is adopted is counted and told in any case.
+        let compared = tokio::spawn(async move { placer.compare(snapshot).await });
+        compared.await.unwrap_or_else(|error| {
+            tracing::error!(%error, "what runs was not compared with what is promised");
+            Vec::new()
+        })
+    }
+
+    async fn run_pod(&self, pod: Pod) -> Result<(), Refusal> {
+        self.await_pod(&pod).await;
+        let mut ask = self.asker.pod(&pod);
+        if !matches!(ask.asked, Asked::Pod(_)) {
+            return Ok(());
+        }
+        self.asker.add_devices(&pod, &mut ask).await;
+        match self.keeper.run_pod(ask).await {
+            Ok(()) => Ok(()),
+            Err(refused) => self.refused(&pod, None, &refused).map_or(Ok(()), Err),
+        }
+    }
+
+    async fn update_pod(&self, pod: Pod, resources: Resources) -> Result<(), Refusal> {
+        let Some(to) = self.asker.pod_resized(&pod, &resources) else { return Ok(()) };
+        let uid = pod.uid.clone();
+        match self.keeper.resize_pod(uid, to).await {
+            Ok(()) => Ok(()),
+            Err(refused) => self
+                .not_resized(format_args!("pod {}/{}", pod.namespace, pod.name), &refused)
+                .map_or(Ok(()), Err),
+        }
+    }
+
+    async fn create_container(&self, pod: Pod, container: Container) -> Result<Creation, Refusal> {
+        self.ports.names.containers_are(vec![(container.id.clone(), full_name(&pod, &container))], false);
+        let ask = match self.asker.container(&pod, &container) {
+            Ok(ask) => ask,
+            Err(LeftAlone::OptedOut) => return Ok(Creation::default()),
+            Err(LeftAlone::NoCgroup) => {
+                let problem = container.malformed.first().map(ToString::to_string);
+                tracing::warn!(
+                    pod = pod.name,
+                    container = container.name,
+                    problem,
+                    "has no cgroup that we know"
+                );
+                self.unpinned(&pod, &container, NoAnswerReason::Unreadable(String::new()).label());
+                return Ok(Creation::default());
+            }
+        };
+        match self.keeper.create(ask).await {
+            Ok((wanted, unpinned)) => {
+                match unpinned {
+                    Some(reason) => self.unpinned(&pod, &container, reason.label()),
+                    None => drop(self.figures.placed.inc()),
+                }
+                Ok(Creation { settings: settings(&wanted), updates: Vec::new() })
+            }
+            Err(refused) => {
+                self.refused(&pod, Some(&container), &refused).map_or_else(|| Ok(Creation::default()), Err)
+            }
+        }
+    }
+
+    async fn update_container(
+        &self,
+        pod: Pod,
+        container: Container,
+        requested: Resources,
+    ) -> Result<Vec<Update>, Refusal> {
+        let id = container.id.clone();
+        let (to, memory) = self.asker.resized(&pod, &container, &requested);
+        match self.keeper.resize(id, to, memory).await {
+            // What else is asked for is made so, but where the container runs is ours to say.
+            Ok(Some(held)) => {
+                Ok(vec![Update { ignore_failure: false, ..update(container.id.clone(), &held) }])
+            }
+            Ok(None) => Ok(Vec::new()),
+            Err(refused) => {
+                let what = format_args!("container {} of pod {}/{}", container.name, pod.namespace, pod.name);
+                self.not_resized(what, &refused).map_or_else(|| Ok(Vec::new()), Err)
+            }
+        }
+    }
+
+    async fn stop_container(&self, _pod: Pod, container: Container) -> Vec<Update> {
+        self.ended(container.id).await;
+        Vec::new()
+    }
+
+    async fn event(&self, event: Event) {
+        match event {
+            Event::Container(ContainerEvent::Starting, pod, container) => {
+                let id = container.id.clone();
+                // One that somebody else has pinned may have been yielded to.
+                let is_ours = !container.resources.is_pinned();
+                let ask =
+                    is_ours.then(|| self.asker.container(&pod, &container).ok()).flatten().map(Box::new);
+                let bound = self.keeper.bind(id, ask).await;
+                if let Ok(Some(reason)) = bound {
+                    self.unpinned(&pod, &container, reason.label());
+                }
+            }
+            Event::Container(ContainerEvent::Removed, _, container) => {
+                self.ports.names.container_is_gone(&container.id);
+                self.ended(container.id).await;
+            }
+            Event::Pod(PodEvent::Stopped | PodEvent::Removed, pod) => {
+                let (uid, sandbox) = (pod.uid, pod.id);
+                let over = self.keeper.pod_over(uid, sandbox).await;
+                note_stopping(over);
+            }
+            Event::Container(
+                ContainerEvent::Created | ContainerEvent::Started | ContainerEvent::Updated,
+                ..,
+            )
+            | Event::Pod(PodEvent::Updated, _) => {}
+        }
+    }
+
+    fn no_answer(&self, call: NoAnswer) {
+        let NoAnswer { call: Call::CreateContainer, pod, container, reason } = call else { return };
+        match (pod, container) {
+            // That somebody else places it may be intended.
+            (Some(pod), Some(container)) if reason != NoAnswerReason::PinnedByOther => {
+                self.unpinned(&pod, &container, reason.label());
+            }
+            _ => self.figures.unpinned(reason.label()),
+        }
+    }
+}
+
+/// A daemon that ends compares with what runs when it is back.
+fn note_stopping(done: Result<(), Refused>) {
+    if let Err(error) = done {
+        tracing::debug!(%error, "not taken note of");
+    }
+}

@@ -1,0 +1,444 @@
+//! The daemon's side of NRI against a container runtime in memory, on a tree of plain files.
+
+mod faults;
+mod pods;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use numaward_cgroup::CgroupPath;
+use numaward_config::Config;
+use numaward_control::{Keeper, Ports as KeeperPorts, testing as fixture, testing::Host};
+use numaward_engine::{ContainerRequest, Resources};
+use numaward_kube::{
+    cgroup_path,
+    nri::{
+        fake::{self, ContainerSpec, FakeRuntime, PodSpec},
+        types::Online,
+    },
+    pod::{self, NoPods, Notice, PodId, PodSource},
+};
+use numaward_model::port::MachineSource as _;
+use numaward_topology::{Bytes, CpuSet, Machine};
+use tokio_util::sync::CancellationToken;
+
+use super::{Figures, Ports, plugin};
+
+const PLUGIN: &str = "90-numaward";
+
+/// What an API server tells.
+#[derive(Default)]
+struct Known {
+    pods: Mutex<BTreeMap<String, Arc<pod::Pod>>>,
+    notices: Mutex<Vec<Notice>>,
+    synced: AtomicBool,
+}
+
+impl PodSource for Known {
+    fn pod(&self, uid: &str) -> Option<Arc<pod::Pod>> {
+        self.pods.lock().unwrap().get(uid).cloned()
+    }
+
+    fn is_synced(&self) -> bool {
+        self.synced.load(Ordering::Relaxed)
+    }
+
+    fn notify(&self, notice: Notice) {
+        self.notices.lock().unwrap().push(notice);
+    }
+}
+
+/// A host with a runtime; the daemon can be started on it again and again.
+struct Bench {
+    dir: tempfile::TempDir,
+    host: Arc<Host>,
+    runtime: FakeRuntime,
+    pods: Arc<dyn PodSource>,
+    config: Config,
+}
+
+/// A daemon that runs.
+struct Daemon {
+    keeper: Keeper,
+    thread: Option<JoinHandle<()>>,
+    stop: CancellationToken,
+    figures: Figures,
+}
+
+impl Daemon {
+    /// Stops it as a kill would: nothing is said to anybody.
+    async fn stop(mut self, runtime: &FakeRuntime) {
+        self.stop.cancel();
+        let thread = self.thread.take().unwrap();
+        tokio::task::spawn_blocking(move || thread.join().unwrap()).await.unwrap();
+        assert!(runtime.has_plugins(&[]).await);
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl Bench {
+    fn new(pods: Arc<dyn PodSource>, runtime: impl FnOnce(Online) -> fake::Config) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let machine = Machine::builder().nodes(4).sockets(4).cores_per_node(16).memory(Bytes::gib(64));
+        // The first core (CPU 0) is kept for the system.
+        let machine = machine.build().unwrap();
+        let runtime = FakeRuntime::new(runtime(Online::from(&machine)));
+        let config = Config {
+            state_directory: dir.path().join("state"),
+            host_root: dir.path().to_owned(),
+            ..Config::default()
+        };
+        let host = Arc::new(Host::new(machine));
+        let bench = Self { dir, host, runtime, pods, config };
+        for path in ["", "kubepods", "kubepods/burstable", "kubepods/besteffort"] {
+            bench.cgroup(path);
+        }
+        bench
+    }
+
+    fn cgroup(&self, path: &str) {
+        fixture::cgroup(&self.dir.path().join("cgroup").join(path), &self.host.machine());
+    }
+
+    fn knob(&self, path: &str) -> String {
+        fixture::line(&self.dir.path().join("cgroup").join(path))
+    }
+
+    async fn start(&self) -> Daemon {
+        let daemon = self.start_unconnected();
+        assert!(self.runtime.has_plugins(&[PLUGIN]).await);
+        daemon
+    }
+
+    fn start_unconnected(&self) -> Daemon {
+        let root = self.dir.path().join("cgroup");
+        let (keeper, thread, stop) = fixture::keeper(&self.config, &root, KeeperPorts::of(&self.host), None);
+        let figures = Figures::default();
+        let plugin = plugin(
+            &self.config,
+            keeper.clone(),
+            Ports::of(&self.host),
+            self.pods.clone(),
+            figures.clone(),
+            &stop,
+        );
+        tokio::spawn(plugin.run_with(self.runtime.connector(), stop.clone()));
+        Daemon { keeper, thread: Some(thread), stop, figures }
+    }
+
+    /// Runs a pod's sandbox; the kubelet has made its cgroup.
+    async fn pod(&self, uid: &str, class: &str, annotations: &[(&str, &str)]) -> Result<PodSpec, String> {
+        let pod = self.spec(uid, class, annotations);
+        self.runtime.run_pod(&pod).await?;
+        Ok(pod)
+    }
+
+    fn spec(&self, uid: &str, class: &str, annotations: &[(&str, &str)]) -> PodSpec {
+        let parent = format!("/kubepods{class}/pod{uid}");
+        self.cgroup(parent.trim_start_matches('/'));
+        PodSpec {
+            id: format!("sandbox-{uid}"),
+            name: format!("pod-{uid}"),
+            namespace: "default".to_owned(),
+            uid: uid.to_owned(),
+            annotations: annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+            cgroup_parent: parent,
+        }
+    }
+
+    /// Creates a container as the kubelet asks for it, and its cgroup with what the runtime answers.
+    async fn create(&self, spec: &ContainerSpec) -> Result<(), String> {
+        let created = self.runtime.create_container(spec).await?;
+        let path = path_of(spec);
+        self.cgroup(&path);
+        let dir = self.dir.path().join("cgroup").join(path);
+        for (knob, value) in &created.resources.unified {
+            fs::write(dir.join(knob), format!("{value}\n")).unwrap();
+        }
+        if let Some(cpus) = created.resources.cpus {
+            fs::write(dir.join("cpuset.cpus"), format!("{cpus}\n")).unwrap();
+        }
+        if let Some(mems) = created.resources.mems {
+            fs::write(dir.join("cpuset.mems"), format!("{mems}\n")).unwrap();
+        }
+        Ok(())
+    }
+
+    async fn run(&self, spec: &ContainerSpec) -> Result<(), String> {
+        self.create(spec).await?;
+        self.runtime.start_container(&spec.id).await
+    }
+
+    async fn remove(&self, spec: &ContainerSpec) {
+        fs::remove_dir_all(self.dir.path().join("cgroup").join(path_of(spec))).unwrap();
+        self.runtime.stop_container(&spec.id).await.unwrap();
+        self.runtime.remove_container(&spec.id).await.unwrap();
+    }
+
+    fn cpus(&self, spec: &ContainerSpec) -> CpuSet {
+        self.knob(&format!("{}/cpuset.cpus", path_of(spec))).parse().unwrap()
+    }
+
+    fn mems(&self, spec: &ContainerSpec) -> String {
+        self.knob(&format!("{}/cpuset.mems", path_of(spec)))
+    }
+}
+
+/// A container of a pod; of whole CPUs and memory, as the kubelet tells the runtime.
+fn container(pod: &PodSpec, name: &str, cpus: u64, memory: Bytes) -> ContainerSpec {
+    let id = format!("{name}-{}", pod.uid);
+    ContainerSpec {
+        cgroups_path: format!("{}/{id}", pod.cgroup_parent),
+        id,
+        pod_id: pod.id.clone(),
+        name: name.to_owned(),
+        cpu_shares: Some((cpus * 1024).max(2)),
+        memory_limit: (memory.0 > 0).then_some(memory),
+        ..ContainerSpec::default()
+    }
+}
+
+/// The cgroup of a container below the root of the hierarchy.
+fn path_of(spec: &ContainerSpec) -> String {
+    cgroup_path::of_container(&spec.cgroups_path).unwrap().trim_start_matches('/').to_owned()
+}
+
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_mins(1), "waited in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn containers_are_placed_kept_apart_and_given_back() {
+    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+    let daemon = bench.start().await;
+
+    let shared = bench.pod("burst", "/burstable", &[]).await.unwrap();
+    let shared = container(&shared, "web", 4, Bytes(0));
+    bench.run(&shared).await.unwrap();
+    assert_eq!(bench.cpus(&shared), "0-63".parse().unwrap());
+    let opted_out = bench.pod("own", "/burstable", &[("numaward.io/placement", "off")]).await.unwrap();
+    let opted_out = container(&opted_out, "own", 1, Bytes(0));
+    bench.run(&opted_out).await.unwrap();
+    assert_eq!(bench.cpus(&opted_out), CpuSet::new());
+
+    let pod = bench.pod("db", "", &[]).await.unwrap();
+    let db = container(&pod, "db", 2, Bytes::gib(1));
+    bench.run(&db).await.unwrap();
+    assert_eq!((bench.cpus(&db), bench.mems(&db).as_str()), ("1-2".parse().unwrap(), "0"));
+    let held = daemon.keeper.allocations();
+    let held = &held.allocations[0];
+    assert_eq!((held.name.as_str(), held.cpus.as_str()), ("default/pod-db/db", "1-2"));
+    let notes = &held.explanation.as_ref().unwrap().notes;
+    assert!(notes.iter().any(|note| note.contains("the API server has not told")), "{notes:?}");
+    assert_eq!(bench.host.assigned.lock().unwrap().workloads()[0].nodes, "0".parse().unwrap());
+    // The other left its CPUs before it was there, and the runtime learns of it.
+    assert_eq!(bench.cpus(&shared), "0,3-63".parse().unwrap());
+    until("the runtime repeats the pool", || {
+        bench.runtime.container(&shared.id).unwrap().resources.cpus == Some("0,3-63".parse().unwrap())
+    })
+    .await;
+    assert_eq!(bench.cpus(&opted_out), CpuSet::new());
+
+    // What is the runtime's cannot be taken back by others.
+    let error = daemon.keeper.release("default/pod-db/db".to_owned()).await.unwrap_err();
+    assert!(error.to_string().contains("placed when the runtime creates it"), "{error}");
+
+    bench.remove(&db).await;
+    bench.runtime.remove_pod(&pod.id).await.unwrap();
+    assert_eq!(daemon.keeper.allocations().allocations, []);
+    assert_eq!(bench.cpus(&shared), "0-63".parse().unwrap());
+    for reason in ["late", "away", "ledger", "enforcement"] {
+        assert_eq!(daemon.figures.unpinned_for(reason), 0, "{reason}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_does_not_fit_is_refused_and_the_next_is_placed() {
+    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_1_7);
+    let daemon = bench.start().await;
+    let pod = bench.pod("big", "", &[]).await.unwrap();
+    let big = container(&pod, "big", 14, Bytes::gib(1));
+    bench.run(&big).await.unwrap();
+    let second = container(&pod, "second", 17, Bytes::gib(1));
+    let error = bench.run(&second).await.unwrap_err();
+    assert!(error.contains("numaward cannot place container second of pod default/pod-big"), "{error}");
+    assert!(error.contains("node 1: cpu requested 17, free 16"), "{error}");
+    let small = container(&pod, "small", 2, Bytes::gib(1));
+    bench.run(&small).await.unwrap();
+    assert!((&bench.cpus(&small) & &bench.cpus(&big)).is_empty());
+    assert_eq!(daemon.keeper.allocations().allocations.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_known_pod_is_admitted_as_a_whole_or_not_at_all() {
+    let known = Arc::new(Known::default());
+    let bench = Bench::new(known.clone(), fake::Config::containerd_2_3);
+    let daemon = bench.start().await;
+    let resources =
+        |cpus: &str| Resources::none().with_cpu(cpus.parse().unwrap()).with_memory("1Gi".parse().unwrap());
+    let tell = |uid: &str, init: &str, app: &str| {
+        let id = PodId { namespace: "default".to_owned(), name: format!("pod-{uid}"), uid: uid.to_owned() };
+        let pod = pod::Pod {
+            id,
+            init_containers: vec![ContainerRequest::guaranteed("init", resources(init))],
+            containers: vec![
+                ContainerRequest::guaranteed("app", resources(app)),
+                ContainerRequest::guaranteed("side", resources("500m")),
+            ],
+            ..pod::Pod::default()
+        };
+        known.pods.lock().unwrap().insert(uid.to_owned(), Arc::new(pod));
+    };
+    tell("a", "4", "4");
+    let pod = bench.pod("a", "", &[]).await.unwrap();
+    // Before any container is created, the pod's CPUs are taken.
+    let init = container(&pod, "init", 4, Bytes::gib(1));
+    let app = container(&pod, "app", 4, Bytes::gib(1));
+    let side = ContainerSpec { cpu_shares: Some(512), ..container(&pod, "side", 1, Bytes::gib(1)) };
+    for spec in [&init, &app, &side] {
+        bench.run(spec).await.unwrap();
+    }
+    // What an init container had is there for those after it.
+    assert_eq!(bench.cpus(&init), bench.cpus(&app));
+    assert_eq!(bench.cpus(&app).len(), 4);
+    assert_eq!(bench.cpus(&side), &"0-63".parse::<CpuSet>().unwrap() - &bench.cpus(&app));
+    assert_eq!(bench.mems(&side), "0");
+
+    tell("b", "1", "70");
+    let error = bench.pod("b", "", &[]).await.unwrap_err();
+    assert!(error.contains("numaward cannot place pod default/pod-b"), "{error}");
+    assert!(error.contains("cpu requested 70"), "{error}");
+    let notices = known.notices.lock().unwrap().clone();
+    assert!(matches!(&notices[..], [notice] if notice.is_warning && notice.pod.uid == "b"), "{notices:?}");
+
+    // The sandbox ends: all is free, whatever the containers say.
+    bench.runtime.remove_pod(&pod.id).await.unwrap();
+    assert_eq!(daemon.keeper.allocations().shared_cpus, "0-63");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn restarts_of_either_side_keep_all_and_what_came_meanwhile_is_pinned() {
+    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+    // Started last: what runs is adopted.
+    let early = bench.spec("early", "", &[]);
+    let db = container(&early, "db", 3, Bytes::gib(1));
+    bench.runtime.add_running(&early, &db);
+    bench.cgroup(db.cgroups_path.trim_start_matches('/'));
+    let daemon = bench.start().await;
+    until("it is pinned", || !bench.cpus(&db).is_empty() && !bench.mems(&db).is_empty()).await;
+    assert_eq!((bench.cpus(&db), bench.mems(&db).as_str()), ("1-3".parse().unwrap(), "0"));
+    assert_eq!(bench.runtime.container(&db.id).unwrap().resources.cpus, Some("1-3".parse().unwrap()));
+    assert_eq!(daemon.figures.unpinned_for("away"), 1);
+
+    // The runtime restarts.
+    bench.runtime.stop();
+    bench.runtime.start();
+    assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
+    let pod = bench.pod("next", "", &[]).await.unwrap();
+    let next = container(&pod, "next", 2, Bytes::gib(1));
+    bench.run(&next).await.unwrap();
+    assert_eq!(bench.cpus(&next), "4-5".parse().unwrap());
+    assert_eq!(daemon.figures.unpinned_for("away"), 1);
+
+    // We are killed; meanwhile one container goes and one comes.
+    daemon.stop(&bench.runtime).await;
+    bench.remove(&db).await;
+    bench.runtime.remove_pod(&early.id).await.unwrap();
+    let late = bench.pod("late", "", &[]).await.unwrap();
+    let late = container(&late, "late", 2, Bytes::gib(1));
+    bench.run(&late).await.unwrap();
+    assert_eq!(bench.cpus(&late), CpuSet::new());
+    let daemon = bench.start().await;
+    until("what came meanwhile is pinned", || bench.cpus(&late).len() == 2).await;
+    assert_eq!(bench.cpus(&next), "4-5".parse().unwrap(), "who runs is not disturbed");
+    assert!((&bench.cpus(&late) & &bench.cpus(&next)).is_empty());
+    assert_eq!(daemon.figures.unpinned_for("away"), 1);
+    until("both are held", || {
+        let held = daemon.keeper.allocations();
+        let names: BTreeSet<_> = held.allocations.iter().map(|held| held.name.clone()).collect();
+        names == ["default/pod-late/late".to_owned(), "default/pod-next/next".to_owned()].into()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_resize_stays_within_the_promise_or_is_refused() {
+    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+    let daemon = bench.start().await;
+    let shared = bench.pod("burst", "/burstable", &[]).await.unwrap();
+    let shared = container(&shared, "web", 1, Bytes(0));
+    bench.run(&shared).await.unwrap();
+    let pod = bench.pod("db", "", &[]).await.unwrap();
+    let db = container(&pod, "db", 2, Bytes::gib(1));
+    bench.run(&db).await.unwrap();
+    let to = |cpus, memory| container(&pod, "db", cpus, memory);
+    let updated = bench.runtime.update_container(&db.id, &to(4, Bytes::gib(2))).await.unwrap();
+    assert_eq!(
+        (updated.resources.cpus.unwrap(), updated.resources.cpu_shares),
+        ("1-4".parse().unwrap(), Some(4096))
+    );
+    assert_eq!(bench.cpus(&db), "1-4".parse().unwrap());
+    assert_eq!(bench.cpus(&shared), "0,5-63".parse().unwrap());
+    let held = daemon.keeper.allocations().allocations[0].clone();
+    assert_eq!((held.cpus.as_str(), held.memory[0].bytes), ("1-4", Bytes::gib(2).0));
+    // Its node has 15 CPUs to give.
+    let error = bench.runtime.update_container(&db.id, &to(16, Bytes::gib(2))).await.unwrap_err();
+    assert!(error.contains("numaward cannot resize container db of pod default/pod-db"), "{error}");
+    assert!(error.contains("node 0: cpu requested 12, free 11"), "{error}");
+    assert_eq!(bench.cpus(&db), "1-4".parse().unwrap());
+    let updated = bench.runtime.update_container(&db.id, &to(1, Bytes::gib(1))).await.unwrap();
+    assert_eq!(updated.resources.cpus.unwrap(), "1".parse().unwrap());
+    assert_eq!(bench.cpus(&shared), "0,2-63".parse().unwrap());
+    // Of one that holds nothing only the pool matters.
+    let updated =
+        bench.runtime.update_container(&shared.id, &container(&pod, "web", 3, Bytes(0))).await.unwrap();
+    assert_eq!(updated.resources.cpus.unwrap(), "0,2-63".parse().unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forty_at_once_get_no_cpu_twice() {
+    let bench = Arc::new(Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1));
+    let daemon = bench.start().await;
+    let mut running = tokio::task::JoinSet::new();
+    for i in 0..40 {
+        let bench = Arc::clone(&bench);
+        running.spawn(async move {
+            let pod = bench.pod(&format!("p{i}"), "", &[]).await.unwrap();
+            let spec = container(&pod, "c", 1, Bytes::mib(64));
+            bench.run(&spec).await.unwrap();
+            spec
+        });
+    }
+    let mut taken = CpuSet::new();
+    while let Some(spec) = running.join_next().await {
+        let spec = spec.unwrap();
+        let cpus = bench.cpus(&spec);
+        assert_eq!(cpus.len(), 1, "{}", spec.id);
+        assert!((&taken & &cpus).is_empty(), "{cpus} twice");
+        taken = &taken | &cpus;
+    }
+    assert_eq!(taken.len(), 40);
+    assert_eq!(daemon.keeper.allocations().allocations.len(), 40);
+    assert_eq!(daemon.figures.unpinned_for("late"), 0);
+    let mut took = bench.runtime.reply_times("CreateContainer");
+    took.sort_unstable();
+    assert_eq!(took.len(), 40);
+    println!("reply to CreateContainer: median {:?}, p99 and longest {:?}", took[20], took[39]);
+}

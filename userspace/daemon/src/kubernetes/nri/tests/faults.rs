@@ -1,0 +1,185 @@
+//! What comes from outside and is wrong: each has an outcome that was chosen, a message, and a metric where it recurs.
+//! What the connection itself is asked to bear (garbage, silence, other versions) is tested beside it, in
+//! `numaward_kube`.
+
+use super::*;
+
+/// The notes of the decision on the only allocation.
+fn notes(daemon: &Daemon) -> Vec<String> {
+    let held = daemon.keeper.allocations();
+    let [held] = held.allocations.as_slice() else { panic!("{held:?}") };
+    held.explanation.clone().unwrap().notes
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn annotations_that_mean_nothing_are_told_and_keep_no_pod_from_running() {
+    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+    let daemon = bench.start().await;
+    let wrong = [
+        ("numaward.io/placement", "never"),
+        ("numaward.io/prefered-nodes", "1"),
+        ("db.numaward.io/preferred-nodes", "one"),
+        ("numaward.io/topology-policy", "single"),
+    ];
+    let pod = bench.pod("db", "", &wrong).await.unwrap();
+    let db = container(&pod, "db", 2, Bytes::gib(1));
+    bench.run(&db).await.unwrap();
+    assert_eq!((bench.cpus(&db).len(), bench.mems(&db).as_str()), (2, "0"));
+    let notes = notes(&daemon);
+    for words in [
+        "numaward.io/placement: \"never\" is ignored (expected auto, shared or off)",
+        "numaward.io/prefered-nodes: \"1\" is ignored",
+        "db.numaward.io/preferred-nodes: \"one\" is ignored (expected a list of nodes",
+        "numaward.io/topology-policy: \"single\" is ignored (expected none, best-effort",
+    ] {
+        assert!(notes.iter().any(|note| note.contains(words)), "{words}: {notes:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_somebody_else_has_pinned_is_left_alone_unless_told_otherwise() {
+    let mut bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+    let daemon = bench.start().await;
+    let pod = bench.pod("db", "", &[]).await.unwrap();
+    let pinned =
+        |name: &str| ContainerSpec { cpus: "40-41".to_owned(), ..container(&pod, name, 2, Bytes::gib(1)) };
+    let theirs = pinned("theirs");
+    bench.run(&theirs).await.unwrap();
+    assert_eq!(bench.cpus(&theirs), "40-41".parse().unwrap());
+    assert_eq!(daemon.figures.unpinned_for("pinned_by_other"), 1);
+    assert_eq!(daemon.keeper.allocations().allocations, []);
+    daemon.stop(&bench.runtime).await;
+
+    bench.config.kubernetes.nri.when_pinned = numaward_config::kubernetes::WhenPinned::Override;
+    let daemon = bench.start().await;
+    let ours = pinned("ours");
+    bench.run(&ours).await.unwrap();
+    let held = daemon.keeper.allocations();
+    assert!(held.allocations.iter().any(|of| of.name.ends_with("/ours")), "{held:?}");
+    assert_eq!(bench.mems(&ours), "0");
+    assert_eq!(daemon.figures.unpinned_for("pinned_by_other"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn garbage_costs_a_connection_which_is_counted_and_nothing_else() {
+    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+    let daemon = bench.start().await;
+    let pod = bench.pod("db", "", &[]).await.unwrap();
+    let db = container(&pod, "db", 2, Bytes::gib(1));
+    bench.run(&db).await.unwrap();
+    // A frame of 4 GiB, and one that begins no message.
+    for (lost, garbage) in [(1, [0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff]), (2, *b"HTTP/1.1")] {
+        bench.runtime.send_raw(PLUGIN, &garbage).await.unwrap();
+        until("the connection is lost and made again", || {
+            daemon.figures.disconnects.get() == lost && daemon.figures.connected.get() == 1
+        })
+        .await;
+        assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
+    }
+    let next = container(&pod, "next", 2, Bytes::gib(1));
+    bench.run(&next).await.unwrap();
+    assert_eq!((bench.cpus(&db), bench.cpus(&next)), ("1-2".parse().unwrap(), "3-4".parse().unwrap()));
+    assert_eq!(daemon.figures.unpinned_for("away"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_adopted_too_late_for_the_runtime_is_pinned_and_told_nevertheless() {
+    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+    bench.runtime.stop();
+    let daemon = bench.start_unconnected();
+    let pod = bench.spec("early", "", &[]);
+    let db = container(&pod, "db", 2, Bytes::gib(1));
+    bench.runtime.add_running(&pod, &db);
+    bench.cgroup(db.cgroups_path.trim_start_matches('/'));
+
+    // Whoever is told of promises takes longer than the runtime waits.
+    let host = bench.host.clone();
+    let (go_on, wait) = std::sync::mpsc::channel::<()>();
+    let (locked, is_locked) = std::sync::mpsc::channel();
+    let slow = std::thread::spawn(move || {
+        let told = host.assigned.lock().unwrap();
+        locked.send(()).unwrap();
+        wait.recv().unwrap();
+        drop(told);
+    });
+    is_locked.recv().unwrap();
+    bench.runtime.start();
+    until("the runtime goes on", || daemon.figures.connected.get() == 1).await;
+    assert_eq!(daemon.figures.unpinned_for("away"), 0);
+    go_on.send(()).unwrap();
+    slow.join().unwrap();
+    until("it is counted", || daemon.figures.unpinned_for("away") == 1).await;
+    until("it is pinned", || bench.cpus(&db).len() == 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_runtime_that_speaks_nri_the_rest_works_and_it_is_waited_for() {
+    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+    // Nobody listens, be it that there is no runtime or that its NRI is off.
+    bench.runtime.stop();
+    let daemon = bench.start_unconnected();
+    assert_eq!(daemon.figures.connected.get(), 0);
+    assert_eq!(daemon.keeper.allocations().shared_cpus, "0-63");
+    bench.runtime.start();
+    assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
+    until("it is told", || daemon.figures.connected.get() == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_the_api_server_never_tells_of_is_placed_by_what_the_runtime_tells() {
+    let known = Arc::new(Known::default());
+    // A static pod whose mirror was refused: the API server has told of all that it knows.
+    known.synced.store(true, Ordering::Relaxed);
+    let bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+    let daemon = bench.start().await;
+    let pod = bench.pod("static", "", &[]).await.unwrap();
+    let db = container(&pod, "db", 2, Bytes::gib(1));
+    bench.run(&db).await.unwrap();
+    assert_eq!(bench.cpus(&db).len(), 2);
+    assert!(notes(&daemon).iter().any(|note| note.contains("the API server has not told")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_changes_under_our_hands_keeps_what_it_was_admitted_with() {
+    let known = Arc::new(Known::default());
+    let bench = Bench::new(known.clone(), fake::Config::containerd_2_3);
+    let daemon = bench.start().await;
+    let tell = |cpus: &str| {
+        let amounts = Resources::none().with_cpu(cpus.parse().unwrap()).with_memory("1Gi".parse().unwrap());
+        known.tell("a", vec![ContainerRequest::guaranteed("db", amounts)], None);
+    };
+    tell("2");
+    let pod = bench.pod("a", "", &[]).await.unwrap();
+    // Its resources change before its container is created: the runtime says so again, when it is resized.
+    tell("40");
+    let db = container(&pod, "db", 2, Bytes::gib(1));
+    bench.run(&db).await.unwrap();
+    assert_eq!(bench.cpus(&db), "1-2".parse().unwrap());
+
+    // The API server forgets it while it runs: a container that is created again gets the same.
+    known.pods.lock().unwrap().clear();
+    bench.remove(&db).await;
+    let again = ContainerSpec { id: "db-again".to_owned(), ..db.clone() };
+    let again = ContainerSpec { cgroups_path: format!("{}/db-again", pod.cgroup_parent), ..again };
+    bench.run(&again).await.unwrap();
+    assert_eq!(bench.cpus(&again), "1-2".parse().unwrap());
+
+    // Its sandbox is replaced: the end of the old one takes nothing from the new one.
+    let new = PodSpec { id: "sandbox-new".to_owned(), ..pod.clone() };
+    tell("2");
+    bench.runtime.run_pod(&new).await.unwrap();
+    fs::remove_dir_all(bench.dir.path().join("cgroup").join(path_of(&again))).unwrap();
+    bench.runtime.remove_pod(&pod.id).await.unwrap();
+    assert_eq!(daemon.keeper.allocations().shared_cpus, "0,3-63");
+    let last = ContainerSpec {
+        cgroups_path: format!("{}/db-last", new.cgroup_parent),
+        id: "db-last".to_owned(),
+        pod_id: new.id.clone(),
+        ..db
+    };
+    bench.run(&last).await.unwrap();
+    assert_eq!(bench.cpus(&last), "1-2".parse().unwrap());
+    bench.remove(&last).await;
+    bench.runtime.remove_pod(&new.id).await.unwrap();
+    assert_eq!(daemon.keeper.allocations().shared_cpus, "0-63");
+}

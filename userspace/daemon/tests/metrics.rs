@@ -1,0 +1,420 @@
+//! The page of the book that lists all metrics is made from what is served, so that it says nothing else.
+
+use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path, sync::Arc, time::Duration};
+
+use numaward_daemon::kubernetes;
+use numaward_model::{snapshot::*, testing::snapshot};
+use numaward_observe::events::Events;
+use numaward_telemetry::{
+    alerts,
+    metrics::{Format, Metrics},
+    otlp,
+};
+use numaward_topology::{Bytes, NodeId, ZoneKind};
+
+/// What is counted or measured, in parts of the page: by the beginning of names.
+const PARTS: &[(&str, &str, &[&str])] = &[
+    (
+        "Observed",
+        "What the probes and the kernel's books say of workloads and nodes.",
+        &[
+            "memory_allocated_",
+            "memory_resident_",
+            "memory_pressure_",
+            "kernel_memory_",
+            "unknown_node_",
+            "numa_miss_",
+            "remote_",
+            "dram_",
+            "migrated_",
+            "reclaim_",
+            "oom_",
+            "exclusive_cpu_",
+            "node_memory_unused_",
+            "node_headroom_",
+            "node_access_",
+            "workloads",
+        ],
+    ),
+    (
+        "Promised",
+        "What was asked for, what was given, and what is left.",
+        &["memory_manager_", "cpu_manager_", "topology_manager_", "node_memory_bytes", "promised_"],
+    ),
+    (
+        "Enforced",
+        "What was written to the kernel, and whether it stayed.",
+        &["enforcement_", "drift_", "guarantee_", "herd_", "memory_high_", "declared_"],
+    ),
+    (
+        "Kubernetes",
+        "The container runtime and the API server.",
+        &["nri_", "containers_", "kubernetes_", "pod_resources_", "node_resource_"],
+    ),
+    ("Sent", "What is sent by OTLP and to the webhook, where that is configured.", &["alert_", "otlp_"]),
+    ("numaward itself", "How it is doing, and what it costs.", &[""]),
+];
+
+#[derive(Debug, Default)]
+struct Described {
+    help: String,
+    kind: String,
+    unit: String,
+    labels: Vec<String>,
+    has_samples: bool,
+}
+
+const CONTAINER: &str = "shop/web-0/main";
+
+#[derive(Debug)]
+struct Everything;
+
+impl SnapshotSource for Everything {
+    fn snapshot(&self) -> Snapshot {
+        let mut snapshot = snapshot();
+        // Containers have all labels that a workload can have.
+        for (workload, name) in snapshot.workloads.iter_mut().zip([CONTAINER, "shop/web-0/proxy"]) {
+            workload.name = name.into();
+        }
+        for probe in &mut snapshot.probes {
+            probe.runtime = Some(Duration::from_millis(1));
+        }
+        snapshot
+    }
+
+    fn promises(&self) -> PromiseFigures {
+        let (node, kind, workload) = (NodeId(2), ZoneKind::Memory, Arc::<str>::from(CONTAINER));
+        let bytes = Bytes(1);
+        PromiseFigures {
+            missed: vec![Missed { workload: workload.clone(), bytes: vec![(node, bytes)] }],
+            kinds: vec![KindPromised {
+                node,
+                kind,
+                reserved: bytes,
+                allocatable: bytes,
+                promised: bytes,
+                free: bytes,
+            }],
+            exclusive_cpus: vec![(node, 1)],
+            lacks: vec![Lacking { workload, offline_cpus: 0, uncovered: bytes }],
+            headroom: vec![(node, kind, 1)],
+            shared_pool_cpus: Some(1),
+        }
+    }
+}
+
+/// The labels of a sample, in order.
+fn labels(sample: &str) -> Vec<String> {
+    let Some((_, rest)) = sample.split_once('{') else { return Vec::new() };
+    let mut names = Vec::new();
+    let (mut name, mut is_quoted, mut is_escaped) = (String::new(), false, false);
+    for c in rest.chars() {
+        match c {
+            _ if is_escaped => is_escaped = false,
+            '\\' if is_quoted => is_escaped = true,
+            '"' => is_quoted = !is_quoted,
+            _ if is_quoted => {}
+            '}' => break,
+            ',' => name.clear(),
+            '=' => names.push(std::mem::take(&mut name)),
+            c => name.push(c),
+        }
+    }
+    names.retain(|name| name != "le");
+    names
+}
+
+/// All families of a text in the format of OpenMetrics, which tells units, by the name of their samples.
+fn families(text: &str) -> BTreeMap<String, Described> {
+    let mut found: BTreeMap<String, Described> = BTreeMap::new();
+    let mut family = String::new();
+    for line in text.lines().filter(|line| *line != "# EOF") {
+        if let Some(declared) = line.strip_prefix("# ") {
+            let (word, rest) = declared.split_once(' ').unwrap_or((declared, ""));
+            let (name, value) = rest.split_once(' ').unwrap_or((rest, ""));
+            name.clone_into(&mut family);
+            let described = found.entry(family.clone()).or_default();
+            match word {
+                "HELP" => value.trim_end_matches('.').clone_into(&mut described.help),
+                "TYPE" => value.clone_into(&mut described.kind),
+                "UNIT" => value.clone_into(&mut described.unit),
+                _ => {}
+            }
+        } else if let Some(described) = found.get_mut(&family) {
+            described.has_samples = true;
+            for label in labels(line) {
+                if !described.labels.contains(&label) {
+                    described.labels.push(label);
+                }
+            }
+        }
+    }
+    let named = |(name, described): (String, Described)| {
+        let suffix = match described.kind.as_str() {
+            "counter" => "_total",
+            "info" => "_info",
+            _ => "",
+        };
+        (name + suffix, described)
+    };
+    found.into_iter().map(named).collect()
+}
+
+fn row(name: &str, described: &Described) -> String {
+    let labels: Vec<String> = described.labels.iter().map(|label| format!("`{label}`")).collect();
+    let unit = if described.unit.is_empty() { "" } else { &described.unit };
+    let help = described.help.replace('|', "\\|");
+    format!("| `{name}` | {} | {unit} | {} | {help} |\n", described.kind, labels.join(", "))
+}
+
+const HEAD: &str = "| name | type | unit | labels | meaning |\n|---|---|---|---|---|\n";
+
+fn page(own: &BTreeMap<String, Described>, kubelets: &BTreeMap<String, Described>) -> String {
+    let mut page = String::from(
+        "# Metrics\n\n\
+         <!-- Made from the metrics themselves: UPDATE=1 cargo test -p numaward-daemon --test metrics -->\n\n\
+         `/metrics` serves these for Prometheus, in its own text format or that of OpenMetrics, as the header `Accept` \
+         asks. Counters start at zero when the daemon starts, or when a workload is seen first, and only grow. A series \
+         that is not there is not known, which is not the same as zero.\n\n\
+         `node` is the id of a NUMA node, `cpu` that of a CPU, `kind` a kind of memory: `memory` (base pages), \
+         `hugepages-2Mi`, `hugepages-1Gi`. `namespace`, `pod` and `container` are there beside `workload` where the \
+         workload is a container of a pod.\n",
+    );
+    let mut left: BTreeMap<&str, &Described> = own.iter().map(|(name, of)| (name.as_str(), of)).collect();
+    let mut parts: Vec<(&str, &str, String)> = Vec::new();
+    for (title, about, beginnings) in PARTS {
+        let mut rows = String::new();
+        left.retain(|name, described| {
+            let short = name.strip_prefix("numaward_").unwrap_or(name);
+            let is_here = beginnings.iter().any(|beginning| short.starts_with(beginning));
+            if is_here {
+                rows.push_str(&row(name, described));
+            }
+            !is_here
+        });
+        parts.push((title, about, rows));
+    }
+    for (title, about, rows) in parts {
+        assert!(!rows.is_empty(), "{title} has no metric");
+        let _ = write!(page, "\n## {title}\n\n{about}\n\n{HEAD}{rows}");
+    }
+    let _ = write!(
+        page,
+        "\n## Under the kubelet's names\n\nWith `exportKubeletNames: true`, for dashboards and alerts that were made \
+         for the kubelet.\n\n{HEAD}"
+    );
+    page.extend(kubelets.iter().map(|(name, described)| row(name, described)));
+    page
+}
+
+fn encoded(metrics: &Metrics, format: Format) -> String {
+    let mut text = Vec::new();
+    metrics
+        .encode(format, |piece| {
+            text.extend_from_slice(&piece);
+            true
+        })
+        .unwrap();
+    String::from_utf8(text).unwrap()
+}
+
+/// All metrics, by the name of their samples.
+fn served() -> BTreeMap<String, Described> {
+    let figures = numaward_control::Figures::default();
+    let metrics = Metrics::new(Arc::new(Everything))
+        .with(|registry| {
+            figures.register(registry);
+            Events::default().register(registry);
+            kubernetes::nri::Figures::default().register(registry);
+            kubernetes::cluster::Figures::default().register(registry);
+            alerts::Figures::default().register(registry);
+            otlp::Figures::default().register(registry);
+        })
+        .with_kubelet_names(|registry| figures.register_kubelet(registry));
+    families(&encoded(&metrics, Format::OpenMetrics))
+}
+
+/// The names of metrics in a text, each with the labels that are matched beside it. Of recorded ones, `a:numaward_b:c`,
+/// only the rules know.
+fn named(text: &str) -> Vec<(String, Vec<String>)> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    let mut found = Vec::new();
+    for (start, _) in text.match_indices("numaward_") {
+        if text[..start].ends_with(is_part) {
+            continue;
+        }
+        let rest = &text[start..];
+        let (name, rest) = rest.split_at(rest.find(|c| !is_part(c)).unwrap_or(rest.len()));
+        let matchers =
+            rest.strip_prefix('{').and_then(|rest| rest.split_once('}')).map_or("", |(inside, _)| inside);
+        let labels = matchers.split(',').filter_map(|matcher| {
+            let (label, _) = matcher.split_once('=')?;
+            Some(label.trim().trim_end_matches('!').to_owned())
+        });
+        found.push((name.to_owned(), labels.collect()));
+    }
+    found
+}
+
+#[test]
+fn dashboards_rules_and_runbooks_name_what_is_served() {
+    /// What the scraper adds.
+    const OUTER: [&str; 3] = ["cluster", "instance", "job"];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let served = served();
+    let (mut faults, mut names) = (Vec::new(), 0);
+    for folder in ["dashboards/grafana", "dashboards/prometheus", "docs/runbooks"] {
+        for entry in fs::read_dir(root.join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "yaml" && extension != "md") {
+                continue;
+            }
+            for (name, labels) in named(&fs::read_to_string(&path).unwrap()) {
+                names += 1;
+                let family = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| {
+                    let of = served.get(name.strip_suffix(suffix)?)?;
+                    (of.kind == "histogram").then_some(of)
+                });
+                match served.get(&name).or(family) {
+                    None if name.ends_with('_') && served.keys().any(|served| served.starts_with(&name)) => {}
+                    None => faults.push(format!("{}: there is no {name}", path.display())),
+                    Some(described) => faults.extend(
+                        labels
+                            .iter()
+                            .filter(|label| {
+                                !described.labels.contains(label) && !OUTER.contains(&label.as_str())
+                            })
+                            .map(|label| format!("{}: {name} has no label {label}", path.display())),
+                    ),
+                }
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{faults:#?}");
+    assert!(names > 50, "only {names} names were found");
+}
+
+/// `UPDATE=1 cargo test -p numaward-daemon --test metrics` writes it.
+#[test]
+fn the_reference_of_metrics_is_checked_in() {
+    let all = served();
+    let unknown: Vec<&String> = all.iter().filter(|(_, of)| !of.has_samples).map(|(name, _)| name).collect();
+    assert!(unknown.is_empty(), "without a sample, so that its labels are not known: {unknown:?}");
+    let silent: Vec<&String> =
+        all.iter().filter(|(_, of)| of.help.is_empty()).map(|(name, _)| name).collect();
+    assert!(silent.is_empty(), "without a meaning: {silent:?}");
+    let (own, kubelets) = all.into_iter().partition(|(name, _)| name.starts_with("numaward_"));
+    let page = page(&own, &kubelets);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/metrics.md");
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(&path, &page).unwrap();
+    }
+    let checked_in = fs::read_to_string(&path).unwrap_or_default();
+    let differs = checked_in.lines().zip(page.lines()).zip(1..).find(|((old, new), _)| old != new);
+    assert!(checked_in == page, "{} is out of date (UPDATE=1 writes it): {differs:?}", path.display());
+}
+
+#[derive(Debug)]
+struct Promising;
+
+impl SnapshotSource for Promising {
+    fn snapshot(&self) -> Snapshot {
+        Snapshot::default()
+    }
+
+    fn promises(&self) -> PromiseFigures {
+        let exclusive_cpus = vec![(NodeId(0), 3), (NodeId(2), 4)];
+        PromiseFigures { exclusive_cpus, shared_pool_cpus: Some(5), ..PromiseFigures::default() }
+    }
+}
+
+#[test]
+fn the_kubelets_names_are_served_where_they_are_asked_for() {
+    let figures = numaward_control::Figures::default();
+    let written = |metrics: Metrics| encoded(&metrics, Format::Prometheus);
+    let without = written(Metrics::new(Arc::new(Promising)).with(|registry| figures.register(registry)));
+    assert!(!without.contains("kubelet_"), "{without}");
+    let with = written(
+        Metrics::new(Arc::new(Promising))
+            .with(|registry| figures.register(registry))
+            .with_kubelet_names(|registry| figures.register_kubelet(registry)),
+    );
+    let kubelets: Vec<&str> = with.lines().filter(|line| line.starts_with("kubelet_")).collect();
+    for line in [
+        "kubelet_topology_manager_admission_requests_total 0",
+        "kubelet_topology_manager_admission_errors_total 0",
+        "kubelet_topology_manager_admission_duration_ms_count 0",
+        "kubelet_cpu_manager_pinning_requests_total 0",
+        "kubelet_cpu_manager_pinning_errors_total 0",
+        "kubelet_cpu_manager_shared_pool_size_millicores 5000",
+        "kubelet_cpu_manager_exclusive_cpu_allocation_count 7",
+        "kubelet_cpu_manager_allocation_per_numa{numa_node=\"0\"} 3",
+        "kubelet_cpu_manager_allocation_per_numa{numa_node=\"2\"} 4",
+        "kubelet_memory_manager_pinning_requests_total 0",
+        "kubelet_memory_manager_pinning_errors_total 0",
+    ] {
+        assert!(kubelets.contains(&line), "{line}: {kubelets:#?}");
+    }
+    assert!(with.contains("# TYPE kubelet_cpu_manager_pinning_errors_total counter\n"), "{with}");
+}
+
+/// What users build on from the first scrape: every name of the promise, enforced and self families, with a zero
+/// where nothing has happened, if the labels are bounded.
+#[test]
+fn the_families_are_there_from_the_start() {
+    let figures = numaward_control::Figures::default();
+    let metrics = Metrics::new(Arc::new(Promising)).with(|registry| figures.register(registry));
+    let text = encoded(&metrics, Format::Prometheus);
+    let reasons = ["UnexpectedAdmissionError", "SMTAlignmentError"];
+    let knobs = ["cpuset.cpus", "cpuset.mems", "memory.min", "memory.low", "memory.high", "memory.max"];
+    let mut zeros = vec![
+        "topology_manager_admission_requests_total".to_owned(),
+        "topology_manager_admission_errors_total".to_owned(),
+        "topology_manager_admission_duration_seconds_count".to_owned(),
+        "memory_manager_pinning_requests_total".to_owned(),
+        "cpu_manager_pinning_requests_total".to_owned(),
+        "guarantee_migrated_bytes_total".to_owned(),
+        "scrape_duration_seconds_count".to_owned(),
+    ];
+    for manager in ["cpu", "memory"] {
+        zeros.extend(
+            reasons.map(|reason| format!("{manager}_manager_pinning_errors_total{{reason=\"{reason}\"}}")),
+        );
+    }
+    for knob in knobs {
+        for family in ["drift_total", "drift_repaired_total"] {
+            zeros.push(format!("{family}{{knob=\"{knob}\"}}"));
+        }
+        for backend in ["cgroupfs", "systemd"] {
+            for result in ["ok", "error"] {
+                zeros.push(format!(
+                    "enforcement_writes_total{{backend=\"{backend}\",knob=\"{knob}\",result=\"{result}\"}}"
+                ));
+            }
+        }
+    }
+    for zero in zeros {
+        assert!(text.contains(&format!("\nnumaward_{zero} 0\n")), "{zero}: {text}");
+    }
+    // Their labels are found out on the host: declared, with samples as soon as there are any.
+    for family in [
+        "build_info",
+        "cpu_manager_exclusive_cpus",
+        "cpu_manager_shared_pool_cpus",
+        "node_memory_bytes",
+        "memory_allocated_bytes_total",
+        "kernel_memory_allocated_bytes_total",
+        "numa_miss_bytes_total",
+        "memory_resident_bytes",
+        "memory_pressure_stalled_seconds_total",
+        "oom_kills_total",
+        "probe",
+        "probe_runtime_seconds_total",
+        "probe_map_entries",
+        "probe_map_capacity",
+        "probe_events_lost_total",
+        "degraded",
+    ] {
+        assert!(text.contains(&format!("# TYPE numaward_{family} ")), "{family}: {text}");
+    }
+}

@@ -1,0 +1,179 @@
+//! What was written where, and what was found there before: the durable half of enforcement.
+//!
+//! The book is part of the ledger's payload. It is a value: a [`Plan`](super::Plan) carries the book to store
+//! before the first knob is written and the one that is true after the last.
+//!
+//! Invariant: for every knob that may differ from what was found because of us, a stored record says what was
+//! found. So a crash at any moment loses no value that a release has to bring back.
+
+use std::{fmt, ops::Bound, path::Path, sync::Arc};
+
+use numaward_cgroup::{CgroupId, CgroupPath};
+use numaward_model::{Settings, Shared, Values};
+use serde::{Deserialize, Serialize};
+
+/// Who writes the knobs of a cgroup.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Owner {
+    /// We do, directly.
+    Cgroupfs,
+    /// systemd does, for this unit; what it has no property for is written directly.
+    Systemd(String),
+}
+
+impl Owner {
+    /// The owner of a cgroup on a host whose init is systemd.
+    ///
+    /// systemd owns the cgroups of its units: slices, nested in each other, and the services, scopes,
+    /// sockets, mounts and swaps in them. What is below one of those is delegated (the container in a scope,
+    /// the units of a user's manager), and what does not look like a unit was made by somebody else.
+    ///
+    /// Source: systemd's `CGROUP_DELEGATION.md`; `cg_escape` for the leading underscore.
+    pub fn under_systemd(path: &CgroupPath) -> Self {
+        let mut components = path.components().peekable();
+        while let Some(component) = components.next() {
+            let name = component.strip_prefix('_').unwrap_or(component);
+            let is_last = components.peek().is_none();
+            match name.rsplit_once('.') {
+                Some((_, "slice")) if !is_last => {}
+                Some((_, "slice" | "service" | "scope" | "socket" | "mount" | "swap")) if is_last => {
+                    return Self::Systemd(name.to_owned());
+                }
+                _ => return Self::Cgroupfs,
+            }
+        }
+        Self::Cgroupfs
+    }
+
+    /// The word for the label `backend`.
+    pub fn backend(&self) -> &'static str {
+        match self {
+            Self::Cgroupfs => "cgroupfs",
+            Self::Systemd(_) => "systemd",
+        }
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cgroupfs => f.write_str("cgroupfs"),
+            Self::Systemd(unit) => write!(f, "systemd ({unit})"),
+        }
+    }
+}
+
+/// What is known of one cgroup: held itself, an ancestor of one that is held, or both.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Which cgroup had the path: a new one of the same name has another id and none of our values.
+    pub id: CgroupId,
+    /// Who writes its knobs.
+    pub owner: Owner,
+    /// What was asked for; empty for a mere ancestor.
+    #[serde(default, skip_serializing_if = "Settings::is_empty")]
+    pub settings: Settings,
+    /// What it is to hold: the settings, and what descendants need here.
+    pub written: Values,
+    /// What each of these knobs held before.
+    pub found: Values,
+}
+
+/// All that enforcement has to remember. Cheap to copy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Book {
+    pub(super) records: Shared<CgroupPath, Record>,
+}
+
+impl Book {
+    /// The record of a cgroup.
+    pub fn get(&self, path: &CgroupPath) -> Option<&Arc<Record>> {
+        self.records.get(path)
+    }
+
+    /// Enters what was learnt elsewhere.
+    pub fn insert(&mut self, path: CgroupPath, record: Arc<Record>) {
+        self.records.insert(path, record);
+    }
+
+    /// Enters a record, unless it is there already.
+    pub(super) fn put(&mut self, path: &CgroupPath, record: Record) {
+        if self.get(path).is_none_or(|known| **known != record) {
+            self.records.insert(path.clone(), record);
+        }
+    }
+
+    /// All records, parents before children.
+    pub fn iter(&self) -> impl Iterator<Item = (&CgroupPath, &Arc<Record>)> {
+        self.records.iter()
+    }
+
+    /// Whether there are records of cgroups below this one.
+    pub fn is_above(&self, path: &CgroupPath) -> bool {
+        let mut from = self.records.range((Bound::Excluded(path), Bound::Unbounded));
+        from.next().is_some_and(|(below, _)| path.contains(below))
+    }
+
+    /// The records themselves.
+    pub fn records(&self) -> &Shared<CgroupPath, Record> {
+        &self.records
+    }
+
+    /// The cgroups that hold settings.
+    pub fn held(&self) -> impl Iterator<Item = (&CgroupPath, &Settings)> {
+        self.records
+            .iter()
+            .filter(|(_, record)| !record.settings.is_empty())
+            .map(|(path, record)| (path, &record.settings))
+    }
+
+    /// The cgroup is to get back what was found.
+    pub(super) fn release(&mut self, path: &CgroupPath) {
+        if let Some(record) = self.records.get_mut(path) {
+            record.settings = Settings::default();
+        }
+    }
+
+    /// Whether nothing was written that a release would have to bring back.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+}
+
+/// The id of the cgroup that has this directory now.
+pub(super) fn id_of(dir: &Path) -> Option<CgroupId> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::symlink_metadata(dir).ok().filter(std::fs::Metadata::is_dir).map(|dir| CgroupId(dir.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_systemds_and_what_is_below_is_ours() {
+        for (path, unit) in [
+            ("/system.slice/nginx.service", Some("nginx.service")),
+            ("/system.slice", Some("system.slice")),
+            ("/init.scope", Some("init.scope")),
+            ("/machine.slice/machine-qemu.slice/vm-1.scope", Some("vm-1.scope")),
+            ("/system.slice/_memory.service", Some("memory.service")),
+            ("/kubepods.slice/kubepods-podx.slice/cri-containerd-1.scope", Some("cri-containerd-1.scope")),
+            ("/kubepods.slice/kubepods-podx.slice/cri-containerd-1.scope/init", None),
+            ("/user.slice/user-0.slice/user@0.service/app.slice/a.service", None),
+            ("/system.slice/nginx.service/worker", None),
+            ("/system.slice/made-by-hand", None),
+            ("/kubepods/burstable/podx", None),
+            ("/numaward/a.service", None),
+            ("/a.service/b.service", None),
+        ] {
+            let owner = Owner::under_systemd(&path.parse().unwrap());
+            match unit {
+                Some(unit) => assert_eq!(owner, Owner::Systemd(unit.to_owned()), "{path}"),
+                None => assert_eq!(owner, Owner::Cgroupfs, "{path}"),
+            }
+        }
+    }
+}

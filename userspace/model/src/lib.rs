@@ -1,0 +1,32 @@
+//! The daemon's words: what its parts say to each other, as plain types.
+//!
+//! - [`Promises`] are what is promised to whom; [`Settings`] what a cgroup is to hold for it.
+//! - [`pod`] names pods and containers.
+//! - [`Report`] is an event on its way to those who read it.
+//! - [`snapshot`] is what a scrape serves.
+//! - [`port`] has the traits by which parts reach each other; [`health`] says who is ready and alive.
+//!
+//! Nothing here does input or output.
+
+#![forbid(unsafe_code)]
+
+pub mod health;
+pub mod pod;
+pub mod port;
+mod promise;
+mod report;
+pub mod settings;
+mod shared;
+pub mod snapshot;
+#[cfg(feature = "testing")]
+pub mod testing;
+
+/// The target of spans for traces; logs leave them out.
+pub const SPAN_TARGET: &str = "numaward_trace";
+
+pub use self::{
+    promise::{Promise, Promises},
+    report::Report,
+    settings::{Settings, SettingsError, ValueError, Values},
+    shared::Shared,
+};

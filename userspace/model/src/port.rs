@@ -1,0 +1,43 @@
+//! What one part of the daemon asks of another, without knowing which.
+
+use std::sync::Arc;
+
+use numaward_cgroup::{CgroupPath, Event};
+use numaward_topology::Machine;
+
+use crate::{Promises, Report};
+
+/// The machine as it is now.
+pub trait MachineSource: Send + Sync {
+    /// The machine. As long as it is the same one, it did not change.
+    fn machine(&self) -> Arc<Machine>;
+}
+
+/// Is told what is assigned, before the answer to who asked for it.
+pub trait AssignmentSink: Send + Sync {
+    /// This is assigned now.
+    fn assigned(&self, promises: Promises);
+}
+
+/// Takes events.
+pub trait EventSink: Send + Sync {
+    /// Something happened that somebody should know of, to the workload with this cgroup if to one.
+    fn report(&self, cgroup: Option<&CgroupPath>, report: Report);
+}
+
+/// Takes news of cgroups; `false`: no more.
+pub type CgroupListener = Box<dyn Fn(&[Event]) -> bool + Send + Sync>;
+
+/// Knows which cgroups come and go.
+pub trait CgroupEvents: Send + Sync {
+    /// This listener is called from now on, until it answers `false`.
+    fn subscribe(&self, listener: CgroupListener);
+}
+
+/// Takes the names of containers of pods.
+pub trait ContainerNames: Send + Sync {
+    /// The names, `NAMESPACE/POD/CONTAINER`, by the runtime's ids; where they are `all` there are, others are forgotten.
+    fn containers_are(&self, named: Vec<(String, String)>, all: bool);
+    /// A container is gone.
+    fn container_is_gone(&self, id: &str);
+}

@@ -1,0 +1,83 @@
+//! What is promised to whom, as those need it who watch over it.
+
+use std::sync::Arc;
+
+use numaward_cgroup::{CgroupId, CgroupPath};
+use numaward_engine::{Block, Ledger};
+use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
+
+/// What others need to know of what is promised.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Promises {
+    /// Workloads with an allocation, in the order of their cgroups' ids. Of two of these, what did not change in
+    /// between is the same.
+    workloads: Vec<Arc<Promise>>,
+    /// The engine's ledger.
+    pub ledger: Ledger,
+}
+
+impl Promises {
+    /// Those to these workloads.
+    pub fn new(mut workloads: Vec<Arc<Promise>>, ledger: Ledger) -> Self {
+        workloads.sort_by_key(|promise| promise.id);
+        Self { workloads, ledger }
+    }
+
+    /// Workloads with an allocation, in the order of their cgroups' ids.
+    pub fn workloads(&self) -> &[Arc<Promise>] {
+        &self.workloads
+    }
+
+    /// What is promised to the workload with this cgroup.
+    pub fn of(&self, id: CgroupId) -> Option<&Arc<Promise>> {
+        self.workloads.get(self.place(id).ok()?)
+    }
+
+    fn place(&self, id: CgroupId) -> Result<usize, usize> {
+        self.workloads.binary_search_by_key(&id, |promise| promise.id)
+    }
+
+    /// Whether the workload with this cgroup has an allocation.
+    pub fn has(&self, id: CgroupId) -> bool {
+        self.place(id).is_ok()
+    }
+
+    /// Adds one.
+    pub fn insert(&mut self, promise: Promise) {
+        let promise = Arc::new(promise);
+        match self.place(promise.id) {
+            Ok(index) => self.workloads[index] = promise,
+            Err(index) => self.workloads.insert(index, promise),
+        }
+    }
+
+    /// Takes away that of the workload with this cgroup.
+    pub fn remove(&mut self, id: CgroupId) {
+        self.workloads.retain(|promise| promise.id != id);
+    }
+
+    /// The nodes on which memory is promised to the workload with this cgroup; none where only CPUs are.
+    pub fn nodes_of(&self, id: CgroupId) -> Option<&NodeSet> {
+        let promise = self.of(id)?;
+        (!promise.nodes.is_empty()).then_some(&promise.nodes)
+    }
+}
+
+/// A workload with an allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Promise {
+    /// The path of its cgroup.
+    pub cgroup: CgroupPath,
+    /// Which cgroup of that path.
+    pub id: CgroupId,
+    /// The nodes on which memory is promised to it.
+    pub nodes: NodeSet,
+    /// Its exclusive CPUs.
+    pub cpus: CpuSet,
+    /// Memory promised to it, by kind and the node that is charged.
+    pub placed: Vec<(ZoneKind, NodeId, Bytes)>,
+    /// Those of its CPUs that are offline.
+    pub offline_cpus: CpuSet,
+    /// Memory promised to it that the machine does not have (any more).
+    pub uncovered: Vec<Block>,
+}

@@ -1,0 +1,262 @@
+//! What one scrape serves: plain numbers, taken at one time. Tests and benchmarks make their own.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use numaward_topology::{Bytes, CpuId, NodeId, ZoneKind};
+
+/// Gives the current figures. Called once for each scrape, on a thread that may block.
+pub trait SnapshotSource: fmt::Debug + Send + Sync + 'static {
+    /// Takes them.
+    fn snapshot(&self) -> Snapshot;
+
+    /// Takes those of what is promised.
+    fn promises(&self) -> PromiseFigures {
+        PromiseFigures::default()
+    }
+}
+
+/// Everything that is known of this host at one time.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// The online nodes.
+    pub nodes: Vec<NodeMemory>,
+    /// The workloads, the collective `other` among them.
+    pub workloads: Vec<WorkloadFigures>,
+    /// The size of a page.
+    pub page_size: Bytes,
+    /// Sampled accesses of all workloads together, in pages, if a probe samples: from the CPUs of a node to the memory
+    /// of a node, `None` where that is not known.
+    pub accesses: Option<Vec<(NodeId, Option<NodeId>, u64)>>,
+    /// Who used CPUs that are exclusive, or were: by CPU.
+    pub exclusive_cpus: Vec<(CpuId, CpuFigures)>,
+    /// Allocations on a node that the probe could not tell, if it runs.
+    pub unknown_node: Option<Bytes>,
+    /// The probes.
+    pub probes: Vec<ProbeFigures>,
+    /// The maps of the probes.
+    pub maps: Vec<MapFigures>,
+    /// Bytes that the maps of each family of probes take.
+    pub map_memory: Vec<(&'static str, u64)>,
+    /// Workloads with counters of their own.
+    pub workloads_with_slot: u64,
+    /// Workloads that are counted as `other` for want of a slot.
+    pub workloads_without_slot: u64,
+    /// Parts of the daemon that work less well than they should.
+    pub degraded: Vec<&'static str>,
+}
+
+/// A node's memory by kind.
+#[derive(Clone, Debug)]
+pub struct NodeMemory {
+    /// The node.
+    pub node: NodeId,
+    /// Kind, all of it, and what is free where that is known.
+    pub kinds: Vec<(ZoneKind, Bytes, Option<Bytes>)>,
+}
+
+/// A workload's figures. A part that cannot be read is absent, never zero.
+#[derive(Clone, Debug)]
+pub struct WorkloadFigures {
+    /// The value of the label `workload`.
+    pub name: Arc<str>,
+    /// By node, in the order of [`Snapshot::nodes`]: what was allocated since the daemon saw it first.
+    pub allocated: Option<Vec<Allocated>>,
+    /// By node, in the order of [`Snapshot::nodes`]: where its memory lies.
+    pub resident: Option<Arc<[Resident]>>,
+    /// From `memory.pressure`.
+    pub pressure: Option<Pressure>,
+    /// Processes that the OOM killer took (`oom_kill` of `memory.events`).
+    pub oom_kills: Option<u64>,
+    /// What the probes beside that of allocations counted.
+    pub activity: Option<WorkloadActivity>,
+}
+
+/// What the probes beside that of allocations counted; a part whose probe is not attached is absent.
+#[derive(Clone, Debug, Default)]
+pub struct WorkloadActivity {
+    /// Sampled accesses to memory of other nodes, in pages, by the node of the CPU in the order of
+    /// [`Snapshot::nodes`].
+    pub remote: Option<Vec<u64>>,
+    /// Where no probe samples: pages that were moved because another node accessed them (`memory.stat`).
+    pub moved: Option<u64>,
+    /// Whether accesses are sampled: the states of the workloads of this name.
+    pub sampling: Vec<&'static str>,
+    /// Where that is asked for and accesses are not sampled: the share of remote ones as estimated, in thousandths.
+    pub estimated_remote_permille: Option<u32>,
+    /// Pages moved to other nodes, by reason.
+    pub migrated: Option<Vec<(&'static str, u64)>>,
+    /// Time lost in reclaim.
+    pub stalls: Option<StallFigures>,
+    /// Kills by constraint.
+    pub oom_kills: Option<[(&'static str, u64); 4]>,
+    /// Accesses to DRAM from the CPUs of each node, in the order of [`Snapshot::nodes`]: local (where the processor counts
+    /// them) and remote.
+    pub dram: Option<Vec<(Option<u64>, u64)>>,
+}
+
+/// Buckets of [`StallFigures`].
+pub const STALL_BUCKETS: usize = 24;
+
+/// How long tasks had to reclaim memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StallFigures {
+    /// How many took less than 2^index microseconds, and not less than half of that; the last has all longer ones.
+    pub buckets: [u64; STALL_BUCKETS],
+    /// All of them together.
+    pub total: Duration,
+}
+
+/// Who used a CPU while it was exclusive.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuFigures {
+    /// The time of others, by what they are.
+    pub intruders: [(&'static str, Duration); 3],
+    /// Interrupts, hard and soft, while it was exclusive; absent where they cannot be read.
+    pub interrupts: Option<Interrupts>,
+}
+
+/// Interrupts on one CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interrupts {
+    /// Of devices, timers and other CPUs (`/proc/interrupts`).
+    pub hard: u64,
+    /// What they left for later (`/proc/softirqs`).
+    pub soft: u64,
+}
+
+/// Bytes allocated on one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allocated {
+    /// User memory, by a CPU of this node.
+    pub local: Bytes,
+    /// User memory, by a CPU of another node.
+    pub remote: Bytes,
+    /// Kernel memory; a lower bound.
+    pub kernel: Bytes,
+}
+
+/// Bytes that lie on one node (`memory.numa_stat`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resident {
+    /// Anonymous memory.
+    pub anon: Bytes,
+    /// Page cache, tmpfs and shared memory.
+    pub file: Bytes,
+    /// Kernel stacks, page tables and slabs.
+    pub kernel: Bytes,
+    /// The part of `file` that tasks have mapped.
+    pub mapped: Bytes,
+}
+
+impl Resident {
+    /// All of it.
+    pub fn sum(&self) -> Bytes {
+        Bytes(self.anon.0.saturating_add(self.file.0).saturating_add(self.kernel.0))
+    }
+
+    /// With that of another workload.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        let plus = |a: Bytes, b: Bytes| Bytes(a.0.saturating_add(b.0));
+        Self {
+            anon: plus(self.anon, other.anon),
+            file: plus(self.file, other.file),
+            kernel: plus(self.kernel, other.kernel),
+            mapped: plus(self.mapped, other.mapped),
+        }
+    }
+}
+
+/// Time lost for want of memory (`memory.pressure`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pressure {
+    /// At least one task waited.
+    pub waiting: Duration,
+    /// All tasks that had work waited.
+    pub stalled: Duration,
+}
+
+/// A probe and how it runs.
+#[derive(Clone, Debug)]
+pub struct ProbeFigures {
+    /// Its name.
+    pub probe: String,
+    /// How it is attached, or `absent`.
+    pub mode: String,
+    /// Why not better; empty where nothing is wanting.
+    pub reason: String,
+    /// Time spent in it while the kernel measures that (`kernel.bpf_stats_enabled`).
+    pub runtime: Option<Duration>,
+    /// Runs while the kernel measures that.
+    pub runs: Option<u64>,
+    /// Which part of the time it watches; `None` where it is not attached.
+    pub sampled_ratio: Option<f64>,
+    /// Events that the kernel did not hand to it.
+    pub events_lost: Option<u64>,
+}
+
+/// How full a map is.
+#[derive(Clone, Debug)]
+pub struct MapFigures {
+    /// Its name.
+    pub map: &'static str,
+    /// Entries in use.
+    pub entries: u64,
+    /// Entries it has room for.
+    pub capacity: u64,
+}
+
+/// What is promised on this host, and what came of it. Empty where nothing can be promised.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PromiseFigures {
+    /// Of each workload with an allocation.
+    pub missed: Vec<Missed>,
+    /// Memory, by node and kind.
+    pub kinds: Vec<KindPromised>,
+    /// By node.
+    pub exclusive_cpus: Vec<(NodeId, u64)>,
+    /// Of each workload with an allocation, what of it is not there.
+    pub lacks: Vec<Lacking>,
+    /// Memory that could still be had, less what is promised and not yet used: by node and kind, in bytes. Below zero
+    /// where more is promised than can be had at once.
+    pub headroom: Vec<(NodeId, ZoneKind, i64)>,
+    /// CPUs that are exclusive to nobody; absent where nothing can be promised.
+    pub shared_pool_cpus: Option<u64>,
+}
+
+/// User memory that a workload allocated outside the nodes promised to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missed {
+    /// The workload.
+    pub workload: Arc<str>,
+    /// By the node of the page.
+    pub bytes: Vec<(NodeId, Bytes)>,
+}
+
+/// What is promised to a workload and not there (any more), as the machine changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lacking {
+    /// The workload.
+    pub workload: Arc<str>,
+    /// Exclusive CPUs that are offline.
+    pub offline_cpus: u64,
+    /// Memory of all kinds that its nodes do not have.
+    pub uncovered: Bytes,
+}
+
+/// Promises of one kind of memory on one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KindPromised {
+    /// The node.
+    pub node: NodeId,
+    /// The kind.
+    pub kind: ZoneKind,
+    /// Kept for the system.
+    pub reserved: Bytes,
+    /// What can be promised at all.
+    pub allocatable: Bytes,
+    /// What is promised.
+    pub promised: Bytes,
+    /// What can still be promised.
+    pub free: Bytes,
+}

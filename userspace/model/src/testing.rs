@@ -1,0 +1,76 @@
+//! Examples, for tests here and further up.
+
+use std::time::Duration;
+
+use numaward_topology::{Bytes, NodeId, ZoneKind};
+
+use crate::snapshot::*;
+
+/// A snapshot with something of everything.
+pub fn snapshot() -> Snapshot {
+    let workload = |name: &str| WorkloadFigures {
+        name: name.into(),
+        allocated: Some(vec![Allocated { local: Bytes(4096), remote: Bytes(8192), kernel: Bytes(0) }]),
+        resident: Some(
+            [Resident { anon: Bytes(1), file: Bytes(2), kernel: Bytes(3), mapped: Bytes(0) }].into(),
+        ),
+        pressure: Some(Pressure { waiting: Duration::from_millis(1500), stalled: Duration::ZERO }),
+        oom_kills: Some(0),
+        activity: Some(WorkloadActivity {
+            remote: Some(vec![7]),
+            moved: None,
+            sampling: vec!["on"],
+            estimated_remote_permille: Some(125),
+            migrated: Some(vec![("numa_misplaced", 2)]),
+            stalls: Some(StallFigures::default()),
+            oom_kills: Some([("none", 0), ("cpuset", 1), ("mempolicy", 0), ("memcg", 0)]),
+            dram: Some(vec![(Some(11), 12)]),
+        }),
+    };
+    let blind = WorkloadFigures {
+        allocated: None,
+        resident: None,
+        pressure: None,
+        oom_kills: Some(3),
+        activity: None,
+        ..workload("blind")
+    };
+    Snapshot {
+        nodes: vec![NodeMemory {
+            node: NodeId(2),
+            kinds: vec![
+                ("hugepages-2Mi".parse().unwrap(), Bytes::mib(4), Some(Bytes::mib(2))),
+                (ZoneKind::Memory, Bytes::gib(1), None),
+            ],
+        }],
+        workloads: vec![workload("a\\b\"c\nd.service"), blind],
+        page_size: Bytes(4096),
+        accesses: Some(vec![(NodeId(0), Some(NodeId(2)), 5), (NodeId(0), None, 2)]),
+        exclusive_cpus: vec![(
+            numaward_topology::CpuId(3),
+            CpuFigures {
+                intruders: [
+                    ("kernel_thread", Duration::ZERO),
+                    ("host", Duration::from_millis(1500)),
+                    ("workload", Duration::ZERO),
+                ],
+                interrupts: Some(Interrupts { hard: 5, soft: 6 }),
+            },
+        )],
+        unknown_node: Some(Bytes(0)),
+        probes: vec![ProbeFigures {
+            probe: "alloc".to_owned(),
+            mode: "absent".to_owned(),
+            reason: "no BTF".to_owned(),
+            runtime: None,
+            runs: Some(9),
+            sampled_ratio: Some(0.25),
+            events_lost: Some(0),
+        }],
+        maps: vec![MapFigures { map: "LEAF", entries: 3, capacity: 16 }],
+        map_memory: vec![("alloc", 4096)],
+        workloads_with_slot: 1,
+        workloads_without_slot: 1,
+        degraded: vec!["topology"],
+    }
+}

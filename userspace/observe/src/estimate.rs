@@ -1,0 +1,390 @@
+//! An estimate of remote accesses, for workloads whose accesses the kernel does not sample (`observe.remoteEstimate`).
+//!
+//! Problem: a workload that is bound to nodes, by its cpuset or its memory policy, is left alone by NUMA balancing, and
+//! whether it reaches across nodes is then told by nothing but hardware counters.
+//!
+//! Algorithm: it is assumed that every thread uses all memory of its workload alike. Then the share of remote accesses
+//! is the share of the CPU time spent on one node times the share of the memory that lies on others, over all nodes.
+//! Memory is what tasks have mapped (anonymous memory and mapped files, by `memory.numa_stat`). CPU time is known
+//! without looking where the cpuset has CPUs of one node only; else it is what each thread used since the last look
+//! (`/proc/PID/task/TID/stat`), booked to the node of the CPU on which it ran last.
+//!
+//! Invariants: no more files are opened in one look than the budget allows; workloads take turns when it does not
+//! suffice for all. Of a workload's threads, the first [`THREADS`] stand for all. What did not run keeps its estimate
+//! for [`HOLDS`].
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use numaward_cgroup::{
+    CgroupId,
+    knob::{Knob, Value},
+    read::threads,
+};
+use numaward_model::snapshot::Resident;
+use numaward_topology::{CpuId, Machine, NodeId};
+
+use super::{Observer, State, sampling::Sampling};
+
+/// Threads of a workload that are looked at.
+const THREADS: usize = 256;
+/// How long an estimate is served after the workload ran.
+const HOLDS: Duration = Duration::from_mins(5);
+
+/// Parts in a thousand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Permille(pub(super) u32);
+
+/// The estimates of all workloads that have one.
+#[derive(Debug, Default)]
+pub(super) struct Estimates(BTreeMap<CgroupId, (Permille, Instant)>);
+
+impl Estimates {
+    /// That of a cgroup.
+    pub(super) fn of(&self, id: CgroupId) -> Option<Permille> {
+        self.0.get(&id).filter(|(_, at)| at.elapsed() < HOLDS).map(|(share, _)| *share)
+    }
+
+    /// The mean of those of several.
+    pub(super) fn mean<'a>(&self, ids: impl Iterator<Item = &'a CgroupId>) -> Option<Permille> {
+        let (sum, count) = ids
+            .filter_map(|id| self.of(*id))
+            .fold((0_u32, 0_u32), |(sum, count), share| (sum + share.0, count + 1));
+        sum.checked_div(count).map(Permille)
+    }
+}
+
+/// What a thread had used when it was looked at, by its id and when it was started: ids are reused.
+type Threads = BTreeMap<(u32, u64), u64>;
+/// Time by node, in any unit.
+type Ran = BTreeMap<NodeId, u64>;
+
+/// Looks at threads.
+#[derive(Debug)]
+pub(super) struct Estimator {
+    /// Files that may be opened in one look.
+    budget: usize,
+    /// Whose turn it is.
+    next: Option<CgroupId>,
+    seen: BTreeMap<CgroupId, Threads>,
+}
+
+/// A workload to look at.
+#[derive(Debug)]
+struct Target {
+    id: CgroupId,
+    dir: PathBuf,
+    /// Mapped memory by node.
+    lies: BTreeMap<NodeId, u64>,
+}
+
+/// What a look at a workload found.
+#[derive(Debug, PartialEq, Eq)]
+enum Look {
+    /// Where it ran; nowhere, if it did not.
+    Ran(Ran),
+    /// Nothing yet: it was looked at for the first time.
+    First,
+    /// The budget is used up.
+    Spent,
+}
+
+impl Estimator {
+    /// `budget` files are opened in one look at most.
+    pub(super) fn new(budget: u32) -> Self {
+        Self { budget: budget as usize, next: None, seen: BTreeMap::new() }
+    }
+
+    /// Looks at the targets in turn, from the one on that was left out the last time.
+    fn look(
+        &mut self,
+        proc: &Path,
+        machine: &Machine,
+        targets: &[Target],
+        others: &BTreeSet<PathBuf>,
+    ) -> BTreeMap<CgroupId, Look> {
+        let ids: BTreeSet<CgroupId> = targets.iter().map(|target| target.id).collect();
+        self.seen.retain(|id, _| ids.contains(id));
+        let first =
+            targets.iter().position(|target| self.next.is_none_or(|next| target.id >= next)).unwrap_or(0);
+        let (before, after) = targets.split_at(first);
+        let mut left = self.budget;
+        let mut looks = BTreeMap::new();
+        self.next = None;
+        for target in after.iter().chain(before) {
+            let look = self.look_at(proc, machine, target, others, &mut left);
+            if look == Look::Spent {
+                self.next = Some(target.id);
+                break;
+            }
+            looks.insert(target.id, look);
+        }
+        looks
+    }
+
+    fn look_at(
+        &mut self,
+        proc: &Path,
+        machine: &Machine,
+        target: &Target,
+        others: &BTreeSet<PathBuf>,
+        left: &mut usize,
+    ) -> Look {
+        if !spend(left) {
+            return Look::Spent;
+        }
+        if let Ok(Value::Cpus(cpus)) = Knob::CpusetCpusEffective.read(&target.dir) {
+            let nodes: BTreeSet<NodeId> =
+                cpus.iter().filter_map(|cpu| Some(machine.cpus.get(&cpu)?.node)).collect();
+            if let (Some(&node), 1) = (nodes.first(), nodes.len()) {
+                return Look::Ran(Ran::from([(node, 1)]));
+            }
+        }
+        let Some(ids) = threads_below(&target.dir, others, left) else { return Look::Spent };
+        let mut now = Threads::new();
+        let mut ran = Ran::new();
+        let before = self.seen.get(&target.id);
+        for id in ids {
+            if !spend(left) {
+                return Look::Spent;
+            }
+            // One that ended meanwhile is none.
+            let stat = fs::read_to_string(proc.join(format!("{id}/task/{id}/stat")));
+            let Some(thread) = stat.ok().and_then(|text| Thread::parse(&text)) else { continue };
+            let known = before.and_then(|before| before.get(&(id, thread.started)));
+            if let (Some(known), Some(cpu)) = (known, machine.cpus.get(&thread.cpu)) {
+                let time = ran.entry(cpu.node).or_default();
+                *time = time.saturating_add(thread.used.saturating_sub(*known));
+            }
+            now.insert((id, thread.started), thread.used);
+        }
+        let first = before.is_none();
+        self.seen.insert(target.id, now);
+        if first { Look::First } else { Look::Ran(ran) }
+    }
+}
+
+fn spend(left: &mut usize) -> bool {
+    let enough = *left > 0;
+    *left = left.saturating_sub(1);
+    enough
+}
+
+/// The first threads of a cgroup and those below it, without `others`; `None` where the budget is used up.
+fn threads_below(dir: &Path, others: &BTreeSet<PathBuf>, left: &mut usize) -> Option<Vec<u32>> {
+    let mut ids = Vec::new();
+    let mut dirs = vec![dir.to_owned()];
+    while let Some(dir) = dirs.pop() {
+        if ids.len() >= THREADS {
+            break;
+        }
+        // Two: the directory and its file.
+        if !spend(left) || !spend(left) {
+            return None;
+        }
+        // One that went meanwhile has none; 0 is a thread that is not seen from here.
+        ids.extend(threads(&dir).unwrap_or_default().into_iter().filter(|id| *id != 0));
+        let below = fs::read_dir(&dir).into_iter().flatten().flatten();
+        let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        dirs.extend(below.map(|entry| entry.path()).filter(|path| !others.contains(path)));
+    }
+    ids.truncate(THREADS);
+    Some(ids)
+}
+
+/// What `/proc/PID/task/TID/stat` tells (`proc_pid_stat(5)`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Thread {
+    /// CPU time in clock ticks.
+    used: u64,
+    /// When it was started, in clock ticks since boot.
+    started: u64,
+    /// The CPU on which it ran last.
+    cpu: CpuId,
+}
+
+impl Thread {
+    fn parse(text: &str) -> Option<Self> {
+        // The name, the second field, may have blanks and brackets of its own.
+        let (_, rest) = text.rsplit_once(')')?;
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        // Fields are numbered from 1; the first after the name is the third.
+        let field = |number: usize| fields.get(number - 3);
+        let number = |index| field(index)?.parse::<u64>().ok();
+        Some(Self {
+            used: number(14)?.saturating_add(number(15)?),
+            started: number(22)?,
+            cpu: CpuId(field(39)?.parse().ok()?),
+        })
+    }
+}
+
+/// The share of remote accesses; `None` where it did not run or has no memory. `home` is where the memory of a node's
+/// CPUs is local.
+fn remote_share(
+    ran: &Ran,
+    lies: &BTreeMap<NodeId, u64>,
+    home: impl Fn(NodeId) -> NodeId,
+) -> Option<Permille> {
+    let sum = |of: &BTreeMap<NodeId, u64>| of.values().fold(0_u128, |sum, value| sum + u128::from(*value));
+    let (time, memory) = (sum(ran), sum(lies));
+    let local = ran.iter().fold(0_u128, |local, (node, time)| {
+        let near = lies.get(&home(*node)).copied().unwrap_or(0);
+        // The share of the memory that is near, in millionths, weighted with the time.
+        let share = (u128::from(near) * 1_000_000).checked_div(memory).unwrap_or(0);
+        local.saturating_add(share * u128::from(*time))
+    });
+    let local = local.checked_div(time)?;
+    (memory > 0).then(|| Permille(1000 - u32::try_from(local / 1000).unwrap_or(1000).min(1000)))
+}
+
+/// The node whose memory is nearest to the CPUs of `node`: itself, if it has some.
+fn home(machine: &Machine, node: NodeId) -> NodeId {
+    let has_memory = |id: &NodeId| machine.nodes.get(id).is_some_and(|of| of.memory.0 > 0);
+    if has_memory(&node) {
+        return node;
+    }
+    let with_memory = machine.nodes.keys().copied().filter(has_memory);
+    with_memory
+        .min_by_key(|other| (machine.distance(node, *other).unwrap_or(u32::MAX), *other))
+        .unwrap_or(node)
+}
+
+impl State {
+    fn estimate_targets(&self) -> (Vec<Target>, BTreeSet<PathBuf>) {
+        let Some(hierarchy) = &self.hierarchy else { return Default::default() };
+        let nodes: Vec<NodeId> = self.machine.nodes.keys().copied().collect();
+        let mut targets = Vec::new();
+        let mut all = BTreeSet::new();
+        for (id, member) in self.table.members() {
+            let dir = hierarchy.dir(&member.path);
+            all.insert(dir.clone());
+            let sampling = self.sampling.get(&id).map(|seen| seen.state).unwrap_or_default();
+            let (Some(resident), true) = (&member.resident, sampling != Sampling::On) else { continue };
+            let mapped = |of: &Resident| of.anon.0.saturating_add(of.mapped.0);
+            let lies = nodes.iter().copied().zip(resident.iter().map(mapped)).collect();
+            targets.push(Target { id, dir, lies });
+        }
+        targets.sort_by_key(|target| target.id);
+        (targets, all)
+    }
+}
+
+impl Observer {
+    /// Looks at every workload that is not sampled, as far as the budget goes.
+    pub(super) fn estimate_remote(&self, estimator: &mut Estimator) {
+        let (targets, all) = self.lock().estimate_targets();
+        let machine = self.machine();
+        let looks = estimator.look(&self.config.host_root.join("proc"), &machine, &targets, &all);
+        let now = Instant::now();
+        let mut state = self.lock();
+        let estimates = &mut state.estimates.0;
+        let ids: BTreeSet<CgroupId> = targets.iter().map(|target| target.id).collect();
+        estimates.retain(|id, _| ids.contains(id));
+        for target in &targets {
+            if let Some(Look::Ran(ran)) = looks.get(&target.id)
+                && let Some(share) = remote_share(ran, &target.lies, |node| home(&machine, node))
+            {
+                estimates.insert(target.id, (share, now));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(path: &Path, text: &str) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn stat(used: u64, cpu: u32) -> String {
+        format!(
+            "7 (a (b) c) S 1 1 1 0 -1 0 0 0 0 0 {used} 5 0 0 20 0 1 0 99 0 0{} {cpu} 0 0 0\n",
+            " 0".repeat(14)
+        )
+    }
+
+    #[test]
+    fn a_thread_is_read_or_left_alone() {
+        let good = stat(37, 3);
+        assert_eq!(Thread::parse(&good), Some(Thread { used: 42, started: 99, cpu: CpuId(3) }));
+        for text in ["", "7 (a", "7 (a) S 1 1", &good.replace(" 37 ", " x "), &good.replace(" 3 0 0 0", "")] {
+            assert_eq!(Thread::parse(text), None, "{text}");
+        }
+        let most = stat(u64::MAX, 3);
+        assert_eq!(Thread::parse(&most).map(|thread| thread.used), Some(u64::MAX));
+    }
+
+    #[test]
+    fn the_share_is_that_of_time_and_memory_on_different_nodes() {
+        let by_node =
+            |values: &[(u32, u64)]| values.iter().map(|&(node, value)| (NodeId(node), value)).collect();
+        let share = |ran: &[(u32, u64)], lies: &[(u32, u64)]| {
+            remote_share(&by_node(ran), &by_node(lies), |node| node).map(|share| share.0)
+        };
+        assert_eq!(share(&[(0, 7)], &[(0, 100)]), Some(0));
+        assert_eq!(share(&[(0, 7)], &[(1, 100)]), Some(1000));
+        assert_eq!(share(&[(0, 3), (1, 1)], &[(0, 100), (1, 0)]), Some(250));
+        assert_eq!(share(&[(0, 1), (1, 1)], &[(0, 1), (1, 3)]), Some(500));
+        assert_eq!(share(&[(0, 0)], &[(0, 100)]), None, "it did not run");
+        assert_eq!(share(&[(0, 7)], &[(0, 0)]), None, "it has no memory");
+        assert_eq!(share(&[(0, u64::MAX), (1, u64::MAX)], &[(0, u64::MAX), (1, u64::MAX)]), Some(500));
+        let near = remote_share(&by_node(&[(2, 7)]), &by_node(&[(0, 5)]), |_| NodeId(0));
+        assert_eq!(near, Some(Permille(0)), "CPUs without memory of their own are at home on the nearest");
+    }
+
+    /// Two nodes with two CPUs each.
+    fn machine() -> Machine {
+        Machine::builder().nodes(2).cores_per_node(2).build().unwrap()
+    }
+
+    #[test]
+    fn threads_are_looked_at_within_the_budget() {
+        let root = tempfile::tempdir().unwrap();
+        let (cgroups, proc) = (root.path().join("cgroups"), root.path().join("proc"));
+        let target = |id, name: &str| Target {
+            id: CgroupId(id),
+            dir: cgroups.join(name),
+            lies: BTreeMap::from([(NodeId(0), 1)]),
+        };
+        let targets = [target(1, "a"), target(2, "b"), target(3, "pinned")];
+        write(&cgroups.join("a/cgroup.threads"), "10\n0\n");
+        write(&cgroups.join("a/below/cgroup.threads"), "11\n12\n");
+        write(&cgroups.join("b/cgroup.threads"), "20\n");
+        write(&cgroups.join("pinned/cgroup.threads"), "30\n");
+        write(&cgroups.join("pinned/cpuset.cpus.effective"), "2-3\n");
+        let run = |id: u32, used, cpu| write(&proc.join(format!("{id}/task/{id}/stat")), &stat(used, cpu));
+        run(10, 100, 0);
+        run(11, 100, 0);
+        run(20, 100, 2);
+        let machine = machine();
+        let others = BTreeSet::from([cgroups.join("b")]);
+        let mut all = Estimator::new(1000);
+        let looks = all.look(&proc, &machine, &targets, &others);
+        assert_eq!(looks[&CgroupId(1)], Look::First);
+        assert_eq!(looks[&CgroupId(3)], Look::Ran(Ran::from([(NodeId(1), 1)])), "without looking at threads");
+        run(10, 130, 1);
+        run(11, 110, 3);
+        // Vanished and came: neither counts.
+        fs::remove_dir_all(proc.join("20")).unwrap();
+        run(12, 500, 3);
+        let looks = all.look(&proc, &machine, &targets, &others);
+        assert_eq!(looks[&CgroupId(1)], Look::Ran(Ran::from([(NodeId(0), 30), (NodeId(1), 10)])));
+        assert_eq!(looks[&CgroupId(2)], Look::Ran(Ran::new()));
+
+        // Enough for one workload at a time; each comes to its turn.
+        let mut little = Estimator::new(9);
+        let turns: Vec<Vec<u64>> = (0..3)
+            .map(|_| little.look(&proc, &machine, &targets, &others).keys().map(|id| id.0).collect())
+            .collect();
+        assert_eq!(turns, [vec![1], vec![2, 3], vec![1]]);
+        assert!(Estimator::new(0).look(&proc, &machine, &targets, &others).is_empty());
+    }
+}

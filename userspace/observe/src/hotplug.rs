@@ -1,0 +1,126 @@
+//! Noticing that the machine changed: CPUs, nodes and memory that come and go.
+//!
+//! Reading the whole machine takes milliseconds, and the kernel tells of changes only by uevents, which do not reach
+//! every container. So a few small files are compared every second, and the machine is read when they differ.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use numaward_api::EventKind;
+use numaward_model::Report;
+use numaward_topology::{Bytes, Machine};
+
+/// What differs after the machine changed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Fingerprint(Vec<Option<String>>);
+
+impl Fingerprint {
+    /// Takes it. What cannot be read stays unknown: the slow reading finds what that hides.
+    pub(super) fn take(root: &Path) -> Self {
+        let read = |file: &str| fs::read_to_string(root.join(file)).ok();
+        // `MemTotal` changes with the memory that is online, `Hugetlb` with the pools of all page sizes.
+        let meminfo = read("proc/meminfo").map(|text| {
+            let tells = |line: &&str| line.starts_with("MemTotal:") || line.starts_with("Hugetlb:");
+            text.lines().filter(tells).collect()
+        });
+        let sets = ["cpu/online", "node/online", "node/has_memory"];
+        Self(
+            sets.map(|set| read(&format!("sys/devices/system/{set}"))).into_iter().chain([meminfo]).collect(),
+        )
+    }
+}
+
+/// What became of a machine, an event for each part.
+pub(super) fn changes(before: &Machine, after: &Machine) -> Vec<Report> {
+    let mut reports = Vec::new();
+    let mut tell = |message: String| reports.push(Report::new(EventKind::MachineChange, message));
+    let (were, are) = (before.cpu_ids(), after.cpu_ids());
+    for (cpus, what) in [(&were - &are, "went offline"), (&are - &were, "came online")] {
+        if !cpus.is_empty() {
+            tell(format!("CPUs {cpus} {what}."));
+        }
+    }
+    let nodes: BTreeSet<_> = before.nodes.keys().chain(after.nodes.keys()).copied().collect();
+    for id in nodes {
+        match (before.nodes.get(&id), after.nodes.get(&id)) {
+            (Some(_), None) => tell(format!("Node {id} went offline.")),
+            (None, Some(node)) => tell(format!("Node {id} came online, with {} of memory.", node.memory)),
+            (Some(was), Some(is)) => {
+                if was.memory != is.memory {
+                    tell(format!("Node {id} has {} of memory, it had {}.", is.memory, was.memory));
+                }
+                for (size, pool) in &is.hugepages {
+                    let bytes = |pages: u64| Bytes(pages.saturating_mul(size.0.0));
+                    let had = was.hugepages.get(size).map_or(0, |pool| pool.total);
+                    if had != pool.total {
+                        tell(format!(
+                            "Node {id} has {} in huge pages of {size}, it had {}.",
+                            bytes(pool.total),
+                            bytes(had)
+                        ));
+                    }
+                }
+            }
+            (None, None) => {}
+        }
+    }
+    reports
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_topology::{CpuId, HugepageSize, NodeId};
+
+    use super::*;
+
+    #[test]
+    fn what_changed_is_told() {
+        let size = HugepageSize(Bytes::mib(2));
+        let machine = || {
+            let builder = Machine::builder().nodes(3).cores_per_node(2).memory(Bytes::gib(2));
+            builder.hugepages(size, 8).build().unwrap()
+        };
+        let (before, mut after) = (machine(), machine());
+        assert_eq!(changes(&before, &after), []);
+        after.cpus.remove(&CpuId(1));
+        after.nodes.remove(&NodeId(2));
+        let node = after.nodes.get_mut(&NodeId(0)).unwrap();
+        node.memory = Bytes::gib(1);
+        node.hugepages.get_mut(&size).unwrap().total = 4;
+        let told = |before, after| format!("{:?}", changes(before, after));
+        let text = told(&before, &after);
+        for words in [
+            "CPUs 1 went offline",
+            "Node 0 has 1Gi of memory, it had 2Gi",
+            "Node 0 has 8Mi in huge",
+            "Node 2 went",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        let text = told(&after, &before);
+        for words in ["CPUs 1 came online", "Node 2 came online"] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_differs_or_comes_and_goes_is_a_change() {
+        let root = tempfile::tempdir().unwrap();
+        let missing = Fingerprint::take(root.path());
+        assert_eq!(Fingerprint::take(root.path()), missing);
+        for dir in ["proc", "sys/devices/system/cpu"] {
+            fs::create_dir_all(root.path().join(dir)).unwrap();
+        }
+        let put = |file: &str, text: &str| fs::write(root.path().join(file), text).unwrap();
+        put("proc/meminfo", "MemTotal: 10 kB\nMemFree: 5 kB\n");
+        put("sys/devices/system/cpu/online", "0-3\n");
+        let all = Fingerprint::take(root.path());
+        assert_ne!(all, missing);
+        put("proc/meminfo", "MemTotal: 10 kB\nMemFree: 4 kB\n");
+        assert_eq!(Fingerprint::take(root.path()), all, "what is free changes all the time");
+        put("sys/devices/system/cpu/online", "0-2\n");
+        let fewer = Fingerprint::take(root.path());
+        assert_ne!(fewer, all);
+        put("proc/meminfo", "MemTotal: 9 kB\n");
+        assert_ne!(Fingerprint::take(root.path()), fewer);
+    }
+}

@@ -1,0 +1,240 @@
+//! Reads where each workload's memory lies, and what it lost for want of it.
+//!
+//! The kernel adds the figures up on each reading (some 50 µs a cgroup), so they are read in turns, apart
+//! from scrapes, and only while somebody asks: a daemon that nobody scrapes reads nothing.
+//!
+//! `memory.numa_stat` covers a cgroup and all below it. Where workloads are nested (`nginx.service` below
+//! `system.slice`), the outer one gets what is left when the inner ones are taken off. The other files do not
+//! add up so: for a workload with others below it they are not read.
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use numaward_cgroup::{
+    CgroupId, CgroupPath, ReadError,
+    read::{memory_events, memory_numa_stat, memory_pressure},
+};
+use numaward_model::snapshot::{Pressure, Resident};
+use numaward_topology::{Bytes, NodeId};
+use tokio_util::sync::CancellationToken;
+
+use super::{Observer, Part, State, chain, estimate::Estimator, table::Trouble};
+
+/// Reads in turns until `stop` is cancelled. Whoever cancels it wakes the thread.
+pub(super) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
+    let interval = observer.config.observe.residency_interval.0;
+    // Whoever asks less often than this gets figures that are one question old.
+    let interest = (3 * interval).max(Duration::from_mins(1));
+    let estimate = &observer.config.observe.remote_estimate;
+    let mut estimator = estimate.enabled.then(|| Estimator::new(estimate.max_files));
+    let mut due = Instant::now();
+    observer.lock().reader = Some(thread::current());
+    while !stop.is_cancelled() {
+        let asked = observer.lock().asked.is_some_and(|asked| asked.elapsed() < interest);
+        if !asked {
+            thread::park();
+            continue;
+        }
+        let wait = due.saturating_duration_since(Instant::now());
+        if !wait.is_zero() {
+            thread::park_timeout(wait);
+            continue;
+        }
+        due = Instant::now() + interval;
+        observer.read_workloads(stop);
+        observer.judge_sampling();
+        if let Some(estimator) = &mut estimator {
+            observer.estimate_remote(estimator);
+        }
+    }
+}
+
+impl State {
+    /// Somebody asks for the workloads' figures.
+    pub(super) fn ask(&mut self) {
+        self.asked = Some(Instant::now());
+        if let Some(reader) = &self.reader {
+            reader.unpark();
+        }
+    }
+}
+
+/// A workload to be read.
+struct Target {
+    id: CgroupId,
+    path: CgroupPath,
+    dir: PathBuf,
+    resident: Option<Vec<Resident>>,
+    trouble: Trouble,
+    /// Whether other workloads are below it.
+    is_outer: bool,
+}
+
+impl Observer {
+    /// Reads every workload once.
+    pub(super) fn read_workloads(&self, stop: &CancellationToken) {
+        let (mut targets, nodes) = {
+            let state = self.lock();
+            let Some(hierarchy) = &state.hierarchy else { return };
+            let targets = state.table.members().map(|(id, member)| Target {
+                id,
+                path: member.path.clone(),
+                dir: hierarchy.dir(&member.path),
+                resident: None,
+                trouble: Trouble::default(),
+                is_outer: false,
+            });
+            let nodes: Vec<NodeId> = state.machine.nodes.keys().copied().collect();
+            (targets.collect::<Vec<_>>(), nodes)
+        };
+        targets.sort_by(|a, b| a.path.cmp(&b.path));
+        let outer = nest(&targets);
+        for &index in outer.iter().flatten() {
+            targets[index].is_outer = true;
+        }
+        let (mut failed, mut absent) = (None, None);
+        for target in &mut targets {
+            if stop.is_cancelled() {
+                return;
+            }
+            if let Err(error) = target.read(&nodes)
+                && !error.is_gone()
+            {
+                let first = if error.is_absent() { &mut absent } else { &mut failed };
+                first.get_or_insert_with(|| chain(&error));
+            }
+        }
+        // A single cgroup may well lack a controller. If all do, nothing can be read on this host.
+        if targets.iter().all(|target| target.resident.is_none()) {
+            failed = failed.or(absent);
+        }
+        take_off(&mut targets, &outer);
+        let mut state = self.lock();
+        // Figures are told by the position of their node.
+        let as_before = state.machine.nodes.keys().eq(&nodes);
+        for target in targets {
+            let resident = target.resident.filter(|_| as_before);
+            state.table.set_read(target.id, resident.map(Arc::from), target.trouble);
+        }
+        state.note(Part::Residency, failed.map_or(Ok(()), Err));
+    }
+}
+
+impl Target {
+    /// Reads all files, also after one failed; returns the first failure.
+    fn read(&mut self, nodes: &[NodeId]) -> Result<(), ReadError> {
+        let resident = memory_numa_stat(&self.dir).map(|stat| {
+            let of = |node| stat.get(node).copied().unwrap_or_default();
+            let resident = |memory: numaward_cgroup::read::NodeMemory| Resident {
+                anon: memory.anon,
+                file: memory.file,
+                kernel: memory.kernel(),
+                mapped: memory.file_mapped,
+            };
+            self.resident = Some(nodes.iter().map(of).map(resident).collect());
+        });
+        if self.is_outer {
+            return resident;
+        }
+        let events = memory_events(&self.dir).map(|events| self.trouble.oom_kills = Some(events.oom_kill));
+        let pressure = memory_pressure(&self.dir).map(|pressure| {
+            let (waiting, stalled) = (pressure.some.total, pressure.full.total);
+            self.trouble.pressure = Some(Pressure { waiting, stalled });
+        });
+        resident.and(events).and(pressure)
+    }
+}
+
+/// For each target the nearest one that it is below. Targets are in the order of their paths, so that one
+/// is directly followed by those below it.
+fn nest(targets: &[Target]) -> Vec<Option<usize>> {
+    let mut open: Vec<usize> = Vec::new();
+    let mut outer = Vec::with_capacity(targets.len());
+    for (index, target) in targets.iter().enumerate() {
+        while open.last().is_some_and(|&last| !targets[last].path.contains(&target.path)) {
+            open.pop();
+        }
+        outer.push(open.last().copied());
+        open.push(index);
+    }
+    outer
+}
+
+/// Takes what nested workloads have off the ones they are nested in. What moved between two readings may make
+/// the outer one's rest too small; it is never below zero.
+fn take_off(targets: &mut [Target], outer: &[Option<usize>]) {
+    let whole: Vec<Option<Vec<Resident>>> = targets.iter().map(|target| target.resident.clone()).collect();
+    for (inner, outer) in whole.iter().zip(outer) {
+        let (Some(inner), Some(outer)) = (inner, outer) else { continue };
+        let Some(rest) = &mut targets[*outer].resident else { continue };
+        for (rest, inner) in rest.iter_mut().zip(inner) {
+            let minus = |a: Bytes, b: Bytes| Bytes(a.0.saturating_sub(b.0));
+            *rest = Resident {
+                anon: minus(rest.anon, inner.anon),
+                file: minus(rest.file, inner.file),
+                kernel: minus(rest.kernel, inner.kernel),
+                mapped: minus(rest.mapped, inner.mapped),
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(path: &str, anon: Option<u64>) -> Target {
+        let path: CgroupPath = path.parse().unwrap();
+        let resident =
+            |anon| vec![Resident { anon: Bytes(anon), ..Resident::default() }, Resident::default()];
+        Target {
+            id: CgroupId(0),
+            dir: PathBuf::from(path.as_str()),
+            path,
+            resident: anon.map(resident),
+            trouble: Trouble::default(),
+            is_outer: false,
+        }
+    }
+
+    #[test]
+    fn a_workload_that_vanishes_while_it_is_read_has_no_figures_and_is_no_fault() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("memory.numa_stat"), "anon N0=4096\n").unwrap();
+        let mut found = Target { dir: dir.path().to_owned(), ..target("/a", None) };
+        assert!(found.read(&[NodeId(0)]).unwrap_err().is_absent(), "its other files are not there");
+        assert_eq!(found.resident.unwrap()[0].anon, Bytes(4096), "what was read stays");
+        let mut gone = Target { dir: dir.path().to_owned(), ..target("/a", None) };
+        drop(dir);
+        assert!(gone.read(&[NodeId(0)]).unwrap_err().is_gone());
+        assert_eq!((gone.resident, gone.trouble), (None, Trouble::default()));
+    }
+
+    #[test]
+    fn an_outer_workload_has_what_the_inner_ones_leave() {
+        let mut targets = vec![
+            target("/a", Some(100)),
+            target("/a/b", Some(60)),
+            target("/a/b/c", Some(20)),
+            target("/a/d", Some(30)),
+            target("/a-1", Some(7)),
+            target("/e", None),
+            target("/e/f", Some(5)),
+            target("/g", Some(5)),
+            target("/g/h", Some(6)),
+        ];
+        let outer = nest(&targets);
+        assert_eq!(outer, [None, Some(0), Some(1), Some(0), None, None, Some(5), None, Some(7)]);
+        take_off(&mut targets, &outer);
+        let left: Vec<_> = targets.iter().map(|t| t.resident.as_ref().map(|bytes| bytes[0].anon.0)).collect();
+        assert_eq!(
+            left,
+            [Some(10), Some(40), Some(20), Some(30), Some(7), None, Some(5), Some(0), Some(6)],
+            "each is taken off the nearest one, never below zero"
+        );
+    }
+}

@@ -1,0 +1,547 @@
+//! The workloads and their books.
+//!
+//! Problem: probes count per slot, slots are fewer than workloads and are reused, cgroups come and go;
+//! but a counter that is served must never go down, and the sum over all must never lose a page.
+//!
+//! Terms: a *member* is one workload, known by its cgroup. It may hold a *slot* or wait for one. Members
+//! with the same *name* are served as one series (see [`super::naming`]): all containers of Docker, say. The
+//! *base* of a name is what its former members had counted when they gave back their slots.
+//!
+//! Algorithm: slots go to members in the order in which they were seen, parents before children; who finds
+//! none waits, and the one that waited longest gets the next that is free, unless another is preferred (see
+//! [`super::interest`]). A member whose slot is taken back waits again. A name's counter is its base plus
+//! the slots of its members. When the last member is gone the name is kept for a while, so that its
+//! last values are scraped; then it goes, and its base is added to `other`, which also has what the
+//! probes count outside all slots.
+//!
+//! Invariants: while a name is listed, its counters do not go down; the sum over all names and `other` never does. What
+//! exceeds 64 bits stays at the largest number.
+//!
+//! No I/O and no clock here: the caller passes counts and times.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use numaward_cgroup::{CgroupId, CgroupPath, Container, WorkloadKind};
+use numaward_model::snapshot::{Pressure, Resident};
+use numaward_probes::{Counters, NodeCounters, Pages};
+
+/// All workloads, with slots of type `S`.
+#[derive(Debug)]
+pub(super) struct Table<S> {
+    series: BTreeMap<Arc<str>, Series<S>>,
+    /// Under which name a cgroup is served.
+    names: BTreeMap<CgroupId, Arc<str>>,
+    waiting: VecDeque<CgroupId>,
+    /// What names that are no longer listed had counted.
+    gone: NodeCounters,
+}
+
+/// What is served under one name.
+#[derive(Debug)]
+pub(super) struct Series<S> {
+    pub(super) members: BTreeMap<CgroupId, Member<S>>,
+    /// The kind of the member that came last.
+    pub(super) kind: WorkloadKind,
+    base: NodeCounters,
+    base_trouble: Trouble,
+    /// Whether a member ever held a slot: if not, there are no counters to serve.
+    counted: bool,
+    removed: Option<Instant>,
+}
+
+/// A workload.
+#[derive(Debug)]
+pub(super) struct Member<S> {
+    pub(super) path: CgroupPath,
+    pub(super) kind: WorkloadKind,
+    pub(super) container: Option<Container>,
+    pub(super) slot: Option<S>,
+    pub(super) resident: Option<Arc<[Resident]>>,
+    pub(super) trouble: Trouble,
+}
+
+/// What went wrong in a cgroup for want of memory; parts that cannot be read are absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Trouble {
+    pub(super) pressure: Option<Pressure>,
+    pub(super) oom_kills: Option<u64>,
+}
+
+impl<S> Default for Table<S> {
+    fn default() -> Self {
+        let (series, names) = (BTreeMap::new(), BTreeMap::new());
+        Self { series, names, waiting: VecDeque::new(), gone: NodeCounters::new() }
+    }
+}
+
+impl<S> Member<S> {
+    /// A workload of which nothing is known yet.
+    pub(super) fn new(path: CgroupPath, kind: WorkloadKind, container: Option<Container>) -> Self {
+        Self { path, kind, container, slot: None, resident: None, trouble: Trouble::default() }
+    }
+}
+
+impl<S: Copy> Table<S> {
+    /// A workload appeared; it waits for a slot. One that is known already is left as it is.
+    pub(super) fn add(&mut self, id: CgroupId, name: &str, member: Member<S>) {
+        if self.names.contains_key(&id) {
+            return;
+        }
+        let known = self.series.get_key_value(name);
+        let name = known.map_or_else(|| Arc::from(name), |(name, _)| name.clone());
+        let series = self.series.entry(name.clone()).or_insert_with(|| Series {
+            members: BTreeMap::new(),
+            kind: member.kind,
+            base: NodeCounters::new(),
+            base_trouble: Trouble::default(),
+            counted: false,
+            removed: None,
+        });
+        series.kind = member.kind;
+        series.removed = None;
+        series.members.insert(id, member);
+        self.names.insert(id, name);
+        self.waiting.push_back(id);
+    }
+
+    /// The cgroup that is next to get a slot.
+    pub(super) fn next_waiting(&self) -> Option<CgroupId> {
+        self.waiting.front().copied()
+    }
+
+    /// Who waits for a slot, in the order in which they get one.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = CgroupId> {
+        self.waiting.iter().copied()
+    }
+
+    /// Lets a cgroup that waits be the next to get a slot.
+    pub(super) fn prefer(&mut self, id: CgroupId) {
+        if let Some(place) = self.waiting.iter().position(|&waiting| waiting == id) {
+            self.waiting.remove(place);
+            self.waiting.push_front(id);
+        }
+    }
+
+    /// A cgroup's slot was taken back, and had counted this; it waits for another.
+    pub(super) fn suspend(&mut self, id: CgroupId, counted: &NodeCounters) {
+        let Some(series) = self.names.get(&id).and_then(|name| self.series.get_mut(name)) else { return };
+        let Some(member) = series.members.get_mut(&id) else { return };
+        if member.slot.take().is_some() {
+            add(&mut series.base, counted);
+            self.waiting.push_back(id);
+        }
+    }
+
+    /// The cgroup that waited longest got a slot, or can never have one (`None`).
+    pub(super) fn settle_waiting(&mut self, slot: Option<S>) {
+        let Some(id) = self.waiting.pop_front() else { return };
+        let series = self.names.get(&id).and_then(|name| self.series.get_mut(name));
+        if let (Some(series), Some(slot)) = (series, slot)
+            && let Some(member) = series.members.get_mut(&id)
+        {
+            member.slot = Some(slot);
+            series.counted = true;
+        }
+    }
+
+    /// The name under which a cgroup is served.
+    pub(super) fn name(&self, id: CgroupId) -> Option<&Arc<str>> {
+        self.names.get(&id)
+    }
+
+    /// Whether a name is listed.
+    pub(super) fn is_listed(&self, name: &str) -> bool {
+        self.series.contains_key(name)
+    }
+
+    /// A workload.
+    pub(super) fn member(&self, id: CgroupId) -> Option<&Member<S>> {
+        self.series.get(self.names.get(&id)?)?.members.get(&id)
+    }
+
+    /// The slot of a cgroup.
+    pub(super) fn slot(&self, id: CgroupId) -> Option<S> {
+        self.member(id)?.slot
+    }
+
+    /// A cgroup is gone; `counted` is what its slot, now given back, had counted.
+    pub(super) fn remove(&mut self, id: CgroupId, counted: &NodeCounters, now: Instant) {
+        let Some(name) = self.names.remove(&id) else { return };
+        self.waiting.retain(|&waiting| waiting != id);
+        let Some(series) = self.series.get_mut(&name) else { return };
+        add(&mut series.base, counted);
+        if let Some(member) = series.members.remove(&id) {
+            series.base_trouble = series.base_trouble.plus(member.trouble);
+        }
+        if series.members.is_empty() {
+            series.removed = Some(now);
+        }
+    }
+
+    /// Takes names from the list whose members have all been gone for `keep`.
+    pub(super) fn expire(&mut self, now: Instant, keep: Duration) {
+        let gone = &mut self.gone;
+        self.series.retain(|_, series| {
+            let expired = series.removed.is_some_and(|removed| now.duration_since(removed) >= keep);
+            if expired {
+                add(gone, &series.base);
+            }
+            !expired
+        });
+    }
+
+    /// What is served, by name.
+    pub(super) fn series(&self) -> impl Iterator<Item = (&Arc<str>, &Series<S>)> {
+        self.series.iter()
+    }
+
+    /// All workloads that live.
+    pub(super) fn members(&self) -> impl Iterator<Item = (CgroupId, &Member<S>)> {
+        self.series.values().flat_map(|series| &series.members).map(|(&id, member)| (id, member))
+    }
+
+    /// Notes what was read of a cgroup. One that is gone meanwhile is left alone.
+    pub(super) fn set_read(&mut self, id: CgroupId, resident: Option<Arc<[Resident]>>, trouble: Trouble) {
+        let series = self.names.get(&id).and_then(|name| self.series.get_mut(name));
+        if let Some(member) = series.and_then(|series| series.members.get_mut(&id)) {
+            member.resident = resident;
+            // A file that cannot be read for once does not take back what it said before.
+            member.trouble = Trouble {
+                pressure: trouble.pressure.or(member.trouble.pressure),
+                oom_kills: trouble.oom_kills.or(member.trouble.oom_kills),
+            };
+        }
+    }
+
+    /// Forgets where the memory of each workload lies, until that is read again.
+    pub(super) fn forget_residents(&mut self) {
+        for member in self.series.values_mut().flat_map(|series| series.members.values_mut()) {
+            member.resident = None;
+        }
+    }
+
+    /// What is counted outside all names: by the probes outside all slots (`unslotted`), and by names
+    /// that are no longer listed.
+    pub(super) fn other(&self, unslotted: &NodeCounters) -> NodeCounters {
+        let mut sum = unslotted.clone();
+        add(&mut sum, &self.gone);
+        sum
+    }
+
+    /// Workloads with a slot, and without.
+    pub(super) fn slots(&self) -> (u64, u64) {
+        self.members().fold((0, 0), |(with, without), (_, member)| match member.slot {
+            Some(_) => (with + 1, without),
+            None => (with, without + 1),
+        })
+    }
+}
+
+impl<S: Copy + Ord> Series<S> {
+    /// What was allocated under this name; `None` if no member ever had a slot.
+    pub(super) fn counters(&self, slots: &BTreeMap<S, NodeCounters>) -> Option<NodeCounters> {
+        self.counted.then(|| {
+            let mut sum = NodeCounters::new();
+            self.add_to(&mut sum, slots);
+            sum
+        })
+    }
+
+    /// Adds what was allocated under this name.
+    pub(super) fn add_to(&self, sum: &mut NodeCounters, slots: &BTreeMap<S, NodeCounters>) {
+        add(sum, &self.base);
+        let held = self.members.values().filter_map(|member| member.slot);
+        held.filter_map(|slot| slots.get(&slot)).for_each(|counted| add(sum, counted));
+    }
+
+    /// Where the memory lies, by node; `None` if no member could be read.
+    pub(super) fn resident(&self) -> Option<Arc<[Resident]>> {
+        let mut read = self.members.values().filter_map(|member| member.resident.as_ref());
+        let first = read.next()?;
+        let Some(second) = read.next() else { return Some(first.clone()) };
+        let mut sum = first.to_vec();
+        for other in std::iter::once(second).chain(read) {
+            for (sum, other) in sum.iter_mut().zip(other.iter()) {
+                *sum = sum.plus(*other);
+            }
+        }
+        Some(sum.into())
+    }
+
+    /// What went wrong for want of memory since the name was seen first.
+    pub(super) fn trouble(&self) -> Trouble {
+        self.members.values().fold(self.base_trouble, |sum, member| sum.plus(member.trouble))
+    }
+}
+
+impl Trouble {
+    fn plus(self, other: Self) -> Self {
+        let pressure = match (self.pressure, other.pressure) {
+            (Some(a), Some(b)) => Some(Pressure {
+                waiting: a.waiting.saturating_add(b.waiting),
+                stalled: a.stalled.saturating_add(b.stalled),
+            }),
+            (a, b) => a.or(b),
+        };
+        let oom_kills = match (self.oom_kills, other.oom_kills) {
+            (Some(a), Some(b)) => Some(a.saturating_add(b)),
+            (a, b) => a.or(b),
+        };
+        Self { pressure, oom_kills }
+    }
+}
+
+fn add(sum: &mut NodeCounters, counted: &NodeCounters) {
+    for (&node, more) in counted {
+        let sum: &mut Counters = sum.entry(node).or_default();
+        let plus = |a: Pages, b: Pages| Pages(a.0.saturating_add(b.0));
+        *sum = Counters {
+            user_local: plus(sum.user_local, more.user_local),
+            user_remote: plus(sum.user_remote, more.user_remote),
+            user_outside: plus(sum.user_outside, more.user_outside),
+            kernel: plus(sum.kernel, more.kernel),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_topology::NodeId;
+
+    use super::*;
+
+    const KEEP: Duration = Duration::from_mins(1);
+
+    /// A table and the probes it is told of: slots are numbers, counters are pages on node 0.
+    struct Host {
+        table: Table<u32>,
+        slots: BTreeMap<u32, NodeCounters>,
+        unslotted: NodeCounters,
+        start: Instant,
+        /// The sum over everything that was served before.
+        served: u64,
+    }
+
+    fn pages(count: u64) -> NodeCounters {
+        NodeCounters::from([(NodeId(0), Counters { user_local: Pages(count), ..Counters::default() })])
+    }
+
+    fn count(counters: &NodeCounters) -> u64 {
+        counters.get(&NodeId(0)).map_or(0, |counters| counters.user_local.0)
+    }
+
+    impl Host {
+        fn new() -> Self {
+            let (slots, unslotted) = (BTreeMap::new(), pages(0));
+            Self { table: Table::default(), slots, unslotted, start: Instant::now(), served: 0 }
+        }
+
+        fn add(&mut self, id: u64, name: &str) {
+            let path = format!("/{name}-{id}").parse().unwrap();
+            self.table.add(CgroupId(id), name, Member::new(path, WorkloadKind::Unit, None));
+        }
+
+        /// Gives a slot to whom it is due, with a fresh counter.
+        fn give(&mut self, slot: u32) -> u64 {
+            let id = self.table.next_waiting().unwrap();
+            self.slots.insert(slot, pages(0));
+            self.table.settle_waiting(Some(slot));
+            id.0
+        }
+
+        fn allocate(&mut self, slot: u32, more: u64) {
+            add(self.slots.get_mut(&slot).unwrap(), &pages(more));
+        }
+
+        fn remove(&mut self, id: u64, after_seconds: u64) {
+            let counted = self.table.slot(CgroupId(id)).and_then(|slot| self.slots.remove(&slot));
+            let now = self.start + Duration::from_secs(after_seconds);
+            self.table.remove(CgroupId(id), &counted.unwrap_or_default(), now);
+        }
+
+        fn expire(&mut self, after_seconds: u64) {
+            self.table.expire(self.start + Duration::from_secs(after_seconds), KEEP);
+        }
+
+        /// All series and `other`; checks that the sum did not go down.
+        fn served(&mut self) -> Vec<(String, Option<u64>)> {
+            let mut served: Vec<_> = self
+                .table
+                .series()
+                .map(|(name, series)| (name.to_string(), series.counters(&self.slots).as_ref().map(count)))
+                .collect();
+            served.push(("other".to_owned(), Some(count(&self.table.other(&self.unslotted)))));
+            let sum = served.iter().filter_map(|(_, count)| *count).sum();
+            assert!(sum >= self.served, "{sum} < {}: {served:?}", self.served);
+            self.served = sum;
+            served
+        }
+
+        fn expect(&mut self, expected: &[(&str, Option<u64>)]) {
+            let expected: Vec<_> = expected.iter().map(|&(name, count)| (name.to_owned(), count)).collect();
+            assert_eq!(self.served(), expected);
+        }
+    }
+
+    #[test]
+    fn a_workload_that_comes_back_goes_on_counting() {
+        let mut host = Host::new();
+        host.add(1, "a");
+        host.expect(&[("a", None), ("other", Some(0))]);
+        host.give(7);
+        host.allocate(7, 10);
+        host.expect(&[("a", Some(10)), ("other", Some(0))]);
+        host.remove(1, 0);
+        host.expect(&[("a", Some(10)), ("other", Some(0))]);
+        // Another cgroup of the same name, with the same slot.
+        host.add(2, "a");
+        host.give(7);
+        host.allocate(7, 5);
+        host.expire(1000);
+        host.expect(&[("a", Some(15)), ("other", Some(0))]);
+    }
+
+    #[test]
+    fn a_workload_that_stays_away_is_added_to_other() {
+        let mut host = Host::new();
+        host.add(1, "a");
+        host.give(0);
+        host.allocate(0, 10);
+        host.remove(1, 100);
+        host.expire(159);
+        host.expect(&[("a", Some(10)), ("other", Some(0))]);
+        host.expire(160);
+        host.expect(&[("other", Some(10))]);
+        host.unslotted = pages(3);
+        host.expect(&[("other", Some(13))]);
+    }
+
+    #[test]
+    fn slots_go_to_whom_waited_longest() {
+        let mut host = Host::new();
+        for (id, name) in [(1, "a"), (2, "b"), (3, "c"), (4, "d")] {
+            host.add(id, name);
+        }
+        assert_eq!(host.give(0), 1);
+        assert_eq!(host.table.slots(), (1, 3));
+        host.remove(2, 0);
+        host.remove(1, 0);
+        assert_eq!(host.give(0), 3, "2 is gone");
+        host.table.settle_waiting(None);
+        assert_eq!(host.table.next_waiting(), None);
+        assert_eq!(host.table.slots(), (1, 1), "4 never gets one");
+        host.allocate(0, 1);
+        host.expect(&[("a", Some(0)), ("b", None), ("c", Some(1)), ("d", None), ("other", Some(0))]);
+    }
+
+    #[test]
+    fn a_slot_changes_hands_without_losing_a_page() {
+        let mut host = Host::new();
+        for (id, name) in [(1, "a"), (2, "b"), (3, "c")] {
+            host.add(id, name);
+        }
+        host.give(0);
+        host.allocate(0, 10);
+        let counted = host.slots.remove(&0).unwrap();
+        host.table.suspend(CgroupId(1), &counted);
+        host.table.suspend(CgroupId(1), &counted);
+        host.table.prefer(CgroupId(3));
+        host.table.prefer(CgroupId(7));
+        assert_eq!(host.table.waiting().map(|id| id.0).collect::<Vec<_>>(), [3, 2, 1]);
+        assert_eq!(host.give(0), 3);
+        host.allocate(0, 5);
+        host.unslotted = pages(2);
+        host.expect(&[("a", Some(10)), ("b", None), ("c", Some(5)), ("other", Some(2))]);
+        assert_eq!(host.table.slots(), (1, 2));
+        // It gets one again, and goes on.
+        host.give(1);
+        assert_eq!(host.give(2), 1);
+        host.allocate(2, 1);
+        host.expect(&[("a", Some(11)), ("b", Some(0)), ("c", Some(5)), ("other", Some(2))]);
+    }
+
+    #[test]
+    fn members_of_one_name_are_served_together() {
+        let mut host = Host::new();
+        host.add(1, "docker");
+        host.add(2, "docker");
+        host.give(0);
+        host.give(1);
+        host.allocate(0, 10);
+        host.allocate(1, 20);
+        host.expect(&[("docker", Some(30)), ("other", Some(0))]);
+        host.remove(1, 0);
+        host.expire(1000);
+        host.expect(&[("docker", Some(30)), ("other", Some(0))]);
+        let lies =
+            |anon| Some([Resident { anon: numaward_topology::Bytes(anon), ..Resident::default() }].into());
+        host.add(3, "docker");
+        host.table.set_read(CgroupId(2), lies(1), Trouble { oom_kills: Some(1), pressure: None });
+        host.table.set_read(CgroupId(3), lies(2), Trouble { oom_kills: Some(2), pressure: None });
+        host.table.set_read(CgroupId(1), lies(4), Trouble { oom_kills: Some(4), pressure: None });
+        let (_, series) = host.table.series().next().unwrap();
+        assert_eq!(series.resident(), lies(3), "1 is gone");
+        assert_eq!(series.trouble().oom_kills, Some(3));
+        host.remove(3, 0);
+        let (_, series) = host.table.series().next().unwrap();
+        assert_eq!(series.resident(), lies(1));
+        assert_eq!(series.trouble().oom_kills, Some(3), "what was counted stays counted");
+    }
+
+    #[test]
+    fn what_is_known_is_not_added_twice_and_what_is_gone_not_removed_twice() {
+        let mut host = Host::new();
+        host.add(1, "a");
+        host.give(0);
+        host.add(1, "a");
+        assert_eq!(host.table.next_waiting(), None);
+        host.allocate(0, 10);
+        host.remove(1, 0);
+        host.remove(1, 0);
+        host.expect(&[("a", Some(10)), ("other", Some(0))]);
+    }
+
+    #[test]
+    fn the_sum_never_goes_down_whatever_happens() {
+        // A fixed sequence of pseudo-random steps over few workloads and fewer slots.
+        let mut host = Host::new();
+        let mut free: Vec<u32> = (0..3).collect();
+        let mut seed = 1_u64;
+        for step in 0..5000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (action, id) = (seed >> 60, seed >> 33 & 7);
+            match action {
+                0..4 => host.add(id, ["a", "b", "c"][(id % 3) as usize]),
+                4..7 => {
+                    free.extend(host.table.slot(CgroupId(id)));
+                    host.remove(id, step);
+                }
+                7..12 => {
+                    if let Some(&slot) = host.slots.keys().nth((id % 3) as usize) {
+                        host.allocate(slot, id);
+                    }
+                }
+                12 => host.unslotted = pages(count(&host.unslotted) + id),
+                13 => {
+                    let slot = host.table.slot(CgroupId(id));
+                    if let Some(counted) = slot.and_then(|slot| host.slots.remove(&slot)) {
+                        host.table.suspend(CgroupId(id), &counted);
+                        free.extend(slot);
+                    }
+                }
+                _ => host.expire(step),
+            }
+            while host.table.next_waiting().is_some()
+                && let Some(slot) = free.pop()
+            {
+                host.give(slot);
+            }
+            host.served();
+        }
+        assert!(host.served > 0);
+    }
+}

@@ -1,0 +1,187 @@
+//! What the probes tell at once, as events: misses, kills, long stalls.
+
+use std::sync::Arc;
+
+use numaward_api::{EventKind, Severity};
+use numaward_model::Report;
+use numaward_probes::{ProbeEvent, SlotId};
+use numaward_topology::{Bytes, NodeId, NodeSet, sysfs};
+
+use super::{Observer, Part, State, chain};
+
+/// Memory that is free elsewhere when a pin kills: with less, the machine was full.
+const FREE_ELSEWHERE: Bytes = Bytes::mib(64);
+
+/// What is known of the workload that an event is about.
+#[derive(Debug)]
+struct Subject {
+    name: Arc<str>,
+    /// The nodes promised to it.
+    promised: Option<NodeSet>,
+}
+
+impl State {
+    fn subject(&self, slot: SlotId) -> Option<Subject> {
+        let (id, _) = self.table.members().find(|(_, member)| member.slot == Some(slot))?;
+        let promised = self.promises.nodes_of(id).cloned();
+        Some(Subject { name: self.table.name(id)?.clone(), promised })
+    }
+}
+
+impl Observer {
+    /// Reports what the probes told.
+    pub(super) fn report_probe_events(&self) {
+        let told: Vec<(ProbeEvent, Option<Subject>)> = {
+            let mut state = self.lock();
+            let events = state.probes.events().map_err(|error| chain(&error));
+            state.note(Part::ProbeEvents, events.as_ref().map(|_| ()).map_err(Clone::clone));
+            let named = events.unwrap_or_default().into_iter().map(|event| {
+                let slot = match &event {
+                    ProbeEvent::OomKill { slot, .. } => *slot,
+                    ProbeEvent::Miss { slot, .. } | ProbeEvent::LongStall { slot, .. } => Some(*slot),
+                };
+                let subject = slot.and_then(|slot| state.subject(slot));
+                (event, subject)
+            });
+            named.collect()
+        };
+        for (event, subject) in told {
+            let promised = subject.as_ref().and_then(|subject| subject.promised.as_ref());
+            let report = match event {
+                ProbeEvent::OomKill { constraint, pid, command, .. } => {
+                    oom_kill(&constraint, pid, &command, self.free_elsewhere(promised))
+                }
+                ProbeEvent::Miss { node, pages, pid, command, .. } => {
+                    let bytes = Bytes(pages.0.saturating_mul(self.page_size));
+                    miss(promised, node, bytes, pid, &command)
+                }
+                ProbeEvent::LongStall { time, pid, command, .. } => {
+                    let message = format!("{command:?} ({pid}) had to reclaim memory for {time:.0?}.");
+                    Report::new(EventKind::Stall, message)
+                        .detail("command", command)
+                        .detail("pid", pid)
+                        .detail("micros", time.as_micros())
+                }
+            };
+            self.events.report(match subject {
+                Some(subject) => report.workload(subject.name),
+                None => report,
+            });
+        }
+    }
+
+    /// Free memory on the nodes that are not `promised`, or on the one with the most where nothing is promised.
+    fn free_elsewhere(&self, promised: Option<&NodeSet>) -> Bytes {
+        let machine = self.machine();
+        let free = machine.nodes.keys().filter_map(|&node| {
+            let memory = sysfs::node_memory(&self.config.host_root, node).ok()?;
+            Some((node, memory.free.0))
+        });
+        match promised {
+            Some(promised) => {
+                Bytes(free.filter(|(node, _)| !promised.contains(*node)).map(|(_, free)| free).sum())
+            }
+            None => Bytes(free.map(|(_, free)| free).max().unwrap_or(0)),
+        }
+    }
+}
+
+/// The event of memory that is not where it was promised. `promised` is absent where the promise ended meanwhile.
+fn miss(promised: Option<&NodeSet>, node: Option<NodeId>, bytes: Bytes, pid: u32, command: &str) -> Report {
+    let place = node.map_or("a node that is gone".to_owned(), |node| format!("node {node}"));
+    let outside = promised.map_or("outside the nodes promised to it".to_owned(), |promised| {
+        format!("outside the promised nodes {promised}")
+    });
+    let message = format!(
+        "{command:?} ({pid}) was given {bytes} on {place}, {outside}; there may have been more since."
+    );
+    let mut report = Report::new(EventKind::Miss, message)
+        .detail("command", command)
+        .detail("pid", pid)
+        .detail("bytes", bytes.0);
+    if let Some(promised) = promised {
+        report = report.detail("promisedNodes", promised);
+    }
+    match node {
+        Some(node) => report.node(node),
+        None => report,
+    }
+}
+
+/// The event of a process that the OOM killer took.
+fn oom_kill(constraint: &str, pid: u32, command: &str, free_elsewhere: Bytes) -> Report {
+    let pinned = ["cpuset", "mempolicy"].contains(&constraint);
+    let why = match constraint {
+        "none" => "the machine had no memory left",
+        "memcg" => "its cgroup reached memory.max",
+        "cpuset" => "the nodes that its cpuset allows were full",
+        "mempolicy" => "the nodes that its memory policy allows were full",
+        _ => "it is not known what was full",
+    };
+    let by_pin = pinned && free_elsewhere >= FREE_ELSEWHERE;
+    let elsewhere = if by_pin {
+        format!(", while {free_elsewhere} were free elsewhere: the pin killed it")
+    } else {
+        String::new()
+    };
+    let message = format!("The OOM killer took {command:?} ({pid}): {why}{elsewhere}.");
+    let mut report = Report::new(EventKind::OomKill, message)
+        .detail("constraint", constraint)
+        .detail("command", command)
+        .detail("pid", pid);
+    if pinned {
+        report = report.detail("freeElsewhereBytes", free_elsewhere.0);
+    }
+    if by_pin { report.severity(Severity::Critical) } else { report }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::Events;
+
+    #[test]
+    fn a_kill_by_a_pin_is_told_from_others() {
+        let events = Events::default();
+        for (constraint, free) in
+            [("cpuset", 300), ("cpuset", 3), ("mempolicy", 64), ("memcg", 300), ("none", 300), ("9", 300)]
+        {
+            events.report(oom_kill(constraint, 7, "load", Bytes::mib(free)));
+        }
+        let filter = numaward_api::EventFilter { limit: 10, ..Default::default() };
+        let told = events.page(&filter).events;
+        let critical: Vec<bool> = told.iter().map(|event| event.severity == Severity::Critical).collect();
+        assert_eq!(critical, [true, false, true, false, false, false]);
+        assert_eq!(
+            told[0].message,
+            "The OOM killer took \"load\" (7): the nodes that its cpuset allows were full, while 300Mi were free \
+             elsewhere: the pin killed it."
+        );
+        assert_eq!(told[0].details["freeElsewhereBytes"], (300_u64 << 20).to_string());
+        assert!(told[5].message.contains("it is not known what was full"));
+    }
+
+    #[test]
+    fn a_miss_says_what_lies_where_and_who_asked_for_it() {
+        let events = Events::default();
+        let promised: NodeSet = "0-1".parse().unwrap();
+        let report = |name: &str, promised, node| {
+            events.report(miss(promised, node, Bytes::kib(8), 7, "load").workload(name));
+        };
+        report("a", Some(&promised), Some(NodeId(3)));
+        report("b", None, None);
+        let told = events.page(&numaward_api::EventFilter { limit: 10, ..Default::default() }).events;
+        assert_eq!(
+            told[0].message,
+            "\"load\" (7) was given 8Ki on node 3, outside the promised nodes 0-1; there may have been more since."
+        );
+        assert_eq!((told[0].node, told[0].workload.as_deref()), (Some(3), Some("a")));
+        let details = ["bytes", "command", "pid", "promisedNodes"].map(|key| told[0].details[key].as_str());
+        assert_eq!(details, ["8192", "load", "7", "0-1"]);
+        assert!(
+            told[1].message.contains("a node that is gone, outside the nodes promised to it"),
+            "{told:?}"
+        );
+        assert_eq!(told[1].node, None);
+    }
+}

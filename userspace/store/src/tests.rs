@@ -1,0 +1,438 @@
+use std::{
+    os::unix::fs::{FileExt as _, PermissionsExt as _},
+    process::Command,
+};
+
+use super::*;
+
+type Ledger = Vec<u32>;
+
+fn open(dir: &Path) -> Loaded<Ledger> {
+    Store::open(dir).unwrap().1
+}
+
+/// A directory in which `[1]` and then `[2]` were saved and written out.
+fn saved_twice() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
+    assert_eq!(loaded, Loaded::Fresh);
+    for ledger in [vec![1], vec![2]] {
+        store.save(&ledger).unwrap();
+        store.write_out().unwrap();
+    }
+    dir
+}
+
+/// The same, and the journal is gone.
+fn without_journal() -> tempfile::TempDir {
+    let dir = saved_twice();
+    fs::remove_file(dir.path().join("ledger.journal")).unwrap();
+    dir
+}
+
+fn current(ledger: u32) -> Loaded<Ledger> {
+    Loaded::Current { ledger: vec![ledger], set_aside: Vec::new() }
+}
+
+fn files(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Writes over what a slot of the journal begins with.
+fn damage(dir: &Path, slot: u64, bytes: &[u8]) {
+    let journal = OpenOptions::new().write(true).open(dir.join("ledger.journal")).unwrap();
+    journal.write_all_at(bytes, slot * journal.metadata().unwrap().len() / 2).unwrap();
+}
+
+#[test]
+fn what_is_saved_is_loaded() {
+    let dir = saved_twice();
+    assert_eq!(open(dir.path()), current(2));
+    assert_eq!(files(dir.path()), ["ledger.journal", "ledger.json", "ledger.json.1", "ledger.lock"]);
+    let text = |name| fs::read_to_string(dir.path().join(name)).unwrap();
+    let whole = "{\"version\":2,\"generation\":2,\"checksum\":\"crc32:aba8b044\",\"ledger\":[2]}\n";
+    assert_eq!(text("ledger.json"), whole);
+    assert!(text("ledger.json.1").ends_with("\"ledger\":[1]}\n"));
+    let journal = text("ledger.journal");
+    let slots: Vec<_> =
+        [&journal[..1 << 20], &journal[1 << 20..]].map(|slot| slot.trim_end_matches('\0')).into();
+    assert_eq!(slots, [text("ledger.json.1"), text("ledger.json")]);
+    for name in ["ledger.json", "ledger.journal"] {
+        let mode = fs::metadata(dir.path().join(name)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+}
+
+#[test]
+fn what_is_saved_needs_no_writing_out() {
+    let dir = saved_twice();
+    for ledger in 3..8 {
+        let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
+        assert_eq!(loaded, current(ledger - 1));
+        store.save(&vec![ledger]).unwrap();
+    }
+    let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
+    assert_eq!(store.behind(), Some(7));
+    store.write_out().unwrap();
+    assert_eq!(store.behind(), None);
+    drop(store);
+    assert!(fs::read_to_string(dir.path().join("ledger.json")).unwrap().contains("\"ledger\":[7]"));
+    assert!(fs::read_to_string(dir.path().join("ledger.json.1")).unwrap().contains("\"ledger\":[2]"));
+    assert_eq!(open(dir.path()), current(7));
+}
+
+#[test]
+fn a_shorter_ledger_and_one_that_needs_more_room_are_loaded_as_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let size = || fs::metadata(dir.path().join("ledger.journal")).unwrap().len();
+    let mut sizes = Vec::new();
+    for length in [3, 50_000, 7, 60_000, 1, 200_000, 2, 4] {
+        let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
+        let ledger = vec![123_456_789; length];
+        store.save(&ledger).unwrap();
+        drop(store);
+        assert_eq!(open(dir.path()), Loaded::Current { ledger, set_aside: Vec::new() });
+        sizes.push(size() >> 20);
+    }
+    assert_eq!(sizes, [2, 2, 2, 2, 2, 8, 8, 8], "MiB");
+}
+
+#[test]
+fn a_ledger_of_the_first_version_is_taken_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "{\"version\":1,\"checksum\":\"crc32:6702617b\",\"ledger\":[2]}\n";
+    fs::write(dir.path().join("ledger.json"), text).unwrap();
+    let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
+    assert_eq!(loaded, current(2));
+    store.save(&vec![3]).unwrap();
+    drop(store);
+    assert_eq!(open(dir.path()), current(3));
+    assert_eq!(fs::read_to_string(dir.path().join("ledger.json")).unwrap(), text, "not yet");
+}
+
+#[test]
+fn what_the_journal_has_no_file_need_have() {
+    for lost in ["ledger.json", "ledger.json.1"] {
+        let dir = saved_twice();
+        fs::write(dir.path().join(lost), "x").unwrap();
+        let Loaded::Current { ledger, set_aside } = open(dir.path()) else { panic!("{lost}") };
+        assert_eq!((ledger, set_aside.len()), (vec![2], 1));
+        assert_eq!(open(dir.path()), current(2));
+    }
+    let dir = saved_twice();
+    fs::remove_file(dir.path().join("ledger.json")).unwrap();
+    let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
+    assert_eq!(loaded, current(2));
+    store.write_out().unwrap();
+    assert!(fs::read_to_string(dir.path().join("ledger.json")).unwrap().contains("\"ledger\":[2]"));
+}
+
+#[test]
+fn a_damaged_slot_is_set_aside_and_the_other_one_used() {
+    // The last save is in the second slot. In the file is the one before it, or nothing.
+    let cases: [(u64, &[u8], bool, u32); 5] = [
+        (1, b"x", false, 1),
+        // Not even its beginning is left: it may have been newer than the one in the other slot.
+        (0, b"x", false, 2),
+        // It says that it is older.
+        (0, b"{\"version\":2,\"generation\":1,x", true, 2),
+        // A save that never returned.
+        (1, b"{\"version\":2,\"generation\":2,x", true, 1),
+        (0, b"{\"version\":2,\"generation\":3,x", true, 2),
+    ];
+    for (slot, bytes, is_certain, expected) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
+        store.save(&vec![1]).unwrap();
+        store.save(&vec![2]).unwrap();
+        drop(store);
+        damage(dir.path(), slot, bytes);
+        let loaded = open(dir.path());
+        let is_kept = dir.path().join("ledger.json.damaged-1").exists();
+        let bytes = String::from_utf8_lossy(bytes);
+        match loaded {
+            Loaded::Current { ledger, set_aside } => {
+                assert_eq!((ledger, is_certain), (vec![expected], true), "{slot} {bytes}");
+                assert_eq!(set_aside.len(), usize::from(is_kept));
+            }
+            Loaded::Previous { ledger, set_aside } => {
+                assert_eq!((ledger, is_certain), (vec![expected], false), "{slot} {bytes}");
+                assert!(set_aside[0].reason.contains("not a ledger"), "{set_aside:?}");
+                assert!(fs::read(&set_aside[0].path).unwrap().starts_with(bytes.as_bytes()));
+            }
+            other => panic!("{other:?}"),
+        }
+        // Only what was cut off is nobody's loss.
+        assert_eq!(is_kept, !bytes.ends_with("n\":2,x") && !bytes.ends_with("n\":3,x"), "{bytes}");
+        let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
+        store.save(&vec![4]).unwrap();
+        drop(store);
+        assert_eq!(open(dir.path()), current(4), "{slot} {bytes}");
+    }
+}
+
+#[test]
+fn without_the_journal_the_file_may_not_be_the_last() {
+    for content in [None, Some(&b"odd"[..]), Some(b""), Some(b"evenly nothing")] {
+        let dir = saved_twice();
+        let journal = dir.path().join("ledger.journal");
+        match content {
+            None => fs::remove_file(&journal).unwrap(),
+            Some(content) => fs::write(&journal, content).unwrap(),
+        }
+        let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
+        let Loaded::Previous { ledger, set_aside } = loaded else { panic!("{content:?}: {loaded:?}") };
+        assert_eq!((ledger, set_aside.is_empty()), (vec![2], content.is_none()));
+        store.save(&vec![3]).unwrap();
+        drop(store);
+        assert_eq!(open(dir.path()), current(3), "{content:?}");
+    }
+}
+
+#[test]
+fn the_state_directory_is_made() {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("a/b");
+    assert_eq!(open(&dir), Loaded::Fresh);
+    assert_eq!(open(&dir), Loaded::Fresh, "nothing was saved");
+}
+
+#[test]
+fn a_damaged_ledger_is_set_aside_and_the_previous_one_used() {
+    for (damage, reason) in [
+        (&b""[..], "not a ledger: EOF"),
+        (b"\xff\xfe", "not a ledger"),
+        (b"{\"version\":1,\"checksum\":\"crc32:6702617b\",\"ledger\":[3]}\n", "the file says crc32:6702617b"),
+        (b"{\"version\":1,\"checksum\":\"crc32:6702617b\",\"ledg", "not a ledger: EOF"),
+        (b"{\"version\":0,\"checksum\":\"\",\"ledger\":[2]}", "no version 0"),
+        (b"{\"checksum\":\"crc32:6702617b\",\"ledger\":[2]}", "missing field `version`"),
+    ] {
+        let dir = without_journal();
+        fs::write(dir.path().join("ledger.json"), damage).unwrap();
+        let Loaded::Previous { ledger, set_aside } = open(dir.path()) else { panic!("{reason}") };
+        assert_eq!(ledger, [1]);
+        let [SetAside { path, reason: said }] = &set_aside[..] else { panic!("{set_aside:?}") };
+        assert_eq!(*path, dir.path().join("ledger.json.damaged-1"));
+        assert!(said.contains(reason), "{said}");
+        assert_eq!(fs::read(path).unwrap(), damage, "kept as it was");
+        assert!(
+            matches!(open(dir.path()), Loaded::Previous { ledger, set_aside } if ledger == [1] && set_aside.is_empty())
+        );
+    }
+}
+
+#[test]
+fn what_is_whole_and_no_ledger_is_set_aside_as_well() {
+    let dir = without_journal();
+    let Loaded::Rebuild { set_aside } = Store::<Vec<String>>::open(dir.path()).unwrap().1 else { panic!() };
+    assert!(
+        set_aside[0].reason.contains("whole, but not a ledger of this program: invalid type"),
+        "{set_aside:?}"
+    );
+    assert_eq!(files(dir.path()), ["ledger.json.damaged-1", "ledger.json.damaged-2", "ledger.lock"]);
+}
+
+#[test]
+fn with_nothing_to_read_the_ledger_is_to_be_rebuilt_until_the_next_save() {
+    let dir = without_journal();
+    fs::write(dir.path().join("ledger.json"), "x").unwrap();
+    fs::write(dir.path().join("ledger.json.1"), "y").unwrap();
+    for _ in 0..2 {
+        let Loaded::Rebuild { set_aside } = open(dir.path()) else { panic!() };
+        assert_eq!(set_aside.len(), 2);
+        assert_eq!(fs::read(&set_aside[0].path).unwrap(), b"x");
+        assert_eq!(fs::read(&set_aside[1].path).unwrap(), b"y");
+    }
+    let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
+    store.save(&vec![3]).unwrap();
+    drop(store);
+    assert_eq!(open(dir.path()), current(3));
+    assert!(dir.path().join("ledger.json.damaged-2").exists(), "never deleted");
+}
+
+#[test]
+fn a_newer_version_is_an_error_and_nothing_is_touched() {
+    for newer in ["ledger.json", "ledger.json.1", "ledger.journal"] {
+        let dir = saved_twice();
+        fs::write(dir.path().join("ledger.json"), "damaged").unwrap();
+        let mut text = b"{\"version\":3,\"whatever\":[]}".to_vec();
+        if newer == "ledger.journal" {
+            text.resize(4096, 0);
+        }
+        fs::write(dir.path().join(newer), text).unwrap();
+        let before = files(dir.path());
+        let error = Store::<Ledger>::open(dir.path()).unwrap_err().to_string();
+        assert!(
+            error.contains(newer) && error.contains("version 3 of the format, this program knows 2"),
+            "{error}"
+        );
+        assert_eq!(files(dir.path()), before);
+    }
+}
+
+#[test]
+fn two_stores_cannot_share_a_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = Store::<Ledger>::open(dir.path()).unwrap();
+    let error = Store::<Ledger>::open(dir.path()).unwrap_err().to_string();
+    assert!(
+        error.contains(&format!("another process ({}) has the ledger open", std::process::id())),
+        "{error}"
+    );
+    drop(store);
+    open(dir.path());
+}
+
+/// Root may write anywhere, so a folder in the way stands for a disk that refuses.
+fn put_in_the_way(dir: &Path, name: &str) -> PathBuf {
+    let path = dir.join(name);
+    let _ = fs::remove_file(&path);
+    fs::create_dir(&path).unwrap();
+    path
+}
+
+#[test]
+fn a_save_that_fails_leaves_the_old_state() {
+    let dir = saved_twice();
+    let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
+    // More than there is room for, so that the journal is made anew.
+    let large = vec![123_456_789; 200_000];
+    let in_the_way = put_in_the_way(dir.path(), "ledger.journal.new");
+    let error = store.save(&large).unwrap_err().to_string();
+    assert!(error.contains("ledger.journal.new: cannot remove"), "{error}");
+    assert_eq!(store.behind(), None);
+    // What fits is saved where it was.
+    store.save(&vec![3]).unwrap();
+    fs::remove_dir(in_the_way).unwrap();
+    drop(store);
+    let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
+    assert_eq!(loaded, current(3));
+    store.save(&large).unwrap();
+    drop(store);
+    assert_eq!(open(dir.path()), Loaded::Current { ledger: large, set_aside: Vec::new() });
+
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let error = Store::<Ledger>::open(&file.path().join("state")).unwrap_err().to_string();
+    assert!(error.contains("/state: cannot create it: Not a directory"), "{error}");
+}
+
+#[test]
+fn a_journal_that_was_removed_is_made_anew() {
+    let dir = saved_twice();
+    let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
+    let journal = dir.path().join("ledger.journal");
+    fs::remove_file(&journal).unwrap();
+    store.save(&vec![3]).unwrap();
+    fs::write(&journal, "somebody else's").unwrap();
+    store.save(&vec![4]).unwrap();
+    drop(store);
+    assert_eq!(open(dir.path()), current(4));
+}
+
+#[test]
+fn a_file_that_cannot_be_written_out_loses_nothing() {
+    for (name, words) in [
+        ("ledger.json.new", "ledger.json.new: cannot remove"),
+        ("ledger.json.1", "ledger.json.1: cannot replace it"),
+    ] {
+        let dir = saved_twice();
+        let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
+        store.save(&vec![3]).unwrap();
+        let in_the_way = put_in_the_way(dir.path(), name);
+        let error = store.write_out().unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+        assert!(!dir.path().join("ledger.json.new").is_file(), "no rest");
+        assert_eq!(store.behind(), Some(3));
+        fs::remove_dir(in_the_way).unwrap();
+        store.write_out().unwrap();
+        assert_eq!(store.behind(), None);
+        drop(store);
+        assert_eq!(open(dir.path()), current(3));
+    }
+}
+
+/// The directory in which the process below is to die, and what is saved there first.
+const DIE_IN: &str = "NUMAWARD_TEST_DIR";
+const DIE_AFTER: &str = "NUMAWARD_TEST_FIRST";
+
+/// Three saves, each of which is written out. The journal has no room for the last.
+fn save_three(dir: &Path, first: u32) {
+    let (mut store, _) = Store::<Ledger>::open(dir).unwrap();
+    for (save, length) in [(1, 1), (2, 1), (3, 600_000)] {
+        store.save(&vec![first + save; length]).unwrap();
+        store.write_out().unwrap();
+    }
+}
+
+#[test]
+fn a_crash_at_any_point_leaves_the_old_or_the_new_ledger_whole() {
+    // The test starts itself anew as the process that dies.
+    if let Some(dir) = std::env::var_os(DIE_IN) {
+        save_three(&PathBuf::from(dir), std::env::var(DIE_AFTER).unwrap().parse().unwrap());
+        return;
+    }
+    // In which of the three saves they are passed in a store that is new, and in one that is not; and whether the save
+    // is then done: what was written is there, as it is not the machine that goes down.
+    let points: [(&str, &[u32], &[u32], bool); 11] = [
+        ("journal.created", &[1, 3], &[3], false),
+        ("journal.synced", &[1, 3], &[3], false),
+        ("journal.renamed", &[1, 3], &[3], true),
+        ("ledger.half-written", &[2], &[1, 2], false),
+        ("ledger.written", &[2], &[1, 2], true),
+        ("ledger.saved", &[1, 2, 3], &[1, 2, 3], true),
+        ("file.created", &[1, 2, 3], &[1, 2, 3], true),
+        ("file.synced", &[1, 2, 3], &[1, 2, 3], true),
+        ("file.older-removed", &[2, 3], &[1, 2, 3], true),
+        ("file.previous-kept", &[2, 3], &[1, 2, 3], true),
+        ("file.renamed", &[1, 2, 3], &[1, 2, 3], true),
+    ];
+    for (point, in_new, in_used, is_done) in points {
+        let new = in_new.iter().enumerate().map(|passed| (0, passed));
+        let used = in_used.iter().enumerate().map(|passed| (10, passed));
+        for (first, (times, save)) in new.chain(used) {
+            let dir = tempfile::tempdir().unwrap();
+            if first > 0 {
+                let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
+                store.save(&vec![first]).unwrap();
+                store.write_out().unwrap();
+            }
+            dies_at(&format!("{point}@{}", times + 1), dir.path(), first);
+
+            let expected = first + save - u32::from(!is_done);
+            let at = format!("{point}, save {save} after {first}");
+            let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
+            match loaded {
+                Loaded::Fresh => assert_eq!(expected, 0, "{at}"),
+                Loaded::Current { ledger, set_aside } => {
+                    assert_eq!((ledger[0], &set_aside[..]), (expected, &[][..]), "{at}");
+                }
+                other => panic!("{at}: {other:?}"),
+            }
+            store.save(&vec![4]).unwrap();
+            store.write_out().unwrap();
+            drop(store);
+            assert_eq!(open(dir.path()), current(4), "{at}");
+            assert!(files(dir.path()).iter().all(|name| !name.contains("new")), "{at}");
+        }
+    }
+}
+
+fn dies_at(point: &str, dir: &Path, first: u32) {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "tests::a_crash_at_any_point_leaves_the_old_or_the_new_ledger_whole",
+            "--nocapture",
+        ])
+        .env(DIE_IN, dir)
+        .env(DIE_AFTER, first.to_string())
+        .env("NUMAWARD_FAULT", point)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let name = point.split('@').next().unwrap();
+    assert!(said.contains(&format!("fault point {name}")), "{point} was not reached: {said}");
+}

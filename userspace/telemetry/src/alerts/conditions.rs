@@ -1,0 +1,674 @@
+//! The conditions of `dashboards/prometheus/rules.yaml`, watched without Prometheus.
+//!
+//! Problem: the same conditions are to fire at the same time, from the same counters, where nobody scrapes.
+//!
+//! Terms: a *condition* takes samples of some names, and of each *subject* (what is left of the labels) a *measure*; it
+//! is *active* for a subject while the measure is above a bound, and *fires* once it was so for a while.
+//!
+//! Algorithm: of counters, each series' changes are kept for as long as the longest window; an increase is the sum of
+//! the steps within the window, as in Prometheus (a series that appears starts where it appears, one that falls started
+//! anew), without extrapolation. Series are summed after that.
+//!
+//! Left out are the two alerts about scraping: that the daemon is down, and that scrapes are slow.
+//!
+//! Invariants: a test holds the table against the rules, and runs the rules' own tests on it; the number of series is
+//! bounded.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    time::Duration,
+};
+
+use numaward_api::Severity;
+use numaward_topology::Bytes;
+
+use crate::metrics::Sample;
+
+/// Series that are followed; workloads come and go, and most have none.
+const MAX_SERIES: usize = 1 << 16;
+const MINUTES_5: Duration = Duration::from_mins(5);
+const MINUTES_10: Duration = Duration::from_mins(10);
+const MINUTES_15: Duration = Duration::from_mins(15);
+
+/// What tells a workload.
+const WORKLOAD: &[&str] = &["namespace", "pod", "container", "workload"];
+
+/// What an alert is about: labels and their values, in the order of the condition.
+pub(super) type Subject = Vec<(&'static str, String)>;
+
+/// How much there is of something.
+#[derive(Clone, Copy, Debug)]
+enum Measure {
+    /// How much a second, over a window.
+    Rate(Duration),
+    /// How much in a window.
+    Increase(Duration),
+    /// The value itself.
+    Value,
+    /// How far the value is below a share of another sample of the same subject.
+    Below { share: f64, of: &'static str },
+}
+
+/// A condition.
+#[derive(Debug)]
+pub(super) struct Condition {
+    /// Its name.
+    pub(super) alert: &'static str,
+    /// How bad it is.
+    pub(super) severity: Severity,
+    /// What it means.
+    pub(super) summary: &'static str,
+    /// For how long it has to hold.
+    hold: Duration,
+    samples: &'static [&'static str],
+    /// A label and the values of which it has to have one.
+    only: Option<(&'static str, &'static [&'static str])>,
+    /// A label and the value that it must not have.
+    without: Option<(&'static str, &'static str)>,
+    by: &'static [&'static str],
+    measure: Measure,
+    above: f64,
+    /// Says it of a subject, with the value.
+    describe: fn(&Words<'_>, f64) -> String,
+}
+
+/// The labels of a subject, for sentences.
+pub(super) struct Words<'a>(&'a Subject);
+
+impl Words<'_> {
+    fn of(&self, label: &str) -> &str {
+        self.0.iter().find(|(name, _)| *name == label).map_or("", |(_, value)| value)
+    }
+
+    fn workload(&self) -> &str {
+        self.of("workload")
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "for people to read")]
+fn bytes(value: f64) -> Bytes {
+    // Two digits are enough: 1.2Mi rather than 1234567.
+    let (mut unit, value) = (1_u64, value.abs().round() as u64);
+    while value / unit >= 10 * 1024 {
+        unit *= 1024;
+    }
+    Bytes(value / unit * unit)
+}
+
+pub(super) const CONDITIONS: [Condition; 9] = [
+    Condition {
+        alert: "NumawardNumaMisses",
+        severity: Severity::Warning,
+        summary: "A workload with a guarantee gets memory outside its nodes.",
+        hold: MINUTES_5,
+        samples: &["numaward_numa_miss_bytes_total"],
+        only: None,
+        without: None,
+        by: WORKLOAD,
+        measure: Measure::Rate(MINUTES_5),
+        above: 64.0 * 1024.0,
+        describe: |of, value| {
+            format!("{} gets {}/s on nodes that are not promised to it.", of.workload(), bytes(value))
+        },
+    },
+    Condition {
+        alert: "NumawardHeadroomLow",
+        severity: Severity::Warning,
+        summary: "A promise of memory on a node is about to be broken.",
+        hold: MINUTES_5,
+        samples: &["numaward_node_headroom_bytes"],
+        only: Some(("kind", &["memory"])),
+        without: None,
+        by: &["node", "kind"],
+        measure: Measure::Below { share: 0.02, of: "numaward_node_memory_bytes" },
+        above: 0.0,
+        describe: |of, value| {
+            format!(
+                "Node {} lacks {} until two percent of it are left beyond what is promised on it and not used yet.",
+                of.of("node"),
+                bytes(value)
+            )
+        },
+    },
+    Condition {
+        alert: "NumawardPinningErrors",
+        severity: Severity::Warning,
+        summary: "Requests for guarantees are refused.",
+        hold: MINUTES_10,
+        samples: &[
+            "numaward_memory_manager_pinning_errors_total",
+            "numaward_cpu_manager_pinning_errors_total",
+            "numaward_topology_manager_admission_errors_total",
+        ],
+        only: None,
+        without: None,
+        by: &[],
+        measure: Measure::Rate(MINUTES_5),
+        above: 0.0,
+        describe: |_, value| format!("{:.1} requests a minute were refused for 10 minutes.", value * 60.0),
+    },
+    Condition {
+        alert: "NumawardAdmissionStorm",
+        severity: Severity::Warning,
+        summary: "Something asks for guarantees over and over.",
+        hold: MINUTES_10,
+        samples: &["numaward_topology_manager_admission_requests_total"],
+        only: None,
+        without: None,
+        by: &[],
+        measure: Measure::Rate(MINUTES_5),
+        above: 1.0,
+        describe: |_, value| {
+            format!(
+                "{value:.1} requests a second are decided on; a controller that is refused and tries again at once does \
+                 this."
+            )
+        },
+    },
+    Condition {
+        alert: "NumawardDriftReturns",
+        severity: Severity::Warning,
+        summary: "Somebody keeps rewriting what numaward enforces.",
+        hold: MINUTES_5,
+        samples: &["numaward_drift_total"],
+        only: None,
+        without: None,
+        by: &["knob"],
+        measure: Measure::Increase(MINUTES_15),
+        above: 5.0,
+        describe: |of, value| format!("{} was found changed {value:.0} times in 15 minutes.", of.of("knob")),
+    },
+    Condition {
+        alert: "NumawardPinCausedOomKill",
+        severity: Severity::Critical,
+        summary: "A process was killed because of its pins while other nodes may have had memory.",
+        hold: Duration::ZERO,
+        samples: &["numaward_oom_kills_total"],
+        only: Some(("constraint", &["cpuset", "mempolicy"])),
+        without: None,
+        by: &["namespace", "pod", "container", "workload", "constraint"],
+        measure: Measure::Increase(MINUTES_10),
+        above: 0.0,
+        describe: |of, value| {
+            let (workload, constraint) = (of.workload(), of.of("constraint"));
+            format!("{value:.0} processes of {workload} were killed with the constraint {constraint}.")
+        },
+    },
+    Condition {
+        alert: "NumawardUnpinnedStarts",
+        severity: Severity::Warning,
+        summary: "Containers start without the pins that they were promised.",
+        hold: MINUTES_5,
+        samples: &["numaward_containers_started_unpinned_total"],
+        only: None,
+        without: None,
+        by: &["reason"],
+        measure: Measure::Increase(MINUTES_15),
+        above: 0.0,
+        describe: |of, value| {
+            format!(
+                "{value:.0} containers started before they could be placed ({}); their first pages may lie anywhere.",
+                of.of("reason")
+            )
+        },
+    },
+    Condition {
+        alert: "NumawardIntruders",
+        severity: Severity::Warning,
+        summary: "Tasks of others run on CPUs that are exclusive to a workload.",
+        hold: MINUTES_10,
+        samples: &["numaward_exclusive_cpu_intruder_seconds_total"],
+        only: None,
+        without: Some(("class", "kernel_thread")),
+        by: &["class"],
+        measure: Measure::Rate(MINUTES_5),
+        above: 0.01,
+        describe: |of, value| {
+            format!(
+                "Tasks of the class {} use {:.1}% of a CPU on exclusive CPUs.",
+                of.of("class"),
+                value * 100.0
+            )
+        },
+    },
+    Condition {
+        alert: "NumawardProbeAbsent",
+        severity: Severity::Warning,
+        summary: "A probe could not be attached, so its figures are missing.",
+        hold: MINUTES_15,
+        samples: &["numaward_probe"],
+        only: Some(("mode", &["absent"])),
+        without: None,
+        by: &["probe", "mode", "reason"],
+        measure: Measure::Value,
+        above: 0.0,
+        describe: |of, _| format!("The probe {} is absent: {}.", of.of("probe"), of.of("reason")),
+    },
+];
+
+impl Condition {
+    /// The subject of a sample, if the condition is about it.
+    fn subject(&self, sample: Sample<'_>) -> Option<Subject> {
+        let mut subject = Subject::new();
+        let mut is_wanted = self.only.is_none();
+        for (name, value) in sample.labels() {
+            if let Some((label, values)) = self.only
+                && label == name
+            {
+                is_wanted = values.contains(&&*value);
+            }
+            if self.without.is_some_and(|(label, other)| label == name && other == value) {
+                return None;
+            }
+            if let Some(label) = self.by.iter().find(|label| **label == name) {
+                subject.push((*label, value.into_owned()));
+            }
+        }
+        is_wanted.then_some(subject)
+    }
+
+    /// Says it of a subject.
+    pub(super) fn description(&self, subject: &Subject, value: f64) -> String {
+        (self.describe)(&Words(subject), value)
+    }
+}
+
+/// The changes of one counter.
+#[derive(Debug, Default)]
+struct History {
+    /// When it had a new value, and which.
+    changes: VecDeque<(Duration, f64)>,
+    /// When it was there last.
+    seen: Duration,
+}
+
+impl History {
+    fn note(&mut self, now: Duration, value: f64) {
+        self.seen = now;
+        #[expect(clippy::float_cmp, reason = "the same text gives the same number")]
+        let is_new = self.changes.back().is_none_or(|(_, last)| *last != value);
+        if is_new {
+            self.changes.push_back((now, value));
+        }
+        // The value at the beginning of the longest window is that of the last change before it.
+        while self.changes.get(1).is_some_and(|(time, _)| *time + MINUTES_15 <= now) {
+            self.changes.pop_front();
+        }
+    }
+
+    fn increase(&self, now: Duration, window: Duration) -> f64 {
+        let changes = self.changes.iter().zip(self.changes.iter().skip(1));
+        let within = changes.filter(|(_, (time, _))| *time + window > now);
+        within.map(|((_, before), (_, after))| if after >= before { after - before } else { *after }).sum()
+    }
+}
+
+/// A condition that is active for a subject.
+#[derive(Debug)]
+struct Active {
+    since: Duration,
+    firing: bool,
+}
+
+/// A condition that begins to fire for a subject, or ends to.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Change {
+    /// The place in [`CONDITIONS`].
+    pub(super) condition: usize,
+    pub(super) subject: Subject,
+    /// The measure, while it fires; none when it is over.
+    pub(super) value: Option<f64>,
+}
+
+/// Evaluates the conditions again and again.
+#[derive(Debug, Default)]
+pub(super) struct Evaluator {
+    /// By condition, name and labels.
+    series: HashMap<(usize, String), History>,
+    active: BTreeMap<(usize, Subject), Active>,
+    /// Whether series are left out, for there are too many.
+    overflowed: bool,
+}
+
+/// What is read at one time.
+#[derive(Debug)]
+pub(super) struct Reading<'a> {
+    evaluator: &'a mut Evaluator,
+    now: Duration,
+    /// The subject of each series of a counter.
+    counters: Vec<(usize, String, Subject)>,
+    measures: BTreeMap<(usize, Subject), f64>,
+    /// Of conditions that compare: the other value.
+    others: BTreeMap<(usize, Subject), f64>,
+}
+
+impl Evaluator {
+    /// Begins to read. Time is counted from any point; it only grows.
+    pub(super) fn read(&mut self, now: Duration) -> Reading<'_> {
+        Reading {
+            evaluator: self,
+            now,
+            counters: Vec::new(),
+            measures: BTreeMap::new(),
+            others: BTreeMap::new(),
+        }
+    }
+}
+
+impl Reading<'_> {
+    /// Takes a sample.
+    pub(super) fn take(&mut self, sample: Sample<'_>) {
+        for (index, condition) in CONDITIONS.iter().enumerate() {
+            let of_other = matches!(condition.measure, Measure::Below { of, .. } if of == sample.name);
+            if !of_other && !condition.samples.contains(&sample.name) {
+                continue;
+            }
+            let (Some(subject), Ok(value)) = (condition.subject(sample), sample.value.parse::<f64>()) else {
+                continue;
+            };
+            match condition.measure {
+                Measure::Below { .. } if of_other => {
+                    if sample.labels().any(|(name, value)| name == "state" && value == "total") {
+                        self.others.insert((index, subject), value);
+                    }
+                }
+                Measure::Value | Measure::Below { .. } => {
+                    self.measures.insert((index, subject), value);
+                }
+                Measure::Rate(_) | Measure::Increase(_) => {
+                    let evaluator = &mut *self.evaluator;
+                    let key = (index, format!("{}{{{}", sample.name, sample.raw_labels()));
+                    if evaluator.series.len() >= MAX_SERIES && !evaluator.series.contains_key(&key) {
+                        if !std::mem::replace(&mut evaluator.overflowed, true) {
+                            tracing::warn!(
+                                MAX_SERIES,
+                                "too many series to watch for alerts: new ones are left out"
+                            );
+                        }
+                        continue;
+                    }
+                    evaluator.series.entry(key.clone()).or_default().note(self.now, value);
+                    self.counters.push((index, key.1, subject));
+                }
+            }
+        }
+    }
+
+    /// Ends the reading; says what changed.
+    pub(super) fn finish(self) -> Vec<Change> {
+        let Self { evaluator, now, counters, mut measures, others } = self;
+        let Evaluator { series, active, .. } = evaluator;
+        for (index, key, subject) in counters {
+            let Some(history) = series.get(&(index, key)) else { continue };
+            let measure = match CONDITIONS[index].measure {
+                Measure::Rate(window) => history.increase(now, window) / window.as_secs_f64(),
+                Measure::Increase(window) => history.increase(now, window),
+                Measure::Value | Measure::Below { .. } => continue,
+            };
+            *measures.entry((index, subject)).or_default() += measure;
+        }
+        series.retain(|_, history| history.seen + MINUTES_15 > now);
+        let mut changes = Vec::new();
+        let holds = |key: &(usize, Subject), measure: f64| -> Option<f64> {
+            let condition = &CONDITIONS[key.0];
+            let measure = match condition.measure {
+                Measure::Below { share, .. } => others.get(key)? * share - measure,
+                _ => measure,
+            };
+            (measure > condition.above).then_some(measure)
+        };
+        let holding: BTreeMap<_, _> = measures
+            .into_iter()
+            .filter_map(|(key, measure)| {
+                let measure = holds(&key, measure)?;
+                Some((key, measure))
+            })
+            .collect();
+        active.retain(|key, state| {
+            let stays = holding.contains_key(key);
+            if !stays && state.firing {
+                changes.push(Change { condition: key.0, subject: key.1.clone(), value: None });
+            }
+            stays
+        });
+        for (key, measure) in holding {
+            let state = active.entry(key.clone()).or_insert(Active { since: now, firing: false });
+            if !state.firing && now.saturating_sub(state.since) >= CONDITIONS[key.0].hold {
+                state.firing = true;
+                changes.push(Change { condition: key.0, subject: key.1, value: Some(measure) });
+            }
+        }
+        changes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::Value as Json;
+
+    use super::*;
+
+    const RULES: &str = include_str!("../../../../dashboards/prometheus/rules.yaml");
+    const RULES_TEST: &str = include_str!("../../../../dashboards/prometheus/rules_test.yaml");
+    /// About scraping.
+    const NOT_OURS: [&str; 2] = ["NumawardDown", "NumawardScrapeSlow"];
+    const MINUTE: Duration = Duration::from_mins(1);
+
+    fn yaml(text: &str) -> Json {
+        numaward_config::read_yaml(text, Path::new("rules")).unwrap()
+    }
+
+    fn condition(alert: &str) -> &'static Condition {
+        CONDITIONS.iter().find(|condition| condition.alert == alert).expect(alert)
+    }
+
+    /// What the rules say in their expressions is compared by the rules' own tests, below; these are the numbers in it.
+    #[test]
+    fn the_conditions_are_those_of_the_rules() {
+        let rules = yaml(RULES);
+        let groups = rules["groups"].as_array().unwrap().iter();
+        let alerts = groups
+            .flat_map(|group| group["rules"].as_array().unwrap())
+            .filter(|rule| rule["alert"].is_string());
+        let alerts: Vec<_> =
+            alerts.filter(|rule| !NOT_OURS.contains(&rule["alert"].as_str().unwrap())).collect();
+        assert_eq!(alerts.len(), CONDITIONS.len());
+        for rule in alerts {
+            let condition = condition(rule["alert"].as_str().unwrap());
+            let hold =
+                rule["for"].as_str().map_or(Duration::ZERO, |text| humantime::parse_duration(text).unwrap());
+            assert_eq!(condition.hold, hold, "{rule}");
+            assert_eq!(condition.summary, rule["annotations"]["summary"], "{rule}");
+            let severity = serde_json::to_value(condition.severity).unwrap();
+            assert_eq!(severity, rule["labels"]["severity"], "{rule}");
+            assert_eq!(
+                rule["annotations"]["runbook_url"].as_str().unwrap(),
+                format!("http://{{{{ $labels.instance }}}}/runbooks/{}", condition.alert)
+            );
+        }
+    }
+
+    /// `0+6x30`, `7x30`, `0x5 2x20`: as promtool reads them.
+    fn values(text: &str) -> Vec<f64> {
+        let mut values = Vec::new();
+        for part in text.split_whitespace() {
+            let (value, times) = part.split_once('x').unwrap();
+            let (first, step) = value.split_once('+').unwrap_or((value, "0"));
+            let (first, step): (f64, f64) = (first.parse().unwrap(), step.parse().unwrap());
+            let times: u32 = times.parse().unwrap();
+            values.extend((0..=times).map(|time| first + step * f64::from(time)));
+        }
+        values
+    }
+
+    fn minutes(text: &str) -> u64 {
+        text.strip_suffix('m').unwrap().parse().unwrap()
+    }
+
+    /// An alert, by its labels.
+    type Firing = BTreeMap<String, String>;
+
+    /// The alerts of one host after each minute.
+    fn course(test: &Json, instance: &str, minutes: u64) -> Vec<Vec<(&'static str, Firing)>> {
+        let mut series = Vec::new();
+        for line in test["input_series"].as_array().unwrap() {
+            let (name, rest) = line["series"].as_str().unwrap().split_once('{').unwrap();
+            let labels = rest.strip_suffix('}').unwrap().replace(", ", ",");
+            if labels.contains(&format!("instance=\"{instance}\"")) {
+                // `0x30`, thirty zeros more, is a number to a reader of YAML.
+                let course = match &line["values"] {
+                    Json::String(written) => written.clone(),
+                    number => format!("{:#x}", number.as_u64().unwrap()),
+                };
+                series.push((name.to_owned(), labels, values(&course)));
+            }
+        }
+        let mut evaluator = Evaluator::default();
+        let mut firing: BTreeMap<(usize, Subject), Firing> = BTreeMap::new();
+        let mut course = Vec::new();
+        for minute in 0..=minutes {
+            let mut reading = evaluator.read(MINUTE * u32::try_from(minute).unwrap());
+            for (name, labels, values) in &series {
+                if let Some(value) = values.get(usize::try_from(minute).unwrap()) {
+                    reading.take(Sample::new(name, labels, &value.to_string()));
+                }
+            }
+            for change in reading.finish() {
+                let key = (change.condition, change.subject.clone());
+                match change.value {
+                    Some(value) => {
+                        assert!(!CONDITIONS[change.condition].description(&change.subject, value).is_empty());
+                        let labels = change.subject.into_iter().map(|(name, value)| (name.to_owned(), value));
+                        firing.insert(key, labels.collect());
+                    }
+                    None => assert!(firing.remove(&key).is_some(), "resolved without firing"),
+                }
+            }
+            course.push(
+                firing
+                    .iter()
+                    .map(|((index, _), labels)| (CONDITIONS[*index].alert, labels.clone()))
+                    .collect(),
+            );
+        }
+        course
+    }
+
+    #[test]
+    fn they_fire_when_the_tests_of_the_rules_say() {
+        let tests = yaml(RULES_TEST);
+        let mut fired = BTreeMap::new();
+        for test in tests["tests"].as_array().unwrap() {
+            for case in test["alert_rule_test"].as_array().unwrap() {
+                let alert = case["alertname"].as_str().unwrap();
+                if NOT_OURS.contains(&alert) {
+                    continue;
+                }
+                let time = minutes(case["eval_time"].as_str().unwrap());
+                for instance in ["a", "b"] {
+                    let expected: Vec<Firing> = case["exp_alerts"]
+                        .as_array()
+                        .unwrap()
+                        .iter()
+                        .map(|alert| serde_json::from_value::<Firing>(alert["exp_labels"].clone()).unwrap())
+                        .filter(|labels| labels["instance"] == instance)
+                        .map(|mut labels| {
+                            labels.retain(|name, _| {
+                                !["severity", "cluster", "instance"].contains(&name.as_str())
+                            });
+                            labels
+                        })
+                        .collect();
+                    let mut got: Vec<Firing> = course(test, instance, time)
+                        .pop()
+                        .unwrap()
+                        .into_iter()
+                        .filter(|(name, _)| *name == alert)
+                        .map(|(_, labels)| labels)
+                        .collect();
+                    got.sort();
+                    let mut expected = expected;
+                    expected.sort();
+                    assert_eq!(got, expected, "{alert} on {instance} after {time} minutes");
+                    *fired.entry(alert.to_owned()).or_insert(0) += got.len();
+                }
+            }
+        }
+        let quiet: Vec<_> = CONDITIONS
+            .iter()
+            .filter(|condition| fired.get(condition.alert).is_none_or(|n| *n == 0))
+            .collect();
+        assert!(quiet.is_empty(), "no test makes these fire: {quiet:?}");
+    }
+
+    fn read(
+        evaluator: &mut Evaluator,
+        minute: u32,
+        samples: &[(&str, &str, &str)],
+    ) -> Vec<(&'static str, bool)> {
+        let mut reading = evaluator.read(MINUTE * minute);
+        for (name, labels, value) in samples {
+            reading.take(Sample::new(name, labels, value));
+        }
+        let changes = reading.finish().into_iter();
+        changes.map(|change| (CONDITIONS[change.condition].alert, change.value.is_some())).collect()
+    }
+
+    #[test]
+    fn an_alert_ends_when_its_cause_does_and_begins_again() {
+        let mut evaluator = Evaluator::default();
+        let kills = |count| [("numaward_oom_kills_total", "workload=\"w\",constraint=\"cpuset\"", count)];
+        let alert = "NumawardPinCausedOomKill";
+        assert_eq!(read(&mut evaluator, 0, &kills("0")), []);
+        assert_eq!(read(&mut evaluator, 1, &kills("1")), [(alert, true)]);
+        assert_eq!(read(&mut evaluator, 2, &kills("1")), []);
+        assert_eq!(read(&mut evaluator, 11, &kills("1")), [(alert, false)]);
+        // The counter starts anew; one kill since then.
+        assert_eq!(read(&mut evaluator, 12, &kills("0")), []);
+        assert_eq!(read(&mut evaluator, 13, &kills("1")), [(alert, true)]);
+        // A workload that is gone is no alert.
+        assert_eq!(read(&mut evaluator, 14, &[]), [(alert, false)]);
+        assert_eq!(read(&mut evaluator, 40, &[]), []);
+        assert!(evaluator.series.is_empty() && evaluator.active.is_empty());
+    }
+
+    #[test]
+    fn a_short_break_starts_the_wait_anew() {
+        let mut evaluator = Evaluator::default();
+        let absent = [("numaward_probe", "probe=\"alloc\",mode=\"absent\",reason=\"no BTF\"", "1")];
+        for minute in 0..15 {
+            assert_eq!(read(&mut evaluator, minute, &absent), []);
+        }
+        assert_eq!(
+            read(
+                &mut evaluator,
+                15,
+                &[("numaward_probe", "probe=\"alloc\",mode=\"tp_btf\",reason=\"\"", "1")]
+            ),
+            []
+        );
+        for minute in 16..31 {
+            assert_eq!(read(&mut evaluator, minute, &absent), []);
+        }
+        assert_eq!(read(&mut evaluator, 31, &absent), [("NumawardProbeAbsent", true)]);
+    }
+
+    #[test]
+    fn what_is_kept_of_series_is_bounded() {
+        let mut evaluator = Evaluator::default();
+        let mut reading = evaluator.read(Duration::ZERO);
+        for number in 0..MAX_SERIES + 10 {
+            let labels = format!("workload=\"w{number}\",node=\"0\"");
+            reading.take(Sample::new("numaward_numa_miss_bytes_total", &labels, "0"));
+        }
+        assert_eq!(reading.finish(), []);
+        assert_eq!(evaluator.series.len(), MAX_SERIES);
+        let mut history = History::default();
+        for second in 0..7200 {
+            history.note(Duration::from_secs(second * 10), f64::from(u32::try_from(second).unwrap()));
+        }
+        assert!(history.changes.len() <= 92, "{}", history.changes.len());
+    }
+}

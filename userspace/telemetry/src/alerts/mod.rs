@@ -1,0 +1,240 @@
+//! Alerts of a host without a monitoring stack.
+//!
+//! Problem: the rules of `dashboards/prometheus/` need a Prometheus. A host without one is to tell of the same conditions,
+//! from the same counters: in its log, and to a webhook.
+//!
+//! Algorithm: every `alerts.interval` the samples of `/metrics` are read and the [conditions](conditions) evaluated.
+//! What begins or ends is logged and handed to the [webhook], which posts by itself.
+//!
+//! Invariants: nothing waits for the webhook; what waits for it is bounded, and what is lost counted.
+
+mod conditions;
+mod webhook;
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
+
+use hyper::HeaderMap;
+use numaward_api::Severity;
+use numaward_config::outgoing::Alerts;
+use prometheus_client::registry::Registry;
+use serde::Serialize;
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+pub use self::webhook::Figures;
+use self::{
+    conditions::{CONDITIONS, Change, Evaluator, Subject},
+    webhook::Webhook,
+};
+use crate::{metrics::Metrics, post::Poster};
+
+/// Whether a condition holds, in Alertmanager's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Status {
+    Firing,
+    Resolved,
+}
+
+/// An alert as it is posted: as by Alertmanager's webhook, version 4
+/// (<https://prometheus.io/docs/alerting/latest/configuration/#webhook_config>).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Alert {
+    status: Status,
+    labels: BTreeMap<&'static str, String>,
+    annotations: BTreeMap<&'static str, String>,
+    starts_at: String,
+    ends_at: String,
+    #[serde(rename = "generatorURL")]
+    generator_url: &'static str,
+    fingerprint: String,
+}
+
+/// When an alert ends that fires: Go's time zero.
+const NOT_ENDED: &str = "0001-01-01T00:00:00Z";
+
+/// As Prometheus tells sets of labels apart: FNV-1a of names and values.
+fn fingerprint(labels: &BTreeMap<&'static str, String>) -> u64 {
+    const SEPARATOR: u8 = 255;
+    let bytes = labels
+        .iter()
+        .flat_map(|(name, value)| name.bytes().chain([SEPARATOR]).chain(value.bytes()).chain([SEPARATOR]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+fn rfc3339(time: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(time).to_string()
+}
+
+/// Makes alerts of changes, and remembers those that fire.
+#[derive(Debug)]
+struct Book {
+    host: String,
+    /// What the name of an alert is appended to.
+    runbooks: String,
+    firing: BTreeMap<(usize, Subject), Alert>,
+}
+
+impl Book {
+    fn note(&mut self, change: Change, time: SystemTime) -> Option<Alert> {
+        let Change { condition: index, subject, value } = change;
+        let condition = &CONDITIONS[index];
+        let Some(value) = value else {
+            let fired = self.firing.remove(&(index, subject))?;
+            return Some(Alert { status: Status::Resolved, ends_at: rfc3339(time), ..fired });
+        };
+        let severity = match condition.severity {
+            Severity::Info => "info",
+            Severity::Warning => "warning",
+            Severity::Critical => "critical",
+        };
+        let mut labels: BTreeMap<_, _> = subject.iter().cloned().collect();
+        labels.insert("alertname", condition.alert.to_owned());
+        labels.insert("severity", severity.to_owned());
+        labels.insert("instance", self.host.clone());
+        let annotations = BTreeMap::from([
+            ("summary", condition.summary.to_owned()),
+            ("description", condition.description(&subject, value)),
+            ("runbook_url", format!("{}/{}", self.runbooks, condition.alert)),
+        ]);
+        let alert = Alert {
+            status: Status::Firing,
+            fingerprint: format!("{:016x}", fingerprint(&labels)),
+            labels,
+            annotations,
+            starts_at: rfc3339(time),
+            ends_at: NOT_ENDED.to_owned(),
+            generator_url: "",
+        };
+        self.firing.insert((index, subject), alert.clone());
+        Some(alert)
+    }
+}
+
+fn log(alert: &Alert) {
+    let of = |key: &str| alert.labels.get(key).map(String::as_str);
+    let (name, workload, node) = (of("alertname"), of("workload"), of("node"));
+    let description = alert.annotations.get("description").map_or("", String::as_str);
+    match alert.status {
+        Status::Resolved => tracing::info!(alert = name, workload, node, since = alert.starts_at, "resolved"),
+        Status::Firing if of("severity") == Some("critical") => {
+            tracing::error!(alert = name, workload, node, "{description}");
+        }
+        Status::Firing => tracing::warn!(alert = name, workload, node, "{description}"),
+    }
+}
+
+/// Where the runbooks are: where the user has said, else here.
+fn runbooks(config: &Alerts, host: &str, address: SocketAddr) -> String {
+    match &config.runbooks {
+        Some(url) => url.to_string().trim_end_matches('/').to_owned(),
+        // Who listens on all addresses is best known by name.
+        None if address.ip().is_unspecified() => format!("http://{host}:{}/runbooks", address.port()),
+        None => format!("http://{address}/runbooks"),
+    }
+}
+
+/// Watches the conditions until `stop`, if that is asked for. `address` is where the daemon serves.
+///
+/// Fails where the webhook can never be reached, for want of certificate authorities.
+pub fn start(
+    config: &Alerts,
+    (host, address): (&str, SocketAddr),
+    metrics: &Arc<Metrics>,
+    figures: &Figures,
+    stop: &CancellationToken,
+) -> io::Result<()> {
+    if !config.is_on() {
+        return Ok(());
+    }
+    let webhook = match &config.webhook {
+        None => None,
+        Some(url) => {
+            let token = config.token_file.clone();
+            let poster = Poster::new(url.0.clone(), "application/json", HeaderMap::new(), token)?;
+            tracing::info!(receiver = poster.receiver(), "alerts are posted");
+            let webhook = Arc::new(Webhook::new(host, config.group_interval.0, figures.clone()));
+            tokio::spawn(webhook.clone().run(poster, stop.clone()));
+            Some(webhook)
+        }
+    };
+    let book =
+        Book { host: host.to_owned(), runbooks: runbooks(config, host, address), firing: BTreeMap::new() };
+    tokio::spawn(watch(config.clone(), metrics.clone(), book, webhook, stop.clone()));
+    Ok(())
+}
+
+async fn watch(
+    config: Alerts,
+    metrics: Arc<Metrics>,
+    mut book: Book,
+    webhook: Option<Arc<Webhook>>,
+    stop: CancellationToken,
+) {
+    let mut ticks = interval(config.interval.0);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let start = Instant::now();
+    let mut evaluator = Evaluator::default();
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = ticks.tick() => {}
+        }
+        let metrics = metrics.clone();
+        let read = tokio::task::spawn_blocking(move || {
+            let mut reading = evaluator.read(start.elapsed());
+            let read = metrics.visit(|_, sample| reading.take(sample));
+            // Of half a reading, nothing can be told.
+            let changes = read.map(|()| reading.finish());
+            (evaluator, changes)
+        });
+        let changes;
+        (evaluator, changes) = match read.await {
+            Ok(done) => done,
+            Err(error) => {
+                tracing::error!(%error, "alerts are not watched any more");
+                return;
+            }
+        };
+        let Ok(changes) = changes else {
+            tracing::warn!("the metrics cannot be read for alerts");
+            continue;
+        };
+        let time = SystemTime::now();
+        for alert in changes.into_iter().filter_map(|change| book.note(change, time)) {
+            log(&alert);
+            if let Some(webhook) = &webhook {
+                webhook.tell(alert);
+            }
+        }
+    }
+}
+
+impl Figures {
+    /// Registers them.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "alert_notices",
+            "Alerts that began or ended, by what became of telling the webhook: delivered; refused by it; expired, after \
+             an hour of trying; or overflowed, for too many waited",
+            self.notices(),
+        );
+        registry.register(
+            "alert_posts_failed",
+            "Posts to the webhook that were not answered, or with an error",
+            self.failed(),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+//! The families of what workloads do beside allocating: accesses, migrations, stalls, kills; and who runs on
+//! exclusive CPUs.
+
+use std::fmt;
+
+use numaward_model::snapshot::StallFigures;
+
+use super::{
+    collector::Families,
+    family::{Made, NONE},
+};
+
+/// The bounds of the histogram of stalls in seconds, each with how many buckets of [`StallFigures`] are below: 2^4 microseconds,
+/// and so on.
+const STALL_BOUNDS: [(&str, usize); 6] = [
+    ("0.000016", 5),
+    ("0.000256", 9),
+    ("0.004096", 13),
+    ("0.065536", 17),
+    ("1.048576", 21),
+    ("+Inf", usize::MAX),
+];
+
+impl Families<'_, '_> {
+    pub(super) fn activity(&mut self) -> fmt::Result {
+        self.accesses()?;
+        self.dram()?;
+        self.migrated()?;
+        self.stalls()?;
+        self.oom_kills()
+    }
+
+    fn accesses(&mut self) -> fmt::Result {
+        let (snapshot, nodes) = (self.snapshot, self.nodes);
+        let workloads = || {
+            let workloads = snapshot.workloads.iter();
+            workloads.filter_map(|workload| Some((workload, workload.activity.as_ref()?)))
+        };
+        let help = "Sampled accesses to memory of other nodes, by the node of the CPU. Not sampled is not \
+                    none: see remote_sampling";
+        let mut family = self.lines.counter("remote_access_pages", None, help)?;
+        for (workload, activity) in workloads() {
+            family.of(&workload.name);
+            for (&node, pages) in nodes.iter().zip(activity.remote.iter().flatten()) {
+                family.put([node, Made("source=\"hint_fault\"")], pages)?;
+            }
+            if let Some(pages) = activity.moved {
+                let source = ("source", "memory_stat");
+                family.put([("node", "unknown"), source], pages)?;
+            }
+        }
+        let help = "Sampled accesses of all workloads, by the node of the CPU and that of the memory \
+                    (unknown where the page was moved at once)";
+        let mut family = self.lines.counter("node_access_pages", None, help)?;
+        for (node, memory, pages) in snapshot.accesses.iter().flatten() {
+            let memory = memory.map_or_else(|| "unknown".to_owned(), |memory| memory.to_string());
+            family.put([("node", node.to_string().as_str()), ("memory_node", &memory)], pages)?;
+        }
+        let mut family = self.lines.gauge(
+            "remote_sampling",
+            None,
+            "Whether the kernel samples the workload's accesses (on), or why not; the value is always 1",
+        )?;
+        for (workload, activity) in workloads() {
+            for state in &activity.sampling {
+                family.of(&workload.name).put([("state", state)], 1_u64)?;
+            }
+        }
+        let help = "An estimate, no measurement (observe.remoteEstimate): the share of accesses to memory \
+                    of other nodes, by where threads ran and where memory lies, of workloads whose accesses \
+                    are not sampled";
+        let mut family = self.lines.gauge("remote_access_estimated_ratio", None, help)?;
+        for (workload, activity) in workloads() {
+            if let Some(permille) = activity.estimated_remote_permille {
+                family.of(&workload.name).put(NONE, f64::from(permille) / 1000.0)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn dram(&mut self) -> fmt::Result {
+        let (snapshot, nodes) = (self.snapshot, self.nodes);
+        let help = "Accesses to DRAM as the processor counts them (loads or cache lines), by the node of \
+                    the CPU and whether the memory was of that node; only where probes.hardware is enabled";
+        let mut family = self.lines.counter("dram_accesses", None, help)?;
+        for workload in &snapshot.workloads {
+            let Some(dram) = workload.activity.as_ref().and_then(|of| of.dram.as_ref()) else { continue };
+            family.of(&workload.name);
+            for (&node, (local, remote)) in nodes.iter().zip(dram) {
+                let (here, there) = (Made("locality=\"local\""), Made("locality=\"remote\""));
+                for (locality, count) in [(here, *local), (there, Some(*remote))] {
+                    if let Some(count) = count {
+                        family.put([node, locality], count)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn migrated(&mut self) -> fmt::Result {
+        let (snapshot, page_size) = (self.snapshot, self.snapshot.page_size.0);
+        let mut family = self.lines.counter(
+            "migrated",
+            Some("bytes"),
+            "Memory moved to another node by a task of the workload, by reason",
+        )?;
+        for workload in &snapshot.workloads {
+            let Some(migrated) = workload.activity.as_ref().and_then(|of| of.migrated.as_ref()) else {
+                continue;
+            };
+            for (reason, pages) in migrated {
+                let bytes = pages.saturating_mul(page_size);
+                family.of(&workload.name).put([("reason", reason)], bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn stalls(&mut self) -> fmt::Result {
+        let snapshot = self.snapshot;
+        let help = "How long tasks of the workload had to reclaim memory. Being throttled by memory.high is \
+                    not in it: see memory_pressure";
+        let mut family = self.lines.histogram("reclaim_stall", Some("seconds"), help)?;
+        for workload in &snapshot.workloads {
+            let Some(stalls) = workload.activity.as_ref().and_then(|of| of.stalls.as_ref()) else { continue };
+            family.of(&workload.name).histogram(stalls.total.as_secs_f64(), &buckets(stalls))?;
+        }
+        Ok(())
+    }
+
+    fn oom_kills(&mut self) -> fmt::Result {
+        let snapshot = self.snapshot;
+        let help = "Processes of the workload that the OOM killer took, by what constrained the allocation; \
+                    `unknown` (memory.events) where no probe tells";
+        let mut family = self.lines.counter("oom_kills", None, help)?;
+        for workload in &snapshot.workloads {
+            let by_constraint = workload.activity.as_ref().and_then(|of| of.oom_kills);
+            match (by_constraint, workload.oom_kills) {
+                (Some(kills), _) => {
+                    family.of(&workload.name);
+                    for (constraint, kills) in kills {
+                        family.put([("constraint", constraint)], kills)?;
+                    }
+                }
+                (None, Some(kills)) => {
+                    family.of(&workload.name).put([("constraint", "unknown")], kills)?;
+                }
+                (None, None) => {}
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn exclusive_cpus(&mut self) -> fmt::Result {
+        let cpus = &self.snapshot.exclusive_cpus;
+        let mut family = self.lines.counter(
+            "exclusive_cpu_intruder",
+            Some("seconds"),
+            "Time that tasks of others ran on the CPU while it was exclusive to a workload, by what they are",
+        )?;
+        for (cpu, figures) in cpus {
+            for (class, time) in figures.intruders {
+                family.put([("cpu", &*cpu.to_string()), ("class", class)], time.as_secs_f64())?;
+            }
+        }
+        let mut family = self.lines.counter(
+            "exclusive_cpu_interrupts",
+            None,
+            "Interrupts on the CPU while it was exclusive to a workload",
+        )?;
+        for (cpu, figures) in cpus {
+            let Some(interrupts) = figures.interrupts else { continue };
+            let cpu = cpu.to_string();
+            family.put([("cpu", cpu.as_str()), ("kind", "hard")], interrupts.hard)?;
+            family.put([("cpu", cpu.as_str()), ("kind", "soft")], interrupts.soft)?;
+        }
+        Ok(())
+    }
+}
+
+/// How many stalls there were up to each bound, at most the largest number.
+fn buckets(stalls: &StallFigures) -> [(&'static str, u64); STALL_BOUNDS.len()] {
+    STALL_BOUNDS.map(|(bound, buckets)| {
+        let counts = stalls.buckets.iter().take(buckets);
+        (bound, counts.fold(0_u64, |sum, count| sum.saturating_add(*count)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_stall_is_below_its_bound() {
+        let mut stalls = StallFigures::default();
+        for (bucket, count) in stalls.buckets.iter_mut().zip(1..) {
+            *bucket = count;
+        }
+        let found = buckets(&stalls);
+        for ((bound, buckets), micros) in STALL_BOUNDS.iter().zip([1 << 4, 1 << 8, 1 << 12, 1 << 16, 1 << 20])
+        {
+            assert_eq!(*bound, (f64::from(micros) / 1e6).to_string());
+            assert_eq!(1 << (buckets - 1), micros);
+        }
+        let sum = |count: u64| count * (count + 1) / 2;
+        assert_eq!(
+            found.map(|(_, count)| count),
+            [sum(5), sum(9), sum(13), sum(17), sum(21), stalls.buckets.iter().sum()]
+        );
+        stalls.buckets[0] = u64::MAX;
+        assert_eq!(buckets(&stalls)[5], ("+Inf", u64::MAX));
+    }
+}

@@ -1,0 +1,226 @@
+use std::time::Duration;
+
+use numaward_model::{snapshot::*, testing::snapshot};
+use numaward_topology::Bytes;
+
+use super::*;
+
+#[derive(Debug)]
+struct Fixed(Snapshot);
+
+impl SnapshotSource for Fixed {
+    fn snapshot(&self) -> Snapshot {
+        self.0.clone()
+    }
+}
+
+fn written(snapshot: Snapshot, format: Format) -> String {
+    encoded(&Metrics::new(Arc::new(Fixed(snapshot))), format)
+}
+
+fn encoded(metrics: &Metrics, format: Format) -> String {
+    let mut text = Vec::new();
+    metrics
+        .encode(format, |piece| {
+            text.extend_from_slice(&piece);
+            true
+        })
+        .unwrap();
+    String::from_utf8(text).unwrap()
+}
+
+#[test]
+fn containers_of_pods_carry_the_labels_of_kubernetes() {
+    let named = |name: &str| WorkloadFigures { name: name.into(), ..snapshot().workloads.remove(1) };
+    let workloads = ["shop/web-0/main", "numaward/bench", "a//b", "a/b/c/d"].map(named).to_vec();
+    let allocated = Some(vec![Allocated::default()]);
+    let workloads = workloads.into_iter().map(|of| WorkloadFigures { allocated: allocated.clone(), ..of });
+    let workloads = workloads.collect();
+    let text = written(Snapshot { workloads, ..snapshot() }, Format::Prometheus);
+    let labels = r#"{workload="shop/web-0/main",namespace="shop",pod="web-0",container="main""#;
+    for line in [
+        format!("numaward_memory_allocated_bytes_total{labels},node=\"2\",locality=\"local\"}} 0"),
+        format!("numaward_oom_kills_total{labels},constraint=\"unknown\"}} 3"),
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+    let with = |label: &str| text.lines().filter(|line| line.contains(label)).count();
+    assert_eq!(with("namespace="), with("shop/web-0/main"));
+}
+
+/// What both formats share: lines of samples.
+const SAMPLES: &str = r#"numaward_build_info{version="VERSION"} 1
+numaward_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",node="2",locality="local"} 4096
+numaward_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",node="2",locality="remote"} 8192
+numaward_kernel_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",node="2"} 0
+numaward_unknown_node_allocated_bytes_total 0
+numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="anon"} 1
+numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="file"} 2
+numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="kernel"} 3
+numaward_memory_pressure_waiting_seconds_total{workload="a\\b\"c\nd.service"} 1.5
+numaward_memory_pressure_stalled_seconds_total{workload="a\\b\"c\nd.service"} 0.0
+numaward_remote_access_pages_total{workload="a\\b\"c\nd.service",node="2",source="hint_fault"} 7
+numaward_node_access_pages_total{node="0",memory_node="2"} 5
+numaward_node_access_pages_total{node="0",memory_node="unknown"} 2
+numaward_remote_sampling{workload="a\\b\"c\nd.service",state="on"} 1
+numaward_remote_access_estimated_ratio{workload="a\\b\"c\nd.service"} 0.125
+numaward_dram_accesses_total{workload="a\\b\"c\nd.service",node="2",locality="local"} 11
+numaward_dram_accesses_total{workload="a\\b\"c\nd.service",node="2",locality="remote"} 12
+numaward_migrated_bytes_total{workload="a\\b\"c\nd.service",reason="numa_misplaced"} 8192
+numaward_reclaim_stall_seconds_sum{workload="a\\b\"c\nd.service"} 0.0
+numaward_reclaim_stall_seconds_count{workload="a\\b\"c\nd.service"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.000016"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.000256"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.004096"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="0.065536"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="1.048576"} 0
+numaward_reclaim_stall_seconds_bucket{workload="a\\b\"c\nd.service",le="+Inf"} 0
+numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="none"} 0
+numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="cpuset"} 1
+numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="mempolicy"} 0
+numaward_oom_kills_total{workload="a\\b\"c\nd.service",constraint="memcg"} 0
+numaward_oom_kills_total{workload="blind",constraint="unknown"} 3
+numaward_exclusive_cpu_intruder_seconds_total{cpu="3",class="kernel_thread"} 0.0
+numaward_exclusive_cpu_intruder_seconds_total{cpu="3",class="host"} 1.5
+numaward_exclusive_cpu_intruder_seconds_total{cpu="3",class="workload"} 0.0
+numaward_exclusive_cpu_interrupts_total{cpu="3",kind="hard"} 5
+numaward_exclusive_cpu_interrupts_total{cpu="3",kind="soft"} 6
+numaward_node_memory_bytes{node="2",kind="hugepages-2Mi",state="total"} 4194304
+numaward_node_memory_bytes{node="2",kind="memory",state="total"} 1073741824
+numaward_node_memory_unused_bytes{node="2",kind="hugepages-2Mi"} 2097152
+numaward_workloads{counters="own"} 1
+numaward_workloads{counters="other"} 1
+numaward_degraded{part="topology"} 1
+numaward_probe{probe="alloc",mode="absent",reason="no BTF"} 1
+numaward_probe_runs_total{probe="alloc"} 9
+numaward_probe_sampled_ratio{probe="alloc"} 0.25
+numaward_probe_events_lost_total{probe="alloc"} 0
+numaward_probe_map_entries{map="LEAF"} 3
+numaward_probe_map_memory_bytes{family="alloc"} 4096
+numaward_probe_map_capacity{map="LEAF"} 16
+"#;
+
+fn samples(text: &str) -> String {
+    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.contains("scrape_duration"));
+    lines.flat_map(|line| [line, "\n"]).collect()
+}
+
+#[test]
+fn both_formats_carry_the_same_samples() {
+    let expected = SAMPLES.replace("VERSION", numaward_api::VERSION);
+    assert_eq!(samples(&written(snapshot(), Format::OpenMetrics)), expected);
+    assert_eq!(samples(&written(snapshot(), Format::Prometheus)), expected);
+}
+
+/// Whoever makes a cgroup chooses its name.
+#[test]
+fn a_name_is_one_label_whatever_is_in_it() {
+    let name = format!("a\"}} 1\nfake_metric{{x=\"\\\u{1b}[2J\u{202e}{}", "long".repeat(2560));
+    let mut evil = snapshot();
+    evil.workloads.truncate(1);
+    evil.workloads[0].name = name.as_str().into();
+    let escaped = name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    let usual = |text: &str| text.replace(&format!("workload=\"{escaped}\""), "workload=\"plain\"");
+    let mut plain = evil.clone();
+    plain.workloads[0].name = "plain".into();
+    for format in [Format::OpenMetrics, Format::Prometheus] {
+        let (found, expected) =
+            (samples(&written(evil.clone(), format)), samples(&written(plain.clone(), format)));
+        assert!(found.contains(&escaped));
+        assert_eq!(usual(&found), expected);
+    }
+}
+
+#[test]
+fn open_metrics_names_families_without_suffix_and_ends() {
+    let text = written(snapshot(), Format::OpenMetrics);
+    assert!(text.contains(
+        "# TYPE numaward_memory_allocated_bytes counter\n# UNIT numaward_memory_allocated_bytes bytes\n"
+    ));
+    assert!(text.contains("# TYPE numaward_build info\n"));
+    assert!(text.ends_with("\n# EOF\n"));
+}
+
+#[test]
+fn prometheus_text_names_families_as_their_samples() {
+    let text = written(snapshot(), Format::Prometheus);
+    assert!(text.contains(
+        "# HELP numaward_oom_kills_total Processes of the workload that the OOM killer took, by what constrained the \
+         allocation; `unknown` (memory.events) where no probe tells\n\
+         # TYPE numaward_oom_kills_total counter\n\
+         numaward_oom_kills_total{"
+    ));
+    assert!(text.contains("# TYPE numaward_build_info gauge\nnumaward_build_info{"));
+    assert!(text.contains("# TYPE numaward_scrape_duration_seconds histogram\n"));
+    assert!(!text.contains("# UNIT") && !text.contains("# EOF"), "{text}");
+}
+
+/// Each family is declared once, before its samples, and every sample belongs to the family above it.
+#[test]
+fn samples_follow_their_family() {
+    for format in [Format::Prometheus, Format::OpenMetrics] {
+        let text = written(snapshot(), format);
+        let mut families = Vec::new();
+        for line in text.lines() {
+            if let Some(declared) = line.strip_prefix("# TYPE ") {
+                let name = declared.split(' ').next().unwrap().to_owned();
+                assert!(!families.contains(&name), "{name} twice");
+                families.push(name);
+            } else if !line.starts_with('#') {
+                assert!(line.starts_with(families.last().unwrap()), "{line}");
+            }
+        }
+        assert!(families.iter().all(|name| name.starts_with("numaward_")), "{families:?}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_writing() {
+    let mut pieces = 0;
+    let workloads = vec![snapshot().workloads.remove(0); 10_000];
+    let metrics = Metrics::new(Arc::new(Fixed(Snapshot { workloads, ..snapshot() })));
+    let result = metrics.encode(Format::Prometheus, |_| {
+        pieces += 1;
+        false
+    });
+    assert!(result.is_err());
+    assert_eq!(pieces, 1);
+}
+
+#[test]
+fn the_largest_numbers_are_served_as_they_are() {
+    let most = Bytes(u64::MAX);
+    let mut stalls = StallFigures { total: Duration::MAX, ..Default::default() };
+    stalls.buckets[3..].fill(u64::MAX);
+    let workload = WorkloadFigures {
+        name: "most".into(),
+        allocated: Some(vec![Allocated { local: most, remote: most, kernel: most }]),
+        resident: None,
+        pressure: Some(Pressure { waiting: Duration::MAX, stalled: Duration::ZERO }),
+        oom_kills: None,
+        activity: Some(WorkloadActivity {
+            remote: Some(vec![u64::MAX]),
+            migrated: Some(vec![("numa_misplaced", u64::MAX)]),
+            stalls: Some(stalls),
+            oom_kills: Some(
+                ["none", "cpuset", "mempolicy", "memcg"].map(|constraint| (constraint, u64::MAX)),
+            ),
+            ..WorkloadActivity::default()
+        }),
+    };
+    for format in [Format::Prometheus, Format::OpenMetrics] {
+        let text = written(Snapshot { workloads: vec![workload.clone()], ..snapshot() }, format);
+        for line in [
+            "memory_allocated_bytes_total{workload=\"most\",node=\"2\",locality=\"local\"}",
+            "kernel_memory_allocated_bytes_total{workload=\"most\",node=\"2\"}",
+            "remote_access_pages_total{workload=\"most\",node=\"2\",source=\"hint_fault\"}",
+            "migrated_bytes_total{workload=\"most\",reason=\"numa_misplaced\"}",
+            "reclaim_stall_seconds_count{workload=\"most\"}",
+            "reclaim_stall_seconds_bucket{workload=\"most\",le=\"+Inf\"}",
+            "oom_kills_total{workload=\"most\",constraint=\"memcg\"}",
+        ] {
+            assert!(text.contains(&format!("\nnumaward_{line} {}\n", u64::MAX)), "{line}: {text}");
+        }
+        assert!(samples(&text).lines().all(|line| !line.ends_with("NaN") && !line.ends_with("nf")), "{text}");
+    }
+}

@@ -1,0 +1,279 @@
+//! What is sent, decoded as a receiver does.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use bytes::Bytes;
+use numaward_config::{HttpUrl, Interval};
+use numaward_model::{
+    SPAN_TARGET,
+    snapshot::{Allocated, NodeMemory, Snapshot, SnapshotSource, WorkloadActivity, WorkloadFigures},
+};
+use opentelemetry_proto::tonic::{
+    collector::metrics::v1::{
+        ExportMetricsPartialSuccess, ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+    },
+    common::v1::{KeyValue as ProtoKeyValue, any_value},
+    metrics::v1::{metric::Data, number_data_point::Value},
+};
+use prost::Message as _;
+use tokio::time::timeout;
+use tracing_subscriber::layer::SubscriberExt as _;
+
+use super::{
+    metrics::{Times, requests},
+    outbox::{Batch, Fate},
+    *,
+};
+use crate::post::tests::{Answer, Posted, Receiver};
+
+#[derive(Debug)]
+pub(crate) struct Fixed(pub(crate) usize);
+
+impl SnapshotSource for Fixed {
+    fn snapshot(&self) -> Snapshot {
+        let node = NodeMemory { node: numaward_topology::NodeId(0), kinds: Vec::new() };
+        let workload = |number| WorkloadFigures {
+            name: format!("w\"{number}\n").into(),
+            allocated: Some(vec![Allocated {
+                local: numaward_topology::Bytes(1 << 60),
+                ..Allocated::default()
+            }]),
+            resident: None,
+            pressure: Some(numaward_model::snapshot::Pressure {
+                waiting: Duration::from_millis(1500),
+                ..Default::default()
+            }),
+            oom_kills: None,
+            activity: Some(WorkloadActivity {
+                stalls: Some(numaward_model::snapshot::StallFigures::default()),
+                ..WorkloadActivity::default()
+            }),
+        };
+        let workloads = (0..self.0).map(workload).collect();
+        Snapshot { nodes: vec![node], workloads, workloads_with_slot: 7, ..Snapshot::default() }
+    }
+}
+
+pub(crate) fn config(endpoint: &str) -> Config {
+    let mut config = Config::default();
+    config.otlp.endpoint = Some(endpoint.parse::<HttpUrl>().unwrap());
+    config.otlp.interval = Interval(Duration::from_millis(50));
+    config.otlp.headers.insert("X-Tenant".to_owned(), "one".to_owned());
+    config.kubernetes.node_name = Some("k".to_owned());
+    config
+}
+
+pub(crate) fn texts(attributes: &[ProtoKeyValue]) -> BTreeMap<String, String> {
+    let text = |value: &ProtoKeyValue| match value.value.as_ref().unwrap().value.as_ref().unwrap() {
+        any_value::Value::StringValue(text) => text.clone(),
+        other => format!("{other:?}"),
+    };
+    attributes.iter().map(|value| (value.key.clone(), text(value))).collect()
+}
+
+/// All numbers that were sent, by the name and labels they have in `/metrics`.
+fn numbers(posted: &[Posted]) -> BTreeMap<String, String> {
+    let mut numbers = BTreeMap::new();
+    let mut add = |name: String, attributes: &[ProtoKeyValue], value: String| {
+        assert_eq!(numbers.insert(format!("{name}{:?}", texts(attributes)), value), None, "{name} twice");
+    };
+    for (_, _, body) in posted {
+        let request = ExportMetricsServiceRequest::decode(body.clone()).unwrap();
+        let resource = texts(&request.resource_metrics[0].resource.as_ref().unwrap().attributes);
+        assert_eq!((resource["service.name"].as_str(), resource["host.name"].as_str()), ("numaward", "host"));
+        assert_eq!((resource["k8s.node.name"].as_str(), resource["os.type"].as_str()), ("k", "linux"));
+        for metric in &request.resource_metrics[0].scope_metrics[0].metrics {
+            let name = &metric.name;
+            let written = |value: &Value| match value {
+                Value::AsInt(whole) => whole.to_string(),
+                Value::AsDouble(value) => format!("{value:?}"),
+            };
+            match metric.data.as_ref().unwrap() {
+                Data::Sum(sum) => {
+                    assert!(sum.is_monotonic && sum.aggregation_temporality == 2);
+                    for point in &sum.data_points {
+                        assert!(
+                            point.start_time_unix_nano > 0
+                                && point.time_unix_nano >= point.start_time_unix_nano
+                        );
+                        let value = written(point.value.as_ref().unwrap());
+                        add(format!("{name}_total"), &point.attributes, value);
+                    }
+                }
+                Data::Gauge(gauge) => {
+                    for point in &gauge.data_points {
+                        add(name.clone(), &point.attributes, written(point.value.as_ref().unwrap()));
+                    }
+                }
+                Data::Histogram(histogram) => {
+                    for point in &histogram.data_points {
+                        assert_eq!(point.bucket_counts.len(), point.explicit_bounds.len() + 1);
+                        assert_eq!(point.bucket_counts.iter().sum::<u64>(), point.count);
+                        add(format!("{name}_count"), &point.attributes, point.count.to_string());
+                        add(format!("{name}_sum"), &point.attributes, format!("{:?}", point.sum.unwrap()));
+                    }
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    numbers
+}
+
+/// The same, as `/metrics` says; but for buckets, and what a scrape changes.
+fn scraped(metrics: &Metrics) -> BTreeMap<String, String> {
+    let mut numbers = BTreeMap::new();
+    let written = metrics.visit(|_, sample| {
+        if !sample.name.ends_with("_bucket") {
+            let labels: BTreeMap<_, _> =
+                sample.labels().map(|(name, value)| (name.to_owned(), value)).collect();
+            numbers.insert(format!("{}{labels:?}", sample.name), sample.value.to_owned());
+        }
+    });
+    written.unwrap();
+    numbers
+}
+
+#[tokio::test]
+async fn the_numbers_are_those_of_the_scrape() {
+    let receiver = Receiver::start([]).await;
+    let metrics = Arc::new(Metrics::new(Arc::new(Fixed(3))));
+    let (config, figures, stop) =
+        (config(&format!("{}/base/", receiver.url)), Figures::default(), CancellationToken::new());
+    let traces = spans::Traces::new(&Otlp::default());
+    start(&config, "host", &metrics, traces, &figures, &stop).unwrap();
+    let posted = receiver.until(|posted| !posted.is_empty()).await;
+    stop.cancel();
+    let (path, headers, _) = &posted[0];
+    assert_eq!(path, "/base/v1/metrics");
+    assert_eq!(headers["content-type"], "application/x-protobuf");
+    assert_eq!(headers["x-tenant"], "one");
+    let sent = numbers(&posted[..1]);
+    assert_eq!(sent, scraped(&metrics));
+    let allocated =
+        r#"numaward_memory_allocated_bytes_total{"locality": "local", "node": "0", "workload": "w\"1\n"}"#;
+    assert_eq!(sent[allocated], (1_u64 << 60).to_string());
+    assert_eq!(sent[r#"numaward_workloads{"counters": "own"}"#], "7");
+}
+
+#[test]
+fn many_workloads_are_sent_in_several_requests() {
+    let metrics = Metrics::new(Arc::new(Fixed(2000)));
+    let resource = resource(&config("http://localhost"), "host");
+    let now = SystemTime::now();
+    let mut posted: Vec<Posted> = Vec::new();
+    let mut items = 0;
+    requests(&metrics, &resource, Times { start: now, now }, |batch| {
+        items += batch.items;
+        posted.push((String::new(), HeaderMap::new(), batch.body));
+    })
+    .unwrap();
+    assert!(posted.len() > 1, "{}", posted.len());
+    let (sent, scraped) = (numbers(&posted), scraped(&metrics));
+    assert!(sent == scraped, "{} sent, {} scraped", sent.len(), scraped.len());
+    let histograms = sent.keys().filter(|name| name.contains("_count{")).count();
+    assert_eq!(items, (sent.len() - histograms) as u64);
+}
+
+fn batch(text: &'static str, items: u64) -> Batch {
+    Batch { body: Bytes::from_static(text.as_bytes()), items }
+}
+
+struct Bench {
+    outbox: Arc<Outbox>,
+    figures: Figures,
+    _stop: tokio_util::sync::DropGuard,
+}
+
+fn bench(url: &str, capacity: usize) -> Bench {
+    let figures = Figures::default();
+    let outbox = Arc::new(Outbox::new(Signal::Metrics, figures.clone()).hurried(capacity));
+    let endpoint = config(url).otlp.endpoint.unwrap();
+    let poster = poster(&Otlp::default(), &endpoint.0, Signal::Metrics).unwrap();
+    let stop = CancellationToken::new();
+    tokio::spawn(outbox.clone().run(poster.with_time_limit(Duration::from_secs(5)), stop.clone()));
+    Bench { outbox, figures, _stop: stop.drop_guard() }
+}
+
+impl Bench {
+    async fn until(&self, fate: Fate, items: u64) {
+        let wait = async {
+            while self.figures.of(Signal::Metrics, fate) < items {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(Duration::from_mins(1), wait)
+            .await
+            .unwrap_or_else(|_| panic!("{fate:?}: {:?}", self.figures));
+        assert_eq!(self.figures.of(Signal::Metrics, fate), items);
+    }
+}
+
+#[tokio::test]
+async fn what_can_be_tried_again_is_and_the_rest_is_counted() {
+    let receiver =
+        Receiver::start([Answer::Later(0), Answer::Status(429), Answer::Status(200), Answer::Status(500)])
+            .await;
+    let bench = bench(&receiver.url, 1000);
+    bench.outbox.push(batch("a", 2));
+    bench.until(Fate::Delivered, 2).await;
+    bench.outbox.push(batch("b", 3));
+    bench.until(Fate::Rejected, 3).await;
+    bench.outbox.push(batch("c", 4));
+    bench.until(Fate::Delivered, 6).await;
+    let bodies: Vec<_> = receiver.posted().into_iter().map(|(_, _, body)| body).collect();
+    assert_eq!(bodies, ["a", "a", "a", "b", "c"]);
+}
+
+#[tokio::test]
+async fn where_nobody_listens_the_newest_are_kept() {
+    let receiver = Receiver::start([Answer::Silence]).await;
+    let bench = bench(&receiver.url, 4);
+    bench.outbox.push(batch("first", 1));
+    // Too large to wait at all.
+    bench.until(Fate::Dropped, 1).await;
+    bench.outbox.push(batch("a", 1));
+    receiver.until(|posted| posted.len() == 1).await;
+    for (text, items) in [("bb", 10), ("cc", 20), ("dd", 40)] {
+        bench.outbox.push(batch(text, items));
+    }
+    bench.until(Fate::Dropped, 11).await;
+    bench.until(Fate::Delivered, 61).await;
+    let bodies: Vec<_> = receiver.posted().into_iter().map(|(_, _, body)| body).collect();
+    assert_eq!(bodies, ["a", "a", "cc", "dd"]);
+}
+
+#[test]
+fn what_the_receiver_did_not_want_is_counted() {
+    let success = ExportMetricsPartialSuccess { rejected_data_points: 3, error_message: "old".to_owned() };
+    let answer = ExportMetricsServiceResponse { partial_success: Some(success) }.encode_to_vec();
+    assert_eq!(outbox::rejected(Signal::Metrics, &answer), 3);
+    for nothing in [&b""[..], b"no protobuf", b"{}"] {
+        assert_eq!(outbox::rejected(Signal::Metrics, nothing), 0);
+    }
+}
+
+/// Takes spans within `work`, while other tests run without anybody who takes theirs.
+pub(crate) fn with_traces(traces: &spans::Traces, work: impl FnOnce()) {
+    // With only one subscriber, `tracing` asks the thread that comes upon a span first, which may be another test's.
+    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
+    let subscriber = tracing_subscriber::registry().with(traces.layer());
+    tracing::subscriber::with_default(subscriber, work);
+}
+
+#[tokio::test]
+async fn spans_that_nobody_takes_are_dropped_and_counted() {
+    let traces = spans::Traces::new(&config("http://localhost").otlp);
+    with_traces(&traces, || {
+        for _ in 0..4096 + 5 {
+            drop(tracing::info_span!(target: SPAN_TARGET, "ledger").entered());
+        }
+    });
+    assert_eq!(traces.figures().of(Signal::Traces, Fate::Dropped), 5);
+}
+
+#[test]
+fn without_an_endpoint_nobody_is_interested_in_spans() {
+    let traces = spans::Traces::new(&Otlp::default());
+    assert!(traces.layer::<tracing_subscriber::Registry>().is_none());
+}
