@@ -14,7 +14,7 @@ use numaward_daemon::enforce::{
 use numaward_topology::{Bytes, HugepageSize};
 
 use crate::{
-    Check,
+    check::Check,
     checks::{ROOT, apply, bytes, expect, get, mib, options, path, pinned},
 };
 
