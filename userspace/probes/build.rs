@@ -115,7 +115,7 @@ impl Toolchain {
         let mut command = Command::new(&self.cargo);
         command
             .current_dir(root)
-            .args(["build", "--locked", "--release", "--package=numaward-ebpf", "--bins"])
+            .args(["build", "--locked", "--profile=ebpf", "--package=numaward-ebpf", "--bins"])
             .args(["-Zbuild-std=core", "--target", target, "--target-dir"])
             .arg(&shared)
             .stdin(Stdio::null());
@@ -133,7 +133,7 @@ impl Toolchain {
         }
         // Another build may come to other objects there while this one is still at work.
         let objects = out.join("ebpf");
-        copy_files(&shared.join(target).join("release"), &objects)
+        copy_files(&shared.join(target).join("ebpf"), &objects)
             .map_err(|error| format!("cannot copy the probes' objects to {}: {error}", objects.display()))?;
         Ok(objects)
     }

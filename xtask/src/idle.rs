@@ -1,6 +1,6 @@
 //! `cargo xtask bench idle`: what the daemon takes while nothing happens.
 //!
-//! A release build runs on this host with its defaults, but on a free port and with its state in a folder of its own.
+//! The program that users get runs on this host with its defaults, but on a free port and with its state in a folder of its own.
 //! After a while to settle, its CPU time and memory are read from /proc as often as it takes. On a busy host
 //! workloads come and go, and the daemon follows them: the least busy host gives the truest figure.
 
@@ -33,7 +33,7 @@ impl Drop for Daemon {
 
 pub(crate) fn measure(span: Duration) -> Result<ExitCode> {
     setup::ensure(&[Part::Ebpf])?;
-    let programs = build::programs(&["numaward"], "release", false)?;
+    let programs = build::programs(&["numaward"], build::DIST, false)?;
     let (_, path) = programs.into_iter().next().context("cargo has built no program `numaward`")?;
     let folder = tempfile::tempdir().context("cannot make a folder for the daemon")?;
     let mut child = Command::new(&path)

@@ -16,6 +16,7 @@ mod dependencies;
 mod dist;
 mod idle;
 mod manifests;
+mod modules;
 mod run;
 mod screenshots;
 mod setup;

@@ -11,7 +11,7 @@ use crate::setup::{self, Part};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Builds with all optimisations
+    /// Builds with optimisations
     #[arg(long)]
     release: bool,
     /// Arguments for `numaward run`

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use numaward_vm::Cache;
 
 use crate::setup::{self, CargoTool, DebianTool, Part, PythonTool, kernels};
-use crate::{api, book, build, command, dashboards, dependencies, manifests, vm};
+use crate::{api, book, build, command, dashboards, dependencies, manifests, modules, vm};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -33,7 +33,7 @@ enum Stage {
     Host,
     /// The kubelet's recorded decisions
     Conformance,
-    /// The crates' dependencies against the table of allowed ones
+    /// The crates' dependencies against the table of allowed ones, and that their modules form no circle
     Deps,
     /// Licences, sources, duplicates and advisories of all dependencies
     Deny,
@@ -134,7 +134,7 @@ fn run(stage: Stage, thorough: bool) -> Result<()> {
         Stage::Unit => cargo.arg("test").args(build::WORKSPACE),
         Stage::Host => cargo.args(["test", "--package", "numaward-probes", "--test", "host"]),
         Stage::Conformance => cargo.args(["test", "--package", "numaward-engine", "--test", "conformance"]),
-        Stage::Deps => return dependencies::check(),
+        Stage::Deps => return dependencies::check().and_then(|()| modules::check()),
         Stage::Deny => return deny(),
         Stage::Rules => return rules(),
         Stage::Manifests => return manifests::check(),

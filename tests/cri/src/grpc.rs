@@ -1,176 +1,207 @@
-//! Calls of gRPC, one at a time: a request and an answer, each in one message.
-//!
-//! Source: the gRPC-over-HTTP/2 protocol: a message is a byte 0 (not compressed), its length in four bytes and its
-//! content; how the call went is told by the headers after the answer.
+//! Calls of gRPC over a unix socket, one at a time.
 
 use std::{
-    io,
+    error::Error,
     path::{Path, PathBuf},
 };
 
-use bytes::{BufMut as _, Bytes, BytesMut};
-use h2::client::{self, SendRequest};
-use http::{HeaderMap, Method, Request, Version};
+use http::uri::{InvalidUri, PathAndQuery};
 use prost::Message;
-use tokio::net::UnixStream;
+use tonic::{
+    Request, Response, Status,
+    client::Grpc,
+    transport::{self, Channel, Endpoint},
+};
+use tonic_prost::ProstCodec;
 
 const RUNTIME: &str = "runtime.v1.RuntimeService";
-/// The byte that says whether a message is compressed, and its length.
-const PREFIX: usize = 5;
+/// The kubelet's own limit.
+const MAX_RESPONSE_BYTES: usize = 16 << 20;
 
 /// A call failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     /// There is nobody at the socket.
-    #[error("cannot connect to {}: {source}", socket.display())]
+    #[error("cannot connect to {}: {}", socket.display(), root_cause(source))]
     Connect {
         /// The socket.
         socket: PathBuf,
         /// Why not.
-        source: io::Error,
+        source: transport::Error,
     },
     /// What is to be asked for cannot be read.
     #[error("{0}")]
     Manifest(String),
     /// The connection failed.
-    #[error("the connection failed: {0}")]
-    Connection(#[from] h2::Error),
+    #[error("the connection failed: {}", root_cause(.0))]
+    Connection(#[from] transport::Error),
     /// The call cannot be made.
     #[error("the call cannot be made: {0}")]
-    Request(#[from] http::Error),
+    Request(#[from] InvalidUri),
     /// The runtime refuses.
-    #[error("{method}: {message} (code {code})")]
+    #[error("{method}: {message} (code {code})", code = i32::from(status.code()), message = status.message())]
     Status {
         /// What was called.
         method: &'static str,
-        /// The code.
-        code: String,
         /// What the runtime says.
-        message: String,
+        status: Box<Status>,
     },
-    /// The answer cannot be read.
-    #[error("{method}: the answer cannot be read")]
-    Unreadable {
-        /// What was called.
-        method: &'static str,
-    },
+}
+
+/// What an error comes from: tonic's own errors only say in which layer they arose.
+fn root_cause(error: &transport::Error) -> String {
+    let mut cause: &dyn Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
 }
 
 /// A connection.
 pub(crate) struct Client {
-    send: SendRequest<Bytes>,
+    grpc: Grpc<Channel>,
 }
 
 impl Client {
     /// Connects to a socket.
     pub(crate) async fn connect(socket: &Path) -> Result<Self, CallError> {
-        let stream = UnixStream::connect(socket)
-            .await
-            .map_err(|source| CallError::Connect { socket: socket.to_owned(), source })?;
-        let (send, connection) = client::handshake(stream).await?;
-        tokio::spawn(connection);
-        Ok(Self { send })
+        let connected = match Endpoint::from_shared(format!("unix://{}", socket.display())) {
+            Ok(endpoint) => endpoint.connect().await,
+            Err(error) => Err(error),
+        };
+        let channel = connected.map_err(|source| CallError::Connect { socket: socket.to_owned(), source })?;
+        Ok(Self { grpc: Grpc::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES) })
     }
 
     /// Calls a method of the runtime.
-    pub(crate) async fn call<Q: Message, A: Message + Default>(
-        &mut self,
-        method: &'static str,
-        request: &Q,
-    ) -> Result<A, CallError> {
+    pub(crate) async fn call<Q, A>(&mut self, method: &'static str, request: Q) -> Result<A, CallError>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
         self.call_of(RUNTIME, method, request).await
     }
 
     /// Calls a method of a service.
-    pub(crate) async fn call_of<Q: Message, A: Message + Default>(
+    pub(crate) async fn call_of<Q, A>(
         &mut self,
         service: &str,
         method: &'static str,
-        request: &Q,
-    ) -> Result<A, CallError> {
-        let head = Request::builder()
-            .method(Method::POST)
-            .version(Version::HTTP_2)
-            .uri(format!("http://localhost/{service}/{method}"))
-            .header("content-type", "application/grpc")
-            .header("te", "trailers")
-            .body(())?;
-        let unreadable = || CallError::Unreadable { method };
-        let content = request.encode_to_vec();
-        let mut body = BytesMut::with_capacity(PREFIX + content.len());
-        body.put_u8(0);
-        body.put_u32(u32::try_from(content.len()).map_err(|_| unreadable())?);
-        body.extend(content);
-        self.send.clone().ready().await?;
-        let (answer, mut stream) = self.send.send_request(head, false)?;
-        stream.send_data(body.freeze(), true)?;
-        let (head, mut body) = answer.await?.into_parts();
-        check(method, &head.headers)?;
-        let mut answer = BytesMut::new();
-        while let Some(part) = body.data().await {
-            let part = part?;
-            body.flow_control().release_capacity(part.len())?;
-            answer.extend(part);
-        }
-        if let Some(trailers) = body.trailers().await? {
-            check(method, &trailers)?;
-        }
-        let content = answer.get(PREFIX..).ok_or_else(unreadable)?;
-        A::decode(content).map_err(|_| unreadable())
+        request: Q,
+    ) -> Result<A, CallError>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let path = PathAndQuery::try_from(format!("/{service}/{method}"))?;
+        self.grpc.ready().await?;
+        let answer = self.grpc.unary(Request::new(request), path, ProstCodec::default()).await;
+        answer
+            .map(Response::into_inner)
+            .map_err(|status| CallError::Status { method, status: Box::new(status) })
     }
-}
-
-/// Whether these headers tell that the call failed.
-fn check(method: &'static str, headers: &HeaderMap) -> Result<(), CallError> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    match text("grpc-status") {
-        "" | "0" => Ok(()),
-        code => {
-            Err(CallError::Status { method, code: code.to_owned(), message: decoded(text("grpc-message")) })
-        }
-    }
-}
-
-/// The text of a message in a header, in which some bytes are written as `%` and two hexadecimal digits.
-fn decoded(text: &str) -> String {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        let escaped = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
-        let escaped =
-            escaped.filter(|_| first == b'%').and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        bytes.push(escaped.unwrap_or(first));
-        rest = if escaped.is_some() { &after[2..] } else { after };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::{
+        convert::Infallible,
+        future::{Ready, ready},
+        pin::Pin,
+        task::{Context, Poll},
+    };
 
-    #[test]
-    fn messages_are_decoded() {
-        for (text, expected) in [
-            ("plain: text", "plain: text"),
-            ("a%0Ab %25", "a\nb %"),
-            ("%", "%"),
-            ("%4", "%4"),
-            ("%zz", "%zz"),
-            ("%c3%a4", "ä"),
-        ] {
-            assert_eq!(decoded(text), expected);
+    use tokio::net::UnixListener;
+    use tokio_stream::wrappers::UnixListenerStream;
+    use tonic::{
+        body::Body,
+        server::{self, NamedService, UnaryService},
+        transport::Server,
+    };
+    use tower::Service;
+
+    use super::*;
+    use crate::messages::{ContainerId, Empty, Sandbox, SandboxConfig, SandboxId, SandboxMetadata};
+
+    /// A runtime that runs every sandbox, by its name, and starts no container.
+    #[derive(Clone)]
+    struct Runtime;
+
+    impl NamedService for Runtime {
+        const NAME: &'static str = RUNTIME;
+    }
+
+    struct RunPodSandbox;
+
+    impl UnaryService<Sandbox> for RunPodSandbox {
+        type Response = SandboxId;
+        type Future = Ready<Result<Response<SandboxId>, Status>>;
+
+        fn call(&mut self, request: Request<Sandbox>) -> Self::Future {
+            let metadata = request.into_inner().config.unwrap().metadata.unwrap();
+            ready(Ok(Response::new(SandboxId { pod_sandbox_id: metadata.name })))
         }
     }
 
-    #[test]
-    fn a_status_is_an_error_unless_it_is_zero() {
-        let mut headers = HeaderMap::new();
-        check("Call", &headers).unwrap();
-        headers.insert("grpc-status", "0".parse().unwrap());
-        check("Call", &headers).unwrap();
-        headers.insert("grpc-status", "9".parse().unwrap());
-        headers.insert("grpc-message", "no%20room".parse().unwrap());
-        assert_eq!(check("Call", &headers).unwrap_err().to_string(), "Call: no room (code 9)");
+    struct StartContainer;
+
+    impl UnaryService<ContainerId> for StartContainer {
+        type Response = Empty;
+        type Future = Ready<Result<Response<Empty>, Status>>;
+
+        fn call(&mut self, request: Request<ContainerId>) -> Self::Future {
+            let id = request.into_inner().container_id;
+            ready(Err(Status::failed_precondition(format!("{id}: no room,\n100 % full: Größe"))))
+        }
+    }
+
+    impl Service<http::Request<Body>> for Runtime {
+        type Response = http::Response<Body>;
+        type Error = Infallible;
+        type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+            Box::pin(async move {
+                Ok(match request.uri().path() {
+                    "/runtime.v1.RuntimeService/RunPodSandbox" => {
+                        server::Grpc::new(ProstCodec::default()).unary(RunPodSandbox, request).await
+                    }
+                    "/runtime.v1.RuntimeService/StartContainer" => {
+                        server::Grpc::new(ProstCodec::default()).unary(StartContainer, request).await
+                    }
+                    path => Status::unimplemented(path).into_http(),
+                })
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_runtime_answers_and_refuses() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let away = Client::connect(&socket).await.err().unwrap().to_string();
+        assert_eq!(
+            away,
+            format!("cannot connect to {}: No such file or directory (os error 2)", socket.display())
+        );
+
+        let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap());
+        let server = tokio::spawn(Server::builder().add_service(Runtime).serve_with_incoming(incoming));
+        let mut client = Client::connect(&socket).await.unwrap();
+        let metadata = Some(SandboxMetadata { name: "web".to_owned(), ..SandboxMetadata::default() });
+        let sandbox = Sandbox { config: Some(SandboxConfig { metadata, ..SandboxConfig::default() }) };
+        let made: SandboxId = client.call("RunPodSandbox", sandbox).await.unwrap();
+        assert_eq!(made.pod_sandbox_id, "web");
+
+        let id = ContainerId { container_id: "main".to_owned() };
+        let refused = client.call::<_, Empty>("StartContainer", id).await.unwrap_err();
+        assert_eq!(refused.to_string(), "StartContainer: main: no room,\n100 % full: Größe (code 9)");
+        let unknown = client.call::<_, Empty>("Version", Empty {}).await.unwrap_err();
+        assert_eq!(unknown.to_string(), "Version: /runtime.v1.RuntimeService/Version (code 12)");
+        server.abort();
     }
 }

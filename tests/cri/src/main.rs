@@ -225,45 +225,45 @@ async fn run(arguments: Arguments) -> Result<(), CallError> {
     match arguments.task {
         Task::Pod(pod) => {
             let request = Sandbox { config: Some(pod.config()) };
-            let made: SandboxId = client.call("RunPodSandbox", &request).await?;
+            let made: SandboxId = client.call("RunPodSandbox", request).await?;
             println!("{}", made.pod_sandbox_id);
         }
         Task::Create(create) => {
-            let made: ContainerCreated = client.call("CreateContainer", &create.request()).await?;
+            let made: ContainerCreated = client.call("CreateContainer", create.request()).await?;
             println!("{}", made.container_id);
         }
         Task::RunDaemonSet(run) => {
             let (pod, container) = run.configs().map_err(CallError::Manifest)?;
             let request = Sandbox { config: Some(pod.clone()) };
-            let made: SandboxId = client.call("RunPodSandbox", &request).await?;
+            let made: SandboxId = client.call("RunPodSandbox", request).await?;
             let sandbox = made.pod_sandbox_id;
             let request = CreateContainer {
                 pod_sandbox_id: sandbox.clone(),
                 config: Some(container),
                 sandbox_config: Some(pod),
             };
-            let made: ContainerCreated = client.call("CreateContainer", &request).await?;
-            let id = ContainerId { container_id: made.container_id };
-            let _: Empty = client.call("StartContainer", &id).await?;
-            println!("{sandbox} {}", id.container_id);
+            let made: ContainerCreated = client.call("CreateContainer", request).await?;
+            let id = made.container_id;
+            let _: Empty = client.call("StartContainer", ContainerId { container_id: id.clone() }).await?;
+            println!("{sandbox} {id}");
         }
         Task::Start { id } => {
-            let _: Empty = client.call("StartContainer", &ContainerId { container_id: id }).await?;
+            let _: Empty = client.call("StartContainer", ContainerId { container_id: id }).await?;
         }
         Task::Remove { id } => {
             let stop = StopContainer { container_id: id.clone(), timeout: 0 };
-            let _: Empty = client.call("StopContainer", &stop).await?;
-            let _: Empty = client.call("RemoveContainer", &ContainerId { container_id: id }).await?;
+            let _: Empty = client.call("StopContainer", stop).await?;
+            let _: Empty = client.call("RemoveContainer", ContainerId { container_id: id }).await?;
         }
         Task::RemovePod { id } => {
             let sandbox = SandboxId { pod_sandbox_id: id };
-            let _: Empty = client.call("StopPodSandbox", &sandbox).await?;
-            let _: Empty = client.call("RemovePodSandbox", &sandbox).await?;
+            let _: Empty = client.call("StopPodSandbox", sandbox.clone()).await?;
+            let _: Empty = client.call("RemovePodSandbox", sandbox).await?;
         }
         Task::Assigned => println!("{}", pod_resources::list(&mut client).await?),
         Task::Resize { id, resources } => {
             let request = UpdateResources { container_id: id, linux: Some(resources.message()) };
-            let _: Empty = client.call("UpdateContainerResources", &request).await?;
+            let _: Empty = client.call("UpdateContainerResources", request).await?;
         }
     }
     Ok(())

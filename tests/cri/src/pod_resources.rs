@@ -68,7 +68,7 @@ fn memory(of: &Memory) -> Value {
 
 /// All containers that hold something.
 pub(crate) async fn list(client: &mut Client) -> Result<Value, CallError> {
-    let listed: Listed = client.call_of(LISTER, "List", &Empty {}).await?;
+    let listed: Listed = client.call_of(LISTER, "List", Empty {}).await?;
     let mut containers = Vec::new();
     for pod in &listed.pod_resources {
         let of_pod = pod.containers.iter().filter(|of| !of.cpu_ids.is_empty() || !of.memory.is_empty());

@@ -23,7 +23,7 @@ use numaward_enforce::{
 use numaward_model::Settings;
 use numaward_topology::{Bytes, HugepageSize};
 
-use crate::{Check, child::Running};
+use crate::{check::Check, child::Running};
 
 pub(crate) const ROOT: &str = "/sys/fs/cgroup";
 

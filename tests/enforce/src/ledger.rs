@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use numaward_store::{Loaded, Store, StoreError};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 
-use crate::Check;
+use crate::check::Check;
 
 pub(crate) const ALL: &[Check] = &[("ledger-full-disk", full), ("ledger-read-only", read_only)];
 

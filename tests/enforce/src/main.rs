@@ -11,14 +11,13 @@
 
 #![forbid(unsafe_code)]
 
+mod check;
 mod checks;
 mod child;
 mod ledger;
 mod systemd;
 
 use std::{process::ExitCode, time::Instant};
-
-use anyhow::Result;
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
@@ -48,6 +47,3 @@ fn main() -> ExitCode {
     }
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
-
-/// A check: what it saw, or what was wrong.
-type Check = (&'static str, fn() -> Result<String>);

@@ -13,7 +13,7 @@ use numaward_model::Settings;
 use numaward_topology::{Bytes, HugepageSize};
 
 use crate::{
-    Check,
+    check::Check,
     checks::{ROOT, apply, bytes, expect, get, mib, options, path, pinned},
 };
 

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{CgroupId, CgroupPath, Mounts, MountsError, ReadError, handle, read::read_words};
+use crate::{CgroupId, CgroupPath, Mounts, MountsError, ReadError, gone::is_gone, handle, read::read_words};
 
 /// `CGROUP2_SUPER_MAGIC` of linux/magic.h.
 const CGROUP2_SUPER_MAGIC: u64 = 0x6367_7270;
@@ -222,12 +222,6 @@ impl Stat {
         }
         Ok(Self { id: CgroupId(metadata.ino()), is_leaf: metadata.nlink() == 2 })
     }
-}
-
-/// Whether an error means that the cgroup vanished.
-pub(crate) fn is_gone(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
-        || error.kind() == io::ErrorKind::NotADirectory
 }
 
 #[cfg(test)]

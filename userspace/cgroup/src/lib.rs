@@ -13,6 +13,7 @@
 
 #![deny(unsafe_code)]
 
+mod gone;
 mod handle;
 mod hierarchy;
 mod inotify;

@@ -21,7 +21,7 @@ use rustix::{
 
 use crate::{
     CgroupPath, Hierarchy,
-    hierarchy::is_gone,
+    gone::is_gone,
     inotify::{drain, why_unwatched},
 };
 

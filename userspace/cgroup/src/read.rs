@@ -14,7 +14,7 @@ use std::{
 
 use numaward_topology::{Bytes, HugepageSize, NodeId};
 
-use crate::{hierarchy::is_gone, knob::Knob};
+use crate::{gone::is_gone, knob::Knob};
 
 /// A file of a cgroup cannot be read.
 #[derive(Debug, thiserror::Error)]

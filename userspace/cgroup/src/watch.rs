@@ -28,7 +28,8 @@ use rustix::{
 
 use crate::{
     Cgroup, CgroupId, CgroupPath, Hierarchy, WalkError,
-    hierarchy::{Stat, is_gone},
+    gone::is_gone,
+    hierarchy::Stat,
     inotify::{Told, drain, why_unwatched},
 };
 

@@ -71,7 +71,7 @@ pub(crate) enum ClientError {
         hint: &'static str,
     },
     /// It refuses.
-    #[error("{}", crate::control::in_words(.0))]
+    #[error("{}", crate::refusal::in_words(.0))]
     Refused(Box<Refusal>),
     /// The answer makes no sense.
     #[error(

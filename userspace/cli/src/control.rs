@@ -1,42 +1,13 @@
-//! Allocations: asks for them, and says why there are none.
+//! Allocations: asks for them.
 
 use std::fmt::Write as _;
 
 use hyper::{Method, body::Bytes};
-use numaward_api::{self as api, Refusal};
+use numaward_api as api;
 
 use crate::client::{ClientError, Server};
 
 const PATH: &str = "/api/v1/allocations";
-
-/// What a refusal says.
-pub(crate) fn in_words(refusal: &Refusal) -> String {
-    match &refusal.rejection {
-        Some(rejection) => format!("refused: {}", self::rejection(rejection)),
-        None => refusal.detail.clone(),
-    }
-}
-
-/// Why the engine decided so, node by node.
-pub(crate) fn rejection(rejection: &api::Rejection) -> String {
-    let mut text = format!("{} ({})", rejection.message, rejection.reason);
-    for lack in &rejection.shortfalls {
-        let amount = |amount: u64| match lack.resource.as_str() {
-            "cpu" => amount.to_string(),
-            _ => crate::table::size(amount),
-        };
-        let enough = if lack.free >= lack.requested { "" } else { ", too little" };
-        let _ = write!(
-            text,
-            "\n  node {}: {} requested {}, free {}{enough}",
-            lack.node,
-            lack.resource,
-            amount(lack.requested),
-            amount(lack.free),
-        );
-    }
-    text
-}
 
 /// Where a daemon takes changes.
 #[derive(Debug)]
@@ -90,19 +61,5 @@ mod tests {
     fn names_are_encoded() {
         assert_eq!(encoded("system.slice/a\\x2db@1.service"), "system.slice/a%5Cx2db@1.service");
         assert_eq!(encoded("50% ?#ä"), "50%25%20%3F%23%C3%A4");
-    }
-
-    #[test]
-    fn a_rejection_names_node_and_lack() {
-        let lack = |node, free| api::Shortfall { node, resource: "cpu".to_owned(), requested: 2, free };
-        let text = rejection(&api::Rejection {
-            reason: "TopologyAffinityError".to_owned(),
-            message: "no".to_owned(),
-            shortfalls: vec![lack(0, 1), lack(1, 2)],
-        });
-        assert_eq!(
-            text,
-            "no (TopologyAffinityError)\n  node 0: cpu requested 2, free 1, too little\n  node 1: cpu requested 2, free 2"
-        );
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use numaward_api::{Allocation, Drift, DriftState, DryRun, Explanation, Noticed, Writer};
 
 use crate::{
-    control::rejection,
+    refusal::rejection,
     table::{columns, row, size},
 };
 

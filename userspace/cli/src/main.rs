@@ -9,6 +9,7 @@ mod doctor;
 mod exec;
 mod explain;
 mod import;
+mod refusal;
 mod remote;
 mod status;
 mod table;

@@ -39,7 +39,7 @@ const PLAIN: u32 = 0o644;
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Folder for what is made; what is in it goes [default: dist in cargo's target folder]
+    /// Folder for what is made; what is in it goes [default: packages in cargo's target folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Packs this static program, instead of building one
@@ -56,8 +56,8 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     };
     let out = match &arguments.out {
         Some(out) => out.clone(),
-        // PROFILE/numaward, below the target's name.
-        None => program.ancestors().nth(3).unwrap_or(Path::new("target")).join("dist"),
+        // PROFILE/numaward, below the target's name. In `dist` beside it, cargo has files of its own.
+        None => program.ancestors().nth(3).unwrap_or(Path::new("target")).join("packages"),
     };
     for made in make(&program, &out)? {
         println!("{}", made.display());

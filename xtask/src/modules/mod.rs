@@ -1,0 +1,306 @@
+//! Holds the modules of each crate against the rule that no two of its top-level modules need each other.
+//!
+//! A top-level module is a file of the crate's root with everything in its folder: `foo.rs` or `foo/mod.rs`, and
+//! `foo/**`. Within it, files may use each other as they like; between two of them, arrows run one way. So a circle of
+//! files never leaves the folder of one module, and a module can be read, tested and moved with what is below it
+//! alone. The crate's root file is a module of its own: what it defines for the others, it cannot build from them.
+//!
+//! An arrow is a name that a file takes from another ([`arrows`]). `mod` is none, and neither is a re-export of what
+//! lies below: whoever uses the re-exported name uses the file that defines it. Only what is built for use counts, not
+//! what is compiled for tests.
+
+mod arrows;
+mod tree;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    path::{Path, PathBuf},
+    thread,
+};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use serde::Deserialize;
+
+use self::{
+    arrows::{Arrows, arrows},
+    tree::Tree,
+};
+use crate::command;
+
+/// Crates that have circles still: each is to be taken apart, and then to be removed here.
+const KNOWN: &[&str] = &["numaward-daemon", "numaward-engine", "numaward-probes"];
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    targets: Vec<Target>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    kind: Vec<String>,
+    src_path: PathBuf,
+}
+
+/// Checks this workspace.
+pub(crate) fn check() -> Result<()> {
+    let metadata = command::read(command::cargo().args(["metadata", "--no-deps", "--format-version=1"]))?;
+    let metadata: Metadata = serde_json::from_str(&metadata).context("cannot read cargo's metadata")?;
+    let mut faults = Vec::new();
+    for (Package { name, .. }, circles) in metadata.packages.iter().zip(all_circles(&metadata.packages)) {
+        let circles = circles?;
+        match (KNOWN.contains(&name.as_str()), circles.is_empty()) {
+            (true, false) => println!("{name}: circles of modules, which are known"),
+            (true, true) => println!("{name} has no circle of modules: remove it from the known ones"),
+            (false, _) => faults.extend(circles.iter().map(|circle| format!("{name}: {circle}"))),
+        }
+    }
+    if !faults.is_empty() {
+        bail!("modules that need each other:\n{}", faults.join("\n"));
+    }
+    println!("the modules of {} crates form no other circle", metadata.packages.len());
+    Ok(())
+}
+
+/// The circles of each package's libraries and programs, all packages at once: most of the time goes into parsing.
+fn all_circles(packages: &[Package]) -> Vec<Result<Vec<String>>> {
+    let of_package = |package: &Package| {
+        let is_program = |target: &&Target| target.kind.iter().any(|kind| kind == "lib" || kind == "bin");
+        let mut all = Vec::new();
+        for target in package.targets.iter().filter(is_program) {
+            all.extend(circles(&target.src_path)?);
+        }
+        Ok(all)
+    };
+    thread::scope(|scope| {
+        let threads = packages.iter().map(|package| scope.spawn(move || of_package(package)));
+        let threads = threads.collect::<Vec<_>>();
+        let join = |it: thread::ScopedJoinHandle<'_, _>| {
+            it.join().unwrap_or_else(|_| Err(anyhow!("the search for circles panicked")))
+        };
+        threads.into_iter().map(join).collect()
+    })
+}
+
+/// The circles of top-level modules in the crate with this root file, each with the arrows it is made of.
+fn circles(root: &Path) -> Result<Vec<String>> {
+    let tree = Tree::read(root)?;
+    let arrows = arrows(&tree);
+    let mut used = BTreeMap::<&str, BTreeSet<&str>>::new();
+    for &(from, to) in arrows.keys() {
+        used.entry(tree.top(from)).or_default().insert(tree.top(to));
+    }
+    let mut circles = Vec::new();
+    let mut rest: BTreeSet<&str> = used.keys().copied().collect();
+    while let Some(module) = rest.pop_first() {
+        let reached = reached(module, &used);
+        let mut circle = BTreeSet::from([module]);
+        circle.extend(
+            reached
+                .into_iter()
+                .filter(|&other| rest.contains(other) && self::reached(other, &used).contains(module)),
+        );
+        rest.retain(|other| !circle.contains(other));
+        if circle.len() > 1 {
+            circles.push(told(&tree, &arrows, &circle));
+        }
+    }
+    Ok(circles)
+}
+
+/// What a module uses, and what that uses.
+fn reached<'a>(module: &str, used: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> BTreeSet<&'a str> {
+    let mut reached = BTreeSet::new();
+    let mut next: Vec<&str> = used.get(module).into_iter().flatten().copied().collect();
+    while let Some(module) = next.pop() {
+        if reached.insert(module) {
+            next.extend(used.get(module).into_iter().flatten());
+        }
+    }
+    reached
+}
+
+/// A circle, with each arrow between its modules as `file -> file: names`.
+fn told(tree: &Tree, arrows: &Arrows, circle: &BTreeSet<&str>) -> String {
+    let modules = circle.iter().copied().collect::<Vec<_>>().join(", ");
+    let mut text = format!("a circle of the modules {modules}:");
+    for (&(from, to), names) in arrows {
+        let ends = [from, to].map(|file| tree.top(file));
+        if ends[0] != ends[1] && ends.iter().all(|&end| circle.contains(end)) {
+            let names = names.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+            let _ = write!(text, "\n  {} -> {}: {names}", tree.file(from), tree.file(to));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// The circles of a crate with these files.
+    fn circles_of(files: &[(&str, &str)]) -> Vec<String> {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        circles(&folder.path().join(files[0].0)).unwrap()
+    }
+
+    #[test]
+    fn the_modules_of_this_workspace_form_no_circle() {
+        check().unwrap();
+    }
+
+    #[test]
+    fn a_circle_is_found_whichever_way_the_names_are_written() {
+        let a = "use crate::b::{Type as Other, self}; pub struct A(Other);";
+        for b in [
+            "use crate::a::A;",
+            "use super::a;",
+            "use crate::{a::{A as _}};",
+            "use crate::a::*;",
+            "fn f() { use crate::a; }",
+            "fn f(it: crate::a::A) {}",
+            "fn f() { g::<super::a::A>() }",
+            "impl From<crate::a::A> for Type {}",
+            "fn f() { println!(\"{}\", crate::a::A::new()); }",
+            "macro_rules! m { () => { $crate::a::A }; }",
+            "#[error(\"{}\", crate::a::text(.0))] struct Error;",
+            "#[serde(with = \"crate::a\")] struct Serialized;",
+            "mod inner { use super::super::a::A; }",
+            "use crate::A;",
+            "use super::*; fn f(it: A) {}",
+            "use super::*; fn f() { g!(A) }",
+            "fn f() { g!(1..crate::a::A, x.y) }",
+            "fn f() { g!(crate::a::A { x: 1 }.crate_x) }",
+            "use super::*; fn f() { a::g() }",
+        ] {
+            let lib = "mod a; mod b; pub use a::A;";
+            let found = circles_of(&[("lib.rs", lib), ("a.rs", a), ("b.rs", b)]);
+            assert_eq!(found.len(), 1, "{b}: {found:?}");
+            assert!(
+                found[0]
+                    .starts_with("a circle of the modules a, b:\n  a.rs -> b.rs: crate::b, crate::b::Type"),
+                "{b}: {found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn arrows_one_way_are_none() {
+        let found = circles_of(&[
+            ("main.rs", "mod a; mod b; mod c; use a::A; fn main() { b::run(A); c::run() }"),
+            // Its own files may use each other.
+            ("a.rs", "mod one; mod two; pub use self::two::Two; pub struct A; fn f() { one::f() }"),
+            ("a/one.rs", "use super::{A, Two}; pub fn f() {}"),
+            ("a/two/mod.rs", "mod deep; use crate::a::one;"),
+            ("a/two/deep.rs", "use crate::a::A; use std::fmt; use other::b;"),
+            ("b/mod.rs", "use crate::a::{A, Two}; pub fn run(it: A) { let c = it.c(); c }"),
+            ("c.rs", "use crate::b; pub fn run() { b::run(crate::a::A) }"),
+        ]);
+        assert_eq!(found, <[String; 0]>::default());
+    }
+
+    #[test]
+    fn an_arrow_put_in_by_hand_is_found_with_its_files() {
+        let lib = "mod a; mod b; mod c; mod d;";
+        let files = |deep| {
+            circles_of(&[
+                ("lib.rs", lib),
+                ("a.rs", "use crate::b::B;"),
+                ("b.rs", "mod deep; pub struct B;"),
+                ("b/deep.rs", deep),
+                ("c.rs", "use crate::a::f;"),
+                ("d.rs", "use crate::c::g;"),
+            ])
+        };
+        assert_eq!(files("use super::B;"), <[String; 0]>::default());
+        assert_eq!(
+            files("use super::B; use crate::c::{g, h};"),
+            ["a circle of the modules a, b, c:\
+              \n  a.rs -> b.rs: crate::b::B\
+              \n  b/deep.rs -> c.rs: crate::c::g, crate::c::h\
+              \n  c.rs -> a.rs: crate::a::f"]
+        );
+    }
+
+    #[test]
+    fn the_root_is_a_module_of_its_own() {
+        let root = "mod a; pub struct Root; fn f() { a::f() }";
+        let found = circles_of(&[("lib.rs", root), ("a.rs", "use crate::Root; pub fn f() {}")]);
+        assert_eq!(
+            found,
+            ["a circle of the modules a, lib.rs:\n  lib.rs -> a.rs: a::f\n  a.rs -> lib.rs: crate::Root"]
+        );
+    }
+
+    #[test]
+    fn names_re_exported_beside_belong_to_their_file() {
+        let lib = "mod a; mod b;";
+        let found =
+            circles_of(&[("lib.rs", lib), ("a.rs", "pub use crate::b::B;"), ("b.rs", "use crate::a::A;")]);
+        assert_eq!(found.len(), 1, "what another module re-exports, it uses");
+        let found = circles_of(&[
+            ("lib.rs", "mod a; mod b; mod c;"),
+            ("a.rs", "use crate::b::C;"),
+            ("b.rs", "pub use crate::c::*;"),
+            ("c.rs", "pub struct C; use crate::a::A;"),
+        ]);
+        assert_eq!(
+            found,
+            ["a circle of the modules a, c:\n  a.rs -> c.rs: crate::b::C\n  c.rs -> a.rs: crate::a::A"]
+        );
+    }
+
+    #[test]
+    fn what_is_for_tests_does_not_count() {
+        let found = circles_of(&[
+            ("lib.rs", "mod a; mod b; #[cfg(test)] mod fixture;"),
+            ("a.rs", "use crate::b::B; #[cfg(test)] use crate::fixture::F;"),
+            (
+                "b.rs",
+                "#[cfg(test)] mod tests; #[cfg(all(test, unix))] use crate::a::A;
+                 #[cfg(test)] impl B { fn f() { crate::a::f() } }
+                 impl B { #[cfg(test)] fn g() { crate::a::f() } fn h() { #[cfg(test)] crate::a::f(); } }",
+            ),
+            ("b/tests.rs", "use crate::a::A;"),
+            ("fixture.rs", "use crate::a::A;"),
+        ]);
+        assert_eq!(found, <[String; 0]>::default());
+        let found = circles_of(&[
+            ("lib.rs", "mod a; mod b;"),
+            ("a.rs", "use crate::b::B;"),
+            ("b.rs", "#[cfg(any(test, feature = \"fake\"))] use crate::a::A; #[cfg(not(test))] struct B;"),
+        ]);
+        assert_eq!(found.len(), 1, "what a feature turns on counts");
+    }
+
+    #[test]
+    fn files_are_found_where_rust_looks_for_them() {
+        let found = circles_of(&[
+            ("main.rs", "mod a; #[path = \"other/place.rs\"] mod b;"),
+            ("a.rs", "mod inline { mod deep; } use crate::b::child::x;"),
+            ("a/inline/deep.rs", "use super::super::super::b;"),
+            ("other/place.rs", "mod child;"),
+            ("other/child.rs", "use crate::a::inline::deep;"),
+        ]);
+        assert_eq!(
+            found,
+            ["a circle of the modules a, b:\
+              \n  a.rs -> other/child.rs: crate::b::child::x\
+              \n  a/inline/deep.rs -> other/place.rs: super::super::super::b\
+              \n  other/child.rs -> a/inline/deep.rs: crate::a::inline::deep"]
+        );
+    }
+}
