@@ -67,7 +67,7 @@ pub(crate) fn set_descriptor(map: BorrowedFd<'_>, index: u32, value: &impl AsRaw
     })
 }
 
-/// Bytes that a map takes of the kernel's memory, as the kernel reckons; `None` where it does not tell.
+/// Bytes that a map takes of the kernel's memory, as the kernel reckons; `None` where it does not report that.
 pub(crate) fn map_bytes(map: BorrowedFd<'_>) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_raw_fd())).ok()?;
     text.lines().find_map(|line| line.strip_prefix("memlock:"))?.trim().parse().ok()
@@ -103,7 +103,7 @@ impl Mapping {
         let bits = c_ulong::BITS;
         let mut mask: Vec<c_ulong> = vec![0; (node / bits) as usize + 1];
         mask[(node / bits) as usize] = 1 << (node % bits);
-        // The kernel takes one bit less than it is told.
+        // The kernel takes one bit less than it is given.
         let max_node = mask.len() * bits as usize + 1;
         let length = self.pages * self.page_size;
         // SAFETY: the range is the mapping's, and `mask` has `max_node - 1` bits.
