@@ -12,10 +12,10 @@
 //! cache ever needs to be found and removed, be it a freed slot, a new mask, or a cgroup that had no
 //! slot before.
 //!
-//! **Misses.** The first page outside the promised nodes is told to userspace as an event, with the task that asked
-//! for it; then none of that slot until userspace arms it again.
+//! **Misses.** The first page outside the promised nodes is reported to userspace as an event, with the task that
+//! asked for it; then none of that slot until userspace opens its gate again.
 //!
-//! **Cost.** A helper call is dear on CPUs with mitigations (some 20 ns of 30 for the id of the cgroup), so the
+//! **Cost.** A helper call is expensive on CPUs with mitigations (some 20 ns of 30 for the id of the cgroup), so the
 //! id is read through `current->cgroups->dfl_cgrp->kn->id` where the kernel's BTF has the offsets.
 //!
 //! **No races.** The kernel runs a tracing program at most once at a time on each CPU, and tasks do not migrate
@@ -35,31 +35,34 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod cache;
+mod cgroup_node;
 mod common;
+mod counters;
 mod current;
+mod event_gate;
 mod nodes;
 mod roots;
-mod tell;
 
 use core::arch::asm;
 
 use aya_ebpf::{
     EbpfContext, Global,
     bindings::BPF_F_MMAPABLE,
-    helpers::{
-        bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_current_task_btf,
-        bpf_get_smp_processor_id,
-    },
+    helpers::{bpf_get_current_cgroup_id, bpf_get_current_task_btf, bpf_get_smp_processor_id},
     macros::{btf_tracepoint, map, tracepoint},
     maps::{Array, PerCpuArray, RingBuf},
     programs::{BtfTracePointContext, TracePointContext},
 };
 use aya_log_ebpf::debug;
-use numaward_abi::{AllocCounters, AllocTotals, MAX_NODE_IDS, MAX_NODES, Miss, Slot, UNKNOWN_NODE};
+use numaward_abi::{AllocCounters, AllocTotals, CgroupId, MAX_NODE_IDS, MAX_NODES, Miss, Slot, UNKNOWN_NODE};
 
 use crate::{
+    cache::{GENERATION, place},
+    cgroup_node::{CGROUP_PATH, CgroupNode},
+    counters::add_shared,
     current::current_slot,
-    nodes::{NODE_TABLE, home},
+    nodes::{NODE_TABLE, NODES, home},
 };
 
 /// A user page: anonymous memory and page cache. `___GFP_MOVABLE` of `linux/gfp_types.h`.
@@ -70,8 +73,8 @@ const CACHE_BITS: u32 = 6;
 /// What a CPU remembers of a cgroup. One cache line.
 #[repr(C)]
 struct CacheEntry {
-    cgroup: u64,
-    /// GENERATION when the search began. That starts at 1: 0 never fits.
+    cgroup: CgroupId,
+    /// GENERATION when the search began.
     generation: u64,
     /// Copied from [`Slot`].
     allowed: [u64; MAX_NODES / 64],
@@ -86,9 +89,6 @@ struct CacheEntry {
 /// Where the node id begins in `page->flags`; 64 on kernels with one node.
 #[unsafe(no_mangle)]
 static NODE_SHIFT: Global<u32> = Global::new(64);
-/// Rows per slot: nodes of the machine, with room for some that may come.
-#[unsafe(no_mangle)]
-static NODES: Global<u32> = Global::new(1);
 /// Shards of CTR that CPUs share; 0 where each has its own.
 #[unsafe(no_mangle)]
 static SHARDS: Global<u32> = Global::new(0);
@@ -99,12 +99,7 @@ static SHARD_ROWS: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static SECTION_SHIFT: Global<u32> = Global::new(15);
 
-/// Offsets of the members in the path from a task to the id of its cgroup: `task_struct.cgroups`,
-/// `css_set.dfl_cgrp`, `cgroup.kn`, `kernfs_node.id`. The first is 0 where they are not known.
-#[unsafe(no_mangle)]
-static CGROUP_PATH: Global<[u32; 4]> = Global::new([0; 4]);
-
-/// The offset of `task_struct.migration_disabled`, a `u16`; 0 where it is not known or tells nothing.
+/// The offset of `task_struct.migration_disabled`, a `u16`; 0 where it is not known or means nothing.
 #[unsafe(no_mangle)]
 static MIGRATION_DISABLED: Global<u32> = Global::new(0);
 
@@ -113,9 +108,6 @@ static MIGRATION_DISABLED: Global<u32> = Global::new(0);
 /// By slot.
 #[map]
 static SLOTS: Array<Slot> = Array::with_max_entries(1, 0);
-/// See the module's comment.
-#[map]
-static GENERATION: Array<u64> = Array::with_max_entries(1, 0);
 /// The node index plus one of each memory section; 0 where that is not known.
 #[map]
 static SECTION_NODE: Array<u16> = Array::with_max_entries(1, 0);
@@ -127,7 +119,7 @@ static CACHE: PerCpuArray<CacheEntry> = PerCpuArray::with_max_entries(1 << CACHE
 static CTR: Array<AllocCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 #[map]
 static TOTALS: PerCpuArray<AllocTotals> = PerCpuArray::with_max_entries(1, 0);
-/// What userspace is told at once: values of [`Miss`].
+/// What is reported to userspace at once: values of [`Miss`].
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 16, 0);
 
@@ -192,10 +184,7 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) {
     let node = u32::from(node);
 
     let cgroup = current_cgroup();
-    // Ids are inode numbers and step by the number of files in a cgroup's directory; multiplying by the
-    // golden ratio spreads such steps over the table.
-    let bucket = cgroup.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - CACHE_BITS);
-    let Some(entry) = CACHE.get_ptr_mut(bucket as u32) else { return };
+    let Some(entry) = CACHE.get_ptr_mut(place(cgroup, CACHE_BITS)) else { return };
     let Some(generation) = GENERATION.get_ptr_mut(0) else { return };
     // SAFETY: this CPU is the only user, and the program does not interrupt itself.
     let entry = unsafe { &mut *entry };
@@ -204,7 +193,7 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) {
         if !resolve(entry, generation) {
             return;
         }
-        debug!(ctx, "cgroup {} counts in row {}", entry.cgroup, entry.row);
+        debug!(ctx, "cgroup {} counts in row {}", entry.cgroup.0, entry.row);
     }
 
     let user = gfp & GFP_MOVABLE != 0;
@@ -222,53 +211,39 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) {
         add(counter, pages);
         if user && outside {
             add(&raw mut (*counters).user_outside, pages);
-            if tell::disarm(entry.slot) {
-                tell(entry, node, pages);
+            if event_gate::pass(entry.slot) {
+                report_miss(entry.slot, node, pages);
             }
         }
     }
 }
 
-/// Tells userspace of pages outside the promised nodes.
+/// Reports pages outside the promised nodes.
 #[inline(never)]
-fn tell(entry: &CacheEntry, node: u32, pages: u64) {
-    let Some(mut event) = EVENTS.reserve::<Miss>(0) else {
-        tell::arm(entry.slot);
-        if let Some(totals) = TOTALS.get_ptr_mut(0) {
-            // SAFETY: as in `count`.
-            unsafe { (*totals).events_lost += 1 };
-        }
-        return;
-    };
-    event.write(Miss {
-        cgroup: entry.cgroup,
-        pages,
-        slot: entry.slot,
-        node,
-        pid: (bpf_get_current_pid_tgid() >> 32) as u32,
-        padding: 0,
-        comm: bpf_get_current_comm().unwrap_or_default(),
-    });
-    event.submit(0);
+fn report_miss(slot: u32, node: u32, pages: u64) {
+    if !event_gate::report(&EVENTS, slot, |task| Miss { task, pages, node, padding: 0 })
+        && let Some(totals) = TOTALS.get_ptr_mut(0)
+    {
+        // SAFETY: as in `count`.
+        unsafe { (*totals).events_lost += 1 };
+    }
 }
 
 /// The id of the current task's cgroup.
 #[inline(always)]
-fn current_cgroup() -> u64 {
-    let [cgroups, dfl_cgrp, kn, id] = CGROUP_PATH.load();
-    if cgroups == 0 {
-        // SAFETY: the helper takes nothing and always succeeds.
-        return unsafe { bpf_get_current_cgroup_id() };
+fn current_cgroup() -> CgroupId {
+    let path = CGROUP_PATH.load();
+    if path[0] == 0 {
+        return current_cgroup_by_helper();
     }
-    // SAFETY: each offset is of a member of the struct that is pointed to. The verifier makes these
-    // loads such that cannot fault, and the program runs under RCU, which keeps the structs alive.
-    unsafe {
-        let task = bpf_get_current_task_btf().cast::<u8>();
-        let css_set = *task.add(cgroups as usize).cast::<*const u8>();
-        let cgroup = *css_set.add(dfl_cgrp as usize).cast::<*const u8>();
-        let node = *cgroup.add(kn as usize).cast::<*const u8>();
-        *node.add(id as usize).cast()
-    }
+    // SAFETY: the path is known, and the current task is one as the verifier knows it.
+    unsafe { CgroupNode::of_task(path, bpf_get_current_task_btf().cast()) }.id()
+}
+
+#[inline(always)]
+fn current_cgroup_by_helper() -> CgroupId {
+    // SAFETY: the helper takes nothing and always succeeds.
+    CgroupId(unsafe { bpf_get_current_cgroup_id() })
 }
 
 /// Whether the kernel may preempt the task here. It then keeps it from migrating, which it need not do
@@ -276,7 +251,7 @@ fn current_cgroup() -> u64 {
 #[inline(always)]
 fn preemptible() -> bool {
     let offset = MIGRATION_DISABLED.load() as usize;
-    // SAFETY: the offset is of a member of the task; see `current_cgroup`.
+    // SAFETY: the offset is of a member of the task; see `CgroupNode::of_task`.
     offset != 0 && unsafe { *bpf_get_current_task_btf().cast::<u8>().add(offset).cast::<u16>() } != 0
 }
 
@@ -288,8 +263,7 @@ fn resolve(entry: &mut CacheEntry, generation: *mut u64) -> bool {
     // plain load is not.
     // SAFETY: the caller passes the map's value.
     let generation = unsafe { fetch_add(generation, 0) };
-    // SAFETY: the helper takes nothing and always succeeds.
-    let cgroup = unsafe { bpf_get_current_cgroup_id() };
+    let cgroup = current_cgroup_by_helper();
     let slot = current_slot();
     let Some(slot_value) = SLOTS.get(slot) else { return false };
     let Some(nodes) = NODE_TABLE.get(0) else { return false };
@@ -303,8 +277,7 @@ fn resolve(entry: &mut CacheEntry, generation: *mut u64) -> bool {
     entry.slot = slot;
     entry.home = u32::from(home);
     // The task was moved to another cgroup meanwhile: whose slot this is, is not sure. Good for one event.
-    // SAFETY: the helper takes nothing and always succeeds.
-    let moved = cgroup != unsafe { bpf_get_current_cgroup_id() };
+    let moved = cgroup != current_cgroup_by_helper();
     entry.generation = if moved { 0 } else { generation };
     if let Some(totals) = TOTALS.get_ptr_mut(0) {
         // SAFETY: as in `count`.
@@ -324,8 +297,8 @@ unsafe fn add(counter: *mut u64, pages: u64) {
         // SAFETY: the caller's promise; this CPU is the only writer of its shard.
         unsafe { *counter += pages };
     } else {
-        // SAFETY: the caller's promise. The target has no atomic intrinsics.
-        unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) pages) };
+        // SAFETY: the caller's promise.
+        unsafe { add_shared(counter, pages) };
     }
 }
 

@@ -3,7 +3,7 @@
 //! They do not use `bpf_probe_read_kernel`, so that the programs load under `lockdown=confidentiality`.
 
 use aya_ebpf::helpers::bpf_get_current_ancestor_cgroup_id;
-use numaward_abi::OTHER_SLOT;
+use numaward_abi::{CgroupId, OTHER_SLOT};
 
 use crate::roots::{MAX_LEVELS, slot_of_root};
 
@@ -17,7 +17,7 @@ pub(crate) fn current_slot() -> u32 {
         if ancestor == 0 {
             break;
         }
-        if let Some(found) = slot_of_root(ancestor) {
+        if let Some(found) = slot_of_root(CgroupId(ancestor)) {
             slot = found;
         }
     }

@@ -6,7 +6,7 @@
 //! migration that succeeded, it is the destination. Where the page came from is then not known (column "unknown").
 //!
 //! **Which mappings.** `vma_policy_mof(vma)` (mm/mempolicy.c) decides for each mapping whether it may be sampled. A
-//! policy without `MPOL_F_MOF`, such as plain `MPOL_BIND`, excludes it: no fault ever tells of its accesses.
+//! policy without `MPOL_F_MOF`, such as plain `MPOL_BIND`, excludes it: no fault ever reports its accesses.
 //!
 //! **Migrations.** `migrate:mm_migrate_pages`; `succeeded` is its first argument, `reason` its last (their number
 //! grew over time). They are booked to the task that moves the pages: the one that accessed them, for those of
@@ -38,16 +38,13 @@ use numaward_abi::{MAX_NODE_IDS, MIGRATE_REASONS, ScanCounters, UNKNOWN_NODE};
 use crate::{
     counters::add_shared,
     current::current_slot,
-    nodes::{NODE_TABLE, home},
+    nodes::{NODE_TABLE, NODES, home},
 };
 
 /// `TNF_MIGRATED` and `TNF_FAULT_LOCAL` of linux/sched/numa_balancing.h.
 const MIGRATED: i32 = 0x01;
 const LOCAL: i32 = 0x08;
 
-/// Rows per slot: nodes of the machine.
-#[unsafe(no_mangle)]
-static NODES: Global<u32> = Global::new(1);
 /// Counters per row: one for each node and one for "unknown"; or 2, for local and remote, where that would be
 /// too many.
 #[unsafe(no_mangle)]

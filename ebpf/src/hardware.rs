@@ -14,6 +14,8 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod ancestors;
+mod cache;
 mod cgroup_node;
 mod common;
 mod counters;
@@ -34,15 +36,11 @@ use aya_ebpf::{
 use numaward_abi::{DramCounters, DramSeen};
 
 use crate::{
-    cgroup_node::CgroupNode,
+    cgroup_node::{CGROUP_PATH, CgroupNode},
     counters::add_shared,
-    nodes::{NODE_TABLE, home},
+    nodes::{NODE_TABLE, NODES, home},
     slot_cache::slot_of,
 };
-
-/// Rows per slot: nodes of the machine.
-#[unsafe(no_mangle)]
-static NODES: Global<u32> = Global::new(1);
 
 /// Whether there is a counter for local memory.
 #[unsafe(no_mangle)]
@@ -86,7 +84,8 @@ fn hardware_tp_btf(_ctx: BtfTracePointContext) -> i32 {
         return 0;
     }
     // SAFETY: the current task is one as the verifier knows it; userspace sets the offsets.
-    let slot = slot_of(unsafe { CgroupNode::of_task(bpf_get_current_task_btf().cast::<u8>()) });
+    let node = unsafe { CgroupNode::of_task(CGROUP_PATH.load(), bpf_get_current_task_btf().cast()) };
+    let slot = slot_of(node);
     if let Some(counters) = DRAM.get_ptr_mut(slot * count + home) {
         // SAFETY: the pointer is of the map's value.
         unsafe {

@@ -1,7 +1,11 @@
 //! The machine's nodes.
 
-use aya_ebpf::{helpers::bpf_get_numa_node_id, macros::map, maps::Array};
+use aya_ebpf::{Global, helpers::bpf_get_numa_node_id, macros::map, maps::Array};
 use numaward_abi::{MAX_NODE_IDS, NodeTable, UNKNOWN_NODE};
+
+/// Rows per slot: nodes of the machine, with room for some that may come.
+#[unsafe(no_mangle)]
+pub(crate) static NODES: Global<u32> = Global::new(1);
 
 /// One entry.
 #[map]

@@ -17,10 +17,13 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod ancestors;
+mod cache;
 mod cgroup_node;
 mod common;
 mod counters;
 mod current;
+mod lost;
 mod roots;
 mod slot_cache;
 
@@ -33,7 +36,13 @@ use aya_ebpf::{
 };
 use numaward_abi::{CpuTimes, IntruderKey, IntruderTime, OTHER_SLOT, RunClass};
 
-use crate::{cgroup_node::CgroupNode, counters::add_shared, current::current_slot, slot_cache::slot_of};
+use crate::{
+    cgroup_node::{CGROUP_PATH, CgroupNode},
+    counters::add_shared,
+    current::current_slot,
+    lost::count_lost,
+    slot_cache::slot_of,
+};
 
 /// `PF_KTHREAD` of linux/sched.h.
 const KERNEL_THREAD: u32 = 0x0020_0000;
@@ -47,12 +56,9 @@ static TASK: Global<[u32; 2]> = Global::new([0; 2]);
 static OWNER: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 static TIMES: PerCpuArray<CpuTimes> = PerCpuArray::with_max_entries(1, 0);
-/// The intruders by name.
+/// The intruders by name; runs of those that find no room are lost.
 #[map]
 static INTRUDERS: HashMap<IntruderKey, IntruderTime> = HashMap::with_max_entries(4096, 0);
-/// Runs of intruders that found no place in INTRUDERS.
-#[map]
-static LOST: Array<u64> = Array::with_max_entries(1, 0);
 
 #[btf_tracepoint(function = "sched_switch")]
 fn switch_tp_btf(ctx: BtfTracePointContext) -> i32 {
@@ -76,7 +82,7 @@ fn switch_tp_btf(ctx: BtfTracePointContext) -> i32 {
     times.class = RunClass::Idle as u32;
     if pid != 0 {
         // SAFETY: as above.
-        times.slot = slot_of(unsafe { CgroupNode::of_task(next) });
+        times.slot = slot_of(unsafe { CgroupNode::of_task(CGROUP_PATH.load(), next) });
         times.class = class(times.slot, owner, flags & KERNEL_THREAD != 0);
     }
     0
@@ -149,10 +155,7 @@ fn charge(times: &mut CpuTimes, nanoseconds: u64) {
             add_shared(&raw mut (*time).nanoseconds, nanoseconds);
             add_shared(&raw mut (*time).runs, 1);
         }
-    } else if INTRUDERS.insert(key, IntruderTime { nanoseconds, runs: 1 }, 0).is_err()
-        && let Some(lost) = LOST.get_ptr_mut(0)
-    {
-        // SAFETY: the pointer is of the map's value.
-        unsafe { add_shared(lost, 1) };
+    } else if INTRUDERS.insert(key, IntruderTime { nanoseconds, runs: 1 }, 0).is_err() {
+        count_lost();
     }
 }

@@ -1,10 +1,10 @@
-//! What goes wrong for want of memory: the time tasks lose in reclaim, and processes that the OOM killer takes.
+//! What goes wrong where memory is short: the time tasks lose in reclaim, and processes that the OOM killer takes.
 //!
 //! **Stalls.** A task that finds no free memory reclaims some itself: for the machine (`direct_reclaim`) or
 //! within its cgroup's limit (`memcg_reclaim`). The tracepoints at the begin and the end of each bracket the time it
 //! loses; only the current task matters, not their arguments, which changed over time. Being slept off by
-//! `memory.high` is not in it: that is in `memory.pressure`. A stall of [`LONG_STALL`] nanoseconds is also told as an
-//! event, the first of a slot that is armed.
+//! `memory.high` is not in it: that is in `memory.pressure`. A stall of [`LONG_STALL`] nanoseconds is also reported as
+//! an event, the first of a slot whose gate is open.
 //!
 //! **Kills.** `oom_kill_process(struct oom_control *oc, const char *message)` (mm/oom_kill.c) knows the victim and what
 //! constrained the allocation that found nothing: a cpuset, a memory policy, a cgroup's limit, or nothing but the
@@ -14,28 +14,36 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod ancestors;
 mod cgroup_node;
 mod common;
 mod counters;
 mod current;
+mod event_gate;
+mod lost;
 mod roots;
-mod tell;
 
 use core::arch::asm;
 
 use aya_ebpf::{
     Global,
     bindings::BPF_F_MMAPABLE,
-    helpers::{bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_ktime_get_ns},
+    helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns},
     macros::{btf_tracepoint, fentry, map, tracepoint},
     maps::{Array, HashMap, RingBuf},
     programs::{BtfTracePointContext, FEntryContext, TracePointContext},
 };
-use numaward_abi::{LongStall, OOM_CONSTRAINTS, OomKill, STALL_BUCKETS, StallCounters};
+use numaward_abi::{LongStall, OOM_CONSTRAINTS, OomKill, STALL_BUCKETS, StallCounters, Task};
 
-use crate::{cgroup_node::CgroupNode, counters::add_shared, current::current_slot};
+use crate::{
+    ancestors::slot_of,
+    cgroup_node::{CGROUP_PATH, CgroupNode},
+    counters::add_shared,
+    current::current_slot,
+    lost::count_lost,
+};
 
-/// How long a stall is of which userspace is told, in nanoseconds. It is set there.
+/// From how many nanoseconds on a stall is reported. Userspace sets it.
 #[unsafe(no_mangle)]
 static LONG_STALL: Global<u64> = Global::new(u64::MAX);
 
@@ -52,15 +60,12 @@ static STALLS: Array<StallCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE)
 /// By slot * OOM_CONSTRAINTS + constraint.
 #[map]
 static OOM_KILLS: Array<u64> = Array::with_max_entries(1, BPF_F_MMAPABLE);
-/// What userspace is told at once: values of [`OomKill`].
+/// What is reported to userspace at once: values of [`OomKill`].
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 16, 0);
 /// The same of stalls: values of [`LongStall`].
 #[map]
 static LONG_STALLS: RingBuf = RingBuf::with_byte_size(1 << 16, 0);
-/// What found no place in STALLED_SINCE, EVENTS or LONG_STALLS.
-#[map]
-static LOST: Array<u64> = Array::with_max_entries(1, 0);
 
 #[btf_tracepoint(function = "mm_vmscan_direct_reclaim_begin")]
 fn stall_direct_begin(_ctx: BtfTracePointContext) -> i32 {
@@ -104,7 +109,7 @@ fn begin() {
     let now = unsafe { bpf_ktime_get_ns() };
     let thread = bpf_get_current_pid_tgid() as u32;
     if STALLED_SINCE.insert(thread, now, 0).is_err() {
-        lost();
+        count_lost();
     }
 }
 
@@ -132,28 +137,12 @@ fn end() {
             add_shared(&raw mut (*counters).nanoseconds, nanoseconds);
         }
     }
-    if nanoseconds >= LONG_STALL.load() && tell::disarm(slot) {
-        tell(slot, nanoseconds);
+    if nanoseconds >= LONG_STALL.load()
+        && event_gate::pass(slot)
+        && !event_gate::report(&LONG_STALLS, slot, |task| LongStall { task, nanoseconds })
+    {
+        count_lost();
     }
-}
-
-/// Tells userspace of a long stall of the current task.
-#[inline(always)]
-fn tell(slot: u32, nanoseconds: u64) {
-    let Some(mut event) = LONG_STALLS.reserve::<LongStall>(0) else {
-        tell::arm(slot);
-        lost();
-        return;
-    };
-    event.write(LongStall {
-        // SAFETY: the helper takes nothing and always succeeds.
-        cgroup: unsafe { bpf_get_current_cgroup_id() },
-        nanoseconds,
-        slot,
-        pid: (bpf_get_current_pid_tgid() >> 32) as u32,
-        comm: bpf_get_current_comm().unwrap_or_default(),
-    });
-    event.submit(0);
 }
 
 #[fentry(function = "oom_kill_process")]
@@ -171,8 +160,8 @@ fn oom_fentry(ctx: FEntryContext) -> i32 {
         return 0;
     }
     // SAFETY: the victim is a `struct task_struct`, not null, on which the OOM killer holds a reference.
-    let node = unsafe { CgroupNode::of_task(victim) };
-    let slot = node.slot();
+    let node = unsafe { CgroupNode::of_task(CGROUP_PATH.load(), victim) };
+    let slot = slot_of(node);
     if (constraint as usize) < OOM_CONSTRAINTS
         && let Some(counter) = OOM_KILLS.get_ptr_mut(slot * OOM_CONSTRAINTS as u32 + constraint)
     {
@@ -187,21 +176,14 @@ fn oom_fentry(ctx: FEntryContext) -> i32 {
     }
     // SAFETY: the offset is of a member of the task.
     let pid = unsafe { *victim.add(tgid as usize).cast::<u32>() };
-    let event = OomKill { cgroup: node.id(), slot, constraint, pid, padding: 0, comm: name };
+    let task = Task { cgroup: node.id(), slot, pid, comm: name };
+    let event = OomKill { task, constraint, padding: 0 };
     match EVENTS.reserve::<OomKill>(0) {
         Some(mut entry) => {
             entry.write(event);
             entry.submit(0);
         }
-        None => lost(),
+        None => count_lost(),
     }
     0
-}
-
-#[inline(always)]
-fn lost() {
-    if let Some(counter) = LOST.get_ptr_mut(0) {
-        // SAFETY: the pointer is of the map's value.
-        unsafe { add_shared(counter, 1) };
-    }
 }

@@ -1,8 +1,8 @@
 //! Types and constants shared by the probes and userspace.
 //!
 //! Everything here lies in eBPF maps, so layouts are fixed (`repr(C)`, padding spelled out) and values
-//! are in the host's byte order. How they come about is told
-//! in the probes.
+//! are in the host's byte order. How they come about is
+//! explained in the probes.
 //!
 //! **Node indices.** Maps are indexed by a dense *node index*, not by node id: ids may have gaps (0, 8,
 //! 252), and a row for each unused id would be paid for on every CPU. Userspace numbers the machine's
@@ -21,6 +21,25 @@ pub const UNKNOWN_NODE: u16 = u16::MAX;
 
 /// The slot of whatever belongs to no registered workload.
 pub const OTHER_SLOT: u32 = 0;
+
+/// The kernel's id of a cgroup: the inode number of its directory in the v2 hierarchy.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CgroupId(pub u64);
+
+/// A task of which an event is reported.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Task {
+    /// Its cgroup.
+    pub cgroup: CgroupId,
+    /// Its workload's slot.
+    pub slot: u32,
+    /// Its process id, in the host's namespace.
+    pub pid: u32,
+    /// Its name, ended by zeros.
+    pub comm: [u8; 16],
+}
 
 /// Pages allocated for one slot on one node, counted on one CPU or by several.
 #[repr(C)]
@@ -54,20 +73,14 @@ pub struct AllocTotals {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Miss {
-    /// The id of the task's cgroup.
-    pub cgroup: u64,
+    /// The one that allocated it.
+    pub task: Task,
     /// How many pages, as one allocation.
     pub pages: u64,
-    /// The workload's slot.
-    pub slot: u32,
     /// The index of the node on which they are.
     pub node: u32,
-    /// The process id of the task, in the host's namespace.
-    pub pid: u32,
     /// Zero.
     pub padding: u32,
-    /// The task's name, ended by zeros.
-    pub comm: [u8; 16],
 }
 
 /// What the probes know of a slot.
@@ -90,7 +103,7 @@ pub struct NodeTable {
     pub home: [u16; MAX_NODE_IDS],
 }
 
-/// Reasons of `enum migrate_reason` that are told apart; the last counter is for all others.
+/// Reasons of `enum migrate_reason` that are distinguished; the last counter is for all others.
 pub const MIGRATE_REASONS: usize = 12;
 
 /// Mappings that NUMA balancing came across, in pages.
@@ -144,16 +157,10 @@ pub struct StallCounters {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LongStall {
-    /// The id of the task's cgroup.
-    pub cgroup: u64,
+    /// The one that was stalled.
+    pub task: Task,
     /// How long.
     pub nanoseconds: u64,
-    /// The workload's slot.
-    pub slot: u32,
-    /// The process id of the task, in the host's namespace.
-    pub pid: u32,
-    /// The task's name, ended by zeros.
-    pub comm: [u8; 16],
 }
 
 /// Values of `enum oom_constraint`: none, cpuset, memory policy, memory cgroup.
@@ -163,18 +170,12 @@ pub const OOM_CONSTRAINTS: usize = 4;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OomKill {
-    /// The id of the victim's cgroup.
-    pub cgroup: u64,
-    /// The victim's slot.
-    pub slot: u32,
+    /// The victim.
+    pub task: Task,
     /// What constrained the allocation that found nothing: a value of `enum oom_constraint`.
     pub constraint: u32,
-    /// The victim's process id, in the host's namespace.
-    pub pid: u32,
     /// Zero.
     pub padding: u32,
-    /// The victim's name, ended by zeros.
-    pub comm: [u8; 16],
 }
 
 /// What sort of task runs on an exclusive CPU, and the index of its time in [`CpuTimes::nanoseconds`].
@@ -237,27 +238,14 @@ pub struct IntruderTime {
     pub runs: u64,
 }
 
-// SAFETY: `repr(C)`, made of integers only, without padding: any bytes are a value.
+/// Marks types that may be read from and written to maps.
 #[cfg(feature = "user")]
-unsafe impl aya::Pod for AllocCounters {}
-// SAFETY: as above.
+macro_rules! pod {
+    ($($type:ty),*) => {
+        // SAFETY: `repr(C)` or transparent, made of integers only, without padding: any bytes are a value.
+        $(unsafe impl aya::Pod for $type {})*
+    };
+}
+
 #[cfg(feature = "user")]
-unsafe impl aya::Pod for AllocTotals {}
-// SAFETY: as above.
-#[cfg(feature = "user")]
-unsafe impl aya::Pod for Slot {}
-// SAFETY: as above.
-#[cfg(feature = "user")]
-unsafe impl aya::Pod for NodeTable {}
-// SAFETY: as above.
-#[cfg(feature = "user")]
-unsafe impl aya::Pod for DramSeen {}
-// SAFETY: as above.
-#[cfg(feature = "user")]
-unsafe impl aya::Pod for CpuTimes {}
-// SAFETY: as above.
-#[cfg(feature = "user")]
-unsafe impl aya::Pod for IntruderKey {}
-// SAFETY: as above.
-#[cfg(feature = "user")]
-unsafe impl aya::Pod for IntruderTime {}
+pod!(AllocCounters, AllocTotals, CgroupId, CpuTimes, DramSeen, IntruderKey, IntruderTime, NodeTable, Slot);

@@ -22,10 +22,10 @@ use numaward_topology::{Machine, NodeId, NodeSet};
 use crate::{
     CgroupId, Counters, DutyCycle, MapAccessError, Mode, NodeCounters, Options, Pages, Probe, ProbeEvent,
     ProbeStats, RefreshError, SelfCheck,
-    armed::Armed,
     btf::{BtfError, KernelLayout},
     duty::Duty,
     event,
+    event_gate::{self, EventGate},
     explain::explain,
     family::map_bytes,
     nodes::{NoSections, Numbering, Sections, count_homes, node_table},
@@ -92,14 +92,14 @@ pub(crate) struct Alloc {
     fake_home: Option<NodeId>,
     rows: Rows,
     generation: (Array<MapData, u64>, u64),
-    roots: HashMap<MapData, u64, u32>,
+    roots: HashMap<MapData, CgroupId, u32>,
     slots: Array<MapData, Slot>,
     /// The map, and what it holds.
     node_table: (Array<MapData, NodeTable>, NodeTable),
     section_node: (Array<MapData, u16>, Sections),
     totals: PerCpuArray<MapData, AllocTotals>,
     /// The slots with a promise.
-    armed: Armed,
+    event_gate: EventGate,
     events: RingBuf<MapData>,
     logger: Option<EbpfLogger<&'static dyn log::Log>>,
     /// Bytes that the maps take of the kernel's memory.
@@ -202,7 +202,7 @@ impl Alloc {
             .map_max_entries("AYA_LOGS", log_size)
             .map_max_entries("ROOTS", options.slots.max(1))
             .map_max_entries("SLOTS", slots)
-            .map_max_entries("ARMED", slots)
+            .map_max_entries(event_gate::MAP, slots)
             .map_max_entries("EVENTS", options.fakes.ring_bytes.unwrap_or(EVENTS_BYTES))
             .map_max_entries(rows::MAP, layout.entries())
             .map_max_entries("SECTION_NODE", sections.capacity())
@@ -226,7 +226,7 @@ impl Alloc {
             node_table: (typed(take("NODE_TABLE")?, "NODE_TABLE")?, node_table),
             section_node: (typed(take("SECTION_NODE")?, "SECTION_NODE")?, unwritten),
             totals: typed(take("TOTALS")?, "TOTALS")?,
-            armed: Armed::new(take("ARMED")?)?,
+            event_gate: EventGate::new(take(event_gate::MAP)?)?,
             events: typed(take("EVENTS")?, "EVENTS")?,
             logger: None,
             map_bytes,
@@ -317,17 +317,17 @@ impl Alloc {
         allowed: Option<&NodeSet>,
     ) -> Result<(), MapAccessError> {
         self.write_allowed(slot, allowed)?;
-        self.roots.insert(cgroup.0, slot, 0).map_err(access("ROOTS", "write"))?;
+        self.roots.insert(cgroup, slot, 0).map_err(access("ROOTS", "write"))?;
         self.new_generation().inspect_err(|_| {
             // Else some CPUs would count the cgroup and others not.
-            let _best_effort = self.roots.remove(&cgroup.0);
+            let _best_effort = self.roots.remove(&cgroup);
         })
     }
 
     /// Undoes [`Alloc::add_root`].
     pub(crate) fn remove_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
-        self.roots.remove(&cgroup.0).map_err(access("ROOTS", "write"))?;
-        self.armed.forget(slot)?;
+        self.roots.remove(&cgroup).map_err(access("ROOTS", "write"))?;
+        self.event_gate.forget(slot)?;
         self.new_generation()
     }
 
@@ -339,16 +339,16 @@ impl Alloc {
     fn write_allowed(&mut self, slot: u32, allowed: Option<&NodeSet>) -> Result<(), MapAccessError> {
         let value = Slot { allowed: self.nodes.mask_of(allowed) };
         set(&mut self.slots, "SLOTS", slot, &value)?;
-        if allowed.is_some() { self.armed.watch(slot) } else { self.armed.forget(slot) }
+        if allowed.is_some() { self.event_gate.watch(slot) } else { self.event_gate.forget(slot) }
     }
 
-    /// What the probe told since the last call: the first miss of each slot, and again after a while.
+    /// What the probe reported since the last call: the first miss of each slot, and again after a while.
     pub(crate) fn events(&mut self, now: Instant) -> Result<Vec<ProbeEvent>, MapAccessError> {
-        self.armed.arm_due(now)?;
+        self.event_gate.open_due(now)?;
         let mut events = Vec::new();
         while let Some(item) = self.events.next() {
             let Some((slot, event)) = event::miss(&item, self.nodes.ids()) else { continue };
-            if self.armed.told(slot, now) {
+            if self.event_gate.passed(slot, now) {
                 events.push(event);
             }
         }
@@ -356,12 +356,12 @@ impl Alloc {
     }
 
     /// Takes in what has changed of the machine: nodes and memory that came or went. What cannot be taken in
-    /// is told, and the rest is.
+    /// is reported, and the rest is.
     pub(crate) fn refresh(&mut self, machine: &Machine, slots: &Slots) -> Result<(), RefreshError> {
         let left_out = self.nodes.extend(machine);
         let table = node_table(machine, &self.nodes, self.fake_home);
         if table != self.node_table.1 {
-            // A promise may have named a node before it came: no page there may be told as outside.
+            // A promise may have named a node before it came: no page there may be reported as outside.
             for (slot, holder) in slots.holders().filter(|(_, holder)| holder.allowed.is_some()) {
                 self.write_allowed(slot, holder.allowed.as_ref())?;
             }

@@ -1,4 +1,4 @@
-//! What the probes tell at once, as they put it into their ring buffers.
+//! What the probes report at once, as they put it into their ring buffers.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use numaward_topology::NodeId;
 
 use crate::{CgroupId, OOM_CONSTRAINT_NAMES, Pages, SlotId};
 
-/// What the probes tell at once.
+/// What the probes report at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeEvent {
     /// The OOM killer takes a process.
@@ -77,41 +77,42 @@ impl<'a> Members<'a> {
         self.take().map(u32::from_ne_bytes)
     }
 
-    fn command(&mut self) -> Option<String> {
-        self.take::<16>().map(|name| command_name(&name))
+    /// A [`numaward_abi::Task`]: its cgroup, its slot, its process id, its name.
+    fn task(&mut self) -> Option<(CgroupId, u32, u32, String)> {
+        let (cgroup, slot, pid) = (CgroupId(self.u64()?), self.u32()?, self.u32()?);
+        Some((cgroup, slot, pid, command_name(&self.take::<16>()?)))
     }
 }
 
 /// Reads an [`OomKill`]; `None` where it is not of that size, as with the others below.
 pub(crate) fn oom_kill(bytes: &[u8]) -> Option<ProbeEvent> {
     let mut members = Members::of::<OomKill>(bytes)?;
-    let cgroup = CgroupId(members.u64()?);
-    let (slot, constraint, pid, _padding) = (members.u32()?, members.u32()?, members.u32()?, members.u32()?);
+    let (cgroup, slot, pid, command) = members.task()?;
+    let constraint = members.u32()?;
     let name = OOM_CONSTRAINT_NAMES.get(constraint as usize);
     Some(ProbeEvent::OomKill {
         slot: (slot != OTHER_SLOT).then_some(SlotId(slot)),
         cgroup,
         constraint: name.map_or_else(|| constraint.to_string(), |name| (*name).to_owned()),
         pid,
-        command: members.command()?,
+        command,
     })
 }
 
 /// Reads a [`Miss`]; `nodes` are the ids of the node indices.
 pub(crate) fn miss(bytes: &[u8], nodes: &[NodeId]) -> Option<(u32, ProbeEvent)> {
     let mut members = Members::of::<Miss>(bytes)?;
-    let (cgroup, pages) = (CgroupId(members.u64()?), Pages(members.u64()?));
-    let (slot, node, pid, _padding) = (members.u32()?, members.u32()?, members.u32()?, members.u32()?);
-    let node = nodes.get(node as usize).copied();
-    let command = members.command()?;
+    let (cgroup, slot, pid, command) = members.task()?;
+    let pages = Pages(members.u64()?);
+    let node = nodes.get(members.u32()? as usize).copied();
     Some((slot, ProbeEvent::Miss { slot: SlotId(slot), cgroup, node, pages, pid, command }))
 }
 
 /// Reads a [`LongStall`].
 pub(crate) fn long_stall(bytes: &[u8]) -> Option<(u32, ProbeEvent)> {
     let mut members = Members::of::<LongStall>(bytes)?;
-    let (cgroup, time) = (CgroupId(members.u64()?), Duration::from_nanos(members.u64()?));
-    let (slot, pid, command) = (members.u32()?, members.u32()?, members.command()?);
+    let (cgroup, slot, pid, command) = members.task()?;
+    let time = Duration::from_nanos(members.u64()?);
     Some((slot, ProbeEvent::LongStall { slot: SlotId(slot), cgroup, time, pid, command }))
 }
 
@@ -127,15 +128,17 @@ mod tests {
 
     const NAME: &[u8; 16] = b"h\xffg\0rest\0\0\0\0\0\0\0\0";
 
-    fn bytes(long: &[u64], short: &[u32]) -> Vec<u8> {
+    /// A task of cgroup 77 with process id 4711, and what follows it.
+    fn bytes(slot: u32, long: &[u64], short: &[u32]) -> Vec<u8> {
+        let ids = [slot, 4711].map(u32::to_ne_bytes);
+        let task = 77_u64.to_ne_bytes().into_iter().chain(ids.into_iter().flatten()).chain(*NAME);
         let long = long.iter().flat_map(|word| word.to_ne_bytes());
-        let short = short.iter().flat_map(|word| word.to_ne_bytes());
-        long.chain(short).chain(*NAME).collect()
+        task.chain(long).chain(short.iter().flat_map(|word| word.to_ne_bytes())).collect()
     }
 
     #[test]
     fn a_kill_is_read_or_left_alone() {
-        let event = bytes(&[77], &[3, 1, 4711, 0]);
+        let event = bytes(3, &[], &[1, 0]);
         let expected = ProbeEvent::OomKill {
             slot: Some(SlotId(3)),
             cgroup: CgroupId(77),
@@ -145,8 +148,7 @@ mod tests {
         };
         assert_eq!(oom_kill(&event), Some(expected));
         assert_eq!(oom_kill(&event[1..]), None);
-        let Some(ProbeEvent::OomKill { slot: None, constraint, .. }) =
-            oom_kill(&bytes(&[77], &[0, 9, 4711, 0]))
+        let Some(ProbeEvent::OomKill { slot: None, constraint, .. }) = oom_kill(&bytes(0, &[], &[9, 0]))
         else {
             panic!("no kill");
         };
@@ -156,7 +158,7 @@ mod tests {
     #[test]
     fn a_miss_and_a_stall_are_read_or_left_alone() {
         let nodes = [NodeId(0), NodeId(4)];
-        let event = bytes(&[77, 512], &[3, 1, 4711, 0]);
+        let event = bytes(3, &[512], &[1, 0]);
         let expected = ProbeEvent::Miss {
             slot: SlotId(3),
             cgroup: CgroupId(77),
@@ -169,7 +171,7 @@ mod tests {
         assert!(matches!(miss(&event, &nodes[..1]), Some((3, ProbeEvent::Miss { node: None, .. }))));
         assert_eq!(miss(&event[..47], &nodes), None);
 
-        let event = bytes(&[77, 1_500_000], &[3, 4711]);
+        let event = bytes(3, &[1_500_000], &[]);
         let expected = ProbeEvent::LongStall {
             slot: SlotId(3),
             cgroup: CgroupId(77),

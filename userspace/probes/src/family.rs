@@ -35,7 +35,7 @@ pub(crate) struct Family {
     /// That of the object.
     pub(crate) name: &'static str,
     ebpf: Ebpf,
-    roots: HashMap<MapData, u64, u32>,
+    roots: HashMap<MapData, CgroupId, u32>,
     /// In objects that remember slots: what makes them search anew.
     generation: Option<(Array<MapData, u64>, u64)>,
     lost: Option<Array<MapData, u64>>,
@@ -175,13 +175,13 @@ impl Family {
 
     /// Books `cgroup` and those below it to `slot`.
     pub(crate) fn add_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
-        self.roots.insert(cgroup.0, slot, 0).map_err(access("ROOTS", "write"))?;
+        self.roots.insert(cgroup, slot, 0).map_err(access("ROOTS", "write"))?;
         self.new_generation()
     }
 
     /// Undoes [`Family::add_root`].
     pub(crate) fn remove_root(&mut self, cgroup: CgroupId) -> Result<(), MapAccessError> {
-        self.roots.remove(&cgroup.0).map_err(access("ROOTS", "write"))?;
+        self.roots.remove(&cgroup).map_err(access("ROOTS", "write"))?;
         self.new_generation()
     }
 
@@ -204,7 +204,7 @@ impl Family {
         self.lost.as_ref().map_or(Ok(0), |lost| lost.get(&0, 0).map_err(io::Error::other))
     }
 
-    /// What each probe of the family has cost. What found no place in a map is booked to the first.
+    /// What each probe of the family has cost. What found no room in a map is booked to the first.
     pub(crate) fn stats(&self) -> io::Result<Vec<ProbeStats>> {
         let mut all: Vec<ProbeStats> = Vec::new();
         for &(probe, name) in &self.attached {
@@ -226,7 +226,7 @@ impl Family {
     }
 }
 
-/// Bytes that the maps of an object take of the kernel's memory; 0 for those that do not tell.
+/// Bytes that the maps of an object take of the kernel's memory; 0 for those of which the kernel reports none.
 pub(crate) fn map_bytes(ebpf: &Ebpf) -> u64 {
     let of = |map: &Map| match map {
         Map::Array(map)

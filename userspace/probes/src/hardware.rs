@@ -1,21 +1,17 @@
 //! Accesses to local and remote DRAM, as the processor counts them: see `ebpf/src/hardware.rs` and `pmu.rs`.
 //!
 //! The counters are opened at the start, for the CPUs that are online then, and held. What a CPU that comes later does
-//! is not counted; how often that was so is told as lost events.
+//! is not counted; how often that was so is reported as lost events.
 
-use std::{
-    fs::File,
-    io::{self, Read as _},
-    os::fd::{AsFd, OwnedFd},
-    path::Path,
-};
+use std::{io, os::fd::AsFd as _, path::Path};
 
 use aya::{
     EbpfLoader,
     maps::{Array, MapData, PerCpuArray},
 };
 use numaward_abi::{DramCounters, DramSeen, NodeTable};
-use numaward_topology::{CpuId, NodeId};
+use numaward_topology::NodeId;
+use perf_event::Counter;
 
 use crate::{
     DramAccesses, Mode, Options, Probe, ProbeReport, ProbeStats,
@@ -23,7 +19,7 @@ use crate::{
     family::{Family, Hook, attach_by_first},
     nodes::{Numbering, node_table},
     others::{HARDWARE, Kernel},
-    pmu::{self, Event, Open, Opened},
+    pmu::{self, Opened},
     sys,
 };
 
@@ -37,21 +33,7 @@ pub(crate) struct Hardware {
     has_local: bool,
     last: PerCpuArray<MapData, DramSeen>,
     /// When a map's descriptor is closed, the kernel forgets the events put in by it.
-    _held: ([MapData; 2], (Opened, Opened)),
-}
-
-/// The kernel itself.
-struct PerfEvents;
-
-impl Open for PerfEvents {
-    fn open(&mut self, event: Event, cpu: CpuId) -> io::Result<OwnedFd> {
-        sys::open_perf_event(event, cpu.0)
-    }
-
-    fn is_counting(&mut self, event: &OwnedFd) -> io::Result<bool> {
-        let mut value = [0; size_of::<u64>()];
-        Ok(File::from(event.try_clone()?).read(&mut value)? == value.len())
-    }
+    _held: ([MapData; 2], (Opened<Counter>, Opened<Counter>)),
 }
 
 impl Hardware {
@@ -87,10 +69,10 @@ impl Hardware {
         let table = self::node_table(options.machine, numbering, options.fakes.cpu_node);
         set(&mut node_table, "NODE_TABLE", 0, &table)?;
         let maps = [family.take_data("LOCAL")?, family.take_data("REMOTE")?];
-        let opened = pmu::open(events, &options.machine.cpu_ids(), &mut PerfEvents)?;
-        for (map, events) in maps.iter().zip([&opened.0, &opened.1]) {
-            for (cpu, event) in events {
-                sys::set_descriptor(map.fd().as_fd(), cpu.0, event.as_fd())
+        let opened = pmu::open(events, &options.machine.cpu_ids(), pmu::count)?;
+        for (map, counters) in maps.iter().zip([&opened.0, &opened.1]) {
+            for (cpu, counter) in counters {
+                sys::set_descriptor(map.fd().as_fd(), cpu.0, counter)
                     .map_err(|error| Refusal::kernel(&error))?;
             }
         }

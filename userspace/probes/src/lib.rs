@@ -15,10 +15,10 @@
 
 mod activity;
 mod alloc;
-mod armed;
 mod btf;
 mod duty;
 mod event;
+mod event_gate;
 mod explain;
 mod family;
 mod hardware;
@@ -55,12 +55,13 @@ pub use duty::{DutyCycle, NoDutyCycle};
 pub use event::ProbeEvent;
 pub use intruders::{CpuUse, Intruder, IntruderClass};
 pub use nodes::NoSections;
+pub use numaward_abi::CgroupId;
 pub use report::{MapMemory, MapUsage, Mode, Probe, ProbeReport, ProbeStats, SelfCheck};
 
 /// Slots where [`Options::slots`] is not set otherwise.
 pub const DEFAULT_SLOTS: u32 = 512;
 
-/// From when on a stall is told, where [`Options::long_stall`] is not set otherwise: users of a service notice it.
+/// The default of [`Options::long_stall`]: users of a service notice it.
 pub const DEFAULT_LONG_STALL: Duration = Duration::from_millis(100);
 
 /// What [`Probes::load`] needs to know.
@@ -78,7 +79,7 @@ pub struct Options<'a> {
     pub duty_cycle: Option<DutyCycle>,
     /// The probes beside that of allocations which are to be attached.
     pub others: Vec<Probe>,
-    /// From when on a stall is told as [`ProbeEvent::LongStall`].
+    /// From when on a stall is reported as [`ProbeEvent::LongStall`].
     pub long_stall: Duration,
     /// Whether to compare the counts with known allocations at the start.
     pub self_check: bool,
@@ -118,10 +119,6 @@ impl<'a> Options<'a> {
         }
     }
 }
-
-/// The kernel's id of a cgroup: the inode number of its directory in the v2 hierarchy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CgroupId(pub u64);
 
 /// The place of a registered workload in the probes' maps. Reused after [`Probes::release`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -404,14 +401,14 @@ impl Probes {
         Ok((slots.into_iter().map(|(slot, activity)| (SlotId(slot), activity)).collect(), other))
     }
 
-    /// The same of one workload. [`Probes::release`] does not tell it: ask before.
+    /// The same of one workload. [`Probes::release`] does not return it: ask before.
     pub fn activity_of(&self, slot: SlotId) -> Result<Activity, SlotError> {
         self.slots.holder(slot.0).ok_or(SlotError::Free(slot))?;
         Ok(self.others.read_one(slot.0)?)
     }
 
-    /// What the probes told since the last call. They keep some hundred events; what finds no place is counted in
-    /// [`ProbeStats::events_lost`]. To be called now and then: workloads of which something was told are watched
+    /// What the probes reported since the last call. They keep some hundred events; what finds no room is counted in
+    /// [`ProbeStats::events_lost`]. To be called now and then: workloads of which something was reported are watched
     /// again from a later call on.
     pub fn events(&mut self) -> Result<Vec<ProbeEvent>, MapAccessError> {
         let now = Instant::now();
@@ -427,7 +424,7 @@ impl Probes {
         self.others.skips_single_node_cpusets
     }
 
-    /// Tells which CPUs are exclusive to which registered workloads. The scheduler's probe is attached while there
+    /// Sets which CPUs are exclusive to which registered workloads. The scheduler's probe is attached while there
     /// are some; this needs no privileges.
     pub fn set_exclusive(&mut self, cpus: &BTreeMap<CpuId, SlotId>) -> Result<(), MapAccessError> {
         self.others.switch.as_mut().map_or(Ok(()), |switch| switch.set_exclusive(cpus))

@@ -1,6 +1,6 @@
 //! The probes beside that of allocations: sampled accesses, migrations, stalls, kills, intruders, accesses to DRAM.
 //!
-//! Each family is an object of its own, with its own table of registered cgroups; what one family lacks on this
+//! Each family is an object of its own, with its own table of registered cgroups; what is missing for one on this
 //! kernel keeps no other from working. All of it is read by slots, like the counters of allocations.
 
 use std::{collections::BTreeMap, io, path::Path, time::Instant};
@@ -19,9 +19,9 @@ use crate::{
     ProbeStats, Scanned, Stalls,
     activity::{Columns, growth},
     alloc::{Refusal, set, typed},
-    armed::Armed,
     btf::{BtfError, Structures},
     event,
+    event_gate::{self, EventGate},
     family::{Family, Hook, Way, attach_by_first, read_values, report},
     hardware::Hardware,
     intruders::Switch,
@@ -29,7 +29,7 @@ use crate::{
     sys, tracefs,
 };
 
-/// Memory that the matrix of accesses may take before only local and remote are told apart.
+/// Memory that the matrix of accesses may take before only local and remote are distinguished.
 const ACCESS_LIMIT: u64 = 64 << 20;
 
 macro_rules! object {
@@ -116,8 +116,8 @@ pub(crate) struct Others {
     bases: BTreeMap<u32, BTreeMap<Of, Vec<u64>>>,
     /// The kills.
     events: Option<RingBuf<MapData>>,
-    /// The long stalls, and the slots of which they are told.
-    long_stalls: Option<(RingBuf<MapData>, Armed)>,
+    /// The long stalls, and the slots of which they are reported.
+    long_stalls: Option<(RingBuf<MapData>, EventGate)>,
     pub(crate) switch: Option<Switch>,
     hardware: Option<Hardware>,
     pub(crate) reports: Vec<ProbeReport>,
@@ -301,12 +301,12 @@ impl Others {
             .override_global("OOM_LAYOUT", &layout, true)
             .override_global("LONG_STALL", &long_stall, true)
             .map_max_entries("STALLS", slots)
-            .map_max_entries("ARMED", slots)
+            .map_max_entries(event_gate::MAP, slots)
             .map_max_entries("OOM_KILLS", slots.saturating_mul(constraints));
         let mut family = Family::load(&mut loader, "trouble", object, options.slots)?;
         self.events = Some(typed(family.take("EVENTS")?, "EVENTS")?);
-        let armed = Armed::new(family.take("ARMED")?)?;
-        self.long_stalls = Some((typed(family.take("LONG_STALLS")?, "LONG_STALLS")?, armed));
+        let gate = EventGate::new(family.take(event_gate::MAP)?)?;
+        self.long_stalls = Some((typed(family.take("LONG_STALLS")?, "LONG_STALLS")?, gate));
         let words = size_of::<StallCounters>() / size_of::<u64>();
         let stalls = Table::new(&mut family, "STALLS", 1, words)?;
         let kills = Table::new(&mut family, "OOM_KILLS", OOM_CONSTRAINTS, 1)?;
@@ -355,9 +355,9 @@ impl Others {
             result = switch.add_root(cgroup, slot);
         }
         if result.is_ok()
-            && let Some((_, armed)) = &mut self.long_stalls
+            && let Some((_, gate)) = &mut self.long_stalls
         {
-            result = armed.watch(slot);
+            result = gate.watch(slot);
         }
         match &result {
             Ok(()) => drop(self.bases.insert(slot, base)),
@@ -404,8 +404,8 @@ impl Others {
         if let Some(switch) = &mut self.switch {
             result = switch.remove_root(cgroup, slot).and(result);
         }
-        if let Some((_, armed)) = &mut self.long_stalls {
-            result = armed.forget(slot).and(result);
+        if let Some((_, gate)) = &mut self.long_stalls {
+            result = gate.forget(slot).and(result);
         }
         self.bases.remove(&slot);
         result
@@ -500,14 +500,14 @@ impl Others {
         activity
     }
 
-    /// What the probes told since the last call.
+    /// What the probes reported since the last call.
     pub(crate) fn events(&mut self, now: Instant) -> Result<Vec<ProbeEvent>, MapAccessError> {
         let mut events = Vec::new();
-        if let Some((ring, armed)) = &mut self.long_stalls {
-            armed.arm_due(now)?;
+        if let Some((ring, gate)) = &mut self.long_stalls {
+            gate.open_due(now)?;
             while let Some(item) = ring.next() {
                 let Some((slot, event)) = event::long_stall(&item) else { continue };
-                if armed.told(slot, now) {
+                if gate.passed(slot, now) {
                     events.push(event);
                 }
             }

@@ -1,15 +1,15 @@
-//! Which of a processor's counters tell local from remote memory, and how they are opened.
+//! Which of a processor's counters distinguish local from remote memory, and how they are opened.
 //!
 //! The events are those of the kernel's own tables, tools/perf/pmu-events, in the encoding of `PERF_TYPE_RAW` (umask
 //! in bits 8 to 15 on x86). They are opened once on each CPU, pinned: they count always or not at all.
 
 use std::{
     fmt, fs, io,
-    os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
 
 use numaward_topology::{CpuId, CpuSet};
+use perf_event::{Builder, Counter, ReadFormat, events::Raw};
 
 /// A perf event: `type` and `config` of `struct perf_event_attr` (`linux/perf_event.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,35 +169,34 @@ pub(crate) fn events(root: &Path) -> Result<Events, PmuError> {
     processor.events().ok_or_else(|| PmuError::UnknownProcessor(processor.to_string()))
 }
 
-/// What opens an event on a CPU, and tells what it has counted; `None` where the event is not on the CPU.
-pub(crate) trait Open {
-    /// `perf_event_open(2)`, for whoever runs on that CPU.
-    fn open(&mut self, event: Event, cpu: CpuId) -> io::Result<OwnedFd>;
-    /// `read(2)`: nothing is read of a pinned event that found no counter.
-    fn is_counting(&mut self, event: &OwnedFd) -> io::Result<bool>;
+/// Counts an event on a CPU, whoever runs there, user and kernel alike. It is pinned: nothing can be read of it, which is
+/// [`io::ErrorKind::UnexpectedEof`], where it found no counter.
+pub(crate) fn count(event: Event, cpu: CpuId) -> io::Result<Counter> {
+    let mut builder = Builder::new(Raw::new(event.config));
+    builder.attrs_mut().type_ = event.kind;
+    builder.any_pid().one_cpu(cpu.0 as usize).include_kernel().include_hv();
+    let mut counter = builder.pinned(true).enabled(true).read_format(ReadFormat::empty()).build()?;
+    counter.read()?;
+    Ok(counter)
 }
 
-/// The opened events of one kind.
-pub(crate) type Opened = Vec<(CpuId, OwnedFd)>;
+/// The opened counters of one event.
+pub(crate) type Opened<C> = Vec<(CpuId, C)>;
 
-/// Opens the events on all of `cpus`, or none: local and remote ones.
-pub(crate) fn open(
+/// Opens the events on all of `cpus`, or none, each by `count`: local and remote ones.
+pub(crate) fn open<C>(
     events: Events,
     cpus: &CpuSet,
-    kernel: &mut impl Open,
-) -> Result<(Opened, Opened), PmuError> {
+    mut count: impl FnMut(Event, CpuId) -> io::Result<C>,
+) -> Result<(Opened<C>, Opened<C>), PmuError> {
     let needed = cpus.len() * (1 + usize::from(events.local.is_some()));
-    let mut open = |event: Event, cpu: CpuId| {
-        let fd = kernel.open(event, cpu).map_err(|source| refusal(cpu, needed, source))?;
-        match kernel.is_counting(&fd) {
-            Ok(true) => Ok((cpu, fd)),
-            Ok(false) => Err(PmuError::Busy(cpu.0)),
-            Err(source) => Err(PmuError::Other { cpu: cpu.0, source }),
-        }
+    let mut open = |event: Event, cpu: CpuId| match count(event, cpu) {
+        Ok(counter) => Ok((cpu, counter)),
+        Err(source) => Err(refusal(cpu, needed, source)),
     };
     let mut all = |event: Option<Event>| {
         let Some(event) = event else { return Ok(Vec::new()) };
-        cpus.iter().map(|cpu| open(event, cpu)).collect::<Result<Opened, _>>()
+        cpus.iter().map(|cpu| open(event, cpu)).collect::<Result<Opened<C>, _>>()
     };
     Ok((all(events.local)?, all(Some(events.remote))?))
 }
@@ -210,14 +209,13 @@ fn refusal(cpu: CpuId, needed: usize, source: io::Error) -> PmuError {
         Some(libc::EACCES | libc::EPERM) => PmuError::Denied(source),
         Some(libc::EMFILE | libc::ENFILE) => PmuError::FdLimit { cpu: cpu.0, needed, source },
         Some(libc::EBUSY) => PmuError::Busy(cpu.0),
+        None if source.kind() == io::ErrorKind::UnexpectedEof => PmuError::Busy(cpu.0),
         _ => PmuError::Other { cpu: cpu.0, source },
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, os::fd::OwnedFd};
-
     use super::*;
 
     const INTEL: &str = "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\n\
@@ -261,40 +259,18 @@ mod tests {
         }
     }
 
-    /// A kernel that refuses the event of one CPU, as was recorded.
-    struct Recorded {
-        refuses: Option<(CpuId, i32)>,
-        counts: bool,
-        opened: Vec<(Event, CpuId)>,
-    }
-
-    impl Open for Recorded {
-        fn open(&mut self, event: Event, cpu: CpuId) -> io::Result<OwnedFd> {
-            self.opened.push((event, cpu));
-            match self.refuses {
-                Some((refused, number)) if refused == cpu => Err(io::Error::from_raw_os_error(number)),
-                _ => File::open("/dev/null").map(OwnedFd::from),
-            }
-        }
-
-        fn is_counting(&mut self, _: &OwnedFd) -> io::Result<bool> {
-            Ok(self.counts)
-        }
-    }
-
     #[test]
-    fn events_are_opened_on_every_cpu_or_it_is_told_why_not() {
+    fn events_are_opened_on_every_cpu_or_the_reason_is_reported() {
         let cpus: CpuSet = "0-1,5".parse().unwrap();
         let events = Events { local: Some(raw(1)), remote: raw(2) };
-        let mut kernel = Recorded { refuses: None, counts: true, opened: Vec::new() };
-        let (local, remote) = open(events, &cpus, &mut kernel).unwrap();
+        let (local, remote) = open(events, &cpus, |event, _| Ok(event)).unwrap();
         assert_eq!((local.len(), remote.len()), (3, 3));
-        assert_eq!(kernel.opened[4], (raw(2), CpuId(1)));
+        assert_eq!(remote[1], (CpuId(1), raw(2)));
         let remote_only = Events { local: None, ..events };
-        let (local, remote) = open(remote_only, &cpus, &mut kernel).unwrap();
+        let (local, remote) = open(remote_only, &cpus, |event, _| Ok(event)).unwrap();
         assert_eq!((local.len(), remote.len()), (0, 3));
 
-        for (number, reason) in [
+        for (error, reason) in [
             (libc::ENOENT, "absent: the processor's counters are not to be had (No such file"),
             (libc::ENODEV, "absent: "),
             (libc::EOPNOTSUPP, "absent: "),
@@ -305,14 +281,19 @@ mod tests {
             (libc::ENFILE, "fd limit: "),
             (libc::EBUSY, "busy: others hold the counters of CPU 5"),
             (libc::EIO, "perf_event_open failed on CPU 5: "),
-        ] {
-            let mut kernel = Recorded { refuses: Some((CpuId(5), number)), counts: true, opened: Vec::new() };
-            let error = open(events, &cpus, &mut kernel).unwrap_err().to_string();
-            assert!(error.starts_with(reason), "{error}");
-            assert_eq!(kernel.opened.len(), 3, "none is tried again");
+        ]
+        .map(|(number, reason)| (io::Error::from_raw_os_error(number), reason))
+        .into_iter()
+        .chain([(io::ErrorKind::UnexpectedEof.into(), "busy: others hold the counters of CPU 5")])
+        {
+            let (mut error, mut tried) = (Some(error), 0);
+            let refused = open(events, &cpus, |_, cpu| {
+                tried += 1;
+                if cpu == CpuId(5) { Err(error.take().unwrap()) } else { Ok(()) }
+            });
+            let refused = refused.unwrap_err().to_string();
+            assert!(refused.starts_with(reason), "{refused}");
+            assert_eq!(tried, 3, "none is tried again");
         }
-        let mut kernel = Recorded { refuses: None, counts: false, opened: Vec::new() };
-        let error = open(events, &cpus, &mut kernel).unwrap_err().to_string();
-        assert!(error.starts_with("busy: others hold the counters of CPU 0"), "{error}");
     }
 }

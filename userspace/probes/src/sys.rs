@@ -4,7 +4,7 @@
 
 use std::{
     fs, io,
-    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, BorrowedFd},
     ptr,
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -40,59 +40,8 @@ pub(crate) fn add_array(map: BorrowedFd<'_>, first: usize, values: &mut [u64]) -
     check(unsafe { libc::munmap(address, length) }.into())
 }
 
-/// `perf_event_open(2)`: counts `event` on a CPU, whoever runs there. It is pinned: it counts always, or not at all.
-pub(crate) fn open_perf_event(event: crate::pmu::Event, cpu: u32) -> io::Result<OwnedFd> {
-    /// The first version of `struct perf_event_attr`, `linux/perf_event.h`.
-    #[repr(C)]
-    struct Attributes {
-        kind: u32,
-        size: u32,
-        config: u64,
-        sample_period: u64,
-        sample_type: u64,
-        read_format: u64,
-        flags: u64,
-        wakeup_events: u32,
-        breakpoint_type: u32,
-        config1: u64,
-    }
-    const PINNED: u64 = 1 << 2;
-    const PERF_FLAG_FD_CLOEXEC: c_ulong = 1 << 3;
-
-    let attributes = Attributes {
-        kind: event.kind,
-        size: u32::try_from(size_of::<Attributes>()).unwrap_or(0),
-        config: event.config,
-        sample_period: 0,
-        sample_type: 0,
-        read_format: 0,
-        flags: PINNED,
-        wakeup_events: 0,
-        breakpoint_type: 0,
-        config1: 0,
-    };
-    let cpu = c_int::try_from(cpu).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-    let (every_process, no_group): (c_int, c_int) = (-1, -1);
-    // SAFETY: the kernel reads as many bytes of `attributes` as its `size` says, and that outlives the call.
-    let fd = unsafe {
-        libc::syscall(
-            libc::SYS_perf_event_open,
-            &raw const attributes,
-            every_process,
-            cpu,
-            no_group,
-            PERF_FLAG_FD_CLOEXEC,
-        )
-    };
-    match c_int::try_from(fd) {
-        // SAFETY: the kernel has just given us this descriptor.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// `BPF_MAP_UPDATE_ELEM` with a descriptor for a value.
-pub(crate) fn set_descriptor(map: BorrowedFd<'_>, index: u32, value: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn set_descriptor(map: BorrowedFd<'_>, index: u32, value: &impl AsRawFd) -> io::Result<()> {
     /// The member for elements of `union bpf_attr`, linux/bpf.h.
     #[repr(C)]
     struct Element {
@@ -118,7 +67,7 @@ pub(crate) fn set_descriptor(map: BorrowedFd<'_>, index: u32, value: BorrowedFd<
     })
 }
 
-/// Bytes that a map takes of the kernel's memory, as the kernel reckons; `None` where it does not tell.
+/// Bytes that a map takes of the kernel's memory, as the kernel reckons; `None` where it does not report that.
 pub(crate) fn map_bytes(map: BorrowedFd<'_>) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_raw_fd())).ok()?;
     text.lines().find_map(|line| line.strip_prefix("memlock:"))?.trim().parse().ok()
@@ -154,7 +103,7 @@ impl Mapping {
         let bits = c_ulong::BITS;
         let mut mask: Vec<c_ulong> = vec![0; (node / bits) as usize + 1];
         mask[(node / bits) as usize] = 1 << (node % bits);
-        // The kernel takes one bit less than it is told.
+        // The kernel takes one bit less than it is given.
         let max_node = mask.len() * bits as usize + 1;
         let length = self.pages * self.page_size;
         // SAFETY: the range is the mapping's, and `mask` has `max_node - 1` bits.

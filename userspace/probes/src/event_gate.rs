@@ -1,7 +1,7 @@
-//! Events of which the first of each slot is told, and then none for a while: see `ebpf/src/tell.rs`.
+//! Events of which the first one of each slot is reported, and then none for a while: see `ebpf/src/event_gate.rs`.
 //!
-//! A slot is *armed* when it begins to be of interest, disarmed by the event itself, and armed again [`PAUSE`] after
-//! that event was read.
+//! A slot's gate is opened when the slot begins to be of interest, closed by the event itself, and opened again [`PAUSE`]
+//! after that event was read.
 
 use std::{
     collections::BTreeMap,
@@ -18,46 +18,47 @@ use crate::{
 /// Time from one event of a slot to the next: a minute, and some more, so that whoever allows one a minute takes it.
 const PAUSE: Duration = Duration::from_secs(61);
 
-const MAP: &str = "ARMED";
+/// The gates' map, in each object that has one.
+pub(crate) const MAP: &str = "EVENT_GATE";
 
-/// Which slots are of interest, and since when one is silent.
-pub(crate) struct Armed {
+/// Which slots are of interest, and since when the gate of one is closed.
+pub(crate) struct EventGate {
     map: Array<MapData, u64>,
     schedule: Schedule,
 }
 
-impl Armed {
+impl EventGate {
     /// No slot is of interest yet.
     pub(crate) fn new(map: aya::maps::Map) -> Result<Self, Refusal> {
         Ok(Self { map: typed(map, MAP)?, schedule: Schedule::default() })
     }
 
-    /// The first event of this slot is to be told, from now on. One that is of interest already stays as it is.
+    /// The first event of this slot is to be reported, from now on. One that is of interest already stays as it is.
     pub(crate) fn watch(&mut self, slot: u32) -> Result<(), MapAccessError> {
         if self.schedule.watch(slot) { set(&mut self.map, MAP, slot, &1) } else { Ok(()) }
     }
 
-    /// No event of this slot is to be told.
+    /// No event of this slot is to be reported.
     pub(crate) fn forget(&mut self, slot: u32) -> Result<(), MapAccessError> {
         if self.schedule.forget(slot) { set(&mut self.map, MAP, slot, &0) } else { Ok(()) }
     }
 
-    /// An event of this slot was read; `false` if it is of no interest any more.
-    pub(crate) fn told(&mut self, slot: u32, now: Instant) -> bool {
-        self.schedule.told(slot, now)
+    /// An event of this slot was read, and its gate is closed; `false` if it is of no interest any more.
+    pub(crate) fn passed(&mut self, slot: u32, now: Instant) -> bool {
+        self.schedule.passed(slot, now)
     }
 
-    /// Arms those that were silent for long enough.
-    pub(crate) fn arm_due(&mut self, now: Instant) -> Result<(), MapAccessError> {
+    /// Opens the gates that were closed for long enough.
+    pub(crate) fn open_due(&mut self, now: Instant) -> Result<(), MapAccessError> {
         for slot in self.schedule.due(now) {
             set(&mut self.map, MAP, slot, &1)?;
-            self.schedule.armed(slot);
+            self.schedule.opened(slot);
         }
         Ok(())
     }
 }
 
-/// By slot of interest: when its last event was read; `None` while it is armed.
+/// By slot of interest: when its last event was read; `None` while its gate is open.
 #[derive(Debug, Default)]
 struct Schedule(BTreeMap<u32, Option<Instant>>);
 
@@ -74,18 +75,18 @@ impl Schedule {
         self.0.remove(&slot).is_some()
     }
 
-    fn told(&mut self, slot: u32, now: Instant) -> bool {
-        self.0.get_mut(&slot).map(|told| *told = Some(now)).is_some()
+    fn passed(&mut self, slot: u32, now: Instant) -> bool {
+        self.0.get_mut(&slot).map(|closed| *closed = Some(now)).is_some()
     }
 
     fn due(&self, now: Instant) -> Vec<u32> {
-        let silent = |told: &Option<Instant>| told.is_some_and(|told| now.duration_since(told) >= PAUSE);
-        self.0.iter().filter(|(_, told)| silent(told)).map(|(&slot, _)| slot).collect()
+        let is_due = |closed: &Option<Instant>| closed.is_some_and(|at| now.duration_since(at) >= PAUSE);
+        self.0.iter().filter(|(_, closed)| is_due(closed)).map(|(&slot, _)| slot).collect()
     }
 
-    fn armed(&mut self, slot: u32) {
-        if let Some(told) = self.0.get_mut(&slot) {
-            *told = None;
+    fn opened(&mut self, slot: u32) {
+        if let Some(closed) = self.0.get_mut(&slot) {
+            *closed = None;
         }
     }
 }
@@ -95,21 +96,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_is_armed_again_after_a_pause() {
+    fn a_gate_opens_again_after_a_pause() {
         let start = Instant::now();
         let mut schedule = Schedule::default();
         assert!(schedule.watch(3));
-        assert!(!schedule.watch(3), "it is armed already");
+        assert!(!schedule.watch(3), "its gate is open already");
         assert_eq!(schedule.due(start + 10 * PAUSE), [0_u32; 0], "nothing happened yet");
-        assert!(schedule.told(3, start));
-        assert!(!schedule.watch(3), "a new promise does not end the silence");
+        assert!(schedule.passed(3, start));
+        assert!(!schedule.watch(3), "a new promise does not open the gate");
         assert_eq!(schedule.due(start + PAUSE.saturating_sub(Duration::from_nanos(1))), [0_u32; 0]);
         assert_eq!(schedule.due(start + PAUSE), [3]);
-        schedule.armed(3);
+        schedule.opened(3);
         assert_eq!(schedule.due(start + 2 * PAUSE), [0_u32; 0]);
         assert!(schedule.forget(3));
         assert!(!schedule.forget(3));
-        assert!(!schedule.told(3, start), "an event that was under way");
+        assert!(!schedule.passed(3, start), "an event that was under way");
         assert_eq!(schedule.due(start + PAUSE), [0_u32; 0]);
     }
 }

@@ -1,0 +1,15 @@
+//! What the caches of cgroups have in common, which each CPU keeps. They are small and direct-mapped.
+
+use aya_ebpf::{macros::map, maps::Array};
+use numaward_abi::CgroupId;
+
+/// Raised by userspace after each change of what the caches were filled from. It starts at 1, so that 0 never fits.
+#[map]
+pub(crate) static GENERATION: Array<u64> = Array::with_max_entries(1, 0);
+
+/// The place of a cgroup in a cache of 2^`bits` entries. Ids are inode numbers and step by the number of files in a
+/// cgroup's directory; multiplying by the golden ratio spreads such steps over the table.
+#[inline(always)]
+pub(crate) fn place(cgroup: CgroupId, bits: u32) -> u32 {
+    (cgroup.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits)) as u32
+}

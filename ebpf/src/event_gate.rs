@@ -1,0 +1,52 @@
+//! Events of which the first one of a slot is reported, and then none for a while.
+//!
+//! Each slot has a *gate*. Userspace opens it, and the first event that passes closes it. So what happens a million times
+//! a second costs a load and a comparison each, and no clock. When to open the gate again is up to userspace.
+
+use core::arch::asm;
+
+use aya_ebpf::{
+    helpers::{bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid},
+    macros::map,
+    maps::{Array, RingBuf},
+};
+use numaward_abi::{CgroupId, Task};
+
+/// By slot: 1 where the gate is open. Its size is set by userspace.
+#[map]
+static EVENT_GATE: Array<u64> = Array::with_max_entries(1, 0);
+
+/// Whether an event of this slot is to be reported. The gate is then closed: of several at once, one passes.
+#[inline(always)]
+pub(crate) fn pass(slot: u32) -> bool {
+    let Some(gate) = EVENT_GATE.get_ptr_mut(slot) else { return false };
+    // Looked at first, as an exchange is expensive.
+    // SAFETY: the pointer is of the map's value.
+    if unsafe { gate.read_volatile() } == 0 {
+        return false;
+    }
+    let mut before = 0_u64;
+    // SAFETY: as above. The target has no atomic intrinsics.
+    unsafe { asm!("{1} = xchg_64({0} + 0, {1})", in(reg) gate, inout(reg) before) };
+    before != 0
+}
+
+/// Reports an event of the current task that has passed the gate. Where `ring` has no room, it is lost (`false`), and the
+/// gate opens for the next one.
+#[inline(always)]
+pub(crate) fn report<T: 'static>(ring: &RingBuf, slot: u32, event: impl FnOnce(Task) -> T) -> bool {
+    let Some(mut entry) = ring.reserve::<T>(0) else {
+        if let Some(gate) = EVENT_GATE.get_ptr_mut(slot) {
+            // SAFETY: the pointer is of the map's value.
+            unsafe { gate.write_volatile(1) };
+        }
+        return false;
+    };
+    // SAFETY: the helper takes nothing and always succeeds.
+    let cgroup = CgroupId(unsafe { bpf_get_current_cgroup_id() });
+    let pid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    let comm = bpf_get_current_comm().unwrap_or_default();
+    entry.write(event(Task { cgroup, slot, pid, comm }));
+    entry.submit(0);
+    true
+}
