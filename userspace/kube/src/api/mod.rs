@@ -12,7 +12,7 @@
 
 mod convert;
 mod events;
-#[cfg(feature = "fake-api-server")]
+#[cfg(feature = "testing")]
 pub mod fake;
 mod figures;
 mod pods;

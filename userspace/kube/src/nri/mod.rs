@@ -21,7 +21,7 @@
 //! Sources: NRI's protocol `nri.pkg.api.v1alpha1` and its adaptation in containerd 1.7 and 2.1.
 
 mod convert;
-#[cfg(feature = "fake-runtime")]
+#[cfg(feature = "testing")]
 pub mod fake;
 mod link;
 mod messages;
