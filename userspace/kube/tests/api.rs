@@ -328,17 +328,21 @@ async fn a_notice_becomes_an_event_on_the_pod() {
     };
     run.pods.notify(notice.clone());
     let event = run.wait("the event", |run| run.server.events().pop()).await;
-    assert_eq!(event["involvedObject"]["uid"], "api-uid");
+    assert_eq!(event["regarding"]["uid"], "api-uid");
     assert_eq!(event["metadata"]["namespace"], "ns");
     assert!(event["metadata"]["name"].as_str().unwrap().starts_with("static."), "{event}");
     assert_eq!(
-        (event["type"].as_str(), event["reason"].as_str(), event["message"].as_str()),
+        (event["type"].as_str(), event["reason"].as_str(), event["note"].as_str()),
         (Some("Warning"), Some("PlacementRefused"), Some(notice.message.as_str()))
     );
-    assert_eq!((event["source"]["host"].as_str(), event["apiVersion"].as_str()), (Some("n1"), Some("v1")));
+    assert_eq!(
+        (event["reportingInstance"].as_str(), event["regarding"]["kind"].as_str()),
+        (Some("n1"), Some("Pod"))
+    );
 
-    // The same again is none; what the server refuses is counted, and made when it is said again.
+    // The same again is counted in the event; what the server refuses is counted, and made when it is said again.
     run.pods.notify(notice.clone());
+    run.wait("the count", |run| (run.server.events()[0]["series"]["count"] == 2).then_some(())).await;
     run.server.refuse_next("events", StatusCode::FORBIDDEN);
     let other = Notice { message: "other".to_owned(), ..notice };
     run.pods.notify(other.clone());
@@ -352,6 +356,6 @@ async fn a_notice_becomes_an_event_on_the_pod() {
     run.wait("the second event", |run| (run.server.events().len() == 2).then_some(())).await;
     assert_eq!(
         (run.metric("kubernetes_events_total"), run.metric("kubernetes_events_dropped_total")),
-        (2, 2)
+        (3, 1)
     );
 }

@@ -8,7 +8,7 @@
 //! - [`EventWriter`]: Kubernetes Events on pods.
 //! - [`connect`]: the client that all of them share.
 //!
-//! It takes these rights: `pods` list and watch; `events` create, in all namespaces.
+//! It takes these rights, in all namespaces: `pods` list and watch; `events` of `events.k8s.io` create and patch.
 
 mod convert;
 mod events;
@@ -26,11 +26,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use http::{Request, Response};
 use kube::{
     client::{Body, ClientBuilder},
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
-use tower::util::MapRequestLayer;
+use tower::{
+    limit::{RateLimit, rate::Rate},
+    util::MapRequestLayer,
+};
 
 pub(crate) use self::figures::Operation;
 use self::token::TokenFile;
@@ -91,11 +95,24 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<kube::Client, ConfigEr
     let token = TokenFile::take(&mut config.auth_info)?;
     let client = ClientBuilder::try_from(config).map_err(|error| ConfigError::Client(Box::new(error)))?;
     let Some(token) = token.map(Arc::new) else { return Ok(client.build()) };
-    let with_token = MapRequestLayer::new(move |mut request: http::Request<Body>| {
+    let with_token = MapRequestLayer::new(move |mut request: Request<Body>| {
         token.add_to(request.headers_mut(), Instant::now());
         request
     });
     Ok(client.with_layer(&with_token).build())
+}
+
+/// The same client, for no more than so many requests in this time. `answered` is called with each answer.
+fn limited(
+    client: kube::Client,
+    (requests, time): (u64, Duration),
+    answered: impl Fn(&Response<Body>) + Clone + Send + 'static,
+) -> kube::Client {
+    let send = tower::service_fn(move |request| {
+        let (client, answered) = (client.clone(), answered.clone());
+        async move { client.send(request).await.inspect(answered) }
+    });
+    kube::Client::new(RateLimit::new(send, Rate::new(requests, time)), "default")
 }
 
 /// What the API server, or the way to it, did to a request.
