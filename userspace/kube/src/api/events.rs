@@ -17,7 +17,7 @@ use kube::{
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Figures, answer, figures::Operation, limited};
+use super::{Figures, RequestError, figures::Operation, limited};
 use crate::pod::Notice;
 
 /// Notices that wait.
@@ -67,8 +67,8 @@ impl EventQueue {
         let recorder = Recorder::new(limited(client, REQUESTS, |_| {}), reporter);
         let record = async {
             while let Some((notice, api_uid)) = self.0.recv().await {
-                let (event, pod) = (event(&notice), pod(&notice, api_uid));
-                match answer(recorder.publish(&event, &pod)).await {
+                let published = recorder.publish(&event(&notice), &pod(&notice, api_uid)).await;
+                match published.map_err(RequestError::from) {
                     Ok(()) => drop(figures.events.inc()),
                     Err(error) => {
                         figures.failed(Operation::Event, &error);
