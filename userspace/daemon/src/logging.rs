@@ -36,5 +36,7 @@ fn filter(level: LogLevel) -> Targets {
         .with_default(others)
         .with_target("numaward", own)
         .with_target(PROBES, own)
+        // It warns of each attempt that the daemon itself reports once.
+        .with_target("kube_runtime", LevelFilter::ERROR)
         .with_target(numaward_model::SPAN_TARGET, LevelFilter::OFF)
 }

@@ -125,8 +125,30 @@ async fn a_token_from_a_file_made_by_hand_is_good() {
     let server = FakeApiServer::start().await.unwrap();
     let kubeconfig = server.kubeconfig().replace("token: secret", "token: another");
     let run = run_as(server, &kubeconfig).await;
-    let problem = run.wait("a refusal", |run| run.problem.lock().unwrap().clone()).await;
+    let problem = run.wait("a refusal", Run::problem).await;
     assert!(problem.contains("the token or certificate is not valid"), "{problem}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_is_replaced_is_read_again() {
+    let server = FakeApiServer::start().await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("token");
+    let kubeconfig =
+        server.kubeconfig().replace("token: secret", &format!("tokenFile: \"{}\"", file.display()));
+    let run = run_as(server, &kubeconfig).await;
+    let problem = run.wait("a missing file", Run::problem).await;
+    assert!(problem.contains("No such file") && problem.contains("/token"), "{problem}");
+    std::fs::write(&file, "first\n").unwrap();
+    let is_refused = |run: &Run| run.problem()?.contains("401").then_some(());
+    run.wait("a refusal", is_refused).await;
+    std::fs::write(&file, "secret\n").unwrap();
+    run.synced().await;
+    std::fs::write(&file, "two\ntokens").unwrap();
+    run.server.hang_up();
+    let problem = run.wait("a token that no header may hold", Run::problem).await;
+    assert!(problem.contains("invalid bearer token"), "{problem}");
+    assert!(run.metric("kubernetes_api_errors_total{operation=\"watch_pods\",reason=\"unauthorized\"}") >= 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -176,6 +198,39 @@ async fn a_watch_that_breaks_goes_on_from_its_version() {
     run.pod("2").await;
     assert_eq!(run.count("limit="), 1, "no second list: {:?}", run.server.asked());
     assert!(run.pods.by_uid("1").is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_closes_each_watch_is_not_asked_without_end() {
+    let run = run().await;
+    for _ in 0..200 {
+        run.server.hang_up();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let watches = run.count("watch=true");
+    assert!((2..=20).contains(&watches), "{watches}");
+    assert!(run.pods.is_synced() && run.problem().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn there_is_an_end_to_what_is_kept() {
+    const MOST: usize = 4096;
+    let server = FakeApiServer::start().await.unwrap();
+    for number in 0..=MOST {
+        server.put_pod(pod(&format!("p{number:04}"), &number.to_string(), "n1"));
+    }
+    let run = run_with(server).await;
+    run.synced().await;
+    assert_eq!((run.pods.all().len(), run.metric("kubernetes_pods_left_out_total")), (MOST, 1));
+    run.server.put_pod(pod("one more", "one more", "n1"));
+    let mut known = pod("p0000", "0", "n1");
+    known["status"] = json!({"phase": "Running"});
+    run.server.put_pod(known);
+    run.wait("a change", |run| run.pods.by_uid("0")?.is_running.then_some(())).await;
+    assert_eq!((run.pods.all().len(), run.metric("kubernetes_pods_left_out_total")), (MOST, 2));
+    run.server.delete_pod("ns", "p0001");
+    run.server.put_pod(pod("now", "now", "n1"));
+    run.pod("now").await;
 }
 
 /// In the stream, and as the answer to the request.
@@ -239,6 +294,19 @@ async fn nothing_is_known_of_a_server_that_refuses_from_the_start() {
     assert!(run.metric("kubernetes_api_errors_total{operation=\"list_pods\",reason=\"forbidden\"}") >= 1);
 }
 
+/// Time is simulated: it moves on when all wait for it.
+#[tokio::test(start_paused = true)]
+async fn pauses_grow_while_the_server_is_away() {
+    for part in ["limit=", "watch=true"] {
+        let server = FakeApiServer::start().await.unwrap();
+        server.refuse(Some((part, StatusCode::SERVICE_UNAVAILABLE)));
+        let run = run_with(server).await;
+        tokio::time::sleep(Duration::from_mins(10)).await;
+        let requests = run.count(part);
+        assert!((10..35).contains(&requests), "{part}: {requests}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_away_is_waited_for() {
     let server = FakeApiServer::start().await.unwrap();
@@ -252,8 +320,7 @@ async fn a_server_that_is_away_is_waited_for() {
         (errors >= 1).then_some(())
     })
     .await;
-    // Only once the log with the error in it is behind it can a watch go on.
-    run.server.compact();
+    // Nothing after the error is missed.
     run.server.put_pod(pod("b", "2", "n1"));
     run.pod("2").await;
     run.synced().await;
@@ -299,7 +366,7 @@ async fn a_pod_that_cannot_be_read_does_not_hold_up_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn garbage_in_a_watch_is_told_and_survived() {
+async fn garbage_in_a_watch_is_reported_and_survived() {
     let run = run().await;
     run.synced().await;
     run.server.tell_garbage();
@@ -308,9 +375,9 @@ async fn garbage_in_a_watch_is_told_and_survived() {
         (errors >= 1).then_some(())
     })
     .await;
-    run.server.compact();
     run.server.put_pod(pod("a", "1", "n1"));
     run.pod("1").await;
+    run.synced().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -328,17 +395,21 @@ async fn a_notice_becomes_an_event_on_the_pod() {
     };
     run.pods.notify(notice.clone());
     let event = run.wait("the event", |run| run.server.events().pop()).await;
-    assert_eq!(event["involvedObject"]["uid"], "api-uid");
+    assert_eq!(event["regarding"]["uid"], "api-uid");
     assert_eq!(event["metadata"]["namespace"], "ns");
     assert!(event["metadata"]["name"].as_str().unwrap().starts_with("static."), "{event}");
     assert_eq!(
-        (event["type"].as_str(), event["reason"].as_str(), event["message"].as_str()),
+        (event["type"].as_str(), event["reason"].as_str(), event["note"].as_str()),
         (Some("Warning"), Some("PlacementRefused"), Some(notice.message.as_str()))
     );
-    assert_eq!((event["source"]["host"].as_str(), event["apiVersion"].as_str()), (Some("n1"), Some("v1")));
+    assert_eq!(
+        (event["reportingInstance"].as_str(), event["regarding"]["kind"].as_str()),
+        (Some("n1"), Some("Pod"))
+    );
 
-    // The same again is none; what the server refuses is counted, and made when it is said again.
+    // The same again is counted in the event; what the server refuses is counted, and made when it is said again.
     run.pods.notify(notice.clone());
+    run.wait("the count", |run| (run.server.events()[0]["series"]["count"] == 2).then_some(())).await;
     run.server.refuse_next("events", StatusCode::FORBIDDEN);
     let other = Notice { message: "other".to_owned(), ..notice };
     run.pods.notify(other.clone());
@@ -352,6 +423,6 @@ async fn a_notice_becomes_an_event_on_the_pod() {
     run.wait("the second event", |run| (run.server.events().len() == 2).then_some(())).await;
     assert_eq!(
         (run.metric("kubernetes_events_total"), run.metric("kubernetes_events_dropped_total")),
-        (2, 2)
+        (3, 1)
     );
 }

@@ -22,7 +22,7 @@ use std::{
 };
 
 use numaward_kube::nri::{
-    Backoff, Disconnect, EventMask, Handle, Handler, NriVersion, Options, Phase, Plugin, Status, UpdateError,
+    Disconnect, EventMask, Handle, Handler, NriVersion, Options, Phase, Plugin, Status, UpdateError,
     WhenPinned, WireError,
     fake::{Config, ContainerSpec, FakeRuntime, PodSpec},
     types::{
@@ -1094,7 +1094,7 @@ async fn a_socket_that_appears_later_is_found() {
     let milliseconds = Duration::from_millis;
     let options = Options {
         socket: socket.clone(),
-        backoff: Backoff { first: milliseconds(1), longest: milliseconds(20) },
+        backoff: Options::default().backoff.with_min_delay(milliseconds(1)).with_max_delay(milliseconds(20)),
         ..Options::default()
     };
     let plugin = Plugin::new(options, Arc::clone(&allocator));

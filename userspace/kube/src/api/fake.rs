@@ -85,7 +85,8 @@ impl FakeApiServer {
         let router = Router::new()
             .route("/api/v1/pods", routing::get(pods))
             .route("/api/v1/nodes/{name}", routing::get(node))
-            .route("/api/v1/namespaces/{namespace}/events", routing::post(event))
+            .route("/apis/events.k8s.io/v1/namespaces/{namespace}/events", routing::post(create_event))
+            .route("/apis/events.k8s.io/v1/namespaces/{namespace}/events/{name}", routing::patch(patch_event))
             .route(
                 "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/{name}",
                 routing::patch(apply_topology),
@@ -329,9 +330,45 @@ async fn node(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Re
     }
 }
 
-async fn event(State(shared): State<Arc<Shared>>, Json(event): Json<Value>) -> Response {
+/// The rules for events of `events.k8s.io`: a time, an action, who reports, and what is not too long.
+async fn create_event(
+    State(shared): State<Arc<Shared>>,
+    Path(namespace): Path<String>,
+    Json(event): Json<Value>,
+) -> Response {
+    let has =
+        |key: &str, most: usize| event[key].as_str().is_some_and(|text| (1..=most).contains(&text.len()));
+    let is_complete = event["eventTime"].is_string()
+        && has("action", 128)
+        && has("reason", 128)
+        && has("reportingController", 63)
+        && has("reportingInstance", 128)
+        && has("note", 1024);
+    if !is_complete || event["regarding"]["namespace"] != json!(namespace) {
+        return refusal(StatusCode::UNPROCESSABLE_ENTITY, "the event is not valid");
+    }
     shared.lock().events.push(event.clone());
     (StatusCode::CREATED, Json(event)).into_response()
+}
+
+/// Only the series of an event can change.
+async fn patch_event(
+    State(shared): State<Arc<Shared>>,
+    Path((_, name)): Path<(String, String)>,
+    body: Bytes,
+) -> Response {
+    let Ok(patch) = serde_json::from_slice::<Value>(&body) else {
+        return refusal(StatusCode::BAD_REQUEST, "no JSON");
+    };
+    let mut inner = shared.lock();
+    let Some(event) = inner.events.iter_mut().find(|event| event["metadata"]["name"] == json!(name)) else {
+        return refusal(StatusCode::NOT_FOUND, "there is no such event");
+    };
+    event["series"] = patch["series"].clone();
+    if *event != patch {
+        return refusal(StatusCode::UNPROCESSABLE_ENTITY, "only the series of an event can change");
+    }
+    Json(patch).into_response()
 }
 
 /// Server-side apply: the media type, a field manager, and an object that says what it is.

@@ -92,10 +92,14 @@ impl Figures {
             "Requests to the API server that failed",
             self.errors.clone(),
         );
-        registry.register("kubernetes_events", "Kubernetes Events that were made", self.events.clone());
+        registry.register(
+            "kubernetes_events",
+            "Kubernetes Events that were made, or counted on because of a repetition",
+            self.events.clone(),
+        );
         registry.register(
             "kubernetes_events_dropped",
-            "Kubernetes Events that were not made: too many at once, repeated, or refused",
+            "Kubernetes Events that were not made: too many at once, or refused",
             self.events_dropped.clone(),
         );
         registry.register(

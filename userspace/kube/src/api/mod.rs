@@ -1,53 +1,56 @@
 //! The API server: pods are read from it, notices and the node's resources are written to it.
 //!
 //! Everything here is a help and never a need. The API server may be unreachable, slow, restarted, or refuse us; the
-//! parts that use it then keep what they know, say what is wrong ([`Report`], [`Figures`]), and try again with
+//! parts that use it then keep what they know, report what is wrong ([`Report`], [`Figures`]), and try again with
 //! growing pauses.
 //!
 //! - [`Pods`]: the pods of this Kubernetes node, by list and watch.
 //! - [`EventWriter`]: Kubernetes Events on pods.
 //! - [`connect`]: the client that all of them share.
 //!
-//! It takes these rights: `pods` list and watch; `events` create, in all namespaces.
+//! It takes these rights, in all namespaces: `pods` list and watch; `events` of `events.k8s.io` create and patch.
 
 mod convert;
 mod events;
-#[cfg(feature = "fake-api-server")]
+#[cfg(feature = "testing")]
 pub mod fake;
 mod figures;
 mod pods;
-mod store;
-mod token;
 
 use std::{
-    fmt,
+    fmt, fs,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use http::{HeaderValue, Request, Response, header::AUTHORIZATION};
 use kube::{
-    client::{Body, ClientBuilder},
+    client::{AuthError, Body, ClientBuilder},
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
-use tower::util::MapRequestLayer;
+use tower::{
+    filter::FilterLayer,
+    limit::{RateLimit, rate::Rate},
+    timeout::{TimeoutLayer, error::Elapsed},
+};
 
 pub(crate) use self::figures::Operation;
-use self::token::TokenFile;
 pub use self::{
     convert::{PodError, StoredPod},
     events::{EventQueue, EventWriter},
     figures::Figures,
     pods::Pods,
-    token::TokenError,
 };
 
-/// How long to wait for a connection, and for the answer to a request.
+/// How long to wait for a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// A request that is not a watch is given up after this time.
-pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+/// How long to wait for the answer to a request to begin.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+/// A connection on which nothing came for so long is dead. Longer than a watch is quiet.
+const SILENCE_LIMIT: Duration = Duration::from_mins(6);
 
-/// Is told that a part works, or why not, whenever that changes or is tried again.
+/// Called with whether a part works, or why not, whenever that changes or is tried again.
 pub type Report = Arc<dyn Fn(Result<(), String>) + Send + Sync>;
 
 /// It is not known where the API server is, or who we are to it.
@@ -66,9 +69,6 @@ pub enum ConfigError {
         "there is no service account here ({0}); name a kubeconfig in kubernetes.kubeconfig, or run numaward as a pod"
     )]
     InCluster(Box<InClusterError>),
-    /// The token cannot be used.
-    #[error(transparent)]
-    Token(#[from] TokenError),
     /// The client cannot be made of it.
     #[error("cannot connect with this configuration: {0}")]
     Client(Box<kube::Error>),
@@ -86,16 +86,45 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<kube::Client, ConfigEr
         None => kube::Config::incluster().map_err(|error| ConfigError::InCluster(Box::new(error)))?,
     };
     config.connect_timeout = Some(CONNECT_LIMIT);
-    // What fails is tried again here, where it is also told.
+    config.read_timeout = Some(SILENCE_LIMIT);
+    config.reset_reader_on_write = true;
+    // What fails is tried again here, where it is also reported.
     config.default_retry = false;
-    let token = TokenFile::take(&mut config.auth_info)?;
+    let token = config.auth_info.token_file.take().map(PathBuf::from);
+    if token.is_some() {
+        // It comes after the file. Whatever else is in there replaces the file's token.
+        config.auth_info.exec = None;
+    }
     let client = ClientBuilder::try_from(config).map_err(|error| ConfigError::Client(Box::new(error)))?;
-    let Some(token) = token.map(Arc::new) else { return Ok(client.build()) };
-    let with_token = MapRequestLayer::new(move |mut request: http::Request<Body>| {
-        token.add_to(request.headers_mut(), Instant::now());
-        request
+    let with_token = FilterLayer::new(move |request| add_token(request, token.as_deref()));
+    Ok(client.with_layer(&with_token).with_layer(&TimeoutLayer::new(ANSWER_LIMIT)).build())
+}
+
+/// Adds the token of a service account, or of a kubeconfig's `tokenFile`. The kubelet replaces it before it expires, so
+/// it is read for each of the few requests. As in Kubernetes' own clients, but not in kube, what is around the token
+/// does not belong to it: a file that was made by hand ends with a newline, which no header may hold.
+fn add_token(mut request: Request<Body>, file: Option<&Path>) -> kube::Result<Request<Body>> {
+    let Some(path) = file else { return Ok(request) };
+    let text = fs::read_to_string(path)
+        .map_err(|error| kube::Error::Auth(AuthError::ReadTokenFile(error, path.to_owned())))?;
+    let mut value = HeaderValue::try_from(format!("Bearer {}", text.trim()))
+        .map_err(|error| kube::Error::Auth(AuthError::InvalidBearerToken(error)))?;
+    value.set_sensitive(true);
+    request.headers_mut().insert(AUTHORIZATION, value);
+    Ok(request)
+}
+
+/// The same client, for no more than so many requests in this time. `answered` is called with each answer.
+fn limited(
+    client: kube::Client,
+    (requests, time): (u64, Duration),
+    answered: impl Fn(&Response<Body>) + Clone + Send + 'static,
+) -> kube::Client {
+    let send = tower::service_fn(move |request| {
+        let (client, answered) = (client.clone(), answered.clone());
+        async move { client.send(request).await.inspect(answered) }
     });
-    Ok(client.with_layer(&with_token).build())
+    kube::Client::new(RateLimit::new(send, Rate::new(requests, time)), "default")
 }
 
 /// What the API server, or the way to it, did to a request.
@@ -172,11 +201,7 @@ pub(crate) struct RequestError {
 }
 
 impl RequestError {
-    pub(crate) fn timed_out(limit: Duration) -> Self {
-        Self { cause: Cause::TimedOut, message: format!("no answer within {limit:?}") }
-    }
-
-    pub(crate) fn of_status(status: &kube::core::Status) -> Self {
+    fn of_status(status: &kube::core::Status) -> Self {
         Self { cause: Cause::of_code(status.code), message: format!("{}: {}", status.code, status.message) }
     }
 }
@@ -198,6 +223,12 @@ impl From<kube::Error> for RequestError {
             kube::Error::Api(status) => return Self::of_status(status),
             kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => Cause::Malformed,
             kube::Error::Auth(_) => Cause::Unauthorized,
+            kube::Error::Service(error) if error.is::<Elapsed>() => {
+                return Self {
+                    cause: Cause::TimedOut,
+                    message: format!("no answer within {ANSWER_LIMIT:?}"),
+                };
+            }
             _ => Cause::Connection,
         };
         let mut message = error.to_string();
@@ -214,56 +245,9 @@ impl From<kube::Error> for RequestError {
     }
 }
 
-/// Waits for the answer to a request, within limits.
-pub(crate) async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, RequestError> {
-    match tokio::time::timeout(ANSWER_LIMIT, request).await {
-        Err(_) => Err(RequestError::timed_out(ANSWER_LIMIT)),
-        Ok(result) => Ok(result?),
-    }
-}
-
-/// Pauses between attempts: they double from attempt to attempt, and are spread so that not every Kubernetes node
-/// comes back at the same moment.
-#[derive(Debug)]
-pub(crate) struct Backoff {
-    next: Duration,
-    first: Duration,
-}
-
-impl Backoff {
-    const MOST: Duration = Duration::from_mins(1);
-
-    pub(crate) const fn new(first: Duration) -> Self {
-        Self { next: first, first }
-    }
-
-    pub(crate) fn reset(&mut self) {
-        self.next = self.first;
-    }
-
-    /// The next pause: between half and all of the doubled one before.
-    pub(crate) fn pause(&mut self) -> Duration {
-        let most = self.next;
-        self.next = (most * 2).min(Self::MOST);
-        most.mul_f64(0.5 + fastrand::f64() / 2.0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pauses_grow_up_to_a_limit() {
-        let mut backoff = Backoff::new(Duration::from_millis(500));
-        let pauses: Vec<_> = (0..12).map(|_| backoff.pause()).collect();
-        assert!((250..=500).contains(&pauses[0].as_millis()), "{pauses:?}");
-        assert!((4000..=8000).contains(&pauses[4].as_millis()), "{pauses:?}");
-        assert!(pauses.iter().all(|pause| *pause <= Backoff::MOST), "{pauses:?}");
-        assert!(pauses[11] >= Backoff::MOST / 2, "{pauses:?}");
-        backoff.reset();
-        assert!(backoff.pause() <= Duration::from_millis(500));
-    }
 
     #[tokio::test]
     async fn a_configuration_that_cannot_be_used_says_where_and_why() {
@@ -274,10 +258,10 @@ mod tests {
             missing.contains("kubeconfig: cannot be used") && missing.contains("No such file"),
             "{missing}"
         );
-        std::fs::write(&path, "clusters: [").unwrap();
+        fs::write(&path, "clusters: [").unwrap();
         let broken = connect(Some(&path)).await.err().unwrap().to_string();
         assert!(broken.starts_with(&path.display().to_string()), "{broken}");
-        std::fs::write(&path, "apiVersion: v1\nkind: Config\ncurrent-context: x\n").unwrap();
+        fs::write(&path, "apiVersion: v1\nkind: Config\ncurrent-context: x\n").unwrap();
         let nowhere = connect(Some(&path)).await.err().unwrap().to_string();
         assert!(nowhere.contains("context"), "{nowhere}");
         if std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() {

@@ -1,63 +1,57 @@
-//! The pods of this Kubernetes node, by list and watch.
+//! The pods of this Kubernetes node: kube's watcher fills kube's store, with no more of each pod than placement needs.
 //!
-//! Algorithm: list all pods with `spec.nodeName` of this node, page by page, and put them in place of what was known;
-//! then watch from the version of that list. Each event, and each bookmark, moves the version on. A watch that ends is
-//! begun again from the version; one that the server does not know any more (410) is begun with a new list. Whatever
-//! fails is counted, told, and tried again after a growing pause; what is known is kept meanwhile.
+//! The watcher lists the pods with `spec.nodeName` of this node, watches from there, resumes from the last version, and
+//! lists again when that is gone (410). Added here is what it leaves to its user: pauses that grow while the server is
+//! away, limits, figures and reports. What is known is kept meanwhile.
 //!
-//! It *is synced* while a watch is open and everything up to it is known.
-//!
-//! Source: Kubernetes API concepts, "Efficient detection of changes".
+//! The pods *are synced* while a watch is open and everything up to it is known.
 
 use std::{
+    borrow::Cow,
     fmt,
     pin::pin,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use futures_util::StreamExt as _;
+use futures_util::{FutureExt as _, StreamExt as _};
+use http::Response;
 use kube::{
-    Api,
-    api::{ApiResource, DynamicObject, ListParams, WatchEvent, WatchParams},
+    Api, Client,
+    api::{ApiResource, DynamicObject},
+    client::Body,
+    runtime::{
+        reflector::{Lookup, ObjectRef, Store, store::Writer},
+        utils::Backoff as _,
+        watcher::{self, DefaultBackoff, Event, watcher},
+    },
 };
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep, timeout},
-};
+use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Backoff, Cause, EventWriter, Figures, Report, RequestError, answer,
+    Cause, EventWriter, Figures, Report, RequestError,
     convert::{self, StoredPod},
     figures::Operation,
-    store::Store,
+    limited,
 };
 use crate::pod::{Notice, Pod, PodSource};
 
 /// Pods in one answer to a list.
 const PAGE: u32 = 250;
-/// The server is asked to end a watch after this time, in seconds, so that a connection that died is noticed.
-const WATCH_SECONDS: u32 = 290;
-/// A watch on which nothing came for so long is dead.
-const WATCH_LIMIT: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
-/// The first pause after a failure.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// A watch that lasted so long was a good one.
-const GOOD_WATCH: Duration = Duration::from_secs(5);
+/// More pods than any Kubernetes node runs: further ones are left out.
+const MAX_PODS: usize = 4096;
+/// Requests in a while, also to a server that closes each watch at once.
+const REQUESTS: (u64, Duration) = (20, Duration::from_secs(10));
 
 /// The pods that are known. Clones know the same.
 #[derive(Clone)]
 pub struct Pods {
-    shared: Arc<Shared>,
+    store: Store<StoredPod>,
+    writer: Arc<Mutex<Writer<StoredPod>>>,
+    /// Whether they are synced. Notifies of every change of what is known.
+    synced: watch::Sender<bool>,
     events: EventWriter,
-}
-
-struct Shared {
-    store: RwLock<Store>,
-    synced: RwLock<bool>,
-    /// Counts changes.
-    changed: watch::Sender<u64>,
 }
 
 impl fmt::Debug for Pods {
@@ -66,80 +60,82 @@ impl fmt::Debug for Pods {
     }
 }
 
-fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    lock.read().unwrap_or_else(PoisonError::into_inner)
+/// The store keeps one pod of a name: the API server has no two at a time.
+impl Lookup for StoredPod {
+    type DynamicType = ();
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "Pod".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        "".into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        "v1".into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        "pods".into()
+    }
+
+    fn name(&self) -> Option<Cow<'_, str>> {
+        Some(self.pod.id.name.as_str().into())
+    }
+
+    fn namespace(&self) -> Option<Cow<'_, str>> {
+        Some(self.pod.id.namespace.as_str().into())
+    }
+
+    fn resource_version(&self) -> Option<Cow<'_, str>> {
+        None
+    }
+
+    fn uid(&self) -> Option<Cow<'_, str>> {
+        Some(self.pod.api_uid.as_str().into())
+    }
 }
 
 impl Pods {
     /// None are known yet. Notices on them are given to `events`.
     pub fn new(events: EventWriter) -> Self {
-        let shared =
-            Shared { store: RwLock::default(), synced: RwLock::default(), changed: watch::Sender::new(0) };
-        Self { shared: Arc::new(shared), events }
+        let writer = Writer::default();
+        let (store, synced) = (writer.as_reader(), watch::Sender::new(false));
+        Self { store, writer: Arc::new(Mutex::new(writer)), synced, events }
     }
 
-    /// The pod with this UID, the UID being that which the runtime tells.
+    /// The pod with this UID, as the container runtime knows it.
     pub fn by_uid(&self, uid: &str) -> Option<Arc<StoredPod>> {
-        read(&self.shared.store).by_uid(uid).cloned()
+        self.store.find(|stored| stored.pod.id.uid == uid)
     }
 
     /// The pod of this name.
     pub fn by_name(&self, namespace: &str, name: &str) -> Option<Arc<StoredPod>> {
-        read(&self.shared.store).by_name(namespace, name).cloned()
+        self.store.get(&ObjectRef::new(name).within(namespace))
     }
 
     /// All pods, in no order.
     pub fn all(&self) -> Vec<Arc<StoredPod>> {
-        read(&self.shared.store).all().cloned().collect()
+        self.store.state()
     }
 
-    /// Tells of changes of what is known.
-    pub fn changes(&self) -> watch::Receiver<u64> {
-        self.shared.changed.subscribe()
+    /// Notifies of changes of what is known.
+    pub fn changes(&self) -> watch::Receiver<bool> {
+        self.synced.subscribe()
     }
 
     /// Follows the pods of `node` until the token is cancelled.
     pub async fn follow(
         &self,
-        client: kube::Client,
+        client: Client,
         node: String,
         figures: Figures,
         report: Report,
         stop: CancellationToken,
     ) {
-        let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
-        let follower = Follower {
-            api: Api::all_with(client, &resource),
-            selector: format!("spec.nodeName={node}"),
-            pods: self,
-            figures,
-            report,
-        };
-        tokio::select! {
-            () = stop.cancelled() => {}
-            never = follower.run() => match never {},
-        }
-    }
-
-    fn change(&self, figures: &Figures, change: impl FnOnce(&mut Store)) {
-        let pods = {
-            let mut store = self.shared.store.write().unwrap_or_else(PoisonError::into_inner);
-            change(&mut store);
-            store.len()
-        };
-        figures.pods.set(i64::try_from(pods).unwrap_or(i64::MAX));
-        self.shared.changed.send_modify(|count| *count += 1);
-    }
-
-    fn set_synced(&self, figures: &Figures, synced: bool) {
-        let before = {
-            let mut value = self.shared.synced.write().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *value, synced)
-        };
-        if before != synced {
-            figures.synced.set(synced.into());
-            self.shared.changed.send_modify(|count| *count += 1);
-        }
+        let follower = Follower { pods: self.clone(), figures, report, listed: 0 };
+        stop.run_until_cancelled(follower.run(client, &node)).await;
     }
 }
 
@@ -149,7 +145,7 @@ impl PodSource for Pods {
     }
 
     fn is_synced(&self) -> bool {
-        *read(&self.shared.synced)
+        *self.synced.borrow()
     }
 
     fn notify(&self, notice: Notice) {
@@ -158,150 +154,124 @@ impl PodSource for Pods {
     }
 }
 
-/// Why a watch ended.
-enum Ended {
-    /// As it should, or the connection broke: it is begun again from the version.
-    Closed,
-    /// The version is not known any more.
-    Gone,
-    /// It could not be begun, or the server said that something is wrong.
-    Failed(RequestError),
-}
-
-struct Follower<'a> {
-    api: Api<DynamicObject>,
-    selector: String,
-    pods: &'a Pods,
+#[derive(Clone)]
+struct Follower {
+    pods: Pods,
     figures: Figures,
     report: Report,
+    /// How many pods the list that is being read has had.
+    listed: usize,
 }
 
-impl Follower<'_> {
-    async fn run(&self) -> std::convert::Infallible {
-        let mut backoff = Backoff::new(FIRST_PAUSE);
-        loop {
-            let mut version = match self.list().await {
-                Ok(version) => version,
-                Err(error) => {
-                    self.failed(Operation::List, &error);
-                    sleep(backoff.pause()).await;
-                    continue;
-                }
-            };
-            loop {
-                let start = Instant::now();
-                let ended = self.watch(&mut version).await;
-                if start.elapsed() >= GOOD_WATCH {
-                    backoff.reset();
-                }
-                match ended {
-                    // A server that closes at once is not asked again at once.
-                    Ended::Closed if start.elapsed() >= GOOD_WATCH => {}
-                    Ended::Closed => sleep(backoff.pause()).await,
-                    Ended::Gone => {
-                        tracing::debug!(version, "the API server does not know this version any more");
-                        let message = "410: the version is too old".to_owned();
-                        let error = RequestError { cause: Cause::Gone, message };
-                        self.figures.failed(Operation::Watch, &error);
-                        sleep(backoff.pause()).await;
-                        break;
-                    }
-                    Ended::Failed(error) => {
-                        self.failed(Operation::Watch, &error);
-                        sleep(backoff.pause()).await;
-                    }
-                }
+impl Follower {
+    async fn run(mut self, client: Client, node: &str) {
+        // The watcher does not say when a watch is open, but each request succeeds only once all before it have.
+        let follower = self.clone();
+        let answered = move |response: &Response<Body>| {
+            let is_listed = follower.pods.store.wait_until_ready().now_or_never().is_some();
+            if response.status().is_success() && is_listed {
+                follower.set_synced(true);
+                (follower.report)(Ok(()));
             }
-        }
-    }
-
-    fn failed(&self, operation: Operation, error: &RequestError) {
-        self.pods.set_synced(&self.figures, false);
-        self.figures.failed(operation, error);
-        (self.report)(Err(format!("pods cannot be read from the API server: {error}")));
-    }
-
-    /// Puts all pods in place of those known; returns the version to watch from.
-    async fn list(&self) -> Result<String, RequestError> {
-        let mut store = Store::default();
-        let mut page = ListParams::default().fields(&self.selector).limit(PAGE);
-        loop {
-            let list = answer(self.api.list(&page)).await?;
-            for object in list.items {
-                if let Some(stored) = self.convert(object) {
-                    self.put(&mut store, stored);
-                }
-            }
-            if let Some(token) = list.metadata.continue_.filter(|token| !token.is_empty()) {
-                page = page.continue_token(&token);
-            } else {
-                let version = list.metadata.resource_version.unwrap_or_default();
-                self.pods.change(&self.figures, |known| *known = store);
-                return Ok(version);
-            }
-        }
-    }
-
-    async fn watch(&self, version: &mut String) -> Ended {
-        let params = WatchParams::default().fields(&self.selector).timeout(WATCH_SECONDS);
-        let stream = match answer(self.api.watch(&params, version)).await {
-            Ok(stream) => stream,
-            Err(error) if error.cause == Cause::Gone => return Ended::Gone,
-            Err(error) => return Ended::Failed(error),
         };
-        self.pods.set_synced(&self.figures, true);
-        (self.report)(Ok(()));
-        let mut stream = pin!(stream);
+        let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
+        let api: Api<DynamicObject> = Api::all_with(limited(client, REQUESTS, answered), &resource);
+        let config = watcher::Config::default().fields(&format!("spec.nodeName={node}")).page_size(PAGE);
+        let mut backoff = DefaultBackoff::default();
         loop {
-            let event = match timeout(WATCH_LIMIT, stream.next()).await {
-                Err(_) => return Ended::Failed(RequestError::timed_out(WATCH_LIMIT)),
-                Ok(None) => return Ended::Closed,
-                Ok(Some(Err(error))) => match RequestError::from(error) {
-                    error if error.cause == Cause::Gone => return Ended::Gone,
-                    error if error.cause == Cause::Connection => {
-                        tracing::debug!(%error, "the watch of pods broke");
-                        return Ended::Closed;
+            let mut events = pin!(watcher(api.clone(), config.clone()));
+            while let Some(event) = events.next().await {
+                match event {
+                    Ok(event) => {
+                        // A list that could be read does not make a good watch.
+                        if matches!(event, Event::Apply(_) | Event::Delete(_)) {
+                            backoff.reset();
+                        }
+                        self.apply(event);
                     }
-                    error => return Ended::Failed(error),
-                },
-                Ok(Some(Ok(event))) => event,
-            };
-            let (object, is_deleted) = match event {
-                WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, false),
-                WatchEvent::Deleted(object) => (object, true),
-                WatchEvent::Bookmark(bookmark) => {
-                    *version = bookmark.metadata.resource_version;
-                    continue;
+                    Err(error) => {
+                        let can_resume = self.failed(error);
+                        sleep(backoff.next().unwrap_or_default()).await;
+                        if !can_resume {
+                            break;
+                        }
+                    }
                 }
-                WatchEvent::Error(status) if status.code == 410 => return Ended::Gone,
-                WatchEvent::Error(status) => return Ended::Failed(RequestError::of_status(&status)),
-            };
-            if let Some(next) = &object.metadata.resource_version {
-                version.clone_from(next);
-            }
-            if let Some(stored) = self.convert(object) {
-                self.pods.change(&self.figures, |known| {
-                    if is_deleted { known.remove(&stored) } else { self.put(known, stored) }
-                });
             }
         }
     }
 
-    /// A pod that cannot be read is left out; the others are not held up by it.
+    fn set_synced(&self, synced: bool) {
+        self.figures.synced.set(synced.into());
+        self.pods.synced.send_if_modified(|now| std::mem::replace(now, synced) != synced);
+    }
+
+    /// Whether the watcher can go on from the last version. It would itself after any error, also from a version that
+    /// is gone, and past an event that could not be read.
+    fn failed(&self, error: watcher::Error) -> bool {
+        use watcher::Error::{
+            InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed,
+        };
+        let (is_start, is_open) = (matches!(error, WatchStartFailed(_)), matches!(error, WatchFailed(_)));
+        let (operation, error) = match error {
+            InitialListFailed(error) => (Operation::List, error.into()),
+            WatchStartFailed(error) | WatchFailed(error) => (Operation::Watch, RequestError::from(error)),
+            WatchError(status) => (Operation::Watch, RequestError::of_status(&status)),
+            NoResourceVersion => {
+                let message = "a list or a pod without a version".to_owned();
+                (Operation::Watch, RequestError { cause: Cause::Malformed, message })
+            }
+        };
+        match error.cause {
+            Cause::Connection if is_open => {
+                // It is opened again; if that fails, it is worth a report.
+                tracing::debug!(%error, "the watch of pods broke");
+                return true;
+            }
+            Cause::Gone => self.figures.failed(operation, &error),
+            _ => {
+                self.set_synced(false);
+                self.figures.failed(operation, &error);
+                (self.report)(Err(format!("pods cannot be read from the API server: {error}")));
+            }
+        }
+        is_start && error.cause != Cause::Gone
+    }
+
+    fn apply(&mut self, event: Event<DynamicObject>) {
+        self.listed = if matches!(event, Event::InitApply(_)) { self.listed + 1 } else { 0 };
+        let event = match event {
+            Event::Init => Some(Event::Init),
+            Event::InitApply(object) => self.convert(object).map(Event::InitApply),
+            Event::InitDone => Some(Event::InitDone),
+            Event::Apply(object) => self.convert(object).map(Event::Apply),
+            Event::Delete(object) => self.convert(object).map(Event::Delete),
+        };
+        let Some(event) = event else { return };
+        self.pods.writer.lock().unwrap_or_else(PoisonError::into_inner).apply_watcher_event(&event);
+        // A list changes nothing until it is complete.
+        if !matches!(event, Event::Init | Event::InitApply(_)) {
+            self.figures.pods.set(i64::try_from(self.pods.store.len()).unwrap_or(i64::MAX));
+            self.pods.synced.send_modify(|_| {});
+        }
+    }
+
+    /// A pod that cannot be read, or for which there is no room, is left out; the others are not held up by it.
     fn convert(&self, object: DynamicObject) -> Option<StoredPod> {
-        convert::pod(object)
-            .map_err(|error| {
-                self.figures.left_out.inc();
-                tracing::warn!(%error, "a pod from the API server is left out");
-            })
+        let stored = convert::pod(object)
+            .inspect_err(|error| tracing::warn!(%error, "a pod from the API server is left out"))
             .ok()
-    }
-
-    fn put(&self, store: &mut Store, stored: StoredPod) {
-        let id = stored.pod.id.clone();
-        if !store.put(stored) {
+            .filter(|stored| {
+                let before = self.listed.checked_sub(1).unwrap_or_else(|| self.pods.store.len());
+                let has_room = before < MAX_PODS || self.pods.store.get(&stored.to_object_ref(())).is_some();
+                if !has_room {
+                    tracing::warn!(pod = %stored.pod.id, "a pod is left out: there are too many");
+                }
+                has_room
+            });
+        if stored.is_none() {
             self.figures.left_out.inc();
-            tracing::warn!(pod = %id, "a pod is left out: there are too many");
         }
+        stored
     }
 }

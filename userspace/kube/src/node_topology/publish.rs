@@ -13,19 +13,18 @@ use kube::{
     Api, Client,
     api::{ApiResource, DynamicObject, Patch, PatchParams},
     core::GroupVersionKind,
+    runtime::{utils::Backoff as _, watcher::DefaultBackoff},
 };
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{GROUP, KIND, NodeTopology, PLURAL, VERSION};
-use crate::api::{Backoff, Cause, Figures, Operation, Report, RequestError, answer};
+use crate::api::{Cause, Figures, Operation, Report, RequestError};
 
 /// The field manager.
 const MANAGER: &str = "numaward";
 /// What did not change is written again after this time.
 const REPEAT: Duration = Duration::from_mins(5);
-/// The first pause after a failure.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Publishes this host's NodeResourceTopology.
 pub struct Publisher {
@@ -37,7 +36,7 @@ pub struct Publisher {
     pub interval: Duration,
     /// What is counted.
     pub figures: Figures,
-    /// Is told how it goes.
+    /// Called with how it goes.
     pub report: Report,
 }
 
@@ -58,7 +57,7 @@ impl Publisher {
     }
 
     async fn publish(self, mut latest: watch::Receiver<Option<Arc<NodeTopology>>>) {
-        let mut backoff = Backoff::new(FIRST_PAUSE);
+        let mut backoff = DefaultBackoff::default();
         let mut uid = None;
         let mut written: Option<(Arc<NodeTopology>, Instant)> = None;
         loop {
@@ -93,7 +92,7 @@ impl Publisher {
                 Err(error) => {
                     self.figures.failed(Operation::Topology, &error);
                     (self.report)(Err(explained(&error)));
-                    tokio::time::sleep(backoff.pause()).await;
+                    tokio::time::sleep(backoff.next().unwrap_or_default()).await;
                 }
             }
         }
@@ -109,14 +108,15 @@ impl Publisher {
         // What others have set in these fields was never theirs to set.
         let params = PatchParams::apply(MANAGER).force();
         let object = topology.object(&self.node, uid.as_deref());
-        answer(api.patch(&self.node, &params, &Patch::Apply(&object))).await.map(drop)
+        api.patch(&self.node, &params, &Patch::Apply(&object)).await?;
+        Ok(())
     }
 
     /// The UID of the Kubernetes node. Without it the object outlives its node, which is no reason not to write it.
     async fn uid(&self) -> Option<String> {
         let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Node>(&());
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
-        match answer(api.get(&self.node)).await {
+        match api.get(&self.node).await.map_err(RequestError::from) {
             Ok(node) => node.metadata.uid,
             Err(error) => {
                 tracing::debug!(%error, node = self.node, "the UID of the Kubernetes node is not known");

@@ -21,7 +21,7 @@
 //! Sources: NRI's protocol `nri.pkg.api.v1alpha1` and its adaptation in containerd 1.7 and 2.1.
 
 mod convert;
-#[cfg(feature = "fake-runtime")]
+#[cfg(feature = "testing")]
 pub mod fake;
 mod link;
 mod messages;
@@ -38,6 +38,7 @@ use std::{
     time::Duration,
 };
 
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use numaward_topology::serde_as_text;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -63,6 +64,9 @@ use self::{
 
 /// Where containerd and CRI-O listen for plugins, unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/var/run/nri/nri.sock";
+
+/// A connection that was kept for so long was a good one.
+const GOOD_CONNECTION: Duration = Duration::from_secs(5);
 
 const INVALID_ARGUMENT: i32 = 3;
 const RESOURCE_EXHAUSTED: i32 = 8;
@@ -191,24 +195,6 @@ pub enum WhenPinned {
     Override,
 }
 
-/// How long to wait before connecting again: doubles from `first` to `longest`, of which the second half is
-/// left to chance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Backoff {
-    /// The first wait.
-    pub first: Duration,
-    /// The longest wait. A connection that held as long starts the count again.
-    pub longest: Duration,
-}
-
-impl Backoff {
-    /// The wait after `failures` failures in a row; `chance` is between 0 and 1.
-    fn wait(&self, failures: u32, chance: f64) -> Duration {
-        let doubled = self.first.saturating_mul(1u32.checked_shl(failures).unwrap_or(u32::MAX));
-        doubled.min(self.longest).mul_f64(0.5 + chance.clamp(0.0, 1.0) / 2.0)
-    }
-}
-
 /// How to be a plugin.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -231,8 +217,8 @@ pub struct Options {
     pub update_timeout: Duration,
     /// What to do with containers that somebody else has pinned.
     pub when_pinned: WhenPinned,
-    /// How long to wait before connecting again.
-    pub backoff: Backoff,
+    /// How long to wait before connecting again. After a connection of 5 seconds it begins again.
+    pub backoff: ExponentialBuilder,
 }
 
 impl Default for Options {
@@ -247,7 +233,12 @@ impl Default for Options {
             answer_margin: Duration::from_millis(500),
             update_timeout: Duration::from_secs(30),
             when_pinned: WhenPinned::default(),
-            backoff: Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(5) },
+            // With jitter, up to twice as long.
+            backoff: ExponentialBuilder::new()
+                .with_min_delay(Duration::from_millis(50))
+                .with_max_delay(Duration::from_millis(2500))
+                .with_jitter()
+                .without_max_times(),
         }
     }
 }
@@ -470,7 +461,7 @@ impl<H: Handler> Plugin<H> {
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
         let Options { socket, backoff, .. } = &self.shared.options;
-        let mut failures = 0;
+        let mut waits = backoff.build();
         let mut told = String::new();
         loop {
             let began = Instant::now();
@@ -486,11 +477,10 @@ impl<H: Handler> Plugin<H> {
                 tracing::info!("NRI: stopped");
                 return self.disconnected(end);
             }
-            if began.elapsed() >= backoff.longest {
-                failures = 0;
+            if began.elapsed() >= GOOD_CONNECTION {
+                waits = backoff.build();
             }
-            let wait = backoff.wait(failures, fastrand::f64());
-            failures = failures.saturating_add(1);
+            let wait = waits.next().unwrap_or_default();
             // The same trouble again and again is told once.
             let text = end.to_string();
             if text == told {
@@ -538,26 +528,5 @@ mod tests {
         }
         let defaults = Options::default();
         assert_eq!((defaults.name.to_string(), defaults.index.to_string()), ("numaward".into(), "90".into()));
-    }
-
-    #[test]
-    fn waits_double_up_to_the_longest_and_vary() {
-        let backoff = Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(5) };
-        for (failures, chance, millis) in [
-            (0, 1.0, 100),
-            (0, 0.0, 50),
-            (1, 1.0, 200),
-            (4, 0.5, 1200),
-            (6, 1.0, 5000),
-            (31, 1.0, 5000),
-            (32, 0.0, 2500),
-            (u32::MAX, 1.0, 5000),
-        ] {
-            assert_eq!(
-                backoff.wait(failures, chance),
-                Duration::from_millis(millis),
-                "after {failures} failures"
-            );
-        }
     }
 }
