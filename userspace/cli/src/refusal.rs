@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use numaward_api::{self, Refusal};
+use numaward_api::{self as api, Refusal};
 
 use crate::table::size;
 

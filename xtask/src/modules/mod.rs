@@ -29,7 +29,6 @@ use self::{
 use crate::command;
 
 /// Crates that have circles still: each is to be taken apart, and then to be removed here.
-const KNOWN: &[&str] = &["numaward-daemon", "numaward-engine", "numaward-probes"];
 
 #[derive(Deserialize)]
 struct Metadata {
