@@ -1,13 +1,15 @@
 //! The outcome of an admission.
+//!
+//! Nothing here belongs to one strategy. What a strategy has to say beyond these words is a [`Detail`] of a
+//! [`Cause`]: a text to whoever asks, and its own type to whoever knows that strategy.
 
-use std::{error::Error, fmt};
+use std::{error::Error, fmt, sync::Arc};
 
 use numaward_topology::NodeId;
 
 use crate::{
     explain::Explanation,
     hint::Resource,
-    kubelet::AllocateError,
     ledger::{Allocation, Ledger},
     request::{ContainerName, OwnerId},
 };
@@ -45,12 +47,24 @@ pub struct Rejection {
     pub container: Option<ContainerName>,
     /// In a word.
     pub reason: Reason,
-    /// In a sentence; the kubelet's.
+    /// In a sentence; the strategy's.
     pub message: String,
     /// What was wrong, as data.
     pub cause: Cause,
     /// What was requested and what was free, by node and resource, just before.
     pub shortfalls: Vec<Shortfall>,
+}
+
+impl Rejection {
+    pub(crate) fn new(
+        owner: &OwnerId,
+        container: Option<ContainerName>,
+        cause: Cause,
+        message: String,
+        shortfalls: Vec<Shortfall>,
+    ) -> Self {
+        Self { owner: owner.clone(), container, reason: cause.reason(), message, cause, shortfalls }
+    }
 }
 
 impl fmt::Display for Rejection {
@@ -65,7 +79,7 @@ impl Error for Rejection {
     }
 }
 
-/// The kubelet's word for a rejection.
+/// A rejection in a word: the kubelet's, as its users know these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// The hints cannot be merged as the topology policy demands.
@@ -89,15 +103,52 @@ impl fmt::Display for Reason {
     }
 }
 
+/// What a strategy itself has to say about what was wrong.
+#[derive(Clone, Debug)]
+pub struct Detail(Arc<dyn Error + Send + Sync>);
+
+impl Detail {
+    /// Keeps an error of a strategy.
+    pub fn new(error: impl Error + Send + Sync + 'static) -> Self {
+        Self(Arc::new(error))
+    }
+
+    /// The error as the strategy's own type, if it is that.
+    pub fn downcast_ref<E: Error + 'static>(&self) -> Option<&E> {
+        self.0.downcast_ref()
+    }
+}
+
+impl fmt::Display for Detail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl PartialEq for Detail {
+    /// Whether it says the same.
+    fn eq(&self, other: &Self) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
+
+impl Eq for Detail {}
+
 /// What was wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
-    /// The merge of hints was refused.
-    #[error("Resources cannot be allocated with Topology locality")]
+    /// No nodes are such as the topology policy demands.
+    #[error("no nodes can serve all resources as the topology policy demands")]
     Topology,
-    /// A resource could not be given.
-    #[error(transparent)]
-    Allocate(#[from] AllocateError),
+    /// Whole cores could not be given.
+    #[error("{0}")]
+    Cores(Detail),
+    /// Exclusive CPUs could not be given.
+    #[error("{0}")]
+    Cpus(Detail),
+    /// Memory could not be given.
+    #[error("{0}")]
+    Memory(Detail),
     /// Two containers have the same name.
     #[error("the request has two containers named {0:?}")]
     DuplicateContainer(String),
@@ -107,28 +158,18 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// The kubelet's word for it.
+    /// The word for it.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Topology => Reason::TopologyAffinityError,
-            Self::Allocate(AllocateError::Cpus(error)) if error.is_alignment() => Reason::SmtAlignmentError,
-            Self::Allocate(_) => Reason::UnexpectedAdmissionError,
+            Self::Cores(_) => Reason::SmtAlignmentError,
+            Self::Cpus(_) | Self::Memory(_) => Reason::UnexpectedAdmissionError,
             Self::DuplicateContainer(_) | Self::NoContainers => Reason::InvalidRequest,
-        }
-    }
-
-    /// The kubelet's sentence for it.
-    pub fn message(&self) -> String {
-        match self.reason() {
-            Reason::UnexpectedAdmissionError => {
-                format!("Allocate failed due to {self}, which is unexpected")
-            }
-            _ => self.to_string(),
         }
     }
 }
 
-/// What a node had for a request that was rejected.
+/// Missing capacity: what a node had for a request that was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortfall {
     /// The node.

@@ -65,8 +65,8 @@ pub mod request;
 pub mod strategy;
 
 pub use checkpoint::CheckpointError;
-pub use decision::{Cause, Decision, Grant, Reason, Rejection, Shortfall};
-pub use kubelet::{Kubelet, Stage};
+pub use decision::{Cause, Decision, Detail, Grant, Reason, Rejection, Shortfall};
+pub use kubelet::Kubelet;
 pub use ledger::{Allocation, Block, Ledger, OwnerAccount};
 pub use near::Near;
 pub use policy::{PolicyConfig, StartError};
@@ -74,4 +74,4 @@ pub use qos::QosClass;
 pub use quantity::Quantity;
 pub use rebase::{AdoptError, Uncovered};
 pub use request::{ContainerName, ContainerRequest, OwnerId, Request, Resources};
-pub use strategy::Strategy;
+pub use strategy::{Stage, Strategy};

@@ -9,6 +9,17 @@ use crate::{
     request::{ContainerName, OwnerId, Request},
 };
 
+/// What a decision goes through, for each container or for all of a pod together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// All providers are asked for hints.
+    Hints,
+    /// They are merged.
+    Merge,
+    /// CPUs and memory are taken.
+    Allocate,
+}
+
 /// Decides who gets which CPUs and memory.
 pub trait Strategy {
     /// Decides on a request. It counts as active from now on, until it is rejected or removed.

@@ -10,7 +10,7 @@ use numaward_engine::{
     checkpoint::CheckpointError,
     explain::Verdict,
     hint::Resource,
-    kubelet::{AllocateError, Checkpoints, MAX_NODES, MemoryError, as_reported_to_kubelet},
+    kubelet::{Checkpoints, MAX_NODES, MemoryError, as_reported_to_kubelet},
     policy::{Component, MachineProblem, MemoryReservation, Phase, RestoreProblem, StartProblem},
 };
 use numaward_topology::{Bytes, CpuId, HugepageSize, Machine, NodeId, ZoneKind};
@@ -355,7 +355,7 @@ fn rejections_name_node_kind_requested_and_free() {
     assert_eq!(rejection.reason, Reason::UnexpectedAdmissionError);
     assert!(matches!(
         &rejection.cause,
-        Cause::Allocate(AllocateError::Memory(MemoryError::NoExtension { .. }))
+        Cause::Memory(detail) if matches!(detail.downcast_ref(), Some(MemoryError::NoExtension { .. }))
     ));
     assert!(rejection.shortfalls.iter().any(|of| {
         of.node == NodeId(1)

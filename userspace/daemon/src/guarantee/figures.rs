@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use numaward_cgroup::knob::Knob;
-use numaward_engine::{Cause, Decision, kubelet::AllocateError};
+use numaward_engine::{Cause, Decision};
 use numaward_topology::Bytes;
 use prometheus_client::{
     metrics::{
@@ -236,12 +236,12 @@ impl Figures {
         };
         match rejection {
             Some((Cause::Topology, _)) => drop(self.topology_errors.inc()),
-            Some((Cause::Allocate(AllocateError::Cpus(_)), reason)) => {
+            Some((Cause::Cores(_) | Cause::Cpus(_), reason)) => {
                 self.cpu_requests.inc();
                 self.cpu_errors.get_or_create(&[("reason", reason)]).inc();
                 self.kubelet.cpu_errors.inc();
             }
-            Some((Cause::Allocate(AllocateError::Memory(_)), reason)) => {
+            Some((Cause::Memory(_), reason)) => {
                 self.cpu_requests.inc();
                 self.memory_requests.inc();
                 self.memory_errors.get_or_create(&[("reason", reason)]).inc();

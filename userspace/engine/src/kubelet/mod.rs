@@ -18,8 +18,10 @@
 
 pub(crate) mod cpu;
 pub(crate) mod defects;
+mod explain;
 pub(crate) mod memory;
 pub(crate) mod merge;
+mod near;
 pub(crate) mod numa;
 pub(crate) mod resize;
 pub(crate) mod restore;
@@ -34,11 +36,11 @@ pub use self::{
     resize::ResizeError,
     restore::{Checkpoints, Restored},
 };
-use self::{cpu::StaticCpus, memory::StaticMemory, merge::Rule, numa::Distances};
+use self::{cpu::StaticCpus, explain::ByRule, memory::StaticMemory, merge::Rule, numa::Distances};
 use crate::{
-    decision::{Cause, Decision, Grant, Rejection, Shortfall},
+    decision::{Cause, Decision, Detail, Grant, Reason, Rejection, Shortfall},
     explain::{Explanation, Merge},
-    hint::{Hint, Mask, NodeIndex, Provider, ProviderHints},
+    hint::{Hint, Mask, NodeIndex, Provider, ProviderHints, Scope},
     ledger::Ledger,
     near::Near,
     policy::{
@@ -46,7 +48,7 @@ use crate::{
         TopologyPolicy, TopologyScope,
     },
     request::{ContainerName, ContainerRequest, OwnerId, Request},
-    strategy::Strategy,
+    strategy::{Stage, Strategy},
 };
 
 /// The machine as the kubelet gets to see it: a last-level cache with as many CPUs as its node is not reported
@@ -71,26 +73,6 @@ pub fn as_reported_to_kubelet(machine: &Machine) -> Machine {
 /// 20 nodes.
 pub const MAX_NODES: usize = 20;
 
-/// Whom hints are for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Scope<'a> {
-    /// One container.
-    Container(&'a ContainerRequest),
-    /// All containers of an owner together.
-    Owner,
-}
-
-/// What a decision goes through, for each container or for all of a pod together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// All providers are asked for hints.
-    Hints,
-    /// They are merged.
-    Merge,
-    /// CPUs and memory are taken.
-    Allocate,
-}
-
 /// What came out of a merge: where to allocate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Affinity {
@@ -108,6 +90,25 @@ pub enum AllocateError {
     /// Memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+}
+
+impl From<AllocateError> for Cause {
+    fn from(error: AllocateError) -> Self {
+        match error {
+            AllocateError::Cpus(error) if error.is_alignment() => Self::Cores(Detail::new(error)),
+            AllocateError::Cpus(error) => Self::Cpus(Detail::new(error)),
+            AllocateError::Memory(error) => Self::Memory(Detail::new(error)),
+        }
+    }
+}
+
+/// The kubelet's sentence for what was wrong.
+fn message(cause: &Cause) -> String {
+    match cause.reason() {
+        Reason::TopologyAffinityError => "Resources cannot be allocated with Topology locality".to_owned(),
+        Reason::UnexpectedAdmissionError => format!("Allocate failed due to {cause}, which is unexpected"),
+        Reason::SmtAlignmentError | Reason::InvalidRequest => cause.to_string(),
+    }
 }
 
 /// A source of hints that can also allocate. Each call first gives back what is stale, as the kubelet's
@@ -264,7 +265,7 @@ impl Kubelet {
             .iter()
             .map(|provider| (provider.provider(), provider.hints(ledger, request, scope)))
             .collect();
-        hints.extend(near.hints(&self.nodes, request, scope));
+        hints.extend(near::hints(near, &self.nodes, request, scope));
         watch(Stage::Merge);
         let best = self.rule.merge(self.nodes.all(), &merge::lists(hints.iter().map(|(_, hints)| hints)));
         let accepted = self.rule.accepts(best);
@@ -273,8 +274,8 @@ impl Kubelet {
             Scope::Owner => None,
         };
         let hint = Hint { affinity: best.mask.map(|mask| self.nodes.set(mask)), preferred: best.preferred };
-        let (rule, nodes) = (self.rule.clone(), self.nodes.clone());
-        let merge = Merge { container, hints, best: hint, accepted, rule, nodes };
+        let ranking = Arc::new(ByRule { rule: self.rule.clone(), nodes: self.nodes.clone() });
+        let merge = Merge { container, hints, best: hint, accepted, ranking };
         (Affinity { mask: best.mask, preferred: best.preferred }, merge)
     }
 
@@ -343,14 +344,8 @@ impl Kubelet {
         let scope = failed.map_or(Scope::Owner, Scope::Container);
         let shortfalls =
             self.providers.iter().flat_map(|provider| provider.shortfalls(ledger, request, scope)).collect();
-        Rejection {
-            owner: request.owner.clone(),
-            container,
-            reason: cause.reason(),
-            message: cause.message(),
-            cause,
-            shortfalls,
-        }
+        let message = message(&cause);
+        Rejection::new(&request.owner, container, cause, message, shortfalls)
     }
 }
 
@@ -379,14 +374,8 @@ impl Kubelet {
 
     fn decide(&self, ledger: &Ledger, request: &Request, near: &Near, watch: &dyn Fn(Stage)) -> Decision {
         if let Err(cause) = check_request(request) {
-            let rejection = Rejection {
-                owner: request.owner.clone(),
-                container: None,
-                reason: cause.reason(),
-                message: cause.message(),
-                cause,
-                shortfalls: Vec::new(),
-            };
+            let message = message(&cause);
+            let rejection = Rejection::new(&request.owner, None, cause, message, Vec::new());
             let explanation = Explanation::default();
             return Decision { outcome: Err(Box::new(rejection)), explanation, ledger: ledger.clone() };
         }

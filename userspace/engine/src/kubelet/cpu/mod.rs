@@ -23,10 +23,10 @@ use self::{
     take::{Order, Packing},
     topology::CpuTopology,
 };
-use super::{Affinity, AllocateError, HintProvider, Scope, defects};
+use super::{Affinity, AllocateError, HintProvider, defects};
 use crate::{
     decision::Shortfall,
-    hint::{HintList, Mask, NodeIndex, Provider, ProviderHints, Resource, for_each_subset, positions},
+    hint::{HintList, Mask, NodeIndex, Provider, ProviderHints, Resource, Scope, for_each_subset, positions},
     ledger::{Ledger, Reusable},
     policy::{self, CpuOptions, PolicyConfig, StartProblem, StaticCpuProblem, TopologyPolicy},
     qos::QosClass,
