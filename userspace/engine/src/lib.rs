@@ -19,20 +19,22 @@
 //! use std::collections::BTreeMap;
 //!
 //! use numaward_engine::{
-//!     Kubelet, PolicyConfig, Request, Resources, Strategy, kubelet::Checkpoints, policy::MemoryReservation,
+//!     Kubelet, PolicyConfig, Request, Resources, Strategy,
+//!     kubelet::Checkpoints,
+//!     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
 //! };
 //! use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 //!
 //! let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).smt(2).memory(Bytes::gib(8)).build()?;
 //! let config = PolicyConfig {
-//!     memory_manager_policy: "Static".to_owned(),
+//!     memory_manager_policy: MemoryManagerPolicy::Static,
 //!     reserved_memory: vec![MemoryReservation {
 //!         numa_node: NodeId(0),
 //!         limits: BTreeMap::from([(ZoneKind::Memory, "1Gi".parse()?)]),
 //!     }],
-//!     cpu_manager_policy: "static".to_owned(),
+//!     cpu_manager_policy: CpuManagerPolicy::Static,
 //!     cpu_reservation: Some("500m".parse()?),
-//!     topology_manager_policy: "single-numa-node".to_owned(),
+//!     topology_manager_policy: TopologyManagerPolicy::SingleNumaNode,
 //!     ..PolicyConfig::default()
 //! };
 //! let strategy = Kubelet::new(&machine, &config)?;

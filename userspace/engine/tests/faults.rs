@@ -11,7 +11,10 @@ use numaward_engine::{
     explain::Verdict,
     hint::Resource,
     kubelet::{Checkpoints, MAX_NODES, MemoryError, as_reported_to_kubelet},
-    policy::{Component, MachineProblem, MemoryReservation, Phase, RestoreProblem, StartProblem},
+    policy::{
+        Component, CpuManagerPolicy, MachineProblem, MemoryManagerPolicy, MemoryReservation, Phase,
+        RestoreProblem, StartProblem, TopologyManagerPolicy,
+    },
 };
 use numaward_topology::{Bytes, CpuId, HugepageSize, Machine, NodeId, ZoneKind};
 
@@ -40,11 +43,11 @@ fn reserved(amounts: &[(u32, ZoneKind, &str)]) -> Vec<MemoryReservation> {
 
 fn config() -> PolicyConfig {
     PolicyConfig {
-        memory_manager_policy: "Static".to_owned(),
+        memory_manager_policy: MemoryManagerPolicy::Static,
         reserved_memory: reserved(&[(0, ZoneKind::Memory, "1Gi")]),
-        cpu_manager_policy: "static".to_owned(),
+        cpu_manager_policy: CpuManagerPolicy::Static,
         cpu_reservation: Some(Quantity::whole(1)),
-        topology_manager_policy: "single-numa-node".to_owned(),
+        topology_manager_policy: TopologyManagerPolicy::SingleNumaNode,
         ..PolicyConfig::default()
     }
 }
@@ -131,7 +134,6 @@ fn faulty_reservations_name_both_sides() {
             &["\"0\" of type \"hugepages-2Mi\" is not equal to the value \"4Mi\""],
         ),
         (|c| c.reserved_memory.clear(), &["you should specify the system reserved memory"]),
-        (|c| c.memory_manager_policy = "static".into(), &["unknown policy: \"static\""]),
     ];
     refused(Component::MemoryManager, memory);
 }
@@ -143,7 +145,6 @@ fn faulty_cpu_policies_are_refused() {
         (|c| c.cpu_reservation = Some(Quantity::whole(0)), &["to be greater than zero"]),
         (|c| c.cpu_reservation = Some(Quantity::whole(17)), &["(size of  did not equal 17)"]),
         (|c| c.reserved_system_cpus = "0,99".parse().unwrap(), &["unknown CPU ID: 99"]),
-        (|c| c.cpu_manager_policy = "Static".into(), &["unknown policy: \"Static\""]),
         (
             |c| c.cpu_manager_policy_options = options(&[("align-by-socket", "true")]),
             &["single-numa-node policy is incompatible with CPUManager align-by-socket"],
@@ -174,7 +175,7 @@ fn faulty_cpu_policies_are_refused() {
         ),
         (
             |c| {
-                c.cpu_manager_policy = "none".into();
+                c.cpu_manager_policy = CpuManagerPolicy::None;
                 c.cpu_manager_policy_options = options(&[("full-pcpus-only", "true"), ("x", "1")]);
             },
             &["received unsupported options=map[full-pcpus-only:true x:1]"],
@@ -186,8 +187,6 @@ fn faulty_cpu_policies_are_refused() {
 #[test]
 fn faulty_topology_policies_are_refused() {
     let faults: &[Fault] = &[
-        (|c| c.topology_manager_policy = "strict".into(), &["unknown policy: \"strict\""]),
-        (|c| c.topology_manager_scope = "node".into(), &["unknown scope: \"node\""]),
         (
             |c| c.topology_manager_policy_options = options(&[("foo", "true")]),
             &["unknown Topology Manager Policy option: \"foo\""],
@@ -207,7 +206,7 @@ fn faulty_topology_policies_are_refused() {
 #[test]
 fn all_components_report_their_faults_at_once() {
     let config = PolicyConfig {
-        topology_manager_scope: "node".to_owned(),
+        topology_manager_policy_options: options(&[("foo", "true")]),
         cpu_reservation: None,
         reserved_memory: Vec::new(),
         ..config()
@@ -266,7 +265,7 @@ fn machines_that_cannot_be_are_refused() {
     assert_eq!(
         *Kubelet::new(
             &Machine::builder().nodes(9).memory(Bytes::gib(2)).build().unwrap(),
-            &PolicyConfig { topology_manager_policy: "restricted".to_owned(), ..config() }
+            &PolicyConfig { topology_manager_policy: TopologyManagerPolicy::Restricted, ..config() }
         )
         .unwrap_err()
         .problem,
@@ -291,7 +290,7 @@ fn what_crashes_the_kubelet_is_served() {
         .unwrap();
     let closest = options(&[("prefer-closest-numa-nodes", "true")]);
     let config = PolicyConfig {
-        topology_manager_policy: "restricted".to_owned(),
+        topology_manager_policy: TopologyManagerPolicy::Restricted,
         topology_manager_policy_options: closest,
         ..config()
     };
@@ -391,7 +390,7 @@ fn explanations_say_why_candidates_lost() {
         .build()
         .unwrap();
     let config = PolicyConfig {
-        topology_manager_policy: "restricted".to_owned(),
+        topology_manager_policy: TopologyManagerPolicy::Restricted,
         topology_manager_policy_options: options(&[("prefer-closest-numa-nodes", "true")]),
         ..config()
     };
@@ -415,7 +414,7 @@ fn explanations_say_why_candidates_lost() {
     assert_eq!(merge.best.affinity, Some("0,2".parse().unwrap()));
 
     // CPUs need one node and memory two: nothing is preferred, and two nodes are aimed at.
-    let config = PolicyConfig { topology_manager_policy: "best-effort".to_owned(), ..config };
+    let config = PolicyConfig { topology_manager_policy: TopologyManagerPolicy::BestEffort, ..config };
     let (kubelet, ledger) = start(&machine, &config);
     let decision = kubelet.admit(&ledger, &Request::workload("w", full(1, Bytes::gib(6))));
     let merge = &decision.explanation.merges[0];

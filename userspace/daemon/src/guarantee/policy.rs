@@ -23,7 +23,7 @@ use numaward_topology::{Bytes, CpuSet, Machine, Node, NodeId, ZoneKind};
 use crate::config::{
     Config,
     memory_qos::MemoryReservationPolicy,
-    policy::{Amount, CpuManagerPolicy, MemoryManagerPolicy, TopologyManagerPolicy, TopologyManagerScope},
+    policy::{Amount, CpuManagerPolicy, MemoryManagerPolicy, TopologyManagerPolicy},
 };
 
 /// The least and the most memory of a node that is kept back by default.
@@ -118,35 +118,17 @@ fn engine_policy(config: &Config, machine: &Machine, problems: &mut Vec<PolicyEr
         None => CpuSet::new(),
     };
     PolicyConfig {
-        memory_manager_policy: match memory {
-            MemoryManagerPolicy::None => "None",
-            MemoryManagerPolicy::Static => "Static",
-        }
-        .to_owned(),
+        memory_manager_policy: memory,
         reserved_memory,
         node_reservation,
-        cpu_manager_policy: match cpu {
-            CpuManagerPolicy::None => "none",
-            CpuManagerPolicy::Static => "static",
-        }
-        .to_owned(),
+        cpu_manager_policy: cpu,
         cpu_manager_policy_options: config.cpu_manager_policy_options.clone(),
         // The engine counts the CPUs that it is to pick, or those that it is told.
         cpu_reservation: cpu_reservation
             .or_else(|| (!reserved_cpus.is_empty()).then(|| Quantity::whole(reserved_cpus.len() as u64))),
         reserved_system_cpus: reserved_cpus,
-        topology_manager_policy: match config.topology_manager_policy {
-            Some(TopologyManagerPolicy::None) => "none",
-            Some(TopologyManagerPolicy::BestEffort) => "best-effort",
-            None | Some(TopologyManagerPolicy::Restricted) => "restricted",
-            Some(TopologyManagerPolicy::SingleNumaNode) => "single-numa-node",
-        }
-        .to_owned(),
-        topology_manager_scope: match config.topology_manager_scope {
-            None | Some(TopologyManagerScope::Container) => "container",
-            Some(TopologyManagerScope::Pod) => "pod",
-        }
-        .to_owned(),
+        topology_manager_policy: config.topology_manager_policy.unwrap_or(TopologyManagerPolicy::Restricted),
+        topology_manager_scope: config.topology_manager_scope.unwrap_or_default(),
         topology_manager_policy_options: config.topology_manager_policy_options.clone(),
         feature_gates: BTreeMap::new(),
     }

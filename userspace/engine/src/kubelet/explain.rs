@@ -4,7 +4,7 @@ use super::merge::{self, Rule};
 use crate::{
     explain::{Candidate, Merge, Ranking, Verdict},
     hint::{Mask, NodeIndex},
-    policy::TopologyPolicy,
+    policy::TopologyManagerPolicy,
 };
 
 /// By what the candidates of a merge compare.
@@ -51,7 +51,8 @@ impl ByRule {
         if candidate.mask == chosen.mask && candidate.preferred == chosen.preferred {
             return Verdict::Chosen;
         }
-        if self.rule.policy == TopologyPolicy::SingleNumaNode && !candidate.preferred || !chosen.found {
+        if self.rule.policy == TopologyManagerPolicy::SingleNumaNode && !candidate.preferred || !chosen.found
+        {
             return Verdict::NotOnePreferredNode;
         }
         if chosen.preferred && !candidate.preferred {

@@ -44,8 +44,8 @@ use crate::{
     ledger::Ledger,
     near::Near,
     policy::{
-        Component, MachineProblem, Phase, PolicyConfig, StartError, StartProblem, TopologyOptions,
-        TopologyPolicy, TopologyScope,
+        Component, CpuManagerPolicy, MachineProblem, MemoryManagerPolicy, Phase, PolicyConfig, StartError,
+        StartProblem, TopologyManagerPolicy, TopologyManagerScope, TopologyOptions,
     },
     request::{ContainerName, ContainerRequest, OwnerId, Request},
     strategy::{Stage, Strategy},
@@ -216,7 +216,7 @@ impl Kubelet {
             Err(problem) => return vec![refused(Component::Configuration, problem)],
         };
         let topology = topology(machine, &nodes, config);
-        let policy = topology.as_ref().map_or(TopologyPolicy::None, |(options, _)| options.policy);
+        let policy = topology.as_ref().map_or(TopologyManagerPolicy::None, |(options, _)| options.policy);
         [
             topology.err().map(|problem| refused(Component::TopologyManager, problem)),
             cpus(machine, &nodes, config, policy)
@@ -242,12 +242,14 @@ impl Kubelet {
 
     /// The name of the CPU policy, as in a checkpoint.
     pub(crate) fn cpu_policy(&self) -> &'static str {
-        if self.cpus.is_some() { "static" } else { "none" }
+        let managed = self.cpus.as_ref().map(|_| CpuManagerPolicy::Static);
+        managed.unwrap_or_default().as_str()
     }
 
     /// The name of the memory policy, as in a checkpoint.
     pub(crate) fn memory_policy(&self) -> &'static str {
-        if self.memory.is_some() { "Static" } else { "None" }
+        let managed = self.memory.as_ref().map(|_| MemoryManagerPolicy::Static);
+        managed.unwrap_or_default().as_str()
     }
 
     /// Asks all providers and merges what they say.
@@ -318,9 +320,9 @@ impl Kubelet {
         };
         let anywhere = Affinity { mask: None, preferred: false };
         let for_all = match (self.topology.policy, self.topology.scope) {
-            (TopologyPolicy::None, _) => Some(anywhere),
-            (_, TopologyScope::Pod) => Some(affinity_for(ledger, Scope::Owner)?),
-            (_, TopologyScope::Container) => None,
+            (TopologyManagerPolicy::None, _) => Some(anywhere),
+            (_, TopologyManagerScope::Pod) => Some(affinity_for(ledger, Scope::Owner)?),
+            (_, TopologyManagerScope::Container) => None,
         };
         for container in request.all_containers() {
             let affinity = match for_all {
@@ -464,10 +466,9 @@ fn forget(ledger: &mut Ledger, owner: &OwnerId) {
 fn nodes(machine: &Machine, config: &PolicyConfig) -> Result<NodeIndex, StartProblem> {
     check_machine(machine)?;
     let nodes = machine.nodes.len();
-    let idle = PolicyConfig::default();
-    let manages = config.memory_manager_policy != idle.memory_manager_policy
-        || config.cpu_manager_policy != idle.cpu_manager_policy
-        || config.topology_manager_policy != idle.topology_manager_policy;
+    let manages = config.memory_manager_policy != MemoryManagerPolicy::None
+        || config.cpu_manager_policy != CpuManagerPolicy::None
+        || config.topology_manager_policy != TopologyManagerPolicy::None;
     if manages && nodes > MAX_NODES {
         return Err(MachineProblem::TooManyNodes { nodes, limit: MAX_NODES }.into());
     }
@@ -489,13 +490,13 @@ fn cpus(
     machine: &Machine,
     nodes: &NodeIndex,
     config: &PolicyConfig,
-    topology_policy: TopologyPolicy,
+    topology_policy: TopologyManagerPolicy,
 ) -> Result<Option<StaticCpus>, StartProblem> {
-    match config.cpu_manager_policy.as_str() {
-        "none" if config.cpu_manager_policy_options.is_empty() => Ok(None),
-        "none" => Err(StartProblem::OptionsWithoutPolicy(config.cpu_manager_policy_options.clone())),
-        "static" => StaticCpus::new(machine, nodes, config, topology_policy).map(Some),
-        unknown => Err(StartProblem::UnknownPolicy(unknown.to_owned())),
+    let options = &config.cpu_manager_policy_options;
+    match config.cpu_manager_policy {
+        CpuManagerPolicy::None if options.is_empty() => Ok(None),
+        CpuManagerPolicy::None => Err(StartProblem::OptionsWithoutPolicy(options.clone())),
+        CpuManagerPolicy::Static => StaticCpus::new(machine, nodes, config, topology_policy).map(Some),
     }
 }
 
@@ -504,10 +505,9 @@ fn memory(
     nodes: &NodeIndex,
     config: &PolicyConfig,
 ) -> Result<Option<StaticMemory>, StartProblem> {
-    match config.memory_manager_policy.as_str() {
-        "None" => Ok(None),
-        "Static" => StaticMemory::new(machine, nodes, config).map(Some),
-        unknown => Err(StartProblem::UnknownPolicy(unknown.to_owned())),
+    match config.memory_manager_policy {
+        MemoryManagerPolicy::None => Ok(None),
+        MemoryManagerPolicy::Static => StaticMemory::new(machine, nodes, config).map(Some),
     }
 }
 

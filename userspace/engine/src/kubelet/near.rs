@@ -57,22 +57,23 @@ mod tests {
 
     use super::*;
     use crate::{
-        Kubelet, Ledger, PolicyConfig, Quantity, Resources, Strategy as _, kubelet::Checkpoints,
-        policy::MemoryReservation,
+        Kubelet, Ledger, PolicyConfig, Quantity, Resources, Strategy as _,
+        kubelet::Checkpoints,
+        policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation},
     };
 
     /// Four nodes with four CPUs and 4 GiB each.
     fn bench(policy: &str) -> (Kubelet, Ledger) {
         let machine = Machine::builder().nodes(4).sockets(4).cores_per_node(4).memory(Bytes::gib(4));
         let config = PolicyConfig {
-            memory_manager_policy: "Static".to_owned(),
+            memory_manager_policy: MemoryManagerPolicy::Static,
             reserved_memory: vec![MemoryReservation {
                 numa_node: NodeId(0),
                 limits: BTreeMap::from([(ZoneKind::Memory, Quantity::whole(Bytes::gib(1).0))]),
             }],
-            cpu_manager_policy: "static".to_owned(),
+            cpu_manager_policy: CpuManagerPolicy::Static,
             cpu_reservation: Some(Quantity::whole(1)),
-            topology_manager_policy: policy.to_owned(),
+            topology_manager_policy: policy.parse().unwrap(),
             ..PolicyConfig::default()
         };
         let strategy = Kubelet::new(&machine.build().unwrap(), &config).unwrap();

@@ -147,7 +147,9 @@ mod tests {
     use super::*;
     use crate::{
         kubelet::Checkpoints,
-        policy::{MemoryReservation, PolicyConfig},
+        policy::{
+            CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, PolicyConfig, TopologyManagerPolicy,
+        },
         request::Request,
         strategy::Strategy as _,
     };
@@ -156,15 +158,15 @@ mod tests {
     fn bench() -> (Kubelet, Ledger) {
         let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).smt(2).memory(Bytes::gib(8));
         let config = PolicyConfig {
-            memory_manager_policy: "Static".to_owned(),
+            memory_manager_policy: MemoryManagerPolicy::Static,
             reserved_memory: vec![MemoryReservation {
                 numa_node: NodeId(0),
                 limits: BTreeMap::from([(ZoneKind::Memory, Quantity::whole(Bytes::gib(1).0))]),
             }],
-            cpu_manager_policy: "static".to_owned(),
+            cpu_manager_policy: CpuManagerPolicy::Static,
             cpu_reservation: Some(Quantity::whole(2)),
             reserved_system_cpus: "0,8".parse().unwrap(),
-            topology_manager_policy: "single-numa-node".to_owned(),
+            topology_manager_policy: TopologyManagerPolicy::SingleNumaNode,
             ..PolicyConfig::default()
         };
         let strategy = Kubelet::new(&machine.build().unwrap(), &config).unwrap();

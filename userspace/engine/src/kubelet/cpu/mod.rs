@@ -28,7 +28,7 @@ use crate::{
     decision::Shortfall,
     hint::{HintList, Mask, NodeIndex, Provider, ProviderHints, Resource, Scope, for_each_subset, positions},
     ledger::{Ledger, Reusable},
-    policy::{self, CpuOptions, PolicyConfig, StartProblem, StaticCpuProblem, TopologyPolicy},
+    policy::{self, CpuOptions, PolicyConfig, StartProblem, StaticCpuProblem, TopologyManagerPolicy},
     qos::QosClass,
     request::{ContainerName, ContainerRequest, OwnerId, Request},
 };
@@ -108,7 +108,7 @@ impl StaticCpus {
         machine: &Machine,
         nodes: &NodeIndex,
         config: &PolicyConfig,
-        topology_policy: TopologyPolicy,
+        topology_policy: TopologyManagerPolicy,
     ) -> Result<Self, StartProblem> {
         let topology = CpuTopology::new(machine, nodes);
         if topology.size == 0 {
@@ -138,10 +138,10 @@ impl StaticCpus {
         Ok(manager)
     }
 
-    fn check_machine(&self, topology_policy: TopologyPolicy) -> Result<(), StaticCpuProblem> {
+    fn check_machine(&self, topology_policy: TopologyManagerPolicy) -> Result<(), StaticCpuProblem> {
         let (sockets, nodes) = (self.topology.sockets.len(), self.topology.nodes.len());
-        if self.options.align_by_socket && topology_policy == TopologyPolicy::SingleNumaNode {
-            let topology_policy = topology_policy.name();
+        if self.options.align_by_socket && topology_policy == TopologyManagerPolicy::SingleNumaNode {
+            let topology_policy = topology_policy.as_str();
             let option = policy::ALIGN_BY_SOCKET;
             return Err(StaticCpuProblem::IncompatibleTopologyPolicy { topology_policy, option });
         }
