@@ -27,7 +27,6 @@ use numaward_engine::{
     Kubelet, Ledger, PolicyConfig, Quantity, Request, Resources, Strategy as _,
     explain::Merge,
     hint::ProviderHints,
-    kubelet::Checkpoints,
     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
 };
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, ZoneKind};
@@ -228,8 +227,7 @@ fn time(micros: f64) -> String {
 fn row(case: &Case) -> Result<String, String> {
     let machine = machine(case.nodes, case.fill == Fill::Pages)?;
     let kubelet = Kubelet::new(&machine, &config()).map_err(|error| error.to_string())?;
-    let restored = kubelet.restore(Checkpoints::default(), "").ledger.map_err(|error| error.to_string())?;
-    let ledger = fill(&kubelet, kubelet.ready(&restored), case.nodes, case.fill)?;
+    let ledger = fill(&kubelet, kubelet.idle(), case.nodes, case.fill)?;
     let cpus = if case.fill == Fill::Apart { 18 } else { 2 };
     let mut request = request("guest", cpus, Bytes::gib(4));
     if case.fill == Fill::Pages {

@@ -11,6 +11,7 @@ use crate::{
     explain::Explanation,
     hint::Resource,
     ledger::{Allocation, Ledger},
+    quantity::Quantity,
     request::{ContainerName, OwnerId},
 };
 
@@ -187,4 +188,30 @@ impl fmt::Display for Shortfall {
         let Self { node, resource, requested, free } = self;
         write!(f, "node {node}: {resource} requested {requested}, free {free}")
     }
+}
+
+/// Why a container's resources cannot be changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResizeError {
+    /// Whoever has exclusive CPUs has whole ones.
+    #[error("{0} CPUs are not a whole number: a container with exclusive CPUs keeps to whole CPUs")]
+    NotWholeCpus(Quantity),
+    /// Cores must stay whole.
+    #[error("{0}")]
+    Cores(Detail),
+    /// An amount is more than any machine has.
+    #[error("{resource}: {amount} is more than any machine has")]
+    TooLarge {
+        /// The resource.
+        resource: Resource,
+        /// The amount.
+        amount: Quantity,
+    },
+    /// Its nodes have too little.
+    #[error("what is missing is not free on its nodes: {}", listed(.0))]
+    Shortfall(Vec<Shortfall>),
+}
+
+fn listed(shortfalls: &[Shortfall]) -> String {
+    shortfalls.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }

@@ -178,6 +178,11 @@ impl PartialEq for Ledger {
 impl Eq for Ledger {}
 
 impl Ledger {
+    /// Nothing is promised.
+    pub(crate) fn idle(nodes: BTreeMap<NodeId, NodeAccount>, shared_pool: CpuSet) -> Self {
+        Self { nodes, shared_pool, ..Self::default() }
+    }
+
     /// Memory by node. Empty where memory is not managed.
     pub fn nodes(&self) -> &BTreeMap<NodeId, NodeAccount> {
         &self.nodes

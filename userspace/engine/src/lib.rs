@@ -20,7 +20,6 @@
 //!
 //! use numaward_engine::{
 //!     Kubelet, PolicyConfig, Request, Resources, Strategy,
-//!     kubelet::Checkpoints,
 //!     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
 //! };
 //! use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
@@ -38,7 +37,7 @@
 //!     ..PolicyConfig::default()
 //! };
 //! let strategy = Kubelet::new(&machine, &config)?;
-//! let ledger = strategy.ready(&strategy.restore(Checkpoints::default(), "/var/lib/kubelet").ledger?);
+//! let ledger = strategy.idle();
 //!
 //! // Seven gibibytes are left on node 0 and eight on node 1.
 //! let resources = Resources::none().with_cpu("2".parse()?).with_memory("8Gi".parse()?);
@@ -67,7 +66,7 @@ pub mod request;
 pub mod strategy;
 
 pub use checkpoint::CheckpointError;
-pub use decision::{Cause, Decision, Detail, Grant, Reason, Rejection, Shortfall};
+pub use decision::{Cause, Decision, Detail, Grant, Reason, Rejection, ResizeError, Shortfall};
 pub use kubelet::Kubelet;
 pub use ledger::{Allocation, Block, Ledger, OwnerAccount};
 pub use near::Near;
@@ -76,4 +75,4 @@ pub use qos::QosClass;
 pub use quantity::Quantity;
 pub use rebase::{AdoptError, Uncovered};
 pub use request::{ContainerName, ContainerRequest, OwnerId, Request, Resources};
-pub use strategy::{Stage, Strategy};
+pub use strategy::{Allocatable, Stage, Strategy};

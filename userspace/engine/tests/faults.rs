@@ -58,8 +58,7 @@ fn options(options: &[(&str, &str)]) -> BTreeMap<String, String> {
 
 fn start(machine: &Machine, config: &PolicyConfig) -> (Kubelet, Ledger) {
     let kubelet = Kubelet::new(machine, config).unwrap();
-    let ledger = kubelet.restore(Checkpoints::default(), "dir").ledger.unwrap();
-    let ledger = kubelet.ready(&ledger);
+    let ledger = kubelet.idle();
     (kubelet, ledger)
 }
 

@@ -330,12 +330,12 @@ mod tests {
     /// What the kubelet's names give is what ours give.
     #[test]
     fn the_kubelets_names_have_the_same_values() {
-        use numaward_engine::{Kubelet, Quantity, Request, Resources, Strategy, kubelet::Checkpoints};
+        use numaward_engine::{Quantity, Request, Resources};
         let machine = numaward_topology::Machine::builder().nodes(2).sockets(2).cores_per_node(4);
         let machine = machine.memory(Bytes::gib(4)).build().unwrap();
         let config = crate::config::Config::default();
-        let strategy: Kubelet = crate::guarantee::policy::strategy(&config, &machine).unwrap();
-        let ledger = strategy.restore(Checkpoints::default(), "").ledger.unwrap();
+        let strategy = crate::guarantee::policy::strategy(&config, &machine).unwrap();
+        let ledger = strategy.idle();
         let figures = Figures::default();
         for (name, cpus, memory) in [("fits", 1, 1), ("wide", 5, 1), ("much", 100, 1), ("big", 1, 100)] {
             let resources = Resources::none()

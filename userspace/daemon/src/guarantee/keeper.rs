@@ -31,10 +31,7 @@ use numaward_cgroup::{
     CgroupId, CgroupPath, EXEC_PARENT, Event, Hierarchy,
     knob::{Limit, Partition},
 };
-use numaward_engine::{
-    self as engine, Allocation, Block, Kubelet, Ledger, Near, OwnerId, Strategy,
-    kubelet::{Checkpoints, ResizeError},
-};
+use numaward_engine::{self as engine, Allocation, Block, Ledger, Near, OwnerId, ResizeError, Strategy};
 use numaward_topology::{Bytes, CpuSet, Machine, NodeId, NodeSet, ZoneKind};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -368,7 +365,7 @@ impl Keeper {
 struct Owner {
     config: Config,
     machine: Arc<Machine>,
-    strategy: Kubelet,
+    strategy: Box<dyn Strategy>,
     state: State,
     store: Store<State>,
     written_out: stored::WrittenOut,
@@ -402,12 +399,6 @@ struct Owner {
     refreshed: Instant,
 }
 
-/// The accounts of a machine on which nothing is promised.
-fn idle(strategy: &Kubelet) -> Result<Ledger, PolicyError> {
-    let restored = strategy.restore(Checkpoints::default(), "").ledger?;
-    Ok(strategy.ready(&restored))
-}
-
 impl Owner {
     fn open(
         config: &Config,
@@ -420,7 +411,6 @@ impl Owner {
     ) -> Result<Self, StartError> {
         let machine = listener.machine();
         let strategy = policy::strategy(config, &machine).map_err(StartError::Policy)?;
-        let idle = idle(&strategy).map_err(|problem| StartError::Policy(vec![problem]))?;
         let (store, loaded) = Store::open(&config.state_directory)?;
         let found = marks::read(&hierarchy);
         let is_complete = matches!(loaded, Loaded::Current { .. });
@@ -444,7 +434,8 @@ impl Owner {
         }
         let marks = Marks::new(hierarchy.clone(), found, &state);
         let decisions = Decisions::open(&config.state_directory, &mut state);
-        let uncovered = state.ledger.rebase(&idle);
+        let (ledger, uncovered) = strategy.rebase(&state.ledger);
+        state.ledger = ledger;
         let notices = Notices::new(hierarchy.clone());
         let mut owner = Self {
             config: config.clone(),
@@ -688,7 +679,7 @@ impl Owner {
         self.check_fit()?;
         let own = request.policy.map(|policy| self.strategy_with(policy)).transpose()?;
         let started = Instant::now();
-        let strategy = own.as_ref().unwrap_or(&self.strategy);
+        let strategy = own.as_deref().unwrap_or(&*self.strategy);
         let decision = spans::decide(strategy, &self.state.ledger, &request.engine, &Near::default());
         let explanation = explain::explanation(&decision.explanation);
         if !dry_run {
@@ -751,7 +742,7 @@ impl Owner {
     }
 
     /// The strategy with another policy for nodes to agree.
-    fn strategy_with(&self, topology: TopologyManagerPolicy) -> Result<Kubelet, Refused> {
+    fn strategy_with(&self, topology: TopologyManagerPolicy) -> Result<Box<dyn Strategy>, Refused> {
         let config = Config { topology_manager_policy: Some(topology), ..self.config.clone() };
         policy::strategy(&config, &self.machine).map_err(|problems| {
             let allowed = "a policy that goes with topologyManagerPolicyOptions and the machine";

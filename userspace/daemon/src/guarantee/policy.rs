@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use numaward_engine::{
-    Kubelet, PolicyConfig, Quantity, Request, StartError,
+    Kubelet, PolicyConfig, Quantity, Request, StartError, Strategy,
     kubelet::as_reported_to_kubelet,
     memory_qos::{MemoryQos, MemorySettings, Throttling, ThrottlingFormula},
     policy::MemoryReservation,
@@ -63,9 +63,14 @@ pub fn is_configured(config: &Config) -> bool {
 }
 
 /// Makes the strategy, or says everything that is wrong.
+pub fn strategy(config: &Config, machine: &Machine) -> Result<Box<dyn Strategy>, Vec<PolicyError>> {
+    Ok(Box::new(kubelet(config, machine)?))
+}
+
+/// Makes the strategy `kubelet`, or says everything that is wrong.
 ///
-/// The strategy gets to see what the kubelet would, or `prefer-align-cpus-by-uncorecache` decides otherwise.
-pub fn strategy(config: &Config, machine: &Machine) -> Result<Kubelet, Vec<PolicyError>> {
+/// It gets to see what the kubelet would, or `prefer-align-cpus-by-uncorecache` decides otherwise.
+pub(super) fn kubelet(config: &Config, machine: &Machine) -> Result<Kubelet, Vec<PolicyError>> {
     let machine = &as_reported_to_kubelet(machine);
     let mut problems = Vec::new();
     let policy = engine_policy(config, machine, &mut problems);

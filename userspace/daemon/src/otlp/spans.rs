@@ -9,7 +9,7 @@
 
 use std::{cell::RefCell, fmt, time::Duration};
 
-use numaward_engine::{Decision, Kubelet, Ledger, Near, Request, Stage};
+use numaward_engine::{Decision, Ledger, Near, Request, Stage, Strategy};
 use opentelemetry::{Context, trace::TracerProvider as _};
 use opentelemetry_proto::{
     tonic::collector::trace::v1::ExportTraceServiceRequest,
@@ -82,7 +82,7 @@ pub(crate) fn failed(span: &EnteredSpan, error: &dyn fmt::Display) {
 }
 
 /// Lets the engine decide, and tells of the stages.
-pub(crate) fn decide(strategy: &Kubelet, ledger: &Ledger, request: &Request, near: &Near) -> Decision {
+pub(crate) fn decide(strategy: &dyn Strategy, ledger: &Ledger, request: &Request, near: &Near) -> Decision {
     let span = span!(
         "decide",
         numaward.owner = request.owner.as_str(),

@@ -28,17 +28,16 @@ pub(crate) mod restore;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use numaward_topology::{Bytes, CpuSet, Machine, NodeId, ZoneKind, set::MAX_ID};
+use numaward_topology::{Bytes, Machine, NodeId, ZoneKind, set::MAX_ID};
 
 pub use self::{
     cpu::CpuError,
     memory::MemoryError,
-    resize::ResizeError,
     restore::{Checkpoints, Restored},
 };
 use self::{cpu::StaticCpus, explain::ByRule, memory::StaticMemory, merge::Rule, numa::Distances};
 use crate::{
-    decision::{Cause, Decision, Detail, Grant, Reason, Rejection, Shortfall},
+    decision::{Cause, Decision, Detail, Grant, Reason, Rejection, ResizeError, Shortfall},
     explain::{Explanation, Merge},
     hint::{Hint, Mask, NodeIndex, Provider, ProviderHints, Scope},
     ledger::Ledger,
@@ -47,8 +46,8 @@ use crate::{
         Component, CpuManagerPolicy, MachineProblem, MemoryManagerPolicy, Phase, PolicyConfig, StartError,
         StartProblem, TopologyManagerPolicy, TopologyManagerScope, TopologyOptions,
     },
-    request::{ContainerName, ContainerRequest, OwnerId, Request},
-    strategy::{Stage, Strategy},
+    request::{ContainerName, ContainerRequest, OwnerId, Request, Resources},
+    strategy::{Allocatable, Stage, Strategy},
 };
 
 /// The machine as the kubelet gets to see it: a last-level cache with as many CPUs as its node is not reported
@@ -178,15 +177,6 @@ pub struct Kubelet {
     providers: Vec<Arc<dyn HintProvider>>,
 }
 
-/// What the strategy can promise at most.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Allocatable {
-    /// CPUs that can become exclusive.
-    pub cpus: CpuSet,
-    /// Bytes by node and kind, without zeros.
-    pub memory: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
-}
-
 impl Kubelet {
     /// Checks a configuration against a machine, in the order in which the kubelet makes its managers.
     pub fn new(machine: &Machine, config: &PolicyConfig) -> Result<Self, StartError> {
@@ -227,17 +217,6 @@ impl Kubelet {
         .into_iter()
         .flatten()
         .collect()
-    }
-
-    /// What can be promised at most.
-    pub fn allocatable(&self) -> Allocatable {
-        let mut memory: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>> = BTreeMap::new();
-        for (&node, account) in self.memory.iter().flat_map(|memory| memory.idle()) {
-            for (&kind, account) in account.kinds.iter().filter(|(_, account)| account.allocatable.0 > 0) {
-                memory.entry(kind).or_default().insert(node, account.allocatable);
-            }
-        }
-        Allocatable { cpus: self.cpus.as_ref().map(|cpus| cpus.allocatable()).unwrap_or_default(), memory }
     }
 
     /// The name of the CPU policy, as in a checkpoint.
@@ -352,28 +331,6 @@ impl Kubelet {
 }
 
 impl Kubelet {
-    /// Decides on a request as [`Strategy::admit`] does, with more hints.
-    pub fn admit_near(&self, ledger: &Ledger, request: &Request, near: &Near) -> Decision {
-        self.admit_watched(ledger, request, near, &|_| {})
-    }
-
-    /// The same; `watch` is told when each stage begins, for whoever measures. The decision does not depend on it.
-    pub fn admit_watched(
-        &self,
-        ledger: &Ledger,
-        request: &Request,
-        near: &Near,
-        watch: &dyn Fn(Stage),
-    ) -> Decision {
-        let decision = self.decide(ledger, request, near, watch);
-        match near.without_wishes() {
-            Some(near) if decision.outcome.is_err() || !is_preferred(&decision) => {
-                self.decide(ledger, request, &near, watch)
-            }
-            _ => decision,
-        }
-    }
-
     fn decide(&self, ledger: &Ledger, request: &Request, near: &Near, watch: &dyn Fn(Stage)) -> Decision {
         if let Err(cause) = check_request(request) {
             let message = message(&cause);
@@ -407,8 +364,37 @@ impl Kubelet {
 }
 
 impl Strategy for Kubelet {
-    fn admit(&self, ledger: &Ledger, request: &Request) -> Decision {
-        self.admit_near(ledger, request, &Near::default())
+    /// As the kubelet's managers begin where there are no state files.
+    fn idle(&self) -> Ledger {
+        let nodes = self.memory.as_ref().map(|memory| memory.idle().clone()).unwrap_or_default();
+        let shared_pool = self.cpus.as_ref().map(|cpus| cpus.idle_pool()).unwrap_or_default();
+        Ledger::idle(nodes, shared_pool)
+    }
+
+    fn allocatable(&self) -> Allocatable {
+        let mut memory: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>> = BTreeMap::new();
+        for (&node, account) in self.memory.iter().flat_map(|memory| memory.idle()) {
+            for (&kind, account) in account.kinds.iter().filter(|(_, account)| account.allocatable.0 > 0) {
+                memory.entry(kind).or_default().insert(node, account.allocatable);
+            }
+        }
+        Allocatable { cpus: self.cpus.as_ref().map(|cpus| cpus.allocatable()).unwrap_or_default(), memory }
+    }
+
+    fn admit_watched(
+        &self,
+        ledger: &Ledger,
+        request: &Request,
+        near: &Near,
+        watch: &dyn Fn(Stage),
+    ) -> Decision {
+        let decision = self.decide(ledger, request, near, watch);
+        match near.without_wishes() {
+            Some(near) if decision.outcome.is_err() || !is_preferred(&decision) => {
+                self.decide(ledger, request, &near, watch)
+            }
+            _ => decision,
+        }
     }
 
     fn started(&self, ledger: &Ledger, owner: &OwnerId, container: &ContainerName) -> Ledger {
@@ -444,6 +430,16 @@ impl Strategy for Kubelet {
         }
         forget(&mut next, owner);
         next
+    }
+
+    fn resize(
+        &self,
+        ledger: &Ledger,
+        owner: &OwnerId,
+        container: &ContainerName,
+        to: &Resources,
+    ) -> Result<Ledger, ResizeError> {
+        self.resized(ledger, owner, container, to)
     }
 }
 

@@ -58,7 +58,6 @@ mod tests {
     use super::*;
     use crate::{
         Kubelet, Ledger, PolicyConfig, Quantity, Resources, Strategy as _,
-        kubelet::Checkpoints,
         policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation},
     };
 
@@ -77,7 +76,7 @@ mod tests {
             ..PolicyConfig::default()
         };
         let strategy = Kubelet::new(&machine.build().unwrap(), &config).unwrap();
-        let ledger = strategy.ready(&strategy.restore(Checkpoints::default(), "").ledger.unwrap());
+        let ledger = strategy.idle();
         (strategy, ledger)
     }
 
@@ -97,7 +96,7 @@ mod tests {
 
     fn place(policy: &str, cpus: u64, near: &Near) -> Option<String> {
         let (strategy, ledger) = bench(policy);
-        let decision = strategy.admit_near(&ledger, &request(cpus), near);
+        let decision = strategy.admit_watched(&ledger, &request(cpus), near, &|_| {});
         decision.outcome.ok().map(|grants| grants[0].allocation.memory_nodes().to_string())
     }
 
@@ -120,7 +119,7 @@ mod tests {
     #[test]
     fn without_either_nothing_is_different() {
         let (strategy, ledger) = bench("restricted");
-        let with = strategy.admit_near(&ledger, &request(2), &Near::default());
+        let with = strategy.admit_watched(&ledger, &request(2), &Near::default(), &|_| {});
         let without = strategy.admit(&ledger, &request(2));
         assert_eq!((with.outcome, with.ledger), (without.outcome, without.ledger));
         assert_eq!(with.explanation.merges[0].hints, without.explanation.merges[0].hints);

@@ -11,46 +11,17 @@ use std::sync::Arc;
 
 use numaward_topology::Bytes;
 
-use super::{Kubelet, cpu::CpuError, cpu::resize::CpuResizeError};
+use super::{Kubelet, cpu::resize::CpuResizeError};
 use crate::{
-    decision::Shortfall,
+    decision::{Detail, ResizeError, Shortfall},
     hint::Resource,
     ledger::Ledger,
-    quantity::Quantity,
     request::{ContainerName, OwnerId, Resources},
 };
 
-/// Why a container's resources cannot be changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ResizeError {
-    /// Whoever has exclusive CPUs has whole ones.
-    #[error("{0} CPUs are not a whole number: a container with exclusive CPUs keeps to whole CPUs")]
-    NotWholeCpus(Quantity),
-    /// Cores must stay whole.
-    #[error("{0}")]
-    Alignment(CpuError),
-    /// An amount is more than any machine has.
-    #[error("{resource}: {amount} is more than any machine has")]
-    TooLarge {
-        /// The resource.
-        resource: Resource,
-        /// The amount.
-        amount: Quantity,
-    },
-    /// Its nodes have too little.
-    #[error("what is missing is not free on its nodes: {}", listed(.0))]
-    Shortfall(Vec<Shortfall>),
-}
-
-fn listed(shortfalls: &[Shortfall]) -> String {
-    shortfalls.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-}
-
 impl Kubelet {
-    /// Changes what a container is promised to these amounts; what is not given stays. The ledger afterwards.
-    ///
-    /// A container that holds nothing is only noted to ask for them.
-    pub fn resize(
+    /// See [`crate::Strategy::resize`].
+    pub(super) fn resized(
         &self,
         ledger: &Ledger,
         owner: &OwnerId,
@@ -68,7 +39,7 @@ impl Kubelet {
                 let whole = whole.and_then(|whole| usize::try_from(whole).ok());
                 let whole = whole.ok_or(ResizeError::NotWholeCpus(wanted))?;
                 let chosen = manager.resized(ledger, cpus, whole, &nodes).map_err(|error| match error {
-                    CpuResizeError::Alignment(error) => ResizeError::Alignment(error),
+                    CpuResizeError::Alignment(error) => ResizeError::Cores(Detail::new(error)),
                     CpuResizeError::Shortfall(lacks) => ResizeError::Shortfall(lacks),
                 })?;
                 next.shared_pool = &(&next.shared_pool | cpus) - &chosen;
@@ -146,7 +117,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        kubelet::Checkpoints,
+        Quantity,
         policy::{
             CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, PolicyConfig, TopologyManagerPolicy,
         },
@@ -170,7 +141,7 @@ mod tests {
             ..PolicyConfig::default()
         };
         let strategy = Kubelet::new(&machine.build().unwrap(), &config).unwrap();
-        let ledger = strategy.ready(&strategy.restore(Checkpoints::default(), "").ledger.unwrap());
+        let ledger = strategy.idle();
         (strategy, ledger)
     }
 

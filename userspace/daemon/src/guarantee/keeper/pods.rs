@@ -30,7 +30,7 @@ use numaward_cgroup::{
     CgroupPath,
     knob::{Knob, Limit, Value},
 };
-use numaward_engine::{self as engine, Allocation, ContainerName, OwnerId, Strategy};
+use numaward_engine::{self as engine, Allocation, ContainerName, OwnerId};
 use numaward_topology::{Bytes, CpuSet};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
@@ -489,7 +489,7 @@ impl Owner {
                 None
             }
         };
-        let strategy = own.as_ref().unwrap_or(&self.strategy);
+        let strategy = own.as_deref().unwrap_or(&*self.strategy);
         let started = Instant::now();
         let decision = spans::decide(strategy, &self.state.ledger, request, &ask.near);
         if attempt == Attempt::First || decision.outcome.is_ok() {
