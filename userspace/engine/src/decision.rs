@@ -153,6 +153,9 @@ pub enum Cause {
     /// Two containers have the same name.
     #[error("the request has two containers named {0:?}")]
     DuplicateContainer(String),
+    /// Its terms do not go with the configuration or the machine.
+    #[error("{0}")]
+    Terms(Detail),
     /// There is nothing to admit.
     #[error("the request has no containers")]
     NoContainers,
@@ -165,7 +168,7 @@ impl Cause {
             Self::Topology => Reason::TopologyAffinityError,
             Self::Cores(_) => Reason::SmtAlignmentError,
             Self::Cpus(_) | Self::Memory(_) => Reason::UnexpectedAdmissionError,
-            Self::DuplicateContainer(_) | Self::NoContainers => Reason::InvalidRequest,
+            Self::DuplicateContainer(_) | Self::NoContainers | Self::Terms(_) => Reason::InvalidRequest,
         }
     }
 }

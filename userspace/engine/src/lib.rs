@@ -6,7 +6,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`quantity`], [`request`], [`qos`] | what is asked for |
+//! | [`quantity`], [`request`], [`qos`], [`terms`], [`near`] | what is asked for |
 //! | [`policy`] | the configuration and its faults |
 //! | [`ledger`] | what is promised |
 //! | [`strategy`], [`decision`] | the interface of a strategy, and its answers |
@@ -64,6 +64,7 @@ pub mod quantity;
 mod rebase;
 pub mod request;
 pub mod strategy;
+pub mod terms;
 
 pub use checkpoint::CheckpointError;
 pub use decision::{Cause, Decision, Detail, Grant, Reason, Rejection, ResizeError, Shortfall};
@@ -76,3 +77,4 @@ pub use quantity::Quantity;
 pub use rebase::{AdoptError, Uncovered};
 pub use request::{ContainerName, ContainerRequest, OwnerId, Request, Resources};
 pub use strategy::{Allocatable, Stage, Strategy};
+pub use terms::Terms;

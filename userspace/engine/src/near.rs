@@ -7,19 +7,27 @@
 use std::collections::BTreeMap;
 
 use numaward_topology::NodeSet;
+use serde::{Deserialize, Serialize};
 
 use crate::request::ContainerName;
 
 /// Nodes that containers of a request should be near to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Near {
     /// The nodes of a container's devices.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub devices: BTreeMap<ContainerName, NodeSet>,
     /// The nodes on which a container would like to be.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub preferred: BTreeMap<ContainerName, NodeSet>,
 }
 
 impl Near {
+    /// Whether no container should be near to anything.
+    pub fn is_empty(&self) -> bool {
+        self.devices.is_empty() && self.preferred.is_empty()
+    }
+
     /// Without the wishes; `None` if there are none.
     pub(crate) fn without_wishes(&self) -> Option<Self> {
         (!self.preferred.is_empty()).then(|| Self { devices: self.devices.clone(), ..Self::default() })

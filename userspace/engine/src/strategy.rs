@@ -13,9 +13,10 @@ use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind};
 use crate::{
     decision::{Decision, ResizeError},
     ledger::Ledger,
-    near::Near,
+    policy::StartError,
     rebase::Uncovered,
     request::{ContainerName, OwnerId, Request, Resources},
+    terms::Terms,
 };
 
 /// What a decision goes through, for each container or for all of a pod together.
@@ -46,21 +47,24 @@ pub trait Strategy: fmt::Debug + Send + Sync {
     /// What can be promised at most.
     fn allocatable(&self) -> Allocatable;
 
-    /// Decides on a request, near to what it should be near to. It counts as active from now on, until it is
-    /// rejected or removed. The explanation of the decision has what it was chosen from.
+    /// Whether requests can be admitted on these terms, with this configuration and machine.
+    fn check_terms(&self, terms: &Terms) -> Result<(), StartError>;
+
+    /// Decides on a request on its terms, and keeps them with its owner. It counts as active from now on, until it
+    /// is rejected or removed. The explanation of the decision has what it was chosen from.
     ///
     /// `watch` is told when each stage begins, for whoever measures. The decision does not depend on it.
     fn admit_watched(
         &self,
         ledger: &Ledger,
         request: &Request,
-        near: &Near,
+        terms: &Terms,
         watch: &dyn Fn(Stage),
     ) -> Decision;
 
-    /// Decides on a request that may be anywhere.
+    /// Decides on a request without terms of its own.
     fn admit(&self, ledger: &Ledger, request: &Request) -> Decision {
-        self.admit_watched(ledger, request, &Near::default(), &|_| {})
+        self.admit_watched(ledger, request, &Terms::default(), &|_| {})
     }
 
     /// A container of an admitted owner was started. What came before it may have ended.

@@ -31,7 +31,7 @@ use numaward_cgroup::{
     CgroupId, CgroupPath, EXEC_PARENT, Event, Hierarchy,
     knob::{Limit, Partition},
 };
-use numaward_engine::{self as engine, Allocation, Block, Ledger, Near, OwnerId, ResizeError, Strategy};
+use numaward_engine::{self as engine, Allocation, Block, Ledger, OwnerId, ResizeError, Strategy, Terms};
 use numaward_topology::{Bytes, CpuSet, Machine, NodeId, NodeSet, ZoneKind};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -51,7 +51,7 @@ use super::{
 };
 use crate::{
     api,
-    config::{Config, enforcement::Mode, policy::TopologyManagerPolicy},
+    config::{Config, enforcement::Mode},
     enforce::{Change, EnforceError, Enforcer, Failure, KnobWatch, Moving, Settings},
     events::Report,
     fault,
@@ -677,10 +677,10 @@ impl Owner {
         }
 
         self.check_fit()?;
-        let own = request.policy.map(|policy| self.strategy_with(policy)).transpose()?;
+        let terms = Terms { policy: request.policy, ..Terms::default() };
+        self.check_terms(&terms)?;
         let started = Instant::now();
-        let strategy = own.as_deref().unwrap_or(&*self.strategy);
-        let decision = spans::decide(strategy, &self.state.ledger, &request.engine, &Near::default());
+        let decision = spans::decide(&*self.strategy, &self.state.ledger, &request.engine, &terms);
         let explanation = explain::explanation(&decision.explanation);
         if !dry_run {
             self.figures.decided(&decision, started.elapsed());
@@ -741,12 +741,11 @@ impl Owner {
         }
     }
 
-    /// The strategy with another policy for nodes to agree.
-    fn strategy_with(&self, topology: TopologyManagerPolicy) -> Result<Box<dyn Strategy>, Refused> {
-        let config = Config { topology_manager_policy: Some(topology), ..self.config.clone() };
-        policy::strategy(&config, &self.machine).map_err(|problems| {
+    /// Refuses terms that do not go with the configuration or the machine.
+    fn check_terms(&self, terms: &Terms) -> Result<(), Refused> {
+        self.strategy.check_terms(terms).map_err(|problem| {
             let allowed = "a policy that goes with topologyManagerPolicyOptions and the machine";
-            FieldError::new("policy", listed(&problems), allowed).into()
+            FieldError::new("policy", listed(&[problem.into()]), allowed).into()
         })
     }
 

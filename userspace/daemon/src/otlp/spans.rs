@@ -9,7 +9,7 @@
 
 use std::{cell::RefCell, fmt, time::Duration};
 
-use numaward_engine::{Decision, Ledger, Near, Request, Stage, Strategy};
+use numaward_engine::{Decision, Ledger, Request, Stage, Strategy, Terms};
 use opentelemetry::{Context, trace::TracerProvider as _};
 use opentelemetry_proto::{
     tonic::collector::trace::v1::ExportTraceServiceRequest,
@@ -82,7 +82,7 @@ pub(crate) fn failed(span: &EnteredSpan, error: &dyn fmt::Display) {
 }
 
 /// Lets the engine decide, and tells of the stages.
-pub(crate) fn decide(strategy: &dyn Strategy, ledger: &Ledger, request: &Request, near: &Near) -> Decision {
+pub(crate) fn decide(strategy: &dyn Strategy, ledger: &Ledger, request: &Request, terms: &Terms) -> Decision {
     let span = span!(
         "decide",
         numaward.owner = request.owner.as_str(),
@@ -91,7 +91,7 @@ pub(crate) fn decide(strategy: &dyn Strategy, ledger: &Ledger, request: &Request
     )
     .entered();
     let current = RefCell::new(None);
-    let decision = strategy.admit_watched(ledger, request, near, &|stage| {
+    let decision = strategy.admit_watched(ledger, request, terms, &|stage| {
         // The one before ends before the next begins.
         current.take();
         current.replace(Some(match stage {

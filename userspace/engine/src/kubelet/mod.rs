@@ -48,6 +48,7 @@ use crate::{
     },
     request::{ContainerName, ContainerRequest, OwnerId, Request, Resources},
     strategy::{Allocatable, Stage, Strategy},
+    terms::Terms,
 };
 
 /// The machine as the kubelet gets to see it: a last-level cache with as many CPUs as its node is not reported
@@ -165,12 +166,32 @@ impl HintProvider for Unmanaged {
     }
 }
 
+/// How the nodes of resources have to agree, and for what.
+#[derive(Clone, Debug)]
+struct Agreement {
+    options: TopologyOptions,
+    rule: Rule,
+}
+
+/// A request as it is decided on.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    request: &'a Request,
+    terms: &'a Terms,
+    /// The preferences of the terms, or those of them that are tried without the others.
+    near: &'a Near,
+    agreement: &'a Agreement,
+    watch: &'a dyn Fn(Stage),
+}
+
 /// The strategy `kubelet`.
 #[derive(Debug)]
 pub struct Kubelet {
     nodes: NodeIndex,
-    topology: TopologyOptions,
-    rule: Rule,
+    /// For requests without a topology policy of their own.
+    configured: Agreement,
+    /// For requests with one; or why it does not go with the configuration or the machine.
+    by_policy: BTreeMap<TopologyManagerPolicy, Result<Agreement, StartError>>,
     cpus: Option<Arc<StaticCpus>>,
     memory: Option<Arc<StaticMemory>>,
     /// In the order in which they are asked and allocate.
@@ -182,9 +203,8 @@ impl Kubelet {
     pub fn new(machine: &Machine, config: &PolicyConfig) -> Result<Self, StartError> {
         let refused = |component| move |problem| StartError::new(component, Phase::New, problem);
         let nodes = nodes(machine, config).map_err(refused(Component::Configuration))?;
-        let (topology, rule) =
-            topology(machine, &nodes, config).map_err(refused(Component::TopologyManager))?;
-        let cpus = cpus(machine, &nodes, config, topology.policy)
+        let configured = agreement(machine, &nodes, config).map_err(refused(Component::TopologyManager))?;
+        let cpus = cpus(machine, &nodes, config, configured.options.policy)
             .map_err(refused(Component::CpuManager))?
             .map(Arc::new);
         let memory =
@@ -195,7 +215,9 @@ impl Kubelet {
             of_cpus.unwrap_or_else(|| Arc::new(Unmanaged(Provider::Cpus))),
             of_memory.unwrap_or_else(|| Arc::new(Unmanaged(Provider::Memory))),
         ];
-        Ok(Self { nodes, topology, rule, cpus, memory, providers })
+        let with_policy = |&policy| (policy, with_policy(machine, config, cpus.as_deref(), policy));
+        let by_policy = TopologyManagerPolicy::ALL.iter().map(with_policy).collect();
+        Ok(Self { nodes, configured, by_policy, cpus, memory, providers })
     }
 
     /// Everything that is wrong with a configuration for a machine: at most one fault a component.
@@ -205,8 +227,8 @@ impl Kubelet {
             Ok(nodes) => nodes,
             Err(problem) => return vec![refused(Component::Configuration, problem)],
         };
-        let topology = topology(machine, &nodes, config);
-        let policy = topology.as_ref().map_or(TopologyManagerPolicy::None, |(options, _)| options.policy);
+        let topology = agreement(machine, &nodes, config);
+        let policy = topology.as_ref().map_or(TopologyManagerPolicy::None, |of| of.options.policy);
         [
             topology.err().map(|problem| refused(Component::TopologyManager, problem)),
             cpus(machine, &nodes, config, policy)
@@ -231,15 +253,17 @@ impl Kubelet {
         managed.unwrap_or_default().as_str()
     }
 
+    /// How the nodes have to agree for a request with these terms.
+    fn agreement(&self, terms: &Terms) -> Result<Agreement, StartError> {
+        let own = terms.policy.and_then(|policy| self.by_policy.get(&policy));
+        let mut agreement = own.cloned().unwrap_or_else(|| Ok(self.configured.clone()))?;
+        agreement.options.scope = terms.scope.unwrap_or(agreement.options.scope);
+        Ok(agreement)
+    }
+
     /// Asks all providers and merges what they say.
-    fn merge(
-        &self,
-        ledger: &mut Ledger,
-        request: &Request,
-        near: &Near,
-        scope: Scope<'_>,
-        watch: &dyn Fn(Stage),
-    ) -> (Affinity, Merge) {
+    fn merge(&self, ledger: &mut Ledger, asked: Asked<'_>, scope: Scope<'_>) -> (Affinity, Merge) {
+        let Asked { request, near, agreement: Agreement { rule, .. }, watch, .. } = asked;
         watch(Stage::Hints);
         let mut hints: Vec<(Provider, ProviderHints)> = self
             .providers
@@ -248,14 +272,14 @@ impl Kubelet {
             .collect();
         hints.extend(near::hints(near, &self.nodes, request, scope));
         watch(Stage::Merge);
-        let best = self.rule.merge(self.nodes.all(), &merge::lists(hints.iter().map(|(_, hints)| hints)));
-        let accepted = self.rule.accepts(best);
+        let best = rule.merge(self.nodes.all(), &merge::lists(hints.iter().map(|(_, hints)| hints)));
+        let accepted = rule.accepts(best);
         let container = match scope {
             Scope::Container(container) => Some(container.name.clone()),
             Scope::Owner => None,
         };
         let hint = Hint { affinity: best.mask.map(|mask| self.nodes.set(mask)), preferred: best.preferred };
-        let ranking = Arc::new(ByRule { rule: self.rule.clone(), nodes: self.nodes.clone() });
+        let ranking = Arc::new(ByRule { rule: rule.clone(), nodes: self.nodes.clone() });
         let merge = Merge { container, hints, best: hint, accepted, ranking };
         (Affinity { mask: best.mask, preferred: best.preferred }, merge)
     }
@@ -285,20 +309,19 @@ impl Kubelet {
     fn attempt(
         &self,
         ledger: &mut Ledger,
-        request: &Request,
-        near: &Near,
+        asked: Asked<'_>,
         merges: &mut Vec<Merge>,
-        watch: &dyn Fn(Stage),
     ) -> Result<(), (Option<ContainerName>, Cause)> {
+        let Asked { request, agreement: Agreement { options, .. }, watch, .. } = asked;
         let mut affinity_for = |ledger: &mut Ledger, scope: Scope<'_>| {
-            let (affinity, merge) = self.merge(ledger, request, near, scope, watch);
+            let (affinity, merge) = self.merge(ledger, asked, scope);
             let failed_at = merge.container.clone();
             let accepted = merge.accepted;
             merges.push(merge);
             if accepted { Ok(affinity) } else { Err((failed_at, Cause::Topology)) }
         };
         let anywhere = Affinity { mask: None, preferred: false };
-        let for_all = match (self.topology.policy, self.topology.scope) {
+        let for_all = match (options.policy, options.scope) {
             (TopologyManagerPolicy::None, _) => Some(anywhere),
             (_, TopologyManagerScope::Pod) => Some(affinity_for(ledger, Scope::Owner)?),
             (_, TopologyManagerScope::Container) => None,
@@ -331,17 +354,14 @@ impl Kubelet {
 }
 
 impl Kubelet {
-    fn decide(&self, ledger: &Ledger, request: &Request, near: &Near, watch: &dyn Fn(Stage)) -> Decision {
-        if let Err(cause) = check_request(request) {
-            let message = message(&cause);
-            let rejection = Rejection::new(&request.owner, None, cause, message, Vec::new());
-            let explanation = Explanation::default();
-            return Decision { outcome: Err(Box::new(rejection)), explanation, ledger: ledger.clone() };
-        }
+    fn decide(&self, ledger: &Ledger, asked: Asked<'_>) -> Decision {
+        let Asked { request, terms, .. } = asked;
         let mut next = ledger.clone();
-        next.owner_mut(&request.owner).request = Some(Arc::new(request.clone()));
+        let account = next.owner_mut(&request.owner);
+        account.request = Some(Arc::new(request.clone()));
+        account.terms.clone_from(terms);
         let mut merges = Vec::new();
-        let attempt = self.attempt(&mut next, request, near, &mut merges, watch);
+        let attempt = self.attempt(&mut next, asked, &mut merges);
         let outcome = match attempt {
             Ok(()) => {
                 let grant = |container: &ContainerRequest| Grant {
@@ -381,17 +401,33 @@ impl Strategy for Kubelet {
         Allocatable { cpus: self.cpus.as_ref().map(|cpus| cpus.allocatable()).unwrap_or_default(), memory }
     }
 
+    fn check_terms(&self, terms: &Terms) -> Result<(), StartError> {
+        self.agreement(terms).map(drop)
+    }
+
     fn admit_watched(
         &self,
         ledger: &Ledger,
         request: &Request,
-        near: &Near,
+        terms: &Terms,
         watch: &dyn Fn(Stage),
     ) -> Decision {
-        let decision = self.decide(ledger, request, near, watch);
+        let of_terms = || self.agreement(terms).map_err(|problem| Cause::Terms(Detail::new(problem)));
+        let agreement = match check_request(request).and_then(|()| of_terms()) {
+            Ok(agreement) => agreement,
+            Err(cause) => {
+                let message = message(&cause);
+                let rejection = Rejection::new(&request.owner, None, cause, message, Vec::new());
+                let explanation = Explanation::default();
+                return Decision { outcome: Err(Box::new(rejection)), explanation, ledger: ledger.clone() };
+            }
+        };
+        let near = &terms.preferences;
+        let asked = Asked { request, terms, near, agreement: &agreement, watch };
+        let decision = self.decide(ledger, asked);
         match near.without_wishes() {
             Some(near) if decision.outcome.is_err() || !is_preferred(&decision) => {
-                self.decide(ledger, request, &near, watch)
+                self.decide(ledger, Asked { near: &near, ..asked })
             }
             _ => decision,
         }
@@ -453,6 +489,7 @@ fn forget(ledger: &mut Ledger, owner: &OwnerId) {
     if ledger.owner(owner).is_some() {
         let account = ledger.owner_mut(owner);
         account.request = None;
+        account.terms = Terms::default();
         account.started.clear();
         ledger.drop_empty(owner, None);
     }
@@ -472,14 +509,28 @@ fn nodes(machine: &Machine, config: &PolicyConfig) -> Result<NodeIndex, StartPro
     Ok(NodeIndex::new(machine.nodes.keys().copied()))
 }
 
-fn topology(
-    machine: &Machine,
-    nodes: &NodeIndex,
-    config: &PolicyConfig,
-) -> Result<(TopologyOptions, Rule), StartProblem> {
+fn agreement(machine: &Machine, nodes: &NodeIndex, config: &PolicyConfig) -> Result<Agreement, StartProblem> {
     let options = TopologyOptions::parse(config, nodes.ids().len())?;
     let distances = options.prefer_closest.then(|| Distances::new(machine, nodes)).transpose()?;
-    Ok((options, Rule { policy: options.policy, distances: distances.map(Arc::new) }))
+    let rule = Rule { policy: options.policy, distances: distances.map(Arc::new) };
+    Ok(Agreement { options, rule })
+}
+
+/// How nodes have to agree for requests with this topology policy. What is checked is what would be if it were
+/// configured.
+fn with_policy(
+    machine: &Machine,
+    config: &PolicyConfig,
+    cpus: Option<&StaticCpus>,
+    policy: TopologyManagerPolicy,
+) -> Result<Agreement, StartError> {
+    let refused = |component| move |problem| StartError::new(component, Phase::New, problem);
+    let config = PolicyConfig { topology_manager_policy: policy, ..config.clone() };
+    let nodes = nodes(machine, &config).map_err(refused(Component::Configuration))?;
+    let agreement = agreement(machine, &nodes, &config).map_err(refused(Component::TopologyManager))?;
+    let checked = cpus.map_or(Ok(()), |cpus| cpus.check_policy(policy));
+    checked.map_err(StartProblem::StaticCpu).map_err(refused(Component::CpuManager))?;
+    Ok(agreement)
 }
 
 fn cpus(

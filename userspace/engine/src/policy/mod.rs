@@ -7,7 +7,7 @@
 //! A fault is a [`StartError`]: which component refuses, at which phase, and why. Its text is the kubelet's
 //! own wherever the kubelet has one.
 
-mod names;
+pub(crate) mod names;
 mod problem;
 
 use std::collections::BTreeMap;

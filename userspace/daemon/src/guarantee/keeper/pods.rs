@@ -481,17 +481,14 @@ impl Owner {
         }
         self.check_fit()?;
         let mut notes = ask.notes.clone();
-        let own = match ask.policy.map(|policy| self.strategy_with(policy)) {
-            None => None,
-            Some(Ok(strategy)) => Some(strategy),
-            Some(Err(problem)) => {
-                notes.push(format!("the pod's own topology policy cannot be applied: {problem}"));
-                None
-            }
-        };
-        let strategy = own.as_deref().unwrap_or(&*self.strategy);
+        let mut terms =
+            engine::Terms { policy: ask.policy, preferences: ask.near.clone(), ..engine::Terms::default() };
+        if let Err(problem) = self.check_terms(&terms) {
+            notes.push(format!("the pod's own topology policy cannot be applied: {problem}"));
+            terms.policy = None;
+        }
         let started = Instant::now();
-        let decision = spans::decide(strategy, &self.state.ledger, request, &ask.near);
+        let decision = spans::decide(&*self.strategy, &self.state.ledger, request, &terms);
         if attempt == Attempt::First || decision.outcome.is_ok() {
             self.figures.decided(&decision, started.elapsed());
         }

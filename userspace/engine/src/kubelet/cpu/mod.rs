@@ -138,13 +138,18 @@ impl StaticCpus {
         Ok(manager)
     }
 
-    fn check_machine(&self, topology_policy: TopologyManagerPolicy) -> Result<(), StaticCpuProblem> {
-        let (sockets, nodes) = (self.topology.sockets.len(), self.topology.nodes.len());
-        if self.options.align_by_socket && topology_policy == TopologyManagerPolicy::SingleNumaNode {
-            let topology_policy = topology_policy.as_str();
-            let option = policy::ALIGN_BY_SOCKET;
+    /// Checks whether the options go with a topology policy.
+    pub(crate) fn check_policy(&self, policy: TopologyManagerPolicy) -> Result<(), StaticCpuProblem> {
+        if self.options.align_by_socket && policy == TopologyManagerPolicy::SingleNumaNode {
+            let (topology_policy, option) = (policy.as_str(), policy::ALIGN_BY_SOCKET);
             return Err(StaticCpuProblem::IncompatibleTopologyPolicy { topology_policy, option });
         }
+        Ok(())
+    }
+
+    fn check_machine(&self, topology_policy: TopologyManagerPolicy) -> Result<(), StaticCpuProblem> {
+        self.check_policy(topology_policy)?;
+        let (sockets, nodes) = (self.topology.sockets.len(), self.topology.nodes.len());
         if self.options.align_by_socket && sockets > nodes {
             return Err(StaticCpuProblem::MoreSocketsThanNodes { sockets, nodes });
         }
