@@ -111,7 +111,8 @@ const TABLE: &[Rule] = &[
     Rule {
         package: "numaward-engine",
         own: &["numaward-topology"],
-        others: Some(&["fixedbitset", "serde", "serde_json", "thiserror"]),
+        // schemars and utoipa only behind a feature of the daemon's: they describe what is in its configuration and API.
+        others: Some(&["fixedbitset", "schemars", "serde", "serde_json", "thiserror", "utoipa"]),
         without: &["numaward-topology/sysfs"],
     },
     Rule { package: "numaward-topology", own: &[], others: Some(&["serde", "thiserror"]), without: &[] },

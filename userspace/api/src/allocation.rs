@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, ops::Deref, slice, sync::Arc};
 
 use numaward_engine::ledger::KindAccount;
+pub use numaward_engine::policy::TopologyManagerPolicy;
 use numaward_topology::ZoneKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -52,20 +53,6 @@ pub enum PartitionKind {
     Root,
     /// The same, and the scheduler does not balance load among its CPUs.
     Isolated,
-}
-
-/// How the nodes of several resources have to agree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum TopologyManagerPolicy {
-    /// No rule ties them.
-    None,
-    /// The same nodes if possible.
-    BestEffort,
-    /// The same nodes, as few as could ever do, or the request is refused.
-    Restricted,
-    /// One node, or the request is refused.
-    SingleNumaNode,
 }
 
 /// What an allocation is for.

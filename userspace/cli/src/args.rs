@@ -4,7 +4,10 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{
+    Args, Parser, Subcommand, ValueEnum,
+    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
+};
 use clap_complete::Shell;
 use numaward_api::{PartitionKind, TopologyManagerPolicy};
 use numaward_config::Interval;
@@ -212,34 +215,24 @@ pub(crate) struct Wanted {
     #[arg(long = "hugepages-1Gi", value_name = "SIZE")]
     pub(crate) hugepages_1gi: Option<String>,
     /// How the nodes of CPUs and memory have to agree [default: topologyManagerPolicy of the configuration]
-    #[arg(long, value_enum)]
-    pub(crate) policy: Option<Policy>,
+    #[arg(long, value_parser = policies())]
+    pub(crate) policy: Option<TopologyManagerPolicy>,
     /// Make the CPUs a scheduling domain of their own (cpuset.cpus.partition)
     #[arg(long, value_enum)]
     pub(crate) partition: Option<Partition>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Policy {
-    /// No rule ties them
-    None,
-    /// The same nodes if possible
-    BestEffort,
-    /// The same nodes, as few as could ever do, or it is refused
-    Restricted,
-    /// One node, or it is refused
-    SingleNumaNode,
-}
-
-impl From<Policy> for TopologyManagerPolicy {
-    fn from(policy: Policy) -> Self {
-        match policy {
-            Policy::None => Self::None,
-            Policy::BestEffort => Self::BestEffort,
-            Policy::Restricted => Self::Restricted,
-            Policy::SingleNumaNode => Self::SingleNumaNode,
-        }
-    }
+/// The policies by the kubelet's names.
+fn policies() -> impl TypedValueParser<Value = TopologyManagerPolicy> {
+    let named = TopologyManagerPolicy::ALL.iter().map(|policy| {
+        PossibleValue::new(policy.as_str()).help(match policy {
+            TopologyManagerPolicy::None => "No rule ties them",
+            TopologyManagerPolicy::BestEffort => "The same nodes if possible",
+            TopologyManagerPolicy::Restricted => "The same nodes, as few as could ever do, or it is refused",
+            TopologyManagerPolicy::SingleNumaNode => "One node, or it is refused",
+        })
+    });
+    PossibleValuesParser::new(named).try_map(|name| name.parse())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -205,7 +205,7 @@ fn asked(name: String, target: api::Target, wanted: Wanted) -> api::AllocationRe
     let hugepages = [("2Mi", wanted.hugepages_2mi), ("1Gi", wanted.hugepages_1gi)];
     let hugepages = hugepages.into_iter().filter_map(|(size, bytes)| Some((size.to_owned(), bytes?)));
     let (cpus, memory, memory_limit) = (wanted.cpus, wanted.memory, wanted.memory_limit);
-    let (policy, partition) = (wanted.policy.map(Into::into), wanted.partition.map(Into::into));
+    let (policy, partition) = (wanted.policy, wanted.partition.map(Into::into));
     let hugepages = hugepages.collect();
     api::AllocationRequest { name, target, cpus, memory, memory_limit, hugepages, policy, partition }
 }

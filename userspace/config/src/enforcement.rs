@@ -2,9 +2,9 @@
 
 use std::{borrow::Cow, collections::BTreeMap, fmt, str::FromStr};
 
-use numaward_api::{EnforcementMode, PartitionKind, TopologyManagerPolicy};
+use numaward_api::{EnforcementMode, PartitionKind};
 use numaward_cgroup::CgroupPath;
-use numaward_engine::Quantity;
+use numaward_engine::{Quantity, policy::TopologyManagerPolicy};
 use numaward_topology::{Bytes, HugepageSize, ZoneKind};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};

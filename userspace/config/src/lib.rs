@@ -26,7 +26,7 @@ use std::{
     time::Duration,
 };
 
-use numaward_api::TopologyManagerPolicy;
+use numaward_engine::policy::TopologyManagerPolicy;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

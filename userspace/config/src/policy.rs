@@ -4,38 +4,12 @@
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
 use numaward_engine::Quantity;
+pub use numaward_engine::policy::{
+    CpuManagerPolicy, MemoryManagerPolicy, TopologyManagerPolicy, TopologyManagerScope,
+};
 use numaward_topology::{CpuSet, ZoneKind};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-
-/// The policy of the memory manager.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum MemoryManagerPolicy {
-    /// Memory is not promised.
-    None,
-    /// Memory and huge pages are promised on nodes.
-    Static,
-}
-
-/// The policy of the CPU manager.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum CpuManagerPolicy {
-    /// No CPU is exclusive.
-    None,
-    /// Whole CPUs are exclusive.
-    Static,
-}
-
-/// For what the nodes have to agree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum TopologyManagerScope {
-    /// For each container.
-    Container,
-    /// For all containers of a pod together.
-    Pod,
-}
 
 /// Memory of one node that is kept for the system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use numaward_cgroup::knob::Knob;
 use numaward_enforce::{Failure, Report, Step};
-use numaward_engine::{Cause, Decision, kubelet::AllocateError};
+use numaward_engine::{Cause, Decision};
 use numaward_topology::Bytes;
 use prometheus_client::{
     metrics::{
@@ -235,12 +235,12 @@ impl Figures {
         };
         match rejection {
             Some((Cause::Topology, _)) => drop(self.topology_errors.inc()),
-            Some((Cause::Allocate(AllocateError::Cpus(_)), reason)) => {
+            Some((Cause::Cores(_) | Cause::Cpus(_), reason)) => {
                 self.cpu_requests.inc();
                 self.cpu_errors.get_or_create(&[("reason", reason)]).inc();
                 self.kubelet.cpu_errors.inc();
             }
-            Some((Cause::Allocate(AllocateError::Memory(_)), reason)) => {
+            Some((Cause::Memory(_), reason)) => {
                 self.cpu_requests.inc();
                 self.memory_requests.inc();
                 self.memory_errors.get_or_create(&[("reason", reason)]).inc();
@@ -329,12 +329,12 @@ mod tests {
     /// What the kubelet's names give is what ours give.
     #[test]
     fn the_kubelets_names_have_the_same_values() {
-        use numaward_engine::{Kubelet, Quantity, Request, Resources, Strategy, kubelet::Checkpoints};
+        use numaward_engine::{Quantity, Request, Resources};
         let machine = numaward_topology::Machine::builder().nodes(2).sockets(2).cores_per_node(4);
         let machine = machine.memory(Bytes::gib(4)).build().unwrap();
         let config = numaward_config::Config::default();
-        let strategy: Kubelet = crate::policy::strategy(&config, &machine).unwrap();
-        let ledger = strategy.restore(Checkpoints::default(), "").ledger.unwrap();
+        let strategy = crate::policy::strategy(&config, &machine).unwrap();
+        let ledger = strategy.idle();
         let figures = Figures::default();
         for (name, cpus, memory) in [("fits", 1, 1), ("wide", 5, 1), ("much", 100, 1), ("big", 1, 100)] {
             let resources = Resources::none()

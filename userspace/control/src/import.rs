@@ -117,7 +117,7 @@ pub fn import(
     directory: &Path,
     dry_run: bool,
 ) -> Result<Imported, ImportError> {
-    let strategy: Kubelet = policy::strategy(config, machine).map_err(ImportError::Policy)?;
+    let strategy = policy::kubelet(config, machine).map_err(ImportError::Policy)?;
     let (cpus, memory) = (read(&directory.join(CPU_STATE))?, read(&directory.join(MEMORY_STATE))?);
     if cpus.is_none() && memory.is_none() {
         return Err(ImportError::Nothing(directory.to_owned()));
@@ -204,8 +204,8 @@ mod tests {
 
     /// The state files of a kubelet on which one container holds two CPUs and a gibibyte.
     fn state_files(dir: &Path) {
-        let strategy = policy::strategy(&Config::default(), &machine()).unwrap();
-        let ledger = strategy.ready(&strategy.restore(Checkpoints::default(), "").ledger.unwrap());
+        let strategy = policy::kubelet(&Config::default(), &machine()).unwrap();
+        let ledger = strategy.idle();
         let resources =
             Resources::none().with_cpu(Quantity::whole(2)).with_memory(Quantity::whole(Bytes::gib(1).0));
         let decision = strategy.admit(&ledger, &Request::workload("pod-1", resources));

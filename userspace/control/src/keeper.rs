@@ -27,17 +27,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_api::{self as api, EnforcementMode, TopologyManagerPolicy};
+use numaward_api::{self as api, EnforcementMode};
 use numaward_cgroup::{
     CgroupPath, EXEC_PARENT, Event, Hierarchy, KnobWatch,
     knob::{Limit, Partition},
 };
 use numaward_config::Config;
 use numaward_enforce::{Change, EnforceError, Enforcer, Failure, Moving};
-use numaward_engine::{
-    self as engine, Allocation, Kubelet, Ledger, Near, OwnerId, Strategy,
-    kubelet::{Checkpoints, ResizeError},
-};
+use numaward_engine::{self as engine, Allocation, Ledger, OwnerId, ResizeError, Strategy, Terms};
 use numaward_model::{Promises, Report, Settings};
 use numaward_store::{Loaded, Store, StoreError, fault};
 use numaward_topology::{Bytes, Machine};
@@ -262,7 +259,7 @@ impl Keeper {
 struct Owner {
     config: Config,
     machine: Arc<Machine>,
-    strategy: Kubelet,
+    strategy: Box<dyn Strategy>,
     state: State,
     store: Store<State>,
     written_out: stored::WrittenOut,
@@ -296,12 +293,6 @@ struct Owner {
     refreshed: Instant,
 }
 
-/// The accounts of a machine on which nothing is promised.
-fn idle(strategy: &Kubelet) -> Result<Ledger, PolicyError> {
-    let restored = strategy.restore(Checkpoints::default(), "").ledger?;
-    Ok(strategy.ready(&restored))
-}
-
 impl Owner {
     fn open(
         config: &Config,
@@ -314,7 +305,6 @@ impl Owner {
     ) -> Result<Self, StartError> {
         let machine = ports.machine.machine();
         let strategy = policy::strategy(config, &machine).map_err(StartError::Policy)?;
-        let idle = idle(&strategy).map_err(|problem| StartError::Policy(vec![problem]))?;
         let (store, loaded) = Store::open(&config.state_directory)?;
         let found = marks::read(&hierarchy);
         let is_complete = matches!(loaded, Loaded::Current { .. });
@@ -338,7 +328,8 @@ impl Owner {
         }
         let marks = Marks::new(hierarchy.clone(), found, &state);
         let decisions = Decisions::open(&config.state_directory, &mut state);
-        let uncovered = state.ledger.rebase(&idle);
+        let (ledger, uncovered) = strategy.rebase(&state.ledger);
+        state.ledger = ledger;
         let notices = Notices::new(hierarchy.clone());
         let mut owner = Self {
             config: config.clone(),
@@ -580,10 +571,10 @@ impl Owner {
         }
 
         self.check_fit()?;
-        let own = request.policy.map(|policy| self.strategy_with(policy)).transpose()?;
+        let terms = Terms { policy: request.policy, ..Terms::default() };
+        self.check_terms(&terms)?;
         let started = Instant::now();
-        let strategy = own.as_ref().unwrap_or(&self.strategy);
-        let decision = spans::decide(strategy, &self.state.ledger, &request.engine, &Near::default());
+        let decision = spans::decide(&*self.strategy, &self.state.ledger, &request.engine, &terms);
         let explanation = explain::explanation(&decision.explanation);
         if !dry_run {
             self.figures.decided(&decision, started.elapsed());
@@ -644,12 +635,11 @@ impl Owner {
         }
     }
 
-    /// The strategy with another policy for nodes to agree.
-    fn strategy_with(&self, topology: TopologyManagerPolicy) -> Result<Kubelet, Refused> {
-        let config = Config { topology_manager_policy: Some(topology), ..self.config.clone() };
-        policy::strategy(&config, &self.machine).map_err(|problems| {
+    /// Refuses terms that do not go with the configuration or the machine.
+    fn check_terms(&self, terms: &Terms) -> Result<(), Refused> {
+        self.strategy.check_terms(terms).map_err(|problem| {
             let allowed = "a policy that goes with topologyManagerPolicyOptions and the machine";
-            FieldError::new("policy", listed(&problems), allowed).into()
+            FieldError::new("policy", listed(&[problem.into()]), allowed).into()
         })
     }
 

@@ -12,14 +12,13 @@
 
 use std::collections::BTreeMap;
 
-use numaward_api::TopologyManagerPolicy;
 use numaward_config::{
     Config,
     memory_qos::MemoryReservationPolicy,
-    policy::{Amount, CpuManagerPolicy, MemoryManagerPolicy, TopologyManagerScope},
+    policy::{Amount, CpuManagerPolicy, MemoryManagerPolicy, TopologyManagerPolicy},
 };
 use numaward_engine::{
-    Kubelet, PolicyConfig, Quantity, Request, StartError,
+    Kubelet, PolicyConfig, Quantity, Request, StartError, Strategy,
     kubelet::as_reported_to_kubelet,
     memory_qos::{MemoryQos, MemorySettings, Throttling, ThrottlingFormula},
     policy::MemoryReservation,
@@ -63,9 +62,14 @@ pub fn is_configured(config: &Config) -> bool {
 }
 
 /// Makes the strategy, or says everything that is wrong.
+pub fn strategy(config: &Config, machine: &Machine) -> Result<Box<dyn Strategy>, Vec<PolicyError>> {
+    Ok(Box::new(kubelet(config, machine)?))
+}
+
+/// Makes the strategy `kubelet`, or says everything that is wrong.
 ///
-/// The strategy gets to see what the kubelet would, or `prefer-align-cpus-by-uncorecache` decides otherwise.
-pub fn strategy(config: &Config, machine: &Machine) -> Result<Kubelet, Vec<PolicyError>> {
+/// It gets to see what the kubelet would, or `prefer-align-cpus-by-uncorecache` decides otherwise.
+pub(super) fn kubelet(config: &Config, machine: &Machine) -> Result<Kubelet, Vec<PolicyError>> {
     let machine = &as_reported_to_kubelet(machine);
     let mut problems = Vec::new();
     let policy = engine_policy(config, machine, &mut problems);
@@ -118,35 +122,17 @@ fn engine_policy(config: &Config, machine: &Machine, problems: &mut Vec<PolicyEr
         None => CpuSet::new(),
     };
     PolicyConfig {
-        memory_manager_policy: match memory {
-            MemoryManagerPolicy::None => "None",
-            MemoryManagerPolicy::Static => "Static",
-        }
-        .to_owned(),
+        memory_manager_policy: memory,
         reserved_memory,
         node_reservation,
-        cpu_manager_policy: match cpu {
-            CpuManagerPolicy::None => "none",
-            CpuManagerPolicy::Static => "static",
-        }
-        .to_owned(),
+        cpu_manager_policy: cpu,
         cpu_manager_policy_options: config.cpu_manager_policy_options.clone(),
         // The engine counts the CPUs that it is to pick, or those that it is told.
         cpu_reservation: cpu_reservation
             .or_else(|| (!reserved_cpus.is_empty()).then(|| Quantity::whole(reserved_cpus.len() as u64))),
         reserved_system_cpus: reserved_cpus,
-        topology_manager_policy: match config.topology_manager_policy {
-            Some(TopologyManagerPolicy::None) => "none",
-            Some(TopologyManagerPolicy::BestEffort) => "best-effort",
-            None | Some(TopologyManagerPolicy::Restricted) => "restricted",
-            Some(TopologyManagerPolicy::SingleNumaNode) => "single-numa-node",
-        }
-        .to_owned(),
-        topology_manager_scope: match config.topology_manager_scope {
-            None | Some(TopologyManagerScope::Container) => "container",
-            Some(TopologyManagerScope::Pod) => "pod",
-        }
-        .to_owned(),
+        topology_manager_policy: config.topology_manager_policy.unwrap_or(TopologyManagerPolicy::Restricted),
+        topology_manager_scope: config.topology_manager_scope.unwrap_or_default(),
         topology_manager_policy_options: config.topology_manager_policy_options.clone(),
         feature_gates: BTreeMap::new(),
     }

@@ -165,6 +165,7 @@ fn of_knobs(hierarchy: &Hierarchy, path: &CgroupPath) -> Option<Mark> {
         request: Some(request.into()),
         started: [container.clone()].into(),
         containers: [(container, allocation)].into(),
+        ..OwnerAccount::default()
     };
     let guarantee = Guarantee {
         target: Target::Exec,

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use numaward_api::{self as api, TopologyManagerPolicy};
+use numaward_api as api;
 use numaward_cgroup::{CgroupPath, knob::Partition};
 use numaward_config::enforcement::{Declared, Size};
-use numaward_engine::{self as engine, Quantity, Resources};
+use numaward_engine::{self as engine, Quantity, Resources, policy::TopologyManagerPolicy};
 use numaward_model::pod::PodContainer;
 use numaward_topology::{Bytes, HugepageSize, ZoneKind};
 use serde::{Deserialize, Serialize};

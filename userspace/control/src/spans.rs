@@ -8,7 +8,7 @@
 
 use std::{cell::RefCell, fmt};
 
-use numaward_engine::{Decision, Kubelet, Ledger, Near, Request, Stage};
+use numaward_engine::{Decision, Ledger, Request, Stage, Strategy, Terms};
 use numaward_model::SPAN_TARGET;
 use tracing::{Level, field::Empty, span::EnteredSpan};
 
@@ -53,7 +53,7 @@ pub(crate) fn failed(span: &EnteredSpan, error: &dyn fmt::Display) {
 }
 
 /// Lets the engine decide, and tells of the stages.
-pub(crate) fn decide(strategy: &Kubelet, ledger: &Ledger, request: &Request, near: &Near) -> Decision {
+pub(crate) fn decide(strategy: &dyn Strategy, ledger: &Ledger, request: &Request, terms: &Terms) -> Decision {
     let span = span!(
         "decide",
         numaward.owner = request.owner.as_str(),
@@ -62,7 +62,7 @@ pub(crate) fn decide(strategy: &Kubelet, ledger: &Ledger, request: &Request, nea
     )
     .entered();
     let current = RefCell::new(None);
-    let decision = strategy.admit_watched(ledger, request, near, &|stage| {
+    let decision = strategy.admit_watched(ledger, request, terms, &|stage| {
         // The one before ends before the next begins.
         current.take();
         current.replace(Some(match stage {

@@ -72,49 +72,45 @@ impl Guarantee {
 
 #[cfg(test)]
 mod tests {
-    use numaward_engine::{Kubelet, Quantity, Request, Resources, Strategy, kubelet::Checkpoints};
+    use numaward_engine::{Quantity, Request, Resources, Strategy};
     use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 
     use super::*;
     use crate::policy;
     use numaward_config::Config;
 
-    fn idle(machine: &Machine) -> (Kubelet, Ledger) {
-        let strategy = policy::strategy(&Config::default(), machine).unwrap();
-        let ledger = strategy.restore(Checkpoints::default(), "").ledger.unwrap();
-        let ledger = strategy.ready(&ledger);
-        (strategy, ledger)
+    fn strategy(machine: &Machine) -> Box<dyn Strategy> {
+        policy::strategy(&Config::default(), machine).unwrap()
     }
 
     fn machine(memory: Bytes) -> Machine {
         Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(memory).build().unwrap()
     }
 
-    fn state() -> (Ledger, State) {
-        let (strategy, idle) = idle(&machine(Bytes::gib(4)));
+    fn state() -> (Box<dyn Strategy>, State) {
+        let strategy = strategy(&machine(Bytes::gib(4)));
         let resources =
             Resources::none().with_cpu(Quantity::whole(2)).with_memory(Quantity::whole(Bytes::gib(3).0));
-        let decision = strategy.admit(&idle, &Request::workload("a", resources));
+        let decision = strategy.admit(&strategy.idle(), &Request::workload("a", resources));
         decision.outcome.unwrap();
-        (idle, State { ledger: decision.ledger, ..State::default() })
+        (strategy, State { ledger: decision.ledger, ..State::default() })
     }
 
     #[test]
     fn on_the_same_machine_nothing_changes_and_the_file_keeps_all() {
-        let (idle, state) = state();
+        let (strategy, state) = state();
         let text = serde_json::to_string(&state).unwrap();
-        let mut read: State = serde_json::from_str(&text).unwrap();
+        let read: State = serde_json::from_str(&text).unwrap();
         assert_eq!(read, state);
-        assert_eq!(read.ledger.rebase(&idle), []);
-        assert_eq!(read, state);
+        assert_eq!(strategy.rebase(&read.ledger), (state.ledger, Vec::new()));
     }
 
     #[test]
     fn a_machine_that_lost_memory_keeps_its_promises() {
         let (_, mut state) = state();
         let held: Vec<_> = state.ledger.allocations().map(|(_, _, held)| held.clone()).collect();
-        let (_, smaller) = idle(&machine(Bytes::gib(2)));
-        let uncovered = state.ledger.rebase(&smaller);
+        let (ledger, uncovered) = strategy(&machine(Bytes::gib(2))).rebase(&state.ledger);
+        state.ledger = ledger;
         assert!(state.ledger.allocations().map(|(_, _, held)| held).eq(&held));
         let node = held[0].memory_nodes().first().unwrap();
         let account = state.ledger.nodes()[&node].kinds[&ZoneKind::Memory];

@@ -120,7 +120,7 @@ impl Texts {
 #[cfg(test)]
 mod tests {
     use numaward_cgroup::CgroupId;
-    use numaward_engine::{Quantity, Request, Resources, Strategy as _, kubelet::Checkpoints};
+    use numaward_engine::{Quantity, Request, Resources};
     use numaward_topology::{Bytes, Machine};
 
     use super::*;
@@ -161,7 +161,7 @@ mod tests {
     fn the_text_is_that_of_the_whole_state_whatever_changed() {
         let machine = Machine::builder().nodes(2).cores_per_node(4).memory(Bytes::gib(4)).build().unwrap();
         let strategy = policy::strategy(&Config::default(), &machine).unwrap();
-        let idle = strategy.restore(Checkpoints::default(), "").ledger.unwrap();
+        let idle = strategy.idle();
         let (mut texts, mut state) = (Texts::default(), State { ledger: idle, ..State::default() });
         is_whole(&mut texts, &state);
         let resources =

@@ -24,8 +24,10 @@ use std::{
 };
 
 use numaward_engine::{
-    Kubelet, Ledger, PolicyConfig, Quantity, Request, Resources, Strategy as _, explain::Merge,
-    hint::ProviderHints, kubelet::Checkpoints, policy::MemoryReservation,
+    Kubelet, Ledger, PolicyConfig, Quantity, Request, Resources, Strategy as _,
+    explain::Merge,
+    hint::ProviderHints,
+    policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
 };
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, ZoneKind};
 use peak_alloc::PeakAlloc;
@@ -141,11 +143,11 @@ fn config() -> PolicyConfig {
     let limits = BTreeMap::from([(ZoneKind::Memory, Quantity::whole(Bytes::gib(1).0))]);
     let option = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     PolicyConfig {
-        memory_manager_policy: "Static".to_owned(),
+        memory_manager_policy: MemoryManagerPolicy::Static,
         reserved_memory: vec![MemoryReservation { numa_node: NodeId(0), limits }],
-        cpu_manager_policy: "static".to_owned(),
+        cpu_manager_policy: CpuManagerPolicy::Static,
         cpu_reservation: Some(Quantity::whole(2)),
-        topology_manager_policy: "best-effort".to_owned(),
+        topology_manager_policy: TopologyManagerPolicy::BestEffort,
         topology_manager_policy_options: BTreeMap::from([option("max-allowable-numa-nodes", "20")]),
         ..PolicyConfig::default()
     }
@@ -225,8 +227,7 @@ fn time(micros: f64) -> String {
 fn row(case: &Case) -> Result<String, String> {
     let machine = machine(case.nodes, case.fill == Fill::Pages)?;
     let kubelet = Kubelet::new(&machine, &config()).map_err(|error| error.to_string())?;
-    let restored = kubelet.restore(Checkpoints::default(), "").ledger.map_err(|error| error.to_string())?;
-    let ledger = fill(&kubelet, kubelet.ready(&restored), case.nodes, case.fill)?;
+    let ledger = fill(&kubelet, kubelet.idle(), case.nodes, case.fill)?;
     let cpus = if case.fill == Fill::Apart { 18 } else { 2 };
     let mut request = request("guest", cpus, Bytes::gib(4));
     if case.fill == Fill::Pages {

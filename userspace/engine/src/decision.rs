@@ -1,14 +1,17 @@
 //! The outcome of an admission.
+//!
+//! Nothing here belongs to one strategy. What a strategy has to say beyond these words is a [`Detail`] of a
+//! [`Cause`]: a text to whoever asks, and its own type to whoever knows that strategy.
 
-use std::{error::Error, fmt};
+use std::{error::Error, fmt, sync::Arc};
 
 use numaward_topology::NodeId;
 
 use crate::{
     explain::Explanation,
     hint::Resource,
-    kubelet::AllocateError,
     ledger::{Allocation, Ledger},
+    quantity::Quantity,
     request::{ContainerName, OwnerId},
 };
 
@@ -45,12 +48,24 @@ pub struct Rejection {
     pub container: Option<ContainerName>,
     /// In a word.
     pub reason: Reason,
-    /// In a sentence; the kubelet's.
+    /// In a sentence; the strategy's.
     pub message: String,
     /// What was wrong, as data.
     pub cause: Cause,
     /// What was requested and what was free, by node and resource, just before.
     pub shortfalls: Vec<Shortfall>,
+}
+
+impl Rejection {
+    pub(crate) fn new(
+        owner: &OwnerId,
+        container: Option<ContainerName>,
+        cause: Cause,
+        message: String,
+        shortfalls: Vec<Shortfall>,
+    ) -> Self {
+        Self { owner: owner.clone(), container, reason: cause.reason(), message, cause, shortfalls }
+    }
 }
 
 impl fmt::Display for Rejection {
@@ -65,7 +80,7 @@ impl Error for Rejection {
     }
 }
 
-/// The kubelet's word for a rejection.
+/// A rejection in a word: the kubelet's, as its users know these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// The hints cannot be merged as the topology policy demands.
@@ -89,46 +104,76 @@ impl fmt::Display for Reason {
     }
 }
 
+/// What a strategy itself has to say about what was wrong.
+#[derive(Clone, Debug)]
+pub struct Detail(Arc<dyn Error + Send + Sync>);
+
+impl Detail {
+    /// Keeps an error of a strategy.
+    pub fn new(error: impl Error + Send + Sync + 'static) -> Self {
+        Self(Arc::new(error))
+    }
+
+    /// The error as the strategy's own type, if it is that.
+    pub fn downcast_ref<E: Error + 'static>(&self) -> Option<&E> {
+        self.0.downcast_ref()
+    }
+}
+
+impl fmt::Display for Detail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl PartialEq for Detail {
+    /// Whether it says the same.
+    fn eq(&self, other: &Self) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
+
+impl Eq for Detail {}
+
 /// What was wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
-    /// The merge of hints was refused.
-    #[error("Resources cannot be allocated with Topology locality")]
+    /// No nodes are such as the topology policy demands.
+    #[error("no nodes can serve all resources as the topology policy demands")]
     Topology,
-    /// A resource could not be given.
-    #[error(transparent)]
-    Allocate(#[from] AllocateError),
+    /// Whole cores could not be given.
+    #[error("{0}")]
+    Cores(Detail),
+    /// Exclusive CPUs could not be given.
+    #[error("{0}")]
+    Cpus(Detail),
+    /// Memory could not be given.
+    #[error("{0}")]
+    Memory(Detail),
     /// Two containers have the same name.
     #[error("the request has two containers named {0:?}")]
     DuplicateContainer(String),
+    /// Its terms do not go with the configuration or the machine.
+    #[error("{0}")]
+    Terms(Detail),
     /// There is nothing to admit.
     #[error("the request has no containers")]
     NoContainers,
 }
 
 impl Cause {
-    /// The kubelet's word for it.
+    /// The word for it.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Topology => Reason::TopologyAffinityError,
-            Self::Allocate(AllocateError::Cpus(error)) if error.is_alignment() => Reason::SmtAlignmentError,
-            Self::Allocate(_) => Reason::UnexpectedAdmissionError,
-            Self::DuplicateContainer(_) | Self::NoContainers => Reason::InvalidRequest,
-        }
-    }
-
-    /// The kubelet's sentence for it.
-    pub fn message(&self) -> String {
-        match self.reason() {
-            Reason::UnexpectedAdmissionError => {
-                format!("Allocate failed due to {self}, which is unexpected")
-            }
-            _ => self.to_string(),
+            Self::Cores(_) => Reason::SmtAlignmentError,
+            Self::Cpus(_) | Self::Memory(_) => Reason::UnexpectedAdmissionError,
+            Self::DuplicateContainer(_) | Self::NoContainers | Self::Terms(_) => Reason::InvalidRequest,
         }
     }
 }
 
-/// What a node had for a request that was rejected.
+/// Missing capacity: what a node had for a request that was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortfall {
     /// The node.
@@ -146,4 +191,30 @@ impl fmt::Display for Shortfall {
         let Self { node, resource, requested, free } = self;
         write!(f, "node {node}: {resource} requested {requested}, free {free}")
     }
+}
+
+/// Why a container's resources cannot be changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResizeError {
+    /// Whoever has exclusive CPUs has whole ones.
+    #[error("{0} CPUs are not a whole number: a container with exclusive CPUs keeps to whole CPUs")]
+    NotWholeCpus(Quantity),
+    /// Cores must stay whole.
+    #[error("{0}")]
+    Cores(Detail),
+    /// An amount is more than any machine has.
+    #[error("{resource}: {amount} is more than any machine has")]
+    TooLarge {
+        /// The resource.
+        resource: Resource,
+        /// The amount.
+        amount: Quantity,
+    },
+    /// Its nodes have too little.
+    #[error("what is missing is not free on its nodes: {}", listed(.0))]
+    Shortfall(Vec<Shortfall>),
+}
+
+fn listed(shortfalls: &[Shortfall]) -> String {
+    shortfalls.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }

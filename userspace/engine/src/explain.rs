@@ -4,14 +4,12 @@
 //! the candidates of a merge and why each lost, is worked out when asked for: on a large machine there are
 //! many, and nobody looks at most of them.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use numaward_topology::NodeSet;
 
 use crate::{
-    hint::{Hint, Mask, NodeIndex, Provider, ProviderHints},
-    kubelet::merge::{self, Rule},
-    policy::TopologyPolicy,
+    hint::{Hint, Provider, ProviderHints},
     request::ContainerName,
 };
 
@@ -33,8 +31,7 @@ pub struct Merge {
     pub best: Hint,
     /// Whether the topology policy took it.
     pub accepted: bool,
-    pub(crate) rule: Rule,
-    pub(crate) nodes: NodeIndex,
+    pub(crate) ranking: Arc<dyn Ranking>,
 }
 
 /// A set of nodes that could have been the result of a merge.
@@ -98,46 +95,17 @@ impl fmt::Display for Verdict {
     }
 }
 
+/// Works out the candidates of a merge. The strategy that merged knows how.
+pub(crate) trait Ranking: fmt::Debug + Send + Sync {
+    /// All candidates, best first, and why each but the chosen one lost.
+    fn candidates(&self, merge: &Merge) -> Vec<Candidate>;
+}
+
 impl Merge {
     /// All candidates, best first, and why each but the first lost.
     ///
-    /// Takes n·2ⁿ steps for n nodes.
+    /// With the strategy `kubelet` this takes n·2ⁿ steps for n nodes.
     pub fn candidates(&self) -> Vec<Candidate> {
-        let lists = merge::lists(self.hints.iter().map(|(_, hints)| hints));
-        let candidates = merge::candidates(&self.rule, &self.nodes, &lists);
-        let aim = merge::aim(&lists);
-        let chosen = self.best.affinity.as_ref().map_or(self.nodes.all(), |set| self.nodes.mask(set));
-        let found = candidates.iter().any(|candidate| candidate.mask == chosen);
-        candidates
-            .into_iter()
-            .map(|candidate| Candidate {
-                affinity: self.nodes.set(candidate.mask),
-                preferred: candidate.preferred,
-                verdict: self.verdict(candidate, (chosen, found), aim),
-            })
-            .collect()
-    }
-
-    fn verdict(&self, candidate: merge::Candidate, (chosen, found): (Mask, bool), aim: u32) -> Verdict {
-        if candidate.mask == chosen && candidate.preferred == self.best.preferred {
-            return Verdict::Chosen;
-        }
-        if self.rule.policy == TopologyPolicy::SingleNumaNode && !candidate.preferred || !found {
-            return Verdict::NotOnePreferredNode;
-        }
-        if self.best.preferred && !candidate.preferred {
-            return Verdict::NotPreferred;
-        }
-        let (nodes, best) = (candidate.mask.count_ones(), chosen.count_ones());
-        if nodes < best {
-            return Verdict::TooNarrow { nodes, needed: aim };
-        }
-        if nodes > best {
-            return Verdict::Wider { nodes, chosen: best };
-        }
-        match (self.rule.distance(candidate.mask), self.rule.distance(chosen)) {
-            (Some(distance), Some(chosen)) if distance > chosen => Verdict::Farther { distance, chosen },
-            _ => Verdict::HigherIds,
-        }
+        self.ranking.candidates(self)
     }
 }

@@ -9,6 +9,8 @@ use std::{fmt, sync::Arc};
 
 use numaward_topology::{NodeId, NodeSet, ZoneKind};
 
+use crate::request::ContainerRequest;
+
 /// A set of nodes by position.
 pub(crate) type Mask = u32;
 
@@ -22,7 +24,7 @@ pub(crate) struct NodeIndex {
 }
 
 impl NodeIndex {
-    /// Takes ids in ascending order, at most [`crate::kubelet::MAX_NODES`].
+    /// Takes ids in ascending order, at most 31: one bit of a packed hint is no node.
     pub(crate) fn new(ids: impl IntoIterator<Item = NodeId>) -> Self {
         Self { ids: ids.into_iter().collect() }
     }
@@ -162,6 +164,15 @@ impl HintList {
     pub(crate) fn masks(&self) -> impl Iterator<Item = (Mask, bool)> + '_ {
         self.packed.iter().map(|packed| (packed & !PREFERRED, packed & PREFERRED != 0))
     }
+}
+
+/// Whom hints are for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Scope<'a> {
+    /// One container.
+    Container(&'a ContainerRequest),
+    /// All containers of an owner together.
+    Owner,
 }
 
 /// What a provider says about a request.

@@ -18,7 +18,10 @@ use std::{
 use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
 use serde::{Deserialize, Serialize};
 
-use crate::request::{ContainerName, OwnerId, Request};
+use crate::{
+    request::{ContainerName, OwnerId, Request},
+    terms::Terms,
+};
 
 /// Memory promised on a set of nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -133,6 +136,9 @@ pub struct NodeAccount {
 pub struct OwnerAccount {
     /// What it asked for, while it is active. Without it the account is stale: nobody wants it any more.
     pub request: Option<Arc<Request>>,
+    /// On which terms it was admitted.
+    #[serde(default, skip_serializing_if = "Terms::is_default")]
+    pub terms: Terms,
     /// Containers that have been started.
     pub started: BTreeSet<ContainerName>,
     /// What its containers hold. Containers that hold nothing are left out.
@@ -178,6 +184,11 @@ impl PartialEq for Ledger {
 impl Eq for Ledger {}
 
 impl Ledger {
+    /// Nothing is promised.
+    pub(crate) fn idle(nodes: BTreeMap<NodeId, NodeAccount>, shared_pool: CpuSet) -> Self {
+        Self { nodes, shared_pool, ..Self::default() }
+    }
+
     /// Memory by node. Empty where memory is not managed.
     pub fn nodes(&self) -> &BTreeMap<NodeId, NodeAccount> {
         &self.nodes

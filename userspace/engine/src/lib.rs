@@ -6,7 +6,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`quantity`], [`request`], [`qos`] | what is asked for |
+//! | [`quantity`], [`request`], [`qos`], [`terms`], [`near`] | what is asked for |
 //! | [`policy`] | the configuration and its faults |
 //! | [`ledger`] | what is promised |
 //! | [`strategy`], [`decision`] | the interface of a strategy, and its answers |
@@ -19,24 +19,25 @@
 //! use std::collections::BTreeMap;
 //!
 //! use numaward_engine::{
-//!     Kubelet, PolicyConfig, Request, Resources, Strategy, kubelet::Checkpoints, policy::MemoryReservation,
+//!     Kubelet, PolicyConfig, Request, Resources, Strategy,
+//!     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
 //! };
 //! use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 //!
 //! let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).smt(2).memory(Bytes::gib(8)).build()?;
 //! let config = PolicyConfig {
-//!     memory_manager_policy: "Static".to_owned(),
+//!     memory_manager_policy: MemoryManagerPolicy::Static,
 //!     reserved_memory: vec![MemoryReservation {
 //!         numa_node: NodeId(0),
 //!         limits: BTreeMap::from([(ZoneKind::Memory, "1Gi".parse()?)]),
 //!     }],
-//!     cpu_manager_policy: "static".to_owned(),
+//!     cpu_manager_policy: CpuManagerPolicy::Static,
 //!     cpu_reservation: Some("500m".parse()?),
-//!     topology_manager_policy: "single-numa-node".to_owned(),
+//!     topology_manager_policy: TopologyManagerPolicy::SingleNumaNode,
 //!     ..PolicyConfig::default()
 //! };
 //! let strategy = Kubelet::new(&machine, &config)?;
-//! let ledger = strategy.ready(&strategy.restore(Checkpoints::default(), "/var/lib/kubelet").ledger?);
+//! let ledger = strategy.idle();
 //!
 //! // Seven gibibytes are left on node 0 and eight on node 1.
 //! let resources = Resources::none().with_cpu("2".parse()?).with_memory("8Gi".parse()?);
@@ -63,10 +64,11 @@ pub mod quantity;
 mod rebase;
 pub mod request;
 pub mod strategy;
+pub mod terms;
 
 pub use checkpoint::CheckpointError;
-pub use decision::{Cause, Decision, Grant, Reason, Rejection, Shortfall};
-pub use kubelet::{Kubelet, Stage};
+pub use decision::{Cause, Decision, Detail, Grant, Reason, Rejection, ResizeError, Shortfall};
+pub use kubelet::Kubelet;
 pub use ledger::{Allocation, Block, Ledger, OwnerAccount};
 pub use near::Near;
 pub use policy::{PolicyConfig, StartError};
@@ -74,4 +76,5 @@ pub use qos::QosClass;
 pub use quantity::Quantity;
 pub use rebase::{AdoptError, Uncovered};
 pub use request::{ContainerName, ContainerRequest, OwnerId, Request, Resources};
-pub use strategy::Strategy;
+pub use strategy::{Allocatable, Stage, Strategy};
+pub use terms::Terms;

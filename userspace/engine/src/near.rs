@@ -7,141 +7,29 @@
 use std::collections::BTreeMap;
 
 use numaward_topology::NodeSet;
+use serde::{Deserialize, Serialize};
 
-use crate::{
-    hint::{HintList, NodeIndex, Provider, ProviderHints, Resource, for_each_subset},
-    kubelet::Scope,
-    request::{ContainerName, Request},
-};
+use crate::request::ContainerName;
 
 /// Nodes that containers of a request should be near to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Near {
     /// The nodes of a container's devices.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub devices: BTreeMap<ContainerName, NodeSet>,
     /// The nodes on which a container would like to be.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub preferred: BTreeMap<ContainerName, NodeSet>,
 }
 
 impl Near {
+    /// Whether no container should be near to anything.
+    pub fn is_empty(&self) -> bool {
+        self.devices.is_empty() && self.preferred.is_empty()
+    }
+
     /// Without the wishes; `None` if there are none.
     pub(crate) fn without_wishes(&self) -> Option<Self> {
         (!self.preferred.is_empty()).then(|| Self { devices: self.devices.clone(), ..Self::default() })
-    }
-
-    /// The hints that follow, if any.
-    pub(crate) fn hints(
-        &self,
-        nodes: &NodeIndex,
-        request: &Request,
-        scope: Scope<'_>,
-    ) -> Vec<(Provider, ProviderHints)> {
-        let all = |of: &BTreeMap<ContainerName, NodeSet>| {
-            let sets = request.all_containers().filter(|container| match scope {
-                Scope::Container(one) => one.name == container.name,
-                Scope::Owner => true,
-            });
-            sets.filter_map(|container| of.get(&container.name)).fold(0, |mask, set| mask | nodes.mask(set))
-        };
-        let mut hints = Vec::new();
-        let mut add = |provider, resource, list| {
-            hints.push((provider, ProviderHints::ByResource(vec![(resource, list)])));
-        };
-        let devices = all(&self.devices);
-        if devices != 0 {
-            let mut masks = Vec::new();
-            for_each_subset(nodes.all(), |mask| {
-                if mask & devices == devices {
-                    masks.push(mask);
-                }
-            });
-            let list = HintList::new(nodes, masks, devices.count_ones(), |_| false);
-            add(Provider::Devices, Resource::Devices, list);
-        }
-        let preferred = all(&self.preferred);
-        if preferred != 0 {
-            let mut masks = Vec::new();
-            for_each_subset(nodes.all(), |mask| masks.push(mask));
-            let list = HintList::new(nodes, masks, 0, |mask| mask & !preferred == 0);
-            add(Provider::Wishes, Resource::Wishes, list);
-        }
-        hints
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
-
-    use super::*;
-    use crate::{
-        Kubelet, Ledger, PolicyConfig, Quantity, Resources, Strategy as _, kubelet::Checkpoints,
-        policy::MemoryReservation,
-    };
-
-    /// Four nodes with four CPUs and 4 GiB each.
-    fn bench(policy: &str) -> (Kubelet, Ledger) {
-        let machine = Machine::builder().nodes(4).sockets(4).cores_per_node(4).memory(Bytes::gib(4));
-        let config = PolicyConfig {
-            memory_manager_policy: "Static".to_owned(),
-            reserved_memory: vec![MemoryReservation {
-                numa_node: NodeId(0),
-                limits: BTreeMap::from([(ZoneKind::Memory, Quantity::whole(Bytes::gib(1).0))]),
-            }],
-            cpu_manager_policy: "static".to_owned(),
-            cpu_reservation: Some(Quantity::whole(1)),
-            topology_manager_policy: policy.to_owned(),
-            ..PolicyConfig::default()
-        };
-        let strategy = Kubelet::new(&machine.build().unwrap(), &config).unwrap();
-        let ledger = strategy.ready(&strategy.restore(Checkpoints::default(), "").ledger.unwrap());
-        (strategy, ledger)
-    }
-
-    fn request(cpus: u64) -> Request {
-        let resources =
-            Resources::none().with_cpu(Quantity::whole(cpus)).with_memory(Quantity::whole(Bytes::gib(1).0));
-        Request::workload("a", resources)
-    }
-
-    fn near(devices: &str, preferred: &str) -> Near {
-        let of = |nodes: &str| match nodes {
-            "" => BTreeMap::new(),
-            nodes => BTreeMap::from([("a".into(), nodes.parse().unwrap())]),
-        };
-        Near { devices: of(devices), preferred: of(preferred) }
-    }
-
-    fn place(policy: &str, cpus: u64, near: &Near) -> Option<String> {
-        let (strategy, ledger) = bench(policy);
-        let decision = strategy.admit_near(&ledger, &request(cpus), near);
-        decision.outcome.ok().map(|grants| grants[0].allocation.memory_nodes().to_string())
-    }
-
-    #[test]
-    fn devices_and_wishes_decide_where() {
-        let at = |node: &str| Some(node.to_owned());
-        for policy in ["best-effort", "restricted", "single-numa-node"] {
-            assert_eq!(place(policy, 2, &near("", "")), at("0"), "{policy}");
-            assert_eq!(place(policy, 2, &near("2", "")), at("2"), "{policy}");
-            assert_eq!(place(policy, 2, &near("", "2-3")), at("2"), "{policy}");
-            assert_eq!(place(policy, 2, &near("3", "1-2")), at("3"), "{policy}: the device is where it is");
-            // Node 0 has three CPUs left to give.
-            assert_eq!(place(policy, 4, &near("", "0")), at("1"), "{policy}: a wish is given up");
-        }
-        // Its memory is near; one of its CPUs cannot be.
-        assert_eq!(place("best-effort", 4, &near("0", "")), at("0"));
-        assert_eq!(place("single-numa-node", 4, &near("0", "")), None);
-    }
-
-    #[test]
-    fn without_either_nothing_is_different() {
-        let (strategy, ledger) = bench("restricted");
-        let with = strategy.admit_near(&ledger, &request(2), &Near::default());
-        let without = strategy.admit(&ledger, &request(2));
-        assert_eq!((with.outcome, with.ledger), (without.outcome, without.ledger));
-        assert_eq!(with.explanation.merges[0].hints, without.explanation.merges[0].hints);
     }
 }

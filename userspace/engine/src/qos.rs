@@ -53,6 +53,13 @@ fn add(sum: &mut Option<Quantity>, amount: Option<Quantity>) -> bool {
     total.is_some()
 }
 
+impl Request {
+    /// The class of service.
+    pub fn qos(&self) -> QosClass {
+        class_of(self)
+    }
+}
+
 /// The class of a request.
 pub fn class_of(request: &Request) -> QosClass {
     let (mut requested, mut limited) = ([None; 2], [None; 2]);

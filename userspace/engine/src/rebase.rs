@@ -33,8 +33,8 @@ pub struct Uncovered {
 }
 
 impl Ledger {
-    /// Takes over what somebody holds, as learnt from elsewhere than from a decision. To be followed by
-    /// [`Ledger::rebase`], which charges it.
+    /// Takes over what somebody holds, as learned from elsewhere than from a decision. To be followed by
+    /// [`crate::Strategy::rebase`], which charges it.
     pub fn adopt(&mut self, owner: OwnerId, account: OwnerAccount) -> Result<(), AdoptError> {
         if self.owner(&owner).is_some() {
             return Err(AdoptError::Known(owner));
@@ -58,7 +58,7 @@ impl Ledger {
     /// Charges what is promised here to the accounts of `idle`, the ledger of a machine on which nothing is
     /// promised; it may be another machine than before. A workload that runs keeps what it holds. Where a node
     /// has less than was promised on it, nothing is left to promise there, and what is missing is returned.
-    pub fn rebase(&mut self, idle: &Self) -> Vec<Uncovered> {
+    pub(crate) fn rebase(&mut self, idle: &Self) -> Vec<Uncovered> {
         let mut uncovered = Vec::new();
         let mut nodes = idle.nodes.clone();
         let mut shared_pool = idle.shared_pool.clone();

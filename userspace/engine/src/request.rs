@@ -5,17 +5,14 @@
 //! together. A workload outside Kubernetes is a request with one app container.
 //!
 //! Each container states requests (what it is promised) and limits (what it may use) of CPU, memory and
-//! hugepages. Its class of service follows from them, see [`crate::qos`].
+//! hugepages. Its class of service follows from them (module `qos`).
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use numaward_topology::{HugepageSize, ZoneKind};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    qos::{self, QosClass},
-    quantity::Quantity,
-};
+use crate::quantity::Quantity;
 
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident) => {
@@ -159,10 +156,5 @@ impl Request {
     /// Whether this is an init container that ends before the next container starts.
     pub fn is_regular_init(&self, name: &ContainerName) -> bool {
         self.init_containers.iter().find(|init| &init.name == name).is_some_and(|init| !init.restartable)
-    }
-
-    /// The class of service.
-    pub fn qos(&self) -> QosClass {
-        qos::class_of(self)
     }
 }

@@ -13,7 +13,9 @@ use numaward_engine::{
     Resources, Strategy as _,
     checkpoint::{CpuState, MemoryCheckpoint},
     kubelet::Checkpoints,
-    policy::MemoryReservation,
+    policy::{
+        CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy, TopologyManagerScope,
+    },
 };
 use numaward_topology::{
     Bytes, CacheId, CoreId, Cpu, CpuId, CpuSet, HugepagePool, HugepageSize, Machine, Node, NodeId, NodeSet,
@@ -119,25 +121,29 @@ fn config() -> impl Strategy<Value = PolicyConfig> {
         ],
         0..=2,
     );
-    let topology = sample::select(vec!["none", "best-effort", "restricted", "single-numa-node"]);
+    let topology = sample::select(TopologyManagerPolicy::ALL);
     (cpu_options, topology, any::<[bool; 4]>()).prop_map(
         |(cpu_options, topology, [pod, closest, cpus, memory])| {
             let on = |name: &str| (name.to_owned(), "true".to_owned());
             let mut config = PolicyConfig {
-                topology_manager_policy: topology.to_owned(),
-                topology_manager_scope: if pod { "pod" } else { "container" }.to_owned(),
+                topology_manager_policy: topology,
+                topology_manager_scope: if pod {
+                    TopologyManagerScope::Pod
+                } else {
+                    TopologyManagerScope::Container
+                },
                 ..PolicyConfig::default()
             };
             if closest {
                 config.topology_manager_policy_options = BTreeMap::from([on("prefer-closest-numa-nodes")]);
             }
             if cpus {
-                "static".clone_into(&mut config.cpu_manager_policy);
+                config.cpu_manager_policy = CpuManagerPolicy::Static;
                 config.cpu_manager_policy_options = cpu_options.into_iter().map(on).collect();
                 config.cpu_reservation = Some(Quantity::whole(1));
             }
             if memory || !cpus {
-                "Static".clone_into(&mut config.memory_manager_policy);
+                config.memory_manager_policy = MemoryManagerPolicy::Static;
                 let limits = BTreeMap::from([(ZoneKind::Memory, Quantity::whole(16 << 20))]);
                 config.reserved_memory = vec![MemoryReservation { numa_node: NodeId(0), limits }];
             }
@@ -159,6 +165,7 @@ impl Run {
     fn new(machine: &Machine, config: &PolicyConfig) -> Option<Self> {
         let kubelet = Kubelet::new(machine, config).ok()?;
         let ledger = kubelet.ready(&kubelet.restore(Checkpoints::default(), "").ledger.unwrap());
+        assert_eq!(kubelet.idle(), ledger);
         Some(Self { kubelet, ledger, running: Vec::new() })
     }
 
@@ -313,7 +320,7 @@ proptest! {
     ) {
         // Where running owners can be rejected is known: see `kubelet::defects`, and policies that refuse
         // what `align-by-socket` allocates.
-        prop_assume!(["none", "best-effort"].contains(&config.topology_manager_policy.as_str()));
+        prop_assume!(config.topology_manager_policy <= TopologyManagerPolicy::BestEffort);
         prop_assume!(!config.cpu_manager_policy_options.contains_key("full-pcpus-only"));
         let Some(mut run) = Run::new(&machine, &config) else { return Ok(()) };
         for (number, step) in steps.iter().enumerate() {
@@ -322,7 +329,7 @@ proptest! {
         }
         run.admit(&Request::workload("sweeper", Resources::none()));
         // With `strict-cpu-reservation` an empty pool is refused.
-        prop_assume!(config.cpu_manager_policy == "none" || !run.ledger.shared_pool().is_empty());
+        prop_assume!(config.cpu_manager_policy == CpuManagerPolicy::None || !run.ledger.shared_pool().is_empty());
 
         let files = run.kubelet.checkpoints(&run.ledger);
         let [cpus, memory] =
@@ -348,13 +355,12 @@ proptest! {
     #[test]
     fn promises_carry_over_to_the_same_machine(machine in machine(), config in config(), steps in steps(2)) {
         let Some(mut run) = Run::new(&machine, &config) else { return Ok(()) };
-        let idle = run.ledger.clone();
         for (number, step) in steps.iter().enumerate() {
             run.step(number, step, |number| format!("p{number}"));
             prop_assume!(is_intact(&run.ledger));
         }
-        let mut rebased = run.ledger.clone();
-        rebased.rebase(&idle);
+        let (rebased, uncovered) = run.kubelet.rebase(&run.ledger);
+        prop_assert_eq!(uncovered, Vec::new());
         prop_assert_eq!(promises(&rebased), promises(&run.ledger));
     }
 
@@ -595,9 +601,9 @@ proptest! {
     #[test]
     fn damaged_checkpoints_are_refused(at in any::<sample::Index>(), byte in any::<u8>()) {
         let machine = Machine::builder().nodes(2).cores_per_node(4).build().unwrap();
-        let mut config = PolicyConfig { cpu_manager_policy: "static".to_owned(), ..PolicyConfig::default() };
+        let mut config = PolicyConfig { cpu_manager_policy: CpuManagerPolicy::Static, ..PolicyConfig::default() };
         config.cpu_reservation = Some(Quantity::whole(1));
-        config.memory_manager_policy = "Static".to_owned();
+        config.memory_manager_policy = MemoryManagerPolicy::Static;
         let limits = BTreeMap::from([(ZoneKind::Memory, Quantity::whole(16 << 20))]);
         config.reserved_memory = vec![MemoryReservation { numa_node: NodeId(0), limits }];
         let mut run = Run::new(&machine, &config).unwrap();

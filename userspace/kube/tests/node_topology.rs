@@ -8,9 +8,10 @@ use std::{
 };
 
 use axum::http::StatusCode;
+use numaward_engine::policy::{TopologyManagerPolicy, TopologyManagerScope};
 use numaward_kube::{
     api::{self, Figures, fake::FakeApiServer},
-    node_topology::{NodeTopology, Policy, Publisher, Resource, Scope, Zone},
+    node_topology::{NodeTopology, Publisher, Resource, Zone},
 };
 use numaward_topology::{Bytes, HugepageSize, NodeId, ZoneKind};
 use prometheus_client::registry::Registry;
@@ -110,8 +111,8 @@ fn topology(available: u64) -> NodeTopology {
         ],
     };
     NodeTopology {
-        policy: Policy::SingleNumaNode,
-        scope: Scope::Pod,
+        policy: TopologyManagerPolicy::SingleNumaNode,
+        scope: TopologyManagerScope::Pod,
         zones: vec![zone(0), zone(1)],
         fingerprint: Some("pfp0v0010123456789abcdef".to_owned()),
     }

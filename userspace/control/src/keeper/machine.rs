@@ -13,7 +13,7 @@ use numaward_engine::{Block, Uncovered};
 use numaward_model::Report;
 use numaward_topology::{CpuSet, Machine};
 
-use super::{Owner, Refused, idle, policy};
+use super::{Owner, Refused, policy};
 
 /// What is promised to a workload and not there (any more).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -77,13 +77,8 @@ impl Owner {
 
     /// Charges the machine, as it is, with what is promised, and tells what of it is not there.
     pub(super) fn recharge(&mut self) {
-        let uncovered = match idle(&self.strategy) {
-            Ok(idle) => self.state.ledger.rebase(&idle),
-            Err(problem) => {
-                tracing::error!(%problem, "the accounts of the nodes cannot be made anew");
-                return;
-            }
-        };
+        let (ledger, uncovered) = self.strategy.rebase(&self.state.ledger);
+        self.state.ledger = ledger;
         self.note_lacks(uncovered);
     }
 

@@ -26,13 +26,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_api::{self as api, EnforcementMode, TopologyManagerPolicy};
+use numaward_api::{self as api, EnforcementMode};
 use numaward_cgroup::{
     CgroupPath,
     knob::{Knob, Limit, Value},
 };
 use numaward_enforce::{Change, EnforceError};
-use numaward_engine::{self as engine, Allocation, ContainerName, OwnerId, Strategy};
+use numaward_engine::{self as engine, Allocation, ContainerName, OwnerId, policy::TopologyManagerPolicy};
 use numaward_model::{
     Settings,
     pod::{POD_SHARE, PodContainer, PodName, Slice},
@@ -464,17 +464,14 @@ impl Owner {
         }
         self.check_fit()?;
         let mut notes = ask.notes.clone();
-        let own = match ask.policy.map(|policy| self.strategy_with(policy)) {
-            None => None,
-            Some(Ok(strategy)) => Some(strategy),
-            Some(Err(problem)) => {
-                notes.push(format!("the pod's own topology policy cannot be applied: {problem}"));
-                None
-            }
-        };
-        let strategy = own.as_ref().unwrap_or(&self.strategy);
+        let mut terms =
+            engine::Terms { policy: ask.policy, preferences: ask.near.clone(), ..engine::Terms::default() };
+        if let Err(problem) = self.check_terms(&terms) {
+            notes.push(format!("the pod's own topology policy cannot be applied: {problem}"));
+            terms.policy = None;
+        }
         let started = Instant::now();
-        let decision = spans::decide(strategy, &self.state.ledger, request, &ask.near);
+        let decision = spans::decide(&*self.strategy, &self.state.ledger, request, &terms);
         if attempt == Attempt::First || decision.outcome.is_ok() {
             self.figures.decided(&decision, started.elapsed());
         }

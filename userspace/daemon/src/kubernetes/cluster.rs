@@ -5,11 +5,11 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use numaward_api::TopologyManagerPolicy;
 use numaward_config::{Config, OperatingMode, policy::TopologyManagerScope};
+use numaward_engine::policy::TopologyManagerPolicy;
 use numaward_kube::{
     api::{self, EventQueue, EventWriter, Pods},
-    node_topology::{NodeTopology, Policy, Publisher, Scope, fingerprint},
+    node_topology::{NodeTopology, Publisher, fingerprint},
     pod::{PodId, PodSource as _},
     pod_resources,
 };
@@ -162,31 +162,20 @@ async fn serve_pod_resources(
 }
 
 /// The policy in the words of the scheduler: ours, or that of the kubelet that is observed.
-fn policy(config: &Config, mode: OperatingMode, policies: &Policies) -> (Policy, Scope) {
+fn policy(
+    config: &Config,
+    mode: OperatingMode,
+    policies: &Policies,
+) -> (TopologyManagerPolicy, TopologyManagerScope) {
     if mode == OperatingMode::Observe {
         let word = |found: &Option<crate::kubernetes::kubelet::policies::Found>| {
             found.as_ref().map(|found| found.policy.clone()).unwrap_or_default()
         };
-        let policy = match word(&policies.topology).as_str() {
-            "best-effort" => Policy::BestEffort,
-            "restricted" => Policy::Restricted,
-            "single-numa-node" => Policy::SingleNumaNode,
-            _ => Policy::None,
-        };
-        let scope = if word(&policies.scope) == "pod" { Scope::Pod } else { Scope::Container };
-        return (policy, scope);
+        let policy = word(&policies.topology).parse().unwrap_or_default();
+        return (policy, word(&policies.scope).parse().unwrap_or_default());
     }
-    let policy = match config.topology_manager_policy {
-        Some(TopologyManagerPolicy::None) => Policy::None,
-        Some(TopologyManagerPolicy::BestEffort) => Policy::BestEffort,
-        None | Some(TopologyManagerPolicy::Restricted) => Policy::Restricted,
-        Some(TopologyManagerPolicy::SingleNumaNode) => Policy::SingleNumaNode,
-    };
-    let scope = match config.topology_manager_scope {
-        None | Some(TopologyManagerScope::Container) => Scope::Container,
-        Some(TopologyManagerScope::Pod) => Scope::Pod,
-    };
-    (policy, scope)
+    let policy = config.topology_manager_policy.unwrap_or(TopologyManagerPolicy::Restricted);
+    (policy, config.topology_manager_scope.unwrap_or_default())
 }
 
 struct Link {
@@ -238,7 +227,7 @@ struct Publishing {
     observer: Arc<Observer>,
     view: View,
     pods: Pods,
-    topology: (Policy, Scope),
+    topology: (TopologyManagerPolicy, TopologyManagerScope),
     interval: Duration,
 }
 

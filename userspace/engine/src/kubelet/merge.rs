@@ -21,7 +21,7 @@ use std::{cmp::Ordering, sync::Arc};
 use super::numa::Distances;
 use crate::{
     hint::{Mask, NodeIndex, ProviderHints},
-    policy::TopologyPolicy,
+    policy::TopologyManagerPolicy,
 };
 
 /// What the hints of one resource say.
@@ -39,7 +39,7 @@ pub(crate) enum List {
 /// How candidates compare.
 #[derive(Clone, Debug)]
 pub(crate) struct Rule {
-    pub(crate) policy: TopologyPolicy,
+    pub(crate) policy: TopologyManagerPolicy,
     /// Where sets of equal size are compared by distance.
     pub(crate) distances: Option<Arc<Distances>>,
 }
@@ -82,7 +82,7 @@ impl Rule {
         let best = if let Some(mask) = self.best(&preferred, 0) {
             Best { mask: Some(mask), preferred: true }
         } else {
-            let candidates = if self.policy == TopologyPolicy::SingleNumaNode {
+            let candidates = if self.policy == TopologyManagerPolicy::SingleNumaNode {
                 // Sets of one node that are not the same have nothing in common.
                 Vec::new()
             } else {
@@ -93,7 +93,7 @@ impl Rule {
             Best { mask: Some(mask), preferred: false }
         };
         match best.mask {
-            Some(mask) if self.policy == TopologyPolicy::SingleNumaNode && mask == all => {
+            Some(mask) if self.policy == TopologyManagerPolicy::SingleNumaNode && mask == all => {
                 Best { mask: None, ..best }
             }
             _ => best,
@@ -103,8 +103,8 @@ impl Rule {
     /// Whether the policy takes the result.
     pub(crate) fn accepts(&self, best: Best) -> bool {
         match self.policy {
-            TopologyPolicy::None | TopologyPolicy::BestEffort => true,
-            TopologyPolicy::Restricted | TopologyPolicy::SingleNumaNode => best.preferred,
+            TopologyManagerPolicy::None | TopologyManagerPolicy::BestEffort => true,
+            TopologyManagerPolicy::Restricted | TopologyManagerPolicy::SingleNumaNode => best.preferred,
         }
     }
 
@@ -117,7 +117,9 @@ impl Rule {
                 List::Any { preferred: false } => return Vec::new(),
                 List::Masks(masks) => {
                     let eligible = |&(mask, preferred): &(Mask, bool)| {
-                        preferred && (self.policy != TopologyPolicy::SingleNumaNode || mask.is_power_of_two())
+                        preferred
+                            && (self.policy != TopologyManagerPolicy::SingleNumaNode
+                                || mask.is_power_of_two())
                     };
                     let mut named: Vec<Mask> =
                         masks.iter().filter(|hint| eligible(hint)).map(|&(mask, _)| mask).collect();
@@ -158,7 +160,7 @@ impl Rule {
     /// for which it orders as the average does.
     pub(crate) fn distance(&self, mask: Mask) -> Option<u64> {
         match self.policy {
-            TopologyPolicy::SingleNumaNode => None,
+            TopologyManagerPolicy::SingleNumaNode => None,
             _ => self.distances.as_ref().map(|distances| distances.sum(mask)),
         }
     }
@@ -292,7 +294,7 @@ mod tests {
 
     /// The merge as the kubelet does it: all combinations, one after another.
     fn product(rule: &Rule, all: Mask, lists: &[List]) -> Best {
-        let single = rule.policy == TopologyPolicy::SingleNumaNode;
+        let single = rule.policy == TopologyManagerPolicy::SingleNumaNode;
         let hints = |list: &List| -> Vec<(Option<Mask>, bool)> {
             let hints: Vec<_> = match list {
                 List::Any { preferred } => vec![(None, *preferred)],
@@ -340,9 +342,9 @@ mod tests {
 
     fn rule(nodes: u32) -> impl Strategy<Value = Rule> {
         let policy = prop_oneof![
-            Just(TopologyPolicy::BestEffort),
-            Just(TopologyPolicy::Restricted),
-            Just(TopologyPolicy::SingleNumaNode),
+            Just(TopologyManagerPolicy::BestEffort),
+            Just(TopologyManagerPolicy::Restricted),
+            Just(TopologyManagerPolicy::SingleNumaNode),
         ];
         let distances = collection::vec(collection::vec(11u32..15, 5), 5);
         (policy, proptest::option::of(distances)).prop_map(move |(policy, rows)| {

@@ -18,35 +18,37 @@
 
 pub(crate) mod cpu;
 pub(crate) mod defects;
+mod explain;
 pub(crate) mod memory;
 pub(crate) mod merge;
+mod near;
 pub(crate) mod numa;
 pub(crate) mod resize;
 pub(crate) mod restore;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use numaward_topology::{Bytes, CpuSet, Machine, NodeId, ZoneKind, set::MAX_ID};
+use numaward_topology::{Bytes, Machine, NodeId, ZoneKind, set::MAX_ID};
 
 pub use self::{
     cpu::CpuError,
     memory::MemoryError,
-    resize::ResizeError,
     restore::{Checkpoints, Restored},
 };
-use self::{cpu::StaticCpus, memory::StaticMemory, merge::Rule, numa::Distances};
+use self::{cpu::StaticCpus, explain::ByRule, memory::StaticMemory, merge::Rule, numa::Distances};
 use crate::{
-    decision::{Cause, Decision, Grant, Rejection, Shortfall},
+    decision::{Cause, Decision, Detail, Grant, Reason, Rejection, ResizeError, Shortfall},
     explain::{Explanation, Merge},
-    hint::{Hint, Mask, NodeIndex, Provider, ProviderHints},
+    hint::{Hint, Mask, NodeIndex, Provider, ProviderHints, Scope},
     ledger::Ledger,
     near::Near,
     policy::{
-        Component, MachineProblem, Phase, PolicyConfig, StartError, StartProblem, TopologyOptions,
-        TopologyPolicy, TopologyScope,
+        Component, CpuManagerPolicy, MachineProblem, MemoryManagerPolicy, Phase, PolicyConfig, StartError,
+        StartProblem, TopologyManagerPolicy, TopologyManagerScope, TopologyOptions,
     },
-    request::{ContainerName, ContainerRequest, OwnerId, Request},
-    strategy::Strategy,
+    request::{ContainerName, ContainerRequest, OwnerId, Request, Resources},
+    strategy::{Allocatable, Stage, Strategy},
+    terms::Terms,
 };
 
 /// The machine as the kubelet gets to see it: a last-level cache with as many CPUs as its node is not reported
@@ -71,26 +73,6 @@ pub fn as_reported_to_kubelet(machine: &Machine) -> Machine {
 /// 20 nodes.
 pub const MAX_NODES: usize = 20;
 
-/// Whom hints are for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Scope<'a> {
-    /// One container.
-    Container(&'a ContainerRequest),
-    /// All containers of an owner together.
-    Owner,
-}
-
-/// What a decision goes through, for each container or for all of a pod together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// All providers are asked for hints.
-    Hints,
-    /// They are merged.
-    Merge,
-    /// CPUs and memory are taken.
-    Allocate,
-}
-
 /// What came out of a merge: where to allocate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Affinity {
@@ -108,6 +90,25 @@ pub enum AllocateError {
     /// Memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+}
+
+impl From<AllocateError> for Cause {
+    fn from(error: AllocateError) -> Self {
+        match error {
+            AllocateError::Cpus(error) if error.is_alignment() => Self::Cores(Detail::new(error)),
+            AllocateError::Cpus(error) => Self::Cpus(Detail::new(error)),
+            AllocateError::Memory(error) => Self::Memory(Detail::new(error)),
+        }
+    }
+}
+
+/// The kubelet's sentence for what was wrong.
+fn message(cause: &Cause) -> String {
+    match cause.reason() {
+        Reason::TopologyAffinityError => "Resources cannot be allocated with Topology locality".to_owned(),
+        Reason::UnexpectedAdmissionError => format!("Allocate failed due to {cause}, which is unexpected"),
+        Reason::SmtAlignmentError | Reason::InvalidRequest => cause.to_string(),
+    }
 }
 
 /// A source of hints that can also allocate. Each call first gives back what is stale, as the kubelet's
@@ -165,25 +166,36 @@ impl HintProvider for Unmanaged {
     }
 }
 
+/// How the nodes of resources have to agree, and for what.
+#[derive(Clone, Debug)]
+struct Agreement {
+    options: TopologyOptions,
+    rule: Rule,
+}
+
+/// A request as it is decided on.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    request: &'a Request,
+    terms: &'a Terms,
+    /// The preferences of the terms, or those of them that are tried without the others.
+    near: &'a Near,
+    agreement: &'a Agreement,
+    watch: &'a dyn Fn(Stage),
+}
+
 /// The strategy `kubelet`.
 #[derive(Debug)]
 pub struct Kubelet {
     nodes: NodeIndex,
-    topology: TopologyOptions,
-    rule: Rule,
+    /// For requests without a topology policy of their own.
+    configured: Agreement,
+    /// For requests with one; or why it does not go with the configuration or the machine.
+    by_policy: BTreeMap<TopologyManagerPolicy, Result<Agreement, StartError>>,
     cpus: Option<Arc<StaticCpus>>,
     memory: Option<Arc<StaticMemory>>,
     /// In the order in which they are asked and allocate.
     providers: Vec<Arc<dyn HintProvider>>,
-}
-
-/// What the strategy can promise at most.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Allocatable {
-    /// CPUs that can become exclusive.
-    pub cpus: CpuSet,
-    /// Bytes by node and kind, without zeros.
-    pub memory: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
 }
 
 impl Kubelet {
@@ -191,9 +203,8 @@ impl Kubelet {
     pub fn new(machine: &Machine, config: &PolicyConfig) -> Result<Self, StartError> {
         let refused = |component| move |problem| StartError::new(component, Phase::New, problem);
         let nodes = nodes(machine, config).map_err(refused(Component::Configuration))?;
-        let (topology, rule) =
-            topology(machine, &nodes, config).map_err(refused(Component::TopologyManager))?;
-        let cpus = cpus(machine, &nodes, config, topology.policy)
+        let configured = agreement(machine, &nodes, config).map_err(refused(Component::TopologyManager))?;
+        let cpus = cpus(machine, &nodes, config, configured.options.policy)
             .map_err(refused(Component::CpuManager))?
             .map(Arc::new);
         let memory =
@@ -204,7 +215,9 @@ impl Kubelet {
             of_cpus.unwrap_or_else(|| Arc::new(Unmanaged(Provider::Cpus))),
             of_memory.unwrap_or_else(|| Arc::new(Unmanaged(Provider::Memory))),
         ];
-        Ok(Self { nodes, topology, rule, cpus, memory, providers })
+        let with_policy = |&policy| (policy, with_policy(machine, config, cpus.as_deref(), policy));
+        let by_policy = TopologyManagerPolicy::ALL.iter().map(with_policy).collect();
+        Ok(Self { nodes, configured, by_policy, cpus, memory, providers })
     }
 
     /// Everything that is wrong with a configuration for a machine: at most one fault a component.
@@ -214,8 +227,8 @@ impl Kubelet {
             Ok(nodes) => nodes,
             Err(problem) => return vec![refused(Component::Configuration, problem)],
         };
-        let topology = topology(machine, &nodes, config);
-        let policy = topology.as_ref().map_or(TopologyPolicy::None, |(options, _)| options.policy);
+        let topology = agreement(machine, &nodes, config);
+        let policy = topology.as_ref().map_or(TopologyManagerPolicy::None, |of| of.options.policy);
         [
             topology.err().map(|problem| refused(Component::TopologyManager, problem)),
             cpus(machine, &nodes, config, policy)
@@ -228,53 +241,46 @@ impl Kubelet {
         .collect()
     }
 
-    /// What can be promised at most.
-    pub fn allocatable(&self) -> Allocatable {
-        let mut memory: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>> = BTreeMap::new();
-        for (&node, account) in self.memory.iter().flat_map(|memory| memory.idle()) {
-            for (&kind, account) in account.kinds.iter().filter(|(_, account)| account.allocatable.0 > 0) {
-                memory.entry(kind).or_default().insert(node, account.allocatable);
-            }
-        }
-        Allocatable { cpus: self.cpus.as_ref().map(|cpus| cpus.allocatable()).unwrap_or_default(), memory }
-    }
-
     /// The name of the CPU policy, as in a checkpoint.
     pub(crate) fn cpu_policy(&self) -> &'static str {
-        if self.cpus.is_some() { "static" } else { "none" }
+        let managed = self.cpus.as_ref().map(|_| CpuManagerPolicy::Static);
+        managed.unwrap_or_default().as_str()
     }
 
     /// The name of the memory policy, as in a checkpoint.
     pub(crate) fn memory_policy(&self) -> &'static str {
-        if self.memory.is_some() { "Static" } else { "None" }
+        let managed = self.memory.as_ref().map(|_| MemoryManagerPolicy::Static);
+        managed.unwrap_or_default().as_str()
+    }
+
+    /// How the nodes have to agree for a request with these terms.
+    fn agreement(&self, terms: &Terms) -> Result<Agreement, StartError> {
+        let own = terms.policy.and_then(|policy| self.by_policy.get(&policy));
+        let mut agreement = own.cloned().unwrap_or_else(|| Ok(self.configured.clone()))?;
+        agreement.options.scope = terms.scope.unwrap_or(agreement.options.scope);
+        Ok(agreement)
     }
 
     /// Asks all providers and merges what they say.
-    fn merge(
-        &self,
-        ledger: &mut Ledger,
-        request: &Request,
-        near: &Near,
-        scope: Scope<'_>,
-        watch: &dyn Fn(Stage),
-    ) -> (Affinity, Merge) {
+    fn merge(&self, ledger: &mut Ledger, asked: Asked<'_>, scope: Scope<'_>) -> (Affinity, Merge) {
+        let Asked { request, near, agreement: Agreement { rule, .. }, watch, .. } = asked;
         watch(Stage::Hints);
         let mut hints: Vec<(Provider, ProviderHints)> = self
             .providers
             .iter()
             .map(|provider| (provider.provider(), provider.hints(ledger, request, scope)))
             .collect();
-        hints.extend(near.hints(&self.nodes, request, scope));
+        hints.extend(near::hints(near, &self.nodes, request, scope));
         watch(Stage::Merge);
-        let best = self.rule.merge(self.nodes.all(), &merge::lists(hints.iter().map(|(_, hints)| hints)));
-        let accepted = self.rule.accepts(best);
+        let best = rule.merge(self.nodes.all(), &merge::lists(hints.iter().map(|(_, hints)| hints)));
+        let accepted = rule.accepts(best);
         let container = match scope {
             Scope::Container(container) => Some(container.name.clone()),
             Scope::Owner => None,
         };
         let hint = Hint { affinity: best.mask.map(|mask| self.nodes.set(mask)), preferred: best.preferred };
-        let (rule, nodes) = (self.rule.clone(), self.nodes.clone());
-        let merge = Merge { container, hints, best: hint, accepted, rule, nodes };
+        let ranking = Arc::new(ByRule { rule: rule.clone(), nodes: self.nodes.clone() });
+        let merge = Merge { container, hints, best: hint, accepted, ranking };
         (Affinity { mask: best.mask, preferred: best.preferred }, merge)
     }
 
@@ -303,23 +309,22 @@ impl Kubelet {
     fn attempt(
         &self,
         ledger: &mut Ledger,
-        request: &Request,
-        near: &Near,
+        asked: Asked<'_>,
         merges: &mut Vec<Merge>,
-        watch: &dyn Fn(Stage),
     ) -> Result<(), (Option<ContainerName>, Cause)> {
+        let Asked { request, agreement: Agreement { options, .. }, watch, .. } = asked;
         let mut affinity_for = |ledger: &mut Ledger, scope: Scope<'_>| {
-            let (affinity, merge) = self.merge(ledger, request, near, scope, watch);
+            let (affinity, merge) = self.merge(ledger, asked, scope);
             let failed_at = merge.container.clone();
             let accepted = merge.accepted;
             merges.push(merge);
             if accepted { Ok(affinity) } else { Err((failed_at, Cause::Topology)) }
         };
         let anywhere = Affinity { mask: None, preferred: false };
-        let for_all = match (self.topology.policy, self.topology.scope) {
-            (TopologyPolicy::None, _) => Some(anywhere),
-            (_, TopologyScope::Pod) => Some(affinity_for(ledger, Scope::Owner)?),
-            (_, TopologyScope::Container) => None,
+        let for_all = match (options.policy, options.scope) {
+            (TopologyManagerPolicy::None, _) => Some(anywhere),
+            (_, TopologyManagerScope::Pod) => Some(affinity_for(ledger, Scope::Owner)?),
+            (_, TopologyManagerScope::Container) => None,
         };
         for container in request.all_containers() {
             let affinity = match for_all {
@@ -343,57 +348,20 @@ impl Kubelet {
         let scope = failed.map_or(Scope::Owner, Scope::Container);
         let shortfalls =
             self.providers.iter().flat_map(|provider| provider.shortfalls(ledger, request, scope)).collect();
-        Rejection {
-            owner: request.owner.clone(),
-            container,
-            reason: cause.reason(),
-            message: cause.message(),
-            cause,
-            shortfalls,
-        }
+        let message = message(&cause);
+        Rejection::new(&request.owner, container, cause, message, shortfalls)
     }
 }
 
 impl Kubelet {
-    /// Decides on a request as [`Strategy::admit`] does, with more hints.
-    pub fn admit_near(&self, ledger: &Ledger, request: &Request, near: &Near) -> Decision {
-        self.admit_watched(ledger, request, near, &|_| {})
-    }
-
-    /// The same; `watch` is told when each stage begins, for whoever measures. The decision does not depend on it.
-    pub fn admit_watched(
-        &self,
-        ledger: &Ledger,
-        request: &Request,
-        near: &Near,
-        watch: &dyn Fn(Stage),
-    ) -> Decision {
-        let decision = self.decide(ledger, request, near, watch);
-        match near.without_wishes() {
-            Some(near) if decision.outcome.is_err() || !is_preferred(&decision) => {
-                self.decide(ledger, request, &near, watch)
-            }
-            _ => decision,
-        }
-    }
-
-    fn decide(&self, ledger: &Ledger, request: &Request, near: &Near, watch: &dyn Fn(Stage)) -> Decision {
-        if let Err(cause) = check_request(request) {
-            let rejection = Rejection {
-                owner: request.owner.clone(),
-                container: None,
-                reason: cause.reason(),
-                message: cause.message(),
-                cause,
-                shortfalls: Vec::new(),
-            };
-            let explanation = Explanation::default();
-            return Decision { outcome: Err(Box::new(rejection)), explanation, ledger: ledger.clone() };
-        }
+    fn decide(&self, ledger: &Ledger, asked: Asked<'_>) -> Decision {
+        let Asked { request, terms, .. } = asked;
         let mut next = ledger.clone();
-        next.owner_mut(&request.owner).request = Some(Arc::new(request.clone()));
+        let account = next.owner_mut(&request.owner);
+        account.request = Some(Arc::new(request.clone()));
+        account.terms.clone_from(terms);
         let mut merges = Vec::new();
-        let attempt = self.attempt(&mut next, request, near, &mut merges, watch);
+        let attempt = self.attempt(&mut next, asked, &mut merges);
         let outcome = match attempt {
             Ok(()) => {
                 let grant = |container: &ContainerRequest| Grant {
@@ -416,8 +384,53 @@ impl Kubelet {
 }
 
 impl Strategy for Kubelet {
-    fn admit(&self, ledger: &Ledger, request: &Request) -> Decision {
-        self.admit_near(ledger, request, &Near::default())
+    /// As the kubelet's managers begin where there are no state files.
+    fn idle(&self) -> Ledger {
+        let nodes = self.memory.as_ref().map(|memory| memory.idle().clone()).unwrap_or_default();
+        let shared_pool = self.cpus.as_ref().map(|cpus| cpus.idle_pool()).unwrap_or_default();
+        Ledger::idle(nodes, shared_pool)
+    }
+
+    fn allocatable(&self) -> Allocatable {
+        let mut memory: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>> = BTreeMap::new();
+        for (&node, account) in self.memory.iter().flat_map(|memory| memory.idle()) {
+            for (&kind, account) in account.kinds.iter().filter(|(_, account)| account.allocatable.0 > 0) {
+                memory.entry(kind).or_default().insert(node, account.allocatable);
+            }
+        }
+        Allocatable { cpus: self.cpus.as_ref().map(|cpus| cpus.allocatable()).unwrap_or_default(), memory }
+    }
+
+    fn check_terms(&self, terms: &Terms) -> Result<(), StartError> {
+        self.agreement(terms).map(drop)
+    }
+
+    fn admit_watched(
+        &self,
+        ledger: &Ledger,
+        request: &Request,
+        terms: &Terms,
+        watch: &dyn Fn(Stage),
+    ) -> Decision {
+        let of_terms = || self.agreement(terms).map_err(|problem| Cause::Terms(Detail::new(problem)));
+        let agreement = match check_request(request).and_then(|()| of_terms()) {
+            Ok(agreement) => agreement,
+            Err(cause) => {
+                let message = message(&cause);
+                let rejection = Rejection::new(&request.owner, None, cause, message, Vec::new());
+                let explanation = Explanation::default();
+                return Decision { outcome: Err(Box::new(rejection)), explanation, ledger: ledger.clone() };
+            }
+        };
+        let near = &terms.preferences;
+        let asked = Asked { request, terms, near, agreement: &agreement, watch };
+        let decision = self.decide(ledger, asked);
+        match near.without_wishes() {
+            Some(near) if decision.outcome.is_err() || !is_preferred(&decision) => {
+                self.decide(ledger, Asked { near: &near, ..asked })
+            }
+            _ => decision,
+        }
     }
 
     fn started(&self, ledger: &Ledger, owner: &OwnerId, container: &ContainerName) -> Ledger {
@@ -454,6 +467,16 @@ impl Strategy for Kubelet {
         forget(&mut next, owner);
         next
     }
+
+    fn resize(
+        &self,
+        ledger: &Ledger,
+        owner: &OwnerId,
+        container: &ContainerName,
+        to: &Resources,
+    ) -> Result<Ledger, ResizeError> {
+        self.resized(ledger, owner, container, to)
+    }
 }
 
 /// Whether every merge came to what all prefer.
@@ -466,6 +489,7 @@ fn forget(ledger: &mut Ledger, owner: &OwnerId) {
     if ledger.owner(owner).is_some() {
         let account = ledger.owner_mut(owner);
         account.request = None;
+        account.terms = Terms::default();
         account.started.clear();
         ledger.drop_empty(owner, None);
     }
@@ -475,10 +499,9 @@ fn forget(ledger: &mut Ledger, owner: &OwnerId) {
 fn nodes(machine: &Machine, config: &PolicyConfig) -> Result<NodeIndex, StartProblem> {
     check_machine(machine)?;
     let nodes = machine.nodes.len();
-    let idle = PolicyConfig::default();
-    let manages = config.memory_manager_policy != idle.memory_manager_policy
-        || config.cpu_manager_policy != idle.cpu_manager_policy
-        || config.topology_manager_policy != idle.topology_manager_policy;
+    let manages = config.memory_manager_policy != MemoryManagerPolicy::None
+        || config.cpu_manager_policy != CpuManagerPolicy::None
+        || config.topology_manager_policy != TopologyManagerPolicy::None;
     if manages && nodes > MAX_NODES {
         return Err(MachineProblem::TooManyNodes { nodes, limit: MAX_NODES }.into());
     }
@@ -486,27 +509,41 @@ fn nodes(machine: &Machine, config: &PolicyConfig) -> Result<NodeIndex, StartPro
     Ok(NodeIndex::new(machine.nodes.keys().copied()))
 }
 
-fn topology(
-    machine: &Machine,
-    nodes: &NodeIndex,
-    config: &PolicyConfig,
-) -> Result<(TopologyOptions, Rule), StartProblem> {
+fn agreement(machine: &Machine, nodes: &NodeIndex, config: &PolicyConfig) -> Result<Agreement, StartProblem> {
     let options = TopologyOptions::parse(config, nodes.ids().len())?;
     let distances = options.prefer_closest.then(|| Distances::new(machine, nodes)).transpose()?;
-    Ok((options, Rule { policy: options.policy, distances: distances.map(Arc::new) }))
+    let rule = Rule { policy: options.policy, distances: distances.map(Arc::new) };
+    Ok(Agreement { options, rule })
+}
+
+/// How nodes have to agree for requests with this topology policy. What is checked is what would be if it were
+/// configured.
+fn with_policy(
+    machine: &Machine,
+    config: &PolicyConfig,
+    cpus: Option<&StaticCpus>,
+    policy: TopologyManagerPolicy,
+) -> Result<Agreement, StartError> {
+    let refused = |component| move |problem| StartError::new(component, Phase::New, problem);
+    let config = PolicyConfig { topology_manager_policy: policy, ..config.clone() };
+    let nodes = nodes(machine, &config).map_err(refused(Component::Configuration))?;
+    let agreement = agreement(machine, &nodes, &config).map_err(refused(Component::TopologyManager))?;
+    let checked = cpus.map_or(Ok(()), |cpus| cpus.check_policy(policy));
+    checked.map_err(StartProblem::StaticCpu).map_err(refused(Component::CpuManager))?;
+    Ok(agreement)
 }
 
 fn cpus(
     machine: &Machine,
     nodes: &NodeIndex,
     config: &PolicyConfig,
-    topology_policy: TopologyPolicy,
+    topology_policy: TopologyManagerPolicy,
 ) -> Result<Option<StaticCpus>, StartProblem> {
-    match config.cpu_manager_policy.as_str() {
-        "none" if config.cpu_manager_policy_options.is_empty() => Ok(None),
-        "none" => Err(StartProblem::OptionsWithoutPolicy(config.cpu_manager_policy_options.clone())),
-        "static" => StaticCpus::new(machine, nodes, config, topology_policy).map(Some),
-        unknown => Err(StartProblem::UnknownPolicy(unknown.to_owned())),
+    let options = &config.cpu_manager_policy_options;
+    match config.cpu_manager_policy {
+        CpuManagerPolicy::None if options.is_empty() => Ok(None),
+        CpuManagerPolicy::None => Err(StartProblem::OptionsWithoutPolicy(options.clone())),
+        CpuManagerPolicy::Static => StaticCpus::new(machine, nodes, config, topology_policy).map(Some),
     }
 }
 
@@ -515,10 +552,9 @@ fn memory(
     nodes: &NodeIndex,
     config: &PolicyConfig,
 ) -> Result<Option<StaticMemory>, StartProblem> {
-    match config.memory_manager_policy.as_str() {
-        "None" => Ok(None),
-        "Static" => StaticMemory::new(machine, nodes, config).map(Some),
-        unknown => Err(StartProblem::UnknownPolicy(unknown.to_owned())),
+    match config.memory_manager_policy {
+        MemoryManagerPolicy::None => Ok(None),
+        MemoryManagerPolicy::Static => StaticMemory::new(machine, nodes, config).map(Some),
     }
 }
 

@@ -11,46 +11,17 @@ use std::sync::Arc;
 
 use numaward_topology::Bytes;
 
-use super::{Kubelet, cpu::CpuError, cpu::resize::CpuResizeError};
+use super::{Kubelet, cpu::resize::CpuResizeError};
 use crate::{
-    decision::Shortfall,
+    decision::{Detail, ResizeError, Shortfall},
     hint::Resource,
     ledger::Ledger,
-    quantity::Quantity,
     request::{ContainerName, OwnerId, Resources},
 };
 
-/// Why a container's resources cannot be changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ResizeError {
-    /// Whoever has exclusive CPUs has whole ones.
-    #[error("{0} CPUs are not a whole number: a container with exclusive CPUs keeps to whole CPUs")]
-    NotWholeCpus(Quantity),
-    /// Cores must stay whole.
-    #[error("{0}")]
-    Alignment(CpuError),
-    /// An amount is more than any machine has.
-    #[error("{resource}: {amount} is more than any machine has")]
-    TooLarge {
-        /// The resource.
-        resource: Resource,
-        /// The amount.
-        amount: Quantity,
-    },
-    /// Its nodes have too little.
-    #[error("what is missing is not free on its nodes: {}", listed(.0))]
-    Shortfall(Vec<Shortfall>),
-}
-
-fn listed(shortfalls: &[Shortfall]) -> String {
-    shortfalls.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-}
-
 impl Kubelet {
-    /// Changes what a container is promised to these amounts; what is not given stays. The ledger afterwards.
-    ///
-    /// A container that holds nothing is only noted to ask for them.
-    pub fn resize(
+    /// See [`crate::Strategy::resize`].
+    pub(super) fn resized(
         &self,
         ledger: &Ledger,
         owner: &OwnerId,
@@ -68,7 +39,7 @@ impl Kubelet {
                 let whole = whole.and_then(|whole| usize::try_from(whole).ok());
                 let whole = whole.ok_or(ResizeError::NotWholeCpus(wanted))?;
                 let chosen = manager.resized(ledger, cpus, whole, &nodes).map_err(|error| match error {
-                    CpuResizeError::Alignment(error) => ResizeError::Alignment(error),
+                    CpuResizeError::Alignment(error) => ResizeError::Cores(Detail::new(error)),
                     CpuResizeError::Shortfall(lacks) => ResizeError::Shortfall(lacks),
                 })?;
                 next.shared_pool = &(&next.shared_pool | cpus) - &chosen;
@@ -146,8 +117,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        kubelet::Checkpoints,
-        policy::{MemoryReservation, PolicyConfig},
+        Quantity,
+        policy::{
+            CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, PolicyConfig, TopologyManagerPolicy,
+        },
         request::Request,
         strategy::Strategy as _,
     };
@@ -156,19 +129,19 @@ mod tests {
     fn bench() -> (Kubelet, Ledger) {
         let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).smt(2).memory(Bytes::gib(8));
         let config = PolicyConfig {
-            memory_manager_policy: "Static".to_owned(),
+            memory_manager_policy: MemoryManagerPolicy::Static,
             reserved_memory: vec![MemoryReservation {
                 numa_node: NodeId(0),
                 limits: BTreeMap::from([(ZoneKind::Memory, Quantity::whole(Bytes::gib(1).0))]),
             }],
-            cpu_manager_policy: "static".to_owned(),
+            cpu_manager_policy: CpuManagerPolicy::Static,
             cpu_reservation: Some(Quantity::whole(2)),
             reserved_system_cpus: "0,8".parse().unwrap(),
-            topology_manager_policy: "single-numa-node".to_owned(),
+            topology_manager_policy: TopologyManagerPolicy::SingleNumaNode,
             ..PolicyConfig::default()
         };
         let strategy = Kubelet::new(&machine.build().unwrap(), &config).unwrap();
-        let ledger = strategy.ready(&strategy.restore(Checkpoints::default(), "").ledger.unwrap());
+        let ledger = strategy.idle();
         (strategy, ledger)
     }
 

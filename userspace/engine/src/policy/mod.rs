@@ -7,6 +7,7 @@
 //! A fault is a [`StartError`]: which component refuses, at which phase, and why. Its text is the kubelet's
 //! own wherever the kubelet has one.
 
+pub(crate) mod names;
 mod problem;
 
 use std::collections::BTreeMap;
@@ -14,9 +15,14 @@ use std::collections::BTreeMap;
 use numaward_topology::{CpuSet, NodeId, ZoneKind};
 use serde::{Deserialize, Serialize};
 
-pub use self::problem::{
-    Component, MachineProblem, OptionProblem, Phase, RestoreProblem, StartError, StartProblem, StateField,
-    StaticCpuProblem,
+pub use self::{
+    names::{
+        CpuManagerPolicy, MemoryManagerPolicy, TopologyManagerPolicy, TopologyManagerScope, UnknownName,
+    },
+    problem::{
+        Component, MachineProblem, OptionProblem, Phase, RestoreProblem, StartError, StartProblem,
+        StateField, StaticCpuProblem,
+    },
 };
 use crate::quantity::Quantity;
 
@@ -31,18 +37,20 @@ pub struct MemoryReservation {
 }
 
 /// The configuration, spelt as in a `KubeletConfiguration`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+///
+/// By default, as with the kubelet, nothing is managed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PolicyConfig {
-    /// `None` or `Static`.
-    pub memory_manager_policy: String,
+    /// Who manages memory.
+    pub memory_manager_policy: MemoryManagerPolicy,
     /// Memory kept for the system on each node.
     pub reserved_memory: Vec<MemoryReservation>,
     /// What kube-reserved, system-reserved and hard eviction thresholds add up to, in bytes by kind. The sums
     /// of `reserved_memory` must equal it. Where it is absent they are not compared.
     pub node_reservation: Option<BTreeMap<ZoneKind, Quantity>>,
-    /// `none` or `static`.
-    pub cpu_manager_policy: String,
+    /// Who manages CPUs.
+    pub cpu_manager_policy: CpuManagerPolicy,
     /// Options of the static CPU policy.
     pub cpu_manager_policy_options: BTreeMap<String, String>,
     /// CPUs kept for the system. If empty, the policy picks as many as `cpu_reservation` needs.
@@ -51,33 +59,14 @@ pub struct PolicyConfig {
     /// The CPUs of kube-reserved and system-reserved together; rounded up. Without effect where
     /// `reserved_system_cpus` are given.
     pub cpu_reservation: Option<Quantity>,
-    /// `none`, `best-effort`, `restricted` or `single-numa-node`.
-    pub topology_manager_policy: String,
-    /// `container` or `pod`.
-    pub topology_manager_scope: String,
+    /// How the nodes of several resources have to agree.
+    pub topology_manager_policy: TopologyManagerPolicy,
+    /// For what they have to agree.
+    pub topology_manager_scope: TopologyManagerScope,
     /// Options of the topology policy.
     pub topology_manager_policy_options: BTreeMap<String, String>,
     /// Groups of options that are switched on or off. Absent means on.
     pub feature_gates: BTreeMap<String, bool>,
-}
-
-impl Default for PolicyConfig {
-    /// The kubelet's defaults: nothing is managed.
-    fn default() -> Self {
-        Self {
-            memory_manager_policy: "None".to_owned(),
-            reserved_memory: Vec::new(),
-            node_reservation: None,
-            cpu_manager_policy: "none".to_owned(),
-            cpu_manager_policy_options: BTreeMap::new(),
-            reserved_system_cpus: CpuSet::new(),
-            cpu_reservation: None,
-            topology_manager_policy: "none".to_owned(),
-            topology_manager_scope: "container".to_owned(),
-            topology_manager_policy_options: BTreeMap::new(),
-            feature_gates: BTreeMap::new(),
-        }
-    }
 }
 
 impl PolicyConfig {
@@ -189,47 +178,13 @@ impl CpuOptions {
     }
 }
 
-/// How strictly hints must agree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TopologyPolicy {
-    /// Hints are not asked for.
-    None,
-    /// Whatever comes of the merge is taken.
-    BestEffort,
-    /// Only a preferred result is taken.
-    Restricted,
-    /// Only one node is taken.
-    SingleNumaNode,
-}
-
-impl TopologyPolicy {
-    /// As it is spelt in a configuration.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::BestEffort => "best-effort",
-            Self::Restricted => "restricted",
-            Self::SingleNumaNode => "single-numa-node",
-        }
-    }
-}
-
-/// For whom hints are merged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TopologyScope {
-    /// For each container.
-    Container,
-    /// For all containers of an owner together.
-    Pod,
-}
-
 /// The topology policy with its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopologyOptions {
     /// The policy.
-    pub policy: TopologyPolicy,
+    pub policy: TopologyManagerPolicy,
     /// The scope.
-    pub scope: TopologyScope,
+    pub scope: TopologyManagerScope,
     /// [`PREFER_CLOSEST`]
     pub prefer_closest: bool,
 }
@@ -238,12 +193,9 @@ impl TopologyOptions {
     /// Reads policy, scope and options for a machine of so many nodes. Policy `none` ignores scope and options.
     pub fn parse(config: &PolicyConfig, nodes: usize) -> Result<Self, StartProblem> {
         let (mut prefer_closest, mut allowed) = (false, DEFAULT_MAX_NODES);
-        if config.topology_manager_policy == TopologyPolicy::None.name() {
-            return Ok(Self {
-                policy: TopologyPolicy::None,
-                scope: TopologyScope::Container,
-                prefer_closest,
-            });
+        let policy = config.topology_manager_policy;
+        if policy == TopologyManagerPolicy::None {
+            return Ok(Self { policy, scope: TopologyManagerScope::Container, prefer_closest });
         }
         for (name, value) in &config.topology_manager_policy_options {
             match name.as_str() {
@@ -271,16 +223,7 @@ impl TopologyOptions {
         if u64::try_from(nodes).is_ok_and(|nodes| nodes > allowed) {
             return Err(StartProblem::TooManyNodes { allowed, nodes });
         }
-        let policy = [TopologyPolicy::BestEffort, TopologyPolicy::Restricted, TopologyPolicy::SingleNumaNode]
-            .into_iter()
-            .find(|policy| policy.name() == config.topology_manager_policy)
-            .ok_or_else(|| StartProblem::UnknownPolicy(config.topology_manager_policy.clone()))?;
-        let scope = match config.topology_manager_scope.as_str() {
-            "container" => TopologyScope::Container,
-            "pod" => TopologyScope::Pod,
-            _ => return Err(StartProblem::UnknownScope(config.topology_manager_scope.clone())),
-        };
-        Ok(Self { policy, scope, prefer_closest })
+        Ok(Self { policy, scope: config.topology_manager_scope, prefer_closest })
     }
 }
 

@@ -92,12 +92,6 @@ pub enum StartProblem {
         /// The kind of memory.
         kind: ZoneKind,
     },
-    /// No such policy.
-    #[error("unknown policy: \"{0}\"")]
-    UnknownPolicy(String),
-    /// No such scope.
-    #[error("unknown scope: \"{0}\"")]
-    UnknownScope(String),
     /// An option of the topology policy.
     #[error(transparent)]
     TopologyOption(OptionProblem),

@@ -6,17 +6,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_engine::{
-    Allocation, Block, ContainerName, Decision, Grant, Kubelet, Ledger, OwnerId, PolicyConfig, Request,
-    StartError, Strategy as _,
+    Allocation, Block, ContainerName, Decision, Grant, Kubelet, Ledger, OwnerId, Request, Strategy as _,
     checkpoint::{CpuCheckpoint, MemoryCheckpoint},
     explain::Merge,
     hint::{Hint, HintList, Provider, ProviderHints},
     kubelet::Checkpoints,
+    policy::{Component, Phase, StartError, UnknownName},
 };
 use numaward_topology::{CpuSet, Machine, NodeSet};
 use serde_json::{Map, Value, json};
 
-use super::vectors::{Scenario, Step};
+use super::vectors::{Config, Scenario, Step};
 
 /// What a container has none of is either left out of a record or empty.
 const MAY_BE_EMPTY: [&str; 4] = ["cpus", "cpuset_cpus", "cpuset_mems", "blocks"];
@@ -33,7 +33,7 @@ impl Scenario {
             Err(error) => return vec![format!("not a vector: {error}")],
         };
         let start_error = world.start(&[]).map(|_| ()).err();
-        let initial = world.initial(start_error.as_ref(), &self.initial);
+        let initial = world.initial(start_error, &self.initial);
         world.compare("initial", &self.initial, &initial);
         for (index, step) in self.steps.iter().enumerate() {
             let Some(expect) = &step.expect else { break };
@@ -55,7 +55,7 @@ impl Scenario {
 
 struct World {
     machine: Machine,
-    config: PolicyConfig,
+    config: Config,
     /// The strategy, while it runs.
     kubelet: Option<Kubelet>,
     ledger: Ledger,
@@ -67,7 +67,7 @@ struct World {
 }
 
 impl World {
-    fn new(machine: Machine, config: PolicyConfig) -> Self {
+    fn new(machine: Machine, config: Config) -> Self {
         Self {
             machine,
             config,
@@ -84,15 +84,17 @@ impl World {
     }
 
     /// Starts the strategy on the state files and admits pods again.
-    fn start(&mut self, order: &[String]) -> Result<Vec<Value>, StartError> {
+    fn start(&mut self, order: &[String]) -> Result<Vec<Value>, Value> {
         if let Some(before) = self.kubelet.take() {
             self.files = before.checkpoints(&self.ledger);
         }
         self.ledger = Ledger::default();
-        let kubelet = Kubelet::new(&self.machine, &self.config)?;
+        let unknown = |(component, name): &(_, UnknownName)| refused(*component, Phase::New, name);
+        let config = self.config.as_ref().map_err(unknown)?;
+        let kubelet = Kubelet::new(&self.machine, config).map_err(|error| start_error(&error))?;
         let restored = kubelet.restore(std::mem::take(&mut self.files), STATE_DIR);
         self.files = restored.checkpoints;
-        self.ledger = restored.ledger?;
+        self.ledger = restored.ledger.map_err(|error| start_error(&error))?;
         let before = std::mem::take(&mut self.running);
         let mut answers = Vec::new();
         for name in order {
@@ -115,9 +117,9 @@ impl World {
     }
 
     /// The result of the first start, as far as the vector asks for it.
-    fn initial(&self, error: Option<&StartError>, expect: &Value) -> Value {
+    fn initial(&self, error: Option<Value>, expect: &Value) -> Value {
         if let Some(error) = error {
-            return json!({ "start_error": start_error(error) });
+            return json!({ "start_error": error });
         }
         let mut initial = Map::new();
         if expect.get("machine_state").is_some() {
@@ -220,7 +222,7 @@ impl World {
                 got.insert("readmit".to_owned(), Value::Array(answers));
             }
             Err(error) => {
-                got.insert("start_error".to_owned(), start_error(&error));
+                got.insert("start_error".to_owned(), error);
             }
         }
         Ok(got)
@@ -290,7 +292,11 @@ impl World {
 }
 
 fn start_error(error: &StartError) -> Value {
-    json!({ "component": error.component, "phase": error.phase, "message": error.to_string() })
+    refused(error.component, error.phase, error)
+}
+
+fn refused(component: Component, phase: Phase, message: &dyn std::fmt::Display) -> Value {
+    json!({ "component": component, "phase": phase, "message": message.to_string() })
 }
 
 fn ids(nodes: &NodeSet) -> Vec<u32> {

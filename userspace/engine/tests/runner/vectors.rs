@@ -1,9 +1,10 @@
 //! The format of the vectors.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, str::FromStr};
 
 use numaward_engine::{
-    ContainerRequest, PolicyConfig, Quantity, Request, Resources, policy::MemoryReservation,
+    ContainerRequest, PolicyConfig, Quantity, Request, Resources,
+    policy::{Component, MemoryReservation, UnknownName},
 };
 use numaward_topology::{
     Bytes, CacheId, CoreId, Cpu, CpuId, CpuSet, HugepagePool, HugepageSize, Machine, Node, NodeId, SocketId,
@@ -147,8 +148,30 @@ impl MachineVector {
     }
 }
 
+/// A configuration; or, of a name in it that nothing has, which component refuses it.
+pub(super) type Config = Result<PolicyConfig, (Component, UnknownName)>;
+
 impl ConfigVector {
-    pub(super) fn config(&self) -> Result<PolicyConfig, String> {
+    pub(super) fn config(&self) -> Result<Config, String> {
+        fn named<T: FromStr<Err = UnknownName>>(
+            component: Component,
+            name: &str,
+        ) -> Result<T, (Component, UnknownName)> {
+            name.parse().map_err(|unknown| (component, unknown))
+        }
+        // In the order in which the kubelet makes its managers.
+        let names = || {
+            Ok((
+                named(Component::TopologyManager, &self.topology_manager_policy)?,
+                named(Component::TopologyManager, &self.topology_manager_scope)?,
+                named(Component::CpuManager, &self.cpu_manager_policy)?,
+                named(Component::MemoryManager, &self.memory_manager_policy)?,
+            ))
+        };
+        let (topology_policy, topology_scope, cpu_policy, memory_policy) = match names() {
+            Ok(names) => names,
+            Err(unknown) => return Ok(Err(unknown)),
+        };
         let mut node_reservation = None;
         if let Some(by_kind) = &self.node_reservation {
             let mut of_kinds = BTreeMap::new();
@@ -163,8 +186,8 @@ impl ConfigVector {
             }
             node_reservation = Some(of_kinds);
         }
-        Ok(PolicyConfig {
-            memory_manager_policy: self.memory_manager_policy.clone(),
+        Ok(Ok(PolicyConfig {
+            memory_manager_policy: memory_policy,
             reserved_memory: self
                 .reserved_memory
                 .iter()
@@ -178,15 +201,15 @@ impl ConfigVector {
                 })
                 .collect(),
             node_reservation,
-            cpu_manager_policy: self.cpu_manager_policy.clone(),
+            cpu_manager_policy: cpu_policy,
             cpu_manager_policy_options: self.cpu_manager_policy_options.clone(),
             reserved_system_cpus: self.reserved_cpus.parse().map_err(|error| format!("{error}"))?,
             cpu_reservation: self.reserved_cpu_quantity,
-            topology_manager_policy: self.topology_manager_policy.clone(),
-            topology_manager_scope: self.topology_manager_scope.clone(),
+            topology_manager_policy: topology_policy,
+            topology_manager_scope: topology_scope,
             topology_manager_policy_options: self.topology_manager_policy_options.clone(),
             feature_gates: self.feature_gates.clone(),
-        })
+        }))
     }
 }
 

@@ -13,6 +13,7 @@
 pub mod fingerprint;
 mod publish;
 
+use numaward_engine::policy::{TopologyManagerPolicy, TopologyManagerScope};
 use numaward_topology::{NodeId, ZoneKind};
 use serde::Serialize;
 
@@ -42,70 +43,28 @@ pub struct Zone {
     pub resources: Vec<Resource>,
 }
 
-/// The policy by which pods are placed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    /// `none`
-    None,
-    /// `best-effort`
-    BestEffort,
-    /// `restricted`
-    Restricted,
-    /// `single-numa-node`
-    SingleNumaNode,
-}
-
-/// For what the nodes have to agree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// `container`
-    Container,
-    /// `pod`
-    Pod,
-}
-
-impl Policy {
-    /// The kubelet's word.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::BestEffort => "best-effort",
-            Self::Restricted => "restricted",
-            Self::SingleNumaNode => "single-numa-node",
-        }
-    }
-
-    /// The word of `topologyPolicies`, which older schedulers read.
-    const fn with_scope(self, scope: Scope) -> &'static str {
-        match (self, scope) {
-            (Self::None, _) => "None",
-            (Self::BestEffort, Scope::Container) => "BestEffortContainerLevel",
-            (Self::BestEffort, Scope::Pod) => "BestEffortPodLevel",
-            (Self::Restricted, Scope::Container) => "RestrictedContainerLevel",
-            (Self::Restricted, Scope::Pod) => "RestrictedPodLevel",
-            (Self::SingleNumaNode, Scope::Container) => "SingleNUMANodeContainerLevel",
-            (Self::SingleNumaNode, Scope::Pod) => "SingleNUMANodePodLevel",
-        }
-    }
-}
-
-impl Scope {
-    /// The kubelet's word.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Container => "container",
-            Self::Pod => "pod",
-        }
+/// The word of `topologyPolicies`, which older schedulers read.
+const fn with_scope(policy: TopologyManagerPolicy, scope: TopologyManagerScope) -> &'static str {
+    use TopologyManagerPolicy::{BestEffort, None, Restricted, SingleNumaNode};
+    use TopologyManagerScope::{Container, Pod};
+    match (policy, scope) {
+        (None, _) => "None",
+        (BestEffort, Container) => "BestEffortContainerLevel",
+        (BestEffort, Pod) => "BestEffortPodLevel",
+        (Restricted, Container) => "RestrictedContainerLevel",
+        (Restricted, Pod) => "RestrictedPodLevel",
+        (SingleNumaNode, Container) => "SingleNUMANodeContainerLevel",
+        (SingleNumaNode, Pod) => "SingleNUMANodePodLevel",
     }
 }
 
 /// What is published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeTopology {
-    /// The policy.
-    pub policy: Policy,
+    /// The policy by which pods are placed.
+    pub policy: TopologyManagerPolicy,
     /// Its scope.
-    pub scope: Scope,
+    pub scope: TopologyManagerScope,
     /// The nodes.
     pub zones: Vec<Zone>,
     /// The [`fingerprint`] of the pods that are accounted for; none while they are not known.
@@ -213,7 +172,7 @@ impl NodeTopology {
             api_version: API_VERSION,
             kind: KIND,
             metadata: Metadata { name, owner_references: uid.map(owner).into_iter().collect() },
-            topology_policies: [self.policy.with_scope(self.scope)],
+            topology_policies: [with_scope(self.policy, self.scope)],
             attributes,
             zones: self.zones.iter().map(zone).collect(),
         }

@@ -7,7 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_api::{self as api, Target};
-use numaward_kube::node_topology::{NodeTopology, Policy, Resource, Scope, Zone};
+use numaward_engine::policy::{TopologyManagerPolicy, TopologyManagerScope};
+use numaward_kube::node_topology::{NodeTopology, Resource, Zone};
 use numaward_topology::{CpuSet, Machine, NodeId, NodeSet, ZoneKind};
 
 use super::list;
@@ -67,7 +68,7 @@ pub(super) fn exclusive(allocations: &api::Allocations) -> CpuSet {
 pub fn topology(
     machine: &Machine,
     allocations: &api::Allocations,
-    (policy, scope): (Policy, Scope),
+    (policy, scope): (TopologyManagerPolicy, TopologyManagerScope),
     fingerprint: Option<String>,
 ) -> NodeTopology {
     let foreign = Foreign::of(allocations);

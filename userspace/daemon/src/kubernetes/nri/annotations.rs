@@ -15,7 +15,7 @@
 
 use std::collections::BTreeMap;
 
-use numaward_api::TopologyManagerPolicy;
+use numaward_engine::policy::TopologyManagerPolicy;
 use numaward_topology::NodeSet;
 
 /// Whether something is promised.
@@ -87,16 +87,6 @@ fn nodes(value: &str) -> Option<NodeSet> {
     value.parse().ok().filter(|nodes: &NodeSet| !nodes.is_empty())
 }
 
-fn policy(value: &str) -> Option<TopologyManagerPolicy> {
-    match value {
-        "none" => Some(TopologyManagerPolicy::None),
-        "best-effort" => Some(TopologyManagerPolicy::BestEffort),
-        "restricted" => Some(TopologyManagerPolicy::Restricted),
-        "single-numa-node" => Some(TopologyManagerPolicy::SingleNumaNode),
-        _ => None,
-    }
-}
-
 impl Annotations {
     /// Reads a pod's annotations; those of others are passed over.
     pub(super) fn read(annotations: &BTreeMap<String, String>) -> Self {
@@ -137,7 +127,7 @@ impl Annotations {
                         take(target.preferred_nodes.is_some(), "a list of nodes such as 0-1");
                     }
                     ("topology-policy", None) => {
-                        read.policy = policy(value);
+                        read.policy = value.parse().ok();
                         take(read.policy.is_some(), "none, best-effort, restricted or single-numa-node");
                     }
                     ("topology-policy", Some(_)) => take(false, "this annotation for the whole pod only"),

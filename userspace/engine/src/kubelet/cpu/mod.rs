@@ -23,12 +23,12 @@ use self::{
     take::{Order, Packing},
     topology::CpuTopology,
 };
-use super::{Affinity, AllocateError, HintProvider, Scope, defects};
+use super::{Affinity, AllocateError, HintProvider, defects};
 use crate::{
     decision::Shortfall,
-    hint::{HintList, Mask, NodeIndex, Provider, ProviderHints, Resource, for_each_subset, positions},
+    hint::{HintList, Mask, NodeIndex, Provider, ProviderHints, Resource, Scope, for_each_subset, positions},
     ledger::{Ledger, Reusable},
-    policy::{self, CpuOptions, PolicyConfig, StartProblem, StaticCpuProblem, TopologyPolicy},
+    policy::{self, CpuOptions, PolicyConfig, StartProblem, StaticCpuProblem, TopologyManagerPolicy},
     qos::QosClass,
     request::{ContainerName, ContainerRequest, OwnerId, Request},
 };
@@ -108,7 +108,7 @@ impl StaticCpus {
         machine: &Machine,
         nodes: &NodeIndex,
         config: &PolicyConfig,
-        topology_policy: TopologyPolicy,
+        topology_policy: TopologyManagerPolicy,
     ) -> Result<Self, StartProblem> {
         let topology = CpuTopology::new(machine, nodes);
         if topology.size == 0 {
@@ -138,13 +138,18 @@ impl StaticCpus {
         Ok(manager)
     }
 
-    fn check_machine(&self, topology_policy: TopologyPolicy) -> Result<(), StaticCpuProblem> {
-        let (sockets, nodes) = (self.topology.sockets.len(), self.topology.nodes.len());
-        if self.options.align_by_socket && topology_policy == TopologyPolicy::SingleNumaNode {
-            let topology_policy = topology_policy.name();
-            let option = policy::ALIGN_BY_SOCKET;
+    /// Checks whether the options go with a topology policy.
+    pub(crate) fn check_policy(&self, policy: TopologyManagerPolicy) -> Result<(), StaticCpuProblem> {
+        if self.options.align_by_socket && policy == TopologyManagerPolicy::SingleNumaNode {
+            let (topology_policy, option) = (policy.as_str(), policy::ALIGN_BY_SOCKET);
             return Err(StaticCpuProblem::IncompatibleTopologyPolicy { topology_policy, option });
         }
+        Ok(())
+    }
+
+    fn check_machine(&self, topology_policy: TopologyManagerPolicy) -> Result<(), StaticCpuProblem> {
+        self.check_policy(topology_policy)?;
+        let (sockets, nodes) = (self.topology.sockets.len(), self.topology.nodes.len());
         if self.options.align_by_socket && sockets > nodes {
             return Err(StaticCpuProblem::MoreSocketsThanNodes { sockets, nodes });
         }

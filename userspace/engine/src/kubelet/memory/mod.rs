@@ -29,10 +29,10 @@ use std::collections::BTreeMap;
 use numaward_topology::{Bytes, Machine, NodeId, NodeSet, ZoneKind};
 
 use self::view::View;
-use super::{Affinity, AllocateError, HintProvider, Scope, defects};
+use super::{Affinity, AllocateError, HintProvider, defects};
 use crate::{
     decision::Shortfall,
-    hint::{HintList, Mask, NodeIndex, Provider, ProviderHints, Resource, for_each_subset},
+    hint::{HintList, Mask, NodeIndex, Provider, ProviderHints, Resource, Scope, for_each_subset},
     ledger::{Block, Ledger, NodeAccount, Reusable},
     policy::{PolicyConfig, StartProblem},
     qos::QosClass,

@@ -3,7 +3,7 @@
 
 use numaward_config::{kubernetes::Kubernetes, memory_qos::MemoryReservationPolicy};
 use numaward_control::{State, policy};
-use numaward_engine::{Quantity, Request, Strategy as _, kubelet::Checkpoints};
+use numaward_engine::{Quantity, Request};
 use numaward_kube::pod_resources::{
     Assigned,
     messages::{AllocatableResponse, ContainerDevices, ContainerResources, PodResources},
@@ -376,7 +376,7 @@ async fn what_a_kubelet_promised_is_kept_by_those_that_run() {
     let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
     // As `numaward import-kubelet-state` leaves it.
     let strategy = policy::strategy(&bench.config, &bench.host.machine()).unwrap();
-    let mut ledger = strategy.ready(&strategy.restore(Checkpoints::default(), "").ledger.unwrap());
+    let mut ledger = strategy.idle();
     for (uid, container, cpus) in [("gone", "x", 6), ("runs", "db", 3)] {
         let amounts = Resources::none().with_cpu(Quantity::whole(cpus)).with_memory("2Gi".parse().unwrap());
         let request = Request {

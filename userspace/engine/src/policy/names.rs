@@ -1,0 +1,144 @@
+//! The policies by name, as a `KubeletConfiguration` spells them.
+//!
+//! These are the only enums of policies: configuration, API, command line and annotations read and write them.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// Nothing has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown {what}: \"{name}\"")]
+pub struct UnknownName {
+    /// `policy` or `scope`.
+    pub what: &'static str,
+    /// The name.
+    pub name: String,
+}
+
+/// An enum whose variants have names. Serde's attributes must say the same: descriptions are made of them.
+macro_rules! named {
+    (
+        $(#[$attribute:meta])*
+        $what:literal $type:ident { $($(#[$variant_attribute:meta])* $variant:ident = $name:literal,)+ }
+    ) => {
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema, utoipa::ToSchema))]
+        $(#[$attribute])*
+        pub enum $type {
+            $($(#[$variant_attribute])* $variant,)+
+        }
+
+        impl $type {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// The name.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = UnknownName;
+
+            fn from_str(name: &str) -> Result<Self, UnknownName> {
+                let unknown = || UnknownName { what: $what, name: name.to_owned() };
+                Self::ALL.iter().copied().find(|of| of.as_str() == name).ok_or_else(unknown)
+            }
+        }
+    };
+}
+
+named!(
+    /// The policy of the memory manager.
+    "policy" MemoryManagerPolicy {
+        /// Memory is not promised.
+        #[default]
+        None = "None",
+        /// Memory and huge pages are promised on nodes.
+        Static = "Static",
+    }
+);
+
+named!(
+    /// The policy of the CPU manager.
+    #[serde(rename_all = "lowercase")]
+    "policy" CpuManagerPolicy {
+        /// No CPU is exclusive.
+        #[default]
+        None = "none",
+        /// Whole CPUs are exclusive.
+        Static = "static",
+    }
+);
+
+named!(
+    /// How the nodes of several resources have to agree.
+    #[serde(rename_all = "kebab-case")]
+    "policy" TopologyManagerPolicy {
+        /// No rule ties them.
+        #[default]
+        None = "none",
+        /// The same nodes if possible.
+        BestEffort = "best-effort",
+        /// The same nodes, as few as could ever do, or the request is refused.
+        Restricted = "restricted",
+        /// One node, or the request is refused.
+        SingleNumaNode = "single-numa-node",
+    }
+);
+
+named!(
+    /// For what the nodes have to agree.
+    #[serde(rename_all = "lowercase")]
+    "scope" TopologyManagerScope {
+        /// For each container.
+        #[default]
+        Container = "container",
+        /// For all containers of a pod together.
+        Pod = "pod",
+    }
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_the_same_everywhere() {
+        fn check<T>(all: &[T], names: &[&str])
+        where
+            T: Copy + fmt::Debug + fmt::Display + PartialEq + FromStr<Err = UnknownName> + Serialize,
+            T: for<'de> Deserialize<'de>,
+        {
+            assert!(all.iter().map(ToString::to_string).eq(names.iter().copied()), "{all:?}");
+            for (&of, &name) in all.iter().zip(names) {
+                assert_eq!(name.parse(), Ok(of));
+                assert_eq!(serde_json::to_value(of).unwrap(), name);
+                assert_eq!(serde_json::from_value::<T>(name.into()).unwrap(), of);
+            }
+        }
+        check(MemoryManagerPolicy::ALL, &["None", "Static"]);
+        check(CpuManagerPolicy::ALL, &["none", "static"]);
+        check(TopologyManagerPolicy::ALL, &["none", "best-effort", "restricted", "single-numa-node"]);
+        check(TopologyManagerScope::ALL, &["container", "pod"]);
+    }
+
+    #[test]
+    fn other_names_are_refused_in_the_kubelets_words() {
+        let error = |result: Result<(), UnknownName>| result.unwrap_err().to_string();
+        assert_eq!(error("static".parse::<MemoryManagerPolicy>().map(drop)), "unknown policy: \"static\"");
+        assert_eq!(error("Static".parse::<CpuManagerPolicy>().map(drop)), "unknown policy: \"Static\"");
+        assert_eq!(error("strict".parse::<TopologyManagerPolicy>().map(drop)), "unknown policy: \"strict\"");
+        assert_eq!(error("node".parse::<TopologyManagerScope>().map(drop)), "unknown scope: \"node\"");
+    }
+}

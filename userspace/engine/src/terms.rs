@@ -1,0 +1,32 @@
+//! The terms of a request: how it wants to be placed, besides how much it wants.
+//!
+//! They are kept with the owner in the ledger: who changes or moves later what an owner holds does it on the terms on
+//! which it was admitted.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    near::Near,
+    policy::names::{TopologyManagerPolicy, TopologyManagerScope},
+};
+
+/// How a request wants to be placed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Terms {
+    /// Its own topology policy, instead of the configured one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<TopologyManagerPolicy>,
+    /// Its own scope of the topology policy, instead of the configured one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scope: Option<TopologyManagerScope>,
+    /// The nodes that its containers should be near to.
+    #[serde(default, skip_serializing_if = "Near::is_empty")]
+    pub preferences: Near,
+}
+
+impl Terms {
+    /// Whether nothing but the configuration says how to place it.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
