@@ -7,7 +7,7 @@
 //! Terms: a *guarantee* is a workload that holds an allocation, with its cgroup. The [`State`] is all that must
 //! survive: the engine's ledger, the guarantees, and the book of what was written where.
 //!
-//! Algorithm: one thread ([`keeper`]) owns the state and takes commands one by one. To admit: the engine
+//! Algorithm: one thread ([`reconciler`]) owns the state and takes commands one by one. To admit: the engine
 //! decides; the state is stored; the knobs are written; the probes are told. What fails undoes what was done
 //! before. To release: the knobs are given back; the state is stored. In between it looks after what it
 //! holds: a workload that is gone is released, a knob that drifted is written again, a machine that changed is
@@ -27,26 +27,26 @@ use tokio_util::sync::CancellationToken;
 
 mod decisions;
 mod explain;
-pub mod figures;
 pub mod import;
-pub mod keeper;
-mod lookout;
-mod marks;
+pub mod metrics;
 pub mod policy;
 mod ports;
 mod rebuild;
+pub mod reconciler;
 pub mod request;
+mod serialization_cache;
 mod spans;
 pub mod state;
 #[cfg(any(test, feature = "testing"))]
 #[expect(clippy::unwrap_used, reason = "a host for tests")]
 pub mod testing;
-mod text;
+mod write_monitor;
+mod xattr_backup;
 
-pub use figures::Figures;
-pub use keeper::{Keeper, Refused, StartError, pods};
+pub use metrics::ControlMetrics;
 pub use policy::PolicyError;
 pub use ports::{Ports, View};
+pub use reconciler::{AdmissionError, Reconciler, StartError, pods};
 pub use request::{FieldError, Request, Target};
 pub use state::{Guarantee, State};
 
@@ -91,11 +91,11 @@ pub fn prepare(config: &Config) -> Prepared {
 pub fn start(
     config: &Config,
     ports: Ports,
-    figures: Figures,
+    figures: ControlMetrics,
     prepared: Prepared,
     runtime: &Handle,
     stop: &CancellationToken,
-) -> Result<Option<(Keeper, JoinHandle<()>)>, StartError> {
+) -> Result<Option<(Reconciler, JoinHandle<()>)>, StartError> {
     let machine = ports.machine.machine();
     if machine.nodes.is_empty() {
         tracing::warn!("nothing can be promised: the machine is not known");
@@ -112,7 +112,7 @@ pub fn start(
     // Nodes that may come later are of no use to a cgroup that is given back what it had: it had none.
     let options = Options::new(machine.possible_cpus.clone(), machine.node_ids());
     let enforcer = Enforcer::new(hierarchy.root().to_owned(), systemd, options);
-    match Keeper::start(config, hierarchy, enforcer, ports, figures, prepared.watch, stop.clone()) {
+    match Reconciler::start(config, hierarchy, enforcer, ports, figures, prepared.watch, stop.clone()) {
         Err(StartError::Policy(problems)) if !policy::is_configured(config) => {
             for problem in problems {
                 tracing::warn!(%problem, "nothing can be promised on this machine");

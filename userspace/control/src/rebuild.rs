@@ -21,9 +21,9 @@ use numaward_model::{Settings, Values};
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
 use super::{
-    marks::{Found, Held, Mark},
     request::Target,
     state::{Guarantee, State},
+    xattr_backup::{Found, Held, Mark},
 };
 
 /// What can be known without the ledger. `previous` is the one before the last, if it can be read.

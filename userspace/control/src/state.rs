@@ -11,7 +11,7 @@ use numaward_model::{Settings, Shared};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    keeper::pods::{Admitted, Placed},
+    reconciler::pods::{Admitted, Placed},
     request::Target,
 };
 

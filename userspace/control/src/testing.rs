@@ -17,7 +17,7 @@ use numaward_model::{
 use numaward_topology::{Bytes, Machine};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Figures, Keeper, Ports};
+use crate::{ControlMetrics, Ports, Reconciler};
 
 /// A machine, and all that is reported of it.
 pub struct Host {
@@ -115,15 +115,16 @@ pub fn enforcer(root: &Path, machine: &Machine) -> Enforcer {
 }
 
 /// Gives guarantees in the hierarchy at `root`.
-pub fn keeper(
+pub fn reconciler(
     config: &Config,
     root: &Path,
     ports: Ports,
     watch: Option<KnobWatch>,
-) -> (Keeper, JoinHandle<()>, CancellationToken) {
+) -> (Reconciler, JoinHandle<()>, CancellationToken) {
     let (hierarchy, stop) = (Hierarchy::at(root), CancellationToken::new());
     let enforcer = enforcer(root, &ports.machine.machine());
-    let (keeper, thread) =
-        Keeper::start(config, hierarchy, enforcer, ports, Figures::default(), watch, stop.clone()).unwrap();
-    (keeper, thread, stop)
+    let (reconciler, thread) =
+        Reconciler::start(config, hierarchy, enforcer, ports, ControlMetrics::default(), watch, stop.clone())
+            .unwrap();
+    (reconciler, thread, stop)
 }

@@ -1,7 +1,7 @@
-//! The keeper on a tree of plain files.
+//! The reconciler on a tree of plain files.
 
-mod herd;
-mod presence;
+mod cpu_isolation;
+mod liveness;
 
 use std::{fs, path::Path, sync::Arc, thread::JoinHandle};
 
@@ -10,7 +10,7 @@ use numaward_model::port::MachineSource as _;
 use numaward_store::{Loaded, Store};
 use numaward_topology::{Bytes, Machine};
 
-use super::{keeper::Answer, *};
+use super::{reconciler::Answer, *};
 use crate::{testing as fixture, testing::Host};
 
 struct Bench {
@@ -37,15 +37,15 @@ impl Bench {
         fixture::line(&self.dir.path().join("cgroup").join(path))
     }
 
-    fn start(&self) -> (Keeper, JoinHandle<()>, CancellationToken) {
+    fn start(&self) -> (Reconciler, JoinHandle<()>, CancellationToken) {
         self.start_with(Config::default())
     }
 
-    fn start_with(&self, config: Config) -> (Keeper, JoinHandle<()>, CancellationToken) {
+    fn start_with(&self, config: Config) -> (Reconciler, JoinHandle<()>, CancellationToken) {
         let config = Config { state_directory: self.dir.path().join("state"), ..config };
         let root = self.dir.path().join("cgroup");
         // Plain files are watched like knobs; without the privilege they are looked at.
-        fixture::keeper(&config, &root, Ports::of(&self.host), KnobWatch::new(&root).ok())
+        fixture::reconciler(&config, &root, Ports::of(&self.host), KnobWatch::new(&root).ok())
     }
 }
 
@@ -71,8 +71,8 @@ fn request(cgroup: &str, cpus: u32) -> Request {
     .unwrap()
 }
 
-async fn admit(keeper: &Keeper, cgroup: &str, cpus: u32) -> Result<api::Allocation, Refused> {
-    match keeper.admit(request(cgroup, cpus), false).await? {
+async fn admit(reconciler: &Reconciler, cgroup: &str, cpus: u32) -> Result<api::Allocation, AdmissionError> {
+    match reconciler.admit(request(cgroup, cpus), false).await? {
         Answer::Admitted(allocation) => Ok(allocation),
         Answer::Dry(dry) => panic!("{dry:?}"),
     }
@@ -81,8 +81,8 @@ async fn admit(keeper: &Keeper, cgroup: &str, cpus: u32) -> Result<api::Allocati
 #[tokio::test]
 async fn no_cpu_is_promised_twice_and_a_restart_keeps_all() {
     let bench = Bench::new(&["a", "b", "c"]);
-    let (keeper, thread, stop) = bench.start();
-    let (a, b) = tokio::join!(admit(&keeper, "a", 3), admit(&keeper, "b", 4));
+    let (reconciler, thread, stop) = bench.start();
+    let (a, b) = tokio::join!(admit(&reconciler, "a", 3), admit(&reconciler, "b", 4));
     let (a, b) = (a.unwrap(), b.unwrap());
     assert_eq!((a.cpus.as_str(), a.nodes.as_str()), ("1-3", "0"));
     assert_eq!((b.cpus.as_str(), b.nodes.as_str()), ("4-7", "1"));
@@ -90,21 +90,21 @@ async fn no_cpu_is_promised_twice_and_a_restart_keeps_all() {
     assert_eq!(bench.knob("a/memory.min"), Bytes::gib(1).0.to_string());
     assert_eq!(bench.host.assigned.lock().unwrap().workloads().len(), 2);
 
-    let refused = admit(&keeper, "c", 1).await.unwrap_err();
+    let refused = admit(&reconciler, "c", 1).await.unwrap_err();
     let text = refused.to_string();
     assert!(text.contains("node 0: cpu requested 1, free 0"), "{text}");
-    assert!(matches!(refused, Refused::Rejected(..)));
+    assert!(matches!(refused, AdmissionError::Rejected(..)));
 
     stop.cancel();
     thread.join().unwrap();
-    let (keeper, thread, stop) = bench.start();
-    let held = keeper.allocations();
+    let (reconciler, thread, stop) = bench.start();
+    let held = reconciler.allocations();
     let cpus: Vec<_> = held.allocations.iter().map(|held| (held.name.as_str(), held.cpus.as_str())).collect();
     assert_eq!(cpus, [("a", "1-3"), ("b", "4-7")]);
-    keeper.release("a".to_owned()).await.unwrap();
+    reconciler.release("a".to_owned()).await.unwrap();
     assert_eq!((bench.knob("a/memory.min").as_str(), bench.knob("a/memory.max").as_str()), ("0", "max"));
-    assert_eq!(admit(&keeper, "c", 1).await.unwrap().cpus, "1");
-    assert!(matches!(keeper.release("a".to_owned()).await, Err(Refused::Unknown(_))));
+    assert_eq!(admit(&reconciler, "c", 1).await.unwrap().cpus, "1");
+    assert!(matches!(reconciler.release("a".to_owned()).await, Err(AdmissionError::Unknown(_))));
     stop.cancel();
     thread.join().unwrap();
 }
@@ -115,36 +115,39 @@ async fn what_cannot_be_done_leaves_nothing_behind() {
     // The disk does not take it.
     let in_the_way = bench.dir.path().join("state/ledger.journal.new");
     fs::create_dir_all(&in_the_way).unwrap();
-    let (keeper, thread, stop) = bench.start();
-    let error = admit(&keeper, "b", 1).await.unwrap_err();
-    assert!(matches!(error, Refused::Store(_)), "{error}");
-    assert_eq!((bench.knob("b/cpuset.cpus").as_str(), keeper.allocations().allocations.len()), ("", 0));
+    let (reconciler, thread, stop) = bench.start();
+    let error = admit(&reconciler, "b", 1).await.unwrap_err();
+    assert!(matches!(error, AdmissionError::Store(_)), "{error}");
+    assert_eq!((bench.knob("b/cpuset.cpus").as_str(), reconciler.allocations().allocations.len()), ("", 0));
     fs::remove_dir(&in_the_way).unwrap();
 
     // The kernel does not.
     fs::remove_file(bench.dir.path().join("cgroup/a/memory.max")).unwrap();
-    let error = admit(&keeper, "a", 1).await.unwrap_err();
+    let error = admit(&reconciler, "a", 1).await.unwrap_err();
     assert!(error.to_string().contains("memory.max"), "{error}");
-    assert_eq!(keeper.allocations().allocations, []);
+    assert_eq!(reconciler.allocations().allocations, []);
     assert_eq!((bench.knob("a/cpuset.cpus").as_str(), bench.knob("a/memory.min").as_str()), ("", "0"));
 
     // It conflicts with what is held, or there is no such cgroup, or it uses more already.
-    admit(&keeper, "b", 1).await.unwrap();
+    admit(&reconciler, "b", 1).await.unwrap();
     for (cgroup, field) in [("b", "name"), ("b/c", "target")] {
-        let error = admit(&keeper, cgroup, 1).await.unwrap_err();
-        assert!(matches!(&error, Refused::Conflict(error) if error.field == field), "{cgroup}: {error}");
+        let error = admit(&reconciler, cgroup, 1).await.unwrap_err();
+        assert!(
+            matches!(&error, AdmissionError::Conflict(error) if error.field == field),
+            "{cgroup}: {error}"
+        );
     }
-    let error = admit(&keeper, "nowhere", 1).await.unwrap_err();
-    assert!(matches!(&error, Refused::Field(error) if error.field == "target.cgroup"), "{error}");
+    let error = admit(&reconciler, "nowhere", 1).await.unwrap_err();
+    assert!(matches!(&error, AdmissionError::Field(error) if error.field == "target.cgroup"), "{error}");
     fs::write(bench.dir.path().join("cgroup/a/memory.current"), "99999999999\n").unwrap();
-    let error = admit(&keeper, "a", 1).await.unwrap_err();
-    assert!(matches!(&error, Refused::Field(error) if error.field == "memory"), "{error}");
+    let error = admit(&reconciler, "a", 1).await.unwrap_err();
+    assert!(matches!(&error, AdmissionError::Field(error) if error.field == "memory"), "{error}");
 
     // A dry run holds nothing.
     bench.cgroup("d");
-    let Ok(Answer::Dry(dry)) = keeper.admit(request("d", 1), true).await else { panic!("no dry run") };
+    let Ok(Answer::Dry(dry)) = reconciler.admit(request("d", 1), true).await else { panic!("no dry run") };
     assert!(dry.admitted && dry.explanation.merges.len() == 1);
-    assert_eq!(keeper.allocations().allocations.len(), 1);
+    assert_eq!(reconciler.allocations().allocations.len(), 1);
     stop.cancel();
     thread.join().unwrap();
 }
@@ -154,9 +157,9 @@ async fn a_cgroup_that_vanishes_is_released_and_drift_is_repaired() {
     let bench = Bench::new(&["a", "b"]);
     let is_watched = KnobWatch::new(bench.dir.path()).is_ok();
     assert!(is_watched || std::env::var("CI").as_deref() != Ok("true"), "the test needs CAP_SYS_ADMIN");
-    let (keeper, thread, stop) = bench.start();
+    let (reconciler, thread, stop) = bench.start();
     for cgroup in ["a", "b"] {
-        let held = admit(&keeper, cgroup, 1).await.unwrap();
+        let held = admit(&reconciler, cgroup, 1).await.unwrap();
         // What the kernel does by itself.
         let dir = bench.dir.path().join("cgroup").join(cgroup);
         fs::write(dir.join("cpuset.cpus.effective"), &held.cpus).unwrap();
@@ -166,7 +169,7 @@ async fn a_cgroup_that_vanishes_is_released_and_drift_is_repaired() {
     fs::write(knob, "0-7\n").unwrap();
     until("the drift is repaired", &|| bench.knob("b/cpuset.cpus") == "2");
     let drift = |name: &str| {
-        let held = keeper.allocations();
+        let held = reconciler.allocations();
         held.allocations
             .iter()
             .find(|held| held.name == name)
@@ -194,7 +197,7 @@ async fn a_cgroup_that_vanishes_is_released_and_drift_is_repaired() {
         assert_eq!(by, Some((other.id(), Some("sh".to_owned()))));
     }
     fs::remove_dir_all(bench.dir.path().join("cgroup/a")).unwrap();
-    until("the allocation is released", &|| keeper.allocations().allocations.len() == 1);
+    until("the allocation is released", &|| reconciler.allocations().allocations.len() == 1);
     stop.cancel();
     thread.join().unwrap();
 }
@@ -206,8 +209,8 @@ fn damage(bench: &Bench, files: &[&str]) {
     }
 }
 
-fn held(keeper: &Keeper) -> Vec<(String, String, String)> {
-    let held = keeper.allocations();
+fn held(reconciler: &Reconciler) -> Vec<(String, String, String)> {
+    let held = reconciler.allocations();
     let rows = held.allocations.iter();
     rows.map(|held| (held.name.clone(), held.cpus.clone(), held.nodes.clone())).collect()
 }
@@ -215,13 +218,13 @@ fn held(keeper: &Keeper) -> Vec<(String, String, String)> {
 #[tokio::test]
 async fn a_damaged_ledger_is_rebuilt_from_live_cgroups() {
     let bench = Bench::new(&["a", "b", "c", "d"]);
-    let (keeper, thread, stop) = bench.start();
+    let (reconciler, thread, stop) = bench.start();
     for (cgroup, cpus) in [("a", 2), ("b", 4), ("c", 1)] {
-        admit(&keeper, cgroup, cpus).await.unwrap();
+        admit(&reconciler, cgroup, cpus).await.unwrap();
     }
-    let allocations = keeper.allocations();
-    keeper.release("c".to_owned()).await.unwrap();
-    let before = held(&keeper);
+    let allocations = reconciler.allocations();
+    reconciler.release("c".to_owned()).await.unwrap();
+    let before = held(&reconciler);
     stop.cancel();
     thread.join().unwrap();
     let knobs = |cgroup: &str| {
@@ -239,16 +242,16 @@ async fn a_damaged_ledger_is_rebuilt_from_live_cgroups() {
                 fs::remove_file(file.unwrap().path()).unwrap();
             }
         }
-        let (keeper, thread, stop) = bench.start();
-        assert_eq!(held(&keeper), before, "round {round}");
+        let (reconciler, thread, stop) = bench.start();
+        assert_eq!(held(&reconciler), before, "round {round}");
         assert_eq!([knobs("a"), knobs("b"), knobs("c")], knobs_before, "round {round}");
-        let found = keeper.allocations();
+        let found = reconciler.allocations();
         for (now, then) in found.allocations.iter().zip(&allocations.allocations) {
             assert_eq!((&now.settings, &now.memory), (&then.settings, &then.memory), "round {round}");
         }
         // Node 0 has four CPUs, of which one is kept for the system and two are held.
-        let refused = admit(&keeper, "d", 2).await.unwrap_err();
-        assert!(matches!(refused, Refused::Rejected(..)), "{refused}");
+        let refused = admit(&reconciler, "d", 2).await.unwrap_err();
+        assert!(matches!(refused, AdmissionError::Rejected(..)), "{refused}");
         stop.cancel();
         thread.join().unwrap();
         let kept = fs::read_dir(bench.dir.path().join("state")).unwrap().flatten();
@@ -257,8 +260,8 @@ async fn a_damaged_ledger_is_rebuilt_from_live_cgroups() {
     }
 
     // What a release brings back is still known.
-    let (keeper, thread, stop) = bench.start();
-    keeper.release("a".to_owned()).await.unwrap();
+    let (reconciler, thread, stop) = bench.start();
+    reconciler.release("a".to_owned()).await.unwrap();
     assert_eq!(knobs("a"), ["", "", "0", "max"].map(str::to_owned));
     stop.cancel();
     thread.join().unwrap();
@@ -267,8 +270,8 @@ async fn a_damaged_ledger_is_rebuilt_from_live_cgroups() {
 #[tokio::test]
 async fn nothing_is_taken_over_that_was_not_written_by_us() {
     let bench = Bench::new(&["a", "b"]);
-    let (keeper, thread, stop) = bench.start();
-    admit(&keeper, "a", 2).await.unwrap();
+    let (reconciler, thread, stop) = bench.start();
+    admit(&reconciler, "a", 2).await.unwrap();
     stop.cancel();
     thread.join().unwrap();
     let dir = |path: &str| bench.dir.path().join("cgroup").join(path);
@@ -299,8 +302,8 @@ async fn nothing_is_taken_over_that_was_not_written_by_us() {
     set("b", "user.numaward.1", &text);
     set("b", "user.numaward.x", "{}");
     damage(&bench, &["ledger.json", "ledger.json.1"]);
-    let (keeper, thread, stop) = bench.start();
-    assert_eq!(held(&keeper), [("a".to_owned(), "1-2".to_owned(), "0".to_owned())]);
+    let (reconciler, thread, stop) = bench.start();
+    assert_eq!(held(&reconciler), [("a".to_owned(), "1-2".to_owned(), "0".to_owned())]);
     assert_eq!((marks("a").len(), marks("b").len()), (1, 0), "what is over is removed");
     stop.cancel();
     thread.join().unwrap();
@@ -313,16 +316,16 @@ async fn nothing_is_taken_over_that_was_not_written_by_us() {
     set("b", &format!("user.numaward.{other}"), &forged.replace("1-2", "3"));
     std::os::unix::fs::chown(dir("b"), Some(65_534), Some(65_534)).unwrap();
     damage(&bench, &["ledger.json", "ledger.json.1"]);
-    let (keeper, thread, stop) = bench.start();
-    assert_eq!(held(&keeper).len(), 1);
+    let (reconciler, thread, stop) = bench.start();
+    assert_eq!(held(&reconciler).len(), 1);
     // Its own mark is on the directory above.
-    admit(&keeper, "b", 1).await.unwrap();
+    admit(&reconciler, "b", 1).await.unwrap();
     assert_eq!((marks("b").len(), marks("").len()), (0, 1));
     stop.cancel();
     thread.join().unwrap();
     damage(&bench, &["ledger.json", "ledger.json.1"]);
-    let (keeper, thread, stop) = bench.start();
-    assert_eq!(held(&keeper).len(), 2);
+    let (reconciler, thread, stop) = bench.start();
+    assert_eq!(held(&reconciler).len(), 2);
     stop.cancel();
     thread.join().unwrap();
 }
@@ -341,11 +344,11 @@ async fn a_command_without_marks_keeps_what_its_knobs_say() {
     fs::write(bench.dir.path().join("cgroup/numaward/memory.min"), "1073741824").unwrap();
     fs::create_dir_all(bench.dir.path().join("state")).unwrap();
     damage(&bench, &["ledger.json"]);
-    let (keeper, thread, stop) = bench.start();
-    assert_eq!(held(&keeper), [("job".to_owned(), "4-5".to_owned(), "1".to_owned())]);
-    let node = &keeper.allocations().nodes[1];
+    let (reconciler, thread, stop) = bench.start();
+    assert_eq!(held(&reconciler), [("job".to_owned(), "4-5".to_owned(), "1".to_owned())]);
+    let node = &reconciler.allocations().nodes[1];
     assert_eq!((node.free_cpus.as_str(), node.memory[0].promised_bytes), ("6-7", 1 << 30));
-    keeper.release("job".to_owned()).await.unwrap();
+    reconciler.release("job".to_owned()).await.unwrap();
     assert_eq!(bench.knob("numaward/memory.min"), "0");
     stop.cancel();
     thread.join().unwrap();
@@ -354,13 +357,13 @@ async fn a_command_without_marks_keeps_what_its_knobs_say() {
 #[tokio::test]
 async fn a_machine_that_shrinks_keeps_its_promises_and_tells_what_is_missing() {
     let bench = Bench::new(&["a", "b", "c", "d"]);
-    let (keeper, thread, stop) = bench.start();
-    admit(&keeper, "a", 2).await.unwrap();
-    admit(&keeper, "b", 1).await.unwrap();
+    let (reconciler, thread, stop) = bench.start();
+    admit(&reconciler, "a", 2).await.unwrap();
+    admit(&reconciler, "b", 1).await.unwrap();
     let whole = bench.host.machine();
     let change = |machine: Machine| *bench.host.machine.lock().unwrap() = Arc::new(machine);
     let lack = |name: &str| {
-        let held = keeper.allocations();
+        let held = reconciler.allocations();
         held.allocations.iter().find(|held| held.name == name).and_then(|held| held.lack.clone())
     };
     let told = |words: &str| {
@@ -381,24 +384,24 @@ async fn a_machine_that_shrinks_keeps_its_promises_and_tells_what_is_missing() {
     assert_eq!((lack("a").unwrap().cpus, lack("b").unwrap().cpus), ("1".to_owned(), String::new()));
     assert_eq!(told("What is promised to a is not all there any more: CPUs 1 is missing"), 1);
     assert_eq!(lack("b").unwrap().memory.len(), 1);
-    assert_eq!((held(&keeper).len(), bench.knob("a/cpuset.cpus").as_str()), (2, "1-2"));
+    assert_eq!((held(&reconciler).len(), bench.knob("a/cpuset.cpus").as_str()), (2, "1-2"));
     let promises = bench.host.assigned.lock().unwrap().workloads().to_vec();
     let of_a = promises.iter().find(|promise| promise.cgroup.as_str() == "/a").unwrap();
     assert_eq!(of_a.offline_cpus.to_string(), "1");
-    assert!(admit(&keeper, "c", 1).await.is_ok_and(|held| held.nodes == "1"), "node 0 has nothing left");
+    assert!(admit(&reconciler, "c", 1).await.is_ok_and(|held| held.nodes == "1"), "node 0 has nothing left");
 
     // What one gives back covers another before it is promised to a third.
-    keeper.release("a".to_owned()).await.unwrap();
+    reconciler.release("a".to_owned()).await.unwrap();
     assert_eq!(lack("b"), None);
-    admit(&keeper, "d", 1).await.unwrap();
-    assert_eq!(keeper.allocations().allocations.iter().find(|held| held.name == "d").unwrap().nodes, "1");
-    keeper.release("d".to_owned()).await.unwrap();
+    admit(&reconciler, "d", 1).await.unwrap();
+    assert_eq!(reconciler.allocations().allocations.iter().find(|held| held.name == "d").unwrap().nodes, "1");
+    reconciler.release("d".to_owned()).await.unwrap();
 
     // All comes back.
     change(Machine::clone(&whole));
-    until("node 0 has room again", &|| keeper.allocations().nodes[0].free_cpus == "1-2");
+    until("node 0 has room again", &|| reconciler.allocations().nodes[0].free_cpus == "1-2");
     let reserved = Bytes::gib(4).0 / 20;
-    assert_eq!(keeper.allocations().nodes[0].memory[0].free_bytes, Bytes::gib(3).0 - reserved);
+    assert_eq!(reconciler.allocations().nodes[0].memory[0].free_bytes, Bytes::gib(3).0 - reserved);
     stop.cancel();
     thread.join().unwrap();
 }
@@ -410,8 +413,8 @@ async fn a_machine_that_the_policy_does_not_fit_gets_no_new_promises() {
         reserved_system_cpus: Some(numaward_config::policy::CpuList("7".parse().unwrap())),
         ..Config::default()
     };
-    let (keeper, thread, stop) = bench.start_with(config);
-    admit(&keeper, "a", 2).await.unwrap();
+    let (reconciler, thread, stop) = bench.start_with(config);
+    admit(&reconciler, "a", 2).await.unwrap();
     let whole = bench.host.machine();
     let mut smaller = Machine::clone(&whole);
     smaller.cpus.remove(&numaward_topology::CpuId(7));
@@ -422,12 +425,12 @@ async fn a_machine_that_the_policy_does_not_fit_gets_no_new_promises() {
         happened.iter().filter(|(_, report)| format!("{report:?}").contains("policy")).count()
     };
     until("it is told", &|| told() == 1);
-    let refused = admit(&keeper, "b", 1).await.unwrap_err();
-    assert!(matches!(&refused, Refused::Unfit(why) if why.contains('7')), "{refused}");
-    assert_eq!(held(&keeper).len(), 1);
+    let refused = admit(&reconciler, "b", 1).await.unwrap_err();
+    assert!(matches!(&refused, AdmissionError::Unfit(why) if why.contains('7')), "{refused}");
+    assert_eq!(held(&reconciler).len(), 1);
     *bench.host.machine.lock().unwrap() = whole;
     until("it fits again", &|| told() == 2);
-    admit(&keeper, "b", 1).await.unwrap();
+    admit(&reconciler, "b", 1).await.unwrap();
     stop.cancel();
     thread.join().unwrap();
 }
@@ -435,9 +438,9 @@ async fn a_machine_that_the_policy_does_not_fit_gets_no_new_promises() {
 #[tokio::test]
 async fn a_release_that_was_begun_is_gone_on_with() {
     let bench = Bench::new(&["a", "b"]);
-    let (keeper, thread, stop) = bench.start();
-    admit(&keeper, "a", 1).await.unwrap();
-    admit(&keeper, "b", 1).await.unwrap();
+    let (reconciler, thread, stop) = bench.start();
+    admit(&reconciler, "a", 1).await.unwrap();
+    admit(&reconciler, "b", 1).await.unwrap();
     stop.cancel();
     thread.join().unwrap();
 
@@ -448,8 +451,8 @@ async fn a_release_that_was_begun_is_gone_on_with() {
     store.save(&state).unwrap();
     drop(store);
 
-    let (keeper, thread, stop) = bench.start();
-    let held = keeper.allocations();
+    let (reconciler, thread, stop) = bench.start();
+    let held = reconciler.allocations();
     let names: Vec<_> = held.allocations.iter().map(|held| held.name.as_str()).collect();
     assert_eq!(names, ["b"]);
     assert_eq!((bench.knob("a/memory.min").as_str(), bench.knob("a/memory.max").as_str()), ("0", "max"));

@@ -26,7 +26,7 @@ use std::{
 };
 
 use numaward_cgroup::Hierarchy;
-use numaward_control::{Refused, Request};
+use numaward_control::{AdmissionError, Request};
 use numaward_topology::{Bytes, Machine};
 
 use self::support::{Daemon, Host};
@@ -42,9 +42,9 @@ fn asked(name: &str, cgroup: &str, memory: &str) -> Request {
     Request::new(&serde_json::from_str(&support::request(name, cgroup, 1, memory)).unwrap()).unwrap()
 }
 
-async fn admit(daemon: &Daemon, request: Request) -> Result<Duration, Refused> {
+async fn admit(daemon: &Daemon, request: Request) -> Result<Duration, AdmissionError> {
     let start = Instant::now();
-    daemon.keeper.admit(request, false).await?;
+    daemon.reconciler.admit(request, false).await?;
     Ok(start.elapsed())
 }
 
@@ -148,7 +148,7 @@ async fn measure(
             match admit(&daemon, request).await {
                 Ok(time) => times.push(time),
                 // As many as fit.
-                Err(Refused::Rejected(..)) => break,
+                Err(AdmissionError::Rejected(..)) => break,
                 Err(error) => return Err(io::Error::other(error.to_string())),
             }
             held.push(name);
@@ -158,7 +158,11 @@ async fn measure(
         }
         most = most.max(held.len());
         for name in held {
-            daemon.keeper.release(name.clone()).await.map_err(|error| io::Error::other(error.to_string()))?;
+            daemon
+                .reconciler
+                .release(name.clone())
+                .await
+                .map_err(|error| io::Error::other(error.to_string()))?;
         }
     }
     Ok((times, most))

@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr, os::unix::net::UnixListener, sync::Arc, time::Duration};
 
 use numaward_config::{Config, OperatingMode};
-use numaward_control::{self as guarantee, Figures};
+use numaward_control::{self as control, ControlMetrics};
 use numaward_kube::pod::{NoPods, PodSource};
 use numaward_model::health::{Heartbeat, Readiness};
 use numaward_observe::{self as observe, CgroupSource, Observer, events::Events};
@@ -48,7 +48,7 @@ pub enum RunError {
     TwoMasters(#[from] kubelet::TwoMasters),
     /// What is promised cannot be told.
     #[error("guarantees cannot be given: {0}")]
-    Guarantee(#[from] guarantee::StartError),
+    Guarantee(#[from] control::StartError),
     /// Threads, signals or timers cannot be had.
     #[error("the daemon cannot start: {0}")]
     Runtime(#[from] io::Error),
@@ -68,8 +68,8 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let latches = observe::Latches::new(&mut readiness);
     let heartbeat = Heartbeat::new();
     let observer = Arc::new(Observer::new(config));
-    let figures = Figures::default();
-    let (placing, sharing) = (nri::Figures::default(), cluster::Figures::default());
+    let figures = ControlMetrics::default();
+    let (placing, sharing) = (nri::NriMetrics::default(), cluster::Figures::default());
     let alerts = alerts::Figures::default();
     let metrics = all_metrics(config, &observer, &figures, &placing, &sharing, &alerts, &traces.figures());
     let metrics = Arc::new(metrics);
@@ -85,7 +85,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         OperatingMode::Observe => None,
     };
     let is_controlled = control.is_some() || remote.is_some();
-    let prepared = is_controlled.then(|| guarantee::prepare(config));
+    let prepared = is_controlled.then(|| control::prepare(config));
     match privileges::drop_unneeded() {
         Ok(kept) => tracing::debug!(?kept, "privileges given up"),
         Err(error) => tracing::warn!(%error, "privileges cannot be given up; the daemon keeps them"),
@@ -99,20 +99,15 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         None => CgroupSource::MountTable,
     };
     let mut threads = observe::spawn(&observer, cgroups, latches, &heartbeat, &stop)?;
-    let keeper = match prepared {
-        Some(prepared) => guarantee::start(
-            config,
-            guarantee::Ports::of(&observer),
-            figures,
-            prepared,
-            runtime.handle(),
-            &stop,
-        )?,
+    let reconciler = match prepared {
+        Some(prepared) => {
+            control::start(config, control::Ports::of(&observer), figures, prepared, runtime.handle(), &stop)?
+        }
         None => None,
     };
-    let keeper = keeper.map(|(keeper, thread)| {
+    let reconciler = reconciler.map(|(reconciler, thread)| {
         threads.push(thread);
-        keeper
+        reconciler
     });
     let served = runtime.block_on(async {
         let stop = stop.clone();
@@ -125,30 +120,30 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         tokio::spawn(tell_service_manager(readiness, heartbeat, stop.clone()));
         tracing::info!(version = numaward_api::VERSION, %address, "serving");
         start_sending((config, address), &metrics, &alerts, traces, &stop);
-        if let (Some(keeper), Some(control)) = (&keeper, control) {
+        if let (Some(reconciler), Some(control)) = (&reconciler, control) {
             let control = ControlListener::new(control)?;
-            let router = http::control_router(app.clone(), keeper.clone());
+            let router = http::control_router(app.clone(), reconciler.clone());
             tokio::spawn(http::serve(control, router, stop.clone()));
             tracing::info!(socket = %config.control_socket.display(), "guarantees can be asked for");
         }
         let options = &config.kubernetes.nri;
-        match &keeper {
+        match &reconciler {
             _ if !options.enabled => {}
-            Some(keeper) => {
+            Some(reconciler) => {
                 let pods: Arc<dyn PodSource> = match cluster.pods() {
                     Some(pods) => Arc::new(pods),
                     None => Arc::new(NoPods),
                 };
-                nri::start(config, keeper.clone(), nri::Ports::of(&observer), pods, placing, &stop);
+                nri::start(config, reconciler.clone(), nri::Ports::of(&observer), pods, placing, &stop);
                 tracing::info!(socket = %options.socket.display(), "containers are placed when they are created");
             }
             None => not_placed(mode),
         }
         if let Some((listener, gate)) = remote {
-            serve_remote(&app, keeper.as_ref(), listener, gate, &stop)?;
+            serve_remote(&app, reconciler.as_ref(), listener, gate, &stop)?;
         }
         let allocations = match mode {
-            OperatingMode::Enforce => keeper.map(|keeper| keeper.view()),
+            OperatingMode::Enforce => reconciler.map(|reconciler| reconciler.view()),
             OperatingMode::Observe => {
                 let last = kubelet::view::LastRead::default();
                 let follow = kubelet::follow(
@@ -182,8 +177,8 @@ pub fn run(config: &Config) -> Result<(), RunError> {
 fn all_metrics(
     config: &Config,
     observer: &Arc<Observer>,
-    figures: &Figures,
-    placing: &nri::Figures,
+    figures: &ControlMetrics,
+    placing: &nri::NriMetrics,
     sharing: &cluster::Figures,
     alerts: &alerts::Figures,
     traces: &otlp::Figures,
@@ -255,18 +250,18 @@ async fn close_events(events: Events, stop: CancellationToken) {
 /// Takes changes over TCP.
 fn serve_remote(
     app: &Arc<App>,
-    keeper: Option<&guarantee::Keeper>,
+    reconciler: Option<&control::Reconciler>,
     listener: std::net::TcpListener,
     gate: Arc<Gate>,
     stop: &CancellationToken,
 ) -> io::Result<()> {
-    let Some(keeper) = keeper else {
+    let Some(reconciler) = reconciler else {
         tracing::warn!("control.listen is not served: nothing can be promised");
         return Ok(());
     };
     let listener = RemoteListener::new(listener, gate.clone())?;
     let address = listener.local_addr()?;
-    let router = http::remote_router(app.clone(), keeper.clone(), gate);
+    let router = http::remote_router(app.clone(), reconciler.clone(), gate);
     tokio::spawn(http::serve(listener, router, stop.clone()));
     tracing::info!(%address, "guarantees can be asked for over TCP");
     Ok(())

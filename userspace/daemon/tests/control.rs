@@ -53,7 +53,7 @@ fn host() -> Host {
 fn on_socket(host: &Host, daemon: &Daemon) -> PathBuf {
     let path = host.dir.path().join("run/control.sock");
     let listener = ControlListener::new(socket::listen(&path, "controlSocket").unwrap()).unwrap();
-    let router = control_router(daemon.app.clone(), daemon.keeper.clone());
+    let router = control_router(daemon.app.clone(), daemon.reconciler.clone());
     tokio::spawn(serve(listener, router, daemon.stop.clone()));
     path
 }
@@ -94,7 +94,7 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
     assert_eq!(held.status, 201, "{held:?}");
     // What plain files say of the effective sets follows nobody's writes, and is drift sooner or later.
     let allocations = || {
-        let mut all = (*daemon.keeper.allocations()).clone();
+        let mut all = (*daemon.reconciler.allocations()).clone();
         all.allocations.iter_mut().for_each(|allocation| Arc::make_mut(allocation).drift.clear());
         all
     };
@@ -180,7 +180,7 @@ async fn clients_at_once_never_get_the_same_cpu() {
     }
     let daemon = host.start();
     let socket = on_socket(&host, &daemon);
-    let empty = daemon.keeper.allocations();
+    let empty = daemon.reconciler.allocations();
     let holders = Arc::new(Mutex::new(BTreeMap::new()));
     let (admitted, refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let clients: Vec<_> = (0..CLIENTS)
@@ -223,7 +223,7 @@ async fn clients_at_once_never_get_the_same_cpu() {
     let (admitted, refused) = (admitted.load(Ordering::Relaxed), refused.load(Ordering::Relaxed));
     assert_eq!(admitted + refused, CLIENTS * ROUNDS);
     assert!(admitted >= ROUNDS, "{admitted} admitted, {refused} refused");
-    assert_eq!(daemon.keeper.allocations(), empty);
+    assert_eq!(daemon.reconciler.allocations(), empty);
 }
 
 /// What the daemon says is held has no CPU twice, and no node has promised more than it has.
@@ -319,7 +319,7 @@ fn on_address(daemon: &Daemon, control: &Control) -> SocketAddr {
     let listener = listen("127.0.0.1:0".parse().unwrap(), Key::Control).unwrap();
     let listener = RemoteListener::new(listener, gate.clone()).unwrap();
     let address = listener.local_addr().unwrap();
-    let router = remote_router(daemon.app.clone(), daemon.keeper.clone(), gate);
+    let router = remote_router(daemon.app.clone(), daemon.reconciler.clone(), gate);
     tokio::spawn(serve(listener, router, daemon.stop.clone()));
     address
 }
@@ -371,7 +371,7 @@ async fn only_the_token_opens_the_control_address() {
             assert!(!format!("{answer:?}").contains(TOKEN), "{answer:?}");
         }
     }
-    assert_eq!(daemon.keeper.allocations().allocations, []);
+    assert_eq!(daemon.reconciler.allocations().allocations, []);
     assert_eq!(ask("POST", ALLOCATIONS, Some(&right)).await.status, 201);
     assert_eq!(ask("GET", "/metrics", Some(&lower)).await.status, 200);
     assert_eq!(ask("DELETE", "/api/v1/allocations/c", Some(&right)).await.status, 204);

@@ -220,12 +220,12 @@ fn encoded(metrics: &Metrics, format: Format) -> String {
 
 /// All metrics, by the name of their samples.
 fn served() -> BTreeMap<String, Described> {
-    let figures = numaward_control::Figures::default();
+    let figures = numaward_control::ControlMetrics::default();
     let metrics = Metrics::new(Arc::new(Everything))
         .with(|registry| {
             figures.register(registry);
             Events::default().register(registry);
-            kubernetes::nri::Figures::default().register(registry);
+            kubernetes::nri::NriMetrics::default().register(registry);
             kubernetes::cluster::Figures::default().register(registry);
             alerts::Figures::default().register(registry);
             otlp::Figures::default().register(registry);
@@ -330,7 +330,7 @@ impl SnapshotSource for Promising {
 
 #[test]
 fn the_kubelets_names_are_served_where_they_are_asked_for() {
-    let figures = numaward_control::Figures::default();
+    let figures = numaward_control::ControlMetrics::default();
     let written = |metrics: Metrics| encoded(&metrics, Format::Prometheus);
     let without = written(Metrics::new(Arc::new(Promising)).with(|registry| figures.register(registry)));
     assert!(!without.contains("kubelet_"), "{without}");
@@ -362,7 +362,7 @@ fn the_kubelets_names_are_served_where_they_are_asked_for() {
 /// where nothing has happened, if the labels are bounded.
 #[test]
 fn the_families_are_there_from_the_start() {
-    let figures = numaward_control::Figures::default();
+    let figures = numaward_control::ControlMetrics::default();
     let metrics = Metrics::new(Arc::new(Promising)).with(|registry| figures.register(registry));
     let text = encoded(&metrics, Format::Prometheus);
     let reasons = ["UnexpectedAdmissionError", "SMTAlignmentError"];

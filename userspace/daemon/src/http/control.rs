@@ -15,7 +15,7 @@ use axum::{
 use numaward_api as api;
 use numaward_api::problem::CONTENT_TYPE;
 use numaward_cgroup::knob::KnobError;
-use numaward_control::{FieldError, Keeper, Refused, Request, keeper::Answer};
+use numaward_control::{AdmissionError, FieldError, Reconciler, Request, reconciler::Answer};
 use numaward_enforce::EnforceError;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -80,14 +80,18 @@ pub(super) fn reading(view: Option<View>) -> Router {
 struct Reading(Option<View>);
 
 /// What is served to those who may control, in addition.
-pub(super) fn changing(keeper: Keeper) -> Router {
-    OpenApiRouter::new().routes(routes!(admit)).routes(routes!(release)).with_state(Arc::new(keeper)).into()
+pub(super) fn changing(reconciler: Reconciler) -> Router {
+    OpenApiRouter::new()
+        .routes(routes!(admit))
+        .routes(routes!(release))
+        .with_state(Arc::new(reconciler))
+        .into()
 }
 
 /// The description of all of these.
 pub(super) fn open_api() -> OpenApi {
     let mut document = OpenApiRouter::<Reading>::new().routes(routes!(allocations)).into_openapi();
-    let changes = OpenApiRouter::<Arc<Keeper>>::new().routes(routes!(admit)).routes(routes!(release));
+    let changes = OpenApiRouter::<Arc<Reconciler>>::new().routes(routes!(admit)).routes(routes!(release));
     document.merge(changes.into_openapi());
     document
 }
@@ -130,19 +134,19 @@ async fn allocations(
         (status = 400, description = "No JSON, or a field is missing or unknown", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 409, description = "Refused by the engine, or it conflicts with what is held", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "AdmissionError by the engine, or it conflicts with what is held", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 422, description = "A field is wrong, or the target cannot be bound", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 500, description = "The kernel refused, or the ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn admit(
-    State(keeper): State<Arc<Keeper>>,
+    State(reconciler): State<Arc<Reconciler>>,
     uri: Uri,
     RawQuery(query): RawQuery,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Response> {
-    let wrong = |error: FieldError| refused(&Refused::Field(error), uri.path());
+    let wrong = |error: FieldError| refused(&AdmissionError::Field(error), uri.path());
     let dry_run = match query.as_deref().unwrap_or_default() {
         "" | "dryRun=false" => false,
         "dryRun=true" => true,
@@ -164,7 +168,7 @@ async fn admit(
         respond(refusal(StatusCode::BAD_REQUEST, format!("after the request: {error}"), uri.path()))
     })?;
     let request = Request::new(&asked).map_err(wrong)?;
-    match keeper.admit(request, dry_run).await {
+    match reconciler.admit(request, dry_run).await {
         Ok(Answer::Admitted(allocation)) => Ok((StatusCode::CREATED, Json(allocation)).into_response()),
         Ok(Answer::Dry(dry)) => Ok(Json(dry).into_response()),
         Err(error) => Err(refused(&error, uri.path())),
@@ -188,11 +192,11 @@ async fn admit(
     )
 )]
 async fn release(
-    State(keeper): State<Arc<Keeper>>,
+    State(reconciler): State<Arc<Reconciler>>,
     uri: Uri,
     UrlPath(name): UrlPath<String>,
 ) -> Result<StatusCode, Response> {
-    match keeper.release(name).await {
+    match reconciler.release(name).await {
         Ok(()) => Ok(StatusCode::NO_CONTENT),
         Err(error) => Err(refused(&error, uri.path())),
     }
@@ -212,10 +216,10 @@ fn refusal(status: StatusCode, detail: String, path: &str) -> api::Refusal {
 }
 
 /// Where it is the target that cannot be: what can.
-fn possible_target(error: &Refused) -> Option<&'static str> {
+fn possible_target(error: &AdmissionError) -> Option<&'static str> {
     let error = match error {
-        Refused::Enforce(error) => error,
-        Refused::Failed(failure) => &failure.error,
+        AdmissionError::Enforce(error) => error,
+        AdmissionError::Failed(failure) => &failure.error,
         _ => return None,
     };
     match error {
@@ -231,19 +235,21 @@ fn possible_target(error: &Refused) -> Option<&'static str> {
     }
 }
 
-fn refused(error: &Refused, path: &str) -> Response {
+fn refused(error: &AdmissionError, path: &str) -> Response {
     let possible = possible_target(error);
     let status = match error {
-        Refused::Field(_) => StatusCode::UNPROCESSABLE_ENTITY,
+        AdmissionError::Field(_) => StatusCode::UNPROCESSABLE_ENTITY,
         _ if possible.is_some() => StatusCode::UNPROCESSABLE_ENTITY,
-        Refused::Conflict(_) | Refused::Rejected(..) | Refused::Resize(_) | Refused::Off => {
-            StatusCode::CONFLICT
-        }
-        Refused::Unknown(_) => StatusCode::NOT_FOUND,
-        Refused::Enforce(_) | Refused::Failed(_) | Refused::Make { .. } | Refused::Store(_) => {
-            StatusCode::INTERNAL_SERVER_ERROR
-        }
-        Refused::Unfit(_) | Refused::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+        AdmissionError::Conflict(_)
+        | AdmissionError::Rejected(..)
+        | AdmissionError::Resize(_)
+        | AdmissionError::Off => StatusCode::CONFLICT,
+        AdmissionError::Unknown(_) => StatusCode::NOT_FOUND,
+        AdmissionError::Enforce(_)
+        | AdmissionError::Failed(_)
+        | AdmissionError::Make { .. }
+        | AdmissionError::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        AdmissionError::Unfit(_) | AdmissionError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
     };
     let mut refusal = refusal(status, error.to_string(), path);
     if let Some(possible) = possible {
@@ -251,11 +257,11 @@ fn refused(error: &Refused, path: &str) -> Response {
         refusal.allowed = Some(possible.to_owned());
     }
     match error {
-        Refused::Field(wrong) | Refused::Conflict(wrong) => {
+        AdmissionError::Field(wrong) | AdmissionError::Conflict(wrong) => {
             refusal.field = Some(wrong.field.clone());
             refusal.allowed = Some(wrong.allowed.clone());
         }
-        Refused::Rejected(rejection, explanation) => {
+        AdmissionError::Rejected(rejection, explanation) => {
             refusal.rejection = Some(rejection.clone());
             refusal.explanation = Some(explanation.clone());
         }

@@ -39,7 +39,7 @@ use hyper_util::{
     server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
-use numaward_control::Keeper;
+use numaward_control::Reconciler;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -129,17 +129,17 @@ pub fn router_with(app: Arc<App>, allocations: Option<View>) -> Router {
 }
 
 /// The routes of the control socket: those of [`router_with`], and changes.
-pub fn control_router(app: Arc<App>, keeper: Keeper) -> Router {
-    layered(controlling(app, keeper))
+pub fn control_router(app: Arc<App>, reconciler: Reconciler) -> Router {
+    layered(controlling(app, reconciler))
 }
 
 /// The routes of the control address: the same, for whom the gate lets through.
-pub fn remote_router(app: Arc<App>, keeper: Keeper, gate: Arc<Gate>) -> Router {
-    layered(controlling(app, keeper).layer(middleware::from_fn_with_state(gate, remote::authorize)))
+pub fn remote_router(app: Arc<App>, reconciler: Reconciler, gate: Arc<Gate>) -> Router {
+    layered(controlling(app, reconciler).layer(middleware::from_fn_with_state(gate, remote::authorize)))
 }
 
-fn controlling(app: Arc<App>, keeper: Keeper) -> Router {
-    reading(app, Some(keeper.view())).merge(control::changing(keeper))
+fn controlling(app: Arc<App>, reconciler: Reconciler) -> Router {
+    reading(app, Some(reconciler.view())).merge(control::changing(reconciler))
 }
 
 fn reading(app: Arc<App>, allocations: Option<View>) -> Router {

@@ -10,7 +10,7 @@ use std::{
 
 use numaward_cgroup::{Hierarchy, KnobWatch};
 use numaward_config::Config;
-use numaward_control::{Keeper, Ports, testing};
+use numaward_control::{Ports, Reconciler, testing};
 use numaward_daemon::http::App;
 use numaward_model::health::{Heartbeat, Readiness};
 use numaward_observe::Observer;
@@ -60,18 +60,18 @@ impl Host {
         // Without the privilege, knobs are looked at all the time.
         let watch = KnobWatch::new(hierarchy.root()).ok();
         let ports = Ports::of(&Arc::new(testing::Host::new(self.machine.clone())));
-        let (keeper, thread, stop) = testing::keeper(&config, hierarchy.root(), ports, watch);
+        let (reconciler, thread, stop) = testing::reconciler(&config, hierarchy.root(), ports, watch);
         let observer = Arc::new(Observer::new(&config));
         let metrics = Arc::new(Metrics::new(observer.clone()));
         let app = App::new(observer, metrics, Readiness::default(), Heartbeat::new());
-        Daemon { app, keeper, stop, thread: Some(thread) }
+        Daemon { app, reconciler, stop, thread: Some(thread) }
     }
 }
 
 /// The parts of a daemon that give guarantees. Dropped, it ends.
 pub(crate) struct Daemon {
     pub(crate) app: Arc<App>,
-    pub(crate) keeper: Keeper,
+    pub(crate) reconciler: Reconciler,
     pub(crate) stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
 }

@@ -4,18 +4,18 @@
 //! touched. So what it gets must be decided before it exists, which only the container runtime knows of, in the
 //! time that the runtime grants; and the runtime goes on without us when we are late.
 //!
-//! Ways: the runtime asks [`placer`] over NRI; [`ask`] makes of what it tells, of [`annotations`] and of what the
-//! API server tells a request; the keeper (`guarantee::pods`) decides, stores and answers. When a process exists
-//! but not its program yet, the keeper holds its cgroup and tells the probes. What the keeper later writes itself
+//! Ways: the runtime asks [`handler`] over NRI; [`request`] makes of what it tells, of [`annotations`] and of what the
+//! API server tells a request; the reconciler (`guarantee::pods`) decides, stores and answers. When a process exists
+//! but not its program yet, the reconciler holds its cgroup and tells the probes. What the reconciler later writes itself
 //! the runtime is told, so that it repeats it.
 //!
 //! Invariant: no answer to the runtime waits for the runtime.
 
 mod annotations;
-mod ask;
 mod devices;
-mod figures;
-mod placer;
+mod handler;
+mod metrics;
+mod request;
 #[cfg(test)]
 mod tests;
 mod whole;
@@ -23,7 +23,7 @@ mod whole;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use numaward_config::Config;
-use numaward_control::{Keeper, pods::Update};
+use numaward_control::{Reconciler, pods::Update};
 use numaward_kube::{
     nri::{Handle, Phase, Plugin, types},
     pod::PodSource,
@@ -35,8 +35,8 @@ use numaward_model::{
 use tokio::{sync::mpsc, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-pub use self::figures::Figures;
-use self::{ask::Asker, placer::Placer};
+pub use self::metrics::NriMetrics;
+use self::{handler::NriHandler, request::RequestBuilder};
 
 /// Changes that follow each other so closely are told to the runtime together.
 const GATHER: Duration = Duration::from_millis(200);
@@ -62,36 +62,36 @@ impl Ports {
 /// Places containers until `stop`. To be called within a runtime of tokio.
 pub fn start(
     config: &Config,
-    keeper: Keeper,
+    reconciler: Reconciler,
     ports: Ports,
     pods: Arc<dyn PodSource>,
-    figures: Figures,
+    figures: NriMetrics,
     stop: &CancellationToken,
 ) {
-    let plugin = plugin(config, keeper, ports, pods, figures, stop);
+    let plugin = plugin(config, reconciler, ports, pods, figures, stop);
     tokio::spawn(plugin.run(stop.clone()));
 }
 
 /// The plugin, and what accompanies it.
 fn plugin(
     config: &Config,
-    keeper: Keeper,
+    reconciler: Reconciler,
     ports: Ports,
     pods: Arc<dyn PodSource>,
-    figures: Figures,
+    figures: NriMetrics,
     stop: &CancellationToken,
-) -> Plugin<Placer> {
+) -> Plugin<NriHandler> {
     let (tell, told) = mpsc::unbounded_channel();
-    keeper.tell_runtime(tell);
-    let placer = Placer::new(keeper, ports, Asker::new(pods, config), figures.clone());
-    let plugin = Plugin::new(config.kubernetes.nri.options(), Arc::new(placer));
+    reconciler.tell_runtime(tell);
+    let handler = NriHandler::new(reconciler, ports, RequestBuilder::new(pods, config), figures.clone());
+    let plugin = Plugin::new(config.kubernetes.nri.options(), Arc::new(handler));
     tokio::spawn(stop.clone().run_until_cancelled_owned(tell_runtime(plugin.handle(), told)));
     tokio::spawn(stop.clone().run_until_cancelled_owned(follow(plugin.handle(), figures)));
     plugin
 }
 
 /// Keeps the metrics of the connection up to date.
-async fn follow(handle: Handle, figures: Figures) {
+async fn follow(handle: Handle, figures: NriMetrics) {
     let mut status = handle.status();
     let mut disconnects = 0;
     loop {
@@ -123,7 +123,7 @@ async fn tell_runtime(handle: Handle, mut told: mpsc::UnboundedReceiver<Vec<Upda
             continue;
         }
         let updates: Vec<types::Update> =
-            latest.into_iter().map(|(id, settings)| placer::update(id, &settings)).collect();
+            latest.into_iter().map(|(id, settings)| handler::update(id, &settings)).collect();
         match handle.update_containers(&updates).await {
             Ok(failed) if failed.is_empty() => {
                 tracing::debug!(containers = updates.len(), "the runtime follows");

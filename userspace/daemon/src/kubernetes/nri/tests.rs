@@ -16,7 +16,7 @@ use std::{
 
 use numaward_cgroup::CgroupPath;
 use numaward_config::Config;
-use numaward_control::{Keeper, Ports as KeeperPorts, testing as fixture, testing::Host};
+use numaward_control::{Ports as ReconcilerPorts, Reconciler, testing as fixture, testing::Host};
 use numaward_engine::{ContainerRequest, Resources};
 use numaward_kube::{
     cgroup_path,
@@ -30,7 +30,7 @@ use numaward_model::port::MachineSource as _;
 use numaward_topology::{Bytes, CpuSet, Machine};
 use tokio_util::sync::CancellationToken;
 
-use super::{Figures, Ports, plugin};
+use super::{NriMetrics, Ports, plugin};
 
 const PLUGIN: &str = "90-numaward";
 
@@ -67,10 +67,10 @@ struct Bench {
 
 /// A daemon that runs.
 struct Daemon {
-    keeper: Keeper,
+    reconciler: Reconciler,
     thread: Option<JoinHandle<()>>,
     stop: CancellationToken,
-    figures: Figures,
+    figures: NriMetrics,
 }
 
 impl Daemon {
@@ -125,18 +125,19 @@ impl Bench {
 
     fn start_unconnected(&self) -> Daemon {
         let root = self.dir.path().join("cgroup");
-        let (keeper, thread, stop) = fixture::keeper(&self.config, &root, KeeperPorts::of(&self.host), None);
-        let figures = Figures::default();
+        let (reconciler, thread, stop) =
+            fixture::reconciler(&self.config, &root, ReconcilerPorts::of(&self.host), None);
+        let figures = NriMetrics::default();
         let plugin = plugin(
             &self.config,
-            keeper.clone(),
+            reconciler.clone(),
             Ports::of(&self.host),
             self.pods.clone(),
             figures.clone(),
             &stop,
         );
         tokio::spawn(plugin.run_with(self.runtime.connector(), stop.clone()));
-        Daemon { keeper, thread: Some(thread), stop, figures }
+        Daemon { reconciler, thread: Some(thread), stop, figures }
     }
 
     /// Runs a pod's sandbox; the kubelet has made its cgroup.
@@ -242,7 +243,7 @@ async fn containers_are_placed_kept_apart_and_given_back() {
     let db = container(&pod, "db", 2, Bytes::gib(1));
     bench.run(&db).await.unwrap();
     assert_eq!((bench.cpus(&db), bench.mems(&db).as_str()), ("1-2".parse().unwrap(), "0"));
-    let held = daemon.keeper.allocations();
+    let held = daemon.reconciler.allocations();
     let held = &held.allocations[0];
     assert_eq!((held.name.as_str(), held.cpus.as_str()), ("default/pod-db/db", "1-2"));
     let notes = &held.explanation.as_ref().unwrap().notes;
@@ -257,12 +258,12 @@ async fn containers_are_placed_kept_apart_and_given_back() {
     assert_eq!(bench.cpus(&opted_out), CpuSet::new());
 
     // What is the runtime's cannot be taken back by others.
-    let error = daemon.keeper.release("default/pod-db/db".to_owned()).await.unwrap_err();
+    let error = daemon.reconciler.release("default/pod-db/db".to_owned()).await.unwrap_err();
     assert!(error.to_string().contains("placed when the runtime creates it"), "{error}");
 
     bench.remove(&db).await;
     bench.runtime.remove_pod(&pod.id).await.unwrap();
-    assert_eq!(daemon.keeper.allocations().allocations, []);
+    assert_eq!(daemon.reconciler.allocations().allocations, []);
     assert_eq!(bench.cpus(&shared), "0-63".parse().unwrap());
     for reason in ["late", "away", "ledger", "enforcement"] {
         assert_eq!(daemon.figures.unpinned_for(reason), 0, "{reason}");
@@ -283,7 +284,7 @@ async fn what_does_not_fit_is_refused_and_the_next_is_placed() {
     let small = container(&pod, "small", 2, Bytes::gib(1));
     bench.run(&small).await.unwrap();
     assert!((&bench.cpus(&small) & &bench.cpus(&big)).is_empty());
-    assert_eq!(daemon.keeper.allocations().allocations.len(), 2);
+    assert_eq!(daemon.reconciler.allocations().allocations.len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -330,7 +331,7 @@ async fn a_known_pod_is_admitted_as_a_whole_or_not_at_all() {
 
     // The sandbox ends: all is free, whatever the containers say.
     bench.runtime.remove_pod(&pod.id).await.unwrap();
-    assert_eq!(daemon.keeper.allocations().shared_cpus, "0-63");
+    assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-63");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -371,7 +372,7 @@ async fn restarts_of_either_side_keep_all_and_what_came_meanwhile_is_pinned() {
     assert!((&bench.cpus(&late) & &bench.cpus(&next)).is_empty());
     assert_eq!(daemon.figures.unpinned_for("away"), 1);
     until("both are held", || {
-        let held = daemon.keeper.allocations();
+        let held = daemon.reconciler.allocations();
         let names: BTreeSet<_> = held.allocations.iter().map(|held| held.name.clone()).collect();
         names == ["default/pod-late/late".to_owned(), "default/pod-next/next".to_owned()].into()
     })
@@ -396,7 +397,7 @@ async fn a_resize_stays_within_the_promise_or_is_refused() {
     );
     assert_eq!(bench.cpus(&db), "1-4".parse().unwrap());
     assert_eq!(bench.cpus(&shared), "0,5-63".parse().unwrap());
-    let held = daemon.keeper.allocations().allocations[0].clone();
+    let held = daemon.reconciler.allocations().allocations[0].clone();
     assert_eq!((held.cpus.as_str(), held.memory[0].bytes), ("1-4", Bytes::gib(2).0));
     // Its node has 15 CPUs to give.
     let error = bench.runtime.update_container(&db.id, &to(16, Bytes::gib(2))).await.unwrap_err();
@@ -435,7 +436,7 @@ async fn forty_at_once_get_no_cpu_twice() {
         taken = &taken | &cpus;
     }
     assert_eq!(taken.len(), 40);
-    assert_eq!(daemon.keeper.allocations().allocations.len(), 40);
+    assert_eq!(daemon.reconciler.allocations().allocations.len(), 40);
     assert_eq!(daemon.figures.unpinned_for("late"), 0);
     let mut took = bench.runtime.reply_times("CreateContainer");
     took.sort_unstable();

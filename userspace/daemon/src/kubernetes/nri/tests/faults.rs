@@ -6,7 +6,7 @@ use super::*;
 
 /// The notes of the decision on the only allocation.
 fn notes(daemon: &Daemon) -> Vec<String> {
-    let held = daemon.keeper.allocations();
+    let held = daemon.reconciler.allocations();
     let [held] = held.allocations.as_slice() else { panic!("{held:?}") };
     held.explanation.clone().unwrap().notes
 }
@@ -47,14 +47,14 @@ async fn what_somebody_else_has_pinned_is_left_alone_unless_told_otherwise() {
     bench.run(&theirs).await.unwrap();
     assert_eq!(bench.cpus(&theirs), "40-41".parse().unwrap());
     assert_eq!(daemon.figures.unpinned_for("pinned_by_other"), 1);
-    assert_eq!(daemon.keeper.allocations().allocations, []);
+    assert_eq!(daemon.reconciler.allocations().allocations, []);
     daemon.stop(&bench.runtime).await;
 
     bench.config.kubernetes.nri.when_pinned = numaward_config::kubernetes::WhenPinned::Override;
     let daemon = bench.start().await;
     let ours = pinned("ours");
     bench.run(&ours).await.unwrap();
-    let held = daemon.keeper.allocations();
+    let held = daemon.reconciler.allocations();
     assert!(held.allocations.iter().any(|of| of.name.ends_with("/ours")), "{held:?}");
     assert_eq!(bench.mems(&ours), "0");
     assert_eq!(daemon.figures.unpinned_for("pinned_by_other"), 0);
@@ -119,7 +119,7 @@ async fn without_a_runtime_that_speaks_nri_the_rest_works_and_it_is_waited_for()
     bench.runtime.stop();
     let daemon = bench.start_unconnected();
     assert_eq!(daemon.figures.connected.get(), 0);
-    assert_eq!(daemon.keeper.allocations().shared_cpus, "0-63");
+    assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-63");
     bench.runtime.start();
     assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
     until("it is told", || daemon.figures.connected.get() == 1).await;
@@ -170,7 +170,7 @@ async fn a_pod_that_changes_under_our_hands_keeps_what_it_was_admitted_with() {
     bench.runtime.run_pod(&new).await.unwrap();
     fs::remove_dir_all(bench.dir.path().join("cgroup").join(path_of(&again))).unwrap();
     bench.runtime.remove_pod(&pod.id).await.unwrap();
-    assert_eq!(daemon.keeper.allocations().shared_cpus, "0,3-63");
+    assert_eq!(daemon.reconciler.allocations().shared_cpus, "0,3-63");
     let last = ContainerSpec {
         cgroups_path: format!("{}/db-last", new.cgroup_parent),
         id: "db-last".to_owned(),
@@ -181,5 +181,5 @@ async fn a_pod_that_changes_under_our_hands_keeps_what_it_was_admitted_with() {
     assert_eq!(bench.cpus(&last), "1-2".parse().unwrap());
     bench.remove(&last).await;
     bench.runtime.remove_pod(&new.id).await.unwrap();
-    assert_eq!(daemon.keeper.allocations().shared_cpus, "0-63");
+    assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-63");
 }

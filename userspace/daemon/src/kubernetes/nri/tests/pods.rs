@@ -69,7 +69,7 @@ async fn memory_is_protected_at_every_level_and_given_back() {
     let pod = bench.pod("db", "", &[]).await.unwrap();
     let db = container(&pod, "db", 2, Bytes::gib(1));
     bench.run(&db).await.unwrap();
-    // A little is left to reclaim within the pod: see `guarantee::keeper::pods::memory`.
+    // A little is left to reclaim within the pod: see `guarantee::reconciler::pods::memory`.
     let protected = ["992", "1024", "max"];
     let nothing = ["0", "0", "max"];
     assert_eq!(levels(&db, "kubepods/burstable"), [protected, protected, protected, nothing]);
@@ -109,7 +109,7 @@ async fn memory_is_protected_at_every_level_and_given_back() {
     for path in ["kubepods", "kubepods/burstable", "kubepods/poddb", "kubepods/burstable/podweb"] {
         assert_eq!(bench.memory(path), nothing, "{path}");
     }
-    assert_eq!(daemon.keeper.allocations().allocations, []);
+    assert_eq!(daemon.reconciler.allocations().allocations, []);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -132,7 +132,7 @@ async fn what_a_pods_sandbox_costs_is_protected_in_the_pod() {
     // Also after a restart.
     daemon.stop(&bench.runtime).await;
     let daemon = bench.start().await;
-    until("both are held", || daemon.keeper.allocations().allocations.len() == 2).await;
+    until("both are held", || daemon.reconciler.allocations().allocations.len() == 2).await;
     assert_eq!(levels()[1..], [both, both]);
     bench.remove(&db).await;
     assert_eq!(bench.memory("kubepods/podvm"), one);
@@ -173,7 +173,7 @@ async fn a_pod_as_a_whole_is_resized_within_the_promise_or_not() {
     assert!(four.len() == 4 && three.is_subset(&four) && (&four & &own).is_empty(), "{four} beside {own}");
     assert_eq!(bench.cpus(&log), four);
     let shared = |daemon: &Daemon| {
-        let held = daemon.keeper.allocations();
+        let held = daemon.reconciler.allocations();
         let held = held.allocations.iter().find(|held| held.name == "default/pod-all/web").unwrap();
         (held.cpus.parse::<CpuSet>().unwrap(), held.memory[0].bytes)
     };
@@ -234,7 +234,7 @@ async fn the_systemd_drivers_cgroups_are_protected_too() {
     bench.remove(&web).await;
     bench.runtime.remove_pod(&pod.id).await.unwrap();
     assert_eq!(bench.memory("kubepods.slice"), ["0", "0", "max"]);
-    assert_eq!(daemon.keeper.allocations().allocations, []);
+    assert_eq!(daemon.reconciler.allocations().allocations, []);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -247,7 +247,7 @@ async fn what_a_pod_holds_as_a_whole_its_containers_share() {
     assert_eq!(bench.cpus(&web), bench.cpus(&log));
     assert!((&bench.cpus(&web) & &bench.cpus(&db)).is_empty());
     assert_eq!(bench.mems(&web), bench.mems(&log));
-    let held = daemon.keeper.allocations();
+    let held = daemon.reconciler.allocations();
     let shares: Vec<_> = held
         .allocations
         .iter()
@@ -262,7 +262,7 @@ async fn what_a_pod_holds_as_a_whole_its_containers_share() {
         promises.workloads().iter().filter(|of| !of.placed.is_empty()).count()
     };
     assert_eq!(placed(&bench.host.assigned.lock().unwrap()), 2);
-    let teller = Teller::new(daemon.keeper.view(), Calls::default());
+    let teller = Teller::new(daemon.reconciler.view(), Calls::default());
     let [told] = teller.pods().try_into().unwrap();
     assert_eq!((told.cpu_ids.len(), told.memory[0].size), (3, Bytes::gib(4).0));
     let of: Vec<_> = told.containers.iter().map(|of| (of.name.as_str(), of.cpu_ids.len())).collect();
@@ -272,12 +272,12 @@ async fn what_a_pod_holds_as_a_whole_its_containers_share() {
         bench.remove(spec).await;
     }
     assert_eq!(
-        daemon.keeper.allocations().shared_cpus.parse::<CpuSet>().unwrap().len(),
+        daemon.reconciler.allocations().shared_cpus.parse::<CpuSet>().unwrap().len(),
         59,
         "until it is over"
     );
     bench.runtime.remove_pod(&pod.id).await.unwrap();
-    assert_eq!(daemon.keeper.allocations().shared_cpus, "0-63");
+    assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-63");
 }
 
 /// Containers that run and ask for all that there is, and one, the last, that finds nothing left.
@@ -297,7 +297,7 @@ async fn whose_creation_was_not_answered_keeps_off_what_is_promised_from_its_sta
     let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
     let running = full_house(&bench);
     let daemon = bench.start().await;
-    until("the four are held", || daemon.keeper.allocations().allocations.len() == 4).await;
+    until("the four are held", || daemon.reconciler.allocations().allocations.len() == 4).await;
     let unanswered = |name: &str, cpus: &str| {
         let pod = bench.spec(name, "", &[]);
         let spec = ContainerSpec { cpus: cpus.to_owned(), ..container(&pod, name, 2, Bytes::gib(1)) };
@@ -329,7 +329,7 @@ async fn who_was_started_without_what_it_asks_for_gets_it_when_it_is_there() {
     let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
     let running = full_house(&bench);
     let daemon = bench.start().await;
-    let names = || daemon.keeper.allocations().allocations.len();
+    let names = || daemon.reconciler.allocations().allocations.len();
     until("the four are held", || names() == 4).await;
     assert_eq!(daemon.figures.unpinned_for("does_not_fit"), 1);
     let late = &running[4].1;
@@ -351,7 +351,7 @@ async fn who_was_started_without_what_it_asks_for_gets_it_when_it_is_there() {
     // Also after a restart in between, with others in its place.
     daemon.stop(&bench.runtime).await;
     let daemon = bench.start().await;
-    until("all are held again", || daemon.keeper.allocations().allocations.len() == 4).await;
+    until("all are held again", || daemon.reconciler.allocations().allocations.len() == 4).await;
     assert_eq!(bench.cpus(late).len(), 4);
     assert_eq!(daemon.figures.unpinned_for("does_not_fit"), 0);
 }
@@ -361,7 +361,7 @@ async fn who_waits_is_not_forgotten_by_a_restart() {
     let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
     let running = full_house(&bench);
     let daemon = bench.start().await;
-    until("the four are held", || daemon.keeper.allocations().allocations.len() == 4).await;
+    until("the four are held", || daemon.reconciler.allocations().allocations.len() == 4).await;
     daemon.stop(&bench.runtime).await;
     let (pod, freed) = &running[1];
     bench.remove(freed).await;
@@ -401,9 +401,9 @@ async fn what_a_kubelet_promised_is_kept_by_those_that_run() {
     bench.cgroup(&path_of(&db));
 
     let daemon = bench.start().await;
-    until("it is held", || !daemon.keeper.allocations().allocations.is_empty()).await;
+    until("it is held", || !daemon.reconciler.allocations().allocations.is_empty()).await;
     assert_eq!(bench.cpus(&db), "7-9".parse().unwrap());
-    let held = daemon.keeper.allocations();
+    let held = daemon.reconciler.allocations();
     let [held] = held.allocations.as_slice() else { panic!("{held:?}") };
     assert_eq!(
         (held.name.as_str(), held.cpus.as_str(), held.nodes.as_str()),
@@ -412,11 +412,11 @@ async fn what_a_kubelet_promised_is_kept_by_those_that_run() {
     let notes = &held.explanation.as_ref().unwrap().notes;
     assert!(notes.iter().any(|note| note.contains("from the state of the kubelet")), "{notes:?}");
     // What was promised to a pod that is gone is free.
-    assert_eq!(daemon.keeper.allocations().shared_cpus, "0-6,10-63");
+    assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-6,10-63");
     assert_eq!(daemon.figures.unpinned_for("away"), 0, "the kubelet had pinned it");
     bench.remove(&db).await;
     bench.runtime.remove_pod(&pod.id).await.unwrap();
-    assert_eq!(daemon.keeper.allocations().shared_cpus, "0-63");
+    assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-63");
 }
 
 /// A kubelet that has given a device on node 2 to a container.
@@ -478,5 +478,5 @@ async fn devices_that_the_kubelet_has_assigned_are_hints_for_the_whole_pod() {
     server.abort();
     fs::remove_file(&socket).unwrap();
     assert_eq!(place("late").await, "0");
-    assert_eq!(daemon.keeper.allocations().allocations.len(), 3);
+    assert_eq!(daemon.reconciler.allocations().allocations.len(), 3);
 }

@@ -1,4 +1,4 @@
-//! From what is known of a pod to what the keeper is asked.
+//! From what is known of a pod to what the reconciler is asked.
 //!
 //! What is known comes from two sources. The API server's description of a pod has requests, init and sidecar
 //! containers, and all containers at once. What the runtime tells has, of one container at a time: limits, the
@@ -38,13 +38,13 @@ pub(super) enum LeftAlone {
 
 /// Makes requests of what is known.
 #[derive(Clone)]
-pub(super) struct Asker {
+pub(super) struct RequestBuilder {
     pods: Arc<dyn PodSource>,
     host_root: PathBuf,
     kubelet: Arc<devices::Kubelet>,
 }
 
-impl Asker {
+impl RequestBuilder {
     pub(super) fn new(pods: Arc<dyn PodSource>, config: &Config) -> Self {
         let kubelet = Arc::new(devices::Kubelet::new(config));
         Self { pods, host_root: config.host_root.clone(), kubelet }
@@ -124,7 +124,7 @@ impl Asker {
     }
 }
 
-impl Asker {
+impl RequestBuilder {
     /// What the protection of a container's memory follows from, if it has these resources.
     fn memory(&self, pod: &nri::Pod, container: &nri::Container, has: &nri::Resources) -> MemoryAsk {
         let bytes = |of: &nri::Resources| match of.memory_limit {
@@ -306,13 +306,13 @@ mod tests {
         fn notify(&self, _: Notice) {}
     }
 
-    fn asker(pods: Arc<dyn PodSource>) -> Asker {
-        Asker::new(pods, &Config { host_root: "/nowhere".into(), ..Config::default() })
+    fn builder(pods: Arc<dyn PodSource>) -> RequestBuilder {
+        RequestBuilder::new(pods, &Config { host_root: "/nowhere".into(), ..Config::default() })
     }
 
-    fn known(containers: Vec<ContainerRequest>) -> Asker {
+    fn known(containers: Vec<ContainerRequest>) -> RequestBuilder {
         let id = PodId { namespace: "ns".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() };
-        asker(Arc::new(One(pod::Pod { id, containers, ..pod::Pod::default() })))
+        builder(Arc::new(One(pod::Pod { id, containers, ..pod::Pod::default() })))
     }
 
     fn pod(annotations: &[(&str, &str)]) -> nri::Pod {
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn a_known_guaranteed_pod_is_asked_for_as_a_whole() {
-        let asker = known(vec![
+        let builder = known(vec![
             ContainerRequest::guaranteed("db", resources("2", "1Gi")),
             ContainerRequest::guaranteed("log", resources("1", "64Mi")),
         ]);
@@ -360,11 +360,11 @@ mod tests {
             }
             other => panic!("{other:?}"),
         };
-        assert_eq!(names(&asker.pod(&pod(&[])).asked), ["db", "log"]);
+        assert_eq!(names(&builder.pod(&pod(&[])).asked), ["db", "log"]);
         let opted = pod(&[("log.numaward.io/placement", "shared")]);
-        assert_eq!(names(&asker.pod(&opted).asked), ["db"]);
+        assert_eq!(names(&builder.pod(&opted).asked), ["db"]);
         let all = pod(&[("numaward.io/placement", "shared"), ("numaward.io/guarantee", "cpu")]);
-        let ask = asker.pod(&all);
+        let ask = builder.pod(&all);
         assert_eq!(ask.asked, Asked::Nothing);
         assert!(
             matches!(&ask.notes[..], [note] if note.contains("expected auto or memory")),
@@ -373,14 +373,14 @@ mod tests {
         );
         let off = pod(&[("db.numaward.io/placement", "off")]);
         let db = container("db", "", limits(2000, Bytes::gib(1)));
-        assert_eq!(asker.container(&off, &db).unwrap_err(), LeftAlone::OptedOut);
+        assert_eq!(builder.container(&off, &db).unwrap_err(), LeftAlone::OptedOut);
     }
 
     #[test]
     fn a_burstable_container_can_have_its_memory_promised() {
-        let asker = known(vec![burstable("db", "2", "1Gi"), burstable("log", "1", "64Mi")]);
-        assert_eq!(asker.pod(&pod(&[])).asked, Asked::Nothing);
-        let Asked::Pod(request) = asker.pod(&pod(&[("db.numaward.io/guarantee", "memory")])).asked else {
+        let builder = known(vec![burstable("db", "2", "1Gi"), burstable("log", "1", "64Mi")]);
+        assert_eq!(builder.pod(&pod(&[])).asked, Asked::Nothing);
+        let Asked::Pod(request) = builder.pod(&pod(&[("db.numaward.io/guarantee", "memory")])).asked else {
             panic!("nothing is asked for");
         };
         assert_eq!((request.containers.len(), request.qos()), (1, QosClass::Guaranteed));
@@ -390,16 +390,16 @@ mod tests {
 
     #[test]
     fn what_is_known_of_memory_is_told() {
-        let memory = |asker: &Asker, class: &str, resources: nri::Resources| {
-            asker.container(&pod(&[]), &container("db", class, resources)).unwrap().memory
+        let memory = |builder: &RequestBuilder, class: &str, resources: nri::Resources| {
+            builder.container(&pod(&[]), &container("db", class, resources)).unwrap().memory
         };
         let (two, gib) = (limits(2000, Bytes::gib(1)), Some(Bytes::gib(1)));
-        let asker = asker(Arc::new(NoPods));
+        let builder = builder(Arc::new(NoPods));
         let ask = |class, request, limit| MemoryAsk { class: Some(class), request, limit, overhead: None };
-        assert_eq!(memory(&asker, "", two.clone()), ask(QosClass::Guaranteed, gib, gib));
-        assert_eq!(memory(&asker, "/burstable", two.clone()), ask(QosClass::Burstable, None, gib));
+        assert_eq!(memory(&builder, "", two.clone()), ask(QosClass::Guaranteed, gib, gib));
+        assert_eq!(memory(&builder, "/burstable", two.clone()), ask(QosClass::Burstable, None, gib));
         assert_eq!(
-            memory(&asker, "/besteffort", nri::Resources::default()),
+            memory(&builder, "/besteffort", nri::Resources::default()),
             ask(QosClass::BestEffort, None, None)
         );
         let known = known(vec![burstable("db", "2", "256Mi")]);
@@ -407,30 +407,30 @@ mod tests {
         assert_eq!(memory(&known, "/burstable", two.clone()), ask(QosClass::Burstable, requested, None));
         // A new limit, of which the API server has not told yet.
         let more = limits(2000, Bytes::gib(2));
-        let resized = |asker: &Asker, class| {
-            asker.resized(&pod(&[]), &container("db", class, two.clone()), &more).1.unwrap()
+        let resized = |builder: &RequestBuilder, class| {
+            builder.resized(&pod(&[]), &container("db", class, two.clone()), &more).1.unwrap()
         };
         let two_gib = Some(Bytes::gib(2));
-        assert_eq!(resized(&asker, ""), ask(QosClass::Guaranteed, two_gib, two_gib));
+        assert_eq!(resized(&builder, ""), ask(QosClass::Guaranteed, two_gib, two_gib));
         assert_eq!(resized(&known, "/burstable"), ask(QosClass::Burstable, requested, two_gib));
     }
 
     #[test]
     fn wishes_and_devices_are_told() {
-        let asker = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
+        let builder = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
         let wish = pod(&[("numaward.io/preferred-nodes", "1")]);
-        let near = asker.pod(&wish).near;
+        let near = builder.pod(&wish).near;
         assert_eq!(near.preferred, [("db".into(), "1".parse().unwrap())].into());
-        assert_eq!((near.devices.len(), asker.pod(&pod(&[])).near), (0, Near::default()));
+        assert_eq!((near.devices.len(), builder.pod(&pod(&[])).near), (0, Near::default()));
     }
 
     #[test]
     fn without_an_api_server_the_runtime_tells() {
-        let asker = asker(Arc::new(NoPods));
+        let builder = builder(Arc::new(NoPods));
         let mut two = limits(2000, Bytes::gib(1));
         two.hugepage_limits =
             [(HugepageSize(Bytes::mib(2)), Bytes::mib(8)), (HugepageSize(Bytes::gib(1)), Bytes(0))].into();
-        let ask = asker.container(&pod(&[]), &container("db", "", two.clone())).unwrap();
+        let ask = builder.container(&pod(&[]), &container("db", "", two.clone())).unwrap();
         let Asked::Container(request) = &ask.pod.asked else { panic!("{:?}", ask.pod.asked) };
         assert_eq!((request.owner.as_str(), request.qos()), ("u1/db", QosClass::Guaranteed));
         let wanted = &request.containers[0].requests;
@@ -446,7 +446,7 @@ mod tests {
         let shares =
             |shares| nri::Resources { cpu_shares: Some(shares), cpu_quota: None, ..limits(0, Bytes::gib(1)) };
         for (shares_given, whole) in [(2048, Some(2)), (1536, None), (2, None)] {
-            let ask = asker.container(&pod(&[]), &container("db", "", shares(shares_given))).unwrap();
+            let ask = builder.container(&pod(&[]), &container("db", "", shares(shares_given))).unwrap();
             let Asked::Container(request) = &ask.pod.asked else { panic!("{:?}", ask.pod.asked) };
             assert_eq!(request.containers[0].requests.cpu.unwrap().whole_cpus(), whole, "{shares_given}");
         }
@@ -460,10 +460,10 @@ mod tests {
             ("/burstable", vec![("numaward.io/guarantee", "memory")], two.clone()),
             ("", vec![], unlimited),
         ] {
-            let ask = asker.container(&pod(&annotations), &container("db", class, resources)).unwrap();
+            let ask = builder.container(&pod(&annotations), &container("db", class, resources)).unwrap();
             assert_eq!(ask.pod.asked, Asked::Nothing, "{class} {annotations:?}");
         }
         let lost = nri::Container { cgroup: None, ..container("db", "", two) };
-        assert_eq!(asker.container(&pod(&[]), &lost).unwrap_err(), LeftAlone::NoCgroup);
+        assert_eq!(builder.container(&pod(&[]), &lost).unwrap_err(), LeftAlone::NoCgroup);
     }
 }

@@ -95,16 +95,23 @@ fn work(dir: &std::path::Path) {
     }
     let config = Config { state_directory: dir.join("state"), ..Config::default() };
     let (hierarchy, enforcer) = (Hierarchy::at(&root), fixture::enforcer(&root, &host.machine()));
-    let mut owner =
-        Owner::open(&config, hierarchy, enforcer, Ports::of(&host), Figures::default(), None, Arc::default())
-            .unwrap();
-    owner.adopt();
-    assert!(matches!(owner.admit(&request("a", 3), false), Ok(Answer::Admitted(_))));
-    assert!(matches!(owner.admit(&request("b", 8), false), Err(Refused::Rejected(..))));
+    let mut reconciler = ReconcilerLoop::open(
+        &config,
+        hierarchy,
+        enforcer,
+        Ports::of(&host),
+        ControlMetrics::default(),
+        None,
+        Arc::default(),
+    )
+    .unwrap();
+    reconciler.adopt();
+    assert!(matches!(reconciler.admit(&request("a", 3), false), Ok(Answer::Admitted(_))));
+    assert!(matches!(reconciler.admit(&request("b", 8), false), Err(AdmissionError::Rejected(..))));
     fs::write(root.join("a/memory.min"), "0\n").unwrap();
-    owner.patrol_all(Instant::now());
+    reconciler.patrol_all(Instant::now());
     assert_eq!(fixture::line(&root.join("a/memory.min")), (256_u64 << 20).to_string());
-    owner.release("a").unwrap();
+    reconciler.release("a").unwrap();
 }
 
 #[test]

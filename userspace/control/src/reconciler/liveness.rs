@@ -22,7 +22,7 @@ use std::{
 
 use numaward_cgroup::{CgroupPath, Subject, read};
 
-use super::{Owner, drift::Round, notices::Notices};
+use super::{ReconcilerLoop, drift::Round, notices::Notices};
 use crate::{Guarantee, Target};
 
 /// All are looked at within this.
@@ -38,7 +38,7 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// What is remembered of guarantees, but not over a restart.
 #[derive(Debug)]
-pub(super) struct Presence {
+pub(super) struct Liveness {
     held: BTreeMap<String, Held>,
     names: BTreeMap<CgroupPath, String>,
     in_question: BTreeSet<String>,
@@ -79,7 +79,7 @@ impl Held {
     }
 }
 
-impl Presence {
+impl Liveness {
     pub(super) fn new() -> Self {
         Self {
             held: BTreeMap::new(),
@@ -152,11 +152,11 @@ impl Presence {
     }
 }
 
-impl Owner {
+impl ReconcilerLoop {
     /// Looks after a new guarantee.
     pub(super) fn look_after_guarantee(&mut self, name: &str) {
         if let Some(guarantee) = self.state.guarantees.get(name) {
-            self.presence.hold(name, guarantee, &mut self.notices);
+            self.liveness.hold(name, guarantee, &mut self.notices);
         }
     }
 
@@ -165,18 +165,18 @@ impl Owner {
     pub(super) fn release_gone(&mut self, now: Instant, turn: bool) {
         self.take_notices();
         if turn {
-            self.presence.turn(&mut self.notices);
+            self.liveness.turn(&mut self.notices);
         }
         let begun = self.state.releasing.iter();
         let mut over: Vec<_> = begun.map(|name| (name.clone(), "its release was begun")).collect();
         let mut restarted = false;
-        for name in std::mem::take(&mut self.presence.in_question) {
+        for name in std::mem::take(&mut self.liveness.in_question) {
             if self.state.releasing.contains(&name) {
                 continue;
             }
             match self.find(&name, now) {
                 Found::There => {}
-                Found::Waits => drop(self.presence.in_question.insert(name)),
+                Found::Waits => drop(self.liveness.in_question.insert(name)),
                 Found::Restarted => restarted = true,
                 Found::Over(reason) => over.push((name, reason)),
             }
@@ -186,22 +186,22 @@ impl Owner {
             self.publish();
         }
         for (name, reason) in over {
-            let retry = self.presence.held.get(&name).and_then(|held| held.retry);
+            let retry = self.liveness.held.get(&name).and_then(|held| held.retry);
             if retry.is_none_or(|retry| now >= retry) {
                 tracing::info!(name, reason, "to be released");
                 let Err(error) = self.release(&name) else { continue };
                 tracing::error!(name, %error, "cannot be released; tried again");
-                if let Some(held) = self.presence.held.get_mut(&name) {
+                if let Some(held) = self.liveness.held.get_mut(&name) {
                     held.retry = Some(now + RETRY);
                 }
             }
-            self.presence.in_question.insert(name);
+            self.liveness.in_question.insert(name);
         }
     }
 
     fn find(&mut self, name: &str, now: Instant) -> Found {
         let (Some(guarantee), Some(held)) =
-            (self.state.guarantees.get(name), self.presence.held.get_mut(name))
+            (self.state.guarantees.get(name), self.liveness.held.get_mut(name))
         else {
             return Found::There;
         };
@@ -258,7 +258,7 @@ mod tests {
     fn what_the_kernel_tells_of_is_in_question_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         let hierarchy = Hierarchy::at(dir.path());
-        let (mut presence, mut notices) = (Presence::new(), Notices::new(hierarchy.clone()));
+        let (mut liveness, mut notices) = (Liveness::new(), Notices::new(hierarchy.clone()));
         for (name, target) in
             [("a/x", Target::Exec), ("a/y", Target::Exec), ("b/z", Target::Unit("z".to_owned()))]
         {
@@ -278,19 +278,19 @@ mod tests {
                 declared: None,
                 explanation: api::Explanation::default(),
             };
-            presence.hold(name, &guarantee, &mut notices);
+            liveness.hold(name, &guarantee, &mut notices);
         }
-        let told = |presence: &mut Presence, notices: &mut Notices| {
+        let told = |liveness: &mut Liveness, notices: &mut Notices| {
             for notice in notices.read() {
                 match notice {
-                    Notice::CameOrWent(path) | Notice::Changed(path, _) => drop(presence.question(&path)),
+                    Notice::CameOrWent(path) | Notice::Changed(path, _) => drop(liveness.question(&path)),
                     Notice::Everything => panic!("an overflow"),
                 }
             }
-            std::mem::take(&mut presence.in_question).into_iter().collect::<Vec<_>>()
+            std::mem::take(&mut liveness.in_question).into_iter().collect::<Vec<_>>()
         };
-        assert_eq!(told(&mut presence, &mut notices), ["a/x", "a/y", "b/z"], "what happened before");
-        assert_eq!(told(&mut presence, &mut notices), [] as [&str; 0]);
+        assert_eq!(told(&mut liveness, &mut notices), ["a/x", "a/y", "b/z"], "what happened before");
+        assert_eq!(told(&mut liveness, &mut notices), [] as [&str; 0]);
         fs::write(
             dir.path().join("a/x/cgroup.events"),
             "populated 0
@@ -298,11 +298,11 @@ mod tests {
         )
         .unwrap();
         fs::create_dir(dir.path().join("b/other")).unwrap();
-        assert_eq!(told(&mut presence, &mut notices), ["a/x"]);
+        assert_eq!(told(&mut liveness, &mut notices), ["a/x"]);
         fs::remove_dir_all(dir.path().join("b/z")).unwrap();
-        assert_eq!(told(&mut presence, &mut notices), ["b/z"]);
+        assert_eq!(told(&mut liveness, &mut notices), ["b/z"]);
 
-        presence.let_go("a/x", &mut notices);
+        liveness.let_go("a/x", &mut notices);
         fs::write(
             dir.path().join("a/x/cgroup.events"),
             "populated 1
@@ -311,11 +311,11 @@ mod tests {
         .unwrap();
         fs::remove_dir_all(dir.path().join("a/y")).unwrap();
         assert_eq!(
-            told(&mut presence, &mut notices),
+            told(&mut liveness, &mut notices),
             ["a/y"],
             "the directory above is watched for the other"
         );
-        presence.let_go("a/y", &mut notices);
+        liveness.let_go("a/y", &mut notices);
         fs::remove_dir_all(dir.path().join("a/x")).unwrap();
         assert_eq!(notices.read(), BTreeSet::new());
     }

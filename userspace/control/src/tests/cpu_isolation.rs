@@ -9,7 +9,7 @@ use super::*;
 
 /// A daemon that runs on a bench.
 struct Run {
-    keeper: Keeper,
+    reconciler: Reconciler,
     thread: JoinHandle<()>,
     stop: CancellationToken,
 }
@@ -17,8 +17,8 @@ struct Run {
 impl Run {
     fn start(bench: &Bench, config: &str) -> Self {
         let config: Config = serde_json::from_str(config).unwrap();
-        let (keeper, thread, stop) = bench.start_with(config);
-        Self { keeper, thread, stop }
+        let (reconciler, thread, stop) = bench.start_with(config);
+        Self { reconciler, thread, stop }
     }
 
     fn end(self) {
@@ -30,7 +30,7 @@ impl Run {
     fn until<T>(&self, what: &str, said: impl Fn(&api::Allocations) -> Option<T>) -> T {
         let start = Instant::now();
         loop {
-            let view = self.keeper.allocations();
+            let view = self.reconciler.allocations();
             if let Some(said) = said(&view) {
                 return said;
             }
@@ -40,7 +40,7 @@ impl Run {
     }
 
     fn herd(&self) -> Vec<(String, String, api::HerdState)> {
-        let herding = self.keeper.allocations().enforcement.herding.clone();
+        let herding = self.reconciler.allocations().enforcement.herding.clone();
         herding.cgroups.into_iter().map(|herded| (herded.cgroup, herded.cpus, herded.state)).collect()
     }
 }
@@ -85,16 +85,16 @@ async fn others_keep_off_exclusive_cpus_and_get_back_what_they_had() {
     );
 
     // What is beside a promised cgroup is herded itself, what had a set of its own keeps to it.
-    assert_eq!(admit(&run.keeper, "user/a", 3).await.unwrap().cpus, "1-3");
+    assert_eq!(admit(&run.reconciler, "user/a", 3).await.unwrap().cpus, "1-3");
     assert_eq!(bench.cpus(["init.scope", "system", "user", "user/a"]), ["", "0,4-7", "", "1-3"]);
     assert_eq!(bench.cpus(["user/b", "pinned", "outside", "numaward"]), ["0,4-7", "0", "7", ""]);
     let herded = |cgroup: &str, cpus: &str| (cgroup.to_owned(), cpus.to_owned(), api::HerdState::Herded);
     assert_eq!(run.herd(), [herded("/pinned", "0"), herded("/system", "0,4-7"), herded("/user/b", "0,4-7")]);
 
     // The pool shrinks; what has nothing left in it is told, and left alone.
-    assert_eq!(admit(&run.keeper, "system", 4).await.unwrap().cpus, "4-7");
+    assert_eq!(admit(&run.reconciler, "system", 4).await.unwrap().cpus, "4-7");
     assert_eq!(bench.cpus(["system", "user/b", "pinned", "outside"]), ["4-7", "0", "0", "7"]);
-    let refused = run.keeper.allocations().enforcement.herding.cgroups.clone();
+    let refused = run.reconciler.allocations().enforcement.herding.cgroups.clone();
     let refused: Vec<_> = refused.iter().filter(|herded| herded.state == api::HerdState::Refused).collect();
     let [outside] = refused.as_slice() else { panic!("{refused:?}") };
     assert_eq!(outside.cgroup, "/outside");
@@ -117,9 +117,9 @@ async fn others_keep_off_exclusive_cpus_and_get_back_what_they_had() {
     assert_eq!(bench.cpus(["system", "user/b", "pinned", "new"]), ["4-7", "0", "0", "0"]);
 
     // One that ends goes on with the herd.
-    run.keeper.release("system".to_owned()).await.unwrap();
+    run.reconciler.release("system".to_owned()).await.unwrap();
     assert_eq!(bench.cpus(["system", "user/b", "pinned", "new"]), ["0,4-7", "0,4-7", "0", "0,4-7"]);
-    run.keeper.release("user/a".to_owned()).await.unwrap();
+    run.reconciler.release("user/a".to_owned()).await.unwrap();
     assert_eq!(bench.cpus(["system", "user", "user/a", "user/b"]), ["", "", "", ""]);
     assert_eq!(bench.cpus(["pinned", "outside", "new", "user/c"]), ["0-1", "7", "", ""]);
     assert_eq!(run.herd(), []);
@@ -130,13 +130,13 @@ async fn others_keep_off_exclusive_cpus_and_get_back_what_they_had() {
 async fn a_herd_that_is_switched_off_gets_all_back_and_one_above_a_promise_is_let_go_first() {
     let bench = Bench::new(&["user", "user/a", "user/b", "c"]);
     let run = Run::start(&bench, HERDING);
-    admit(&run.keeper, "c", 2).await.unwrap();
+    admit(&run.reconciler, "c", 2).await.unwrap();
     assert_eq!(bench.cpus(["user", "user/a", "user/b"]), ["0,3-7", "", ""]);
     // Its parent is herded, and has to have its CPUs.
-    assert_eq!(admit(&run.keeper, "user/a", 4).await.unwrap().cpus, "4-7");
+    assert_eq!(admit(&run.reconciler, "user/a", 4).await.unwrap().cpus, "4-7");
     assert_eq!(bench.cpus(["user", "user/a", "user/b"]), ["", "4-7", "0,3"]);
-    // Refused, so that nothing changes.
-    admit(&run.keeper, "user/b", 2).await.unwrap_err();
+    // AdmissionError, so that nothing changes.
+    admit(&run.reconciler, "user/b", 2).await.unwrap_err();
     assert_eq!(bench.cpus(["user", "user/a", "user/b"]), ["", "4-7", "0,3"]);
     run.end();
     let run = Run::start(&bench, "{}");
@@ -152,12 +152,12 @@ async fn what_the_kernel_refuses_is_told_and_the_others_are_herded() {
     let knob = bench.dir.path().join("cgroup/bad/cpuset.cpus");
     fs::remove_file(&knob).unwrap();
     fs::create_dir(&knob).unwrap();
-    admit(&run.keeper, "a", 1).await.unwrap();
+    admit(&run.reconciler, "a", 1).await.unwrap();
     assert_eq!(bench.cpus(["a", "good"]), ["1", "0,2-7"]);
     let herd = run.herd();
     let states: Vec<_> = herd.iter().map(|(cgroup, _, state)| (cgroup.as_str(), *state)).collect();
     assert_eq!(states, [("/bad", api::HerdState::Refused), ("/good", api::HerdState::Herded)]);
-    run.keeper.release("a".to_owned()).await.unwrap();
+    run.reconciler.release("a".to_owned()).await.unwrap();
     assert_eq!(bench.cpus(["a", "good"]), ["", ""]);
     run.end();
 }
@@ -167,7 +167,7 @@ async fn a_dry_run_promises_and_writes_nothing() {
     let dry = r#"{"enforcement": {"mode": "dry-run", "herding": {"mode": "on"}}}"#;
     let bench = Bench::new(&["a", "b"]);
     let run = Run::start(&bench, dry);
-    let held = admit(&run.keeper, "a", 2).await.unwrap();
+    let held = admit(&run.reconciler, "a", 2).await.unwrap();
     assert!(!held.enforced);
     assert_eq!((held.cpus.as_str(), held.settings["cpuset.cpus"].as_str()), ("1-2", "1-2"));
     assert_eq!(
@@ -175,7 +175,7 @@ async fn a_dry_run_promises_and_writes_nothing() {
         (["", ""].map(str::to_owned), "0".to_owned())
     );
     assert_eq!(run.herd(), [("/b".to_owned(), "0,3-7".to_owned(), api::HerdState::DryRun)]);
-    assert_eq!(run.keeper.allocations().enforcement.mode, EnforcementMode::DryRun);
+    assert_eq!(run.reconciler.allocations().enforcement.mode, EnforcementMode::DryRun);
     run.end();
 
     // Switched on, it is enforced; switched back, it is given back and still promised.
@@ -187,9 +187,9 @@ async fn a_dry_run_promises_and_writes_nothing() {
         (bench.cpus(["a", "b"]), bench.knob("a/memory.min")),
         (["", ""].map(str::to_owned), "0".to_owned())
     );
-    assert_eq!(run.keeper.allocations().allocations[0].cpus, "1-2");
-    assert_eq!(admit(&run.keeper, "b", 3).await.unwrap().cpus, "4-6");
-    run.keeper.release("b".to_owned()).await.unwrap();
+    assert_eq!(run.reconciler.allocations().allocations[0].cpus, "1-2");
+    assert_eq!(admit(&run.reconciler, "b", 3).await.unwrap().cpus, "4-6");
+    run.reconciler.release("b".to_owned()).await.unwrap();
     run.end();
 
     // Switched off, nothing is promised.
@@ -198,10 +198,12 @@ async fn a_dry_run_promises_and_writes_nothing() {
     run.end();
     let run = Run::start(&bench, r#"{"enforcement": {"mode": "off", "herding": {"mode": "on"}}}"#);
     assert_eq!(bench.cpus(["a", "b"]), ["", ""]);
-    assert_eq!(run.keeper.allocations().allocations, []);
-    let refused = admit(&run.keeper, "a", 2).await.unwrap_err();
-    assert!(matches!(refused, Refused::Off), "{refused}");
-    assert!(matches!(run.keeper.admit(request("a", 2), true).await, Ok(Answer::Dry(dry)) if dry.admitted));
+    assert_eq!(run.reconciler.allocations().allocations, []);
+    let refused = admit(&run.reconciler, "a", 2).await.unwrap_err();
+    assert!(matches!(refused, AdmissionError::Off), "{refused}");
+    assert!(
+        matches!(run.reconciler.admit(request("a", 2), true).await, Ok(Answer::Dry(dry)) if dry.admitted)
+    );
     run.end();
 }
 
@@ -214,7 +216,7 @@ async fn declared_guarantees_hold_from_the_start_and_are_tried_again() {
     let bench = Bench::new(&["batch", "batch/a", "system.slice"]);
     let run = Run::start(&bench, rules);
     assert_eq!(bench.cpus(["batch", "batch/a"]), ["", "1-3"]);
-    let held = run.keeper.allocations().allocations.clone();
+    let held = run.reconciler.allocations().allocations.clone();
     assert_eq!((held[0].name.as_str(), held[0].declared.as_deref()), ("batch/a", Some("/batch/*")));
 
     bench.appear("batch/b");
@@ -233,8 +235,11 @@ async fn declared_guarantees_hold_from_the_start_and_are_tried_again() {
         told.contains("GuaranteeRefused") && told.contains("/batch/c: the guarantee declared for"),
         "{told}"
     );
-    let refused = run.keeper.release("batch/a".to_owned()).await.unwrap_err();
-    assert!(matches!(&refused, Refused::Conflict(error) if error.problem.contains("/batch/*")), "{refused}");
+    let refused = run.reconciler.release("batch/a".to_owned()).await.unwrap_err();
+    assert!(
+        matches!(&refused, AdmissionError::Conflict(error) if error.problem.contains("/batch/*")),
+        "{refused}"
+    );
     fs::remove_dir_all(bench.dir.path().join("cgroup/batch/a")).unwrap();
     bench.tell("batch/a", Event::Removed);
     run.until("it is given", |view| view.allocations.iter().any(|held| held.name == "batch/c").then_some(()));
@@ -248,12 +253,12 @@ async fn declared_guarantees_hold_from_the_start_and_are_tried_again() {
     run.end();
     let run = Run::start(&bench, "{}");
     assert_eq!(bench.cpus(["batch/b", "batch/c"]), ["", ""]);
-    admit(&run.keeper, "batch/b", 1).await.unwrap();
+    admit(&run.reconciler, "batch/b", 1).await.unwrap();
     run.end();
     let run = Run::start(&bench, r#"{"guarantees": [{"cgroup": "/batch/*", "cpus": 2, "memory": "1Gi"}]}"#);
     assert_eq!(bench.cpus(["batch/b", "batch/c"]), ["1", "2-3"]);
-    assert_eq!(run.keeper.allocations().waiting, []);
-    run.keeper.release("batch/b".to_owned()).await.unwrap();
+    assert_eq!(run.reconciler.allocations().waiting, []);
+    run.reconciler.release("batch/b".to_owned()).await.unwrap();
     assert_eq!(bench.cpus(["batch/b", "batch/c"]), ["4-5", "2-3"], "now as declared");
     run.end();
 }
@@ -271,13 +276,13 @@ async fn a_partition_is_asked_for_and_read_back() {
         ..request(cgroup, 2)
     };
     // Without cpuset.cpus.exclusive, only a child of a partition can be one, and the root is the only one here.
-    let refused = run.keeper.admit(asked("a/b"), false).await.unwrap_err();
+    let refused = run.reconciler.admit(asked("a/b"), false).await.unwrap_err();
     assert!(refused.to_string().contains("need Linux 6.7"), "{refused}");
     assert_eq!(bench.cpus(["a/b"]), [""]);
-    let Ok(Answer::Admitted(held)) = run.keeper.admit(asked("a"), false).await else { panic!("refused") };
+    let Ok(Answer::Admitted(held)) = run.reconciler.admit(asked("a"), false).await else { panic!("refused") };
     assert_eq!(held.settings["cpuset.cpus.partition"], "isolated");
     assert_eq!(bench.knob("a/cpuset.cpus.partition"), "isolated");
-    run.keeper.release("a".to_owned()).await.unwrap();
+    run.reconciler.release("a".to_owned()).await.unwrap();
     assert_eq!(bench.knob("a/cpuset.cpus.partition"), "member");
     run.end();
 }

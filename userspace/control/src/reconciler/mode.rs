@@ -7,12 +7,12 @@
 use numaward_api::EnforcementMode;
 use numaward_enforce::{Change, Plan};
 
-use super::{Owner, Refused, State};
+use super::{AdmissionError, ReconcilerLoop, State};
 
 /// What is to be done soon. Everything that changes what is held asks for it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Due {
-    /// Herd again.
+    /// CpuIsolation again.
     pub(super) herd: bool,
     /// Try again to give what is declared.
     pub(super) declared: bool,
@@ -20,19 +20,19 @@ pub(super) struct Due {
     pub(super) gone: bool,
 }
 
-impl Owner {
+impl ReconcilerLoop {
     pub(super) fn mode(&self) -> EnforcementMode {
         self.config.enforcement.mode
     }
 
     /// Carries a plan out that gives settings, or tells what it would do.
-    pub(super) fn enforce(&mut self, plan: Plan, before: State) -> Result<(), Refused> {
+    pub(super) fn enforce(&mut self, plan: Plan, before: State) -> Result<(), AdmissionError> {
         if self.mode() == EnforcementMode::On {
             return self.carry_out(plan, Some(before));
         }
         for step in plan.steps() {
             tracing::info!(cgroup = %step.cgroup, knob = %step.knob, from = %step.from, to = %step.to, "dry run: would be written");
-            self.figures.would_write(step);
+            self.metrics.would_write(step);
         }
         self.save().map_err(|error| {
             self.state = before;
@@ -75,7 +75,7 @@ impl Owner {
             let before = self.state.clone();
             self.state.herded.remove(&path);
             let plan = self.enforcer.plan(&self.state.book, &Change::Hold(path.clone(), settings));
-            let done = plan.map_err(Refused::from).and_then(|plan| self.carry_out(plan, Some(before)));
+            let done = plan.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan, Some(before)));
             match done {
                 Ok(()) => tracing::info!(cgroup = %path, "what was promised is enforced again"),
                 Err(error) => tracing::error!(cgroup = %path, %error, "what was promised cannot be enforced"),
@@ -92,7 +92,7 @@ impl Owner {
         tracing::info!(cgroups = held.len(), mode = ?self.mode(), "what an earlier run wrote is given back");
         self.state.herded.clear();
         let plan = self.enforcer.plan(&self.state.book, &Change::Each(held));
-        if let Err(error) = plan.map_err(Refused::from).and_then(|plan| self.carry_out(plan, None)) {
+        if let Err(error) = plan.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan, None)) {
             tracing::error!(%error, "not everything could be given back");
         }
     }

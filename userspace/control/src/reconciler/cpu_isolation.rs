@@ -29,11 +29,11 @@ use numaward_engine::Ledger;
 use numaward_model::{Report, Settings};
 use numaward_topology::CpuSet;
 
-use super::{Owner, Refused};
+use super::{AdmissionError, ReconcilerLoop};
 
 /// What is known of the herd.
 #[derive(Debug, Default)]
-pub(super) struct Herd {
+pub(super) struct CpuIsolation {
     mode: EnforcementMode,
     system: Vec<CgroupPattern>,
     opened: BTreeSet<CgroupPath>,
@@ -118,7 +118,7 @@ fn on(cpus: &CpuSet) -> Settings {
     Settings { cpus: Some(cpus.clone()), ..Settings::default() }
 }
 
-impl Herd {
+impl CpuIsolation {
     pub(super) fn new(mode: EnforcementMode, system: Vec<CgroupPattern>) -> Self {
         Self { mode, system, ..Self::default() }
     }
@@ -135,20 +135,20 @@ impl Herd {
     }
 }
 
-impl Owner {
+impl ReconcilerLoop {
     /// Herds whoever is to be herded as things stand, and lets go of the others.
     pub(super) fn herd(&mut self, retry: bool) {
         if self.has_no_herd() {
-            self.herd.processes_in_root = None;
+            self.isolation.processes_in_root = None;
             return;
         }
         let promised = self.promised_cgroups();
         let (pool, is_needed) =
             (self.state.ledger.shared_pool().clone(), has_exclusive_cpus(&self.state.ledger));
-        if !self.herd.is_on() || !is_needed {
-            self.herd.processes_in_root = None;
-        } else if retry || self.herd.processes_in_root.is_none() {
-            self.herd.processes_in_root = processes_in_root(&self.config.host_root, &self.hierarchy);
+        if !self.isolation.is_on() || !is_needed {
+            self.isolation.processes_in_root = None;
+        } else if retry || self.isolation.processes_in_root.is_none() {
+            self.isolation.processes_in_root = processes_in_root(&self.config.host_root, &self.hierarchy);
         }
         self.herd_around(&promised, is_needed.then_some(&pool), retry);
     }
@@ -166,15 +166,16 @@ impl Owner {
 
     /// Whether nobody is herded, nor to be.
     fn has_no_herd(&self) -> bool {
-        !self.herd.is_on() && self.state.herded.is_empty()
+        !self.isolation.is_on() && self.state.herded.is_empty()
     }
 
     /// What becomes of a cgroup whose allocation ends: it gets back what was found, or goes on with the herd.
     pub(super) fn let_go(&mut self, path: &CgroupPath, after: &Ledger) -> Change {
-        if self.herd.mode == EnforcementMode::On && has_exclusive_cpus(after) {
+        if self.isolation.mode == EnforcementMode::On && has_exclusive_cpus(after) {
             let mut promised = self.promised_cgroups();
             promised.remove(path);
-            let chosen = choose(|parent| children(&self.hierarchy, parent), &self.herd.system, &promised);
+            let chosen =
+                choose(|parent| children(&self.hierarchy, parent), &self.isolation.system, &promised);
             let cpus = chosen.herd.contains(path).then(|| self.share_of(path, after.shared_pool()));
             if let Some(Ok(Some(cpus))) = cpus {
                 self.state.herded.insert(path.clone());
@@ -210,10 +211,10 @@ impl Owner {
     fn herd_around(&mut self, promised: &BTreeSet<CgroupPath>, pool: Option<&CpuSet>, retry: bool) {
         let mut wanted = BTreeMap::new();
         let mut refused = BTreeMap::new();
-        self.herd.opened = BTreeSet::from([CgroupPath::root()]);
-        if let Some(pool) = pool.filter(|_| self.herd.is_on()) {
-            let chosen = choose(|parent| children(&self.hierarchy, parent), &self.herd.system, promised);
-            self.herd.opened = chosen.opened;
+        self.isolation.opened = BTreeSet::from([CgroupPath::root()]);
+        if let Some(pool) = pool.filter(|_| self.isolation.is_on()) {
+            let chosen = choose(|parent| children(&self.hierarchy, parent), &self.isolation.system, promised);
+            self.isolation.opened = chosen.opened;
             for path in chosen.herd {
                 if !matches!(self.hierarchy.id_of(&path), Ok(Some(_))) {
                     continue;
@@ -223,8 +224,12 @@ impl Owner {
                     Ok(None) => {}
                     Ok(Some(share)) => {
                         // Until it is herded after all.
-                        let before =
-                            self.herd.refused.get(&path).filter(|before| before.wanted.is_some()).cloned();
+                        let before = self
+                            .isolation
+                            .refused
+                            .get(&path)
+                            .filter(|before| before.wanted.is_some())
+                            .cloned();
                         let is_tried =
                             before.as_ref().is_some_and(|before| before.wanted.as_ref() == Some(&share));
                         refused.extend(before.map(|before| (path.clone(), before)));
@@ -238,8 +243,8 @@ impl Owner {
         for (path, refusal) in &refused {
             self.tell_refused(path, refusal);
         }
-        let was = std::mem::replace(&mut self.herd.refused, refused);
-        let changed = match self.herd.mode {
+        let was = std::mem::replace(&mut self.isolation.refused, refused);
+        let changed = match self.isolation.mode {
             EnforcementMode::DryRun => self.tell_would(wanted),
             EnforcementMode::Off | EnforcementMode::On => {
                 let changes = self.changes(&wanted, promised);
@@ -247,8 +252,8 @@ impl Owner {
             }
         };
         self.count_herd();
-        if changed || was != self.herd.refused {
-            self.patrol.follow(&self.state.book);
+        if changed || was != self.isolation.refused {
+            self.drift.follow(&self.state.book);
             self.publish_view();
         }
     }
@@ -276,7 +281,7 @@ impl Owner {
             return false;
         }
         for (path, _) in &changes {
-            self.patrol.forget(path);
+            self.drift.forget(path);
         }
         if let Err(error) = self.apply_together(&changes) {
             tracing::debug!(%error, "not all can be herded together: one by one");
@@ -287,7 +292,7 @@ impl Owner {
         true
     }
 
-    fn apply_together(&mut self, changes: &[(CgroupPath, Option<CpuSet>)]) -> Result<(), Refused> {
+    fn apply_together(&mut self, changes: &[(CgroupPath, Option<CpuSet>)]) -> Result<(), AdmissionError> {
         let settings = changes.iter().map(|(path, share)| (path.clone(), share.as_ref().map(on))).collect();
         let plan = self.enforcer.plan(&self.state.book, &Change::Each(settings))?;
         let before = self.state.clone();
@@ -299,7 +304,7 @@ impl Owner {
         }
         self.carry_out(plan, Some(before))?;
         for (path, share) in changes {
-            self.herd.refused.remove(path);
+            self.isolation.refused.remove(path);
             if let Some(share) = share {
                 tracing::info!(cgroup = %path, cpus = %share, "herded");
             } else {
@@ -311,29 +316,29 @@ impl Owner {
 
     fn apply_alone(&mut self, path: &CgroupPath, share: Option<CpuSet>) {
         let Err(refused) = self.apply_or_undo(path, share.as_ref()) else {
-            self.herd.refused.remove(path);
+            self.isolation.refused.remove(path);
             return;
         };
         // Of what was tried together, the intent may still be in the book.
         self.state.herded.remove(path);
         let back = self.enforcer.plan(&self.state.book, &Change::Release(path.clone()));
-        let back = back.map_err(Refused::from).and_then(|plan| self.carry_out(plan, None));
+        let back = back.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan, None));
         if let Err(error) = back {
             tracing::warn!(cgroup = %path, %error, "not everything could be given back");
         }
         let is_gone = match &refused {
-            Refused::Enforce(error) => error.is_gone(),
-            Refused::Failed(failure) => failure.error.is_gone(),
+            AdmissionError::Enforce(error) => error.is_gone(),
+            AdmissionError::Failed(failure) => failure.error.is_gone(),
             _ => false,
         };
         if !is_gone {
             let refusal = Refusal { wanted: share, reason: refused.to_string() };
             self.tell_refused(path, &refusal);
-            self.herd.refused.insert(path.clone(), refusal);
+            self.isolation.refused.insert(path.clone(), refusal);
         }
     }
 
-    fn apply_or_undo(&mut self, path: &CgroupPath, share: Option<&CpuSet>) -> Result<(), Refused> {
+    fn apply_or_undo(&mut self, path: &CgroupPath, share: Option<&CpuSet>) -> Result<(), AdmissionError> {
         let before = self.state.clone();
         let change = match share {
             Some(share) => Change::Hold(path.clone(), on(share)),
@@ -348,7 +353,7 @@ impl Owner {
     }
 
     fn tell_refused(&self, path: &CgroupPath, refusal: &Refusal) {
-        if self.herd.refused.get(path) != Some(refusal) {
+        if self.isolation.refused.get(path) != Some(refusal) {
             let message = format!("{path} cannot be kept off exclusive CPUs: {}", refusal.reason);
             self.ports.events.report(Some(path), Report::new(EventKind::NotHerded, message));
         }
@@ -356,21 +361,22 @@ impl Owner {
 
     /// In a dry run: tells what is new.
     fn tell_would(&mut self, wanted: BTreeMap<CgroupPath, CpuSet>) -> bool {
-        for (path, share) in wanted.iter().filter(|(path, share)| self.herd.would.get(*path) != Some(*share))
+        for (path, share) in
+            wanted.iter().filter(|(path, share)| self.isolation.would.get(*path) != Some(*share))
         {
             tracing::info!(cgroup = %path, cpus = %share, "dry run: would be herded");
         }
-        for path in self.herd.would.keys().filter(|path| !wanted.contains_key(*path)) {
+        for path in self.isolation.would.keys().filter(|path| !wanted.contains_key(*path)) {
             tracing::info!(cgroup = %path, "dry run: would no longer be herded");
         }
-        let changed = self.herd.would != wanted;
-        self.herd.would = wanted;
+        let changed = self.isolation.would != wanted;
+        self.isolation.would = wanted;
         changed
     }
 
     fn count_herd(&self) {
-        let (herded, would) = (self.state.herded.len(), self.herd.would.len());
-        self.figures.herd(herded, would, self.herd.refused.len());
+        let (herded, would) = (self.state.herded.len(), self.isolation.would.len());
+        self.metrics.herd(herded, would, self.isolation.refused.len());
     }
 
     /// The herd as it is served.
@@ -380,20 +386,25 @@ impl Owner {
             cpus: cpus.to_string(),
             state,
             reason: None,
-            drift: self.patrol.of(path),
+            drift: self.drift.of(path),
         };
         let held = self.state.herded.iter().filter_map(|path| {
             let cpus = self.state.book.get(path)?.settings.cpus.as_ref()?;
             Some(herded(path, cpus, api::HerdState::Herded))
         });
-        let would = self.herd.would.iter().map(|(path, cpus)| herded(path, cpus, api::HerdState::DryRun));
-        let refused = self.herd.refused.iter().map(|(path, refusal)| api::Herded {
+        let would =
+            self.isolation.would.iter().map(|(path, cpus)| herded(path, cpus, api::HerdState::DryRun));
+        let refused = self.isolation.refused.iter().map(|(path, refusal)| api::Herded {
             reason: Some(refusal.reason.clone()),
             ..herded(path, &CpuSet::new(), api::HerdState::Refused)
         });
         let mut cgroups: Vec<_> = held.chain(would).chain(refused).collect();
         cgroups.sort_by(|a, b| a.cgroup.cmp(&b.cgroup));
-        api::Herding { mode: self.herd.mode, cgroups, processes_in_root: self.herd.processes_in_root }
+        api::Herding {
+            mode: self.isolation.mode,
+            cgroups,
+            processes_in_root: self.isolation.processes_in_root,
+        }
     }
 }
 

@@ -13,18 +13,18 @@ use numaward_engine::{Block, Uncovered};
 use numaward_model::Report;
 use numaward_topology::{CpuSet, Machine};
 
-use super::{Owner, Refused, policy};
+use super::{AdmissionError, ReconcilerLoop, policy};
 
 /// What is promised to a workload and not there (any more).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Lack {
+pub(super) struct MissingCapacity {
     /// CPUs that are offline.
     pub(super) cpus: CpuSet,
     /// Memory.
     pub(super) memory: Vec<Block>,
 }
 
-impl Lack {
+impl MissingCapacity {
     fn in_words(&self) -> String {
         let cpus = (!self.cpus.is_empty()).then(|| format!("CPUs {}", self.cpus));
         let memory = self.memory.iter().map(|block| {
@@ -35,13 +35,13 @@ impl Lack {
     }
 }
 
-impl From<&Lack> for api::Lack {
-    fn from(lack: &Lack) -> Self {
+impl From<&MissingCapacity> for api::Lack {
+    fn from(lack: &MissingCapacity) -> Self {
         Self { cpus: lack.cpus.to_string(), memory: lack.memory.iter().map(api::Block::from).collect() }
     }
 }
 
-impl Owner {
+impl ReconcilerLoop {
     /// A machine that changed is charged anew with what is promised.
     pub(super) fn follow_machine(&mut self, now: Instant) {
         let machine = self.ports.machine.machine();
@@ -84,7 +84,7 @@ impl Owner {
 
     /// Takes note of what is promised and not there.
     pub(super) fn note_lacks(&mut self, uncovered: Vec<Uncovered>) {
-        let mut lacks: BTreeMap<String, Lack> = BTreeMap::new();
+        let mut lacks: BTreeMap<String, MissingCapacity> = BTreeMap::new();
         for (owner, _, held) in self.state.ledger.allocations() {
             let offline = held.cpus.as_ref().map(|cpus| offline(cpus, &self.machine)).unwrap_or_default();
             if !offline.is_empty() {
@@ -119,8 +119,8 @@ impl Owner {
     }
 
     /// Refuses new promises on a machine that the policy does not fit.
-    pub(super) fn check_fit(&self) -> Result<(), Refused> {
-        self.unfit.clone().map_or(Ok(()), |problems| Err(Refused::Unfit(problems)))
+    pub(super) fn check_fit(&self) -> Result<(), AdmissionError> {
+        self.unfit.clone().map_or(Ok(()), |problems| Err(AdmissionError::Unfit(problems)))
     }
 }
 

@@ -19,13 +19,13 @@ use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::{
-    keeper::pods::{Admitted, Placed},
+    reconciler::pods::{Admitted, Placed},
     state::{Guarantee, State},
 };
 
 /// The texts of what the state holds.
 #[derive(Debug, Default)]
-pub(super) struct Texts {
+pub(super) struct SerializationCache {
     owners: Kept<OwnerId, OwnerAccount>,
     guarantees: Kept<String, Guarantee>,
     records: Kept<CgroupPath, Record>,
@@ -94,7 +94,7 @@ impl<K: Serialize, V> Serialize for Kept<K, V> {
     }
 }
 
-impl Texts {
+impl SerializationCache {
     /// The text of a state.
     pub(super) fn of(&mut self, state: &State) -> Result<Box<RawValue>, serde_json::Error> {
         let State { ledger, guarantees, book, herded, releasing, pods, containers } = state;
@@ -151,7 +151,7 @@ mod tests {
     }
 
     /// As it is written in one go, and as it is read.
-    fn is_whole(texts: &mut Texts, state: &State) {
+    fn is_whole(texts: &mut SerializationCache, state: &State) {
         let text = texts.of(state).unwrap();
         assert_eq!(text.get(), serde_json::to_string(state).unwrap());
         assert_eq!(serde_json::from_str::<State>(text.get()).unwrap(), *state);
@@ -162,7 +162,8 @@ mod tests {
         let machine = Machine::builder().nodes(2).cores_per_node(4).memory(Bytes::gib(4)).build().unwrap();
         let strategy = policy::strategy(&Config::default(), &machine).unwrap();
         let idle = strategy.idle();
-        let (mut texts, mut state) = (Texts::default(), State { ledger: idle, ..State::default() });
+        let (mut texts, mut state) =
+            (SerializationCache::default(), State { ledger: idle, ..State::default() });
         is_whole(&mut texts, &state);
         let resources =
             || Resources::none().with_cpu(Quantity::whole(1)).with_memory(Quantity::whole(Bytes::mib(64).0));

@@ -11,7 +11,7 @@ use prometheus_client::{
 
 /// Counts since the daemon started. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Figures {
+pub struct NriMetrics {
     pub(super) connected: Gauge<u64, AtomicU64>,
     pub(super) disconnects: Counter,
     unpinned: Family<[(&'static str, &'static str); 1], Counter>,
@@ -19,7 +19,7 @@ pub struct Figures {
     pub(super) refused: Counter,
 }
 
-impl Default for Figures {
+impl Default for NriMetrics {
     /// All at zero.
     fn default() -> Self {
         let figures = Self {
@@ -36,7 +36,7 @@ impl Default for Figures {
     }
 }
 
-impl Figures {
+impl NriMetrics {
     /// Registers them.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(

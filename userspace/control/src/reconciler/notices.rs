@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use numaward_cgroup::{CgroupPath, Hierarchy, Notice, Notifier, NotifyError, Subject};
 
-use super::Owner;
+use super::ReconcilerLoop;
 
 /// Watches them; or nothing, where that cannot be done.
 #[derive(Debug)]
@@ -57,17 +57,17 @@ impl Notices {
     }
 }
 
-impl Owner {
+impl ReconcilerLoop {
     /// Takes in what the kernel has told.
     pub(super) fn take_notices(&mut self) {
         for notice in self.notices.read() {
             match notice {
                 Notice::CameOrWent(path) | Notice::Changed(path, Subject::Processes | Subject::Children) => {
-                    self.presence.question(&path);
+                    self.liveness.question(&path);
                 }
                 Notice::Changed(path, Subject::Memory) => self.throttled.hear(path),
                 Notice::Everything => {
-                    self.presence.question_all();
+                    self.liveness.question_all();
                     self.throttled.hear_all();
                 }
             }

@@ -23,7 +23,7 @@ use numaward_enforce::Change;
 use numaward_model::{Report, Settings};
 use numaward_topology::Bytes;
 
-use super::Owner;
+use super::ReconcilerLoop;
 
 /// How often each workload is looked at.
 const PACE: Duration = Duration::from_secs(2);
@@ -126,7 +126,7 @@ fn raised(high: Bytes, ceiling: Bytes) -> Limit {
     if room <= ceiling.0 / CLOSE { Limit::Max } else { Limit::Bytes(Bytes(high.0 + room / 2)) }
 }
 
-impl Owner {
+impl ReconcilerLoop {
     /// Looks at the workloads that may be throttled.
     pub(super) fn look_at_throttled(&mut self, now: Instant) {
         if self.throttled.looked.is_some_and(|looked| now.duration_since(looked) < PACE) {
@@ -141,7 +141,7 @@ impl Owner {
         }
         for cgroup in std::mem::take(&mut self.throttled.heard) {
             if let Some(name) =
-                self.presence.name_of(&cgroup).filter(|name| self.throttled.limited.contains_key(*name))
+                self.liveness.name_of(&cgroup).filter(|name| self.throttled.limited.contains_key(*name))
             {
                 self.throttled.workloads.entry(name.clone()).or_default();
             }
@@ -202,7 +202,7 @@ impl Owner {
     }
 
     fn stalled(&mut self, name: &str, cgroup: &CgroupPath, high: Bytes) {
-        self.figures.stalled();
+        self.metrics.stalled();
         let raised = self.config.memory_qos.raise_high_on_stall.then(|| self.raise_high(name, cgroup, high));
         let outcome = match &raised {
             None => "memoryQos.raiseHighOnStall is off, so it is left as it is".to_owned(),
@@ -238,7 +238,7 @@ impl Owner {
             held.settings = settings;
         }
         self.enforce(plan, before).map_err(|refused| refused.to_string())?;
-        self.figures.raised();
+        self.metrics.raised();
         // Another ten seconds to get on.
         self.throttled.workloads.insert(name.to_owned(), Waits::default());
         self.publish();
@@ -254,7 +254,7 @@ mod tests {
 
     use super::*;
     use crate::Ports;
-    use crate::{Figures, Request, keeper::Answer, testing as fixture, testing::Host};
+    use crate::{ControlMetrics, Request, reconciler::Answer, testing as fixture, testing::Host};
     use numaward_api as api;
     use numaward_config::Config;
 
@@ -281,17 +281,17 @@ mod tests {
         let config: Config = serde_json::from_str(&config).unwrap();
         let (hierarchy, enforcer) =
             (Hierarchy::at(&root), fixture::enforcer(&root, &host.machine.lock().unwrap()));
-        let mut owner = Owner::open(
+        let mut reconciler = ReconcilerLoop::open(
             &config,
             hierarchy,
             enforcer,
             Ports::of(&host),
-            Figures::default(),
+            ControlMetrics::default(),
             None,
             Arc::default(),
         )
         .unwrap();
-        owner.adopt();
+        reconciler.adopt();
         let request = Request::new(&api::AllocationRequest {
             name: "a".to_owned(),
             target: api::Target::Cgroup("/a".to_owned()),
@@ -302,15 +302,15 @@ mod tests {
             policy: None,
             partition: None,
         });
-        assert!(matches!(owner.admit(&request.unwrap(), false), Ok(Answer::Admitted(_))));
+        assert!(matches!(reconciler.admit(&request.unwrap(), false), Ok(Answer::Admitted(_))));
         let high = || fixture::line(&cgroup.join("memory.high"));
         assert_eq!(high(), (640_u64 << 20).to_string());
 
         let start = Instant::now();
         let mut at = |seconds: u32| {
-            owner.take_notices();
-            owner.look_at_throttled(start + Duration::from_secs(seconds.into()));
-            owner.allocations().allocations[0].stalled
+            reconciler.take_notices();
+            reconciler.look_at_throttled(start + Duration::from_secs(seconds.into()));
+            reconciler.allocations().allocations[0].stalled
         };
         for seconds in [0, 2, 4, 6, 8] {
             assert!(!at(seconds), "it may still get on");

@@ -8,10 +8,10 @@
 //! decided and stored; it is *bound* when its cgroup exists and is held: from then on it is a guarantee like
 //! others if anything is promised to it, else it keeps to the shared pool.
 //!
-//! Algorithm: [`Owner::run_pod`] admits pods as a whole. [`Owner::create`] admits what is not admitted yet, and
-//! answers with settings for the runtime. [`Owner::bind`] runs when the process exists but not its program:
+//! Algorithm: [`ReconcilerLoop::run_pod`] admits pods as a whole. [`ReconcilerLoop::create`] admits what is not admitted yet, and
+//! answers with settings for the runtime. [`ReconcilerLoop::bind`] runs when the process exists but not its program:
 //! whatever the runtime has not written is written then, ancestors included, and the probes are told.
-//! [`Owner::synchronize`] compares all of that with what runs. When the shared pool changes, containers that
+//! [`ReconcilerLoop::synchronize`] compares all of that with what runs. When the shared pool changes, containers that
 //! hold no CPUs follow; the runtime is told later, so that it repeats the new pool in what it writes itself.
 //! [`waiting`] has who runs without what it asks for, [`memory`] what protects memory.
 //!
@@ -43,7 +43,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use self::memory::MemoryAsk;
 use self::waiting::Waiting;
-use super::{Keeper, Owner, Refused};
+use super::{AdmissionError, Reconciler, ReconcilerLoop};
 use crate::{FieldError, Guarantee, State, Target, explain, spans};
 
 /// Shared containers that are held against the shared pool in one turn.
@@ -218,11 +218,11 @@ impl Unpinned {
 pub(super) enum Command {
     RunPod {
         ask: PodAsk,
-        answer: oneshot::Sender<Result<(), Refused>>,
+        answer: oneshot::Sender<Result<(), AdmissionError>>,
     },
     Create {
         ask: ContainerAsk,
-        answer: oneshot::Sender<Result<(Settings, Option<Unpinned>), Refused>>,
+        answer: oneshot::Sender<Result<(Settings, Option<Unpinned>), AdmissionError>>,
     },
     Bind {
         id: String,
@@ -250,26 +250,26 @@ pub(super) enum Command {
         id: String,
         to: engine::Resources,
         memory: Option<MemoryAsk>,
-        answer: oneshot::Sender<Result<Option<Settings>, Refused>>,
+        answer: oneshot::Sender<Result<Option<Settings>, AdmissionError>>,
     },
     /// What the containers of a pod share that have nothing of their own.
     ResizePod {
         uid: String,
         to: engine::Resources,
-        answer: oneshot::Sender<Result<(), Refused>>,
+        answer: oneshot::Sender<Result<(), AdmissionError>>,
     },
     /// From now on the runtime is told of settings that we write ourselves.
     Tell(mpsc::UnboundedSender<Vec<Update>>),
 }
 
-impl Keeper {
+impl Reconciler {
     /// A pod is to run: what it asks for as a whole is admitted, or refused.
-    pub async fn run_pod(&self, ask: PodAsk) -> Result<(), Refused> {
+    pub async fn run_pod(&self, ask: PodAsk) -> Result<(), AdmissionError> {
         self.pods(|answer| Command::RunPod { ask, answer }).await?
     }
 
     /// A container is to be created: what the runtime shall set, and why it goes without a guarantee if it does.
-    pub async fn create(&self, ask: ContainerAsk) -> Result<(Settings, Option<Unpinned>), Refused> {
+    pub async fn create(&self, ask: ContainerAsk) -> Result<(Settings, Option<Unpinned>), AdmissionError> {
         self.pods(|answer| Command::Create { ask, answer }).await?
     }
 
@@ -279,17 +279,17 @@ impl Keeper {
         &self,
         id: String,
         ask: Option<Box<ContainerAsk>>,
-    ) -> Result<Option<Unpinned>, Refused> {
+    ) -> Result<Option<Unpinned>, AdmissionError> {
         self.pods(|answer| Command::Bind { id, ask, answer }).await
     }
 
     /// A container ended, or was never started.
-    pub async fn stopped(&self, id: String) -> Result<(), Refused> {
+    pub async fn stopped(&self, id: String) -> Result<(), AdmissionError> {
         self.pods(|answer| Command::Stopped { id, answer }).await
     }
 
     /// The sandbox of a pod was stopped.
-    pub async fn pod_over(&self, uid: String, sandbox: String) -> Result<(), Refused> {
+    pub async fn pod_over(&self, uid: String, sandbox: String) -> Result<(), AdmissionError> {
         self.pods(|answer| Command::PodOver { uid, sandbox, answer }).await
     }
 
@@ -299,7 +299,7 @@ impl Keeper {
         containers: Vec<ContainerAsk>,
         sandboxes: BTreeMap<String, String>,
         complete: bool,
-    ) -> Result<Synchronized, Refused> {
+    ) -> Result<Synchronized, AdmissionError> {
         self.pods(|answer| Command::Synchronize { containers, sandboxes, complete, answer }).await
     }
 
@@ -309,12 +309,12 @@ impl Keeper {
         id: String,
         to: engine::Resources,
         memory: Option<MemoryAsk>,
-    ) -> Result<Option<Settings>, Refused> {
+    ) -> Result<Option<Settings>, AdmissionError> {
         self.pods(|answer| Command::Resize { id, to, memory, answer }).await?
     }
 
     /// What the containers of a pod share that have nothing of their own is to change.
-    pub async fn resize_pod(&self, uid: String, to: engine::Resources) -> Result<(), Refused> {
+    pub async fn resize_pod(&self, uid: String, to: engine::Resources) -> Result<(), AdmissionError> {
         self.pods(|answer| Command::ResizePod { uid, to, answer }).await?
     }
 }
@@ -358,7 +358,7 @@ fn name_of(of: &PodContainer) -> String {
     of.full_name()
 }
 
-impl Owner {
+impl ReconcilerLoop {
     /// Does what the runtime asks for.
     pub(super) fn pod_command(&mut self, command: Command) {
         // Whoever asked may have gone: what was decided stands, and is compared with what runs later.
@@ -424,7 +424,7 @@ impl Owner {
     }
 
     /// Admits a pod as a whole.
-    fn run_pod(&mut self, ask: &PodAsk) -> Result<(), Refused> {
+    fn run_pod(&mut self, ask: &PodAsk) -> Result<(), AdmissionError> {
         let Asked::Pod(request) = &ask.asked else { return Ok(()) };
         let _span = spans::admit(request.owner.as_str(), false);
         let before = self.state.clone();
@@ -435,7 +435,7 @@ impl Owner {
     }
 
     /// Stores the state; what cannot be stored is undone.
-    fn store_or_undo(&mut self, before: State) -> Result<(), Refused> {
+    fn store_or_undo(&mut self, before: State) -> Result<(), AdmissionError> {
         if self.state == before {
             return Ok(());
         }
@@ -453,7 +453,7 @@ impl Owner {
         ask: &PodAsk,
         container: Option<&str>,
         attempt: Attempt,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), AdmissionError> {
         let owner = request.owner.as_str();
         if let Some(admitted) = self.state.pods.get_mut(owner) {
             admitted.sandbox.clone_from(&ask.sandbox);
@@ -473,7 +473,7 @@ impl Owner {
         let started = Instant::now();
         let decision = spans::decide(&*self.strategy, &self.state.ledger, request, &terms);
         if attempt == Attempt::First || decision.outcome.is_ok() {
-            self.figures.decided(&decision, started.elapsed());
+            self.metrics.decided(&decision, started.elapsed());
         }
         let mut explanation = explain::explanation(&decision.explanation);
         explanation.notes = notes;
@@ -490,7 +490,7 @@ impl Owner {
                 Ok(())
             }
             Err(rejection) => {
-                let refused = Refused::Rejected(explain::rejection(&rejection), explanation);
+                let refused = AdmissionError::Rejected(explain::rejection(&rejection), explanation);
                 if attempt == Attempt::First {
                     let pod = format!("{}/{}", ask.pod.namespace, ask.pod.name);
                     tracing::info!(pod, container, reason = %refused, "refused");
@@ -501,12 +501,12 @@ impl Owner {
     }
 
     /// Places a container: decides, stores, and says what the runtime shall set.
-    fn create(&mut self, ask: &ContainerAsk) -> Result<(Settings, Option<Unpinned>), Refused> {
+    fn create(&mut self, ask: &ContainerAsk) -> Result<(Settings, Option<Unpinned>), AdmissionError> {
         let _span = spans::admit(&ask.id, false);
         let before = self.state.clone();
         let (owner, unpinned) = match self.place(ask, Attempt::First) {
             Ok(owner) => (owner, None),
-            Err(refused @ Refused::Rejected(..)) => return Err(refused),
+            Err(refused @ AdmissionError::Rejected(..)) => return Err(refused),
             // No fault of the container's.
             Err(error) => {
                 tracing::error!(container = ask.id, %error, "a container gets no guarantee");
@@ -531,7 +531,7 @@ impl Owner {
     }
 
     /// Admits what is asked for with a container; says who its owner is. Nothing is stored yet.
-    fn place(&mut self, ask: &ContainerAsk, attempt: Attempt) -> Result<String, Refused> {
+    fn place(&mut self, ask: &ContainerAsk, attempt: Attempt) -> Result<String, AdmissionError> {
         let alone = |request: &engine::Request| engine::Request {
             owner: ask.alone().into(),
             init_containers: Vec::new(),
@@ -629,7 +629,7 @@ impl Owner {
                 self.pods.bound.insert(id.to_owned());
                 None
             }
-            Err(Refused::Enforce(error)) if error.is_gone() => {
+            Err(AdmissionError::Enforce(error)) if error.is_gone() => {
                 tracing::debug!(container = id, cgroup = %placed.cgroup, "has no cgroup yet");
                 None
             }
@@ -637,14 +637,14 @@ impl Owner {
                 let name = name_of(&placed.of);
                 tracing::error!(name, cgroup = %placed.cgroup, %error, "a container is not held to its promise");
                 Some(match error {
-                    Refused::Store(_) => Unpinned::Ledger,
+                    AdmissionError::Store(_) => Unpinned::Ledger,
                     _ => Unpinned::Enforcement,
                 })
             }
         }
     }
 
-    fn try_bind(&mut self, placed: &Placed) -> Result<(), Refused> {
+    fn try_bind(&mut self, placed: &Placed) -> Result<(), AdmissionError> {
         let gone = || EnforceError::Gone { cgroup: placed.cgroup.clone() };
         let id = self.hierarchy.id_of(&placed.cgroup).ok().flatten().ok_or_else(gone)?;
         let before = self.state.clone();
@@ -702,7 +702,7 @@ impl Owner {
         let pool = self.shared().cpus.filter(|_| self.mode() == EnforcementMode::On);
         let Some(pool) = pool else { return Ok(false) };
         let written = self.enforcer.set(&placed.cgroup, Knob::CpusetCpus, &Value::Cpus(pool))?;
-        self.figures.enforced(&written);
+        self.metrics.enforced(&written);
         Ok(!written.written.is_empty())
     }
 
@@ -749,7 +749,8 @@ impl Owner {
         }
         if !changes.is_empty() {
             let plan = self.enforcer.plan(&self.state.book, &Change::Each(changes));
-            if let Err(error) = plan.map_err(Refused::from).and_then(|plan| self.carry_out(plan, None)) {
+            if let Err(error) = plan.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan, None))
+            {
                 tracing::error!(%error, "not all containers follow the shared pool");
             }
         }
@@ -789,7 +790,7 @@ impl Owner {
         id: &str,
         to: &engine::Resources,
         memory: Option<MemoryAsk>,
-    ) -> Result<Option<Settings>, Refused> {
+    ) -> Result<Option<Settings>, AdmissionError> {
         let Some(mut placed) = self.state.containers.get(id).cloned() else { return Ok(None) };
         let before = self.state.clone();
         // What the pod holds as a whole does not change with one of its containers.
@@ -828,7 +829,7 @@ impl Owner {
     }
 
     /// What a pod's containers share is to change to these amounts: within its promise, or not at all.
-    fn resize_pod(&mut self, uid: &str, to: &engine::Resources) -> Result<(), Refused> {
+    fn resize_pod(&mut self, uid: &str, to: &engine::Resources) -> Result<(), AdmissionError> {
         let (owner, slice) = (OwnerId::from(uid), ContainerName::from(POD_SHARE));
         let before = self.state.clone();
         self.state.ledger = self.strategy.resize(&self.state.ledger, &owner, &slice, to)?;
@@ -861,11 +862,11 @@ impl Owner {
     }
 
     /// Makes a change of what is held already, or none of it.
-    fn change_or_undo(&mut self, change: &Change, before: State) -> Result<(), Refused> {
+    fn change_or_undo(&mut self, change: &Change, before: State) -> Result<(), AdmissionError> {
         // Those who share what is nobody's leave the CPUs before they are given.
         self.follow_pool();
         let planned = self.enforcer.plan(&self.state.book, change);
-        let done = planned.map_err(Refused::from).and_then(|plan| self.enforce(plan, before.clone()));
+        let done = planned.map_err(AdmissionError::from).and_then(|plan| self.enforce(plan, before.clone()));
         if done.is_err() {
             // What was written already is drift now, and goes back.
             self.state = before;
@@ -1032,8 +1033,8 @@ impl Owner {
                 Ok(false) => {}
                 Ok(true) => {
                     tracing::warn!(cgroup = %placed.cgroup, "cpuset.cpus was not the shared pool; written again");
-                    self.figures.drifted(Knob::CpusetCpus);
-                    self.figures.repaired(Knob::CpusetCpus);
+                    self.metrics.drifted(Knob::CpusetCpus);
+                    self.metrics.repaired(Knob::CpusetCpus);
                 }
                 Err(error) if error.is_gone() => {}
                 Err(error) => {

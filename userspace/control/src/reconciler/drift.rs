@@ -27,10 +27,10 @@ use numaward_cgroup::{CgroupPath, Writer, knob::Knob};
 use numaward_enforce::{Book, Drift, DriftKind, FightPolicy, Fights, Verdict};
 use numaward_model::Report;
 
-use super::{Owner, TURN};
+use super::{ReconcilerLoop, TURN};
 use crate::{
-    lookout::{Lookout, Seen},
     spans,
+    write_monitor::{Seen, WriteMonitor},
 };
 
 /// All cgroups that are not watched are looked at within this.
@@ -45,8 +45,8 @@ const NARROWING: [Knob; 4] =
 
 /// What is known of drift.
 #[derive(Debug)]
-pub(super) struct Patrol {
-    lookout: Option<Arc<Lookout>>,
+pub(super) struct DriftController {
+    write_monitor: Option<Arc<WriteMonitor>>,
     fights: Fights,
     /// The knobs that are watched.
     marks: BTreeMap<CgroupPath, BTreeSet<Knob>>,
@@ -102,10 +102,10 @@ impl<T: Clone + Ord> Round<T> {
     }
 }
 
-impl Patrol {
-    pub(super) fn new(lookout: Option<Arc<Lookout>>) -> Self {
+impl DriftController {
+    pub(super) fn new(write_monitor: Option<Arc<WriteMonitor>>) -> Self {
         Self {
-            lookout,
+            write_monitor,
             fights: Fights::new(FightPolicy::default()),
             marks: BTreeMap::new(),
             followed: Book::default(),
@@ -158,10 +158,10 @@ impl Patrol {
         }
         let before = self.marks.remove(path).unwrap_or_default();
         let mut is_watched = false;
-        if let Some(lookout) = &self.lookout {
-            before.difference(&wanted).for_each(|knob| lookout.remove(path, *knob));
-            wanted.retain(|knob| !is_replaced && before.contains(knob) || lookout.add(path, *knob));
-            is_watched = lookout.works() && held().all(|knob| wanted.contains(knob));
+        if let Some(write_monitor) = &self.write_monitor {
+            before.difference(&wanted).for_each(|knob| write_monitor.remove(path, *knob));
+            wanted.retain(|knob| !is_replaced && before.contains(knob) || write_monitor.add(path, *knob));
+            is_watched = write_monitor.works() && held().all(|knob| wanted.contains(knob));
             if !wanted.is_empty() {
                 self.marks.insert(path.clone(), wanted);
             }
@@ -177,16 +177,16 @@ impl Patrol {
 
     /// A slice of what is to be looked at in turns.
     fn turn(&mut self) -> Vec<CgroupPath> {
-        if self.lookout.as_ref().is_some_and(|lookout| !lookout.works()) {
+        if self.write_monitor.as_ref().is_some_and(|write_monitor| !write_monitor.works()) {
             // Nothing is told any more.
             self.looked_at.items.append(&mut self.swept.items);
         }
         let swept = self.swept.turn();
         for path in &swept {
-            // Marks get lost. Setting one twice does no harm.
-            if let (Some(lookout), Some(knobs)) = (&self.lookout, self.marks.get(path)) {
+            // XattrBackup get lost. Setting one twice does no harm.
+            if let (Some(write_monitor), Some(knobs)) = (&self.write_monitor, self.marks.get(path)) {
                 for knob in knobs {
-                    lookout.add(path, *knob);
+                    write_monitor.add(path, *knob);
                 }
             }
         }
@@ -209,7 +209,7 @@ impl Patrol {
     }
 
     fn take(&self) -> Seen {
-        self.lookout.as_ref().map(|lookout| lookout.take()).unwrap_or_default()
+        self.write_monitor.as_ref().map(|write_monitor| write_monitor.take()).unwrap_or_default()
     }
 
     /// Whether the kernel tells of writes to this knob.
@@ -303,11 +303,11 @@ fn cause<'a>(drift: &Drift, seen: &'a Seen) -> Option<&'a Option<Writer>> {
     })
 }
 
-impl Owner {
+impl ReconcilerLoop {
     /// Looks at what was written, what is due and, in `turn`, at a slice of the rest.
     pub(super) fn patrol(&mut self, now: Instant, turn: bool) {
         let now = now.duration_since(self.start);
-        let seen = self.patrol.take();
+        let seen = self.drift.take();
         let mut paths = BTreeSet::new();
         if seen.everything {
             paths.extend(self.state.book.iter().map(|(path, _)| path.clone()));
@@ -322,16 +322,15 @@ impl Owner {
             }
         }
         if turn {
-            paths
-                .extend(self.patrol.due.iter().filter(|(_, due)| **due <= now).map(|(path, _)| path.clone()));
-            paths.extend(self.patrol.turn());
+            paths.extend(self.drift.due.iter().filter(|(_, due)| **due <= now).map(|(path, _)| path.clone()));
+            paths.extend(self.drift.turn());
         }
         self.look_at(paths, seen, now);
     }
 
     /// Looks at everything.
     pub(super) fn patrol_all(&mut self, now: Instant) {
-        let seen = self.patrol.take();
+        let seen = self.drift.take();
         let paths = self.state.book.iter().map(|(path, _)| path.clone()).collect();
         self.look_at(paths, seen, now.duration_since(self.start));
     }
@@ -339,7 +338,7 @@ impl Owner {
     fn look_at(&mut self, paths: BTreeSet<CgroupPath>, mut seen: Seen, now: Duration) {
         let mut changed = false;
         for path in paths {
-            self.patrol.due.remove(&path);
+            self.drift.due.remove(&path);
             let drifts = match self.enforcer.drift(&self.state.book, &path) {
                 Ok(drifts) => drifts,
                 Err(error) if error.is_gone() => continue,
@@ -352,18 +351,16 @@ impl Owner {
             for drift in drifts {
                 if cause(&drift, &seen).is_none() {
                     // The write may be younger than what was asked for.
-                    let more = self.patrol.take();
-                    self.patrol.due.extend(more.knobs.keys().map(|(path, _)| (path.clone(), now)));
+                    let more = self.drift.take();
+                    self.drift.due.extend(more.knobs.keys().map(|(path, _)| (path.clone(), now)));
                     seen.knobs.extend(more.knobs);
                     seen.everything |= more.everything;
                 }
-                if cause(&drift, &seen).is_none()
-                    && !seen.everything
-                    && self.patrol.awaits_writer(&drift, now)
+                if cause(&drift, &seen).is_none() && !seen.everything && self.drift.awaits_writer(&drift, now)
                 {
                     continue;
                 }
-                self.patrol.awaited.remove(&(drift.cgroup.clone(), drift.knob));
+                self.drift.awaited.remove(&(drift.cgroup.clone(), drift.knob));
                 changed |= self.note_drift(drift, &seen, now);
             }
         }
@@ -375,15 +372,15 @@ impl Owner {
     /// Takes note of the knobs of a cgroup that hold what they should; `true` if that is news.
     fn note_holding(&mut self, path: &CgroupPath, drifts: &[Drift], now: Duration) -> bool {
         let holds = |knob: Knob| drifts.iter().all(|drift| drift.knob != knob);
-        if self.patrol.fights.is_fought_over(path)
+        if self.drift.fights.is_fought_over(path)
             && let Some(record) = self.state.book.get(path)
         {
             for knob in record.written.0.keys().filter(|knob| holds(**knob)) {
-                self.patrol.fights.holds(path, *knob, now);
+                self.drift.fights.holds(path, *knob, now);
             }
         }
         let mut news = false;
-        let Some(noted) = self.patrol.noted.get_mut(path) else { return false };
+        let Some(noted) = self.drift.noted.get_mut(path) else { return false };
         noted.retain(|knob, noted| {
             if !holds(*knob) || noted.state == api::DriftState::Repaired {
                 return true;
@@ -401,15 +398,15 @@ impl Owner {
     /// Takes note of a drift and repairs it if it is time; `true` if there is news.
     fn note_drift(&mut self, drift: Drift, seen: &Seen, now: Duration) -> bool {
         let cause = cause(&drift, seen);
-        let is_written = cause.is_some() || seen.everything || !self.patrol.is_watched(&drift);
+        let is_written = cause.is_some() || seen.everything || !self.drift.is_watched(&drift);
         let verdict = match drift.kind {
             DriftKind::Ineffective => None,
             DriftKind::Rewritten => {
-                Some(self.patrol.fights.drifted(&drift.cgroup, drift.knob, is_written, now))
+                Some(self.drift.fights.drifted(&drift.cgroup, drift.knob, is_written, now))
             }
         };
         let (path, knob) = (drift.cgroup.clone(), drift.knob);
-        let noted = self.patrol.noted.entry(path.clone()).or_default().entry(knob).or_insert_with(|| Noted {
+        let noted = self.drift.noted.entry(path.clone()).or_default().entry(knob).or_insert_with(|| Noted {
             drift: drift.clone(),
             state: api::DriftState::Repaired,
             count: 0,
@@ -434,7 +431,7 @@ impl Owner {
             }
             Some(Verdict::Repair) => {
                 noted.count += 1;
-                self.figures.drifted(knob);
+                self.metrics.drifted(knob);
                 let _tree = spans::reconcile();
                 let span = spans::knobs(1);
                 let repaired = self.enforcer.repair(&self.state.book, &noted.drift);
@@ -446,20 +443,20 @@ impl Owner {
                     Ok(report) => {
                         noted.state = api::DriftState::Repaired;
                         news = Some("written again".to_owned());
-                        self.figures.enforced(&report);
-                        self.figures.repaired(knob);
+                        self.metrics.enforced(&report);
+                        self.metrics.repaired(knob);
                         self.moving.extend(report.moving);
                     }
                     Err(error) => {
                         noted.state = api::DriftState::Waiting;
-                        self.patrol.due.insert(path.clone(), now + RETRY);
+                        self.drift.due.insert(path.clone(), now + RETRY);
                         news = Some(format!("cannot be written again: {error}"));
                     }
                 }
             }
             Some(Verdict::Wait(until)) => {
                 noted.state = api::DriftState::Waiting;
-                self.patrol.due.insert(path.clone(), until);
+                self.drift.due.insert(path.clone(), until);
             }
             Some(Verdict::GiveUp) => {
                 noted.state = api::DriftState::Left;
@@ -499,7 +496,7 @@ mod tests {
         };
         let rewritten = drift(DriftKind::Rewritten);
         let now = Duration::from_secs(1);
-        let mut patrol = Patrol::new(None);
+        let mut patrol = DriftController::new(None);
         assert!(!patrol.awaits_writer(&rewritten, now), "nobody tells");
         patrol.marks.insert(cgroup.clone(), BTreeSet::from([knob]));
         assert!(!patrol.awaits_writer(&drift(DriftKind::Ineffective), now), "nobody wrote it");

@@ -27,25 +27,25 @@ fn put(bench: &Bench, file: &str, text: &str) {
 async fn a_command_that_ended_is_released_also_if_nobody_was_there_to_see_it() {
     let bench = Bench::new(&[]);
     command(&bench);
-    let (keeper, thread, stop) = bench.start();
-    assert_eq!(held(&keeper).len(), 1);
+    let (reconciler, thread, stop) = bench.start();
+    assert_eq!(held(&reconciler).len(), 1);
     put(&bench, "cgroup.events", "populated 0");
     put(&bench, "cpu.stat", "usage_usec 700");
-    until("it is released", &|| held(&keeper).is_empty());
+    until("it is released", &|| held(&reconciler).is_empty());
     stop.cancel();
     thread.join().unwrap();
 
     for (stat, expected) in [("usage_usec 700", 0), ("usage_usec 0", 1)] {
         fs::remove_dir_all(bench.dir.path().join("state")).unwrap();
         command(&bench);
-        let (keeper, thread, stop) = bench.start();
-        assert_eq!(held(&keeper).len(), 1);
+        let (reconciler, thread, stop) = bench.start();
+        assert_eq!(held(&reconciler).len(), 1);
         stop.cancel();
         thread.join().unwrap();
         put(&bench, "cgroup.events", "populated 0");
         put(&bench, "cpu.stat", stat);
-        let (keeper, thread, stop) = bench.start();
-        assert_eq!(held(&keeper).len(), expected, "at the start, and only what ended: {stat}");
+        let (reconciler, thread, stop) = bench.start();
+        assert_eq!(held(&reconciler).len(), expected, "at the start, and only what ended: {stat}");
         stop.cancel();
         thread.join().unwrap();
     }
@@ -54,12 +54,12 @@ async fn a_command_that_ended_is_released_also_if_nobody_was_there_to_see_it() {
 #[tokio::test]
 async fn of_two_at_the_same_path_the_second_holds_nothing() {
     let bench = Bench::new(&["a", "a/b"]);
-    let (keeper, thread, stop) = bench.start();
-    admit(&keeper, "a/b", 1).await.unwrap();
+    let (reconciler, thread, stop) = bench.start();
+    admit(&reconciler, "a/b", 1).await.unwrap();
     // The directory stays in use, so that the other one has another inode.
     fs::rename(bench.dir.path().join("cgroup/a/b"), bench.dir.path().join("elsewhere")).unwrap();
     bench.cgroup("a/b");
-    until("it is released", &|| held(&keeper).is_empty());
+    until("it is released", &|| held(&reconciler).is_empty());
     assert_eq!(bench.knob("a/b/cpuset.cpus"), "");
     stop.cancel();
     thread.join().unwrap();

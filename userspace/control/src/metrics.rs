@@ -37,7 +37,7 @@ const REASONS: [&str; 2] = ["UnexpectedAdmissionError", "SMTAlignmentError"];
 
 /// Counts since the daemon started. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Figures {
+pub struct ControlMetrics {
     topology_requests: Counter,
     topology_errors: Counter,
     topology_duration: Histogram,
@@ -76,7 +76,7 @@ impl Default for KubeletForms {
     }
 }
 
-impl Default for Figures {
+impl Default for ControlMetrics {
     /// All at zero.
     fn default() -> Self {
         let figures = Self {
@@ -126,7 +126,7 @@ fn write_labels(backend: &str, knob: &str, result: &str) -> [(&'static str, Stri
     [("backend", backend.to_owned()), ("knob", knob.to_owned()), ("result", result.to_owned())]
 }
 
-impl Figures {
+impl ControlMetrics {
     /// Registers them, under the kubelet's names where it has one.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
@@ -315,7 +315,7 @@ impl Figures {
 mod tests {
     use super::*;
 
-    fn written(figures: &Figures) -> String {
+    fn written(figures: &ControlMetrics) -> String {
         let (mut ours, mut kubelets) = (Registry::with_prefix("numaward"), Registry::default());
         figures.register(&mut ours);
         figures.register_kubelet(&mut kubelets);
@@ -335,7 +335,7 @@ mod tests {
         let config = numaward_config::Config::default();
         let strategy = crate::policy::strategy(&config, &machine).unwrap();
         let ledger = strategy.idle();
-        let figures = Figures::default();
+        let figures = ControlMetrics::default();
         for (name, cpus, memory) in [("fits", 1, 1), ("wide", 5, 1), ("much", 100, 1), ("big", 1, 100)] {
             let resources = Resources::none()
                 .with_cpu(Quantity::whole(cpus))
@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn everything_starts_at_zero() {
-        let text = written(&Figures::default());
+        let text = written(&ControlMetrics::default());
         for line in [
             "numaward_topology_manager_admission_requests_total 0",
             "numaward_memory_manager_pinning_errors_total{reason=\"UnexpectedAdmissionError\"} 0",

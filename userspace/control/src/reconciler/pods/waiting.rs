@@ -14,7 +14,7 @@ use numaward_api::{self as api, EnforcementMode};
 use numaward_engine::{Ledger, OwnerId};
 use numaward_model::pod::Slice;
 
-use super::{Admitted, Asked, Attempt, ContainerAsk, MemoryAsk, Owner, Placed, PodAsk, Update};
+use super::{Admitted, Asked, Attempt, ContainerAsk, MemoryAsk, Placed, PodAsk, ReconcilerLoop, Update};
 
 /// Those that wait.
 #[derive(Default)]
@@ -36,7 +36,7 @@ impl Waiting {
     }
 }
 
-impl Owner {
+impl ReconcilerLoop {
     /// A container that is known runs: what is told of it now counts, and what it still lacks is waited for.
     pub(super) fn note_known(&mut self, ask: &ContainerAsk, known: Placed) -> Placed {
         let memory = if ask.memory == MemoryAsk::default() { known.memory } else { ask.memory };

@@ -5,7 +5,7 @@
 
 use numaward_store::StoreError;
 
-use super::Owner;
+use super::ReconcilerLoop;
 use crate::spans;
 
 /// After how many looks the file is written although the state keeps being stored, or tried again after it failed.
@@ -21,7 +21,7 @@ pub(super) struct WrittenOut {
     has_failed: bool,
 }
 
-impl Owner {
+impl ReconcilerLoop {
     /// Stores the state.
     pub(super) fn save(&mut self) -> Result<(), StoreError> {
         let _span = spans::ledger();

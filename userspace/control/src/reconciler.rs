@@ -1,16 +1,16 @@
 //! The thread that owns what is promised.
 
+mod cpu_isolation;
 mod declared;
 mod drift;
-mod herd;
+mod liveness;
 mod machine;
 mod mode;
 mod notices;
 pub mod pods;
-mod presence;
-mod pressure;
+mod read_model;
 mod stored;
-mod told;
+mod throttling;
 #[cfg(test)]
 mod traced;
 
@@ -42,17 +42,16 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    declared::Declarations, drift::Patrol, herd::Herd, machine::Lack, mode::Due, notices::Notices,
-    presence::Presence, pressure::Throttled, told::Told,
+    cpu_isolation::CpuIsolation, declared::Declarations, drift::DriftController, liveness::Liveness,
+    machine::MissingCapacity, mode::Due, notices::Notices, read_model::ReadModel, throttling::Throttled,
 };
 use super::{
-    FieldError, Figures, Guarantee, PolicyError, Request, State, Target,
+    ControlMetrics, FieldError, Guarantee, PolicyError, Request, State, Target,
     decisions::Decisions,
-    explain,
-    lookout::Lookout,
-    marks::{self, Marks},
-    policy, rebuild,
-    text::Texts,
+    explain, policy, rebuild,
+    serialization_cache::SerializationCache,
+    write_monitor::WriteMonitor,
+    xattr_backup::{self, XattrBackup},
 };
 use crate::{
     ports::{Ports, View},
@@ -75,7 +74,7 @@ pub enum Answer {
 
 /// Why something asked for was not done. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
+pub enum AdmissionError {
     /// A field is wrong.
     #[error(transparent)]
     Field(#[from] FieldError),
@@ -157,11 +156,11 @@ enum Command {
     Admit {
         request: Box<Request>,
         dry_run: bool,
-        answer: oneshot::Sender<Result<Answer, Refused>>,
+        answer: oneshot::Sender<Result<Answer, AdmissionError>>,
     },
     Release {
         name: String,
-        answer: oneshot::Sender<Result<(), Refused>>,
+        answer: oneshot::Sender<Result<(), AdmissionError>>,
     },
     /// Cgroups came or went.
     Cgroups(Vec<Event>),
@@ -173,13 +172,13 @@ enum Command {
 
 /// Asks the thread. Clones ask the same one.
 #[derive(Clone, Debug)]
-pub struct Keeper {
+pub struct Reconciler {
     /// As long as there are connections: few.
     commands: mpsc::Sender<Command>,
     view: Arc<RwLock<Arc<api::Allocations>>>,
 }
 
-impl Keeper {
+impl Reconciler {
     /// Takes over what an earlier run promised, and starts the thread. It ends when `stop` is cancelled; what is
     /// promised stays so.
     pub fn start(
@@ -187,44 +186,52 @@ impl Keeper {
         hierarchy: Hierarchy,
         enforcer: Enforcer,
         ports: Ports,
-        figures: Figures,
+        metrics: ControlMetrics,
         watch: Option<KnobWatch>,
         stop: CancellationToken,
     ) -> Result<(Self, JoinHandle<()>), StartError> {
         let (commands, queue) = mpsc::channel();
         let view = Arc::default();
-        let lookout = watch.map(|watch| Arc::new(Lookout::new(watch)));
-        let mut owner =
-            Owner::open(config, hierarchy, enforcer, ports, figures, lookout.clone(), Arc::clone(&view))?;
-        if owner.wants_cgroups() {
+        let write_monitor = watch.map(|watch| Arc::new(WriteMonitor::new(watch)));
+        let mut reconciler = ReconcilerLoop::open(
+            config,
+            hierarchy,
+            enforcer,
+            ports,
+            metrics,
+            write_monitor.clone(),
+            Arc::clone(&view),
+        )?;
+        if reconciler.wants_cgroups() {
             // Before it looks what there is, so that nothing is missed in between.
             let commands = commands.clone();
             let tell = move |events: &[Event]| commands.send(Command::Cgroups(events.to_vec())).is_ok();
-            owner.ports.cgroups.subscribe(Box::new(tell));
+            reconciler.ports.cgroups.subscribe(Box::new(tell));
         }
-        owner.adopt();
-        if let Some(lookout) = lookout {
+        reconciler.adopt();
+        if let Some(write_monitor) = write_monitor {
             let commands = commands.clone();
-            // It ends with the keeper: nobody takes its commands then.
-            lookout.spawn(move || commands.send(Command::Touched).is_ok(), stop.clone())?;
+            // It ends with the reconciler: nobody takes its commands then.
+            write_monitor.spawn(move || commands.send(Command::Touched).is_ok(), stop.clone())?;
         }
-        let thread =
-            thread::Builder::new().name("guarantee".to_owned()).spawn(move || owner.run(&queue, &stop))?;
+        let thread = thread::Builder::new()
+            .name("guarantee".to_owned())
+            .spawn(move || reconciler.run(&queue, &stop))?;
         Ok((Self { commands, view }, thread))
     }
 
     /// Asks for an allocation; a dry run only tells what would happen.
-    pub async fn admit(&self, request: Request, dry_run: bool) -> Result<Answer, Refused> {
+    pub async fn admit(&self, request: Request, dry_run: bool) -> Result<Answer, AdmissionError> {
         let (answer, result) = oneshot::channel();
         self.send(Command::Admit { request: Box::new(request), dry_run, answer })?;
-        result.await.map_err(|_| Refused::Stopping)?
+        result.await.map_err(|_| AdmissionError::Stopping)?
     }
 
     /// Ends an allocation.
-    pub async fn release(&self, name: String) -> Result<(), Refused> {
+    pub async fn release(&self, name: String) -> Result<(), AdmissionError> {
         let (answer, result) = oneshot::channel();
         self.send(Command::Release { name, answer })?;
-        result.await.map_err(|_| Refused::Stopping)?
+        result.await.map_err(|_| AdmissionError::Stopping)?
     }
 
     /// What is held.
@@ -240,23 +247,26 @@ impl Keeper {
 
     /// Gives what is held.
     pub fn view(&self) -> View {
-        let keeper = self.clone();
-        Arc::new(move || keeper.allocations())
+        let reconciler = self.clone();
+        Arc::new(move || reconciler.allocations())
     }
 
     /// Asks on behalf of the container runtime, and waits for the answer.
-    async fn pods<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> pods::Command) -> Result<T, Refused> {
+    async fn pods<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<T>) -> pods::Command,
+    ) -> Result<T, AdmissionError> {
         let (answer, result) = oneshot::channel();
         self.send(Command::Pods(Box::new(command(answer))))?;
-        result.await.map_err(|_| Refused::Stopping)
+        result.await.map_err(|_| AdmissionError::Stopping)
     }
 
-    fn send(&self, command: Command) -> Result<(), Refused> {
-        self.commands.send(command).map_err(|_| Refused::Stopping)
+    fn send(&self, command: Command) -> Result<(), AdmissionError> {
+        self.commands.send(command).map_err(|_| AdmissionError::Stopping)
     }
 }
 
-struct Owner {
+struct ReconcilerLoop {
     config: Config,
     machine: Arc<Machine>,
     strategy: Box<dyn Strategy>,
@@ -265,19 +275,19 @@ struct Owner {
     written_out: stored::WrittenOut,
     hierarchy: Hierarchy,
     enforcer: Enforcer,
-    patrol: Patrol,
-    texts: Texts,
-    marks: Marks,
-    told: Told,
+    drift: DriftController,
+    texts: SerializationCache,
+    marks: XattrBackup,
+    read_model: ReadModel,
     decisions: Decisions,
-    herd: Herd,
+    isolation: CpuIsolation,
     declarations: Declarations,
     due: Due,
     ports: Ports,
-    figures: Figures,
+    metrics: ControlMetrics,
     view: Arc<RwLock<Arc<api::Allocations>>>,
     notices: Notices,
-    presence: Presence,
+    liveness: Liveness,
     pods: pods::Pods,
     moving: Vec<(CgroupPath, Moving)>,
     /// What was moved, of which cgroup.
@@ -286,27 +296,27 @@ struct Owner {
     is_outdated: bool,
     throttled: Throttled,
     /// What is promised and not there, by name.
-    lacks: BTreeMap<String, Lack>,
+    lacks: BTreeMap<String, MissingCapacity>,
     /// Why the policy does not fit the machine, if so.
     unfit: Option<String>,
     start: Instant,
     refreshed: Instant,
 }
 
-impl Owner {
+impl ReconcilerLoop {
     fn open(
         config: &Config,
         hierarchy: Hierarchy,
         enforcer: Enforcer,
         ports: Ports,
-        figures: Figures,
-        lookout: Option<Arc<Lookout>>,
+        metrics: ControlMetrics,
+        write_monitor: Option<Arc<WriteMonitor>>,
         view: Arc<RwLock<Arc<api::Allocations>>>,
     ) -> Result<Self, StartError> {
         let machine = ports.machine.machine();
         let strategy = policy::strategy(config, &machine).map_err(StartError::Policy)?;
         let (store, loaded) = Store::open(&config.state_directory)?;
-        let found = marks::read(&hierarchy);
+        let found = xattr_backup::read(&hierarchy);
         let is_complete = matches!(loaded, Loaded::Current { .. });
         let (mut state, set_aside) = match loaded {
             Loaded::Current { ledger, set_aside } => (ledger, set_aside),
@@ -326,12 +336,12 @@ impl Owner {
             let allocations = state.guarantees.len();
             tracing::error!(%path, reason, allocations, "a damaged ledger was set aside, and rebuilt from live cgroups");
         }
-        let marks = Marks::new(hierarchy.clone(), found, &state);
+        let marks = XattrBackup::new(hierarchy.clone(), found, &state);
         let decisions = Decisions::open(&config.state_directory, &mut state);
         let (ledger, uncovered) = strategy.rebase(&state.ledger);
         state.ledger = ledger;
         let notices = Notices::new(hierarchy.clone());
-        let mut owner = Self {
+        let mut reconciler = Self {
             config: config.clone(),
             machine,
             strategy,
@@ -340,22 +350,22 @@ impl Owner {
             written_out: stored::WrittenOut::default(),
             hierarchy,
             enforcer,
-            patrol: Patrol::new(lookout),
-            texts: Texts::default(),
+            drift: DriftController::new(write_monitor),
+            texts: SerializationCache::default(),
             marks,
-            told: Told::default(),
+            read_model: ReadModel::default(),
             decisions,
-            herd: Herd::new(
+            isolation: CpuIsolation::new(
                 config.enforcement.herding_mode(),
                 config.enforcement.herding.system_slices.clone(),
             ),
             declarations: Declarations::new(&config.guarantees),
             due: Due::default(),
             ports,
-            figures,
+            metrics,
             view,
             notices,
-            presence: Presence::new(),
+            liveness: Liveness::new(),
             pods: pods::Pods::default(),
             moving: Vec::new(),
             moved: BTreeMap::new(),
@@ -366,8 +376,8 @@ impl Owner {
             start: Instant::now(),
             refreshed: Instant::now(),
         };
-        owner.note_lacks(uncovered);
-        Ok(owner)
+        reconciler.note_lacks(uncovered);
+        Ok(reconciler)
     }
 
     fn tell(&self, cgroup: Option<&CgroupPath>, report: Report) {
@@ -417,13 +427,13 @@ impl Owner {
 
     /// Whether it matters that cgroups come and go.
     fn wants_cgroups(&self) -> bool {
-        self.mode() != EnforcementMode::Off && (self.herd.is_on() || !self.declarations.is_empty())
+        self.mode() != EnforcementMode::Off && (self.isolation.is_on() || !self.declarations.is_empty())
     }
 
     /// Takes over what runs: what is gone is released, what holds is left as it is, what does not is written.
     fn adopt(&mut self) {
         for (name, guarantee) in &self.state.guarantees {
-            self.presence.hold(name, guarantee, &mut self.notices);
+            self.liveness.hold(name, guarantee, &mut self.notices);
         }
         self.release_gone(Instant::now(), false);
         self.remove_strays();
@@ -490,19 +500,27 @@ impl Owner {
     }
 
     /// The cgroup of a request. That of a command is not there yet.
-    fn cgroup(&self, request: &Request) -> Result<CgroupPath, Refused> {
+    fn cgroup(&self, request: &Request) -> Result<CgroupPath, AdmissionError> {
         let path = match &request.target {
             Target::Exec => {
                 let root = CgroupPath::root().child(EXEC_PARENT);
                 return root.and_then(|parent| parent.child(&request.name)).map_err(|error| {
-                    Refused::Field(FieldError::new("name", error.to_string(), "the name of a directory"))
+                    AdmissionError::Field(FieldError::new(
+                        "name",
+                        error.to_string(),
+                        "the name of a directory",
+                    ))
                 });
             }
             Target::Cgroup(path) => path.clone(),
-            Target::Container(_) => return Err(Refused::Conflict(pods::is_the_runtimes())),
+            Target::Container(_) => return Err(AdmissionError::Conflict(pods::is_the_runtimes())),
             Target::Unit(unit) => {
                 let wrong = |problem: String| {
-                    Refused::Field(FieldError::new("target.unit", problem, "a unit that runs on this host"))
+                    AdmissionError::Field(FieldError::new(
+                        "target.unit",
+                        problem,
+                        "a unit that runs on this host",
+                    ))
                 };
                 let cgroups = self.hierarchy.walk().map_err(|error| wrong(error.to_string()))?;
                 let of_unit = |path: &CgroupPath| path.components().last() == Some(unit);
@@ -515,7 +533,7 @@ impl Owner {
     }
 
     /// Refuses a cgroup that is not there, or that uses more than it is to have.
-    fn check_cgroup(&self, path: &CgroupPath, request: &Request) -> Result<(), Refused> {
+    fn check_cgroup(&self, path: &CgroupPath, request: &Request) -> Result<(), AdmissionError> {
         let dir = self.hierarchy.dir(path);
         if !matches!(self.hierarchy.id_of(path), Ok(Some(_))) {
             let problem = format!("{path} does not exist (there is no directory {})", dir.display());
@@ -530,23 +548,32 @@ impl Owner {
         Ok(())
     }
 
-    fn admit(&mut self, request: &Request, dry_run: bool) -> Result<Answer, Refused> {
+    fn admit(&mut self, request: &Request, dry_run: bool) -> Result<Answer, AdmissionError> {
         if self.mode() == EnforcementMode::Off && !dry_run {
-            return Err(Refused::Off);
+            return Err(AdmissionError::Off);
         }
         if let Some(held) = self.state.guarantees.get(&request.name) {
             let problem = format!("{:?} is held by {}", request.name, held.cgroup);
-            return Err(Refused::Conflict(FieldError::new("name", problem, "a name that is not in use")));
+            return Err(AdmissionError::Conflict(FieldError::new(
+                "name",
+                problem,
+                "a name that is not in use",
+            )));
         }
         let path = self.cgroup(request)?;
         self.admit_at(request, &path, dry_run)
     }
 
     /// Asks for an allocation for this cgroup. That of a command is not there yet.
-    fn admit_at(&mut self, request: &Request, path: &CgroupPath, dry_run: bool) -> Result<Answer, Refused> {
+    fn admit_at(
+        &mut self,
+        request: &Request,
+        path: &CgroupPath,
+        dry_run: bool,
+    ) -> Result<Answer, AdmissionError> {
         let _span = spans::admit(&request.name, dry_run);
         let conflict = |field: &str, problem: String, allowed: &str| {
-            Refused::Conflict(FieldError::new(field, problem, allowed))
+            AdmissionError::Conflict(FieldError::new(field, problem, allowed))
         };
         if let Some(held) = self.state.guarantees.get(&request.name) {
             let problem = format!("{:?} is held by {}", request.name, held.cgroup);
@@ -577,7 +604,7 @@ impl Owner {
         let decision = spans::decide(&*self.strategy, &self.state.ledger, &request.engine, &terms);
         let explanation = explain::explanation(&decision.explanation);
         if !dry_run {
-            self.figures.decided(&decision, started.elapsed());
+            self.metrics.decided(&decision, started.elapsed());
         }
         let grants = match decision.outcome {
             Ok(grants) => grants,
@@ -596,7 +623,7 @@ impl Owner {
                 if request.declared.is_none() {
                     tracing::info!(name = request.name, reason = in_words(&rejection), "refused");
                 }
-                return Err(Refused::Rejected(rejection, explanation));
+                return Err(AdmissionError::Rejected(rejection, explanation));
             }
         };
         let allocation = grants.into_iter().next().map(|grant| grant.allocation).unwrap_or_default();
@@ -622,7 +649,7 @@ impl Owner {
                     "promised"
                 );
                 // As it was just published.
-                self.told.of(&request.name).map(Answer::Admitted).ok_or(Refused::Stopping)
+                self.read_model.of(&request.name).map(Answer::Admitted).ok_or(AdmissionError::Stopping)
             }
             Err(refused) => {
                 // The others may have their CPUs back.
@@ -636,7 +663,7 @@ impl Owner {
     }
 
     /// Refuses terms that do not go with the configuration or the machine.
-    fn check_terms(&self, terms: &Terms) -> Result<(), Refused> {
+    fn check_terms(&self, terms: &Terms) -> Result<(), AdmissionError> {
         self.strategy.check_terms(terms).map_err(|problem| {
             let allowed = "a policy that goes with topologyManagerPolicyOptions and the machine";
             FieldError::new("policy", listed(&[problem.into()]), allowed).into()
@@ -652,9 +679,9 @@ impl Owner {
     }
 
     /// Makes the cgroup of a command.
-    fn make(&self, path: &CgroupPath) -> Result<(), Refused> {
+    fn make(&self, path: &CgroupPath) -> Result<(), AdmissionError> {
         let dir = self.hierarchy.dir(path);
-        fs::create_dir(&dir).map_err(|source| Refused::Make { path: dir, source })?;
+        fs::create_dir(&dir).map_err(|source| AdmissionError::Make { path: dir, source })?;
         fault::point("guarantee.made");
         Ok(())
     }
@@ -666,7 +693,7 @@ impl Owner {
         settings: &Settings,
         ledger: Ledger,
         explanation: api::Explanation,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), AdmissionError> {
         let gone = || EnforceError::Gone { cgroup: path.clone() };
         let id = self.hierarchy.id_of(path).ok().flatten().ok_or_else(gone)?;
         let plan = self.enforcer.plan(&self.state.book, &Change::Hold(path.clone(), settings.clone()))?;
@@ -691,7 +718,11 @@ impl Owner {
 
     /// Stores what is intended, writes the knobs, stores what came of it. `before` comes back if it cannot be
     /// stored, or if what was written is undone.
-    fn carry_out(&mut self, plan: numaward_enforce::Plan, before: Option<State>) -> Result<(), Refused> {
+    fn carry_out(
+        &mut self,
+        plan: numaward_enforce::Plan,
+        before: Option<State>,
+    ) -> Result<(), AdmissionError> {
         let _span = spans::reconcile();
         let book = std::mem::replace(&mut self.state.book, plan.intent.clone());
         if let Err(error) = self.save() {
@@ -709,7 +740,7 @@ impl Owner {
         drop(span);
         match executed {
             Ok(report) => {
-                self.figures.enforced(&report);
+                self.metrics.enforced(&report);
                 for kept in &report.kept {
                     tracing::warn!(%kept, "somebody else changed this knob: it is left as it is");
                 }
@@ -725,7 +756,7 @@ impl Owner {
                 Ok(())
             }
             Err(failure) => {
-                self.figures.failed(&failure);
+                self.metrics.failed(&failure);
                 self.enforcer.refresh();
                 if let Some(before) = before.filter(|_| plan.is_undone()) {
                     self.state = before;
@@ -740,7 +771,7 @@ impl Owner {
 
     /// Takes note of migrations that are over.
     fn note_moved(&mut self) {
-        let (figures, noted) = (&self.figures, &mut self.moved);
+        let (figures, noted) = (&self.metrics, &mut self.moved);
         self.moving.retain(|(cgroup, moving)| {
             let migration = match moving {
                 Moving::Done(migration) => migration.clone(),
@@ -773,10 +804,10 @@ impl Owner {
         (running || moved.is_some()).then(|| api::Moved { running, ..moved.unwrap_or_default() })
     }
 
-    fn release(&mut self, name: &str) -> Result<(), Refused> {
+    fn release(&mut self, name: &str) -> Result<(), AdmissionError> {
         let _span = spans::release(name);
         let Some(guarantee) = self.state.guarantees.get(name).cloned() else {
-            return Err(Refused::Unknown(name.to_owned()));
+            return Err(AdmissionError::Unknown(name.to_owned()));
         };
         let after = self.strategy.removed(&self.state.ledger, &OwnerId::from(name));
         let change = match guarantee.target {
@@ -787,7 +818,7 @@ impl Owner {
         // The CPUs stay taken until the knobs are given back. After a crash in between, the next start goes on here.
         self.state.releasing.insert(name.to_owned());
         if let Err(refused) = self.carry_out(plan, None) {
-            let Refused::Failed(failure) = &refused else {
+            let AdmissionError::Failed(failure) = &refused else {
                 self.state.releasing.remove(name);
                 return Err(refused);
             };
@@ -806,8 +837,8 @@ impl Owner {
             self.state = before;
             return Err(error.into());
         }
-        self.presence.let_go(name, &mut self.notices);
-        self.patrol.forget(&guarantee.cgroup);
+        self.liveness.let_go(name, &mut self.notices);
+        self.drift.forget(&guarantee.cgroup);
         self.moved.remove(&guarantee.cgroup);
         // Before its cgroup goes: whoever sees that it is gone finds it released.
         self.publish();
@@ -851,9 +882,9 @@ impl Owner {
         self.due.declared = true;
         self.throttled.outdated();
         self.follow_pool();
-        self.patrol.follow(&self.state.book);
+        self.drift.follow(&self.state.book);
         self.describe_changed();
-        self.ports.assignments.assigned(Promises::new(self.told.promises(), self.state.ledger.clone()));
+        self.ports.assignments.assigned(Promises::new(self.read_model.promises(), self.state.ledger.clone()));
         self.show();
     }
 
@@ -884,7 +915,7 @@ impl Owner {
                 .collect(),
         });
         api::Allocations {
-            allocations: self.told.allocations(),
+            allocations: self.read_model.allocations(),
             shared_cpus: ledger.shared_pool().to_string(),
             nodes: nodes.collect(),
             enforcement: api::Enforcement { mode: self.mode(), herding: self.herding() },

@@ -13,11 +13,11 @@ use numaward_engine::{Allocation, OwnerAccount, OwnerId};
 use numaward_model::Promise;
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
-use super::{Guarantee, Owner, Target, machine::Lack};
+use super::{Guarantee, ReconcilerLoop, Target, machine::MissingCapacity};
 
 /// What is told of all of them, in the order of their names.
 #[derive(Debug, Default)]
-pub(super) struct Told(Vec<(String, Description)>);
+pub(super) struct ReadModel(Vec<(String, Description)>);
 
 /// What is told of a guarantee.
 #[derive(Debug)]
@@ -34,14 +34,14 @@ struct Source {
     account: Option<Arc<OwnerAccount>>,
     record: Option<Arc<Record>>,
     drift: Vec<api::Drift>,
-    lack: Option<Lack>,
+    lack: Option<MissingCapacity>,
     moved: Option<api::Moved>,
     stalled: bool,
     /// Whether what its pod holds is told of another container.
     is_told: bool,
 }
 
-impl Told {
+impl ReadModel {
     /// What is told of the guarantee with this name.
     pub(super) fn of(&self, name: &str) -> Option<api::Allocation> {
         let place = self.0.binary_search_by(|(other, _)| other.as_str().cmp(name)).ok()?;
@@ -59,10 +59,10 @@ impl Told {
     }
 }
 
-impl Owner {
+impl ReconcilerLoop {
     /// Describes what changed.
     pub(super) fn describe_changed(&mut self) {
-        let mut before = std::mem::take(&mut self.told.0).into_iter().peekable();
+        let mut before = std::mem::take(&mut self.read_model.0).into_iter().peekable();
         let mut shared = BTreeSet::new();
         let mut now = Vec::with_capacity(self.state.guarantees.len());
         for (name, guarantee) in &self.state.guarantees {
@@ -79,7 +79,7 @@ impl Owner {
             };
             now.push(told);
         }
-        self.told.0 = now;
+        self.read_model.0 = now;
     }
 
     fn source(&self, name: &str, guarantee: &Arc<Guarantee>, is_told: bool) -> Source {
@@ -88,7 +88,7 @@ impl Owner {
             guarantee: guarantee.clone(),
             account: self.state.ledger.owner(&OwnerId::from(owner)).cloned(),
             record: self.state.book.get(&guarantee.cgroup).cloned(),
-            drift: self.patrol.of(&guarantee.cgroup),
+            drift: self.drift.of(&guarantee.cgroup),
             lack: self.lacks.get(owner).cloned(),
             moved: self.moved_of(&guarantee.cgroup),
             stalled: self.throttled.stalls(name),

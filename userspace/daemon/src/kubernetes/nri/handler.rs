@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use numaward_api::EventKind;
 use numaward_cgroup::{CgroupPath, knob};
-use numaward_control::{Keeper, Refused, pods::Asked};
+use numaward_control::{AdmissionError, Reconciler, pods::Asked};
 use numaward_kube::{
     nri::{
         Handler,
@@ -18,21 +18,21 @@ use numaward_kube::{
 use numaward_model::{Report, Settings as Held, pod};
 
 use super::{
-    Figures, Ports,
-    ask::{Asker, LeftAlone},
+    NriMetrics, Ports,
+    request::{LeftAlone, RequestBuilder},
 };
 
 /// How long a pod is waited for that the API server has not told of yet, although it tells of pods.
 const POD_PATIENCE: Duration = Duration::from_millis(300);
 const POD_PACE: Duration = Duration::from_millis(10);
 
-/// Asks the keeper on behalf of the runtime.
+/// Asks the reconciler on behalf of the runtime.
 #[derive(Clone)]
-pub(super) struct Placer {
-    keeper: Keeper,
+pub(super) struct NriHandler {
+    reconciler: Reconciler,
     ports: Ports,
-    asker: Asker,
-    figures: Figures,
+    builder: RequestBuilder,
+    figures: NriMetrics,
 }
 
 /// Settings as the runtime takes them.
@@ -63,9 +63,14 @@ pub(super) fn update(container: String, of: &Held) -> Update {
     Update { container, settings: settings(of), ignore_failure: true }
 }
 
-impl Placer {
-    pub(super) fn new(keeper: Keeper, ports: Ports, asker: Asker, figures: Figures) -> Self {
-        Self { keeper, ports, asker, figures }
+impl NriHandler {
+    pub(super) fn new(
+        reconciler: Reconciler,
+        ports: Ports,
+        builder: RequestBuilder,
+        figures: NriMetrics,
+    ) -> Self {
+        Self { reconciler, ports, builder, figures }
     }
 
     /// Counts and reports a container that was started without what it should have had.
@@ -85,9 +90,9 @@ impl Placer {
 
     /// Waits a moment for the API server to tell of a pod.
     async fn await_pod(&self, pod: &Pod) {
-        if self.asker.is_synced() {
+        if self.builder.is_synced() {
             let known = async {
-                while self.asker.known(pod).is_none() {
+                while self.builder.known(pod).is_none() {
                     tokio::time::sleep(POD_PACE).await;
                 }
             };
@@ -97,12 +102,12 @@ impl Placer {
     }
 
     /// What to say to a request that was not granted: only the engine's refusals fail anything.
-    fn refused(&self, pod: &Pod, container: Option<&Container>, refused: &Refused) -> Option<Refusal> {
+    fn refused(&self, pod: &Pod, container: Option<&Container>, refused: &AdmissionError) -> Option<Refusal> {
         let what = match container {
             Some(container) => format!("container {} of pod {}/{}", container.name, pod.namespace, pod.name),
             None => format!("pod {}/{}", pod.namespace, pod.name),
         };
-        let Refused::Rejected(_, explanation) = refused else {
+        let AdmissionError::Rejected(_, explanation) = refused else {
             tracing::error!(pod = pod.name, error = %refused, "cannot be placed");
             return None;
         };
@@ -113,7 +118,7 @@ impl Placer {
             message.push_str("; ");
             message.push_str(note);
         }
-        self.asker.notify(Notice {
+        self.builder.notify(Notice {
             pod: PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
             reason: "NumaPlacementRefused".to_owned(),
             message,
@@ -123,8 +128,9 @@ impl Placer {
     }
 
     /// What to say to a change that was not made: what is not in anybody's way goes on without us.
-    fn not_resized(&self, what: std::fmt::Arguments<'_>, refused: &Refused) -> Option<Refusal> {
-        let (Refused::Resize(_) | Refused::Failed(_) | Refused::Enforce(_)) = refused else {
+    fn not_resized(&self, what: std::fmt::Arguments<'_>, refused: &AdmissionError) -> Option<Refusal> {
+        let (AdmissionError::Resize(_) | AdmissionError::Failed(_) | AdmissionError::Enforce(_)) = refused
+        else {
             tracing::error!(%what, error = %refused, "cannot be resized as asked");
             return None;
         };
@@ -140,7 +146,7 @@ impl Placer {
             .filter(|container| container.state != ContainerState::Stopped)
             .filter_map(|container| {
                 let pod = snapshot.pods.get(&container.pod_id)?;
-                self.asker.container(pod, container).ok()
+                self.builder.container(pod, container).ok()
             })
             .collect();
         let named = snapshot.containers.iter().filter_map(|container| {
@@ -150,7 +156,7 @@ impl Placer {
         let sandboxes = snapshot.pods.iter().map(|(id, pod)| (id.clone(), pod.uid.clone())).collect();
         let complete = snapshot.unreadable == 0;
         let count = asks.len();
-        let synchronized = self.keeper.synchronize(asks, sandboxes, complete).await;
+        let synchronized = self.reconciler.synchronize(asks, sandboxes, complete).await;
         match synchronized {
             Ok(synchronized) => {
                 tracing::info!(
@@ -175,19 +181,19 @@ impl Placer {
     }
 
     async fn ended(&self, id: String) {
-        note_stopping(self.keeper.stopped(id).await);
+        note_stopping(self.reconciler.stopped(id).await);
     }
 }
 
-impl Handler for Placer {
+impl Handler for NriHandler {
     fn online(&self) -> Online {
         Online::from(&*self.ports.machine.machine())
     }
 
     async fn synchronize(&self, snapshot: Snapshot) -> Vec<Update> {
-        let placer = self.clone();
+        let handler = self.clone();
         // Goes on when the runtime waits no longer: what is adopted is counted and told in any case.
-        let compared = tokio::spawn(async move { placer.compare(snapshot).await });
+        let compared = tokio::spawn(async move { handler.compare(snapshot).await });
         compared.await.unwrap_or_else(|error| {
             tracing::error!(%error, "what runs was not compared with what is promised");
             Vec::new()
@@ -196,21 +202,21 @@ impl Handler for Placer {
 
     async fn run_pod(&self, pod: Pod) -> Result<(), Refusal> {
         self.await_pod(&pod).await;
-        let mut ask = self.asker.pod(&pod);
+        let mut ask = self.builder.pod(&pod);
         if !matches!(ask.asked, Asked::Pod(_)) {
             return Ok(());
         }
-        self.asker.add_devices(&pod, &mut ask).await;
-        match self.keeper.run_pod(ask).await {
+        self.builder.add_devices(&pod, &mut ask).await;
+        match self.reconciler.run_pod(ask).await {
             Ok(()) => Ok(()),
             Err(refused) => self.refused(&pod, None, &refused).map_or(Ok(()), Err),
         }
     }
 
     async fn update_pod(&self, pod: Pod, resources: Resources) -> Result<(), Refusal> {
-        let Some(to) = self.asker.pod_resized(&pod, &resources) else { return Ok(()) };
+        let Some(to) = self.builder.pod_resized(&pod, &resources) else { return Ok(()) };
         let uid = pod.uid.clone();
-        match self.keeper.resize_pod(uid, to).await {
+        match self.reconciler.resize_pod(uid, to).await {
             Ok(()) => Ok(()),
             Err(refused) => self
                 .not_resized(format_args!("pod {}/{}", pod.namespace, pod.name), &refused)
@@ -220,7 +226,7 @@ impl Handler for Placer {
 
     async fn create_container(&self, pod: Pod, container: Container) -> Result<Creation, Refusal> {
         self.ports.names.containers_are(vec![(container.id.clone(), full_name(&pod, &container))], false);
-        let ask = match self.asker.container(&pod, &container) {
+        let ask = match self.builder.container(&pod, &container) {
             Ok(ask) => ask,
             Err(LeftAlone::OptedOut) => return Ok(Creation::default()),
             Err(LeftAlone::NoCgroup) => {
@@ -235,7 +241,7 @@ impl Handler for Placer {
                 return Ok(Creation::default());
             }
         };
-        match self.keeper.create(ask).await {
+        match self.reconciler.create(ask).await {
             Ok((wanted, unpinned)) => {
                 match unpinned {
                     Some(reason) => self.unpinned(&pod, &container, reason.label()),
@@ -256,8 +262,8 @@ impl Handler for Placer {
         requested: Resources,
     ) -> Result<Vec<Update>, Refusal> {
         let id = container.id.clone();
-        let (to, memory) = self.asker.resized(&pod, &container, &requested);
-        match self.keeper.resize(id, to, memory).await {
+        let (to, memory) = self.builder.resized(&pod, &container, &requested);
+        match self.reconciler.resize(id, to, memory).await {
             // What else is asked for is made so, but where the container runs is ours to say.
             Ok(Some(held)) => {
                 Ok(vec![Update { ignore_failure: false, ..update(container.id.clone(), &held) }])
@@ -282,8 +288,8 @@ impl Handler for Placer {
                 // One that somebody else has pinned may have been yielded to.
                 let is_ours = !container.resources.is_pinned();
                 let ask =
-                    is_ours.then(|| self.asker.container(&pod, &container).ok()).flatten().map(Box::new);
-                let bound = self.keeper.bind(id, ask).await;
+                    is_ours.then(|| self.builder.container(&pod, &container).ok()).flatten().map(Box::new);
+                let bound = self.reconciler.bind(id, ask).await;
                 if let Ok(Some(reason)) = bound {
                     self.unpinned(&pod, &container, reason.label());
                 }
@@ -294,7 +300,7 @@ impl Handler for Placer {
             }
             Event::Pod(PodEvent::Stopped | PodEvent::Removed, pod) => {
                 let (uid, sandbox) = (pod.uid, pod.id);
-                let over = self.keeper.pod_over(uid, sandbox).await;
+                let over = self.reconciler.pod_over(uid, sandbox).await;
                 note_stopping(over);
             }
             Event::Container(
@@ -318,7 +324,7 @@ impl Handler for Placer {
 }
 
 /// A daemon that ends compares with what runs when it is back.
-fn note_stopping(done: Result<(), Refused>) {
+fn note_stopping(done: Result<(), AdmissionError>) {
     if let Err(error) = done {
         tracing::debug!(%error, "not taken note of");
     }

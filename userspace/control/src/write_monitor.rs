@@ -1,11 +1,11 @@
-//! Who wrote the knobs that we hold: what the kernel tells at once, kept until the keeper asks.
+//! Who wrote the knobs that we hold: what the kernel tells at once, kept until the reconciler asks.
 //!
-//! Problem: a writer may end as soon as it has written, while the keeper is busy moving pages; and one that writes
-//! without end must not keep the keeper busy.
+//! Problem: a writer may end as soon as it has written, while the reconciler is busy moving pages; and one that writes
+//! without end must not keep the reconciler busy.
 //!
 //! Algorithm: a thread waits for the kernel's events, asks at once who each writer is, and notes the last one of each
-//! knob. The keeper is woken when there is something new, and takes all notes at once. Between two readings the
-//! thread pauses, in which the kernel merges what repeats itself. Before the keeper reports a drift it reads the
+//! knob. The reconciler is woken when there is something new, and takes all notes at once. Between two readings the
+//! thread pauses, in which the kernel merges what repeats itself. Before the reconciler reports a drift it reads the
 //! events itself, so that no writer is told as unknown because the thread is late.
 
 use std::{
@@ -40,7 +40,7 @@ pub(super) struct Seen {
 #[derive(Debug, Default)]
 struct State {
     seen: Seen,
-    /// Whether the keeper was woken for it.
+    /// Whether the reconciler was woken for it.
     told: bool,
     /// Whether the kernel can no longer be asked.
     failed: bool,
@@ -48,12 +48,12 @@ struct State {
 
 /// Watches knobs, and remembers who wrote them.
 #[derive(Debug)]
-pub(super) struct Lookout {
+pub(super) struct WriteMonitor {
     watch: KnobWatch,
     state: Mutex<State>,
 }
 
-impl Lookout {
+impl WriteMonitor {
     /// Over this watch.
     pub(super) fn new(watch: KnobWatch) -> Self {
         Self { watch, state: Mutex::default() }
@@ -66,7 +66,7 @@ impl Lookout {
         stop: CancellationToken,
     ) -> io::Result<JoinHandle<()>> {
         let this = Arc::clone(self);
-        thread::Builder::new().name("lookout".to_owned()).spawn(move || {
+        thread::Builder::new().name("write_monitor".to_owned()).spawn(move || {
             while !stop.is_cancelled() && !this.lock().failed {
                 match poll(&mut [PollFd::new(&this.watch, PollFlags::IN)], Some(&TURN)) {
                     Ok(0) | Err(Errno::INTR) => continue,

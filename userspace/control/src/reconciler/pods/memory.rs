@@ -17,7 +17,7 @@ use numaward_engine::{QosClass, memory_qos::MemorySettings};
 use numaward_topology::{Bytes, ZoneKind};
 use serde::{Deserialize, Serialize};
 
-use super::{MemoryKnobs, Owner, Placed};
+use super::{MemoryKnobs, Placed, ReconcilerLoop};
 use crate::policy;
 
 /// What at least, and at most, is left to reclaim within a pod: more than a sandbox and the kernel's books of some
@@ -62,7 +62,7 @@ fn knobs(config: &Config, ask: &MemoryAsk, is_promised: bool, ceiling: Bytes) ->
     }
 }
 
-impl Owner {
+impl ReconcilerLoop {
     /// The knobs of a container's memory.
     pub(super) fn memory_knobs(&self, placed: &Placed) -> MemoryKnobs {
         let is_promised = self.allocation_for(&placed.of).is_some_and(|held| {

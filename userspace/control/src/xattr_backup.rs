@@ -1,4 +1,4 @@
-//! Marks: what is held, noted on the cgroups themselves, for the day on which the ledger cannot be read.
+//! XattrBackup: what is held, noted on the cgroups themselves, for the day on which the ledger cannot be read.
 //!
 //! Problem: knobs say what a cgroup has, but not for whom, nor who wrote them, nor what was there before. A ledger that
 //! is damaged is to be rebuilt from what lives, and nobody else may talk us into a promise that was never given.
@@ -72,7 +72,7 @@ pub(super) struct Found {
 
 /// Keeps the marks as the state is.
 #[derive(Debug)]
-pub(super) struct Marks {
+pub(super) struct XattrBackup {
     hierarchy: Hierarchy,
     /// What was written, with the directory it is on.
     written: BTreeMap<CgroupPath, (CgroupPath, Mark)>,
@@ -166,7 +166,7 @@ impl Mark {
     }
 }
 
-impl Marks {
+impl XattrBackup {
     /// Keeps them in this hierarchy, in which these were found.
     pub(super) fn new(hierarchy: Hierarchy, found: Found, state: &State) -> Self {
         let mut marks = Self { hierarchy, written: BTreeMap::new(), told: false };
@@ -181,7 +181,7 @@ impl Marks {
         marks
     }
 
-    /// Marks the cgroups as the state is.
+    /// XattrBackup the cgroups as the state is.
     pub(super) fn follow(&mut self, state: &State) {
         let held: HashMap<&CgroupPath, (&String, &Arc<Guarantee>)> =
             state.guarantees.iter().map(|(name, held)| (&held.cgroup, (name, held))).collect();

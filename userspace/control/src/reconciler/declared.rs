@@ -19,7 +19,7 @@ use numaward_config::enforcement::Declared;
 use numaward_enforce as enforce;
 use numaward_model::Report;
 
-use super::{FieldError, Owner, Refused, Request, Target, pods};
+use super::{AdmissionError, FieldError, ReconcilerLoop, Request, Target, pods};
 
 /// What is declared, and who waits for it.
 #[derive(Debug, Default)]
@@ -86,7 +86,7 @@ impl Declarations {
     }
 }
 
-impl Owner {
+impl ReconcilerLoop {
     /// Releases what is not declared any more or in another way, and gives what is.
     pub(super) fn reconcile_declared(&mut self) {
         let is_changed = |held: &super::Guarantee| {
@@ -123,7 +123,7 @@ impl Owner {
     pub(super) fn follow_cgroups(&mut self, events: &[Event]) {
         let mut is_new = false;
         for event in events {
-            self.due.herd |= self.herd.concerns(event);
+            self.due.herd |= self.isolation.concerns(event);
             match event {
                 Event::Added(cgroup) => is_new |= self.note_declared(&cgroup.path),
                 Event::Removed(cgroup) => {
@@ -131,7 +131,7 @@ impl Owner {
                         self.publish_view();
                     }
                     // What it held is to be had by others.
-                    self.due.gone |= self.presence.question(&cgroup.path);
+                    self.due.gone |= self.liveness.question(&cgroup.path);
                 }
             }
         }
@@ -171,24 +171,24 @@ impl Owner {
                 Some(Err(error)) => Err(error.into()),
                 None => continue,
             };
-            if matches!(result, Err(Refused::Rejected(..))) {
+            if matches!(result, Err(AdmissionError::Rejected(..))) {
                 rejected.insert(rule);
             }
             self.note_result(&path, rule, result.err());
         }
-        self.figures.declared(
+        self.metrics.declared(
             self.state.guarantees.values().filter(|held| held.declared.is_some()).count(),
             self.declarations.waiting.values().filter(|waiting| waiting.refused.is_some()).count(),
         );
     }
 
-    fn note_result(&mut self, path: &CgroupPath, rule: usize, refused: Option<Refused>) {
+    fn note_result(&mut self, path: &CgroupPath, rule: usize, refused: Option<AdmissionError>) {
         let Some(refused) = refused.filter(|_| matches!(self.hierarchy.id_of(path), Ok(Some(_)))) else {
             self.declarations.waiting.remove(path);
             return;
         };
         let rejection = match &refused {
-            Refused::Rejected(rejection, _) => Some(rejection.clone()),
+            AdmissionError::Rejected(rejection, _) => Some(rejection.clone()),
             _ => None,
         };
         let reason = Reason { text: refused.to_string(), rejection };
@@ -208,15 +208,15 @@ impl Owner {
     }
 
     /// Refuses to release what is declared: it would be given again at once; and what is a container's.
-    pub(super) fn release_asked(&mut self, name: &str) -> Result<(), Refused> {
+    pub(super) fn release_asked(&mut self, name: &str) -> Result<(), AdmissionError> {
         if let Some(Target::Container(_)) = self.state.guarantees.get(name).map(|held| &held.target) {
-            return Err(Refused::Conflict(pods::is_the_runtimes()));
+            return Err(AdmissionError::Conflict(pods::is_the_runtimes()));
         }
         if let Some(declared) = self.state.guarantees.get(name).and_then(|held| held.declared.as_ref()) {
             let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());
             let allowed =
                 "one that was asked for; take this one out of the configuration and restart the daemon";
-            return Err(Refused::Conflict(FieldError::new("name", problem, allowed)));
+            return Err(AdmissionError::Conflict(FieldError::new("name", problem, allowed)));
         }
         self.release(name)
     }
