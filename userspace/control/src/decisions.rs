@@ -62,8 +62,12 @@ impl Decisions {
                 held.explanation = explanation;
             }
         }
-        for (owner, admitted) in &mut state.pods {
-            admitted.explanation = known.remove(&(owner.clone(), None)).unwrap_or_default();
+        let owners: Vec<String> = state.pods.keys().cloned().collect();
+        for owner in owners {
+            let explanation = known.remove(&(owner.clone(), None)).unwrap_or_default();
+            if let Some(admitted) = state.pods.get_mut(&owner) {
+                admitted.explanation = explanation;
+            }
         }
         let mut decisions = Self { path, file: None, lines: 0, told: false };
         decisions.keep(|decisions| decisions.write_anew(state));

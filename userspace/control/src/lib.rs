@@ -29,6 +29,7 @@ mod decisions;
 mod explain;
 pub mod import;
 pub mod metrics;
+pub mod pod;
 pub mod policy;
 mod ports;
 mod rebuild;
@@ -46,7 +47,7 @@ mod xattr_backup;
 pub use metrics::ControlMetrics;
 pub use policy::PolicyError;
 pub use ports::{Ports, View};
-pub use reconciler::{AdmissionError, Reconciler, StartError, pods};
+pub use reconciler::{AdmissionError, Reconciler, StartError};
 pub use request::{FieldError, Request, Target};
 pub use state::{Guarantee, State};
 

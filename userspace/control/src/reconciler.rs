@@ -3,6 +3,8 @@
 mod cpu_isolation;
 mod declared;
 mod drift;
+mod execution;
+mod inbox;
 mod liveness;
 mod machine;
 mod mode;
@@ -19,10 +21,7 @@ use std::{
     fmt::Write as _,
     fs, io,
     path::PathBuf,
-    sync::{
-        Arc, PoisonError, RwLock,
-        mpsc::{self, Receiver, RecvTimeoutError},
-    },
+    sync::{Arc, PoisonError, RwLock, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -42,8 +41,9 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    cpu_isolation::CpuIsolation, declared::Declarations, drift::DriftController, liveness::Liveness,
-    machine::MissingCapacity, mode::Due, notices::Notices, read_model::ReadModel, throttling::Throttled,
+    cpu_isolation::CpuIsolation, declared::Declarations, drift::DriftController, execution::Worker,
+    inbox::Inbox, liveness::Liveness, machine::MissingCapacity, mode::Due, notices::Notices,
+    read_model::ReadModel, throttling::Throttled,
 };
 use super::{
     ControlMetrics, FieldError, Guarantee, PolicyError, Request, State, Target,
@@ -54,6 +54,7 @@ use super::{
     xattr_backup::{self, XattrBackup},
 };
 use crate::{
+    pod,
     ports::{Ports, View},
     spans,
 };
@@ -62,6 +63,8 @@ use crate::{
 const TURN: Duration = Duration::from_millis(250);
 /// How often others' claims on memory are read anew.
 const REFRESH: Duration = Duration::from_secs(30);
+/// How much later than that, while the container runtime keeps asking.
+const LATEST: Duration = Duration::from_secs(1);
 
 /// What a request for an allocation comes to.
 #[derive(Debug)]
@@ -168,6 +171,8 @@ enum Command {
     Touched,
     /// The container runtime asks or tells.
     Pods(Box<pods::Command>),
+    /// What was waited for is done.
+    Done,
 }
 
 /// Asks the thread. Clones ask the same one.
@@ -209,14 +214,15 @@ impl Reconciler {
             reconciler.ports.cgroups.subscribe(Box::new(tell));
         }
         reconciler.adopt();
+        reconciler.worker = Some(Worker::start(reconciler.enforcer.clone(), commands.clone())?);
+        reconciler.inbox = Some(Inbox::new(queue));
         if let Some(write_monitor) = write_monitor {
             let commands = commands.clone();
             // It ends with the reconciler: nobody takes its commands then.
             write_monitor.spawn(move || commands.send(Command::Touched).is_ok(), stop.clone())?;
         }
-        let thread = thread::Builder::new()
-            .name("guarantee".to_owned())
-            .spawn(move || reconciler.run(&queue, &stop))?;
+        let thread =
+            thread::Builder::new().name("guarantee".to_owned()).spawn(move || reconciler.run(&stop))?;
         Ok((Self { commands, view }, thread))
     }
 
@@ -240,7 +246,7 @@ impl Reconciler {
     }
 
     /// From now on the container runtime is told of what we write ourselves.
-    pub fn tell_runtime(&self, tell: tokio::sync::mpsc::UnboundedSender<Vec<pods::Update>>) {
+    pub fn tell_runtime(&self, tell: tokio::sync::mpsc::UnboundedSender<Vec<pod::Update>>) {
         // Where it ends already, there is nothing to tell.
         let _ = self.send(Command::Pods(Box::new(pods::Command::Tell(tell))));
     }
@@ -274,7 +280,17 @@ struct ReconcilerLoop {
     store: Store<State>,
     written_out: stored::WrittenOut,
     hierarchy: Hierarchy,
-    enforcer: Enforcer,
+    enforcer: Arc<Enforcer>,
+    /// Once the loop runs: for what may wait.
+    worker: Option<Worker>,
+    /// The cgroups of what is waited for.
+    busy: Option<BTreeSet<CgroupPath>>,
+    /// Once the loop runs: what it is asked.
+    inbox: Option<Inbox>,
+    /// What the runtime asked, and what has to wait for what it asked before.
+    put_off: Vec<pods::Command>,
+    /// What the open transactions go back to.
+    open: Vec<State>,
     drift: DriftController,
     texts: SerializationCache,
     marks: XattrBackup,
@@ -349,7 +365,12 @@ impl ReconcilerLoop {
             store,
             written_out: stored::WrittenOut::default(),
             hierarchy,
-            enforcer,
+            enforcer: Arc::new(enforcer),
+            worker: None,
+            busy: None,
+            inbox: None,
+            put_off: Vec::new(),
+            open: Vec::new(),
             drift: DriftController::new(write_monitor),
             texts: SerializationCache::default(),
             marks,
@@ -384,38 +405,31 @@ impl ReconcilerLoop {
         self.ports.events.report(cgroup, report);
     }
 
-    fn run(mut self, queue: &Receiver<Command>, stop: &CancellationToken) {
+    fn run(mut self, stop: &CancellationToken) {
         let mut next = Instant::now() + TURN;
         while !stop.is_cancelled() {
-            // What the runtime waits for goes first.
-            let patience = if self.has_to_bind() {
-                Duration::ZERO
-            } else {
-                next.saturating_duration_since(Instant::now())
+            let has_work = self.has_to_bind() || self.inbox.as_ref().is_some_and(|inbox| !inbox.is_empty());
+            let patience = match has_work {
+                true => Duration::ZERO,
+                false => next.saturating_duration_since(Instant::now()),
             };
-            match queue.recv_timeout(patience) {
-                Ok(Command::Admit { request, dry_run, answer }) => {
-                    let result = self.admit(&request, dry_run);
-                    self.settle();
-                    let admitted = matches!(result, Ok(Answer::Admitted(_)));
-                    // Whoever asked is gone and will neither use nor release it.
-                    if answer.send(result).is_err() && admitted {
-                        tracing::info!(name = request.name, "nobody waits for this allocation any more");
-                        let _ = self.release(&request.name);
-                    }
-                }
-                Ok(Command::Release { name, answer }) => {
-                    let result = self.release_asked(&name);
-                    self.settle();
-                    let _ = answer.send(result);
-                }
-                Ok(Command::Cgroups(events)) => self.follow_cgroups(&events),
-                Ok(Command::Touched) => self.patrol(Instant::now(), false),
-                Ok(Command::Pods(command)) => self.pod_command(*command),
-                Err(RecvTimeoutError::Timeout) => self.bind_next(),
-                Err(RecvTimeoutError::Disconnected) => break,
+            let Some(inbox) = &mut self.inbox else { break };
+            if !inbox.receive(patience) {
+                break;
+            }
+            // What the runtime waits for goes first.
+            if let Some(command) = inbox.next_of_runtime() {
+                self.pod_command(command, false);
+            } else if let Some(command) = inbox.next() {
+                self.command(command);
+            } else {
+                self.bind_next();
             }
             let now = Instant::now();
+            let is_awaited = self.inbox.as_ref().is_some_and(Inbox::has_runtime);
+            if is_awaited && now < next + LATEST {
+                continue;
+            }
             if now >= next {
                 next = now + TURN;
                 self.look_after();
@@ -423,6 +437,30 @@ impl ReconcilerLoop {
             self.settle();
         }
         self.write_out(true);
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Admit { request, dry_run, answer } => {
+                let result = self.admit(&request, dry_run);
+                self.settle();
+                let admitted = matches!(result, Ok(Answer::Admitted(_)));
+                // Whoever asked is gone and will neither use nor release it.
+                if answer.send(result).is_err() && admitted {
+                    tracing::info!(name = request.name, "nobody waits for this allocation any more");
+                    let _ = self.release(&request.name);
+                }
+            }
+            Command::Release { name, answer } => {
+                let result = self.release_asked(&name);
+                self.settle();
+                let _ = answer.send(result);
+            }
+            Command::Cgroups(events) => self.follow_cgroups(&events),
+            Command::Touched => self.patrol(Instant::now(), false),
+            Command::Pods(command) => self.pod_command(*command, false),
+            Command::Done => {}
+        }
     }
 
     /// Whether it matters that cgroups come and go.
@@ -452,10 +490,10 @@ impl ReconcilerLoop {
 
     /// Writes what does not hold; says how much that was.
     fn uphold(&mut self) -> Option<usize> {
-        match self.enforcer.plan(&self.state.book, &Change::Upkeep) {
+        match self.plan(Change::Upkeep) {
             Ok(plan) => {
                 let rewritten = plan.steps().len();
-                if let Err(refused) = self.carry_out(plan, None) {
+                if let Err(refused) = self.carry_out(plan) {
                     tracing::error!(error = %refused, "not all that is promised could be enforced again");
                 }
                 Some(rewritten)
@@ -513,7 +551,7 @@ impl ReconcilerLoop {
                 });
             }
             Target::Cgroup(path) => path.clone(),
-            Target::Container(_) => return Err(AdmissionError::Conflict(pods::is_the_runtimes())),
+            Target::Container(_) => return Err(AdmissionError::Conflict(crate::request::is_the_runtimes())),
             Target::Unit(unit) => {
                 let wrong = |problem: String| {
                     AdmissionError::Field(FieldError::new(
@@ -640,8 +678,7 @@ impl ReconcilerLoop {
             self.make(path)?;
         }
         let ledger = self.start_all(decision.ledger, &request.engine);
-        self.make_room(&ledger, path);
-        match self.hold(request, path, &settings, ledger, explanation) {
+        match self.hold(request, path, settings, ledger, explanation) {
             Ok(()) => {
                 tracing::info!(
                     name = request.name, cgroup = %path,
@@ -690,83 +727,32 @@ impl ReconcilerLoop {
         &mut self,
         request: &Request,
         path: &CgroupPath,
-        settings: &Settings,
+        settings: Settings,
         ledger: Ledger,
         explanation: api::Explanation,
     ) -> Result<(), AdmissionError> {
+        let mut change = self.begin();
+        // From now on nobody else is promised any of it.
+        change.state.ledger = ledger;
+        change.make_room(path);
         let gone = || EnforceError::Gone { cgroup: path.clone() };
-        let id = self.hierarchy.id_of(path).ok().flatten().ok_or_else(gone)?;
-        let plan = self.enforcer.plan(&self.state.book, &Change::Hold(path.clone(), settings.clone()))?;
-        let before = self.state.clone();
-        self.state.ledger = ledger;
-        self.state.herded.remove(path);
+        let id = change.hierarchy.id_of(path).ok().flatten().ok_or_else(gone)?;
+        let plan = change.plan(Change::Hold(path.clone(), settings.clone()))?;
+        change.state.herded.remove(path);
         let guarantee = Guarantee {
             target: request.target.clone(),
             cgroup: path.clone(),
             id,
-            settings: settings.clone(),
+            settings,
             declared: request.declared.clone(),
             explanation,
         };
-        self.state.guarantees.insert(request.name.clone(), guarantee);
-        self.enforce(plan, before)?;
+        change.state.guarantees.insert(request.name.clone(), guarantee);
+        change.enforce(plan)?;
         self.decisions.note(&request.name, &self.state);
         self.look_after_guarantee(&request.name);
         self.publish();
         Ok(())
-    }
-
-    /// Stores what is intended, writes the knobs, stores what came of it. `before` comes back if it cannot be
-    /// stored, or if what was written is undone.
-    fn carry_out(
-        &mut self,
-        plan: numaward_enforce::Plan,
-        before: Option<State>,
-    ) -> Result<(), AdmissionError> {
-        let _span = spans::reconcile();
-        let book = std::mem::replace(&mut self.state.book, plan.intent.clone());
-        if let Err(error) = self.save() {
-            match before {
-                Some(before) => self.state = before,
-                None => self.state.book = book,
-            }
-            return Err(error.into());
-        }
-        let span = spans::knobs(plan.steps().len());
-        let executed = self.enforcer.execute(&plan);
-        if let Err(failure) = &executed {
-            spans::failed(&span, failure);
-        }
-        drop(span);
-        match executed {
-            Ok(report) => {
-                self.metrics.enforced(&report);
-                for kept in &report.kept {
-                    tracing::warn!(%kept, "somebody else changed this knob: it is left as it is");
-                }
-                self.moving.extend(report.moving);
-                self.note_moved();
-                if plan.outcome != plan.intent {
-                    self.state.book = plan.outcome;
-                    if let Err(error) = self.save() {
-                        // What is stored brings more back than it has to; that does no harm.
-                        tracing::error!(%error, "the ledger cannot be stored");
-                    }
-                }
-                Ok(())
-            }
-            Err(failure) => {
-                self.metrics.failed(&failure);
-                self.enforcer.refresh();
-                if let Some(before) = before.filter(|_| plan.is_undone()) {
-                    self.state = before;
-                    if let Err(error) = self.save() {
-                        tracing::error!(%error, "the ledger cannot be stored: a restart would bring back what was undone");
-                    }
-                }
-                Err(failure.into())
-            }
-        }
     }
 
     /// Takes note of migrations that are over.
@@ -814,10 +800,10 @@ impl ReconcilerLoop {
             Target::Exec => Change::Release(guarantee.cgroup.clone()),
             _ => self.let_go(&guarantee.cgroup, &after),
         };
-        let plan = self.enforcer.plan(&self.state.book, &change)?;
+        let plan = self.plan(change)?;
         // The CPUs stay taken until the knobs are given back. After a crash in between, the next start goes on here.
         self.state.releasing.insert(name.to_owned());
-        if let Err(refused) = self.carry_out(plan, None) {
+        if let Err(refused) = self.carry_out(plan) {
             let AdmissionError::Failed(failure) = &refused else {
                 self.state.releasing.remove(name);
                 return Err(refused);
@@ -825,18 +811,15 @@ impl ReconcilerLoop {
             tracing::warn!(name, error = %failure, "not everything could be given back");
         }
         fault::point("guarantee.released");
-        let before = self.state.clone();
-        self.state.guarantees.remove(name);
-        self.state.releasing.remove(name);
-        self.state.ledger = after;
-        if !self.lacks.is_empty() {
+        let mut change = self.begin();
+        change.state.guarantees.remove(name);
+        change.state.releasing.remove(name);
+        change.state.ledger = change.strategy.removed(&change.state.ledger, &OwnerId::from(name));
+        if !change.lacks.is_empty() {
             // What it gives back belongs to whoever lacks it.
-            self.recharge();
+            change.recharge();
         }
-        if let Err(error) = self.save() {
-            self.state = before;
-            return Err(error.into());
-        }
+        change.store()?;
         self.liveness.let_go(name, &mut self.notices);
         self.drift.forget(&guarantee.cgroup);
         self.moved.remove(&guarantee.cgroup);

@@ -10,8 +10,6 @@ use numaward_model::pod::PodContainer;
 use numaward_topology::{Bytes, HugepageSize, ZoneKind};
 use serde::{Deserialize, Serialize};
 
-use super::pods;
-
 /// The longest name of a workload; also fits the name of a directory.
 const MAX_NAME: usize = 200;
 
@@ -97,7 +95,7 @@ impl Request {
                 Target::Cgroup(path)
             }
             api::Target::Unit(unit) => Target::Unit(check_unit(unit)?),
-            api::Target::Container(_) => return Err(pods::is_the_runtimes()),
+            api::Target::Container(_) => return Err(is_the_runtimes()),
         };
         if asked.cpus == 0 {
             return Err(FieldError::new("cpus", "it is 0", "a whole number of CPUs, at least 1"));
@@ -226,6 +224,12 @@ fn partition(kind: api::PartitionKind) -> Partition {
         api::PartitionKind::Root => Partition::Root,
         api::PartitionKind::Isolated => Partition::Isolated,
     }
+}
+
+/// Why nobody else may promise to a container, or take it back.
+pub(crate) fn is_the_runtimes() -> FieldError {
+    let problem = "a container of a pod is placed when the runtime creates it, and released with its pod";
+    FieldError::new("target", problem, "a cgroup, a unit or a command")
 }
 
 #[cfg(test)]

@@ -14,12 +14,13 @@ use std::{
 use numaward_cgroup::CgroupPath;
 use numaward_enforce::Record;
 use numaward_engine::{OwnerAccount, OwnerId, ledger::NodeAccount};
+use numaward_model::Shared;
 use numaward_topology::{CpuSet, NodeId};
 use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::{
-    reconciler::pods::{Admitted, Placed},
+    pod::{Admitted, Placed},
     state::{Guarantee, State},
 };
 
@@ -47,9 +48,9 @@ struct Stored<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     releasing: Option<&'a BTreeSet<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pods: Option<&'a BTreeMap<String, Admitted>>,
+    pods: Option<&'a Shared<String, Admitted>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    containers: Option<&'a BTreeMap<String, Placed>>,
+    containers: Option<&'a Shared<String, Placed>>,
 }
 
 /// The engine's ledger, likewise.
@@ -181,7 +182,7 @@ mod tests {
         state.ledger = strategy.removed(&state.ledger, &OwnerId::from("a"));
         is_whole(&mut texts, &state);
         let pod = serde_json::json!({"pod": {"namespace": "n", "name": "p", "uid": "u"}, "sandbox": "s"});
-        state.pods.insert("u".to_owned(), serde_json::from_value(pod).unwrap());
+        state.pods.insert("u".to_owned(), serde_json::from_value::<Admitted>(pod).unwrap());
         is_whole(&mut texts, &state);
         // What was undone.
         is_whole(&mut texts, &before);

@@ -1,17 +1,17 @@
 //! The durable state.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use numaward_api as api;
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_config::enforcement::Declared;
 use numaward_enforce::Book;
-use numaward_engine::Ledger;
-use numaward_model::{Settings, Shared};
+use numaward_engine::{Ledger, Strategy};
+use numaward_model::{Settings, Shared, pod::PodContainer};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    reconciler::pods::{Admitted, Placed},
+    pod::{Admitted, MemoryAsk, Placed},
     request::Target,
 };
 
@@ -32,11 +32,66 @@ pub struct State {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub releasing: BTreeSet<String>,
     /// Pods, or containers of pods, that the engine has admitted, by the name of the owner in the ledger.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub pods: BTreeMap<String, Admitted>,
+    #[serde(default, skip_serializing_if = "is_empty")]
+    pub pods: Shared<String, Admitted>,
     /// Containers that were placed, by the runtime's id.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub containers: BTreeMap<String, Placed>,
+    #[serde(default, skip_serializing_if = "is_empty")]
+    pub containers: Shared<String, Placed>,
+}
+
+fn is_empty<V>(map: &Shared<String, V>) -> bool {
+    map.is_empty()
+}
+
+impl State {
+    /// Takes note of a container that holds its cgroup, where only that is known.
+    pub(crate) fn take_over_container(&mut self, of: &PodContainer, cgroup: &CgroupPath) {
+        let is_alone = of.owner != of.pod.uid;
+        if !self.pods.contains_key(&of.owner) {
+            let admitted = Admitted {
+                pod: of.pod.clone(),
+                sandbox: of.sandbox.clone(),
+                container: is_alone.then(|| of.container.clone()),
+                explanation: api::Explanation::default(),
+            };
+            self.pods.insert(of.owner.clone(), admitted);
+        }
+        // The runtime tells again, as soon as it is connected.
+        let memory = MemoryAsk::default();
+        self.containers.insert(of.id.clone(), Placed { of: of.clone(), cgroup: cgroup.clone(), memory });
+    }
+
+    /// Makes the changes that lead from one state to another in this one, which may have others besides.
+    pub(crate) fn patch(&mut self, from: &Self, to: &Self, strategy: &dyn Strategy) {
+        /// Of a map, the values of these keys.
+        fn shared<K: Ord + Clone, V>(map: &mut Shared<K, V>, from: &Shared<K, V>, to: &Shared<K, V>) {
+            for key in to.changed_since(from) {
+                match to.get(&key) {
+                    Some(value) => map.insert(key, value.clone()),
+                    None => map.remove(&key),
+                }
+            }
+        }
+        fn set<T: Ord + Clone>(set: &mut BTreeSet<T>, from: &BTreeSet<T>, to: &BTreeSet<T>) {
+            set.extend(to.difference(from).cloned());
+            set.retain(|item| to.contains(item) || !from.contains(item));
+        }
+        shared(&mut self.guarantees, &from.guarantees, &to.guarantees);
+        shared(&mut self.pods, &from.pods, &to.pods);
+        shared(&mut self.containers, &from.containers, &to.containers);
+        set(&mut self.herded, &from.herded, &to.herded);
+        set(&mut self.releasing, &from.releasing, &to.releasing);
+        self.book.patch(&from.book, &to.book);
+        if from.ledger == to.ledger {
+            return;
+        }
+        if self.ledger == from.ledger {
+            self.ledger = to.ledger.clone();
+            return;
+        }
+        self.ledger.patch_owners(&from.ledger, &to.ledger);
+        self.ledger = strategy.rebase(&self.ledger).0;
+    }
 }
 
 /// A workload that holds an allocation.

@@ -136,6 +136,16 @@ impl Book {
         }
     }
 
+    /// Makes the changes that lead from one book to another in this one, which may have others besides.
+    pub fn patch(&mut self, from: &Self, to: &Self) {
+        for path in to.records.changed_since(&from.records) {
+            match to.records.get(&path) {
+                Some(record) => self.records.insert(path, record.clone()),
+                None => self.records.remove(&path),
+            }
+        }
+    }
+
     /// Whether nothing was written that a release would have to bring back.
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()

@@ -35,7 +35,7 @@ pub mod systemd;
 mod tests;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -138,6 +138,17 @@ impl Enforcer {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
+    /// Whether systemd is asked when something is planned for these cgroups.
+    pub fn asks_systemd(&self, cgroups: &BTreeSet<CgroupPath>) -> bool {
+        let is_systemds = |path: CgroupPath| matches!(self.owner(&path), Owner::Systemd(_));
+        self.systemd.is_some() && cgroups.iter().flat_map(CgroupPath::ancestors).any(is_systemds)
+    }
+
+    /// Whether these writes may take long: pages may have to be moved, or systemd is asked.
+    pub fn may_wait(&self, steps: &[Step]) -> bool {
+        steps.iter().any(|step| step.knob == Knob::CpusetMems || self.is_systemds(&step.owner, step.knob))
+    }
+
     /// Writes a plan's knobs. The plan's `intent` must be stored before.
     pub fn execute(&self, plan: &Plan) -> Result<Report, Box<Failure>> {
         let mut report = Report { kept: plan.kept.clone(), ..Report::default() };
@@ -199,23 +210,27 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Writes one knob again that drifted.
-    pub fn repair(&self, book: &Book, drift: &Drift) -> Result<Report, EnforceError> {
+    /// The write that repairs a drift.
+    pub fn repair_step(&self, book: &Book, drift: &Drift) -> Step {
         let owner = book.get(&drift.cgroup).map_or(Owner::Cgroupfs, |record| record.owner.clone());
         let from = drift.found.clone().unwrap_or_else(|| plan::unset(drift.knob));
-        let (cgroup, knob, to) = (drift.cgroup.clone(), drift.knob, drift.wanted.clone());
+        Step { cgroup: drift.cgroup.clone(), owner, knob: drift.knob, from, to: drift.wanted.clone() }
+    }
+
+    /// Writes one knob again that drifted.
+    pub fn repair(&self, book: &Book, drift: &Drift) -> Result<Report, EnforceError> {
+        let step = self.repair_step(book, drift);
         if drift.found.is_none() {
-            self.enable_above(&cgroup, knob)?;
+            self.enable_above(&step.cgroup, step.knob)?;
         }
         let mut report = Report::default();
-        let step = Step { cgroup, owner, knob, from, to };
         self.write(std::slice::from_ref(&step), &mut report.moving).map_err(|failed| failed.error)?;
         report.written.push(step);
         Ok(report)
     }
 
-    /// Makes a knob of a cgroup hold a value without taking note of what it held: nothing will be given back.
-    /// Reports no write where it holds it already.
+    /// Makes a knob of a cgroup hold a value at once, without taking note of what it held: nothing will be given back,
+    /// and systemd is not told. Reports no write where it holds it already.
     pub fn set(&self, cgroup: &CgroupPath, knob: Knob, to: &Value) -> Result<Report, EnforceError> {
         let from = match self.cgroupfs.read(cgroup, knob) {
             Ok(held) if self.cgroupfs.holds(knob, to, &held) => return Ok(Report::default()),
@@ -226,7 +241,7 @@ impl Enforcer {
             }
             Err(error) => return Err(error.into()),
         };
-        let step = Step { cgroup: cgroup.clone(), owner: self.owner(cgroup), knob, from, to: to.clone() };
+        let step = Step { cgroup: cgroup.clone(), owner: Owner::Cgroupfs, knob, from, to: to.clone() };
         let mut report = Report::default();
         self.write(std::slice::from_ref(&step), &mut report.moving).map_err(|failed| failed.error)?;
         report.written.push(step);

@@ -33,9 +33,22 @@ pub enum Change {
     Upkeep,
 }
 
+impl Change {
+    /// The cgroups that it is about, where these are held.
+    pub fn cgroups(&self, book: &Book) -> BTreeSet<CgroupPath> {
+        match self {
+            Self::Hold(path, _) | Self::Release(path) => [path.clone()].into(),
+            Self::Each(changes) => changes.iter().map(|(path, _)| path.clone()).collect(),
+            Self::Upkeep => book.records.keys().cloned().collect(),
+        }
+    }
+}
+
 /// The way from what is to what is wanted.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// The book that it was planned for.
+    pub base: Book,
     /// The book to store before the plan is executed.
     pub intent: Book,
     /// The book that is true afterwards.
@@ -54,6 +67,11 @@ impl Plan {
     /// The writes, in their order.
     pub fn steps(&self) -> &[Step] {
         &self.steps
+    }
+
+    /// The cgroups that are written.
+    pub fn cgroups(&self) -> BTreeSet<CgroupPath> {
+        self.steps.iter().map(|step| step.cgroup.clone()).collect()
     }
 
     /// Whether a write that fails undoes those before it.
@@ -129,6 +147,7 @@ impl Enforcer {
         let wanted = self.wanted(&next, &affected)?;
         self.note_claims(&next, &wanted);
         let mut plan = Plan {
+            base: book.clone(),
             intent: next.clone(),
             outcome: next,
             enable: BTreeMap::new(),

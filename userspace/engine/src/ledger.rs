@@ -209,6 +209,18 @@ impl Ledger {
         self.owners.get(owner)
     }
 
+    /// Gives the owners whose accounts differ between two ledgers those of the second. The accounts of the nodes are to
+    /// be made anew afterwards, by [`rebase`](Self::rebase).
+    pub fn patch_owners(&mut self, from: &Self, to: &Self) {
+        let differs = |owner: &&OwnerId| from.owner(owner) != to.owner(owner);
+        for owner in from.owners.keys().chain(to.owners.keys()).filter(differs) {
+            match to.owners.get(owner) {
+                Some(account) => drop(self.owners.insert(owner.clone(), account.clone())),
+                None => drop(self.owners.remove(owner)),
+            }
+        }
+    }
+
     /// What every container holds, in the order of names.
     pub fn allocations(&self) -> impl Iterator<Item = (&OwnerId, &ContainerName, &Allocation)> {
         self.owners.iter().flat_map(|(owner, account)| {

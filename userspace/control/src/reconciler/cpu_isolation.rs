@@ -153,13 +153,14 @@ impl ReconcilerLoop {
         self.herd_around(&promised, is_needed.then_some(&pool), retry);
     }
 
-    /// Herds others off the CPUs that this cgroup is about to be promised by `ledger`, and lets go of those above it.
-    pub(super) fn make_room(&mut self, ledger: &Ledger, path: &CgroupPath) {
+    /// Herds others off the CPUs that this cgroup is about to be promised, and lets go of those above it.
+    pub(super) fn make_room(&mut self, path: &CgroupPath) {
         if self.has_no_herd() {
             return;
         }
         let mut promised = self.promised_cgroups();
         promised.insert(path.clone());
+        let ledger = &self.state.ledger;
         let pool = has_exclusive_cpus(ledger).then(|| ledger.shared_pool().clone());
         self.herd_around(&promised, pool.as_ref(), false);
     }
@@ -294,15 +295,15 @@ impl ReconcilerLoop {
 
     fn apply_together(&mut self, changes: &[(CgroupPath, Option<CpuSet>)]) -> Result<(), AdmissionError> {
         let settings = changes.iter().map(|(path, share)| (path.clone(), share.as_ref().map(on))).collect();
-        let plan = self.enforcer.plan(&self.state.book, &Change::Each(settings))?;
-        let before = self.state.clone();
+        let mut change = self.begin();
+        let plan = change.plan(Change::Each(settings))?;
         for (path, share) in changes {
             match share {
-                Some(_) => drop(self.state.herded.insert(path.clone())),
-                None => drop(self.state.herded.remove(path)),
+                Some(_) => drop(change.state.herded.insert(path.clone())),
+                None => drop(change.state.herded.remove(path)),
             }
         }
-        self.carry_out(plan, Some(before))?;
+        change.carry_out(plan)?;
         for (path, share) in changes {
             self.isolation.refused.remove(path);
             if let Some(share) = share {
@@ -321,8 +322,8 @@ impl ReconcilerLoop {
         };
         // Of what was tried together, the intent may still be in the book.
         self.state.herded.remove(path);
-        let back = self.enforcer.plan(&self.state.book, &Change::Release(path.clone()));
-        let back = back.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan, None));
+        let back = self.plan(Change::Release(path.clone()));
+        let back = back.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan));
         if let Err(error) = back {
             tracing::warn!(cgroup = %path, %error, "not everything could be given back");
         }
@@ -339,17 +340,17 @@ impl ReconcilerLoop {
     }
 
     fn apply_or_undo(&mut self, path: &CgroupPath, share: Option<&CpuSet>) -> Result<(), AdmissionError> {
-        let before = self.state.clone();
-        let change = match share {
+        let settings = match share {
             Some(share) => Change::Hold(path.clone(), on(share)),
             None => Change::Release(path.clone()),
         };
-        let plan = self.enforcer.plan(&self.state.book, &change)?;
+        let mut change = self.begin();
+        let plan = change.plan(settings)?;
         match share {
-            Some(_) => drop(self.state.herded.insert(path.clone())),
-            None => drop(self.state.herded.remove(path)),
+            Some(_) => drop(change.state.herded.insert(path.clone())),
+            None => drop(change.state.herded.remove(path)),
         }
-        self.carry_out(plan, Some(before))
+        change.carry_out(plan)
     }
 
     fn tell_refused(&self, path: &CgroupPath, refusal: &Refusal) {

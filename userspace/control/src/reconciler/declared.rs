@@ -19,7 +19,7 @@ use numaward_config::enforcement::Declared;
 use numaward_enforce as enforce;
 use numaward_model::Report;
 
-use super::{AdmissionError, FieldError, ReconcilerLoop, Request, Target, pods};
+use super::{AdmissionError, FieldError, ReconcilerLoop, Request, Target};
 
 /// What is declared, and who waits for it.
 #[derive(Debug, Default)]
@@ -210,7 +210,7 @@ impl ReconcilerLoop {
     /// Refuses to release what is declared: it would be given again at once; and what is a container's.
     pub(super) fn release_asked(&mut self, name: &str) -> Result<(), AdmissionError> {
         if let Some(Target::Container(_)) = self.state.guarantees.get(name).map(|held| &held.target) {
-            return Err(AdmissionError::Conflict(pods::is_the_runtimes()));
+            return Err(AdmissionError::Conflict(crate::request::is_the_runtimes()));
         }
         if let Some(declared) = self.state.guarantees.get(name).and_then(|held| held.declared.as_ref()) {
             let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());

@@ -406,14 +406,15 @@ impl ReconcilerLoop {
             }
         };
         let (path, knob) = (drift.cgroup.clone(), drift.knob);
-        let noted = self.drift.noted.entry(path.clone()).or_default().entry(knob).or_insert_with(|| Noted {
+        let before = self.drift.noted.get(&path).and_then(|knobs| knobs.get(&knob)).cloned();
+        let before = before.unwrap_or_else(|| Noted {
             drift: drift.clone(),
             state: api::DriftState::Repaired,
             count: 0,
             noticed: api::Noticed::Look,
             writer: None,
         });
-        let before = noted.clone();
+        let mut noted = before.clone();
         // What stands since it was seen first keeps the writer that was found then.
         if cause.is_some() || noted.state == api::DriftState::Repaired {
             noted.noticed = if cause.is_some() { api::Noticed::Write } else { api::Noticed::Look };
@@ -434,7 +435,7 @@ impl ReconcilerLoop {
                 self.metrics.drifted(knob);
                 let _tree = spans::reconcile();
                 let span = spans::knobs(1);
-                let repaired = self.enforcer.repair(&self.state.book, &noted.drift);
+                let repaired = self.repair(&noted.drift);
                 if let Err(error) = &repaired {
                     spans::failed(&span, error);
                 }
@@ -464,11 +465,12 @@ impl ReconcilerLoop {
             }
             Some(Verdict::GivenUp) => noted.state = api::DriftState::Left,
         }
-        let is_new = before != *noted;
         if let Some(news) = news {
             let report = noted.report(&news);
             self.tell_below(&path, report);
         }
+        let is_new = before != noted;
+        self.drift.noted.entry(path).or_default().insert(knob, noted);
         is_new
     }
 

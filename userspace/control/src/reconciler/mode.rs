@@ -5,9 +5,9 @@
 //! given back in both.
 
 use numaward_api::EnforcementMode;
-use numaward_enforce::{Change, Plan};
+use numaward_enforce::Change;
 
-use super::{AdmissionError, ReconcilerLoop, State};
+use super::{AdmissionError, ReconcilerLoop};
 
 /// What is to be done soon. Everything that changes what is held asks for it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,21 +23,6 @@ pub(super) struct Due {
 impl ReconcilerLoop {
     pub(super) fn mode(&self) -> EnforcementMode {
         self.config.enforcement.mode
-    }
-
-    /// Carries a plan out that gives settings, or tells what it would do.
-    pub(super) fn enforce(&mut self, plan: Plan, before: State) -> Result<(), AdmissionError> {
-        if self.mode() == EnforcementMode::On {
-            return self.carry_out(plan, Some(before));
-        }
-        for step in plan.steps() {
-            tracing::info!(cgroup = %step.cgroup, knob = %step.knob, from = %step.from, to = %step.to, "dry run: would be written");
-            self.metrics.would_write(step);
-        }
-        self.save().map_err(|error| {
-            self.state = before;
-            error.into()
-        })
     }
 
     /// Makes what an earlier run left fit the mode.
@@ -70,12 +55,11 @@ impl ReconcilerLoop {
         });
         let lack: Vec<_> = lack.map(|held| (held.cgroup.clone(), held.settings.clone())).collect();
         for (path, settings) in lack {
-            let ledger = self.state.ledger.clone();
-            self.make_room(&ledger, &path);
-            let before = self.state.clone();
-            self.state.herded.remove(&path);
-            let plan = self.enforcer.plan(&self.state.book, &Change::Hold(path.clone(), settings));
-            let done = plan.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan, Some(before)));
+            self.make_room(&path);
+            let mut change = self.begin();
+            change.state.herded.remove(&path);
+            let plan = change.plan(Change::Hold(path.clone(), settings));
+            let done = plan.map_err(AdmissionError::from).and_then(|plan| change.carry_out(plan));
             match done {
                 Ok(()) => tracing::info!(cgroup = %path, "what was promised is enforced again"),
                 Err(error) => tracing::error!(cgroup = %path, %error, "what was promised cannot be enforced"),
@@ -91,8 +75,8 @@ impl ReconcilerLoop {
         }
         tracing::info!(cgroups = held.len(), mode = ?self.mode(), "what an earlier run wrote is given back");
         self.state.herded.clear();
-        let plan = self.enforcer.plan(&self.state.book, &Change::Each(held));
-        if let Err(error) = plan.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan, None)) {
+        let plan = self.plan(Change::Each(held));
+        if let Err(error) = plan.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan)) {
             tracing::error!(%error, "not everything could be given back");
         }
     }

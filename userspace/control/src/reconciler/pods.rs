@@ -23,78 +23,36 @@ mod waiting;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use numaward_api::{self as api, EnforcementMode};
+use numaward_api::EnforcementMode;
 use numaward_cgroup::{
     CgroupPath,
     knob::{Knob, Limit, Value},
 };
 use numaward_enforce::{Change, EnforceError};
-use numaward_engine::{self as engine, Allocation, ContainerName, OwnerId, policy::TopologyManagerPolicy};
+use numaward_engine::{self as engine, Allocation, ContainerName, OwnerId};
 use numaward_model::{
     Settings,
-    pod::{POD_SHARE, PodContainer, PodName, Slice},
+    pod::{POD_SHARE, PodContainer, Slice},
 };
 use numaward_topology::{Bytes, CpuSet};
-use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
-pub use self::memory::MemoryAsk;
 use self::waiting::Waiting;
 use super::{AdmissionError, Reconciler, ReconcilerLoop};
-use crate::{FieldError, Guarantee, State, Target, explain, spans};
+use crate::{
+    Guarantee, State, Target, explain,
+    pod::{Admitted, Asked, ContainerAsk, MemoryAsk, Placed, PodAsk, Synchronized, Unpinned, Update},
+    spans,
+};
 
 /// Shared containers that are held against the shared pool in one turn.
 const LOOKED_AT: usize = 16;
 /// A container that was created but has no cgroup for so long will not get one.
 const START_LIMIT: Duration = Duration::from_mins(10);
-
-impl State {
-    /// Takes note of a container that holds its cgroup, where only that is known.
-    pub(crate) fn take_over_container(&mut self, of: &PodContainer, cgroup: &CgroupPath) {
-        let is_alone = of.owner != of.pod.uid;
-        self.pods.entry(of.owner.clone()).or_insert_with(|| Admitted {
-            pod: of.pod.clone(),
-            sandbox: of.sandbox.clone(),
-            container: is_alone.then(|| of.container.clone()),
-            explanation: api::Explanation::default(),
-        });
-        // The runtime tells again, as soon as it is connected.
-        let memory = MemoryAsk::default();
-        self.containers.insert(of.id.clone(), Placed { of: of.clone(), cgroup: cgroup.clone(), memory });
-    }
-}
-
-/// An owner that was admitted.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Admitted {
-    /// Its pod.
-    pub pod: PodName,
-    /// The sandbox for which it was admitted last.
-    pub sandbox: String,
-    /// The container that the owner is; none: the pod as a whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub container: Option<String>,
-    /// Why it was placed there: kept elsewhere.
-    #[serde(skip)]
-    pub explanation: api::Explanation,
-}
-
-/// A container that was placed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Placed {
-    /// Which.
-    pub of: PodContainer,
-    /// Its cgroup, which may not exist yet.
-    pub cgroup: CgroupPath,
-    /// What its protection follows from.
-    #[serde(default)]
-    pub memory: MemoryAsk,
-}
 
 /// `memory.min`, `memory.low` and `memory.high`; none: not managed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,114 +62,11 @@ struct MemoryKnobs {
     high: Option<Bytes>,
 }
 
-/// What is asked for with a container or a pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
-    /// The whole pod, which is known.
-    Pod(engine::Request),
-    /// This container alone.
-    Container(engine::Request),
-    /// Nothing but its share of what is nobody's.
-    Nothing,
-}
-
-/// A pod that is to run.
-#[derive(Clone, Debug)]
-pub struct PodAsk {
-    /// Which.
-    pub pod: PodName,
-    /// Its sandbox.
-    pub sandbox: String,
-    /// What is asked for.
-    pub asked: Asked,
-    /// Where its containers should be besides.
-    pub near: engine::Near,
-    /// The pod's own topology policy, instead of the configured one.
-    pub policy: Option<TopologyManagerPolicy>,
-    /// What the explanation should say besides.
-    pub notes: Vec<String>,
-}
-
-/// A container that is to be placed.
-#[derive(Clone, Debug)]
-pub struct ContainerAsk {
-    /// Its pod, with what is asked for.
-    pub pod: PodAsk,
-    /// The runtime's id.
-    pub id: String,
-    /// Its name within the pod.
-    pub name: String,
-    /// Its cgroup, which may not exist yet.
-    pub cgroup: CgroupPath,
-    /// Which of its pod's allocations it is, where the pod is admitted as a whole.
-    pub slice: Slice,
-    /// What its protection follows from.
-    pub memory: MemoryAsk,
-    /// What the runtime has it pinned to, CPUs and nodes.
-    pub pinned: (Option<CpuSet>, Option<numaward_topology::NodeSet>),
-}
-
-impl ContainerAsk {
-    /// The owner that the container is by itself.
-    fn alone(&self) -> String {
-        format!("{}/{}", self.pod.pod.uid, self.name)
-    }
-}
-
-/// What a container is to get from the runtime.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Update {
-    /// The runtime's id of the container.
-    pub id: String,
-    /// What it is to hold.
-    pub settings: Settings,
-}
-
-/// What came of a comparison with what runs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Synchronized {
-    /// What the runtime has to change.
-    pub updates: Vec<Update>,
-    /// Containers that ran without their pins, with why.
-    pub unpinned: Vec<(String, Unpinned)>,
-}
-
 /// Whether something is asked for the first time, or tried again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
     First,
     Again,
-}
-
-/// Why a container ran without what it should have had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Unpinned {
-    /// It was started while we were not connected.
-    Away,
-    /// It was started while we were not connected, and what it asks for is not there.
-    DoesNotFit,
-    /// The policy does not fit the machine any more, so that nothing new is promised.
-    Unfit,
-    /// The ledger could not be stored.
-    Ledger,
-    /// The kernel did not take the settings.
-    Enforcement,
-}
-
-impl Unpinned {
-    /// All of them.
-    pub const ALL: [Self; 5] = [Self::Away, Self::DoesNotFit, Self::Unfit, Self::Ledger, Self::Enforcement];
-
-    /// A short name, for a metric's label.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Away => "away",
-            Self::DoesNotFit => "does_not_fit",
-            Self::Unfit => "unfit",
-            Self::Ledger => "ledger",
-            Self::Enforcement => "enforcement",
-        }
-    }
 }
 
 /// What the runtime asks of us, or tells.
@@ -319,12 +174,6 @@ impl Reconciler {
     }
 }
 
-/// Why nobody else may promise to a container, or take it back.
-pub(crate) fn is_the_runtimes() -> FieldError {
-    let problem = "a container of a pod is placed when the runtime creates it, and released with its pod";
-    FieldError::new("target", problem, "a cgroup, a unit or a command")
-}
-
 /// What of pods is remembered, but not over a restart.
 #[derive(Default)]
 pub(super) struct Pods {
@@ -336,6 +185,8 @@ pub(super) struct Pods {
     since: BTreeMap<String, Instant>,
     /// The pool that shared containers were given last.
     pool: CpuSet,
+    /// Whether the book does not say so of all of them yet.
+    is_behind: bool,
     /// The container that was looked at last.
     looked_at: Option<String>,
     /// Those that run without what they ask for.
@@ -353,14 +204,11 @@ impl Pods {
     }
 }
 
-/// The name of a container's guarantee.
-fn name_of(of: &PodContainer) -> String {
-    of.full_name()
-}
-
 impl ReconcilerLoop {
     /// Does what the runtime asks for.
-    pub(super) fn pod_command(&mut self, command: Command) {
+    ///
+    /// `overtakes`: something that the runtime asked before is not handled yet.
+    pub(super) fn pod_command(&mut self, command: Command, overtakes: bool) {
         // Whoever asked may have gone: what was decided stands, and is compared with what runs later.
         match command {
             Command::Tell(tell) => self.pods.tell = Some(tell),
@@ -375,12 +223,33 @@ impl ReconcilerLoop {
                 drop(answer.send(Synchronized::default()));
             }
             Command::Create { ask, answer } => {
-                let created = self.create(&ask);
+                let attempt = if overtakes { Attempt::Again } else { Attempt::First };
+                let created = self.create(&ask, attempt);
+                if overtakes && matches!(created, Err(AdmissionError::Rejected(..))) {
+                    // What it asks for may be given back by what it asked before.
+                    self.put_off.push(Command::Create { ask, answer });
+                    return;
+                }
+                let owner = created.as_ref().ok().and_then(|_| self.state.containers.get(&ask.id));
+                let owner = owner.map(|placed| placed.of.owner.clone());
                 drop(
                     answer.send(created.map(|(settings, unpinned)| (self.told(&ask.id, settings), unpinned))),
                 );
+                // The container is being made meanwhile.
+                if let Some(owner) = owner {
+                    self.decisions.note(&owner, &self.state);
+                    self.publish();
+                }
             }
-            Command::RunPod { ask, answer } => drop(answer.send(self.run_pod(&ask))),
+            Command::RunPod { ask, answer } => {
+                let admitted = self.run_pod(&ask, if overtakes { Attempt::Again } else { Attempt::First });
+                if overtakes && matches!(admitted, Err(AdmissionError::Rejected(..))) {
+                    self.put_off.push(Command::RunPod { ask, answer });
+                    return;
+                }
+                drop(answer.send(admitted));
+                self.publish();
+            }
             Command::Bind { id, ask, answer } => {
                 if let Some(ask) = ask.filter(|_| !self.state.containers.contains_key(&id)) {
                     self.adopt_started(&ask);
@@ -424,26 +293,12 @@ impl ReconcilerLoop {
     }
 
     /// Admits a pod as a whole.
-    fn run_pod(&mut self, ask: &PodAsk) -> Result<(), AdmissionError> {
+    fn run_pod(&mut self, ask: &PodAsk, attempt: Attempt) -> Result<(), AdmissionError> {
         let Asked::Pod(request) = &ask.asked else { return Ok(()) };
         let _span = spans::admit(request.owner.as_str(), false);
-        let before = self.state.clone();
-        self.admit_owner(request, ask, None, Attempt::First)?;
-        self.store_or_undo(before)?;
-        self.publish();
-        Ok(())
-    }
-
-    /// Stores the state; what cannot be stored is undone.
-    fn store_or_undo(&mut self, before: State) -> Result<(), AdmissionError> {
-        if self.state == before {
-            return Ok(());
-        }
-        if let Err(error) = self.save() {
-            self.state = before;
-            return Err(error.into());
-        }
-        Ok(())
+        let mut change = self.begin();
+        change.admit_owner(request, ask, None, attempt)?;
+        change.store()
     }
 
     /// Lets the engine decide, unless the owner holds something already. Nothing is stored yet.
@@ -500,11 +355,16 @@ impl ReconcilerLoop {
         }
     }
 
-    /// Places a container: decides, stores, and says what the runtime shall set.
-    fn create(&mut self, ask: &ContainerAsk) -> Result<(Settings, Option<Unpinned>), AdmissionError> {
+    /// Places a container: decides, stores, takes its CPUs away from those who share, and says what the runtime shall
+    /// set.
+    fn create(
+        &mut self,
+        ask: &ContainerAsk,
+        attempt: Attempt,
+    ) -> Result<(Settings, Option<Unpinned>), AdmissionError> {
         let _span = spans::admit(&ask.id, false);
-        let before = self.state.clone();
-        let (owner, unpinned) = match self.place(ask, Attempt::First) {
+        let mut change = self.begin();
+        let (owner, unpinned) = match change.place(ask, attempt) {
             Ok(owner) => (owner, None),
             Err(refused @ AdmissionError::Rejected(..)) => return Err(refused),
             // No fault of the container's.
@@ -513,13 +373,12 @@ impl ReconcilerLoop {
                 (ask.alone(), Some(Unpinned::Unfit))
             }
         };
-        let placed = self.note_placed(ask, owner);
-        let settings = self.settings_of(&placed);
-        match self.store_or_undo(before) {
+        let placed = change.note_placed(ask, owner);
+        let settings = change.settings_of(&placed);
+        match change.store() {
             Ok(()) => {
                 self.pods.since.insert(ask.id.clone(), Instant::now());
-                self.decisions.note(&placed.of.owner, &self.state);
-                self.publish();
+                self.follow_pool();
                 Ok((settings, unpinned))
             }
             Err(error) => {
@@ -563,7 +422,7 @@ impl ReconcilerLoop {
 
     /// Whether containers of this pod were admitted one by one.
     fn is_split(&self, uid: &str) -> bool {
-        let of_pod = |admitted: &Admitted| admitted.pod.uid == uid && admitted.container.is_some();
+        let of_pod = |admitted: &Arc<Admitted>| admitted.pod.uid == uid && admitted.container.is_some();
         self.state.pods.values().any(of_pod)
     }
 
@@ -634,7 +493,7 @@ impl ReconcilerLoop {
                 None
             }
             Err(error) => {
-                let name = name_of(&placed.of);
+                let name = placed.of.full_name();
                 tracing::error!(name, cgroup = %placed.cgroup, %error, "a container is not held to its promise");
                 Some(match error {
                     AdmissionError::Store(_) => Unpinned::Ledger,
@@ -647,45 +506,39 @@ impl ReconcilerLoop {
     fn try_bind(&mut self, placed: &Placed) -> Result<(), AdmissionError> {
         let gone = || EnforceError::Gone { cgroup: placed.cgroup.clone() };
         let id = self.hierarchy.id_of(&placed.cgroup).ok().flatten().ok_or_else(gone)?;
-        let before = self.state.clone();
+        let mut change = self.begin();
         if placed.of.slice != Slice::PodAtFirst {
             // Init containers that ran before it have ended, and leave what they held.
             let owner = OwnerId::from(placed.of.owner.as_str());
-            self.state.ledger = self.strategy.started(&self.state.ledger, &owner, &placed.of.slice_name());
+            change.state.ledger =
+                change.strategy.started(&change.state.ledger, &owner, &placed.of.slice_name());
         }
-        let settings = self.settings_of(placed);
-        if !self.is_promised(placed) {
-            self.keep_to_pool(placed)?;
-            if self.state.ledger != before.ledger {
-                self.store_or_undo(before)?;
+        let settings = change.settings_of(placed);
+        if !change.is_promised(placed) {
+            change.keep_to_pool(placed)?;
+            if change.is_change() {
+                change.store()?;
                 self.publish();
             }
             return Ok(());
         }
-        let change = Change::Hold(placed.cgroup.clone(), settings.clone());
-        let plan = match self.enforcer.plan(&self.state.book, &change) {
-            Ok(plan) => plan,
-            Err(error) => {
-                self.state = before;
-                return Err(error.into());
-            }
-        };
-        let mut name = name_of(&placed.of);
-        if self.state.guarantees.get(&name).is_some_and(|held| held.cgroup != placed.cgroup) {
+        let plan = change.plan(Change::Hold(placed.cgroup.clone(), settings.clone()))?;
+        let mut name = placed.of.full_name();
+        if change.state.guarantees.get(&name).is_some_and(|held| held.cgroup != placed.cgroup) {
             // The container before it has not been removed yet.
             name = format!("{name}@{}", placed.of.id);
         }
-        let explanation = self.state.pods.get(&placed.of.owner).map(|admitted| admitted.explanation.clone());
+        let admitted = change.state.pods.get(&placed.of.owner);
         let guarantee = Guarantee {
             target: Target::Container(placed.of.clone()),
             cgroup: placed.cgroup.clone(),
             id,
             settings,
             declared: None,
-            explanation: explanation.unwrap_or_default(),
+            explanation: admitted.map(|admitted| admitted.explanation.clone()).unwrap_or_default(),
         };
-        self.state.guarantees.insert(name.clone(), guarantee);
-        self.enforce(plan, before)?;
+        change.state.guarantees.insert(name.clone(), guarantee);
+        change.enforce(plan)?;
         self.decisions.note(&name, &self.state);
         self.look_after_guarantee(&name);
         self.publish();
@@ -707,7 +560,7 @@ impl ReconcilerLoop {
     }
 
     /// Containers whose CPUs are those of the shared pool, and whose cgroups exist.
-    fn sharing(&self) -> impl Iterator<Item = &Placed> {
+    fn sharing(&self) -> impl Iterator<Item = &Arc<Placed>> {
         self.state.containers.values().filter(|placed| {
             let holds = self.allocation_for(&placed.of).is_some_and(|held| held.cpus.is_some());
             !holds && self.pods.bound.contains(&placed.of.id)
@@ -717,40 +570,32 @@ impl ReconcilerLoop {
     /// Containers that hold no CPUs leave those that were just promised, and get those that were given back.
     pub(super) fn follow_pool(&mut self) {
         let pool = self.state.ledger.shared_pool().clone();
-        if pool == self.pods.pool {
+        if pool == self.pods.pool && (!self.pods.is_behind || self.busy.is_some()) {
             return;
         }
-        self.pods.pool = pool;
-        let mut updates = Vec::new();
-        let mut held = Vec::new();
-        for placed in self.sharing() {
-            if self.state.book.get(&placed.cgroup).is_some_and(|record| record.settings.cpus.is_some()) {
-                held.push(placed.clone());
-                continue;
-            }
-            match self.keep_to_pool(placed) {
+        (self.pods.pool, self.pods.is_behind) = (pool, false);
+        let (mut updates, mut changes) = (Vec::new(), Vec::new());
+        for placed in self.sharing().cloned().collect::<Vec<_>>() {
+            match self.keep_to_pool(&placed) {
                 Ok(_) => {}
                 Err(error) if error.is_gone() => continue,
                 Err(error) => {
                     tracing::error!(cgroup = %placed.cgroup, %error, "a container does not follow the shared pool");
                 }
             }
-            updates.push(Update {
-                id: placed.of.id.clone(),
-                settings: Settings { cpus: Some(self.pods.pool.clone()), ..Settings::default() },
-            });
+            let mut settings = Settings { cpus: Some(self.pods.pool.clone()), ..Settings::default() };
+            // Of those with promised memory the book says what CPUs they have.
+            if self.state.book.get(&placed.cgroup).is_some_and(|record| record.settings.cpus.is_some()) {
+                settings = self.settings_of(&placed);
+                changes.push((placed.cgroup.clone(), Some(settings.clone())));
+            }
+            updates.push(Update { id: placed.of.id.clone(), settings });
         }
-        // Of those with promised memory the book says what CPUs they have.
-        let mut changes = Vec::new();
-        for placed in held {
-            let settings = self.settings_of(&placed);
-            updates.push(Update { id: placed.of.id.clone(), settings: settings.clone() });
-            changes.push((placed.cgroup.clone(), Some(settings)));
-        }
-        if !changes.is_empty() {
-            let plan = self.enforcer.plan(&self.state.book, &Change::Each(changes));
-            if let Err(error) = plan.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan, None))
-            {
+        if self.busy.is_some() {
+            self.pods.is_behind |= !changes.is_empty();
+        } else if !changes.is_empty() {
+            let plan = self.plan(Change::Each(changes)).map_err(AdmissionError::from);
+            if let Err(error) = plan.and_then(|plan| self.carry_out(plan)) {
                 tracing::error!(%error, "not all containers follow the shared pool");
             }
         }
@@ -775,9 +620,10 @@ impl ReconcilerLoop {
         }
         let before = self.state.clone();
         self.forget_container(id);
-        let others = |other: &Placed| other.of.owner == placed.of.owner;
+        let mut containers = self.state.containers.values();
+        let is_shared = containers.any(|other| other.of.owner == placed.of.owner);
         let is_alone = self.state.pods.get(&placed.of.owner).is_some_and(|owner| owner.container.is_some());
-        if is_alone && !self.state.containers.values().any(others) {
+        if is_alone && !is_shared {
             self.remove_owner(&placed.of.owner);
         }
         self.store_given_back(&before);
@@ -791,29 +637,32 @@ impl ReconcilerLoop {
         to: &engine::Resources,
         memory: Option<MemoryAsk>,
     ) -> Result<Option<Settings>, AdmissionError> {
-        let Some(mut placed) = self.state.containers.get(id).cloned() else { return Ok(None) };
-        let before = self.state.clone();
+        let Some(placed) = self.state.containers.get(id) else { return Ok(None) };
+        let mut placed = Placed::clone(placed);
+        let mut change = self.begin();
         // What the pod holds as a whole does not change with one of its containers.
         if !placed.of.shares_pod() {
             let (owner, container) = (OwnerId::from(placed.of.owner.as_str()), placed.of.slice_name());
-            self.state.ledger = self.strategy.resize(&self.state.ledger, &owner, &container, to)?;
+            change.state.ledger = change.strategy.resize(&change.state.ledger, &owner, &container, to)?;
         }
         placed.memory = memory.unwrap_or(placed.memory);
-        self.state.containers.insert(id.to_owned(), placed.clone());
-        let settings = self.settings_of(&placed);
-        if self.state == before {
+        if change.state.containers.get(id).is_none_or(|known| **known != placed) {
+            change.state.containers.insert(id.to_owned(), placed.clone());
+        }
+        let settings = change.settings_of(&placed);
+        if !change.is_change() {
             return Ok(Some(settings));
         }
-        if self.note_settings(&placed.cgroup, &settings) {
-            self.change_or_undo(&Change::Hold(placed.cgroup, settings.clone()), before)?;
+        if change.note_settings(&placed.cgroup, &settings) {
+            change.change_held(Change::Hold(placed.cgroup.clone(), settings.clone()))?;
         } else {
-            self.store_or_undo(before)?;
+            change.store()?;
             if self.is_promised(&placed) && self.pods.bound.remove(id) {
                 self.pods.to_bind.push_back(id.to_owned());
             }
         }
         let cpus = settings.cpus.clone().unwrap_or_default();
-        tracing::info!(name = name_of(&placed.of), %cpus, "resized");
+        tracing::info!(name = placed.of.full_name(), %cpus, "resized");
         self.publish();
         Ok(Some(settings))
     }
@@ -831,52 +680,29 @@ impl ReconcilerLoop {
     /// What a pod's containers share is to change to these amounts: within its promise, or not at all.
     fn resize_pod(&mut self, uid: &str, to: &engine::Resources) -> Result<(), AdmissionError> {
         let (owner, slice) = (OwnerId::from(uid), ContainerName::from(POD_SHARE));
-        let before = self.state.clone();
-        self.state.ledger = self.strategy.resize(&self.state.ledger, &owner, &slice, to)?;
-        if self.state == before {
+        let mut change = self.begin();
+        change.state.ledger = change.strategy.resize(&change.state.ledger, &owner, &slice, to)?;
+        if !change.is_change() {
             return Ok(());
         }
-        let sharing: BTreeMap<CgroupPath, Placed> = self
-            .state
-            .containers
-            .values()
-            .filter(|placed| placed.of.owner == uid && placed.of.shares_pod())
-            .map(|placed| (placed.cgroup.clone(), placed.clone()))
-            .collect();
-        let mut changes = Vec::new();
-        let mut updates = Vec::new();
+        let containers = change.state.containers.values();
+        let sharing = containers.filter(|placed| placed.of.owner == uid && placed.of.shares_pod());
+        let sharing: BTreeMap<_, _> = sharing.map(|placed| (placed.cgroup.clone(), placed.clone())).collect();
+        let (mut changes, mut updates) = (Vec::new(), Vec::new());
         for (path, placed) in &sharing {
-            let settings = self.settings_of(placed);
+            let settings = change.settings_of(placed);
             updates.push(Update { id: placed.of.id.clone(), settings: settings.clone() });
-            if self.note_settings(path, &settings) {
+            if change.note_settings(path, &settings) {
                 changes.push((path.clone(), Some(settings)));
             }
         }
-        self.change_or_undo(&Change::Each(changes), before)?;
+        change.change_held(Change::Each(changes))?;
         tracing::info!(pod = uid, containers = updates.len(), "what they share was resized");
         self.publish();
         if self.mode() == EnforcementMode::On {
             self.pods.tell(updates);
         }
         Ok(())
-    }
-
-    /// Makes a change of what is held already, or none of it.
-    fn change_or_undo(&mut self, change: &Change, before: State) -> Result<(), AdmissionError> {
-        // Those who share what is nobody's leave the CPUs before they are given.
-        self.follow_pool();
-        let planned = self.enforcer.plan(&self.state.book, change);
-        let done = planned.map_err(AdmissionError::from).and_then(|plan| self.enforce(plan, before.clone()));
-        if done.is_err() {
-            // What was written already is drift now, and goes back.
-            self.state = before;
-            if let Err(error) = self.save() {
-                tracing::error!(%error, "the ledger cannot be stored");
-            }
-            self.follow_pool();
-            self.publish();
-        }
-        done
     }
 
     fn forget_container(&mut self, id: &str) {
@@ -962,24 +788,21 @@ impl ReconcilerLoop {
             }
             self.drop_imported(sandboxes);
         }
-        let before = self.state.clone();
         let mut result = Synchronized::default();
         let mut placed = Vec::new();
+        let mut change = self.begin();
         for ask in containers {
-            let known = self.state.containers.get(&ask.id).cloned();
-            let mut reason = None;
+            let known = change.state.containers.get(&ask.id).map(|known| Placed::clone(known));
             placed.push(if let Some(known) = known {
-                self.note_known(ask, known)
+                change.note_known(ask, known)
             } else {
-                let (placed, fits) = self.adopt_container(ask);
-                reason = Some(if fits { Unpinned::Away } else { Unpinned::DoesNotFit });
+                let (placed, fits) = change.adopt_container(ask);
+                let reason = if fits { Unpinned::Away } else { Unpinned::DoesNotFit };
+                result.unpinned.push((ask.id.clone(), reason));
                 placed
             });
-            if let Some(reason) = reason {
-                result.unpinned.push((ask.id.clone(), reason));
-            }
         }
-        if let Err(error) = self.store_or_undo(before) {
+        if let Err(error) = change.store() {
             tracing::error!(%error, "what runs is not adopted");
             return Synchronized::default();
         }
@@ -1020,7 +843,7 @@ impl ReconcilerLoop {
             self.stopped(&id);
         }
         let after = self.pods.looked_at.take();
-        let mut next: Vec<Placed> = self
+        let mut next: Vec<Arc<Placed>> = self
             .sharing()
             .filter(|placed| after.as_ref().is_none_or(|after| placed.of.id > *after))
             .take(LOOKED_AT)

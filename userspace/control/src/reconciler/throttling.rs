@@ -229,15 +229,13 @@ impl ReconcilerLoop {
         };
         let to = raised(high, ceiling);
         let settings = Settings { memory_high: Some(to), ..held.settings.clone() };
-        let plan = self
-            .enforcer
-            .plan(&self.state.book, &Change::Hold(cgroup.clone(), settings.clone()))
-            .map_err(|error| error.to_string())?;
-        let before = self.state.clone();
-        if let Some(held) = self.state.guarantees.get_mut(name) {
+        let mut change = self.begin();
+        let plan = change.plan(Change::Hold(cgroup.clone(), settings.clone()));
+        let plan = plan.map_err(|error| error.to_string())?;
+        if let Some(held) = change.state.guarantees.get_mut(name) {
             held.settings = settings;
         }
-        self.enforce(plan, before).map_err(|refused| refused.to_string())?;
+        change.enforce(plan).map_err(|refused| refused.to_string())?;
         self.metrics.raised();
         // Another ten seconds to get on.
         self.throttled.workloads.insert(name.to_owned(), Waits::default());

@@ -13,34 +13,18 @@
 //! class, are raised to the sums by the enforcer.
 
 use numaward_config::{Config, memory_qos::MemoryReservationPolicy};
-use numaward_engine::{QosClass, memory_qos::MemorySettings};
+use numaward_engine::memory_qos::MemorySettings;
 use numaward_topology::{Bytes, ZoneKind};
-use serde::{Deserialize, Serialize};
 
-use super::{MemoryKnobs, Placed, ReconcilerLoop};
-use crate::policy;
+use super::{MemoryKnobs, ReconcilerLoop};
+use crate::{
+    pod::{MemoryAsk, Placed},
+    policy,
+};
 
 /// What at least, and at most, is left to reclaim within a pod: more than a sandbox and the kernel's books of some
 /// cgroups take.
 const SLACK: (Bytes, Bytes) = (Bytes::mib(16), Bytes::mib(64));
-
-/// What a container asks for of memory, as far as its protection follows from it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemoryAsk {
-    /// The class of service of its pod; none where nothing tells.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub class: Option<QosClass>,
-    /// What it requests; none where only an API server could tell.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub request: Option<Bytes>,
-    /// Its limit, if it has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limit: Option<Bytes>,
-    /// What its pod costs besides (the overhead of its `RuntimeClass`): the pod's cgroup is protected with it, as the
-    /// kubelet counts it to what a pod requests.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub overhead: Option<Bytes>,
-}
 
 /// What is left to reclaim of this much.
 fn slack(of: Bytes) -> Bytes {
@@ -88,7 +72,7 @@ mod tests {
 
     #[test]
     fn containers_are_protected_by_class() {
-        use QosClass::{BestEffort, Burstable, Guaranteed};
+        use numaward_engine::QosClass::{BestEffort, Burstable, Guaranteed};
         const TIERED: &str = r#"{"memoryReservationPolicy": "TieredReservation"}"#;
         const OFF: &str = r#"{"memoryReservationPolicy": "None"}"#;
         const SLOWED: &str = r#"{"memoryThrottlingFactor": 0.5}"#;

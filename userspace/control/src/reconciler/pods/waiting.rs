@@ -14,7 +14,8 @@ use numaward_api::{self as api, EnforcementMode};
 use numaward_engine::{Ledger, OwnerId};
 use numaward_model::pod::Slice;
 
-use super::{Admitted, Asked, Attempt, ContainerAsk, MemoryAsk, Placed, PodAsk, ReconcilerLoop, Update};
+use super::{Attempt, ReconcilerLoop};
+use crate::pod::{Admitted, Asked, ContainerAsk, MemoryAsk, Placed, PodAsk, Update};
 
 /// Those that wait.
 #[derive(Default)]
@@ -79,9 +80,9 @@ impl ReconcilerLoop {
     /// A container starts that is not known: its creation was not answered in time, so it cannot be refused any more,
     /// but must keep off what is promised to others.
     pub(super) fn adopt_started(&mut self, ask: &ContainerAsk) {
-        let before = self.state.clone();
-        let (placed, _) = self.adopt_container(ask);
-        if let Err(error) = self.store_or_undo(before) {
+        let mut change = self.begin();
+        let (placed, _) = change.adopt_container(ask);
+        if let Err(error) = change.store() {
             tracing::error!(container = ask.id, %error, "what runs is not adopted");
             return;
         }
@@ -104,19 +105,18 @@ impl ReconcilerLoop {
         let asks: Vec<ContainerAsk> = self.pods.waiting.asks.values().cloned().collect();
         let mut updates = Vec::new();
         for ask in asks {
-            let before = self.state.clone();
-            let Ok(owner) = self.place(&ask, Attempt::Again) else { continue };
-            let placed = self.note_placed(&ask, owner);
-            self.pods.waiting.forget(&ask.id);
-            if let Err(error) = self.store_or_undo(before) {
+            let mut change = self.begin();
+            let Ok(owner) = change.place(&ask, Attempt::Again) else { continue };
+            let placed = change.note_placed(&ask, owner);
+            if let Err(error) = change.store() {
                 tracing::error!(container = ask.id, %error, "what came free cannot be promised");
-                self.pods.waiting.add(&ask);
                 break;
             }
+            self.pods.waiting.forget(&ask.id);
             self.pods.bound.remove(&ask.id);
             self.publish();
             self.bind(&ask.id);
-            let name = super::name_of(&placed.of);
+            let name = placed.of.full_name();
             tracing::info!(name, cgroup = %placed.cgroup, "got what it asked for, and had been started without");
             updates.push(Update { id: ask.id, settings: self.settings_of(&placed) });
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use numaward_api::EventKind;
 use numaward_cgroup::{CgroupPath, knob};
-use numaward_control::{AdmissionError, Reconciler, pods::Asked};
+use numaward_control::{AdmissionError, Reconciler, pod::Asked};
 use numaward_kube::{
     nri::{
         Handler,

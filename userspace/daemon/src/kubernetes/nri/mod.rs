@@ -23,7 +23,7 @@ mod whole;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use numaward_config::Config;
-use numaward_control::{Reconciler, pods::Update};
+use numaward_control::{Reconciler, pod::Update};
 use numaward_kube::{
     nri::{Handle, Phase, Plugin, types},
     pod::PodSource,

@@ -9,7 +9,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use numaward_cgroup::CgroupPath;
 use numaward_config::Config;
-use numaward_control::pods::{Asked, ContainerAsk, MemoryAsk, PodAsk};
+use numaward_control::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
 use numaward_engine::{ContainerName, ContainerRequest, Near, QosClass, Quantity, Request, Resources};
 use numaward_kube::{
     cgroup_path::pod_levels,

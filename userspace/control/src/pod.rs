@@ -1,0 +1,161 @@
+//! What the container runtime asks for pods and their containers, and what is stored of them.
+
+use numaward_api as api;
+use numaward_cgroup::CgroupPath;
+use numaward_engine::{self as engine, QosClass, policy::TopologyManagerPolicy};
+use numaward_model::{
+    Settings,
+    pod::{PodContainer, PodName, Slice},
+};
+use numaward_topology::{Bytes, CpuSet};
+use serde::{Deserialize, Serialize};
+
+/// An owner that was admitted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Admitted {
+    /// Its pod.
+    pub pod: PodName,
+    /// The sandbox for which it was admitted last.
+    pub sandbox: String,
+    /// The container that the owner is; none: the pod as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
+    /// Why it was placed there: kept elsewhere.
+    #[serde(skip)]
+    pub explanation: api::Explanation,
+}
+
+/// A container that was placed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Placed {
+    /// Which.
+    pub of: PodContainer,
+    /// Its cgroup, which may not exist yet.
+    pub cgroup: CgroupPath,
+    /// What its protection follows from.
+    #[serde(default)]
+    pub memory: MemoryAsk,
+}
+
+/// What a container asks for of memory, as far as its protection follows from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryAsk {
+    /// The class of service of its pod; none where nothing tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<QosClass>,
+    /// What it requests; none where only an API server could tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<Bytes>,
+    /// Its limit, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Bytes>,
+    /// What its pod costs besides (the overhead of its `RuntimeClass`): the pod's cgroup is protected with it, as the
+    /// kubelet counts it to what a pod requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overhead: Option<Bytes>,
+}
+
+/// What is asked for with a container or a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// The whole pod, which is known.
+    Pod(engine::Request),
+    /// This container alone.
+    Container(engine::Request),
+    /// Nothing but its share of what is nobody's.
+    Nothing,
+}
+
+/// A pod that is to run.
+#[derive(Clone, Debug)]
+pub struct PodAsk {
+    /// Which.
+    pub pod: PodName,
+    /// Its sandbox.
+    pub sandbox: String,
+    /// What is asked for.
+    pub asked: Asked,
+    /// Where its containers should be besides.
+    pub near: engine::Near,
+    /// The pod's own topology policy, instead of the configured one.
+    pub policy: Option<TopologyManagerPolicy>,
+    /// What the explanation should say besides.
+    pub notes: Vec<String>,
+}
+
+/// A container that is to be placed.
+#[derive(Clone, Debug)]
+pub struct ContainerAsk {
+    /// Its pod, with what is asked for.
+    pub pod: PodAsk,
+    /// The runtime's id.
+    pub id: String,
+    /// Its name within the pod.
+    pub name: String,
+    /// Its cgroup, which may not exist yet.
+    pub cgroup: CgroupPath,
+    /// Which of its pod's allocations it is, where the pod is admitted as a whole.
+    pub slice: Slice,
+    /// What its protection follows from.
+    pub memory: MemoryAsk,
+    /// What the runtime has it pinned to, CPUs and nodes.
+    pub pinned: (Option<CpuSet>, Option<numaward_topology::NodeSet>),
+}
+
+impl ContainerAsk {
+    /// The owner that the container is by itself.
+    pub(crate) fn alone(&self) -> String {
+        format!("{}/{}", self.pod.pod.uid, self.name)
+    }
+}
+
+/// What a container is to get from the runtime.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Update {
+    /// The runtime's id of the container.
+    pub id: String,
+    /// What it is to hold.
+    pub settings: Settings,
+}
+
+/// What came of a comparison with what runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Synchronized {
+    /// What the runtime has to change.
+    pub updates: Vec<Update>,
+    /// Containers that ran without their pins, with why.
+    pub unpinned: Vec<(String, Unpinned)>,
+}
+
+/// Why a container ran without what it should have had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Unpinned {
+    /// It was started while we were not connected.
+    Away,
+    /// It was started while we were not connected, and what it asks for is not there.
+    DoesNotFit,
+    /// The policy does not fit the machine any more, so that nothing new is promised.
+    Unfit,
+    /// The ledger could not be stored.
+    Ledger,
+    /// The kernel did not take the settings.
+    Enforcement,
+}
+
+impl Unpinned {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Away, Self::DoesNotFit, Self::Unfit, Self::Ledger, Self::Enforcement];
+
+    /// A short name, for a metric's label.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Away => "away",
+            Self::DoesNotFit => "does_not_fit",
+            Self::Unfit => "unfit",
+            Self::Ledger => "ledger",
+            Self::Enforcement => "enforcement",
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! Carrying plans out: first stored, then written, then stored what came of it.
+//!
+//! Problem: a plan may wait: for pages that move to other nodes (two seconds), for systemd on the bus (ten). A container
+//! runtime that asks meanwhile waits no longer than a fraction of a second.
+//!
+//! Algorithm: what may wait is done on a thread of its own. Until it is done, the reconciler answers what a runtime waits
+//! for, unless that touches the same cgroups; nothing else is begun.
+//!
+//! Terms: a [`Transaction`] is a change of the state that is not stored yet. Dropped, it has not happened.
+//!
+//! Invariants: the state is stored before any knob is written for it. What is answered in between is part of the state,
+//! and of what an open transaction goes back to.
+
+use std::{
+    collections::BTreeSet,
+    io, mem,
+    ops::{Deref, DerefMut},
+    sync::{
+        Arc,
+        mpsc::{self, Sender, TryRecvError},
+    },
+    thread,
+    time::Duration,
+};
+
+use numaward_api::EnforcementMode;
+use numaward_cgroup::CgroupPath;
+use numaward_enforce::{Change, Drift, EnforceError, Enforcer, Failure, Plan, Report};
+
+use super::{AdmissionError, Command, ReconcilerLoop, pods};
+use crate::spans;
+
+/// How long the end of what is waited for may go unnoticed, should its message get lost.
+const LOOK: Duration = Duration::from_millis(250);
+
+type Work = Box<dyn FnOnce(&Enforcer) + Send>;
+
+/// The thread for what may wait.
+#[derive(Debug)]
+pub(super) struct Worker {
+    work: Sender<Work>,
+    done: Sender<Command>,
+}
+
+impl Worker {
+    /// Starts it. It ends with this.
+    pub(super) fn start(enforcer: Arc<Enforcer>, done: Sender<Command>) -> io::Result<Self> {
+        let (work, queue) = mpsc::channel::<Work>();
+        let run = move || queue.into_iter().for_each(|work| work(&enforcer));
+        thread::Builder::new().name("enforcement".to_owned()).spawn(run)?;
+        Ok(Self { work, done })
+    }
+}
+
+/// A change of the state that is not stored yet. Dropped, it has not happened.
+pub(super) struct Transaction<'a> {
+    of: &'a mut ReconcilerLoop,
+    is_kept: bool,
+}
+
+impl Deref for Transaction<'_> {
+    type Target = ReconcilerLoop;
+
+    fn deref(&self) -> &ReconcilerLoop {
+        self.of
+    }
+}
+
+impl DerefMut for Transaction<'_> {
+    fn deref_mut(&mut self) -> &mut ReconcilerLoop {
+        self.of
+    }
+}
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        let before = self.of.open.pop();
+        if let Some(before) = before.filter(|_| !self.is_kept) {
+            self.of.state = before;
+        }
+    }
+}
+
+impl Transaction<'_> {
+    /// Whether anything changed.
+    pub(super) fn is_change(&self) -> bool {
+        self.of.open.last() != Some(&self.of.state)
+    }
+
+    /// Stores what changed, or nothing does.
+    pub(super) fn store(mut self) -> Result<(), AdmissionError> {
+        if self.is_change() {
+            self.save()?;
+        }
+        self.is_kept = true;
+        Ok(())
+    }
+
+    /// Stores what changed with what a plan intends, writes the knobs, stores what came of it. Nothing changes if it
+    /// cannot be stored, or if what was written is undone.
+    pub(super) fn carry_out(mut self, plan: Plan) -> Result<(), AdmissionError> {
+        let is_undone = plan.is_undone();
+        let result = self.of.carry_out(plan);
+        match &result {
+            Err(AdmissionError::Failed(_)) if is_undone => self.go_back(),
+            Err(AdmissionError::Store(_)) => return result,
+            _ => {}
+        }
+        self.is_kept = true;
+        result
+    }
+
+    /// Likewise, for a plan that gives settings: where these are not enforced, it is only said what would be written.
+    pub(super) fn enforce(mut self, plan: Plan) -> Result<(), AdmissionError> {
+        if self.mode() == EnforcementMode::On {
+            return self.carry_out(plan);
+        }
+        self.say(&plan);
+        self.save()?;
+        self.is_kept = true;
+        Ok(())
+    }
+
+    /// Makes a change of what is held already, or none of it.
+    pub(super) fn change_held(mut self, change: Change) -> Result<(), AdmissionError> {
+        // Those who share what is nobody's leave the CPUs before they are given.
+        self.follow_pool();
+        let done = self.plan(change).map_err(AdmissionError::from).and_then(|plan| {
+            if self.mode() == EnforcementMode::On {
+                return self.of.carry_out(plan);
+            }
+            self.say(&plan);
+            Ok(self.save()?)
+        });
+        if done.is_err() {
+            // What was written already is drift now, and goes back.
+            self.go_back();
+            self.follow_pool();
+            self.publish();
+        }
+        self.is_kept = true;
+        done
+    }
+
+    /// Stores what was before. It goes on as an open change.
+    fn go_back(&mut self) {
+        if let Some(before) = self.of.open.last() {
+            self.of.state = before.clone();
+        }
+        if let Err(error) = self.save() {
+            tracing::error!(%error, "the ledger cannot be stored: a restart would bring back what was undone");
+        }
+    }
+}
+
+impl ReconcilerLoop {
+    /// Begins a change. It costs a few pointers.
+    pub(super) fn begin(&mut self) -> Transaction<'_> {
+        self.open.push(self.state.clone());
+        Transaction { of: self, is_kept: false }
+    }
+
+    /// Plans a change. Where systemd has to be asked for it, this may wait.
+    pub(super) fn plan(&mut self, change: Change) -> Result<Plan, EnforceError> {
+        let cgroups = change.cgroups(&self.state.book);
+        if !self.enforcer.asks_systemd(&cgroups) {
+            return self.enforcer.plan(&self.state.book, &change);
+        }
+        let book = self.state.book.clone();
+        self.wait_for(cgroups, move |enforcer| enforcer.plan(&book, &change))?
+    }
+
+    /// Says what a plan would write.
+    fn say(&self, plan: &Plan) {
+        for step in plan.steps() {
+            tracing::info!(cgroup = %step.cgroup, knob = %step.knob, from = %step.from, to = %step.to, "dry run: would be written");
+            self.metrics.would_write(step);
+        }
+    }
+
+    /// Stores what is intended, writes the knobs, stores what came of it.
+    pub(super) fn carry_out(&mut self, plan: Plan) -> Result<(), AdmissionError> {
+        let _span = spans::reconcile();
+        self.state.book.patch(&plan.base, &plan.intent);
+        if let Err(error) = self.save() {
+            self.state.book.patch(&plan.intent, &plan.base);
+            return Err(error.into());
+        }
+        let span = spans::knobs(plan.steps().len());
+        let plan = Arc::new(plan);
+        let executed = if self.enforcer.may_wait(plan.steps()) {
+            let plan = plan.clone();
+            let failed =
+                |error| Box::new(Failure { error, step: None, undo: Vec::new(), report: Report::default() });
+            let executed = self.wait_for(plan.cgroups(), move |enforcer| enforcer.execute(&plan));
+            executed.map_err(failed).and_then(|executed| executed)
+        } else {
+            self.enforcer.execute(&plan)
+        };
+        if let Err(failure) = &executed {
+            spans::failed(&span, failure);
+        }
+        drop(span);
+        match executed {
+            Ok(report) => {
+                self.metrics.enforced(&report);
+                for kept in &report.kept {
+                    tracing::warn!(%kept, "somebody else changed this knob: it is left as it is");
+                }
+                self.moving.extend(report.moving);
+                self.note_moved();
+                if plan.outcome != plan.intent {
+                    self.state.book.patch(&plan.intent, &plan.outcome);
+                    if let Err(error) = self.save() {
+                        // What is stored brings more back than it has to; that does no harm.
+                        tracing::error!(%error, "the ledger cannot be stored");
+                    }
+                }
+                Ok(())
+            }
+            Err(failure) => {
+                self.metrics.failed(&failure);
+                self.enforcer.refresh();
+                Err(failure.into())
+            }
+        }
+    }
+
+    /// Writes one knob again that drifted.
+    pub(super) fn repair(&mut self, drift: &Drift) -> Result<Report, EnforceError> {
+        let step = self.enforcer.repair_step(&self.state.book, drift);
+        if !self.enforcer.may_wait(std::slice::from_ref(&step)) {
+            return self.enforcer.repair(&self.state.book, drift);
+        }
+        let (book, drift) = (self.state.book.clone(), drift.clone());
+        self.wait_for(BTreeSet::from([step.cgroup]), move |enforcer| enforcer.repair(&book, &drift))?
+    }
+
+    /// Does what may wait; meanwhile answers what the container runtime waits for and does not touch these cgroups.
+    fn wait_for<T: Send + 'static>(
+        &mut self,
+        cgroups: BTreeSet<CgroupPath>,
+        work: impl FnOnce(&Enforcer) -> T + Send + 'static,
+    ) -> Result<T, EnforceError> {
+        // One thing at a time. Before the loop runs, nobody asks.
+        let Some(worker) = self.worker.as_ref().filter(|_| self.busy.is_none()) else {
+            return Ok(work(&self.enforcer));
+        };
+        let (tell, result) = mpsc::sync_channel(1);
+        let done = worker.done.clone();
+        let work = move |enforcer: &Enforcer| {
+            // The loop waits for it, or has ended.
+            let _ = tell.send(work(enforcer));
+            let _ = done.send(Command::Done);
+        };
+        // A thread that has ended has dropped its end of the result.
+        let _ = worker.work.send(Box::new(work));
+        self.busy = Some(cgroups);
+        let result = loop {
+            match result.try_recv() {
+                Ok(result) => break Ok(result),
+                Err(TryRecvError::Disconnected) => {
+                    break Err(EnforceError::Thread(io::Error::other(
+                        "the thread that writes knobs has ended",
+                    )));
+                }
+                Err(TryRecvError::Empty) => {}
+            }
+            match self.next_meanwhile() {
+                Some((command, overtakes)) => self.answer_meanwhile(command, overtakes),
+                None => drop(self.inbox.as_mut().map(|inbox| inbox.receive(LOOK))),
+            }
+        };
+        self.busy = None;
+        if let Some(inbox) = &mut self.inbox {
+            inbox.put_back(mem::take(&mut self.put_off));
+        }
+        result
+    }
+
+    /// What the runtime asked first of that which can be answered while something else is waited for, and whether it
+    /// overtakes something.
+    fn next_meanwhile(&mut self) -> Option<(pods::Command, bool)> {
+        let mut inbox = self.inbox.take()?;
+        let next = inbox.next_that(|command| self.may_answer(command));
+        self.inbox = Some(inbox);
+        next
+    }
+
+    /// Whether a command of the runtime can be handled although something is waited for.
+    fn may_answer(&self, command: &pods::Command) -> bool {
+        let is_apart = |cgroup: &CgroupPath| {
+            let top = |cgroup: &CgroupPath| cgroup.components().next().map(str::to_owned);
+            // What protects memory is raised in all cgroups above.
+            let mut busy = self.busy.iter().flatten();
+            busy.all(|busy| top(busy) != top(cgroup))
+                && !self.enforcer.asks_systemd(&BTreeSet::from([cgroup.clone()]))
+        };
+        let is_container_apart =
+            |id: &str| self.state.containers.get(id).is_none_or(|placed| is_apart(&placed.cgroup));
+        match command {
+            pods::Command::RunPod { .. } | pods::Command::Create { .. } | pods::Command::Tell(_) => true,
+            pods::Command::Bind { id, ask, .. } => {
+                is_container_apart(id) && ask.as_ref().is_none_or(|ask| is_apart(&ask.cgroup))
+            }
+            pods::Command::Stopped { id, .. } => is_container_apart(id),
+            pods::Command::PodOver { sandbox, .. } => {
+                let mut containers = self.state.containers.values();
+                containers.all(|placed| placed.of.sandbox != *sandbox || is_apart(&placed.cgroup))
+            }
+            pods::Command::Synchronize { .. }
+            | pods::Command::Resize { .. }
+            | pods::Command::ResizePod { .. } => false,
+        }
+    }
+
+    /// Handles a command of the runtime while something is waited for. What changes is no part of what is waited for.
+    fn answer_meanwhile(&mut self, command: pods::Command, overtakes: bool) {
+        let before = self.state.clone();
+        self.pod_command(command, overtakes);
+        for open in &mut self.open {
+            open.patch(&before, &self.state, &*self.strategy);
+        }
+    }
+}
