@@ -911,6 +911,10 @@ impl Owner {
             self.state.ledger = self.strategy.started(&self.state.ledger, &owner, &container.name);
         }
         self.state.ledger = self.strategy.removed(&self.state.ledger, &owner);
+        if !self.lacks.is_empty() {
+            // What it gives back belongs to whoever lacks it.
+            self.recharge();
+        }
     }
 
     /// Stores what was given back. What cannot be stored stays given back: a restart compares with what runs.
