@@ -6,8 +6,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    near::Near,
     policy::names::{TopologyManagerPolicy, TopologyManagerScope},
+    preferences::Near,
 };
 
 /// How a request wants to be placed.

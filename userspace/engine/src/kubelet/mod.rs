@@ -21,8 +21,8 @@ pub(crate) mod defects;
 mod explain;
 pub(crate) mod memory;
 pub(crate) mod merge;
-mod near;
 pub(crate) mod numa;
+mod preferences;
 pub(crate) mod resize;
 pub(crate) mod restore;
 
@@ -41,11 +41,11 @@ use crate::{
     explain::{Explanation, Merge},
     hint::{Hint, Mask, NodeIndex, Provider, ProviderHints, Scope},
     ledger::Ledger,
-    near::Near,
     policy::{
         Component, CpuManagerPolicy, MachineProblem, MemoryManagerPolicy, Phase, PolicyConfig, StartError,
         StartProblem, TopologyManagerPolicy, TopologyManagerScope, TopologyOptions,
     },
+    preferences::Near,
     request::{ContainerName, ContainerRequest, OwnerId, Request, Resources},
     strategy::{Allocatable, Stage, Strategy},
     terms::Terms,
@@ -270,7 +270,7 @@ impl Kubelet {
             .iter()
             .map(|provider| (provider.provider(), provider.hints(ledger, request, scope)))
             .collect();
-        hints.extend(near::hints(near, &self.nodes, request, scope));
+        hints.extend(preferences::hints(near, &self.nodes, request, scope));
         watch(Stage::Merge);
         let best = rule.merge(self.nodes.all(), &merge::lists(hints.iter().map(|(_, hints)| hints)));
         let accepted = rule.accepts(best);

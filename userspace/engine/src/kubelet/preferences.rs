@@ -6,7 +6,7 @@ use numaward_topology::NodeSet;
 
 use crate::{
     hint::{HintList, NodeIndex, Provider, ProviderHints, Resource, Scope, for_each_subset},
-    near::Near,
+    preferences::Near,
     request::{ContainerName, Request},
 };
 
