@@ -41,7 +41,7 @@ pub struct Allocation {
     pub cpus: Option<CpuSet>,
     /// Memory promised to it, at most one block a kind.
     pub blocks: Vec<Block>,
-    /// The bytes charged to each node for it, by kind. Zeros are left out.
+    /// The bytes charged to each node for it, by kind. Zeros are omitted.
     pub placed: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
 }
 
@@ -152,7 +152,7 @@ pub struct OwnerAccount {
     pub terms: Terms,
     /// Containers that have been started.
     pub started: BTreeSet<ContainerName>,
-    /// What its containers hold. Containers that hold nothing are left out.
+    /// What its containers hold. Containers that hold nothing are omitted.
     pub containers: BTreeMap<ContainerName, Allocation>,
 }
 

@@ -71,7 +71,7 @@ pub use decision::{Cause, Decision, Detail, Grant, Reason, Rejection, ResizeErro
 pub use kubelet::Kubelet;
 pub use ledger::{Allocation, Block, Ledger, OwnerAccount};
 pub use policy::{PolicyConfig, StartError};
-pub use preferences::Near;
+pub use preferences::PlacementPreferences;
 pub use qos::QosClass;
 pub use quantity::Quantity;
 pub use rebase::{AdoptError, Uncovered};

@@ -40,7 +40,7 @@ use self::waiting::Waiting;
 use super::{Owner, Refused};
 use crate::{
     api,
-    config::{enforcement::Mode, policy::TopologyManagerPolicy},
+    config::enforcement::Mode,
     enforce::{Change, EnforceError, Settings},
     guarantee::{FieldError, Guarantee, State, Target, explain},
     observe::containers,
@@ -200,10 +200,8 @@ pub struct PodAsk {
     pub sandbox: String,
     /// What is asked for.
     pub asked: Asked,
-    /// Where its containers should be besides.
-    pub near: engine::Near,
-    /// The pod's own topology policy, instead of the configured one.
-    pub policy: Option<TopologyManagerPolicy>,
+    /// How it wants to be placed.
+    pub terms: engine::Terms,
     /// What the explanation should say besides.
     pub notes: Vec<String>,
 }
@@ -481,8 +479,7 @@ impl Owner {
         }
         self.check_fit()?;
         let mut notes = ask.notes.clone();
-        let mut terms =
-            engine::Terms { policy: ask.policy, preferences: ask.near.clone(), ..engine::Terms::default() };
+        let mut terms = ask.terms.clone();
         if let Err(problem) = self.check_terms(&terms) {
             notes.push(format!("the pod's own topology policy cannot be applied: {problem}"));
             terms.policy = None;
