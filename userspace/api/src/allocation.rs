@@ -119,7 +119,8 @@ pub struct NodePromises {
     pub memory: Vec<KindPromises>,
 }
 
-/// What is promised of one kind of memory on one node. `allocatable = promised + free`.
+/// What is promised of one kind of memory on one node. `allocatable = promised + free`, unless the node lost memory that
+/// is promised, or a promise over several nodes went back to others of these than gave it (as the kubelet does).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KindPromises {

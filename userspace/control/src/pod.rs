@@ -2,7 +2,7 @@
 
 use numaward_api as api;
 use numaward_cgroup::CgroupPath;
-use numaward_engine::{self as engine, QosClass, policy::TopologyManagerPolicy};
+use numaward_engine::{self as engine, QosClass};
 use numaward_model::{
     Settings,
     pod::{PodContainer, PodName, Slice},
@@ -77,10 +77,8 @@ pub struct PodAsk {
     pub sandbox: String,
     /// What is asked for.
     pub asked: Asked,
-    /// Where its containers should be besides.
-    pub near: engine::Near,
-    /// The pod's own topology policy, instead of the configured one.
-    pub policy: Option<TopologyManagerPolicy>,
+    /// How it wants to be placed.
+    pub terms: engine::Terms,
     /// What the explanation should say besides.
     pub notes: Vec<String>,
 }

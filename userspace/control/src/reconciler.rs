@@ -886,16 +886,11 @@ impl ReconcilerLoop {
     fn allocations(&self) -> api::Allocations {
         let ledger = &self.state.ledger;
         let free_cpus = &self.strategy.allocatable().cpus & ledger.shared_pool();
+        let memory = ledger.memory();
         let nodes = self.machine.nodes.iter().map(|(&id, node)| api::NodePromises {
             node: id.0,
             free_cpus: (&free_cpus & &node.cpus).to_string(),
-            memory: ledger
-                .nodes()
-                .get(&id)
-                .into_iter()
-                .flat_map(|account| &account.kinds)
-                .map(Into::into)
-                .collect(),
+            memory: memory.get(&id).into_iter().flatten().map(Into::into).collect(),
         });
         api::Allocations {
             allocations: self.read_model.allocations(),

@@ -52,7 +52,7 @@ pub struct Rejection {
     pub message: String,
     /// What was wrong, as data.
     pub cause: Cause,
-    /// What was requested and what was free, by node and resource, just before.
+    /// Missing capacity: what was requested and what was free, by node and resource, just before.
     pub shortfalls: Vec<Shortfall>,
 }
 
@@ -210,7 +210,7 @@ pub enum ResizeError {
         /// The amount.
         amount: Quantity,
     },
-    /// Its nodes have too little.
+    /// Capacity is missing on its nodes.
     #[error("what is missing is not free on its nodes: {}", listed(.0))]
     Shortfall(Vec<Shortfall>),
 }

@@ -3,7 +3,7 @@
 //! A *provider* (CPUs, memory, later devices) gives for each resource of a request the sets of nodes on which
 //! it could serve it, in a fixed order, and marks those it prefers. The lists can have 2ⁿ entries for n nodes,
 //! so they are kept packed: a node is a bit at its *position* among the machine's nodes in ascending order of
-//! ids, which keeps both the order of sets and the lack of any limit on ids.
+//! ids, which keeps the order of sets and sets no limit on ids.
 
 use std::{fmt, sync::Arc};
 
@@ -44,7 +44,7 @@ impl NodeIndex {
         self.ids.binary_search(&id).ok()
     }
 
-    /// The mask of a set; nodes that the machine does not have are left out.
+    /// The mask of a set; nodes that the machine does not have are ignored.
     pub(crate) fn mask(&self, nodes: &NodeSet) -> Mask {
         nodes.iter().filter_map(|id| self.position(id)).fold(0, |mask, position| mask | 1 << position)
     }

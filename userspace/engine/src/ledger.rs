@@ -8,7 +8,7 @@
 //!
 //! The ledger keeps two books of memory. [`Allocation::blocks`] says what was promised on which set of nodes;
 //! this is all that the kubelet knows. [`Allocation::placed`] says in addition how many bytes were charged to
-//! which node for this container.
+//! which node for this container; what is promised on a node is the sum of these ([`Ledger::memory`]).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,7 +41,7 @@ pub struct Allocation {
     pub cpus: Option<CpuSet>,
     /// Memory promised to it, at most one block a kind.
     pub blocks: Vec<Block>,
-    /// The bytes charged to each node for it, by kind. Zeros are left out.
+    /// The bytes charged to each node for it, by kind. Zeros are omitted.
     pub placed: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
 }
 
@@ -62,6 +62,17 @@ impl Allocation {
             let placed = self.placed.entry(kind).or_default().entry(node).or_default();
             placed.0 = placed.0.saturating_add(bytes);
         }
+    }
+
+    /// Has bytes charged to another node than before.
+    pub(crate) fn move_placed(&mut self, kind: ZoneKind, from: NodeId, to: NodeId, bytes: u64) {
+        if let Some(nodes) = self.placed.get_mut(&kind) {
+            if let Some(placed) = nodes.get_mut(&from) {
+                placed.0 = placed.0.saturating_sub(bytes);
+            }
+            nodes.retain(|_, placed| placed.0 > 0);
+        }
+        self.place(kind, to, bytes);
     }
 
     /// Takes up to `bytes` charged bytes of a kind away, lowest node first, and says from where.
@@ -87,7 +98,7 @@ impl Allocation {
 
 /// The account of one kind of memory on one node, in bytes.
 ///
-/// `allocatable == promised + free` always holds.
+/// In the accounts by which a strategy decides ([`Ledger::nodes`]) `allocatable == promised + free` always holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KindAccount {
     /// All there is (`MemTotal` of the node, pages in hugepage pools included; or the pool).
@@ -141,7 +152,7 @@ pub struct OwnerAccount {
     pub terms: Terms,
     /// Containers that have been started.
     pub started: BTreeSet<ContainerName>,
-    /// What its containers hold. Containers that hold nothing are left out.
+    /// What its containers hold. Containers that hold nothing are omitted.
     pub containers: BTreeMap<ContainerName, Allocation>,
 }
 
@@ -189,7 +200,7 @@ impl Ledger {
         Self { nodes, shared_pool, ..Self::default() }
     }
 
-    /// Memory by node. Empty where memory is not managed.
+    /// The accounts of memory by node, by which the strategy decides. Empty where memory is not managed.
     pub fn nodes(&self) -> &BTreeMap<NodeId, NodeAccount> {
         &self.nodes
     }
@@ -226,6 +237,32 @@ impl Ledger {
         self.owners.iter().flat_map(|(owner, account)| {
             account.containers.iter().map(move |(container, allocation)| (owner, container, allocation))
         })
+    }
+
+    /// The accounts of memory by node and kind, for whoever reports them: what is promised on a node is the sum of
+    /// what is placed there.
+    ///
+    /// A strategy may know less exactly ([`Ledger::nodes`]): the kubelet's does not know which nodes of a group gave how
+    /// much, and a node that lost memory has more placed on it than it has.
+    pub fn memory(&self) -> BTreeMap<NodeId, BTreeMap<ZoneKind, KindAccount>> {
+        let with_none = |kinds: &BTreeMap<ZoneKind, KindAccount>| {
+            kinds
+                .iter()
+                .map(|(&kind, account)| (kind, KindAccount { promised: Bytes(0), ..*account }))
+                .collect()
+        };
+        let mut memory: BTreeMap<NodeId, BTreeMap<ZoneKind, KindAccount>> =
+            self.nodes.iter().map(|(&node, account)| (node, with_none(&account.kinds))).collect();
+        for (_, _, allocation) in self.allocations() {
+            for (kind, nodes) in &allocation.placed {
+                for (node, bytes) in nodes {
+                    if let Some(account) = memory.get_mut(node).and_then(|kinds| kinds.get_mut(kind)) {
+                        account.promised.0 = account.promised.0.saturating_add(bytes.0);
+                    }
+                }
+            }
+        }
+        memory
     }
 
     /// What a container holds, if anything.

@@ -6,7 +6,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`quantity`], [`request`], [`qos`], [`terms`], [`near`] | what is asked for |
+//! | [`quantity`], [`request`], [`qos`], [`terms`], [`preferences`] | what is asked for |
 //! | [`policy`] | the configuration and its faults |
 //! | [`ledger`] | what is promised |
 //! | [`strategy`], [`decision`] | the interface of a strategy, and its answers |
@@ -57,8 +57,9 @@ pub mod hint;
 pub mod kubelet;
 pub mod ledger;
 pub mod memory_qos;
-pub mod near;
 pub mod policy;
+mod policy_names;
+pub mod preferences;
 pub mod qos;
 pub mod quantity;
 mod rebase;
@@ -70,8 +71,8 @@ pub use checkpoint::CheckpointError;
 pub use decision::{Cause, Decision, Detail, Grant, Reason, Rejection, ResizeError, Shortfall};
 pub use kubelet::Kubelet;
 pub use ledger::{Allocation, Block, Ledger, OwnerAccount};
-pub use near::Near;
 pub use policy::{PolicyConfig, StartError};
+pub use preferences::PlacementPreferences;
 pub use qos::QosClass;
 pub use quantity::Quantity;
 pub use rebase::{AdoptError, Uncovered};

@@ -1,6 +1,6 @@
 //! Carrying promises over to a machine that changed.
 
-use numaward_topology::{Bytes, CpuSet, NodeId};
+use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
 
 use crate::{
     ledger::{Block, Ledger, OwnerAccount},
@@ -56,13 +56,13 @@ impl Ledger {
     }
 
     /// Charges what is promised here to the accounts of `idle`, the ledger of a machine on which nothing is
-    /// promised; it may be another machine than before. A workload that runs keeps what it holds. Where a node
-    /// has less than was promised on it, nothing is left to promise there, and what is missing is returned.
+    /// promised; it may be another machine than before. A workload that runs keeps what it holds. What has no room
+    /// where it is placed is placed on the other nodes of its block, as far as these have room. What is missing then
+    /// is returned: it stays placed where it was, and nothing is left to promise there.
     pub(crate) fn rebase(&mut self, idle: &Self) -> Vec<Uncovered> {
-        let mut uncovered = Vec::new();
         let mut nodes = idle.nodes.clone();
         let mut shared_pool = idle.shared_pool.clone();
-        for (owner, _, allocation) in self.allocations() {
+        for (_, _, allocation) in self.allocations() {
             if let Some(cpus) = &allocation.cpus {
                 shared_pool = &shared_pool - cpus;
             }
@@ -74,25 +74,39 @@ impl Ledger {
                     }
                 }
             }
-            for (kind, placed) in &allocation.placed {
-                let mut charge = |node: NodeId, bytes: u64| {
-                    let account = nodes.get_mut(&node).and_then(|node| node.kinds.get_mut(kind));
-                    bytes - account.map_or(0, |account| account.charge(bytes))
-                };
-                let mut rest: u64 = placed.iter().map(|(&node, bytes)| charge(node, bytes.0)).sum();
-                // The other nodes of the block can have room: what a group's nodes gave each is not what they
-                // got back (`kubelet::defects`, `lowest_nodes_first`).
-                for block in allocation.blocks.iter().filter(|block| block.kind == *kind) {
-                    for node in block.affinity.iter() {
-                        rest = charge(node, rest);
+        }
+        let mut charge = |kind: ZoneKind, node: NodeId, bytes: u64| {
+            let account = nodes.get_mut(&node).and_then(|node| node.kinds.get_mut(&kind));
+            account.map_or(0, |account| account.charge(bytes))
+        };
+        // What has room where it is placed is charged first: nobody loses it to another who has to move.
+        let mut without_room = Vec::new();
+        for (owner, container, allocation) in self.allocations() {
+            for (&kind, placed) in &allocation.placed {
+                let rest = |(&node, bytes): (&NodeId, &Bytes)| (node, bytes.0 - charge(kind, node, bytes.0));
+                let rests: Vec<_> = placed.iter().map(rest).filter(|(_, rest)| *rest > 0).collect();
+                if !rests.is_empty() {
+                    without_room.push((owner.clone(), container.clone(), kind, rests));
+                }
+            }
+        }
+        let mut uncovered = Vec::new();
+        for (owner, container, kind, rests) in without_room {
+            let of_kind = self.blocks(&owner, &container).iter().filter(|block| block.kind == kind);
+            let affinity: NodeSet = of_kind.flat_map(|block| block.affinity.iter()).collect();
+            let mut missing = 0;
+            for (from, mut rest) in rests {
+                for to in affinity.iter() {
+                    let share = charge(kind, to, rest);
+                    if share > 0 {
+                        self.allocation_mut(&owner, &container).move_placed(kind, from, to, share);
                     }
+                    rest -= share;
                 }
-                if rest > 0 {
-                    let of_kind = allocation.blocks.iter().filter(|block| block.kind == *kind);
-                    let affinity = of_kind.flat_map(|block| block.affinity.iter()).collect();
-                    let block = Block { kind: *kind, affinity, bytes: Bytes(rest) };
-                    uncovered.push(Uncovered { owner: owner.clone(), block });
-                }
+                missing += rest;
+            }
+            if missing > 0 {
+                uncovered.push(Uncovered { owner, block: Block { kind, affinity, bytes: Bytes(missing) } });
             }
         }
         self.nodes = nodes;

@@ -53,7 +53,7 @@ pub trait Strategy: fmt::Debug + Send + Sync {
     /// Decides on a request on its terms, and keeps them with its owner. It counts as active from now on, until it
     /// is rejected or removed. The explanation of the decision has what it was chosen from.
     ///
-    /// `watch` is told when each stage begins, for whoever measures. The decision does not depend on it.
+    /// `watch` is called when each stage begins, to measure it. The decision does not depend on it.
     fn admit_watched(
         &self,
         ledger: &Ledger,

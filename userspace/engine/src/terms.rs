@@ -6,8 +6,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    near::Near,
-    policy::names::{TopologyManagerPolicy, TopologyManagerScope},
+    policy_names::{TopologyManagerPolicy, TopologyManagerScope},
+    preferences::PlacementPreferences,
 };
 
 /// How a request wants to be placed.
@@ -19,9 +19,9 @@ pub struct Terms {
     /// Its own scope of the topology policy, instead of the configured one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<TopologyManagerScope>,
-    /// The nodes that its containers should be near to.
-    #[serde(default, skip_serializing_if = "Near::is_empty")]
-    pub preferences: Near,
+    /// The nodes on which its containers should be placed.
+    #[serde(default, skip_serializing_if = "PlacementPreferences::is_empty")]
+    pub preferences: PlacementPreferences,
 }
 
 impl Terms {

@@ -362,6 +362,10 @@ proptest! {
         let (rebased, uncovered) = run.kubelet.rebase(&run.ledger);
         prop_assert_eq!(uncovered, Vec::new());
         prop_assert_eq!(promises(&rebased), promises(&run.ledger));
+        // Who gave what to whom is known exactly from then on.
+        for (node, kinds) in rebased.memory() {
+            prop_assert_eq!(&kinds, &rebased.nodes()[&node].kinds, "node {}", node);
+        }
     }
 
     #[test]

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use numaward_engine::{
-    Cause, ContainerRequest, Kubelet, Ledger, Near, PolicyConfig, Quantity, Reason, Request, Resources,
-    Strategy, Terms,
+    Cause, ContainerRequest, Kubelet, Ledger, PlacementPreferences, PolicyConfig, Quantity, Reason, Request,
+    Resources, Strategy, Terms,
     policy::{
         Component, CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy,
         TopologyManagerScope,
@@ -104,7 +104,10 @@ fn what_does_not_go_with_the_configuration_is_refused() {
 fn terms_stay_with_their_owner_and_are_written_only_where_there_are_any() {
     let strategy = strategy(&config(TopologyManagerPolicy::Restricted, TopologyManagerScope::Container));
     let mut terms = terms(TopologyManagerPolicy::SingleNumaNode, TopologyManagerScope::Pod);
-    terms.preferences = Near { preferred: [("c0".into(), "2".parse().unwrap())].into(), ..Near::default() };
+    terms.preferences = PlacementPreferences {
+        preferred: [("c0".into(), "2".parse().unwrap())].into(),
+        ..PlacementPreferences::default()
+    };
     let ledger = strategy.admit(&strategy.idle(), &request("plain", &[(1, 1)])).ledger;
     let ledger = strategy.admit_watched(&ledger, &request("own", &[(1, 1)]), &terms, &|_| {}).ledger;
     let kept = |ledger: &Ledger| ledger.owner(&"own".into()).unwrap().terms.clone();

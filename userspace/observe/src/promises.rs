@@ -163,10 +163,10 @@ impl Observer {
             missed,
             kinds: promises
                 .ledger
-                .nodes()
-                .iter()
-                .flat_map(|(&node, account)| {
-                    account.kinds.iter().map(move |(&kind, account)| KindPromised {
+                .memory()
+                .into_iter()
+                .flat_map(|(node, kinds)| {
+                    kinds.into_iter().map(move |(kind, account)| KindPromised {
                         node,
                         kind,
                         reserved: account.reserved,

@@ -32,9 +32,7 @@ use crate::command;
 const KNOWN: &[&str] = &[
     "numaward-api",
     "numaward-config",
-    "numaward-control",
     "numaward-enforce",
-    "numaward-engine",
     "numaward-observe",
     "numaward-probes",
     "numaward-store",

@@ -319,8 +319,7 @@ impl ReconcilerLoop {
         }
         self.check_fit()?;
         let mut notes = ask.notes.clone();
-        let mut terms =
-            engine::Terms { policy: ask.policy, preferences: ask.near.clone(), ..engine::Terms::default() };
+        let mut terms = ask.terms.clone();
         if let Err(problem) = self.check_terms(&terms) {
             notes.push(format!("the pod's own topology policy cannot be applied: {problem}"));
             terms.policy = None;
@@ -721,6 +720,10 @@ impl ReconcilerLoop {
             self.state.ledger = self.strategy.started(&self.state.ledger, &owner, &container.name);
         }
         self.state.ledger = self.strategy.removed(&self.state.ledger, &owner);
+        if !self.lacks.is_empty() {
+            // What it gives back belongs to whoever lacks it.
+            self.recharge();
+        }
     }
 
     /// Stores what was given back. What cannot be stored stays given back: a restart compares with what runs.

@@ -21,8 +21,8 @@ pub(crate) mod defects;
 mod explain;
 pub(crate) mod memory;
 pub(crate) mod merge;
-mod near;
 pub(crate) mod numa;
+mod preferences;
 pub(crate) mod resize;
 pub(crate) mod restore;
 
@@ -41,11 +41,11 @@ use crate::{
     explain::{Explanation, Merge},
     hint::{Hint, Mask, NodeIndex, Provider, ProviderHints, Scope},
     ledger::Ledger,
-    near::Near,
     policy::{
         Component, CpuManagerPolicy, MachineProblem, MemoryManagerPolicy, Phase, PolicyConfig, StartError,
         StartProblem, TopologyManagerPolicy, TopologyManagerScope, TopologyOptions,
     },
+    preferences::PlacementPreferences,
     request::{ContainerName, ContainerRequest, OwnerId, Request, Resources},
     strategy::{Allocatable, Stage, Strategy},
     terms::Terms,
@@ -132,7 +132,7 @@ pub(crate) trait HintProvider: fmt::Debug + Send + Sync {
     /// Gives back what a container holds.
     fn remove(&self, ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName);
 
-    /// What is requested, and what each node has free of it.
+    /// Missing capacity: what is requested, and what each node has free of it.
     fn shortfalls(&self, ledger: &Ledger, request: &Request, scope: Scope<'_>) -> Vec<Shortfall>;
 }
 
@@ -179,7 +179,7 @@ struct Asked<'a> {
     request: &'a Request,
     terms: &'a Terms,
     /// The preferences of the terms, or those of them that are tried without the others.
-    near: &'a Near,
+    preferences: &'a PlacementPreferences,
     agreement: &'a Agreement,
     watch: &'a dyn Fn(Stage),
 }
@@ -263,14 +263,14 @@ impl Kubelet {
 
     /// Asks all providers and merges what they say.
     fn merge(&self, ledger: &mut Ledger, asked: Asked<'_>, scope: Scope<'_>) -> (Affinity, Merge) {
-        let Asked { request, near, agreement: Agreement { rule, .. }, watch, .. } = asked;
+        let Asked { request, preferences, agreement: Agreement { rule, .. }, watch, .. } = asked;
         watch(Stage::Hints);
         let mut hints: Vec<(Provider, ProviderHints)> = self
             .providers
             .iter()
             .map(|provider| (provider.provider(), provider.hints(ledger, request, scope)))
             .collect();
-        hints.extend(near::hints(near, &self.nodes, request, scope));
+        hints.extend(preferences::hints(preferences, &self.nodes, request, scope));
         watch(Stage::Merge);
         let best = rule.merge(self.nodes.all(), &merge::lists(hints.iter().map(|(_, hints)| hints)));
         let accepted = rule.accepts(best);
@@ -422,12 +422,12 @@ impl Strategy for Kubelet {
                 return Decision { outcome: Err(Box::new(rejection)), explanation, ledger: ledger.clone() };
             }
         };
-        let near = &terms.preferences;
-        let asked = Asked { request, terms, near, agreement: &agreement, watch };
+        let preferences = &terms.preferences;
+        let asked = Asked { request, terms, preferences, agreement: &agreement, watch };
         let decision = self.decide(ledger, asked);
-        match near.without_wishes() {
-            Some(near) if decision.outcome.is_err() || !is_preferred(&decision) => {
-                self.decide(ledger, Asked { near: &near, ..asked })
+        match preferences.without_wishes() {
+            Some(devices) if decision.outcome.is_err() || !is_preferred(&decision) => {
+                self.decide(ledger, Asked { preferences: &devices, ..asked })
             }
             _ => decision,
         }

@@ -40,7 +40,7 @@ impl Kubelet {
                 let whole = whole.ok_or(ResizeError::NotWholeCpus(wanted))?;
                 let chosen = manager.resized(ledger, cpus, whole, &nodes).map_err(|error| match error {
                     CpuResizeError::Alignment(error) => ResizeError::Cores(Detail::new(error)),
-                    CpuResizeError::Shortfall(lacks) => ResizeError::Shortfall(lacks),
+                    CpuResizeError::Shortfall(missing) => ResizeError::Shortfall(missing),
                 })?;
                 next.shared_pool = &(&next.shared_pool | cpus) - &chosen;
                 next.allocation_mut(owner, container).cpus = Some(chosen);
@@ -74,18 +74,18 @@ fn resize_block(
         }
     } else {
         let mut missing = bytes - block.bytes.0;
-        let mut lacks = Vec::new();
+        let mut shortfalls = Vec::new();
         for node in block.affinity.iter() {
             let account = ledger.nodes.get_mut(&node).and_then(|node| node.kinds.get_mut(&kind));
             let Some(account) = account else { continue };
             let (requested, free) = (bytes - block.bytes.0, account.free.0);
-            lacks.push(Shortfall { node, resource: Resource::Memory(kind), requested, free });
+            shortfalls.push(Shortfall { node, resource: Resource::Memory(kind), requested, free });
             let share = account.charge(missing);
             missing -= share;
             ledger.allocation_mut(owner, container).place(kind, node, share);
         }
         if missing > 0 {
-            return Err(ResizeError::Shortfall(lacks));
+            return Err(ResizeError::Shortfall(shortfalls));
         }
     }
     let held = ledger.allocation_mut(owner, container);

@@ -56,7 +56,7 @@ impl Checkpoints {
 }
 
 impl Checkpoints {
-    /// The ledger as the files tell it, whatever the machine and the policy of who reads them: to look at, not to
+    /// The ledger as the files report it, whatever the machine and the policy of who reads them: to look at, not to
     /// go on from.
     pub fn ledger(&self) -> Ledger {
         let mut ledger = Ledger::default();

@@ -7,7 +7,6 @@
 //! A fault is a [`StartError`]: which component refuses, at which phase, and why. Its text is the kubelet's
 //! own wherever the kubelet has one.
 
-pub(crate) mod names;
 mod problem;
 
 use std::collections::BTreeMap;
@@ -15,14 +14,12 @@ use std::collections::BTreeMap;
 use numaward_topology::{CpuSet, NodeId, ZoneKind};
 use serde::{Deserialize, Serialize};
 
-pub use self::{
-    names::{
-        CpuManagerPolicy, MemoryManagerPolicy, TopologyManagerPolicy, TopologyManagerScope, UnknownName,
-    },
-    problem::{
-        Component, MachineProblem, OptionProblem, Phase, RestoreProblem, StartError, StartProblem,
-        StateField, StaticCpuProblem,
-    },
+pub use self::problem::{
+    Component, MachineProblem, OptionProblem, Phase, RestoreProblem, StartError, StartProblem, StateField,
+    StaticCpuProblem,
+};
+pub use crate::policy_names::{
+    CpuManagerPolicy, MemoryManagerPolicy, TopologyManagerPolicy, TopologyManagerScope, UnknownName,
 };
 use crate::quantity::Quantity;
 

@@ -27,10 +27,11 @@ pub fn allocations(
         .flat_map(CpuSet::iter)
         .collect();
     let shared = promised.ledger.shared_pool();
+    let memory = promised.ledger.memory();
     let nodes = machine.nodes.iter().map(|(id, node)| {
         let free: CpuSet =
             node.cpus.iter().filter(|&cpu| shared.contains(cpu) && !exclusive.contains(cpu)).collect();
-        let kinds = promised.ledger.nodes().get(id).into_iter().flat_map(|account| &account.kinds);
+        let kinds = memory.get(id).into_iter().flatten();
         api::NodePromises { node: id.0, free_cpus: free.to_string(), memory: kinds.map(Into::into).collect() }
     });
     let nodes = nodes.collect();

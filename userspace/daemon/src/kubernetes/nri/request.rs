@@ -10,7 +10,7 @@ use std::{path::PathBuf, sync::Arc};
 use numaward_cgroup::CgroupPath;
 use numaward_config::Config;
 use numaward_control::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
-use numaward_engine::{ContainerName, ContainerRequest, Near, QosClass, Quantity, Request, Resources};
+use numaward_engine::{ContainerName, ContainerRequest, QosClass, Quantity, Request, Resources, Terms};
 use numaward_kube::{
     cgroup_path::pod_levels,
     nri::types::{self as nri, Limit},
@@ -77,7 +77,7 @@ impl RequestBuilder {
     pub(super) async fn add_devices(&self, pod: &nri::Pod, ask: &mut PodAsk) {
         for (container, nodes) in self.kubelet.nodes(&pod.namespace, &pod.name).await {
             let has_slice = matches!(&ask.asked, Asked::Pod(request) if request.has_container(&container));
-            add_near(ask, if has_slice { container } else { POD_SHARE.into() }, &nodes);
+            add_device_nodes(ask, if has_slice { container } else { POD_SHARE.into() }, &nodes);
         }
     }
 
@@ -111,7 +111,7 @@ impl RequestBuilder {
         pod.notes.append(&mut notes);
         let devices = devices::nodes(&self.host_root, &container.devices);
         let holder = if slice == Slice::Own { container.name.as_str() } else { POD_SHARE };
-        add_near(&mut pod, holder.into(), &devices);
+        add_device_nodes(&mut pod, holder.into(), &devices);
         Ok(ContainerAsk {
             pod,
             id: container.id.clone(),
@@ -190,19 +190,19 @@ fn class_of(pod: &nri::Pod, container: &nri::Container) -> Option<QosClass> {
 }
 
 /// Adds nodes of devices to those of the container that holds them.
-fn add_near(ask: &mut PodAsk, container: ContainerName, nodes: &NodeSet) {
+fn add_device_nodes(ask: &mut PodAsk, container: ContainerName, nodes: &NodeSet) {
     if !nodes.is_empty() {
-        let known = ask.near.devices.entry(container).or_default();
+        let known = ask.terms.preferences.devices.entry(container).or_default();
         *known = &*known | nodes;
     }
 }
 
 fn ask(pod: &nri::Pod, asked: Asked, annotations: Annotations) -> PodAsk {
-    let mut near = Near::default();
+    let mut terms = Terms { policy: annotations.policy, ..Terms::default() };
     if let Asked::Pod(request) | Asked::Container(request) = &asked {
         for container in request.all_containers() {
             if let Some(nodes) = annotations.of(container.name.as_str()).preferred_nodes {
-                near.preferred.insert(container.name.clone(), nodes);
+                terms.preferences.preferred.insert(container.name.clone(), nodes);
             }
         }
     }
@@ -210,8 +210,7 @@ fn ask(pod: &nri::Pod, asked: Asked, annotations: Annotations) -> PodAsk {
         pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
         sandbox: pod.id.clone(),
         asked,
-        near,
-        policy: annotations.policy,
+        terms,
         notes: annotations.ignored,
     }
 }
@@ -419,9 +418,9 @@ mod tests {
     fn wishes_and_devices_are_told() {
         let builder = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
         let wish = pod(&[("numaward.io/preferred-nodes", "1")]);
-        let near = builder.pod(&wish).near;
-        assert_eq!(near.preferred, [("db".into(), "1".parse().unwrap())].into());
-        assert_eq!((near.devices.len(), builder.pod(&pod(&[])).near), (0, Near::default()));
+        let terms = builder.pod(&wish).terms;
+        assert_eq!(terms.preferences.preferred, [("db".into(), "1".parse().unwrap())].into());
+        assert_eq!((terms.preferences.devices.len(), builder.pod(&pod(&[])).terms), (0, Terms::default()));
     }
 
     #[test]

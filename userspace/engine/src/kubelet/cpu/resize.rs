@@ -9,7 +9,7 @@ use crate::{decision::Shortfall, hint::Resource, ledger::Ledger};
 pub(crate) enum CpuResizeError {
     /// Cores must stay whole.
     Alignment(CpuError),
-    /// The nodes have too few.
+    /// Capacity is missing on the nodes.
     Shortfall(Vec<Shortfall>),
 }
 

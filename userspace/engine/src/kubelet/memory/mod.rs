@@ -206,7 +206,7 @@ impl StaticMemory {
 }
 
 /// What an owner requests: what runs together, or what an init container needs together with the sidecars
-/// before it, whichever is more. Kinds that only init containers request are left out. Each container comes with
+/// before it, whichever is more. Kinds that only init containers request are ignored. Each container comes with
 /// whether it is a sidecar.
 fn requested_in_all(init: Vec<(bool, Requested)>, apps: Vec<(bool, Requested)>) -> Option<Requested> {
     let (mut peak, mut sidecars, mut running) = (Requested::new(), Requested::new(), Requested::new());

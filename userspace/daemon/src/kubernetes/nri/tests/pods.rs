@@ -372,6 +372,35 @@ async fn who_waits_is_not_forgotten_by_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_pod_gives_back_covers_another_whose_node_lost_memory() {
+    let mut bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+    let daemon = bench.start().await;
+    let mut running = Vec::new();
+    for (name, memory) in [("a", 30), ("b", 20)] {
+        let pod = bench.pod(name, "", &[]).await.unwrap();
+        let spec = container(&pod, name, 2, Bytes::gib(memory));
+        bench.run(&spec).await.unwrap();
+        assert_eq!(bench.mems(&spec), "0");
+        running.push((pod, spec));
+    }
+    daemon.stop(&bench.runtime).await;
+    let mut smaller = Machine::clone(&bench.host.machine());
+    smaller.nodes.get_mut(&numaward_topology::NodeId(0)).unwrap().memory = Bytes::gib(41);
+    bench.host = Arc::new(Host::new(smaller));
+    let daemon = bench.start().await;
+    let of_node = || daemon.reconciler.allocations().nodes[0].memory[0].clone();
+    let lacks =
+        || daemon.reconciler.allocations().allocations.iter().filter(|held| held.lack.is_some()).count();
+    until("both are held", || daemon.reconciler.allocations().allocations.len() == 2).await;
+    assert_eq!((lacks(), of_node().promised_bytes >> 30, of_node().free_bytes), (1, 50, 0));
+    let (pod, spec) = &running[0];
+    bench.remove(spec).await;
+    bench.runtime.remove_pod(&pod.id).await.unwrap();
+    until("the other has all of its memory again", || lacks() == 0).await;
+    assert_eq!((of_node().promised_bytes >> 30, of_node().free_bytes >> 30), (20, 20));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_kubelet_promised_is_kept_by_those_that_run() {
     let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
     // As `numaward import-kubelet-state` leaves it.

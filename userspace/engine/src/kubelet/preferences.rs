@@ -1,4 +1,7 @@
-//! Devices and wishes as hints: every set of nodes, those that have all devices or are wished for preferred.
+//! Placement preferences as hints, which are merged with those of CPUs and memory.
+//!
+//! Of devices, every set that has all nodes with devices is a hint; the smallest of these is preferred. Of preferred
+//! nodes, every set is a hint; those that consist of such nodes only are preferred.
 
 use std::collections::BTreeMap;
 
@@ -6,13 +9,13 @@ use numaward_topology::NodeSet;
 
 use crate::{
     hint::{HintList, NodeIndex, Provider, ProviderHints, Resource, Scope, for_each_subset},
-    near::Near,
+    preferences::PlacementPreferences,
     request::{ContainerName, Request},
 };
 
 /// The hints that follow, if any.
 pub(super) fn hints(
-    near: &Near,
+    preferences: &PlacementPreferences,
     nodes: &NodeIndex,
     request: &Request,
     scope: Scope<'_>,
@@ -28,7 +31,7 @@ pub(super) fn hints(
     let mut add = |provider, resource, list| {
         hints.push((provider, ProviderHints::ByResource(vec![(resource, list)])));
     };
-    let devices = all(&near.devices);
+    let devices = all(&preferences.devices);
     if devices != 0 {
         let mut masks = Vec::new();
         for_each_subset(nodes.all(), |mask| {
@@ -39,7 +42,7 @@ pub(super) fn hints(
         let list = HintList::new(nodes, masks, devices.count_ones(), |_| false);
         add(Provider::Devices, Resource::Devices, list);
     }
-    let preferred = all(&near.preferred);
+    let preferred = all(&preferences.preferred);
     if preferred != 0 {
         let mut masks = Vec::new();
         for_each_subset(nodes.all(), |mask| masks.push(mask));
@@ -86,16 +89,16 @@ mod tests {
         Request::workload("a", resources)
     }
 
-    fn near(devices: &str, preferred: &str) -> Near {
+    fn preferences(devices: &str, preferred: &str) -> PlacementPreferences {
         let of = |nodes: &str| match nodes {
             "" => BTreeMap::new(),
             nodes => BTreeMap::from([("a".into(), nodes.parse().unwrap())]),
         };
-        Near { devices: of(devices), preferred: of(preferred) }
+        PlacementPreferences { devices: of(devices), preferred: of(preferred) }
     }
 
-    fn place(policy: &str, cpus: u64, near: &Near) -> Option<String> {
-        let terms = Terms { preferences: near.clone(), ..Terms::default() };
+    fn place(policy: &str, cpus: u64, preferences: &PlacementPreferences) -> Option<String> {
+        let terms = Terms { preferences: preferences.clone(), ..Terms::default() };
         let (strategy, ledger) = bench(policy);
         let decision = strategy.admit_watched(&ledger, &request(cpus), &terms, &|_| {});
         decision.outcome.ok().map(|grants| grants[0].allocation.memory_nodes().to_string())
@@ -105,15 +108,19 @@ mod tests {
     fn devices_and_wishes_decide_where() {
         let at = |node: &str| Some(node.to_owned());
         for policy in ["best-effort", "restricted", "single-numa-node"] {
-            assert_eq!(place(policy, 2, &near("", "")), at("0"), "{policy}");
-            assert_eq!(place(policy, 2, &near("2", "")), at("2"), "{policy}");
-            assert_eq!(place(policy, 2, &near("", "2-3")), at("2"), "{policy}");
-            assert_eq!(place(policy, 2, &near("3", "1-2")), at("3"), "{policy}: the device is where it is");
+            assert_eq!(place(policy, 2, &preferences("", "")), at("0"), "{policy}");
+            assert_eq!(place(policy, 2, &preferences("2", "")), at("2"), "{policy}");
+            assert_eq!(place(policy, 2, &preferences("", "2-3")), at("2"), "{policy}");
+            assert_eq!(
+                place(policy, 2, &preferences("3", "1-2")),
+                at("3"),
+                "{policy}: the device is where it is"
+            );
             // Node 0 has three CPUs left to give.
-            assert_eq!(place(policy, 4, &near("", "0")), at("1"), "{policy}: a wish is given up");
+            assert_eq!(place(policy, 4, &preferences("", "0")), at("1"), "{policy}: a wish is given up");
         }
         // Its memory is near; one of its CPUs cannot be.
-        assert_eq!(place("best-effort", 4, &near("0", "")), at("0"));
-        assert_eq!(place("single-numa-node", 4, &near("0", "")), None);
+        assert_eq!(place("best-effort", 4, &preferences("0", "")), at("0"));
+        assert_eq!(place("single-numa-node", 4, &preferences("0", "")), None);
     }
 }

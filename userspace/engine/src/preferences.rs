@@ -1,8 +1,8 @@
-//! Where a container should be besides where its CPUs and memory can be: at its devices, and where it would like to.
+//! Where a container should be, besides where its CPUs and memory can be: near its devices, and on the nodes that it
+//! prefers.
 //!
-//! Both are hints like those of CPUs and memory, and merged with them. A device is where it is: on fewer nodes than its
-//! devices are on, a container is never preferred, and a strict topology policy refuses it. A wish is given up where
-//! nothing comes of it.
+//! A device cannot be moved: a container on fewer nodes than its devices are on is not aligned, and a strict topology
+//! policy refuses it. Preferred nodes are a wish, which is dropped where it cannot be met.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::request::ContainerName;
 
-/// Nodes that containers of a request should be near to.
+/// Nodes on which the containers of a request should be placed, as far as these are known or stated.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Near {
+pub struct PlacementPreferences {
     /// The nodes of a container's devices.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub devices: BTreeMap<ContainerName, NodeSet>,
@@ -22,8 +22,8 @@ pub struct Near {
     pub preferred: BTreeMap<ContainerName, NodeSet>,
 }
 
-impl Near {
-    /// Whether no container should be near to anything.
+impl PlacementPreferences {
+    /// Whether no nodes are stated for any container.
     pub fn is_empty(&self) -> bool {
         self.devices.is_empty() && self.preferred.is_empty()
     }

@@ -1,0 +1,108 @@
+//! Promises that are carried over: what is promised on each node is exact afterwards.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::collections::BTreeMap;
+
+use numaward_engine::{
+    Allocation, Block, Kubelet, Ledger, OwnerAccount, PolicyConfig, Quantity, Request, Resources, Strategy,
+    policy::{MemoryManagerPolicy, MemoryReservation},
+};
+use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
+
+const MEMORY: ZoneKind = ZoneKind::Memory;
+
+/// Two nodes with so many gibibytes, one of which is kept on node 0.
+fn strategy(memory: [u64; 2]) -> Box<dyn Strategy> {
+    let mut machine =
+        Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build().unwrap();
+    for (node, gib) in machine.nodes.values_mut().zip(memory) {
+        node.memory = Bytes::gib(gib);
+    }
+    let limits = BTreeMap::from([(MEMORY, Quantity::whole(Bytes::gib(1).0))]);
+    let config = PolicyConfig {
+        memory_manager_policy: MemoryManagerPolicy::Static,
+        reserved_memory: vec![MemoryReservation { numa_node: NodeId(0), limits }],
+        ..PolicyConfig::default()
+    };
+    Box::new(Kubelet::new(&machine, &config).unwrap())
+}
+
+fn gib(memory: u64) -> Resources {
+    Resources::none().with_cpu(Quantity::milli(1)).with_memory(Quantity::whole(Bytes::gib(memory).0))
+}
+
+fn admit(strategy: &dyn Strategy, ledger: &Ledger, name: &str, memory: u64) -> Ledger {
+    let decision = strategy.admit(ledger, &Request::workload(name, gib(memory)));
+    decision.outcome.unwrap();
+    strategy.started(&decision.ledger, &name.into(), &name.into())
+}
+
+/// Gibibytes placed on each node, of one who has memory.
+fn placed(ledger: &Ledger, name: &str) -> [u64; 2] {
+    let held = ledger.allocation(&name.into(), &name.into()).unwrap();
+    [NodeId(0), NodeId(1)].map(|node| held.placed[&MEMORY].get(&node).map_or(0, |bytes| bytes.0 >> 30))
+}
+
+/// Gibibytes on each node: what is promised there, and what the accounts say.
+fn promised(ledger: &Ledger) -> [(u64, u64); 2] {
+    [NodeId(0), NodeId(1)].map(|node| {
+        let account = &ledger.nodes()[&node].kinds[&MEMORY];
+        (ledger.memory()[&node][&MEMORY].promised.0 >> 30, account.promised.0 >> 30)
+    })
+}
+
+#[test]
+fn what_has_to_move_is_placed_where_it_is_charged() {
+    let strategy = strategy([4, 4]);
+    let strategy = &*strategy;
+    // The kubelet gives memory back to the lowest node of a group, whoever gave it.
+    let ledger = admit(strategy, &strategy.idle(), "a", 5);
+    let ledger = admit(strategy, &ledger, "b", 2);
+    let ledger = strategy.removed(&ledger, &"a".into());
+    let ledger = admit(strategy, &ledger, "c", 3);
+    let ledger = strategy.removed(&ledger, &"b".into());
+    let ledger = admit(strategy, &ledger, "d", 3);
+    assert_eq!((placed(&ledger, "c"), placed(&ledger, "d")), ([3, 0], [2, 1]));
+    assert_eq!(promised(&ledger), [(5, 3), (1, 3)], "node 0 has three");
+
+    let (ledger, uncovered) = strategy.rebase(&ledger);
+    assert_eq!(uncovered, []);
+    assert_eq!((placed(&ledger, "c"), placed(&ledger, "d")), ([3, 0], [0, 3]));
+    assert_eq!(promised(&ledger), [(3, 3), (3, 3)]);
+    assert_eq!(strategy.rebase(&ledger), (ledger.clone(), Vec::new()), "once is enough");
+
+    // What one gives back is its own, and not what another has on that node.
+    let ledger = strategy.resize(&ledger, &"d".into(), &"d".into(), &gib(1)).unwrap();
+    assert_eq!((placed(&ledger, "c"), placed(&ledger, "d")), ([3, 0], [0, 1]));
+    assert_eq!(promised(&ledger), [(3, 3), (1, 1)]);
+}
+
+#[test]
+fn who_has_room_keeps_it_when_another_has_to_move() {
+    let account = |nodes: [u64; 2]| {
+        let bytes: Vec<_> = nodes.into_iter().map(Bytes::gib).collect();
+        let placed = (0..).map(NodeId).zip(bytes.iter().copied()).filter(|(_, bytes)| bytes.0 > 0).collect();
+        let all = Bytes(bytes.iter().map(|bytes| bytes.0).sum());
+        let block = Block { kind: MEMORY, affinity: "0-1".parse().unwrap(), bytes: all };
+        let held = Allocation { cpus: None, blocks: vec![block], placed: [(MEMORY, placed)].into() };
+        move |name: &str| OwnerAccount { containers: [(name.into(), held)].into(), ..OwnerAccount::default() }
+    };
+    let mut ledger = Ledger::default();
+    ledger.adopt("a".into(), account([3, 0])("a")).unwrap();
+    ledger.adopt("b".into(), account([0, 3])("b")).unwrap();
+    // Node 0 lost one of its three: one of a's moves to node 1, and then there is no more.
+    let (moved, uncovered) = strategy([3, 4]).rebase(&ledger);
+    assert_eq!(uncovered, []);
+    assert_eq!((placed(&moved, "a"), placed(&moved, "b")), ([2, 1], [0, 3]));
+    // It lost two, and b still has its own.
+    let (moved, uncovered) = strategy([2, 4]).rebase(&ledger);
+    let missing: Vec<_> = uncovered.iter().map(|part| (part.owner.as_str(), part.block.bytes)).collect();
+    assert_eq!(missing, [("a", Bytes::gib(1))]);
+    assert_eq!((placed(&moved, "a"), placed(&moved, "b")), ([2, 1], [0, 3]));
+    assert_eq!(promised(&moved), [(2, 1), (4, 4)], "more than there is");
+    // It comes back.
+    let (back, uncovered) = strategy([4, 4]).rebase(&moved);
+    assert_eq!(uncovered, []);
+    assert_eq!(promised(&back), [(2, 2), (4, 4)]);
+}
