@@ -3,7 +3,7 @@
 //! Problem: the rules of `dashboards/prometheus/` need a Prometheus. A host without one is to tell of the same conditions,
 //! from the same counters: in its log, and to a webhook.
 //!
-//! Algorithm: every `alerts.interval` the samples of `/metrics` are read and the [conditions](conditions) evaluated.
+//! Algorithm: every `alerts.interval` a reading of the metrics is taken and the [conditions](conditions) evaluated.
 //! What begins or ends is logged and handed to the [webhook], which posts by itself.
 //!
 //! Invariants: nothing waits for the webhook; what waits for it is bounded, and what is lost counted.
@@ -192,7 +192,7 @@ async fn watch(
         let metrics = metrics.clone();
         let read = tokio::task::spawn_blocking(move || {
             let mut reading = evaluator.read(start.elapsed());
-            let read = metrics.visit(|_, sample| reading.take(sample));
+            let read = metrics.visit(|family, sample| reading.take(family, sample));
             // Of half a reading, nothing can be told.
             let changes = read.map(|()| reading.finish());
             (evaluator, changes)

@@ -3,7 +3,7 @@
 //! Problem: who has a collector instead of a Prometheus wants the same numbers there, and sees by traces how a decision
 //! came about and where its time went.
 //!
-//! Algorithm: [metrics] are taken from what `/metrics` says, every `otlp.interval`, so that both say the same. [Spans](spans) are
+//! Algorithm: every `otlp.interval` a reading of the [metrics] is taken as for a scrape, so that both say the same. [Spans](spans) are
 //! opened where something is decided and written. Both are encoded as OTLP's own messages (`opentelemetry-proto`) and put
 //! into an [outbox], one for each signal, which posts by itself. The exporters of `opentelemetry-otlp` are not used: they
 //! take only what the SDK itself counts, and tell neither what they dropped nor why.

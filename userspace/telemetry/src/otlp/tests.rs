@@ -24,6 +24,7 @@ use super::{
     outbox::{Batch, Fate},
     *,
 };
+use crate::metrics::Format;
 use crate::post::tests::{Answer, Posted, Receiver};
 
 #[derive(Debug)]
@@ -120,18 +121,27 @@ fn numbers(posted: &[Posted]) -> BTreeMap<String, String> {
     numbers
 }
 
-/// The same, as `/metrics` says; but for buckets, and what a scrape changes.
+/// The same, as `/metrics` says; but for buckets.
 fn scraped(metrics: &Metrics) -> BTreeMap<String, String> {
-    let mut numbers = BTreeMap::new();
-    let written = metrics.visit(|_, sample| {
-        if !sample.name.ends_with("_bucket") {
-            let labels: BTreeMap<_, _> =
-                sample.labels().map(|(name, value)| (name.to_owned(), value)).collect();
-            numbers.insert(format!("{}{labels:?}", sample.name), sample.value.to_owned());
-        }
+    let mut text = Vec::new();
+    let written = metrics.encode(Format::OpenMetrics, |piece| {
+        text.extend_from_slice(&piece);
+        true
     });
     written.unwrap();
-    numbers
+    let text = String::from_utf8(text).unwrap();
+    let samples = text.lines().filter(|line| !line.starts_with('#') && !line.contains("_bucket{"));
+    let numbers = samples.map(|line| {
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+        // What is escaped here and by Rust is the same.
+        let labels = labels.strip_suffix('}').unwrap().replace("\",", "\",\0");
+        let mut labels: Vec<_> = labels.split(",\0").filter_map(|label| label.split_once('=')).collect();
+        labels.sort_unstable();
+        let labels: Vec<_> = labels.iter().map(|(name, value)| format!("{name:?}: {value}")).collect();
+        (format!("{name}{{{}}}", labels.join(", ")), value.to_owned())
+    });
+    numbers.collect()
 }
 
 #[tokio::test]
