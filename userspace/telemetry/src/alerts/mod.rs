@@ -27,12 +27,12 @@ use serde::Serialize;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-pub use self::webhook::Figures;
+pub use self::webhook::AlertMetrics;
 use self::{
     conditions::{CONDITIONS, Change, Evaluator, Subject},
     webhook::Webhook,
 };
-use crate::{metrics::Metrics, post::Poster};
+use crate::{http_client::Poster, metrics::Metrics};
 
 /// Whether a condition holds, in Alertmanager's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -150,7 +150,7 @@ pub fn start(
     config: &Alerts,
     (host, address): (&str, SocketAddr),
     metrics: &Arc<Metrics>,
-    figures: &Figures,
+    counted: &AlertMetrics,
     stop: &CancellationToken,
 ) -> io::Result<()> {
     if !config.is_on() {
@@ -162,7 +162,7 @@ pub fn start(
             let token = config.token_file.clone();
             let poster = Poster::new(url.0.clone(), "application/json", HeaderMap::new(), token)?;
             tracing::info!(receiver = poster.receiver(), "alerts are posted");
-            let webhook = Arc::new(Webhook::new(host, config.group_interval.0, figures.clone()));
+            let webhook = Arc::new(Webhook::new(host, config.group_interval.0, counted.clone()));
             tokio::spawn(webhook.clone().run(poster, stop.clone()));
             Some(webhook)
         }
@@ -219,7 +219,7 @@ async fn watch(
     }
 }
 
-impl Figures {
+impl AlertMetrics {
     /// Registers them.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(

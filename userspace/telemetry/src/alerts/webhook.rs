@@ -20,7 +20,7 @@ use tokio::{sync::Notify, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{Alert, Status};
-use crate::post::{Backoff, Outcome, Poster};
+use crate::http_client::{Outcome, Poster, waits};
 
 /// Alerts that may wait.
 const MAX_WAITING: usize = 1024;
@@ -57,23 +57,23 @@ type Notices = Family<[(&'static str, &'static str); 1], Counter>;
 
 /// Counts since the daemon started. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Figures {
+pub struct AlertMetrics {
     notices: Notices,
     failed: Counter,
 }
 
-impl Default for Figures {
+impl Default for AlertMetrics {
     /// All at zero.
     fn default() -> Self {
-        let figures = Self { notices: Notices::default(), failed: Counter::default() };
+        let counted = Self { notices: Notices::default(), failed: Counter::default() };
         for fate in Fate::ALL {
-            figures.count(fate, 0);
+            counted.count(fate, 0);
         }
-        figures
+        counted
     }
 }
 
-impl Figures {
+impl AlertMetrics {
     pub(super) fn notices(&self) -> Notices {
         self.notices.clone()
     }
@@ -123,19 +123,19 @@ pub(super) struct Webhook {
     /// By fingerprint.
     waiting: Mutex<BTreeMap<String, Waiting>>,
     news: Notify,
-    figures: Figures,
+    counted: AlertMetrics,
     first_wait: Duration,
     patience: Duration,
 }
 
 impl Webhook {
-    pub(super) fn new(host: &str, group_interval: Duration, figures: Figures) -> Self {
+    pub(super) fn new(host: &str, group_interval: Duration, counted: AlertMetrics) -> Self {
         Self {
             host: host.to_owned(),
             group_interval,
             waiting: Mutex::default(),
             news: Notify::new(),
-            figures,
+            counted,
             first_wait: FIRST_WAIT,
             patience: PATIENCE,
         }
@@ -145,7 +145,7 @@ impl Webhook {
     pub(super) fn tell(&self, alert: Alert) {
         let mut waiting = self.lock();
         if waiting.len() >= MAX_WAITING && !waiting.contains_key(&alert.fingerprint) {
-            self.figures.count(Fate::Overflowed, 1);
+            self.counted.count(Fate::Overflowed, 1);
             return;
         }
         waiting.insert(alert.fingerprint.clone(), Waiting { alert, since: Instant::now() });
@@ -164,7 +164,7 @@ impl Webhook {
         let before = waiting.len();
         waiting.retain(|_, waiting| waiting.since.elapsed() < self.patience);
         let expired = before - waiting.len();
-        self.figures.count(Fate::Expired, expired);
+        self.counted.count(Fate::Expired, expired);
         let mut alerts: Vec<_> = waiting.values().collect();
         alerts.sort_by_key(|waiting| waiting.since);
         alerts.into_iter().take(PER_POST).map(|waiting| waiting.alert.clone()).collect()
@@ -178,7 +178,7 @@ impl Webhook {
                 waiting.remove(&alert.fingerprint);
             }
         }
-        self.figures.count(fate, alerts.len());
+        self.counted.count(fate, alerts.len());
     }
 
     fn body(&self, alerts: &[Alert]) -> Bytes {
@@ -204,7 +204,8 @@ impl Webhook {
     pub(super) async fn run(self: std::sync::Arc<Self>, poster: Poster, stop: CancellationToken) {
         let post = async {
             let receiver = poster.receiver();
-            let mut backoff = Backoff::new(self.first_wait, LONGEST_WAIT);
+            let begin = || waits(self.first_wait, LONGEST_WAIT);
+            let mut waits = begin();
             let mut failing = false;
             loop {
                 let alerts = self.next();
@@ -218,12 +219,12 @@ impl Webhook {
                         if mem::take(&mut failing) {
                             tracing::info!(receiver, "alerts are taken again");
                         }
-                        backoff.reset();
+                        waits = begin();
                         sleep(self.group_interval).await;
                         continue;
                     }
                     Outcome::Answered { status, text, .. } if is_final(status) => {
-                        self.figures.failed.inc();
+                        self.counted.failed.inc();
                         self.done(&alerts, Fate::Refused);
                         tracing::warn!(receiver, %status, text, alerts = alerts.len(), "alerts are refused");
                         sleep(self.group_interval).await;
@@ -234,11 +235,15 @@ impl Webhook {
                     }
                     Outcome::Failed(problem) => (problem, None),
                 };
-                self.figures.failed.inc();
+                self.counted.failed.inc();
                 if !mem::replace(&mut failing, true) {
                     tracing::warn!(receiver, problem, "alerts cannot be posted; it is tried again");
                 }
-                sleep(backoff.next(retry_after)).await;
+                // What the receiver asks for counts, up to the longest.
+                sleep(
+                    waits.next().unwrap_or_default().max(retry_after.unwrap_or_default().min(LONGEST_WAIT)),
+                )
+                .await;
             }
         };
         tokio::select! {

@@ -26,9 +26,9 @@ use opentelemetry_sdk::Resource;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-pub use self::outbox::Figures;
+pub use self::outbox::OtlpMetrics;
 use self::outbox::{Outbox, Signal};
-use crate::{metrics::Metrics, post::Poster};
+use crate::{http_client::Poster, metrics::Metrics};
 
 /// What the attributes' names mean.
 const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.37.0";
@@ -81,7 +81,7 @@ pub fn start(
     host: &str,
     metrics: &Arc<Metrics>,
     traces: spans::Traces,
-    figures: &Figures,
+    counted: &OtlpMetrics,
     stop: &CancellationToken,
 ) -> io::Result<()> {
     let Some(endpoint) = &config.otlp.endpoint else { return Ok(()) };
@@ -89,7 +89,7 @@ pub fn start(
     let outbox = |signal| {
         let poster = poster(&config.otlp, &endpoint.0, signal)?;
         tracing::info!(signal = signal.as_str(), receiver = poster.receiver(), "sent by OTLP");
-        let outbox = Arc::new(Outbox::new(signal, figures.clone()));
+        let outbox = Arc::new(Outbox::new(signal, counted.clone()));
         tokio::spawn(outbox.clone().run(poster, stop.clone()));
         Ok::<_, io::Error>(outbox)
     };

@@ -1,6 +1,6 @@
 //! What waits to be sent, of one signal.
 //!
-//! New figures are worth more than old ones: where there is no room, the oldest is given up. What fails in a way that
+//! What is new is worth more than what is old: where there is no room, the oldest is given up. What fails in a way that
 //! OTLP calls retryable is tried again, waiting longer each time, for [`PATIENCE`]; all else is given up at once.
 
 use std::{
@@ -23,7 +23,7 @@ use prost::Message as _;
 use tokio::{sync::Notify, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::post::{Backoff, Outcome, Poster};
+use crate::http_client::{Outcome, Poster, waits};
 
 /// Bytes that may wait.
 const MAX_WAITING: usize = 16 << 20;
@@ -82,22 +82,22 @@ impl Fate {
 
 /// Counts since the daemon started. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Figures(Family<[(&'static str, &'static str); 2], Counter>);
+pub struct OtlpMetrics(Family<[(&'static str, &'static str); 2], Counter>);
 
-impl Default for Figures {
+impl Default for OtlpMetrics {
     /// All at zero.
     fn default() -> Self {
-        let figures = Self(Family::default());
+        let counted = Self(Family::default());
         for signal in [Signal::Metrics, Signal::Traces] {
             for fate in [Fate::Delivered, Fate::Rejected, Fate::Dropped] {
-                figures.count(signal, fate, 0);
+                counted.count(signal, fate, 0);
             }
         }
-        figures
+        counted
     }
 }
 
-impl Figures {
+impl OtlpMetrics {
     /// Registers them.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
@@ -146,18 +146,18 @@ pub(super) struct Outbox {
     signal: Signal,
     waiting: Mutex<Waiting>,
     news: Notify,
-    figures: Figures,
+    counted: OtlpMetrics,
     first_wait: Duration,
     capacity: usize,
 }
 
 impl Outbox {
-    pub(super) fn new(signal: Signal, figures: Figures) -> Self {
+    pub(super) fn new(signal: Signal, counted: OtlpMetrics) -> Self {
         Self {
             signal,
             waiting: Mutex::default(),
             news: Notify::new(),
-            figures,
+            counted,
             first_wait: FIRST_WAIT,
             capacity: MAX_WAITING,
         }
@@ -183,7 +183,7 @@ impl Outbox {
 
     /// Counts what became of items.
     pub(super) fn count(&self, fate: Fate, items: u64) {
-        self.figures.count(self.signal, fate, items);
+        self.counted.count(self.signal, fate, items);
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -237,7 +237,7 @@ impl Outbox {
         batch: &Batch,
         failing: bool,
     ) -> (Fate, Option<String>) {
-        let mut backoff = Backoff::new(self.first_wait, LONGEST_WAIT);
+        let mut waits = waits(self.first_wait, LONGEST_WAIT);
         let mut told = failing;
         loop {
             let (problem, retry_after) = match poster.post(batch.body.clone()).await {
@@ -260,7 +260,9 @@ impl Outbox {
                 let (signal, receiver) = (self.signal.as_str(), poster.receiver());
                 tracing::warn!(signal, receiver, problem, "cannot be sent by OTLP; it is tried again");
             }
-            sleep(backoff.next(retry_after)).await;
+            // What the receiver asks for counts, up to the longest.
+            sleep(waits.next().unwrap_or_default().max(retry_after.unwrap_or_default().min(LONGEST_WAIT)))
+                .await;
         }
     }
 }

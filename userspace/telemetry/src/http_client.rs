@@ -1,11 +1,8 @@
 //! Posts over HTTP to somebody who may be slow, broken or not there.
 
-use std::{
-    io,
-    path::PathBuf,
-    time::{Duration, SystemTime},
-};
+use std::{io, path::PathBuf, time::Duration};
 
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
@@ -16,6 +13,7 @@ use hyper_util::{
     client::legacy::{self, connect::HttpConnector},
     rt::TokioExecutor,
 };
+use numaward_model::error_chain;
 use tokio::time::timeout;
 use tokio_rustls::rustls::crypto::ring;
 
@@ -23,8 +21,8 @@ use tokio_rustls::rustls::crypto::ring;
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// Of an answer, that much is read.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
-/// Of an answer, that much is told.
-const MAX_TOLD_CHARS: usize = 200;
+/// Of an answer, that much is reported.
+const MAX_REPORTED_CHARS: usize = 200;
 const USER: &str = concat!("numaward/", env!("CARGO_PKG_VERSION"));
 
 /// What came of a post.
@@ -128,7 +126,7 @@ impl Poster {
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Outcome {
         let response = match self.client.request(request).await {
             Ok(response) => response,
-            Err(error) => return Outcome::Failed(with_causes(&error)),
+            Err(error) => return Outcome::Failed(error_chain(&error)),
         };
         let status = response.status();
         let retry_after = response.headers().get(RETRY_AFTER).and_then(retry_after);
@@ -138,7 +136,7 @@ impl Poster {
         if status.is_success() {
             return Outcome::Taken(body);
         }
-        let text = String::from_utf8_lossy(&body).chars().take(MAX_TOLD_CHARS).collect();
+        let text = String::from_utf8_lossy(&body).chars().take(MAX_REPORTED_CHARS).collect();
         Outcome::Answered { status, retry_after, text }
     }
 }
@@ -153,46 +151,11 @@ fn retry_after(value: &HeaderValue) -> Option<Duration> {
     }
 }
 
-/// hyper tells what happened only in the causes.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
-}
-
-/// How long to wait before it is tried again: longer each time, and not all hosts at once.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Backoff {
-    first: Duration,
-    longest: Duration,
-    tries: u32,
-}
-
-impl Backoff {
-    /// From one time to another.
-    pub(crate) const fn new(first: Duration, longest: Duration) -> Self {
-        Self { first, longest, tries: 0 }
-    }
-
-    /// The next wait. What the receiver asks for counts, up to the longest.
-    pub(crate) fn next(&mut self, asked: Option<Duration>) -> Duration {
-        let wait = self.first.saturating_mul(1 << self.tries.min(16)).min(self.longest);
-        self.tries = self.tries.saturating_add(1);
-        // Between half and the whole of it, by the clock's lower digits: hosts that failed together spread out.
-        let digits =
-            SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().subsec_nanos();
-        let spread = wait / 2 + (wait / 2).mul_f64(f64::from(digits % 1000) / 1000.0);
-        spread.max(asked.unwrap_or_default().min(self.longest))
-    }
-
-    /// It worked.
-    pub(crate) fn reset(&mut self) {
-        self.tries = 0;
-    }
+/// How long to wait before each further try: twice as long each time, up to the longest, and not all hosts at once.
+pub(crate) fn waits(first: Duration, longest: Duration) -> impl Iterator<Item = Duration> {
+    // Jitter makes each up to twice as long.
+    let backoff = ExponentialBuilder::new().with_min_delay(first / 2).with_max_delay(longest / 2);
+    backoff.with_jitter().without_max_times().build()
 }
 
 #[cfg(test)]
@@ -294,7 +257,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_receiver_says_is_told() {
+    async fn what_the_receiver_says_is_reported() {
         let receiver =
             Receiver::start([Answer::Status(200), Answer::Status(400), Answer::Later(7), Answer::Silence])
                 .await;
@@ -305,7 +268,7 @@ pub(crate) mod tests {
         let Outcome::Answered { status, text, .. } = patient.post(Bytes::new()).await else {
             panic!("taken")
         };
-        assert_eq!((status, text.chars().count()), (StatusCode::BAD_REQUEST, MAX_TOLD_CHARS));
+        assert_eq!((status, text.chars().count()), (StatusCode::BAD_REQUEST, MAX_REPORTED_CHARS));
         let Outcome::Answered { status, retry_after, .. } = patient.post(Bytes::new()).await else {
             panic!("taken")
         };
@@ -318,7 +281,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn the_token_is_read_for_each_post_and_lacking_told() {
+    async fn the_token_is_read_for_each_post_and_reported_when_missing() {
         let receiver = Receiver::start([]).await;
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("token");
@@ -336,7 +299,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn a_receiver_that_is_not_there_is_told() {
+    async fn a_receiver_that_is_not_there_is_reported() {
         let url = {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             format!("http://{}", listener.local_addr().unwrap())
@@ -346,16 +309,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn waits_grow_up_to_the_longest_and_heed_what_is_asked() {
-        let (first, longest) = (Duration::from_secs(1), Duration::from_mins(1));
-        let mut backoff = Backoff::new(first, longest);
-        for whole in [1, 2, 4, 8, 16, 32, 60, 60] {
-            let wait = backoff.next(None);
+    fn waits_grow_up_to_the_longest() {
+        let waits = waits(Duration::from_secs(1), Duration::from_mins(1));
+        for (whole, wait) in [1, 2, 4, 8, 16, 32, 60, 60].into_iter().zip(waits) {
             assert!(wait >= Duration::from_secs(whole) / 2 && wait <= Duration::from_secs(whole), "{wait:?}");
         }
-        assert_eq!(Backoff::new(first, longest).next(Some(Duration::from_secs(20))), Duration::from_secs(20));
-        assert_eq!(Backoff::new(first, longest).next(Some(Duration::from_hours(1))), longest);
-        backoff.reset();
-        assert!(backoff.next(None) <= first);
     }
 }
