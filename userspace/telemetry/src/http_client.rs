@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf, time::Duration};
 
-use backon::{BackoffBuilder as _, ExponentialBuilder};
+use backon::ExponentialBuilder;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
@@ -25,22 +25,26 @@ const MAX_ANSWER_BYTES: usize = 64 << 10;
 const MAX_REPORTED_CHARS: usize = 200;
 const USER: &str = concat!("numaward/", env!("CARGO_PKG_VERSION"));
 
-/// What came of a post.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// It was taken.
-    Taken(Bytes),
-    /// It was answered with an error.
-    Answered {
-        /// The status.
-        status: StatusCode,
-        /// After which time the receiver wants to be asked again.
-        retry_after: Option<Duration>,
-        /// The beginning of what it said.
-        text: String,
-    },
-    /// There was no answer.
-    Failed(String),
+/// Why a post was not taken.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// What it was answered with; none where there was no answer.
+    pub(crate) status: Option<StatusCode>,
+    /// After which time the receiver wants to be asked again.
+    retry_after: Option<Duration>,
+    /// The status and the beginning of what the receiver said, or why there was no answer.
+    pub(crate) problem: String,
+}
+
+impl Failure {
+    fn without_answer(problem: String) -> Self {
+        Self { problem, ..Self::default() }
+    }
+
+    /// How long to wait before the next try: what the receiver asks for counts, up to the longest.
+    pub(crate) fn wait(&self, wait: Duration, longest: Duration) -> Duration {
+        wait.max(self.retry_after.unwrap_or_default().min(longest))
+    }
 }
 
 /// Posts to one URL. A redirect is an error: nobody shall lead the token elsewhere.
@@ -91,16 +95,11 @@ impl Poster {
         format!("{}://{authority}", self.url.scheme_str().unwrap_or_default())
     }
 
-    /// Posts once.
-    pub(crate) async fn post(&self, body: Bytes) -> Outcome {
-        let request = match self.request(body).await {
-            Ok(request) => request,
-            Err(problem) => return Outcome::Failed(problem),
-        };
-        match timeout(self.time_limit, self.exchange(request)).await {
-            Ok(outcome) => outcome,
-            Err(_) => Outcome::Failed(format!("no answer within {:?}", self.time_limit)),
-        }
+    /// Posts once; returns the answer.
+    pub(crate) async fn post(&self, body: Bytes) -> Result<Bytes, Failure> {
+        let request = self.request(body).await.map_err(Failure::without_answer)?;
+        let late = |_| Failure::without_answer(format!("no answer within {:?}", self.time_limit));
+        timeout(self.time_limit, self.exchange(request)).await.map_err(late)?
     }
 
     async fn request(&self, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
@@ -123,21 +122,19 @@ impl Poster {
         Ok(request)
     }
 
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Outcome {
-        let response = match self.client.request(request).await {
-            Ok(response) => response,
-            Err(error) => return Outcome::Failed(error_chain(&error)),
-        };
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Bytes, Failure> {
+        let failed = |error| Failure::without_answer(error_chain(&error));
+        let response = self.client.request(request).await.map_err(failed)?;
         let status = response.status();
         let retry_after = response.headers().get(RETRY_AFTER).and_then(retry_after);
         let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await;
         // What it says besides is of no consequence.
         let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         if status.is_success() {
-            return Outcome::Taken(body);
+            return Ok(body);
         }
-        let text = String::from_utf8_lossy(&body).chars().take(MAX_REPORTED_CHARS).collect();
-        Outcome::Answered { status, retry_after, text }
+        let text: String = String::from_utf8_lossy(&body).chars().take(MAX_REPORTED_CHARS).collect();
+        Err(Failure { status: Some(status), retry_after, problem: format!("{status}: {text}") })
     }
 }
 
@@ -152,10 +149,10 @@ fn retry_after(value: &HeaderValue) -> Option<Duration> {
 }
 
 /// How long to wait before each further try: twice as long each time, up to the longest, and not all hosts at once.
-pub(crate) fn waits(first: Duration, longest: Duration) -> impl Iterator<Item = Duration> {
+pub(crate) fn backoff(first: Duration, longest: Duration) -> ExponentialBuilder {
     // Jitter makes each up to twice as long.
     let backoff = ExponentialBuilder::new().with_min_delay(first / 2).with_max_delay(longest / 2);
-    backoff.with_jitter().without_max_times().build()
+    backoff.with_jitter().without_max_times()
 }
 
 #[cfg(test)]
@@ -169,6 +166,7 @@ pub(crate) mod tests {
     };
 
     use axum::{Router, body::Bytes, extract::State, http::HeaderMap, response::IntoResponse as _};
+    use backon::BackoffBuilder as _;
     use tokio::{net::TcpListener, sync::Notify};
 
     use super::*;
@@ -264,17 +262,19 @@ pub(crate) mod tests {
         let patient =
             poster(&format!("{}/secret?key=1", receiver.url)).with_time_limit(Duration::from_mins(1));
         assert_eq!(patient.receiver(), receiver.url);
-        assert!(matches!(patient.post(Bytes::from_static(b"{}")).await, Outcome::Taken(_)));
-        let Outcome::Answered { status, text, .. } = patient.post(Bytes::new()).await else {
-            panic!("taken")
-        };
-        assert_eq!((status, text.chars().count()), (StatusCode::BAD_REQUEST, MAX_REPORTED_CHARS));
-        let Outcome::Answered { status, retry_after, .. } = patient.post(Bytes::new()).await else {
-            panic!("taken")
-        };
-        assert_eq!((status, retry_after), (StatusCode::SERVICE_UNAVAILABLE, Some(Duration::from_secs(7))));
+        assert!(patient.post(Bytes::from_static(b"{}")).await.is_ok());
+        let refused = patient.post(Bytes::new()).await.unwrap_err();
+        assert_eq!(refused.status, Some(StatusCode::BAD_REQUEST));
+        assert_eq!(refused.problem.chars().count(), "400 Bad Request: ".len() + MAX_REPORTED_CHARS);
+        let later = patient.post(Bytes::new()).await.unwrap_err();
+        assert_eq!(later.status, Some(StatusCode::SERVICE_UNAVAILABLE));
+        let waits =
+            [1, 20].map(|wait| later.wait(Duration::from_secs(wait), Duration::from_mins(1)).as_secs());
+        assert_eq!(waits, [7, 20]);
+        assert_eq!(later.wait(Duration::ZERO, Duration::from_secs(5)), Duration::from_secs(5));
         let hurried = patient.with_time_limit(Duration::from_millis(50));
-        assert_eq!(hurried.post(Bytes::new()).await, Outcome::Failed("no answer within 50ms".to_owned()));
+        let problem = hurried.post(Bytes::new()).await.unwrap_err().problem;
+        assert_eq!(problem, "no answer within 50ms");
         let (path, headers, body) = receiver.posted().swap_remove(0);
         assert_eq!((path.as_str(), &body[..]), ("/secret", &b"{}"[..]));
         assert_eq!(headers[CONTENT_TYPE], "application/json");
@@ -286,15 +286,15 @@ pub(crate) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("token");
         let poster = Poster { token_file: Some(file.clone()), ..poster(&receiver.url) };
-        let Outcome::Failed(problem) = poster.post(Bytes::new()).await else { panic!("taken") };
+        let problem = poster.post(Bytes::new()).await.unwrap_err().problem;
         assert!(problem.contains("token: No such file"), "{problem}");
         for token in ["one", "two"] {
             std::fs::write(&file, format!("{token}\n")).unwrap();
-            assert_eq!(poster.post(Bytes::new()).await, Outcome::Taken(Bytes::new()));
+            assert_eq!(poster.post(Bytes::new()).await, Ok(Bytes::new()));
             assert_eq!(receiver.posted().last().unwrap().1[AUTHORIZATION], format!("Bearer {token}"));
         }
         std::fs::write(&file, "a\nb").unwrap();
-        let Outcome::Failed(problem) = poster.post(Bytes::new()).await else { panic!("taken") };
+        let problem = poster.post(Bytes::new()).await.unwrap_err().problem;
         assert!(problem.ends_with("holds characters that no token has"), "{problem}");
     }
 
@@ -304,13 +304,13 @@ pub(crate) mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             format!("http://{}", listener.local_addr().unwrap())
         };
-        let Outcome::Failed(problem) = poster(&url).post(Bytes::new()).await else { panic!("taken") };
+        let problem = poster(&url).post(Bytes::new()).await.unwrap_err().problem;
         assert!(problem.contains("Connection refused"), "{problem}");
     }
 
     #[test]
     fn waits_grow_up_to_the_longest() {
-        let waits = waits(Duration::from_secs(1), Duration::from_mins(1));
+        let waits = backoff(Duration::from_secs(1), Duration::from_mins(1)).build();
         for (whole, wait) in [1, 2, 4, 8, 16, 32, 60, 60].into_iter().zip(waits) {
             assert!(wait >= Duration::from_secs(whole) / 2 && wait <= Duration::from_secs(whole), "{wait:?}");
         }

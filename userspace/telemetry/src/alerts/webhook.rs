@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use backon::BackoffBuilder as _;
 use bytes::Bytes;
 use hyper::StatusCode;
 use prometheus_client::metrics::{counter::Counter, family::Family};
@@ -20,7 +21,7 @@ use tokio::{sync::Notify, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{Alert, Status};
-use crate::http_client::{Outcome, Poster, waits};
+use crate::http_client::{Poster, backoff};
 
 /// Alerts that may wait.
 const MAX_WAITING: usize = 1024;
@@ -204,8 +205,8 @@ impl Webhook {
     pub(super) async fn run(self: std::sync::Arc<Self>, poster: Poster, stop: CancellationToken) {
         let post = async {
             let receiver = poster.receiver();
-            let begin = || waits(self.first_wait, LONGEST_WAIT);
-            let mut waits = begin();
+            let backoff = backoff(self.first_wait, LONGEST_WAIT);
+            let mut waits = backoff.build();
             let mut failing = false;
             loop {
                 let alerts = self.next();
@@ -213,37 +214,27 @@ impl Webhook {
                     self.news.notified().await;
                     continue;
                 }
-                let (problem, retry_after) = match poster.post(self.body(&alerts)).await {
-                    Outcome::Taken(_) => {
-                        self.done(&alerts, Fate::Delivered);
-                        if mem::take(&mut failing) {
-                            tracing::info!(receiver, "alerts are taken again");
-                        }
-                        waits = begin();
-                        sleep(self.group_interval).await;
-                        continue;
+                let Err(failure) = poster.post(self.body(&alerts)).await else {
+                    self.done(&alerts, Fate::Delivered);
+                    if mem::take(&mut failing) {
+                        tracing::info!(receiver, "alerts are taken again");
                     }
-                    Outcome::Answered { status, text, .. } if is_final(status) => {
-                        self.counted.failed.inc();
-                        self.done(&alerts, Fate::Refused);
-                        tracing::warn!(receiver, %status, text, alerts = alerts.len(), "alerts are refused");
-                        sleep(self.group_interval).await;
-                        continue;
-                    }
-                    Outcome::Answered { status, retry_after, text } => {
-                        (format!("{status}: {text}"), retry_after)
-                    }
-                    Outcome::Failed(problem) => (problem, None),
+                    waits = backoff.build();
+                    sleep(self.group_interval).await;
+                    continue;
                 };
                 self.counted.failed.inc();
+                let problem = &failure.problem;
+                if failure.status.is_some_and(is_final) {
+                    self.done(&alerts, Fate::Refused);
+                    tracing::warn!(receiver, problem, alerts = alerts.len(), "alerts are refused");
+                    sleep(self.group_interval).await;
+                    continue;
+                }
                 if !mem::replace(&mut failing, true) {
                     tracing::warn!(receiver, problem, "alerts cannot be posted; it is tried again");
                 }
-                // What the receiver asks for counts, up to the longest.
-                sleep(
-                    waits.next().unwrap_or_default().max(retry_after.unwrap_or_default().min(LONGEST_WAIT)),
-                )
-                .await;
+                sleep(failure.wait(waits.next().unwrap_or_default(), LONGEST_WAIT)).await;
             }
         };
         tokio::select! {

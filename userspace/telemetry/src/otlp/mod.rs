@@ -3,10 +3,14 @@
 //! Problem: who has a collector instead of a Prometheus wants the same numbers there, and sees by traces how a decision
 //! came about and where its time went.
 //!
-//! Algorithm: every `otlp.interval` a reading of the [metrics] is taken as for a scrape, so that both say the same. [Spans](spans) are
-//! opened where something is decided and written. Both are encoded as OTLP's own messages (`opentelemetry-proto`) and put
-//! into an [outbox], one for each signal, which posts by itself. The exporters of `opentelemetry-otlp` are not used: they
-//! take only what the SDK itself counts, and tell neither what they dropped nor why.
+//! Algorithm: every `otlp.interval` a reading of the [metrics] is taken as for a scrape, so that both say the same.
+//! [Spans](spans) are opened where something is decided and written. Both are encoded as OTLP's own messages
+//! (`opentelemetry-proto`) and put into an [outbox], one for each signal, which posts by itself.
+//!
+//! The exporters of `opentelemetry-otlp` (0.33) are not used. Its metrics are `ResourceMetrics`, which only the SDK can
+//! make, of its own instruments: those have no histograms whose buckets are counted elsewhere, and keep every set of
+//! labels in memory. Its spans would be sent by another path than metrics, for one line that encodes them; and it
+//! keeps what [`OtlpMetrics`] counts to itself: what a receiver rejects of a request, and why a request failed.
 //!
 //! Invariants: nothing is done without `otlp.endpoint`; nothing waits for the receiver; what waits for it is bounded, and
 //! what is lost counted.

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use backon::Retryable as _;
 use bytes::Bytes;
 use hyper::StatusCode;
 use opentelemetry_proto::tonic::collector::{
@@ -23,7 +24,7 @@ use prost::Message as _;
 use tokio::{sync::Notify, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::http_client::{Outcome, Poster, waits};
+use crate::http_client::{Failure, Poster, backoff};
 
 /// Bytes that may wait.
 const MAX_WAITING: usize = 16 << 20;
@@ -200,69 +201,53 @@ impl Outbox {
     }
 
     async fn send(&self, poster: &Poster) {
+        let (signal, receiver) = (self.signal.as_str(), poster.receiver());
         let mut failing = false;
         loop {
             let next = self.lock().pop();
-            let Some((since, batch)) = next else {
+            let Some((since, Batch { body, items })) = next else {
                 self.news.notified().await;
                 continue;
             };
-            let (fate, problem) = self.deliver(poster, since, &batch, failing).await;
-            let (signal, receiver, items) = (self.signal.as_str(), poster.receiver(), batch.items);
-            let was_failing = mem::replace(&mut failing, problem.is_some());
-            match problem {
-                Some(problem) if !was_failing => {
-                    tracing::warn!(
-                        signal,
-                        receiver,
-                        problem,
-                        items,
-                        "given up by OTLP; what follows is tried"
-                    );
-                }
-                None if was_failing => tracing::info!(signal, receiver, "taken again by OTLP"),
-                Some(_) | None => {}
-            }
-            if fate != Fate::Delivered {
-                self.count(fate, items);
-            }
-        }
-    }
-
-    /// Tries until it is known what becomes of a batch.
-    async fn deliver(
-        &self,
-        poster: &Poster,
-        since: Instant,
-        batch: &Batch,
-        failing: bool,
-    ) -> (Fate, Option<String>) {
-        let mut waits = waits(self.first_wait, LONGEST_WAIT);
-        let mut told = failing;
-        loop {
-            let (problem, retry_after) = match poster.post(batch.body.clone()).await {
-                Outcome::Taken(answer) => {
-                    let rejected = self.signal.rejected(&answer).min(batch.items);
+            let mut reported = failing;
+            let sent = (|| poster.post(body.clone()))
+                .retry(backoff(self.first_wait, LONGEST_WAIT))
+                .sleep(sleep)
+                .when(|failure| failure.status.is_none_or(is_retryable) && since.elapsed() < PATIENCE)
+                .adjust(|failure, wait| Some(failure.wait(wait?, LONGEST_WAIT)))
+                .notify(|Failure { problem, .. }, _| {
+                    if !mem::replace(&mut reported, true) {
+                        tracing::warn!(
+                            signal,
+                            receiver,
+                            problem,
+                            "cannot be sent by OTLP; it is tried again"
+                        );
+                    }
+                });
+            match sent.await {
+                Ok(answer) => {
+                    let rejected = self.signal.rejected(&answer).min(items);
                     self.count(Fate::Rejected, rejected);
-                    self.count(Fate::Delivered, batch.items - rejected);
-                    return (Fate::Delivered, None);
+                    self.count(Fate::Delivered, items - rejected);
+                    if mem::take(&mut failing) {
+                        tracing::info!(signal, receiver, "taken again by OTLP");
+                    }
                 }
-                Outcome::Answered { status, text, .. } if !is_retryable(status) => {
-                    return (Fate::Rejected, Some(format!("{status}: {text}")));
+                Err(Failure { status, problem, .. }) => {
+                    let is_refused = status.is_some_and(|status| !is_retryable(status));
+                    self.count(if is_refused { Fate::Rejected } else { Fate::Dropped }, items);
+                    if !mem::replace(&mut failing, true) {
+                        tracing::warn!(
+                            signal,
+                            receiver,
+                            problem,
+                            items,
+                            "given up by OTLP; what follows is tried"
+                        );
+                    }
                 }
-                Outcome::Answered { status, retry_after, text } => (format!("{status}: {text}"), retry_after),
-                Outcome::Failed(problem) => (problem, None),
-            };
-            if since.elapsed() >= PATIENCE {
-                return (Fate::Dropped, Some(problem));
             }
-            if !mem::replace(&mut told, true) {
-                let (signal, receiver) = (self.signal.as_str(), poster.receiver());
-                tracing::warn!(signal, receiver, problem, "cannot be sent by OTLP; it is tried again");
-            }
-            // What the receiver asks for counts, up to the longest.
-            sleep(waits.next().unwrap_or_default().max(retry_after.unwrap_or_default().min(LONGEST_WAIT)))
-                .await;
         }
     }
 }
