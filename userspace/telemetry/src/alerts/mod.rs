@@ -1,6 +1,6 @@
 //! Alerts of a host without a monitoring stack.
 //!
-//! Problem: the rules of `dashboards/prometheus/` need a Prometheus. A host without one is to tell of the same conditions,
+//! Problem: the rules of `dashboards/prometheus/` need a Prometheus. A host without one is to report the same conditions,
 //! from the same counters: in its log, and to a webhook.
 //!
 //! Algorithm: every `alerts.interval` a reading of the metrics is taken and the [conditions](conditions) evaluated.
@@ -193,7 +193,7 @@ async fn watch(
         let read = tokio::task::spawn_blocking(move || {
             let mut reading = evaluator.read(start.elapsed());
             let read = metrics.visit(|family, sample| reading.take(family, sample));
-            // Of half a reading, nothing can be told.
+            // Half a reading says nothing.
             let changes = read.map(|()| reading.finish());
             (evaluator, changes)
         });
@@ -213,7 +213,7 @@ async fn watch(
         for alert in changes.into_iter().filter_map(|change| book.note(change, time)) {
             log(&alert);
             if let Some(webhook) = &webhook {
-                webhook.tell(alert);
+                webhook.report(alert);
             }
         }
     }

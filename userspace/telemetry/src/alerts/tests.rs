@@ -63,7 +63,7 @@ fn bodies(posted: &[Posted]) -> Vec<Json> {
 async fn a_post_has_alertmanagers_form() {
     let receiver = Receiver::start([]).await;
     let bench = bench(&receiver.url, |webhook| webhook);
-    bench.webhook.tell(alert("w", Status::Resolved));
+    bench.webhook.report(alert("w", Status::Resolved));
     let posted = bodies(&receiver.until(|posted| !posted.is_empty()).await);
     let labels = json!({"alertname": "NumawardPinCausedOomKill", "instance": "host", "severity": "critical", "workload": "w"});
     let expected = json!({
@@ -101,14 +101,14 @@ async fn what_fails_is_tried_again_and_what_is_refused_is_not() {
         Receiver::start([Answer::Status(500), Answer::Status(429), Answer::Status(200), Answer::Status(400)])
             .await;
     let bench = bench(&receiver.url, |webhook| webhook);
-    bench.webhook.tell(alert("a", Status::Firing));
+    bench.webhook.report(alert("a", Status::Firing));
     bench.until(Fate::Delivered, 1).await;
     let posted = bodies(&receiver.posted());
     assert_eq!(posted.len(), 3);
     assert!(posted.iter().all(|body| body == &posted[0]), "{posted:?}");
-    bench.webhook.tell(alert("b", Status::Firing));
+    bench.webhook.report(alert("b", Status::Firing));
     bench.until(Fate::Refused, 1).await;
-    bench.webhook.tell(alert("c", Status::Firing));
+    bench.webhook.report(alert("c", Status::Firing));
     bench.until(Fate::Delivered, 2).await;
     let posted = bodies(&receiver.posted());
     assert_eq!((posted.len(), &posted[4]["alerts"][0]["labels"]["workload"]), (5, &json!("c")));
@@ -119,12 +119,12 @@ async fn what_fails_is_tried_again_and_what_is_refused_is_not() {
 async fn one_that_hangs_holds_up_nobody_and_hears_the_newest_state() {
     let receiver = Receiver::start([Answer::Silence]).await;
     let bench = bench(&receiver.url, |webhook| webhook);
-    bench.webhook.tell(alert("first", Status::Firing));
+    bench.webhook.report(alert("first", Status::Firing));
     receiver.until(|posted| posted.len() == 1).await;
     // It took that one and says nothing. All these wait, and those that are too many are counted.
-    bench.webhook.tell(alert("first", Status::Resolved));
+    bench.webhook.report(alert("first", Status::Resolved));
     for number in 0..LIMITS.0 + 9 {
-        bench.webhook.tell(alert(&format!("w{number}"), Status::Firing));
+        bench.webhook.report(alert(&format!("w{number}"), Status::Firing));
     }
     assert_eq!(bench.counted.of(Fate::Overflowed), 10);
     bench.until(Fate::Delivered, LIMITS.0 as u64).await;
@@ -141,7 +141,7 @@ async fn one_that_hangs_holds_up_nobody_and_hears_the_newest_state() {
 #[tokio::test]
 async fn what_nobody_takes_is_given_up() {
     let bench = bench("http://127.0.0.1:9/", Webhook::impatient);
-    bench.webhook.tell(alert("a", Status::Firing));
+    bench.webhook.report(alert("a", Status::Firing));
     bench.until(Fate::Expired, 1).await;
     assert!(bench.webhook.waiting_len() == 0);
 }

@@ -1,6 +1,6 @@
 //! Posts alerts.
 //!
-//! What waits is the newest state of each alert: one that is resolved before anybody could be told is told as resolved,
+//! What waits is the newest state of each alert: one that is resolved before it could be reported is reported as resolved,
 //! once. A post takes what waits, up to [`PER_POST`]; the next may follow after `alerts.groupInterval`. What fails is
 //! tried again, waiting longer each time; what the receiver refuses (4xx) is given up at once, what nobody takes after
 //! [`PATIENCE`].
@@ -143,7 +143,7 @@ impl Webhook {
     }
 
     /// Takes an alert. Never waits.
-    pub(super) fn tell(&self, alert: Alert) {
+    pub(super) fn report(&self, alert: Alert) {
         let mut waiting = self.lock();
         if waiting.len() >= MAX_WAITING && !waiting.contains_key(&alert.fingerprint) {
             self.counted.count(Fate::Overflowed, 1);
@@ -171,7 +171,7 @@ impl Webhook {
         alerts.into_iter().take(PER_POST).map(|waiting| waiting.alert.clone()).collect()
     }
 
-    /// These are done with, unless there is something newer to be told.
+    /// These are done with, unless there is something newer to report.
     fn done(&self, alerts: &[Alert], fate: Fate) {
         let mut waiting = self.lock();
         for alert in alerts {

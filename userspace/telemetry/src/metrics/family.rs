@@ -1,8 +1,8 @@
 //! Families of metrics as they are made at each reading, typed: [`Out`] begins one after another, [`Family`] puts samples
 //! into it, and a [`Sink`] takes both.
 //!
-//! There are two sinks: [`super::text`] writes lines, [`super::samples`] hands on values. They are told apart when the
-//! program is compiled, so that the text of hundreds of thousands of lines costs no more than writing it.
+//! There are two sinks: [`super::text`] writes lines, [`super::samples`] hands on values. Which of them it is is known when
+//! the program is compiled, so that the text of hundreds of thousands of lines costs no more than writing it.
 
 use std::fmt;
 
