@@ -70,8 +70,8 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let observer = Arc::new(Observer::new(config));
     let figures = ControlMetrics::default();
     let (placing, sharing) = (nri::NriMetrics::default(), cluster::Figures::default());
-    let alerts = alerts::Figures::default();
-    let metrics = all_metrics(config, &observer, &figures, &placing, &sharing, &alerts, &traces.figures());
+    let alerts = alerts::AlertMetrics::default();
+    let metrics = all_metrics(config, &observer, &figures, &placing, &sharing, &alerts, &traces.metrics());
     let metrics = Arc::new(metrics);
     let cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
     let app = App::new(observer.clone(), metrics.clone(), readiness.clone(), heartbeat.clone());
@@ -180,8 +180,8 @@ fn all_metrics(
     figures: &ControlMetrics,
     placing: &nri::NriMetrics,
     sharing: &cluster::Figures,
-    alerts: &alerts::Figures,
-    traces: &otlp::Figures,
+    alerts: &alerts::AlertMetrics,
+    traces: &otlp::OtlpMetrics,
 ) -> Metrics {
     let metrics = Metrics::new(observer.clone()).with(|registry| {
         figures.register(registry);
@@ -201,7 +201,7 @@ fn all_metrics(
 fn start_sending(
     (config, address): (&Config, SocketAddr),
     metrics: &Arc<Metrics>,
-    alerts: &alerts::Figures,
+    alerts: &alerts::AlertMetrics,
     traces: Traces,
     stop: &CancellationToken,
 ) {
@@ -209,8 +209,8 @@ fn start_sending(
     if let Err(error) = alerts::start(&config.alerts, (&host, address), metrics, alerts, stop) {
         tracing::error!(%error, "alerts.webhook cannot be used: alerts are neither watched nor posted");
     }
-    let figures = traces.figures();
-    if let Err(error) = otlp::start(config, &host, metrics, traces, &figures, stop) {
+    let counted = traces.metrics();
+    if let Err(error) = otlp::start(config, &host, metrics, traces, &counted, stop) {
         tracing::error!(%error, "otlp.endpoint cannot be used: not everything is sent");
     }
 }

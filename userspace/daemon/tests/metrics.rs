@@ -227,8 +227,8 @@ fn served() -> BTreeMap<String, Described> {
             Events::default().register(registry);
             kubernetes::nri::NriMetrics::default().register(registry);
             kubernetes::cluster::Figures::default().register(registry);
-            alerts::Figures::default().register(registry);
-            otlp::Figures::default().register(registry);
+            alerts::AlertMetrics::default().register(registry);
+            otlp::OtlpMetrics::default().register(registry);
         })
         .with_kubelet_names(|registry| figures.register_kubelet(registry));
     families(&encoded(&metrics, Format::OpenMetrics))

@@ -4,12 +4,14 @@
 //! - [`pod`] names pods and containers.
 //! - [`Report`] is an event on its way to those who read it.
 //! - [`snapshot`] is what a scrape serves.
+//! - [`error_chain`] is an error with its causes.
 //! - [`port`] has the traits by which parts reach each other; [`health`] says who is ready and alive.
 //!
 //! Nothing here does input or output.
 
 #![forbid(unsafe_code)]
 
+mod error;
 pub mod health;
 pub mod pod;
 pub mod port;
@@ -25,6 +27,7 @@ pub mod testing;
 pub const SPAN_TARGET: &str = "numaward_trace";
 
 pub use self::{
+    error::error_chain,
     promise::{Promise, Promises},
     report::Report,
     settings::{Settings, SettingsError, ValueError, Values},

@@ -1,10 +1,15 @@
 //! Examples, for tests here and further up.
 
+#![expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "this is part of tests")]
+
 use std::time::Duration;
 
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
-use crate::snapshot::*;
+use crate::snapshot::{
+    Allocated, CpuFigures, Interrupts, MapFigures, NodeMemory, Pressure, ProbeFigures, Resident, Snapshot,
+    StallFigures, WorkloadActivity, WorkloadFigures,
+};
 
 /// A snapshot with something of everything.
 pub fn snapshot() -> Snapshot {

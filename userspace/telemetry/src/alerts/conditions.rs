@@ -22,7 +22,7 @@ use std::{
 use numaward_api::Severity;
 use numaward_topology::Bytes;
 
-use crate::metrics::Sample;
+use crate::metrics::{Description, Sample, Value};
 
 /// Series that are followed; workloads come and go, and most have none.
 const MAX_SERIES: usize = 1 << 16;
@@ -248,20 +248,20 @@ pub(super) const CONDITIONS: [Condition; 9] = [
 
 impl Condition {
     /// The subject of a sample, if the condition is about it.
-    fn subject(&self, sample: Sample<'_>) -> Option<Subject> {
+    fn subject(&self, sample: &Sample<'_>) -> Option<Subject> {
         let mut subject = Subject::new();
         let mut is_wanted = self.only.is_none();
         for (name, value) in sample.labels() {
             if let Some((label, values)) = self.only
                 && label == name
             {
-                is_wanted = values.contains(&&*value);
+                is_wanted = values.contains(&value);
             }
             if self.without.is_some_and(|(label, other)| label == name && other == value) {
                 return None;
             }
             if let Some(label) = self.by.iter().find(|label| **label == name) {
-                subject.push((*label, value.into_owned()));
+                subject.push((*label, value.to_owned()));
             }
         }
         is_wanted.then_some(subject)
@@ -285,7 +285,7 @@ struct History {
 impl History {
     fn note(&mut self, now: Duration, value: f64) {
         self.seen = now;
-        #[expect(clippy::float_cmp, reason = "the same text gives the same number")]
+        #[expect(clippy::float_cmp, reason = "the same number is no change")]
         let is_new = self.changes.back().is_none_or(|(_, last)| *last != value);
         if is_new {
             self.changes.push_back((now, value));
@@ -357,15 +357,15 @@ impl Evaluator {
 
 impl Reading<'_> {
     /// Takes a sample.
-    pub(super) fn take(&mut self, sample: Sample<'_>) {
+    pub(super) fn take(&mut self, family: &Description, sample: &Sample<'_>) {
+        let Value::Number(value) = sample.value else { return };
+        let (name, value) = (family.sample_name.as_str(), value.as_f64());
         for (index, condition) in CONDITIONS.iter().enumerate() {
-            let of_other = matches!(condition.measure, Measure::Below { of, .. } if of == sample.name);
-            if !of_other && !condition.samples.contains(&sample.name) {
+            let of_other = matches!(condition.measure, Measure::Below { of, .. } if of == name);
+            if !of_other && !condition.samples.contains(&name) {
                 continue;
             }
-            let (Some(subject), Ok(value)) = (condition.subject(sample), sample.value.parse::<f64>()) else {
-                continue;
-            };
+            let Some(subject) = condition.subject(sample) else { continue };
             match condition.measure {
                 Measure::Below { .. } if of_other => {
                     if sample.labels().any(|(name, value)| name == "state" && value == "total") {
@@ -377,7 +377,8 @@ impl Reading<'_> {
                 }
                 Measure::Rate(_) | Measure::Increase(_) => {
                     let evaluator = &mut *self.evaluator;
-                    let key = (index, format!("{}{{{}", sample.name, sample.raw_labels()));
+                    let labels = sample.labels().map(|(label, value)| format!(",{label}={value:?}"));
+                    let key = (index, name.to_owned() + &labels.collect::<String>());
                     if evaluator.series.len() >= MAX_SERIES && !evaluator.series.contains_key(&key) {
                         if !std::mem::replace(&mut evaluator.overflowed, true) {
                             tracing::warn!(
@@ -449,6 +450,7 @@ mod tests {
     use serde_json::Value as Json;
 
     use super::*;
+    use crate::metrics::Number;
 
     const RULES: &str = include_str!("../../../../dashboards/prometheus/rules.yaml");
     const RULES_TEST: &str = include_str!("../../../../dashboards/prometheus/rules_test.yaml");
@@ -503,6 +505,17 @@ mod tests {
         values
     }
 
+    /// `a="b",c="d"`, with no escapes in it.
+    fn labels(text: &str) -> Vec<(&str, &str)> {
+        let labels = text.split(',').filter_map(|label| label.trim().split_once('='));
+        labels.map(|(name, value)| (name, value.trim_matches('"'))).collect()
+    }
+
+    fn take(reading: &mut Reading<'_>, name: &str, labels: &[(&str, &str)], value: f64) {
+        let family = Description { sample_name: name.to_owned(), ..Description::default() };
+        reading.take(&family, &Sample::new(labels, Value::Number(Number::Real(value))));
+    }
+
     fn minutes(text: &str) -> u64 {
         text.strip_suffix('m').unwrap().parse().unwrap()
     }
@@ -515,14 +528,14 @@ mod tests {
         let mut series = Vec::new();
         for line in test["input_series"].as_array().unwrap() {
             let (name, rest) = line["series"].as_str().unwrap().split_once('{').unwrap();
-            let labels = rest.strip_suffix('}').unwrap().replace(", ", ",");
-            if labels.contains(&format!("instance=\"{instance}\"")) {
+            let labels = labels(rest.strip_suffix('}').unwrap());
+            if labels.contains(&("instance", instance)) {
                 // `0x30`, thirty zeros more, is a number to a reader of YAML.
                 let course = match &line["values"] {
                     Json::String(written) => written.clone(),
                     number => format!("{:#x}", number.as_u64().unwrap()),
                 };
-                series.push((name.to_owned(), labels, values(&course)));
+                series.push((name, labels, values(&course)));
             }
         }
         let mut evaluator = Evaluator::default();
@@ -532,7 +545,7 @@ mod tests {
             let mut reading = evaluator.read(MINUTE * u32::try_from(minute).unwrap());
             for (name, labels, values) in &series {
                 if let Some(value) = values.get(usize::try_from(minute).unwrap()) {
-                    reading.take(Sample::new(name, labels, &value.to_string()));
+                    take(&mut reading, name, labels, *value);
                 }
             }
             for change in reading.finish() {
@@ -606,11 +619,11 @@ mod tests {
     fn read(
         evaluator: &mut Evaluator,
         minute: u32,
-        samples: &[(&str, &str, &str)],
+        samples: &[(&str, &str, f64)],
     ) -> Vec<(&'static str, bool)> {
         let mut reading = evaluator.read(MINUTE * minute);
-        for (name, labels, value) in samples {
-            reading.take(Sample::new(name, labels, value));
+        for (name, text, value) in samples {
+            take(&mut reading, name, &labels(text), *value);
         }
         let changes = reading.finish().into_iter();
         changes.map(|change| (CONDITIONS[change.condition].alert, change.value.is_some())).collect()
@@ -621,13 +634,13 @@ mod tests {
         let mut evaluator = Evaluator::default();
         let kills = |count| [("numaward_oom_kills_total", "workload=\"w\",constraint=\"cpuset\"", count)];
         let alert = "NumawardPinCausedOomKill";
-        assert_eq!(read(&mut evaluator, 0, &kills("0")), []);
-        assert_eq!(read(&mut evaluator, 1, &kills("1")), [(alert, true)]);
-        assert_eq!(read(&mut evaluator, 2, &kills("1")), []);
-        assert_eq!(read(&mut evaluator, 11, &kills("1")), [(alert, false)]);
+        assert_eq!(read(&mut evaluator, 0, &kills(0.0)), []);
+        assert_eq!(read(&mut evaluator, 1, &kills(1.0)), [(alert, true)]);
+        assert_eq!(read(&mut evaluator, 2, &kills(1.0)), []);
+        assert_eq!(read(&mut evaluator, 11, &kills(1.0)), [(alert, false)]);
         // The counter starts anew; one kill since then.
-        assert_eq!(read(&mut evaluator, 12, &kills("0")), []);
-        assert_eq!(read(&mut evaluator, 13, &kills("1")), [(alert, true)]);
+        assert_eq!(read(&mut evaluator, 12, &kills(0.0)), []);
+        assert_eq!(read(&mut evaluator, 13, &kills(1.0)), [(alert, true)]);
         // A workload that is gone is no alert.
         assert_eq!(read(&mut evaluator, 14, &[]), [(alert, false)]);
         assert_eq!(read(&mut evaluator, 40, &[]), []);
@@ -637,7 +650,7 @@ mod tests {
     #[test]
     fn a_short_break_starts_the_wait_anew() {
         let mut evaluator = Evaluator::default();
-        let absent = [("numaward_probe", "probe=\"alloc\",mode=\"absent\",reason=\"no BTF\"", "1")];
+        let absent = [("numaward_probe", "probe=\"alloc\",mode=\"absent\",reason=\"no BTF\"", 1.0)];
         for minute in 0..15 {
             assert_eq!(read(&mut evaluator, minute, &absent), []);
         }
@@ -645,7 +658,7 @@ mod tests {
             read(
                 &mut evaluator,
                 15,
-                &[("numaward_probe", "probe=\"alloc\",mode=\"tp_btf\",reason=\"\"", "1")]
+                &[("numaward_probe", "probe=\"alloc\",mode=\"tp_btf\",reason=\"\"", 1.0)]
             ),
             []
         );
@@ -660,8 +673,9 @@ mod tests {
         let mut evaluator = Evaluator::default();
         let mut reading = evaluator.read(Duration::ZERO);
         for number in 0..MAX_SERIES + 10 {
-            let labels = format!("workload=\"w{number}\",node=\"0\"");
-            reading.take(Sample::new("numaward_numa_miss_bytes_total", &labels, "0"));
+            let workload = format!("w{number}");
+            let labels = [("workload", workload.as_str()), ("node", "0")];
+            take(&mut reading, "numaward_numa_miss_bytes_total", &labels, 0.0);
         }
         assert_eq!(reading.finish(), []);
         assert_eq!(evaluator.series.len(), MAX_SERIES);

@@ -1,9 +1,9 @@
 //! Alerts of a host without a monitoring stack.
 //!
-//! Problem: the rules of `dashboards/prometheus/` need a Prometheus. A host without one is to tell of the same conditions,
+//! Problem: the rules of `dashboards/prometheus/` need a Prometheus. A host without one is to report the same conditions,
 //! from the same counters: in its log, and to a webhook.
 //!
-//! Algorithm: every `alerts.interval` the samples of `/metrics` are read and the [conditions](conditions) evaluated.
+//! Algorithm: every `alerts.interval` a reading of the metrics is taken and the [conditions](conditions) evaluated.
 //! What begins or ends is logged and handed to the [webhook], which posts by itself.
 //!
 //! Invariants: nothing waits for the webhook; what waits for it is bounded, and what is lost counted.
@@ -27,12 +27,12 @@ use serde::Serialize;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-pub use self::webhook::Figures;
+pub use self::webhook::AlertMetrics;
 use self::{
     conditions::{CONDITIONS, Change, Evaluator, Subject},
     webhook::Webhook,
 };
-use crate::{metrics::Metrics, post::Poster};
+use crate::{http_client::Poster, metrics::Metrics};
 
 /// Whether a condition holds, in Alertmanager's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -150,7 +150,7 @@ pub fn start(
     config: &Alerts,
     (host, address): (&str, SocketAddr),
     metrics: &Arc<Metrics>,
-    figures: &Figures,
+    counted: &AlertMetrics,
     stop: &CancellationToken,
 ) -> io::Result<()> {
     if !config.is_on() {
@@ -162,7 +162,7 @@ pub fn start(
             let token = config.token_file.clone();
             let poster = Poster::new(url.0.clone(), "application/json", HeaderMap::new(), token)?;
             tracing::info!(receiver = poster.receiver(), "alerts are posted");
-            let webhook = Arc::new(Webhook::new(host, config.group_interval.0, figures.clone()));
+            let webhook = Arc::new(Webhook::new(host, config.group_interval.0, counted.clone()));
             tokio::spawn(webhook.clone().run(poster, stop.clone()));
             Some(webhook)
         }
@@ -192,8 +192,8 @@ async fn watch(
         let metrics = metrics.clone();
         let read = tokio::task::spawn_blocking(move || {
             let mut reading = evaluator.read(start.elapsed());
-            let read = metrics.visit(|_, sample| reading.take(sample));
-            // Of half a reading, nothing can be told.
+            let read = metrics.visit(|family, sample| reading.take(family, sample));
+            // Half a reading says nothing.
             let changes = read.map(|()| reading.finish());
             (evaluator, changes)
         });
@@ -213,13 +213,13 @@ async fn watch(
         for alert in changes.into_iter().filter_map(|change| book.note(change, time)) {
             log(&alert);
             if let Some(webhook) = &webhook {
-                webhook.tell(alert);
+                webhook.report(alert);
             }
         }
     }
 }
 
-impl Figures {
+impl AlertMetrics {
     /// Registers them.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(

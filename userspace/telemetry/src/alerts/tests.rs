@@ -11,7 +11,7 @@ use super::{
     webhook::{Fate, LIMITS},
     *,
 };
-use crate::post::tests::{Answer, Posted, Receiver};
+use crate::http_client::tests::{Answer, Posted, Receiver};
 
 fn alert(name: &str, status: Status) -> Alert {
     let change = |value| Change { condition: 5, subject: vec![("workload", name.to_owned())], value };
@@ -27,31 +27,31 @@ fn alert(name: &str, status: Status) -> Alert {
 
 struct Bench {
     webhook: Arc<Webhook>,
-    figures: Figures,
+    counted: AlertMetrics,
     _stop: tokio_util::sync::DropGuard,
 }
 
 fn bench(url: &str, make: impl FnOnce(Webhook) -> Webhook) -> Bench {
-    let figures = Figures::default();
-    let webhook = Arc::new(make(Webhook::new("host", Duration::from_millis(1), figures.clone()).hurried()));
+    let counted = AlertMetrics::default();
+    let webhook = Arc::new(make(Webhook::new("host", Duration::from_millis(1), counted.clone()).hurried()));
     let poster = Poster::new(url.parse().unwrap(), "application/json", HeaderMap::new(), None).unwrap();
     let poster = poster.with_time_limit(Duration::from_secs(5));
     let stop = CancellationToken::new();
     tokio::spawn(webhook.clone().run(poster, stop.clone()));
-    Bench { webhook, figures, _stop: stop.drop_guard() }
+    Bench { webhook, counted, _stop: stop.drop_guard() }
 }
 
 impl Bench {
     async fn until(&self, fate: Fate, alerts: u64) {
         let wait = async {
-            while self.figures.of(fate) < alerts {
+            while self.counted.of(fate) < alerts {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         timeout(Duration::from_mins(1), wait)
             .await
-            .unwrap_or_else(|_| panic!("{fate:?}: {:?}", self.figures));
-        assert_eq!(self.figures.of(fate), alerts);
+            .unwrap_or_else(|_| panic!("{fate:?}: {:?}", self.counted));
+        assert_eq!(self.counted.of(fate), alerts);
     }
 }
 
@@ -63,7 +63,7 @@ fn bodies(posted: &[Posted]) -> Vec<Json> {
 async fn a_post_has_alertmanagers_form() {
     let receiver = Receiver::start([]).await;
     let bench = bench(&receiver.url, |webhook| webhook);
-    bench.webhook.tell(alert("w", Status::Resolved));
+    bench.webhook.report(alert("w", Status::Resolved));
     let posted = bodies(&receiver.until(|posted| !posted.is_empty()).await);
     let labels = json!({"alertname": "NumawardPinCausedOomKill", "instance": "host", "severity": "critical", "workload": "w"});
     let expected = json!({
@@ -101,32 +101,32 @@ async fn what_fails_is_tried_again_and_what_is_refused_is_not() {
         Receiver::start([Answer::Status(500), Answer::Status(429), Answer::Status(200), Answer::Status(400)])
             .await;
     let bench = bench(&receiver.url, |webhook| webhook);
-    bench.webhook.tell(alert("a", Status::Firing));
+    bench.webhook.report(alert("a", Status::Firing));
     bench.until(Fate::Delivered, 1).await;
     let posted = bodies(&receiver.posted());
     assert_eq!(posted.len(), 3);
     assert!(posted.iter().all(|body| body == &posted[0]), "{posted:?}");
-    bench.webhook.tell(alert("b", Status::Firing));
+    bench.webhook.report(alert("b", Status::Firing));
     bench.until(Fate::Refused, 1).await;
-    bench.webhook.tell(alert("c", Status::Firing));
+    bench.webhook.report(alert("c", Status::Firing));
     bench.until(Fate::Delivered, 2).await;
     let posted = bodies(&receiver.posted());
     assert_eq!((posted.len(), &posted[4]["alerts"][0]["labels"]["workload"]), (5, &json!("c")));
-    assert_eq!(bench.figures.failed().get(), 3);
+    assert_eq!(bench.counted.failed().get(), 3);
 }
 
 #[tokio::test]
 async fn one_that_hangs_holds_up_nobody_and_hears_the_newest_state() {
     let receiver = Receiver::start([Answer::Silence]).await;
     let bench = bench(&receiver.url, |webhook| webhook);
-    bench.webhook.tell(alert("first", Status::Firing));
+    bench.webhook.report(alert("first", Status::Firing));
     receiver.until(|posted| posted.len() == 1).await;
     // It took that one and says nothing. All these wait, and those that are too many are counted.
-    bench.webhook.tell(alert("first", Status::Resolved));
+    bench.webhook.report(alert("first", Status::Resolved));
     for number in 0..LIMITS.0 + 9 {
-        bench.webhook.tell(alert(&format!("w{number}"), Status::Firing));
+        bench.webhook.report(alert(&format!("w{number}"), Status::Firing));
     }
-    assert_eq!(bench.figures.of(Fate::Overflowed), 10);
+    assert_eq!(bench.counted.of(Fate::Overflowed), 10);
     bench.until(Fate::Delivered, LIMITS.0 as u64).await;
     let posted = bodies(&receiver.posted());
     let sizes: Vec<_> = posted.iter().map(|body| body["alerts"].as_array().unwrap().len()).collect();
@@ -141,7 +141,7 @@ async fn one_that_hangs_holds_up_nobody_and_hears_the_newest_state() {
 #[tokio::test]
 async fn what_nobody_takes_is_given_up() {
     let bench = bench("http://127.0.0.1:9/", Webhook::impatient);
-    bench.webhook.tell(alert("a", Status::Firing));
+    bench.webhook.report(alert("a", Status::Firing));
     bench.until(Fate::Expired, 1).await;
     assert!(bench.webhook.waiting_len() == 0);
 }
@@ -173,7 +173,7 @@ impl SnapshotSource for Kills {
 async fn a_condition_of_the_metrics_is_posted() {
     let receiver = Receiver::start([]).await;
     let kills = Arc::new(Kills::default());
-    let figures = Figures::default();
+    let counted = AlertMetrics::default();
     let metrics = Arc::new(Metrics::new(kills.clone()));
     let config = Alerts {
         webhook: Some(format!("{}/hook", receiver.url).parse::<HttpUrl>().unwrap()),
@@ -184,7 +184,7 @@ async fn a_condition_of_the_metrics_is_posted() {
     };
     let stop = CancellationToken::new();
     let address = SocketAddr::from(([127, 0, 0, 1], 9560));
-    start(&config, ("host", address), &metrics, &figures, &stop).unwrap();
+    start(&config, ("host", address), &metrics, &counted, &stop).unwrap();
     // A counter is known from its first value on; more than one has to be seen.
     let grow = tokio::spawn(async move {
         loop {

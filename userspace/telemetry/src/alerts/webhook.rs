@@ -1,6 +1,6 @@
 //! Posts alerts.
 //!
-//! What waits is the newest state of each alert: one that is resolved before anybody could be told is told as resolved,
+//! What waits is the newest state of each alert: one that is resolved before it could be reported is reported as resolved,
 //! once. A post takes what waits, up to [`PER_POST`]; the next may follow after `alerts.groupInterval`. What fails is
 //! tried again, waiting longer each time; what the receiver refuses (4xx) is given up at once, what nobody takes after
 //! [`PATIENCE`].
@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use backon::BackoffBuilder as _;
 use bytes::Bytes;
 use hyper::StatusCode;
 use prometheus_client::metrics::{counter::Counter, family::Family};
@@ -20,7 +21,7 @@ use tokio::{sync::Notify, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{Alert, Status};
-use crate::post::{Backoff, Outcome, Poster};
+use crate::http_client::{Poster, backoff};
 
 /// Alerts that may wait.
 const MAX_WAITING: usize = 1024;
@@ -57,23 +58,23 @@ type Notices = Family<[(&'static str, &'static str); 1], Counter>;
 
 /// Counts since the daemon started. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Figures {
+pub struct AlertMetrics {
     notices: Notices,
     failed: Counter,
 }
 
-impl Default for Figures {
+impl Default for AlertMetrics {
     /// All at zero.
     fn default() -> Self {
-        let figures = Self { notices: Notices::default(), failed: Counter::default() };
+        let counted = Self { notices: Notices::default(), failed: Counter::default() };
         for fate in Fate::ALL {
-            figures.count(fate, 0);
+            counted.count(fate, 0);
         }
-        figures
+        counted
     }
 }
 
-impl Figures {
+impl AlertMetrics {
     pub(super) fn notices(&self) -> Notices {
         self.notices.clone()
     }
@@ -123,29 +124,29 @@ pub(super) struct Webhook {
     /// By fingerprint.
     waiting: Mutex<BTreeMap<String, Waiting>>,
     news: Notify,
-    figures: Figures,
+    counted: AlertMetrics,
     first_wait: Duration,
     patience: Duration,
 }
 
 impl Webhook {
-    pub(super) fn new(host: &str, group_interval: Duration, figures: Figures) -> Self {
+    pub(super) fn new(host: &str, group_interval: Duration, counted: AlertMetrics) -> Self {
         Self {
             host: host.to_owned(),
             group_interval,
             waiting: Mutex::default(),
             news: Notify::new(),
-            figures,
+            counted,
             first_wait: FIRST_WAIT,
             patience: PATIENCE,
         }
     }
 
     /// Takes an alert. Never waits.
-    pub(super) fn tell(&self, alert: Alert) {
+    pub(super) fn report(&self, alert: Alert) {
         let mut waiting = self.lock();
         if waiting.len() >= MAX_WAITING && !waiting.contains_key(&alert.fingerprint) {
-            self.figures.count(Fate::Overflowed, 1);
+            self.counted.count(Fate::Overflowed, 1);
             return;
         }
         waiting.insert(alert.fingerprint.clone(), Waiting { alert, since: Instant::now() });
@@ -164,13 +165,13 @@ impl Webhook {
         let before = waiting.len();
         waiting.retain(|_, waiting| waiting.since.elapsed() < self.patience);
         let expired = before - waiting.len();
-        self.figures.count(Fate::Expired, expired);
+        self.counted.count(Fate::Expired, expired);
         let mut alerts: Vec<_> = waiting.values().collect();
         alerts.sort_by_key(|waiting| waiting.since);
         alerts.into_iter().take(PER_POST).map(|waiting| waiting.alert.clone()).collect()
     }
 
-    /// These are done with, unless there is something newer to be told.
+    /// These are done with, unless there is something newer to report.
     fn done(&self, alerts: &[Alert], fate: Fate) {
         let mut waiting = self.lock();
         for alert in alerts {
@@ -178,7 +179,7 @@ impl Webhook {
                 waiting.remove(&alert.fingerprint);
             }
         }
-        self.figures.count(fate, alerts.len());
+        self.counted.count(fate, alerts.len());
     }
 
     fn body(&self, alerts: &[Alert]) -> Bytes {
@@ -204,7 +205,8 @@ impl Webhook {
     pub(super) async fn run(self: std::sync::Arc<Self>, poster: Poster, stop: CancellationToken) {
         let post = async {
             let receiver = poster.receiver();
-            let mut backoff = Backoff::new(self.first_wait, LONGEST_WAIT);
+            let backoff = backoff(self.first_wait, LONGEST_WAIT);
+            let mut waits = backoff.build();
             let mut failing = false;
             loop {
                 let alerts = self.next();
@@ -212,33 +214,27 @@ impl Webhook {
                     self.news.notified().await;
                     continue;
                 }
-                let (problem, retry_after) = match poster.post(self.body(&alerts)).await {
-                    Outcome::Taken(_) => {
-                        self.done(&alerts, Fate::Delivered);
-                        if mem::take(&mut failing) {
-                            tracing::info!(receiver, "alerts are taken again");
-                        }
-                        backoff.reset();
-                        sleep(self.group_interval).await;
-                        continue;
+                let Err(failure) = poster.post(self.body(&alerts)).await else {
+                    self.done(&alerts, Fate::Delivered);
+                    if mem::take(&mut failing) {
+                        tracing::info!(receiver, "alerts are taken again");
                     }
-                    Outcome::Answered { status, text, .. } if is_final(status) => {
-                        self.figures.failed.inc();
-                        self.done(&alerts, Fate::Refused);
-                        tracing::warn!(receiver, %status, text, alerts = alerts.len(), "alerts are refused");
-                        sleep(self.group_interval).await;
-                        continue;
-                    }
-                    Outcome::Answered { status, retry_after, text } => {
-                        (format!("{status}: {text}"), retry_after)
-                    }
-                    Outcome::Failed(problem) => (problem, None),
+                    waits = backoff.build();
+                    sleep(self.group_interval).await;
+                    continue;
                 };
-                self.figures.failed.inc();
+                self.counted.failed.inc();
+                let problem = &failure.problem;
+                if failure.status.is_some_and(is_final) {
+                    self.done(&alerts, Fate::Refused);
+                    tracing::warn!(receiver, problem, alerts = alerts.len(), "alerts are refused");
+                    sleep(self.group_interval).await;
+                    continue;
+                }
                 if !mem::replace(&mut failing, true) {
                     tracing::warn!(receiver, problem, "alerts cannot be posted; it is tried again");
                 }
-                sleep(backoff.next(retry_after)).await;
+                sleep(failure.wait(waits.next().unwrap_or_default(), LONGEST_WAIT)).await;
             }
         };
         tokio::select! {

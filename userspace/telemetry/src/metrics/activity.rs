@@ -7,21 +7,21 @@ use numaward_model::snapshot::StallFigures;
 
 use super::{
     collector::Families,
-    family::{Made, NONE},
+    family::{Bound, NONE, Sink, made},
 };
 
 /// The bounds of the histogram of stalls in seconds, each with how many buckets of [`StallFigures`] are below: 2^4 microseconds,
 /// and so on.
-const STALL_BOUNDS: [(&str, usize); 6] = [
-    ("0.000016", 5),
-    ("0.000256", 9),
-    ("0.004096", 13),
-    ("0.065536", 17),
-    ("1.048576", 21),
-    ("+Inf", usize::MAX),
+const STALL_BOUNDS: [(Bound, usize); 6] = [
+    (Bound(0.000_016, "0.000016"), 5),
+    (Bound(0.000_256, "0.000256"), 9),
+    (Bound(0.004_096, "0.004096"), 13),
+    (Bound(0.065_536, "0.065536"), 17),
+    (Bound(1.048_576, "1.048576"), 21),
+    (Bound(f64::INFINITY, "+Inf"), usize::MAX),
 ];
 
-impl Families<'_, '_> {
+impl<S: Sink> Families<'_, S> {
     pub(super) fn activity(&mut self) -> fmt::Result {
         self.accesses()?;
         self.dram()?;
@@ -38,11 +38,11 @@ impl Families<'_, '_> {
         };
         let help = "Sampled accesses to memory of other nodes, by the node of the CPU. Not sampled is not \
                     none: see remote_sampling";
-        let mut family = self.lines.counter("remote_access_pages", None, help)?;
+        let mut family = self.out.counter("remote_access_pages", None, help)?;
         for (workload, activity) in workloads() {
             family.of(&workload.name);
             for (&node, pages) in nodes.iter().zip(activity.remote.iter().flatten()) {
-                family.put([node, Made("source=\"hint_fault\"")], pages)?;
+                family.put([node, made!("source", "hint_fault")], pages)?;
             }
             if let Some(pages) = activity.moved {
                 let source = ("source", "memory_stat");
@@ -51,12 +51,12 @@ impl Families<'_, '_> {
         }
         let help = "Sampled accesses of all workloads, by the node of the CPU and that of the memory \
                     (unknown where the page was moved at once)";
-        let mut family = self.lines.counter("node_access_pages", None, help)?;
+        let mut family = self.out.counter("node_access_pages", None, help)?;
         for (node, memory, pages) in snapshot.accesses.iter().flatten() {
             let memory = memory.map_or_else(|| "unknown".to_owned(), |memory| memory.to_string());
             family.put([("node", node.to_string().as_str()), ("memory_node", &memory)], pages)?;
         }
-        let mut family = self.lines.gauge(
+        let mut family = self.out.gauge(
             "remote_sampling",
             None,
             "Whether the kernel samples the workload's accesses (on), or why not; the value is always 1",
@@ -69,7 +69,7 @@ impl Families<'_, '_> {
         let help = "An estimate, no measurement (observe.remoteEstimate): the share of accesses to memory \
                     of other nodes, by where threads ran and where memory lies, of workloads whose accesses \
                     are not sampled";
-        let mut family = self.lines.gauge("remote_access_estimated_ratio", None, help)?;
+        let mut family = self.out.gauge("remote_access_estimated_ratio", None, help)?;
         for (workload, activity) in workloads() {
             if let Some(permille) = activity.estimated_remote_permille {
                 family.of(&workload.name).put(NONE, f64::from(permille) / 1000.0)?;
@@ -82,12 +82,12 @@ impl Families<'_, '_> {
         let (snapshot, nodes) = (self.snapshot, self.nodes);
         let help = "Accesses to DRAM as the processor counts them (loads or cache lines), by the node of \
                     the CPU and whether the memory was of that node; only where probes.hardware is enabled";
-        let mut family = self.lines.counter("dram_accesses", None, help)?;
+        let mut family = self.out.counter("dram_accesses", None, help)?;
         for workload in &snapshot.workloads {
             let Some(dram) = workload.activity.as_ref().and_then(|of| of.dram.as_ref()) else { continue };
             family.of(&workload.name);
             for (&node, (local, remote)) in nodes.iter().zip(dram) {
-                let (here, there) = (Made("locality=\"local\""), Made("locality=\"remote\""));
+                let (here, there) = (made!("locality", "local"), made!("locality", "remote"));
                 for (locality, count) in [(here, *local), (there, Some(*remote))] {
                     if let Some(count) = count {
                         family.put([node, locality], count)?;
@@ -100,7 +100,7 @@ impl Families<'_, '_> {
 
     fn migrated(&mut self) -> fmt::Result {
         let (snapshot, page_size) = (self.snapshot, self.snapshot.page_size.0);
-        let mut family = self.lines.counter(
+        let mut family = self.out.counter(
             "migrated",
             Some("bytes"),
             "Memory moved to another node by a task of the workload, by reason",
@@ -121,7 +121,7 @@ impl Families<'_, '_> {
         let snapshot = self.snapshot;
         let help = "How long tasks of the workload had to reclaim memory. Being throttled by memory.high is \
                     not in it: see memory_pressure";
-        let mut family = self.lines.histogram("reclaim_stall", Some("seconds"), help)?;
+        let mut family = self.out.histogram("reclaim_stall", Some("seconds"), help)?;
         for workload in &snapshot.workloads {
             let Some(stalls) = workload.activity.as_ref().and_then(|of| of.stalls.as_ref()) else { continue };
             family.of(&workload.name).histogram(stalls.total.as_secs_f64(), &buckets(stalls))?;
@@ -133,7 +133,7 @@ impl Families<'_, '_> {
         let snapshot = self.snapshot;
         let help = "Processes of the workload that the OOM killer took, by what constrained the allocation; \
                     `unknown` (memory.events) where no probe tells";
-        let mut family = self.lines.counter("oom_kills", None, help)?;
+        let mut family = self.out.counter("oom_kills", None, help)?;
         for workload in &snapshot.workloads {
             let by_constraint = workload.activity.as_ref().and_then(|of| of.oom_kills);
             match (by_constraint, workload.oom_kills) {
@@ -154,7 +154,7 @@ impl Families<'_, '_> {
 
     pub(super) fn exclusive_cpus(&mut self) -> fmt::Result {
         let cpus = &self.snapshot.exclusive_cpus;
-        let mut family = self.lines.counter(
+        let mut family = self.out.counter(
             "exclusive_cpu_intruder",
             Some("seconds"),
             "Time that tasks of others ran on the CPU while it was exclusive to a workload, by what they are",
@@ -164,7 +164,7 @@ impl Families<'_, '_> {
                 family.put([("cpu", &*cpu.to_string()), ("class", class)], time.as_secs_f64())?;
             }
         }
-        let mut family = self.lines.counter(
+        let mut family = self.out.counter(
             "exclusive_cpu_interrupts",
             None,
             "Interrupts on the CPU while it was exclusive to a workload",
@@ -180,7 +180,7 @@ impl Families<'_, '_> {
 }
 
 /// How many stalls there were up to each bound, at most the largest number.
-fn buckets(stalls: &StallFigures) -> [(&'static str, u64); STALL_BOUNDS.len()] {
+fn buckets(stalls: &StallFigures) -> [(Bound, u64); STALL_BOUNDS.len()] {
     STALL_BOUNDS.map(|(bound, buckets)| {
         let counts = stalls.buckets.iter().take(buckets);
         (bound, counts.fold(0_u64, |sum, count| sum.saturating_add(*count)))
@@ -200,7 +200,8 @@ mod tests {
         let found = buckets(&stalls);
         for ((bound, buckets), micros) in STALL_BOUNDS.iter().zip([1 << 4, 1 << 8, 1 << 12, 1 << 16, 1 << 20])
         {
-            assert_eq!(*bound, (f64::from(micros) / 1e6).to_string());
+            assert_eq!(bound.1, (f64::from(micros) / 1e6).to_string());
+            assert_eq!(bound.1, bound.0.to_string());
             assert_eq!(1 << (buckets - 1), micros);
         }
         let sum = |count: u64| count * (count + 1) / 2;
@@ -209,6 +210,6 @@ mod tests {
             [sum(5), sum(9), sum(13), sum(17), sum(21), stalls.buckets.iter().sum()]
         );
         stalls.buckets[0] = u64::MAX;
-        assert_eq!(buckets(&stalls)[5], ("+Inf", u64::MAX));
+        assert_eq!(buckets(&stalls)[5].1, u64::MAX);
     }
 }

@@ -7,17 +7,21 @@ use numaward_topology::Bytes;
 
 use super::{
     PREFIX,
-    family::{Lines, Made, NONE},
+    family::{Made, NONE, Out, Sink, made},
 };
 
-/// Writes what a [`SnapshotSource`] gives.
-pub(super) fn write(source: &dyn SnapshotSource, out: &mut dyn fmt::Write) -> fmt::Result {
+/// Puts what a [`SnapshotSource`] gives into a sink.
+pub(super) fn collect(source: &dyn SnapshotSource, sink: &mut impl Sink) -> fmt::Result {
     let snapshot = source.snapshot();
     let promises = source.promises();
-    let nodes: Vec<String> = snapshot.nodes.iter().map(|node| format!("node=\"{}\"", node.node)).collect();
-    let nodes: Vec<Made<'_>> = nodes.iter().map(|node| Made(node)).collect();
-    let lines = Lines::new(out, Some(PREFIX));
-    let mut families = Families { lines, snapshot: &snapshot, promises: &promises, nodes: &nodes };
+    let nodes: Vec<_> = snapshot
+        .nodes
+        .iter()
+        .map(|node| (node.node.to_string(), format!("node=\"{}\"", node.node)))
+        .collect();
+    let nodes: Vec<_> = nodes.iter().map(|(value, text)| Made { name: "node", value, text }).collect();
+    let out = Out::new(sink, Some(PREFIX));
+    let mut families = Families { out, snapshot: &snapshot, promises: &promises, nodes: &nodes };
     families.allocated()?;
     families.resident()?;
     families.trouble()?;
@@ -25,22 +29,21 @@ pub(super) fn write(source: &dyn SnapshotSource, out: &mut dyn fmt::Write) -> fm
     families.exclusive_cpus()?;
     families.node_memory()?;
     families.promises()?;
-    families.own()?;
-    families.lines.hand_on()
+    families.own()
 }
 
-pub(super) struct Families<'a, 'w> {
-    pub(super) lines: Lines<'w>,
+pub(super) struct Families<'a, S> {
+    pub(super) out: Out<'a, S>,
     pub(super) snapshot: &'a Snapshot,
     promises: &'a PromiseFigures,
     /// The label `node` of each.
     pub(super) nodes: &'a [Made<'a>],
 }
 
-impl Families<'_, '_> {
+impl<S: Sink> Families<'_, S> {
     fn allocated(&mut self) -> fmt::Result {
         let (snapshot, nodes) = (self.snapshot, self.nodes);
-        let mut family = self.lines.counter(
+        let mut family = self.out.counter(
             "memory_allocated",
             Some("bytes"),
             "User memory allocated, by node of the page and whether the allocating CPU was of that node",
@@ -51,11 +54,11 @@ impl Families<'_, '_> {
         for (workload, allocated) in counted() {
             family.of(&workload.name);
             for (&node, bytes) in nodes.iter().zip(allocated) {
-                family.put([node, Made("locality=\"local\"")], bytes.local.0)?;
-                family.put([node, Made("locality=\"remote\"")], bytes.remote.0)?;
+                family.put([node, made!("locality", "local")], bytes.local.0)?;
+                family.put([node, made!("locality", "remote")], bytes.remote.0)?;
             }
         }
-        let mut family = self.lines.counter(
+        let mut family = self.out.counter(
             "kernel_memory_allocated",
             Some("bytes"),
             "Kernel memory allocated on behalf of the workload, by node of the page; a lower bound",
@@ -66,7 +69,7 @@ impl Families<'_, '_> {
                 family.put([node], bytes.kernel.0)?;
             }
         }
-        let mut family = self.lines.counter(
+        let mut family = self.out.counter(
             "unknown_node_allocated",
             Some("bytes"),
             "Memory allocated on a page whose node the probe could not tell",
@@ -78,7 +81,7 @@ impl Families<'_, '_> {
     }
 
     fn resident(&mut self) -> fmt::Result {
-        let mut family = self.lines.gauge(
+        let mut family = self.out.gauge(
             "memory_resident",
             Some("bytes"),
             "Memory of the workload by the node it lies on (memory.numa_stat)",
@@ -88,11 +91,11 @@ impl Families<'_, '_> {
             family.of(&workload.name);
             for (&node, bytes) in self.nodes.iter().zip(resident.iter()) {
                 for (kind, Bytes(bytes)) in [
-                    (r#"type="anon""#, bytes.anon),
-                    (r#"type="file""#, bytes.file),
-                    (r#"type="kernel""#, bytes.kernel),
+                    (made!("type", "anon"), bytes.anon),
+                    (made!("type", "file"), bytes.file),
+                    (made!("type", "kernel"), bytes.kernel),
                 ] {
-                    family.put([node, Made(kind)], bytes)?;
+                    family.put([node, kind], bytes)?;
                 }
             }
         }
@@ -101,7 +104,7 @@ impl Families<'_, '_> {
 
     fn trouble(&mut self) -> fmt::Result {
         let mut seconds = |name, help, value: fn(&WorkloadFigures) -> Option<f64>| {
-            let mut family = self.lines.counter(name, Some("seconds"), help)?;
+            let mut family = self.out.counter(name, Some("seconds"), help)?;
             self.snapshot
                 .workloads
                 .iter()
@@ -125,7 +128,7 @@ impl Families<'_, '_> {
         let help = "Memory of the node by kind (base pages or huge pages of one size) and state: all of it, what is \
                     kept for the system, what can be promised at all, what is promised, and what is left to promise \
                     (free)";
-        let mut family = self.lines.gauge("node_memory", Some("bytes"), help)?;
+        let mut family = self.out.gauge("node_memory", Some("bytes"), help)?;
         for memory in &self.snapshot.nodes {
             let node = memory.node.to_string();
             for (kind, total, _) in &memory.kinds {
@@ -146,7 +149,7 @@ impl Families<'_, '_> {
         }
         let help =
             "Memory of the node that nobody uses, by kind: not what is left to promise, but what lies idle";
-        let mut family = self.lines.gauge("node_memory_unused", Some("bytes"), help)?;
+        let mut family = self.out.gauge("node_memory_unused", Some("bytes"), help)?;
         for memory in &self.snapshot.nodes {
             let node = memory.node.to_string();
             for (kind, _, unused) in &memory.kinds {
@@ -157,7 +160,7 @@ impl Families<'_, '_> {
         }
         let help = "Memory of the node that could still be had (free or reclaimable), less what is promised and not yet \
                     used; below zero where more is promised than can be had at once";
-        let mut family = self.lines.gauge("node_headroom", Some("bytes"), help)?;
+        let mut family = self.out.gauge("node_headroom", Some("bytes"), help)?;
         for (node, kind, bytes) in &self.promises.headroom {
             family.put([("node", node.to_string().as_str()), ("kind", &kind.to_string())], bytes)?;
         }
@@ -165,7 +168,7 @@ impl Families<'_, '_> {
     }
 
     fn promises(&mut self) -> fmt::Result {
-        let mut family = self.lines.counter(
+        let mut family = self.out.counter(
             "numa_miss",
             Some("bytes"),
             "User memory that a workload with an allocation was given outside the nodes promised to it",
@@ -177,23 +180,23 @@ impl Families<'_, '_> {
             }
         }
         let help = "Exclusive CPUs of the workload that are offline";
-        let mut family = self.lines.gauge("promised_cpus_offline", None, help)?;
+        let mut family = self.out.gauge("promised_cpus_offline", None, help)?;
         for lack in &self.promises.lacks {
             family.of(&lack.workload).put(NONE, lack.offline_cpus)?;
         }
         let help = "Memory promised to the workload that its nodes do not have (any more)";
-        let mut family = self.lines.gauge("promised_memory_missing", Some("bytes"), help)?;
+        let mut family = self.out.gauge("promised_memory_missing", Some("bytes"), help)?;
         for lack in &self.promises.lacks {
             family.of(&lack.workload).put(NONE, lack.uncovered.0)?;
         }
         let help = "CPUs that are exclusive to workloads, by node";
-        let mut family = self.lines.gauge("cpu_manager_exclusive_cpus", None, help)?;
+        let mut family = self.out.gauge("cpu_manager_exclusive_cpus", None, help)?;
         for (node, cpus) in &self.promises.exclusive_cpus {
             family.put([("node", node.to_string().as_str())], cpus)?;
         }
         if let Some(cpus) = self.promises.shared_pool_cpus {
             let help = "CPUs that are exclusive to nobody";
-            self.lines.gauge("cpu_manager_shared_pool_cpus", None, help)?.put(NONE, cpus)?;
+            self.out.gauge("cpu_manager_shared_pool_cpus", None, help)?.put(NONE, cpus)?;
         }
         Ok(())
     }
@@ -202,32 +205,32 @@ impl Families<'_, '_> {
     fn own(&mut self) -> fmt::Result {
         let snapshot = self.snapshot;
         let help = "Workloads that are observed, by whether they have counters of their own";
-        let mut family = self.lines.gauge("workloads", None, help)?;
+        let mut family = self.out.gauge("workloads", None, help)?;
         family.put([("counters", "own")], snapshot.workloads_with_slot)?;
         family.put([("counters", "other")], snapshot.workloads_without_slot)?;
 
         let help = "Parts that work less well than they should, see `numaward status`; the value is always 1";
-        let mut family = self.lines.gauge("degraded", None, help)?;
+        let mut family = self.out.gauge("degraded", None, help)?;
         for part in &snapshot.degraded {
             family.put([("part", *part)], 1_u64)?;
         }
 
         let help = "The probes: how each is attached and why not better; the value is always 1";
-        let mut family = self.lines.gauge("probe", None, help)?;
+        let mut family = self.out.gauge("probe", None, help)?;
         for probe in &snapshot.probes {
             family
                 .put([("probe", &*probe.probe), ("mode", &probe.mode), ("reason", &probe.reason)], 1_u64)?;
         }
         let help = "Time spent in the probe while the kernel measured it: for some seconds after the start, \
                     and while kernel.bpf_stats_enabled is set. Of use only beside the runs: what one costs";
-        let mut family = self.lines.counter("probe_runtime", Some("seconds"), help)?;
+        let mut family = self.out.counter("probe_runtime", Some("seconds"), help)?;
         for probe in &snapshot.probes {
             if let Some(runtime) = probe.runtime {
                 family.put([("probe", &*probe.probe)], runtime.as_secs_f64())?;
             }
         }
         let help = "Runs of the probe while the kernel measured it";
-        let mut family = self.lines.counter("probe_runs", None, help)?;
+        let mut family = self.out.counter("probe_runs", None, help)?;
         for probe in &snapshot.probes {
             if let Some(runs) = probe.runs {
                 family.put([("probe", &*probe.probe)], runs)?;
@@ -235,31 +238,31 @@ impl Families<'_, '_> {
         }
         let help = "Which part of the time the probe watches; below 1, what it counts is multiplied accordingly, and so \
                     is an estimate";
-        let mut family = self.lines.gauge("probe_sampled_ratio", None, help)?;
+        let mut family = self.out.gauge("probe_sampled_ratio", None, help)?;
         for probe in &snapshot.probes {
             if let Some(ratio) = probe.sampled_ratio {
                 family.put([("probe", &*probe.probe)], ratio)?;
             }
         }
         let help = "Events that the kernel did not hand to the probe";
-        let mut family = self.lines.counter("probe_events_lost", None, help)?;
+        let mut family = self.out.counter("probe_events_lost", None, help)?;
         for probe in &snapshot.probes {
             if let Some(lost) = probe.events_lost {
                 family.put([("probe", &*probe.probe)], lost)?;
             }
         }
         let help = "Entries in use in the map";
-        let mut family = self.lines.gauge("probe_map_entries", None, help)?;
+        let mut family = self.out.gauge("probe_map_entries", None, help)?;
         for map in &snapshot.maps {
             family.put([("map", map.map)], map.entries)?;
         }
         let help = "Kernel memory that the maps of the family of probes take";
-        let mut family = self.lines.gauge("probe_map_memory", Some("bytes"), help)?;
+        let mut family = self.out.gauge("probe_map_memory", Some("bytes"), help)?;
         for (name, bytes) in &snapshot.map_memory {
             family.put([("family", *name)], bytes)?;
         }
         let help = "Entries the map has room for";
-        let mut family = self.lines.gauge("probe_map_capacity", None, help)?;
+        let mut family = self.out.gauge("probe_map_capacity", None, help)?;
         for map in &snapshot.maps {
             family.put([("map", map.map)], map.capacity)?;
         }

@@ -4,23 +4,23 @@ use std::fmt;
 
 use numaward_model::snapshot::SnapshotSource;
 
-use super::family::{Lines, NONE};
+use super::family::{NONE, Out, Sink};
 
-/// Writes what a [`SnapshotSource`] gives.
-pub(super) fn write(source: &dyn SnapshotSource, out: &mut dyn fmt::Write) -> fmt::Result {
-    let mut lines = Lines::new(out, None);
+/// Puts what a [`SnapshotSource`] gives into a sink.
+pub(super) fn collect(source: &dyn SnapshotSource, sink: &mut impl Sink) -> fmt::Result {
+    let mut out = Out::new(sink, None);
     let promises = source.promises();
     // Where nothing can be promised, the kubelet's policy `none` has them at zero.
     let shared = promises.shared_pool_cpus.unwrap_or(0);
     let exclusive: u64 = promises.exclusive_cpus.iter().map(|(_, cpus)| cpus).sum();
     let help = "The size of the shared CPU pool for non-guaranteed QoS pods, in millicores";
-    lines.gauge("kubelet_cpu_manager_shared_pool_size_millicores", None, help)?.put(NONE, shared * 1000)?;
+    out.gauge("kubelet_cpu_manager_shared_pool_size_millicores", None, help)?.put(NONE, shared * 1000)?;
     let help = "The total number of CPUs exclusively allocated to containers";
-    lines.gauge("kubelet_cpu_manager_exclusive_cpu_allocation_count", None, help)?.put(NONE, exclusive)?;
+    out.gauge("kubelet_cpu_manager_exclusive_cpu_allocation_count", None, help)?.put(NONE, exclusive)?;
     let help = "Number of CPUs allocated per NUMA node";
-    let mut family = lines.gauge("kubelet_cpu_manager_allocation_per_numa", None, help)?;
+    let mut family = out.gauge("kubelet_cpu_manager_allocation_per_numa", None, help)?;
     for (node, cpus) in &promises.exclusive_cpus {
         family.put([("numa_node", node.to_string().as_str())], cpus)?;
     }
-    lines.hand_on()
+    Ok(())
 }

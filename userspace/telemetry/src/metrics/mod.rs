@@ -1,8 +1,9 @@
 //! Metrics: what this host does, in the text formats of Prometheus and OpenMetrics.
 //!
-//! Nothing is counted twice: figures are taken from their source at each scrape ([`SnapshotSource`]) and
-//! written straight to the response ([`encode`]). Only what numaward itself does (scrapes) is kept in
-//! the registry, which is made once and passed in.
+//! Nothing is counted twice: at each reading, typed families are made of what their source says ([`SnapshotSource`]). A
+//! scrape writes them straight to the response ([`Metrics::encode`]); who sends or watches them takes samples
+//! ([`Metrics::visit`]). Only what numaward itself does (scrapes) is kept in the registry, which is made once and passed
+//! in.
 
 mod activity;
 mod collector;
@@ -10,6 +11,7 @@ mod exposition;
 mod family;
 mod kubelet;
 mod samples;
+mod text;
 
 use std::{fmt, sync::Arc, time::Instant};
 
@@ -22,8 +24,10 @@ use prometheus_client::{
 
 pub use self::{
     exposition::Format,
-    samples::{Description, Kind, Labels, Sample},
+    family::{Description, Kind, Number},
+    samples::{Sample, Value},
 };
+use self::{family::Sink, text::Lines};
 
 /// All metrics of the daemon.
 #[derive(Debug)]
@@ -83,10 +87,17 @@ impl Metrics {
 
     fn write(&self, format: Format, sink: impl FnMut(Bytes) -> bool) -> fmt::Result {
         let others = |out: &mut dyn fmt::Write| {
-            collector::write(&*self.source, out)?;
-            if self.kubelet_names { kubelet::write(&*self.source, out) } else { Ok(()) }
+            let mut lines = Lines::new(out);
+            self.collect(&mut lines)?;
+            lines.hand_on()
         };
         exposition::encode(&self.root, others, format, sink)
+    }
+
+    /// Takes a reading of all that is not kept in the registry.
+    fn collect(&self, sink: &mut impl Sink) -> fmt::Result {
+        collector::collect(&*self.source, sink)?;
+        if self.kubelet_names { kubelet::collect(&*self.source, sink) } else { Ok(()) }
     }
 }
 

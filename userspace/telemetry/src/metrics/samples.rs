@@ -1,215 +1,235 @@
-//! The samples of a scrape, for those who send or watch them: the same numbers as in `/metrics`, as they are taken from
-//! what is written there.
+//! The samples of a reading, for those who send or watch them: the same numbers as in `/metrics`, typed.
 
-use std::{borrow::Cow, fmt, str};
+use std::fmt;
 
-use super::{Format, Metrics};
+use prometheus_client::{encoding::text, registry::Registry};
 
-/// What a family is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
-    /// Grows.
-    Counter,
-    /// Goes up and down.
-    #[default]
-    Gauge,
-    /// Counts by size.
-    Histogram,
-    /// Always 1; the labels tell.
-    Info,
+use super::{
+    Metrics,
+    family::{Bound, Description, Kind, Label, Number, Sink, workload_labels},
+};
+
+/// The value of a sample.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value<'a> {
+    /// Of a counter, a gauge or an info.
+    Number(Number),
+    /// Of a histogram.
+    Histogram {
+        /// Of all that was counted.
+        sum: f64,
+        /// How many there were up to each bound, of which the last is infinite.
+        up_to: &'a [(f64, u64)],
+    },
 }
 
-/// A family as it is described.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Description {
-    /// The name, without `_total` and the like.
-    pub name: String,
-    /// What it is.
-    pub kind: Kind,
-    /// In what it counts, as in the name; empty where it only counts.
-    pub unit: String,
-    /// What it says.
-    pub help: String,
-}
-
-/// A line of `/metrics`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A sample of a family.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample<'a> {
-    /// The name, with `_total` and the like.
-    pub name: &'a str,
-    /// As written, escapes and all.
-    labels: &'a str,
-    /// As written.
-    pub value: &'a str,
+    /// Those of the workload.
+    workload: &'a [(&'static str, String)],
+    /// Its own.
+    labels: &'a [(&'a str, &'a str)],
+    /// The value.
+    pub value: Value<'a>,
 }
 
 impl<'a> Sample<'a> {
-    /// One of that name, with labels as they are written.
-    pub const fn new(name: &'a str, labels: &'a str, value: &'a str) -> Self {
-        Self { name, labels, value }
-    }
-
-    /// Names the series among those of the same name.
-    pub const fn raw_labels(&self) -> &'a str {
-        self.labels
+    /// One with these labels.
+    pub const fn new(labels: &'a [(&'a str, &'a str)], value: Value<'a>) -> Self {
+        Self { workload: &[], labels, value }
     }
 
     /// The labels, in order.
-    pub const fn labels(&self) -> Labels<'a> {
-        Labels(self.labels)
+    pub fn labels(&self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
+        let workload = self.workload.iter().map(|(name, value)| (*name, value.as_str()));
+        workload.chain(self.labels.iter().copied())
     }
 }
 
-/// Goes through labels as they are written.
-#[derive(Clone, Debug)]
-pub struct Labels<'a>(&'a str);
-
-impl<'a> Iterator for Labels<'a> {
-    type Item = (&'a str, Cow<'a, str>);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let (name, rest) = self.0.split_once("=\"")?;
-        let mut end = 0;
-        let mut escaped = false;
-        let mut has_escapes = false;
-        for byte in rest.bytes() {
-            match byte {
-                _ if escaped => escaped = false,
-                b'\\' => (escaped, has_escapes) = (true, true),
-                b'"' => break,
-                _ => {}
-            }
-            end += 1;
-        }
-        let value = rest.get(..end)?;
-        let rest = rest.get(end + 1..)?;
-        self.0 = rest.strip_prefix(',').unwrap_or(rest);
-        Some((name, if has_escapes { unescaped(value).into() } else { value.into() }))
-    }
-}
-
-fn unescaped(text: &str) -> String {
-    let mut plain = String::with_capacity(text.len());
-    let mut chars = text.chars();
-    while let Some(c) = chars.next() {
-        match (c, c == '\\') {
-            (_, true) => plain.extend(chars.next().map(|c| if c == 'n' { '\n' } else { c })),
-            (c, false) => plain.push(c),
-        }
-    }
-    plain
-}
-
-/// Understands what [`exposition`] writes, line by line.
-#[derive(Debug, Default)]
-struct Reader {
+/// Hands on samples.
+struct Visitor<V> {
+    visit: V,
     family: Description,
+    workload: Vec<(&'static str, String)>,
 }
 
-impl Reader {
-    fn read(&mut self, text: &str, visit: &mut impl FnMut(&Description, Sample<'_>)) {
-        for line in text.lines() {
-            match line.strip_prefix("# ") {
-                Some(metadata) => self.describe(metadata),
-                None => {
-                    if let Some(sample) = sample(line) {
-                        visit(&self.family, sample);
-                    }
-                }
-            }
-        }
-    }
-
-    fn describe(&mut self, metadata: &str) {
-        let mut words = metadata.splitn(3, ' ');
-        let (Some(what), Some(name)) = (words.next(), words.next()) else { return };
-        if self.family.name != name {
-            self.family = Description { name: name.to_owned(), ..Description::default() };
-        }
-        let rest = words.next().unwrap_or_default();
-        match what {
-            "HELP" => rest.clone_into(&mut self.family.help),
-            "UNIT" => rest.clone_into(&mut self.family.unit),
-            "TYPE" => {
-                self.family.kind = match rest {
-                    "counter" => Kind::Counter,
-                    "histogram" => Kind::Histogram,
-                    "info" => Kind::Info,
-                    _ => Kind::Gauge,
-                };
-            }
-            _ => {}
-        }
+impl<V: FnMut(&Description, &Sample<'_>)> Visitor<V> {
+    fn hand_on(&mut self, labels: &[(&str, &str)], value: Value<'_>) {
+        (self.visit)(&self.family, &Sample { workload: &self.workload, labels, value });
     }
 }
 
-fn sample(line: &str) -> Option<Sample<'_>> {
+impl<V: FnMut(&Description, &Sample<'_>)> Sink for Visitor<V> {
+    fn begin(&mut self, family: Description) -> fmt::Result {
+        self.family = family;
+        self.workload.clear();
+        Ok(())
+    }
+
+    fn workload(&mut self, name: &str) {
+        self.workload.clear();
+        self.workload.extend(workload_labels(name).map(|(name, value)| (name, value.to_owned())));
+    }
+
+    fn put<const N: usize>(&mut self, labels: [impl Label; N], number: Number) -> fmt::Result {
+        let labels = labels.each_ref().map(|label| (label.name(), label.value()));
+        self.hand_on(&labels, Value::Number(number));
+        Ok(())
+    }
+
+    fn histogram(&mut self, sum: f64, up_to: &[(Bound, u64)]) -> fmt::Result {
+        let up_to: Vec<_> = up_to.iter().map(|(bound, count)| (bound.0, *count)).collect();
+        self.hand_on(&[], Value::Histogram { sum, up_to: &up_to });
+        Ok(())
+    }
+}
+
+/// Hands on what is kept in the registry.
+///
+/// `prometheus-client` gives its metrics to nothing but its own encoders: of text, or of protobuf messages, which turn all
+/// counts into `f64` and need a compiler of `.proto` files at build time. So these few families are read from its text;
+/// those of workloads never are.
+fn visit_registry<V>(registry: &Registry, visitor: &mut Visitor<V>) -> fmt::Result
+where
+    V: FnMut(&Description, &Sample<'_>),
+{
+    let mut written = String::new();
+    text::encode_registry(&mut written, registry)?;
+    // A histogram's lines are its sum, its count and its buckets, the last of which is infinite.
+    let (mut sum, mut up_to) = (0.0, Vec::new());
+    for line in written.lines() {
+        if let Some(metadata) = line.strip_prefix("# ") {
+            describe(&mut visitor.family, metadata);
+            continue;
+        }
+        let (labels, value) = sample(line).ok_or(fmt::Error)?;
+        let mut labels: Vec<_> = labels.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        if visitor.family.kind != Kind::Histogram {
+            visitor.hand_on(&labels, Value::Number(value));
+        } else if let Some(at) = labels.iter().position(|(name, _)| *name == "le") {
+            let bound: f64 = labels.remove(at).1.parse().map_err(|_| fmt::Error)?;
+            let Number::Unsigned(count) = value else { return Err(fmt::Error) };
+            up_to.push((bound, count));
+            if bound.is_infinite() {
+                visitor.hand_on(&labels, Value::Histogram { sum, up_to: &up_to });
+                up_to.clear();
+            }
+        } else if up_to.is_empty() && matches!(value, Number::Real(_)) {
+            sum = value.as_f64();
+        }
+    }
+    Ok(())
+}
+
+fn describe(family: &mut Description, metadata: &str) {
+    let mut words = metadata.splitn(3, ' ');
+    let (Some(what), Some(name)) = (words.next(), words.next()) else { return };
+    if family.name != name {
+        *family = Description { name: name.to_owned(), ..Description::default() };
+    }
+    let rest = words.next().unwrap_or_default();
+    match what {
+        "HELP" => rest.clone_into(&mut family.help),
+        "UNIT" => rest.clone_into(&mut family.unit),
+        "TYPE" => {
+            let kinds = [Kind::Counter, Kind::Histogram, Kind::Info];
+            family.kind = kinds.into_iter().find(|kind| kind.as_str() == rest).unwrap_or_default();
+            family.sample_name = format!("{name}{}", family.kind.suffix());
+        }
+        _ => {}
+    }
+}
+
+/// The labels and the value of a line.
+fn sample(line: &str) -> Option<(Vec<(&str, String)>, Number)> {
     // Neither names nor values have braces or spaces; labels may have both.
-    let (name, labels, value) = if let Some((name, rest)) = line.split_once('{') {
-        let (labels, value) = rest.rsplit_once("} ")?;
-        (name, labels, value)
-    } else {
-        let (name, value) = line.split_once(' ')?;
-        (name, "", value)
+    let (mut rest, value) = match line.split_once('{') {
+        Some((_, rest)) => rest.rsplit_once("} ")?,
+        None => ("", line.split_once(' ')?.1),
     };
-    Some(Sample { name, labels, value })
+    let mut labels = Vec::new();
+    while let Some((name, text)) = rest.trim_start_matches(',').split_once("=\"") {
+        let (mut value, mut chars) = (String::new(), text.chars());
+        loop {
+            match chars.next()? {
+                '"' => break,
+                '\\' => value.push(chars.next().map(|c| if c == 'n' { '\n' } else { c })?),
+                c => value.push(c),
+            }
+        }
+        labels.push((name, value));
+        rest = chars.as_str();
+    }
+    let number = value.parse().map(Number::Unsigned);
+    let number = number.or_else(|_| value.parse().map(Number::Signed));
+    let number = number.or_else(|_| value.parse().map(Number::Real)).ok()?;
+    Some((labels, number))
 }
 
 impl Metrics {
     /// Visits all samples, each with its family. Blocks. It is no scrape, and not counted as one.
-    pub fn visit(&self, mut visit: impl FnMut(&Description, Sample<'_>)) -> fmt::Result {
-        let mut reader = Reader::default();
-        self.write(Format::OpenMetrics, |piece| match str::from_utf8(&piece) {
-            Ok(text) => {
-                reader.read(text, &mut visit);
-                true
-            }
-            Err(_) => false,
-        })
+    pub fn visit(&self, visit: impl FnMut(&Description, &Sample<'_>)) -> fmt::Result {
+        let mut visitor = Visitor { visit, family: Description::default(), workload: Vec::new() };
+        visit_registry(&self.root, &mut visitor)?;
+        self.collect(&mut visitor)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use prometheus_client::{
+        metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
+        registry::Unit,
+    };
+
     use super::*;
 
     #[test]
-    fn lines_are_taken_apart_and_labels_are_as_they_were() {
-        let text = "# HELP a_bytes What it is.\n# TYPE a_bytes counter\n# UNIT a_bytes bytes\n\
-                    a_bytes_total{workload=\"a\\\\b\\\"c\\nd} 7,x=\\\"\",node=\"2\"} 4096\na_bytes_total 1.5\n# EOF\n";
+    fn what_the_registry_keeps_is_handed_on_as_it_is() {
+        let mut registry = Registry::default();
+        let counter = Family::<[(&str, &str); 2], Counter>::default();
+        counter.get_or_create(&[("reason", "a\\b\"c\nd} 7,x=\""), ("node", "")]).inc_by(u64::MAX);
+        registry.register_with_unit("a", "What it is", Unit::Bytes, counter);
+        let gauge = Gauge::<i64>::default();
+        gauge.set(-3);
+        registry.register("b", "Below", gauge);
+        let histogram =
+            Family::<[(&str, &str); 1], Histogram>::new_with_constructor(|| Histogram::new([0.5]));
+        histogram.get_or_create(&[("k", "v")]).observe(0.25);
+        histogram.get_or_create(&[("k", "v")]).observe(2.0);
+        registry.register("c", "How long", histogram);
+        registry.register("d", "Who", Info::new([("version", "1")]));
         let mut seen = Vec::new();
-        Reader::default().read(text, &mut |family, sample| {
-            let labels: Vec<_> =
-                sample.labels().map(|(name, value)| (name.to_owned(), value.into_owned())).collect();
-            seen.push((family.clone(), sample.name.to_owned(), labels, sample.value.to_owned()));
-        });
-        let family = Description {
-            name: "a_bytes".to_owned(),
-            kind: Kind::Counter,
-            unit: "bytes".to_owned(),
-            help: "What it is.".to_owned(),
+        let visit = |family: &Description, sample: &Sample<'_>| {
+            let labels: Vec<_> = sample.labels().collect();
+            seen.push(format!("{} {:?} {labels:?} {:?}", family.sample_name, family.kind, sample.value));
         };
-        let labels = vec![
-            ("workload".to_owned(), "a\\b\"c\nd} 7,x=\"".to_owned()),
-            ("node".to_owned(), "2".to_owned()),
-        ];
-        let name = "a_bytes_total".to_owned();
+        let mut visitor = Visitor { visit, family: Description::default(), workload: Vec::new() };
+        visit_registry(&registry, &mut visitor).unwrap();
+        let last = Description {
+            name: "d".to_owned(),
+            sample_name: "d_info".to_owned(),
+            kind: Kind::Info,
+            unit: String::new(),
+            help: "Who.".to_owned(),
+        };
+        assert_eq!(visitor.family, last);
         assert_eq!(
             seen,
             [
-                (family.clone(), name.clone(), labels, "4096".to_owned()),
-                (family, name, Vec::new(), "1.5".to_owned())
+                r#"a_bytes_total Counter [("reason", "a\\b\"c\nd} 7,x=\""), ("node", "")] Number(Unsigned(18446744073709551615))"#,
+                "b Gauge [] Number(Signed(-3))",
+                r#"c Histogram [("k", "v")] Histogram { sum: 2.25, up_to: [(0.5, 1), (inf, 2)] }"#,
+                r#"d_info Info [("version", "1")] Number(Unsigned(1))"#,
             ]
         );
     }
 
     #[test]
-    fn what_is_no_sample_is_left_out() {
-        for line in ["", "a", "a{b=\"c\" 1", "#"] {
+    fn what_is_no_sample_is_refused() {
+        for line in ["", "a", "a{b=\"c\" 1", "#", "a x", "a{b=\"c} 1", "a{b=\"c\\} 1"] {
             assert_eq!(sample(line), None, "{line}");
-        }
-        for labels in ["a", "a=", "a=\"", "a=\"b", "a=\"b\\\""] {
-            assert_eq!(Labels(labels).next(), None, "{labels}");
         }
     }
 }

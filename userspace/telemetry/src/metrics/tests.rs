@@ -112,6 +112,39 @@ fn both_formats_carry_the_same_samples() {
     assert_eq!(samples(&written(snapshot(), Format::Prometheus)), expected);
 }
 
+/// What is sent and watched is what is served.
+#[test]
+fn samples_are_those_of_the_text() {
+    let mut lines = String::new();
+    let visit = |family: &Description, sample: &Sample<'_>| {
+        let name = &family.sample_name;
+        // What is escaped here and by Rust is the same.
+        let labels = sample.labels().map(|(name, value)| format!("{name}={value:?}"));
+        let labels = labels.collect::<Vec<_>>().join(",");
+        let mut line = |suffix: &str, more: &str, value: String| {
+            let labels = [labels.as_str(), more].into_iter().filter(|labels| !labels.is_empty());
+            let labels = labels.collect::<Vec<_>>().join(",");
+            let labels = if labels.is_empty() { labels } else { format!("{{{labels}}}") };
+            lines.extend([name, suffix, &labels, " ", &value, "\n"]);
+        };
+        match sample.value {
+            Value::Number(Number::Unsigned(number)) => line("", "", number.to_string()),
+            Value::Number(Number::Signed(number)) => line("", "", number.to_string()),
+            Value::Number(Number::Real(number)) => line("", "", format!("{number:?}")),
+            Value::Histogram { sum, up_to } => {
+                line("_sum", "", format!("{sum:?}"));
+                line("_count", "", up_to.last().unwrap().1.to_string());
+                for (bound, count) in up_to {
+                    let bound = bound.to_string().replace("inf", "+Inf");
+                    line("_bucket", &format!("le=\"{bound}\""), count.to_string());
+                }
+            }
+        }
+    };
+    Metrics::new(Arc::new(Fixed(snapshot()))).visit(visit).unwrap();
+    assert_eq!(samples(&lines), SAMPLES.replace("VERSION", numaward_api::VERSION));
+}
+
 /// Whoever makes a cgroup chooses its name.
 #[test]
 fn a_name_is_one_label_whatever_is_in_it() {

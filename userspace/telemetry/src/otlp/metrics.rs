@@ -1,4 +1,4 @@
-//! The samples of `/metrics` as OTLP's messages.
+//! The samples of a reading as OTLP's messages.
 //!
 //! By the rules of "Prometheus and OpenMetrics compatibility" of the OpenTelemetry specification: a family keeps its name
 //! without `_total`, counters are cumulative sums since the daemon's start, an info is a gauge. So a Prometheus that takes
@@ -22,7 +22,7 @@ use opentelemetry_sdk::Resource;
 use prost::Message as _;
 
 use super::{SCOPE, outbox::Batch};
-use crate::metrics::{Description, Kind, Metrics, Sample};
+use crate::metrics::{self, Description, Kind, Metrics, Number, Sample};
 
 /// Data points in one request: about a megabyte.
 const PER_REQUEST: u64 = 5000;
@@ -77,67 +77,69 @@ struct Writer<S> {
 }
 
 impl<S: FnMut(Batch)> Writer<S> {
-    fn take(&mut self, family: &Description, sample: Sample<'_>) {
+    fn take(&mut self, family: &Description, sample: &Sample<'_>) {
+        if self.points >= PER_REQUEST {
+            self.flush();
+        }
         if self.family.name != family.name {
             self.end_family();
             self.family = family.clone();
         }
-        let starts_point = match family.kind {
-            Kind::Counter | Kind::Gauge | Kind::Info => true,
-            // The lines of a histogram are written as a block that begins with the sum.
-            Kind::Histogram => sample.name.ends_with("_sum"),
-        };
-        if starts_point {
-            if self.points >= PER_REQUEST {
-                self.flush();
-            }
-            self.points += 1;
-        }
+        self.points += 1;
         let cumulative = AggregationTemporality::Cumulative.into();
-        match family.kind {
+        let data = self.data.get_or_insert_with(|| match family.kind {
             Kind::Counter => {
-                let point = self.number(sample, self.start);
-                let new = || {
-                    Data::Sum(Sum {
-                        aggregation_temporality: cumulative,
-                        is_monotonic: true,
-                        ..Sum::default()
-                    })
-                };
-                if let Data::Sum(sum) = self.data.get_or_insert_with(new) {
-                    sum.data_points.extend(point);
-                }
+                Data::Sum(Sum { aggregation_temporality: cumulative, is_monotonic: true, ..Sum::default() })
             }
-            Kind::Gauge | Kind::Info => {
-                let point = self.number(sample, 0);
-                if let Data::Gauge(gauge) = self.data.get_or_insert_with(|| Data::Gauge(Gauge::default())) {
-                    gauge.data_points.extend(point);
-                }
-            }
+            Kind::Gauge | Kind::Info => Data::Gauge(Gauge::default()),
             Kind::Histogram => {
-                let (start, now) = (self.start, self.now);
-                let new = || {
-                    Data::Histogram(Histogram { aggregation_temporality: cumulative, ..Histogram::default() })
-                };
-                if let Data::Histogram(histogram) = self.data.get_or_insert_with(new) {
-                    add_to(histogram, sample, (start, now));
-                }
+                Data::Histogram(Histogram { aggregation_temporality: cumulative, ..Histogram::default() })
             }
+        });
+        let attributes = sample.labels().map(|(name, value)| attribute(name, value)).collect();
+        match (data, sample.value) {
+            (Data::Sum(Sum { data_points, .. }), metrics::Value::Number(number)) => {
+                data_points.push(NumberDataPoint {
+                    attributes,
+                    start_time_unix_nano: self.start,
+                    time_unix_nano: self.now,
+                    value: Some(value(number)),
+                    ..NumberDataPoint::default()
+                });
+            }
+            (Data::Gauge(Gauge { data_points }), metrics::Value::Number(number)) => {
+                data_points.push(NumberDataPoint {
+                    attributes,
+                    time_unix_nano: self.now,
+                    value: Some(value(number)),
+                    ..NumberDataPoint::default()
+                });
+            }
+            (Data::Histogram(Histogram { data_points, .. }), metrics::Value::Histogram { sum, up_to }) => {
+                // Prometheus counts all below the bound, OTLP those between two, the last of which has no upper one.
+                let below = [0].into_iter().chain(up_to.iter().map(|(_, count)| *count));
+                data_points.push(HistogramDataPoint {
+                    attributes,
+                    start_time_unix_nano: self.start,
+                    time_unix_nano: self.now,
+                    count: up_to.last().map_or(0, |(_, count)| *count),
+                    sum: Some(sum),
+                    bucket_counts: up_to
+                        .iter()
+                        .zip(below)
+                        .map(|((_, count), below)| count.saturating_sub(below))
+                        .collect(),
+                    explicit_bounds: up_to
+                        .iter()
+                        .map(|(bound, _)| *bound)
+                        .filter(|bound| bound.is_finite())
+                        .collect(),
+                    ..HistogramDataPoint::default()
+                });
+            }
+            // No family has both.
+            _ => {}
         }
-    }
-
-    fn number(&self, sample: Sample<'_>, start: u64) -> Option<NumberDataPoint> {
-        let value = match sample.value.parse() {
-            Ok(whole) => Value::AsInt(whole),
-            Err(_) => Value::AsDouble(sample.value.parse().ok()?),
-        };
-        Some(NumberDataPoint {
-            attributes: sample.labels().map(|(name, value)| attribute(name, &value)).collect(),
-            start_time_unix_nano: start,
-            time_unix_nano: self.now,
-            value: Some(value),
-            ..NumberDataPoint::default()
-        })
     }
 
     fn end_family(&mut self) {
@@ -178,31 +180,14 @@ impl<S: FnMut(Batch)> Writer<S> {
     }
 }
 
-/// A line of a histogram: the sum begins a point, the rest belongs to the last one.
-fn add_to(histogram: &mut Histogram, sample: Sample<'_>, (start, now): (u64, u64)) {
-    if sample.name.ends_with("_sum") {
-        histogram.data_points.push(HistogramDataPoint {
-            attributes: sample.labels().map(|(name, value)| attribute(name, &value)).collect(),
-            start_time_unix_nano: start,
-            time_unix_nano: now,
-            sum: sample.value.parse().ok(),
-            ..HistogramDataPoint::default()
-        });
-        return;
-    }
-    let (Some(point), Ok(count)) = (histogram.data_points.last_mut(), sample.value.parse::<u64>()) else {
-        return;
+/// Whole where it is, as long as OTLP has room for it.
+fn value(number: Number) -> Value {
+    let whole = match number {
+        Number::Unsigned(number) => i64::try_from(number).ok(),
+        Number::Signed(number) => Some(number),
+        Number::Real(_) => None,
     };
-    if sample.name.ends_with("_count") {
-        point.count = count;
-    } else if let Some((_, bound)) = sample.labels().find(|(name, _)| *name == "le") {
-        // Prometheus counts all below the bound, OTLP those between two.
-        let below: u64 = point.bucket_counts.iter().sum();
-        point.bucket_counts.push(count.saturating_sub(below));
-        if let Some(bound) = bound.parse().ok().filter(|bound: &f64| bound.is_finite()) {
-            point.explicit_bounds.push(bound);
-        }
-    }
+    whole.map_or_else(|| Value::AsDouble(number.as_f64()), Value::AsInt)
 }
 
 fn attribute(name: &str, value: &str) -> KeyValue {

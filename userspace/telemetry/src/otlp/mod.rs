@@ -3,10 +3,14 @@
 //! Problem: who has a collector instead of a Prometheus wants the same numbers there, and sees by traces how a decision
 //! came about and where its time went.
 //!
-//! Algorithm: [metrics] are taken from what `/metrics` says, every `otlp.interval`, so that both say the same. [Spans](spans) are
-//! opened where something is decided and written. Both are encoded as OTLP's own messages (`opentelemetry-proto`) and put
-//! into an [outbox], one for each signal, which posts by itself. The exporters of `opentelemetry-otlp` are not used: they
-//! take only what the SDK itself counts, and tell neither what they dropped nor why.
+//! Algorithm: every `otlp.interval` a reading of the [metrics] is taken as for a scrape, so that both say the same.
+//! [Spans](spans) are opened where something is decided and written. Both are encoded as OTLP's own messages
+//! (`opentelemetry-proto`) and put into an [outbox], one for each signal, which posts by itself.
+//!
+//! The exporters of `opentelemetry-otlp` (0.33) are not used. Its metrics are `ResourceMetrics`, which only the SDK can
+//! make, of its own instruments: those have no histograms whose buckets are counted elsewhere, and keep every set of
+//! labels in memory. Its spans would be sent by another path than metrics, for one line that encodes them; and it
+//! keeps what [`OtlpMetrics`] counts to itself: what a receiver rejects of a request, and why a request failed.
 //!
 //! Invariants: nothing is done without `otlp.endpoint`; nothing waits for the receiver; what waits for it is bounded, and
 //! what is lost counted.
@@ -26,9 +30,9 @@ use opentelemetry_sdk::Resource;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-pub use self::outbox::Figures;
+pub use self::outbox::OtlpMetrics;
 use self::outbox::{Outbox, Signal};
-use crate::{metrics::Metrics, post::Poster};
+use crate::{http_client::Poster, metrics::Metrics};
 
 /// What the attributes' names mean.
 const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.37.0";
@@ -81,7 +85,7 @@ pub fn start(
     host: &str,
     metrics: &Arc<Metrics>,
     traces: spans::Traces,
-    figures: &Figures,
+    counted: &OtlpMetrics,
     stop: &CancellationToken,
 ) -> io::Result<()> {
     let Some(endpoint) = &config.otlp.endpoint else { return Ok(()) };
@@ -89,7 +93,7 @@ pub fn start(
     let outbox = |signal| {
         let poster = poster(&config.otlp, &endpoint.0, signal)?;
         tracing::info!(signal = signal.as_str(), receiver = poster.receiver(), "sent by OTLP");
-        let outbox = Arc::new(Outbox::new(signal, figures.clone()));
+        let outbox = Arc::new(Outbox::new(signal, counted.clone()));
         tokio::spawn(outbox.clone().run(poster, stop.clone()));
         Ok::<_, io::Error>(outbox)
     };

@@ -1,6 +1,6 @@
 //! What waits to be sent, of one signal.
 //!
-//! New figures are worth more than old ones: where there is no room, the oldest is given up. What fails in a way that
+//! What is new is worth more than what is old: where there is no room, the oldest is given up. What fails in a way that
 //! OTLP calls retryable is tried again, waiting longer each time, for [`PATIENCE`]; all else is given up at once.
 
 use std::{
@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use backon::Retryable as _;
 use bytes::Bytes;
 use hyper::StatusCode;
 use opentelemetry_proto::tonic::collector::{
@@ -23,7 +24,7 @@ use prost::Message as _;
 use tokio::{sync::Notify, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::post::{Backoff, Outcome, Poster};
+use crate::http_client::{Failure, Poster, backoff};
 
 /// Bytes that may wait.
 const MAX_WAITING: usize = 16 << 20;
@@ -82,22 +83,22 @@ impl Fate {
 
 /// Counts since the daemon started. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Figures(Family<[(&'static str, &'static str); 2], Counter>);
+pub struct OtlpMetrics(Family<[(&'static str, &'static str); 2], Counter>);
 
-impl Default for Figures {
+impl Default for OtlpMetrics {
     /// All at zero.
     fn default() -> Self {
-        let figures = Self(Family::default());
+        let counted = Self(Family::default());
         for signal in [Signal::Metrics, Signal::Traces] {
             for fate in [Fate::Delivered, Fate::Rejected, Fate::Dropped] {
-                figures.count(signal, fate, 0);
+                counted.count(signal, fate, 0);
             }
         }
-        figures
+        counted
     }
 }
 
-impl Figures {
+impl OtlpMetrics {
     /// Registers them.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
@@ -146,18 +147,18 @@ pub(super) struct Outbox {
     signal: Signal,
     waiting: Mutex<Waiting>,
     news: Notify,
-    figures: Figures,
+    counted: OtlpMetrics,
     first_wait: Duration,
     capacity: usize,
 }
 
 impl Outbox {
-    pub(super) fn new(signal: Signal, figures: Figures) -> Self {
+    pub(super) fn new(signal: Signal, counted: OtlpMetrics) -> Self {
         Self {
             signal,
             waiting: Mutex::default(),
             news: Notify::new(),
-            figures,
+            counted,
             first_wait: FIRST_WAIT,
             capacity: MAX_WAITING,
         }
@@ -183,7 +184,7 @@ impl Outbox {
 
     /// Counts what became of items.
     pub(super) fn count(&self, fate: Fate, items: u64) {
-        self.figures.count(self.signal, fate, items);
+        self.counted.count(self.signal, fate, items);
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -200,67 +201,53 @@ impl Outbox {
     }
 
     async fn send(&self, poster: &Poster) {
+        let (signal, receiver) = (self.signal.as_str(), poster.receiver());
         let mut failing = false;
         loop {
             let next = self.lock().pop();
-            let Some((since, batch)) = next else {
+            let Some((since, Batch { body, items })) = next else {
                 self.news.notified().await;
                 continue;
             };
-            let (fate, problem) = self.deliver(poster, since, &batch, failing).await;
-            let (signal, receiver, items) = (self.signal.as_str(), poster.receiver(), batch.items);
-            let was_failing = mem::replace(&mut failing, problem.is_some());
-            match problem {
-                Some(problem) if !was_failing => {
-                    tracing::warn!(
-                        signal,
-                        receiver,
-                        problem,
-                        items,
-                        "given up by OTLP; what follows is tried"
-                    );
-                }
-                None if was_failing => tracing::info!(signal, receiver, "taken again by OTLP"),
-                Some(_) | None => {}
-            }
-            if fate != Fate::Delivered {
-                self.count(fate, items);
-            }
-        }
-    }
-
-    /// Tries until it is known what becomes of a batch.
-    async fn deliver(
-        &self,
-        poster: &Poster,
-        since: Instant,
-        batch: &Batch,
-        failing: bool,
-    ) -> (Fate, Option<String>) {
-        let mut backoff = Backoff::new(self.first_wait, LONGEST_WAIT);
-        let mut told = failing;
-        loop {
-            let (problem, retry_after) = match poster.post(batch.body.clone()).await {
-                Outcome::Taken(answer) => {
-                    let rejected = self.signal.rejected(&answer).min(batch.items);
+            let mut reported = failing;
+            let sent = (|| poster.post(body.clone()))
+                .retry(backoff(self.first_wait, LONGEST_WAIT))
+                .sleep(sleep)
+                .when(|failure| failure.status.is_none_or(is_retryable) && since.elapsed() < PATIENCE)
+                .adjust(|failure, wait| Some(failure.wait(wait?, LONGEST_WAIT)))
+                .notify(|Failure { problem, .. }, _| {
+                    if !mem::replace(&mut reported, true) {
+                        tracing::warn!(
+                            signal,
+                            receiver,
+                            problem,
+                            "cannot be sent by OTLP; it is tried again"
+                        );
+                    }
+                });
+            match sent.await {
+                Ok(answer) => {
+                    let rejected = self.signal.rejected(&answer).min(items);
                     self.count(Fate::Rejected, rejected);
-                    self.count(Fate::Delivered, batch.items - rejected);
-                    return (Fate::Delivered, None);
+                    self.count(Fate::Delivered, items - rejected);
+                    if mem::take(&mut failing) {
+                        tracing::info!(signal, receiver, "taken again by OTLP");
+                    }
                 }
-                Outcome::Answered { status, text, .. } if !is_retryable(status) => {
-                    return (Fate::Rejected, Some(format!("{status}: {text}")));
+                Err(Failure { status, problem, .. }) => {
+                    let is_refused = status.is_some_and(|status| !is_retryable(status));
+                    self.count(if is_refused { Fate::Rejected } else { Fate::Dropped }, items);
+                    if !mem::replace(&mut failing, true) {
+                        tracing::warn!(
+                            signal,
+                            receiver,
+                            problem,
+                            items,
+                            "given up by OTLP; what follows is tried"
+                        );
+                    }
                 }
-                Outcome::Answered { status, retry_after, text } => (format!("{status}: {text}"), retry_after),
-                Outcome::Failed(problem) => (problem, None),
-            };
-            if since.elapsed() >= PATIENCE {
-                return (Fate::Dropped, Some(problem));
             }
-            if !mem::replace(&mut told, true) {
-                let (signal, receiver) = (self.signal.as_str(), poster.receiver());
-                tracing::warn!(signal, receiver, problem, "cannot be sent by OTLP; it is tried again");
-            }
-            sleep(backoff.next(retry_after)).await;
         }
     }
 }

@@ -25,7 +25,7 @@ use tracing::{Subscriber, level_filters::LevelFilter};
 use tracing_subscriber::{Layer, filter::Targets, registry::LookupSpan};
 
 use super::{
-    Figures, SCOPE,
+    OtlpMetrics, SCOPE,
     outbox::{Batch, Fate, Outbox, Signal},
 };
 
@@ -41,13 +41,13 @@ const LINGER: Duration = Duration::from_secs(1);
 pub struct Traces {
     provider: Option<SdkTracerProvider>,
     ended: mpsc::Receiver<SpanData>,
-    figures: Figures,
+    counted: OtlpMetrics,
 }
 
 #[derive(Debug)]
 struct Queue {
     ended: mpsc::Sender<SpanData>,
-    figures: Figures,
+    counted: OtlpMetrics,
 }
 
 impl SpanProcessor for Queue {
@@ -55,7 +55,7 @@ impl SpanProcessor for Queue {
 
     fn on_end(&self, span: SpanData) {
         if self.ended.try_send(span).is_err() {
-            self.figures.count(Signal::Traces, Fate::Dropped, 1);
+            self.counted.count(Signal::Traces, Fate::Dropped, 1);
         }
     }
 
@@ -71,22 +71,22 @@ impl SpanProcessor for Queue {
 impl Traces {
     /// As configured.
     pub fn new(config: &Otlp) -> Self {
-        let figures = Figures::default();
+        let counted = OtlpMetrics::default();
         let (sender, ended) = mpsc::channel(MAX_WAITING);
         let is_on = config.endpoint.is_some() && config.traces;
         let provider = is_on.then(|| {
             SdkTracerProvider::builder()
                 .with_sampler(Sampler::AlwaysOn)
                 .with_resource(Resource::builder_empty().build())
-                .with_span_processor(Queue { ended: sender, figures: figures.clone() })
+                .with_span_processor(Queue { ended: sender, counted: counted.clone() })
                 .build()
         });
-        Self { provider, ended, figures }
+        Self { provider, ended, counted }
     }
 
     /// Where it is counted what is sent, and what is lost.
-    pub fn figures(&self) -> Figures {
-        self.figures.clone()
+    pub fn metrics(&self) -> OtlpMetrics {
+        self.counted.clone()
     }
 
     /// Takes spans from `tracing`; none where none are to be sent.

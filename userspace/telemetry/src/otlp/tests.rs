@@ -24,7 +24,8 @@ use super::{
     outbox::{Batch, Fate},
     *,
 };
-use crate::post::tests::{Answer, Posted, Receiver};
+use crate::http_client::tests::{Answer, Posted, Receiver};
+use crate::metrics::Format;
 
 #[derive(Debug)]
 pub(crate) struct Fixed(pub(crate) usize);
@@ -120,28 +121,37 @@ fn numbers(posted: &[Posted]) -> BTreeMap<String, String> {
     numbers
 }
 
-/// The same, as `/metrics` says; but for buckets, and what a scrape changes.
+/// The same, as `/metrics` says; but for buckets.
 fn scraped(metrics: &Metrics) -> BTreeMap<String, String> {
-    let mut numbers = BTreeMap::new();
-    let written = metrics.visit(|_, sample| {
-        if !sample.name.ends_with("_bucket") {
-            let labels: BTreeMap<_, _> =
-                sample.labels().map(|(name, value)| (name.to_owned(), value)).collect();
-            numbers.insert(format!("{}{labels:?}", sample.name), sample.value.to_owned());
-        }
+    let mut text = Vec::new();
+    let written = metrics.encode(Format::OpenMetrics, |piece| {
+        text.extend_from_slice(&piece);
+        true
     });
     written.unwrap();
-    numbers
+    let text = String::from_utf8(text).unwrap();
+    let samples = text.lines().filter(|line| !line.starts_with('#') && !line.contains("_bucket{"));
+    let numbers = samples.map(|line| {
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+        // What is escaped here and by Rust is the same.
+        let labels = labels.strip_suffix('}').unwrap().replace("\",", "\",\0");
+        let mut labels: Vec<_> = labels.split(",\0").filter_map(|label| label.split_once('=')).collect();
+        labels.sort_unstable();
+        let labels: Vec<_> = labels.iter().map(|(name, value)| format!("{name:?}: {value}")).collect();
+        (format!("{name}{{{}}}", labels.join(", ")), value.to_owned())
+    });
+    numbers.collect()
 }
 
 #[tokio::test]
 async fn the_numbers_are_those_of_the_scrape() {
     let receiver = Receiver::start([]).await;
     let metrics = Arc::new(Metrics::new(Arc::new(Fixed(3))));
-    let (config, figures, stop) =
-        (config(&format!("{}/base/", receiver.url)), Figures::default(), CancellationToken::new());
+    let (config, counted, stop) =
+        (config(&format!("{}/base/", receiver.url)), OtlpMetrics::default(), CancellationToken::new());
     let traces = spans::Traces::new(&Otlp::default());
-    start(&config, "host", &metrics, traces, &figures, &stop).unwrap();
+    start(&config, "host", &metrics, traces, &counted, &stop).unwrap();
     let posted = receiver.until(|posted| !posted.is_empty()).await;
     stop.cancel();
     let (path, headers, _) = &posted[0];
@@ -181,31 +191,31 @@ fn batch(text: &'static str, items: u64) -> Batch {
 
 struct Bench {
     outbox: Arc<Outbox>,
-    figures: Figures,
+    counted: OtlpMetrics,
     _stop: tokio_util::sync::DropGuard,
 }
 
 fn bench(url: &str, capacity: usize) -> Bench {
-    let figures = Figures::default();
-    let outbox = Arc::new(Outbox::new(Signal::Metrics, figures.clone()).hurried(capacity));
+    let counted = OtlpMetrics::default();
+    let outbox = Arc::new(Outbox::new(Signal::Metrics, counted.clone()).hurried(capacity));
     let endpoint = config(url).otlp.endpoint.unwrap();
     let poster = poster(&Otlp::default(), &endpoint.0, Signal::Metrics).unwrap();
     let stop = CancellationToken::new();
     tokio::spawn(outbox.clone().run(poster.with_time_limit(Duration::from_secs(5)), stop.clone()));
-    Bench { outbox, figures, _stop: stop.drop_guard() }
+    Bench { outbox, counted, _stop: stop.drop_guard() }
 }
 
 impl Bench {
     async fn until(&self, fate: Fate, items: u64) {
         let wait = async {
-            while self.figures.of(Signal::Metrics, fate) < items {
+            while self.counted.of(Signal::Metrics, fate) < items {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         timeout(Duration::from_mins(1), wait)
             .await
-            .unwrap_or_else(|_| panic!("{fate:?}: {:?}", self.figures));
-        assert_eq!(self.figures.of(Signal::Metrics, fate), items);
+            .unwrap_or_else(|_| panic!("{fate:?}: {:?}", self.counted));
+        assert_eq!(self.counted.of(Signal::Metrics, fate), items);
     }
 }
 
@@ -269,7 +279,7 @@ async fn spans_that_nobody_takes_are_dropped_and_counted() {
             drop(tracing::info_span!(target: SPAN_TARGET, "ledger").entered());
         }
     });
-    assert_eq!(traces.figures().of(Signal::Traces, Fate::Dropped), 5);
+    assert_eq!(traces.metrics().of(Signal::Traces, Fate::Dropped), 5);
 }
 
 #[test]

@@ -1,11 +1,8 @@
 //! Posts over HTTP to somebody who may be slow, broken or not there.
 
-use std::{
-    io,
-    path::PathBuf,
-    time::{Duration, SystemTime},
-};
+use std::{io, path::PathBuf, time::Duration};
 
+use backon::ExponentialBuilder;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
@@ -16,6 +13,7 @@ use hyper_util::{
     client::legacy::{self, connect::HttpConnector},
     rt::TokioExecutor,
 };
+use numaward_model::error_chain;
 use tokio::time::timeout;
 use tokio_rustls::rustls::crypto::ring;
 
@@ -23,26 +21,30 @@ use tokio_rustls::rustls::crypto::ring;
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// Of an answer, that much is read.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
-/// Of an answer, that much is told.
-const MAX_TOLD_CHARS: usize = 200;
+/// Of an answer, that much is reported.
+const MAX_REPORTED_CHARS: usize = 200;
 const USER: &str = concat!("numaward/", env!("CARGO_PKG_VERSION"));
 
-/// What came of a post.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// It was taken.
-    Taken(Bytes),
-    /// It was answered with an error.
-    Answered {
-        /// The status.
-        status: StatusCode,
-        /// After which time the receiver wants to be asked again.
-        retry_after: Option<Duration>,
-        /// The beginning of what it said.
-        text: String,
-    },
-    /// There was no answer.
-    Failed(String),
+/// Why a post was not taken.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// What it was answered with; none where there was no answer.
+    pub(crate) status: Option<StatusCode>,
+    /// After which time the receiver wants to be asked again.
+    retry_after: Option<Duration>,
+    /// The status and the beginning of what the receiver said, or why there was no answer.
+    pub(crate) problem: String,
+}
+
+impl Failure {
+    fn without_answer(problem: String) -> Self {
+        Self { problem, ..Self::default() }
+    }
+
+    /// How long to wait before the next try: what the receiver asks for counts, up to the longest.
+    pub(crate) fn wait(&self, wait: Duration, longest: Duration) -> Duration {
+        wait.max(self.retry_after.unwrap_or_default().min(longest))
+    }
 }
 
 /// Posts to one URL. A redirect is an error: nobody shall lead the token elsewhere.
@@ -93,16 +95,11 @@ impl Poster {
         format!("{}://{authority}", self.url.scheme_str().unwrap_or_default())
     }
 
-    /// Posts once.
-    pub(crate) async fn post(&self, body: Bytes) -> Outcome {
-        let request = match self.request(body).await {
-            Ok(request) => request,
-            Err(problem) => return Outcome::Failed(problem),
-        };
-        match timeout(self.time_limit, self.exchange(request)).await {
-            Ok(outcome) => outcome,
-            Err(_) => Outcome::Failed(format!("no answer within {:?}", self.time_limit)),
-        }
+    /// Posts once; returns the answer.
+    pub(crate) async fn post(&self, body: Bytes) -> Result<Bytes, Failure> {
+        let request = self.request(body).await.map_err(Failure::without_answer)?;
+        let late = |_| Failure::without_answer(format!("no answer within {:?}", self.time_limit));
+        timeout(self.time_limit, self.exchange(request)).await.map_err(late)?
     }
 
     async fn request(&self, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
@@ -125,21 +122,19 @@ impl Poster {
         Ok(request)
     }
 
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Outcome {
-        let response = match self.client.request(request).await {
-            Ok(response) => response,
-            Err(error) => return Outcome::Failed(with_causes(&error)),
-        };
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Bytes, Failure> {
+        let failed = |error| Failure::without_answer(error_chain(&error));
+        let response = self.client.request(request).await.map_err(failed)?;
         let status = response.status();
         let retry_after = response.headers().get(RETRY_AFTER).and_then(retry_after);
         let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await;
         // What it says besides is of no consequence.
         let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         if status.is_success() {
-            return Outcome::Taken(body);
+            return Ok(body);
         }
-        let text = String::from_utf8_lossy(&body).chars().take(MAX_TOLD_CHARS).collect();
-        Outcome::Answered { status, retry_after, text }
+        let text: String = String::from_utf8_lossy(&body).chars().take(MAX_REPORTED_CHARS).collect();
+        Err(Failure { status: Some(status), retry_after, problem: format!("{status}: {text}") })
     }
 }
 
@@ -153,46 +148,11 @@ fn retry_after(value: &HeaderValue) -> Option<Duration> {
     }
 }
 
-/// hyper tells what happened only in the causes.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
-}
-
-/// How long to wait before it is tried again: longer each time, and not all hosts at once.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Backoff {
-    first: Duration,
-    longest: Duration,
-    tries: u32,
-}
-
-impl Backoff {
-    /// From one time to another.
-    pub(crate) const fn new(first: Duration, longest: Duration) -> Self {
-        Self { first, longest, tries: 0 }
-    }
-
-    /// The next wait. What the receiver asks for counts, up to the longest.
-    pub(crate) fn next(&mut self, asked: Option<Duration>) -> Duration {
-        let wait = self.first.saturating_mul(1 << self.tries.min(16)).min(self.longest);
-        self.tries = self.tries.saturating_add(1);
-        // Between half and the whole of it, by the clock's lower digits: hosts that failed together spread out.
-        let digits =
-            SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().subsec_nanos();
-        let spread = wait / 2 + (wait / 2).mul_f64(f64::from(digits % 1000) / 1000.0);
-        spread.max(asked.unwrap_or_default().min(self.longest))
-    }
-
-    /// It worked.
-    pub(crate) fn reset(&mut self) {
-        self.tries = 0;
-    }
+/// How long to wait before each further try: twice as long each time, up to the longest, and not all hosts at once.
+pub(crate) fn backoff(first: Duration, longest: Duration) -> ExponentialBuilder {
+    // Jitter makes each up to twice as long.
+    let backoff = ExponentialBuilder::new().with_min_delay(first / 2).with_max_delay(longest / 2);
+    backoff.with_jitter().without_max_times()
 }
 
 #[cfg(test)]
@@ -206,6 +166,7 @@ pub(crate) mod tests {
     };
 
     use axum::{Router, body::Bytes, extract::State, http::HeaderMap, response::IntoResponse as _};
+    use backon::BackoffBuilder as _;
     use tokio::{net::TcpListener, sync::Notify};
 
     use super::*;
@@ -294,68 +255,64 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_receiver_says_is_told() {
+    async fn what_the_receiver_says_is_reported() {
         let receiver =
             Receiver::start([Answer::Status(200), Answer::Status(400), Answer::Later(7), Answer::Silence])
                 .await;
         let patient =
             poster(&format!("{}/secret?key=1", receiver.url)).with_time_limit(Duration::from_mins(1));
         assert_eq!(patient.receiver(), receiver.url);
-        assert!(matches!(patient.post(Bytes::from_static(b"{}")).await, Outcome::Taken(_)));
-        let Outcome::Answered { status, text, .. } = patient.post(Bytes::new()).await else {
-            panic!("taken")
-        };
-        assert_eq!((status, text.chars().count()), (StatusCode::BAD_REQUEST, MAX_TOLD_CHARS));
-        let Outcome::Answered { status, retry_after, .. } = patient.post(Bytes::new()).await else {
-            panic!("taken")
-        };
-        assert_eq!((status, retry_after), (StatusCode::SERVICE_UNAVAILABLE, Some(Duration::from_secs(7))));
+        assert!(patient.post(Bytes::from_static(b"{}")).await.is_ok());
+        let refused = patient.post(Bytes::new()).await.unwrap_err();
+        assert_eq!(refused.status, Some(StatusCode::BAD_REQUEST));
+        assert_eq!(refused.problem.chars().count(), "400 Bad Request: ".len() + MAX_REPORTED_CHARS);
+        let later = patient.post(Bytes::new()).await.unwrap_err();
+        assert_eq!(later.status, Some(StatusCode::SERVICE_UNAVAILABLE));
+        let waits =
+            [1, 20].map(|wait| later.wait(Duration::from_secs(wait), Duration::from_mins(1)).as_secs());
+        assert_eq!(waits, [7, 20]);
+        assert_eq!(later.wait(Duration::ZERO, Duration::from_secs(5)), Duration::from_secs(5));
         let hurried = patient.with_time_limit(Duration::from_millis(50));
-        assert_eq!(hurried.post(Bytes::new()).await, Outcome::Failed("no answer within 50ms".to_owned()));
+        let problem = hurried.post(Bytes::new()).await.unwrap_err().problem;
+        assert_eq!(problem, "no answer within 50ms");
         let (path, headers, body) = receiver.posted().swap_remove(0);
         assert_eq!((path.as_str(), &body[..]), ("/secret", &b"{}"[..]));
         assert_eq!(headers[CONTENT_TYPE], "application/json");
     }
 
     #[tokio::test]
-    async fn the_token_is_read_for_each_post_and_lacking_told() {
+    async fn the_token_is_read_for_each_post_and_reported_when_missing() {
         let receiver = Receiver::start([]).await;
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("token");
         let poster = Poster { token_file: Some(file.clone()), ..poster(&receiver.url) };
-        let Outcome::Failed(problem) = poster.post(Bytes::new()).await else { panic!("taken") };
+        let problem = poster.post(Bytes::new()).await.unwrap_err().problem;
         assert!(problem.contains("token: No such file"), "{problem}");
         for token in ["one", "two"] {
             std::fs::write(&file, format!("{token}\n")).unwrap();
-            assert_eq!(poster.post(Bytes::new()).await, Outcome::Taken(Bytes::new()));
+            assert_eq!(poster.post(Bytes::new()).await, Ok(Bytes::new()));
             assert_eq!(receiver.posted().last().unwrap().1[AUTHORIZATION], format!("Bearer {token}"));
         }
         std::fs::write(&file, "a\nb").unwrap();
-        let Outcome::Failed(problem) = poster.post(Bytes::new()).await else { panic!("taken") };
+        let problem = poster.post(Bytes::new()).await.unwrap_err().problem;
         assert!(problem.ends_with("holds characters that no token has"), "{problem}");
     }
 
     #[tokio::test]
-    async fn a_receiver_that_is_not_there_is_told() {
+    async fn a_receiver_that_is_not_there_is_reported() {
         let url = {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             format!("http://{}", listener.local_addr().unwrap())
         };
-        let Outcome::Failed(problem) = poster(&url).post(Bytes::new()).await else { panic!("taken") };
+        let problem = poster(&url).post(Bytes::new()).await.unwrap_err().problem;
         assert!(problem.contains("Connection refused"), "{problem}");
     }
 
     #[test]
-    fn waits_grow_up_to_the_longest_and_heed_what_is_asked() {
-        let (first, longest) = (Duration::from_secs(1), Duration::from_mins(1));
-        let mut backoff = Backoff::new(first, longest);
-        for whole in [1, 2, 4, 8, 16, 32, 60, 60] {
-            let wait = backoff.next(None);
+    fn waits_grow_up_to_the_longest() {
+        let waits = backoff(Duration::from_secs(1), Duration::from_mins(1)).build();
+        for (whole, wait) in [1, 2, 4, 8, 16, 32, 60, 60].into_iter().zip(waits) {
             assert!(wait >= Duration::from_secs(whole) / 2 && wait <= Duration::from_secs(whole), "{wait:?}");
         }
-        assert_eq!(Backoff::new(first, longest).next(Some(Duration::from_secs(20))), Duration::from_secs(20));
-        assert_eq!(Backoff::new(first, longest).next(Some(Duration::from_hours(1))), longest);
-        backoff.reset();
-        assert!(backoff.next(None) <= first);
     }
 }
