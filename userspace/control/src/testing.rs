@@ -9,7 +9,7 @@ use std::{
 
 use numaward_cgroup::{CgroupPath, Hierarchy, KnobWatch};
 use numaward_config::Config;
-use numaward_enforce::{Enforcer, Options};
+use numaward_enforce::{Enforcer, Options, Systemd};
 use numaward_model::{
     Promises, Report,
     port::{AssignmentSink, CgroupEvents, CgroupListener, ContainerNames, EventSink, MachineSource},
@@ -108,10 +108,10 @@ pub fn line(file: &Path) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// Writes knobs in the hierarchy at `root`.
-pub fn enforcer(root: &Path, machine: &Machine) -> Enforcer {
+/// Writes knobs in the hierarchy at `root`; with `systemd` for its units' cgroups.
+pub fn enforcer(root: &Path, machine: &Machine, systemd: Option<Systemd>) -> Enforcer {
     let options = Options::new(machine.possible_cpus.clone(), machine.node_ids());
-    Enforcer::new(root.to_owned(), None, options)
+    Enforcer::new(root.to_owned(), systemd, options)
 }
 
 /// Gives guarantees in the hierarchy at `root`.
@@ -120,9 +120,10 @@ pub fn reconciler(
     root: &Path,
     ports: Ports,
     watch: Option<KnobWatch>,
+    systemd: Option<Systemd>,
 ) -> (Reconciler, JoinHandle<()>, CancellationToken) {
     let (hierarchy, stop) = (Hierarchy::at(root), CancellationToken::new());
-    let enforcer = enforcer(root, &ports.machine.machine());
+    let enforcer = enforcer(root, &ports.machine.machine(), systemd);
     let (reconciler, thread) =
         Reconciler::start(config, hierarchy, enforcer, ports, ControlMetrics::default(), watch, stop.clone())
             .unwrap();

@@ -146,8 +146,11 @@ impl Systemd {
                     Some(address) => connection::Builder::address(address.as_str()),
                     None => connection::Builder::system(),
                 };
-                let new = bus.method_timeout(TIMEOUT).build().await;
-                new.map_err(|error| EnforceError::NoBus { message: error.to_string() })?
+                // The time limit of methods is not that of the greeting.
+                let new = tokio::time::timeout(TIMEOUT, bus.method_timeout(TIMEOUT).build()).await;
+                let silent = |_| format!("it takes connections and does not answer within {TIMEOUT:?}");
+                let new = new.map_err(silent).and_then(|new| new.map_err(|error| error.to_string()));
+                new.map_err(|message| EnforceError::NoBus { message })?
             };
             let answer = connection.call_method(Some(MANAGER), path, Some(interface), method, body).await;
             *held = Some(connection);

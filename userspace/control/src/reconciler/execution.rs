@@ -318,6 +318,8 @@ impl ReconcilerLoop {
     fn answer_meanwhile(&mut self, command: pods::Command, overtakes: bool) {
         let before = self.state.clone();
         self.pod_command(command, overtakes);
+        // It was shown what is open as if it had happened.
+        self.due.publish = true;
         for open in &mut self.open {
             open.patch(&before, &self.state, &*self.strategy);
         }

@@ -18,6 +18,8 @@ pub(super) struct Due {
     pub(super) declared: bool,
     /// See whether a workload is gone.
     pub(super) gone: bool,
+    /// Show again what is held.
+    pub(super) publish: bool,
 }
 
 impl ReconcilerLoop {
@@ -84,8 +86,11 @@ impl ReconcilerLoop {
     /// Does what is due.
     pub(super) fn settle(&mut self) {
         // Each may make the other due, but not without end: what is given is not given again.
-        while self.due.herd || self.due.declared || self.due.gone {
+        while self.due.herd || self.due.declared || self.due.gone || self.due.publish {
             let due = std::mem::take(&mut self.due);
+            if due.publish {
+                self.publish();
+            }
             if due.gone {
                 self.release_gone(std::time::Instant::now(), false);
             }

@@ -278,7 +278,7 @@ mod tests {
         );
         let config: Config = serde_json::from_str(&config).unwrap();
         let (hierarchy, enforcer) =
-            (Hierarchy::at(&root), fixture::enforcer(&root, &host.machine.lock().unwrap()));
+            (Hierarchy::at(&root), fixture::enforcer(&root, &host.machine.lock().unwrap(), None));
         let mut reconciler = ReconcilerLoop::open(
             &config,
             hierarchy,

@@ -94,7 +94,7 @@ fn work(dir: &std::path::Path) {
         fixture::cgroup(&root.join(cgroup), &host.machine());
     }
     let config = Config { state_directory: dir.join("state"), ..Config::default() };
-    let (hierarchy, enforcer) = (Hierarchy::at(&root), fixture::enforcer(&root, &host.machine()));
+    let (hierarchy, enforcer) = (Hierarchy::at(&root), fixture::enforcer(&root, &host.machine(), None));
     let mut reconciler = ReconcilerLoop::open(
         &config,
         hierarchy,

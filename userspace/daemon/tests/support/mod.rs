@@ -60,7 +60,7 @@ impl Host {
         // Without the privilege, knobs are looked at all the time.
         let watch = KnobWatch::new(hierarchy.root()).ok();
         let ports = Ports::of(&Arc::new(testing::Host::new(self.machine.clone())));
-        let (reconciler, thread, stop) = testing::reconciler(&config, hierarchy.root(), ports, watch);
+        let (reconciler, thread, stop) = testing::reconciler(&config, hierarchy.root(), ports, watch, None);
         let observer = Arc::new(Observer::new(&config));
         let metrics = Arc::new(Metrics::new(observer.clone()));
         let app = App::new(observer, metrics, Readiness::default(), Heartbeat::new());

@@ -17,6 +17,7 @@ use std::{
 use numaward_cgroup::CgroupPath;
 use numaward_config::Config;
 use numaward_control::{Ports as ReconcilerPorts, Reconciler, testing as fixture, testing::Host};
+use numaward_enforce::Systemd;
 use numaward_engine::{ContainerRequest, Resources};
 use numaward_kube::{
     cgroup_path,
@@ -124,9 +125,13 @@ impl Bench {
     }
 
     fn start_unconnected(&self) -> Daemon {
+        self.start_with(None)
+    }
+
+    fn start_with(&self, systemd: Option<Systemd>) -> Daemon {
         let root = self.dir.path().join("cgroup");
         let (reconciler, thread, stop) =
-            fixture::reconciler(&self.config, &root, ReconcilerPorts::of(&self.host), None);
+            fixture::reconciler(&self.config, &root, ReconcilerPorts::of(&self.host), None, systemd);
         let figures = NriMetrics::default();
         let plugin = plugin(
             &self.config,

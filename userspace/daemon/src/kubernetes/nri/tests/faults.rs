@@ -183,3 +183,69 @@ async fn a_pod_that_changes_under_our_hands_keeps_what_it_was_admitted_with() {
     bench.runtime.remove_pod(&new.id).await.unwrap();
     assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-63");
 }
+
+/// The bus is a fake: it takes connections and says nothing. What is shown is that nobody else waits for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn containers_are_placed_and_given_back_while_systemd_does_not_answer() {
+    /// As long as the daemon waits for systemd.
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+    let bus = bench.dir.path().join("bus");
+    let listener = tokio::net::UnixListener::bind(&bus).unwrap();
+    let (called, mut calls) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let mut kept = Vec::new();
+        while let Ok((connection, _)) = listener.accept().await {
+            kept.push(connection);
+            called.send(()).unwrap();
+        }
+    });
+    for path in ["system.slice", "system.slice/slow.service"] {
+        bench.cgroup(path);
+    }
+    let address = format!("unix:path={}", bus.display());
+    let daemon = bench.start_with(Some(Systemd::at(tokio::runtime::Handle::current(), address)));
+    assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
+    let before = bench.pod("before", "", &[]).await.unwrap();
+    let shares = container(&before, "shares", 0, Bytes(0));
+    bench.run(&shares).await.unwrap();
+
+    let request = numaward_control::Request::new(&numaward_api::AllocationRequest {
+        name: "slow".to_owned(),
+        target: numaward_api::Target::Cgroup("/system.slice/slow.service".to_owned()),
+        cpus: 4,
+        memory: "1Gi".to_owned(),
+        memory_limit: None,
+        hugepages: BTreeMap::new(),
+        policy: None,
+        partition: None,
+    });
+    let (reconciler, started) = (daemon.reconciler.clone(), Instant::now());
+    let slow = tokio::spawn(async move { reconciler.admit(request.unwrap(), false).await });
+    calls.recv().await.unwrap();
+    let mut given = BTreeSet::new();
+    for number in 0..12 {
+        let pod = bench.pod(&format!("p{number}"), "", &[]).await.unwrap();
+        let db = container(&pod, "db", 2, Bytes::gib(1));
+        bench.run(&db).await.unwrap();
+        let cpus = bench.cpus(&db);
+        assert_eq!(cpus.len(), 2);
+        assert!((&bench.cpus(&shares) & &cpus).is_empty(), "who shares left them before they were given");
+        if number % 2 == 0 {
+            bench.remove(&db).await;
+        } else {
+            assert!(cpus.iter().all(|cpu| given.insert(cpu)), "{cpus} twice: {given:?}");
+        }
+    }
+    assert!(started.elapsed() < PATIENCE && !slow.is_finished(), "systemd was waited for");
+    // What was decided for the unit is undone, and nothing else is.
+    let refused = slow.await.unwrap().unwrap_err();
+    assert!(refused.to_string().contains("system bus"), "{refused}");
+    let held = daemon.reconciler.allocations();
+    let names: BTreeSet<_> = held.allocations.iter().map(|of| of.name.clone()).collect();
+    let expected = (1..12).step_by(2).map(|number| format!("default/pod-p{number}/db")).collect();
+    assert_eq!(names, expected);
+    let pool: CpuSet = held.shared_cpus.parse().unwrap();
+    assert_eq!(pool.len() + given.len(), 64, "the CPUs of the unit are in the pool again");
+    assert_eq!(bench.cpus(&shares), pool);
+}
