@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Config, ListenAddress};
+use super::types::ListenAddress;
 
 /// Who may change allocations over TCP. The control socket is served in any case.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -45,9 +45,9 @@ impl Tls {
     }
 }
 
-/// What is wrong between the keys: the key that is to be changed, and why.
-pub(super) fn problems(config: &Config) -> Vec<(&'static str, String)> {
-    let Control { listen, token_file, allow_unencrypted, tls } = &config.control;
+/// What is wrong between the keys, and with the address of the read-only server: the key that is to be changed, and why.
+pub(super) fn problems(control: &Control, read_only: ListenAddress) -> Vec<(&'static str, String)> {
+    let Control { listen, token_file, allow_unencrypted, tls } = control;
     let mut problems = Vec::new();
     let mut lacks = |key: &'static str, has: bool, other: &str, is_there: bool| {
         if has && !is_there {
@@ -75,7 +75,7 @@ pub(super) fn problems(config: &Config) -> Vec<(&'static str, String)> {
         );
         problems.push(("control.listen", message));
     }
-    if *address == config.listen.0 && address.port() != 0 {
+    if *address == read_only.0 && address.port() != 0 {
         let message = format!("{address} is also the address of \"listen\": choose another port");
         problems.push(("control.listen", message));
     }
@@ -83,8 +83,7 @@ pub(super) fn problems(config: &Config) -> Vec<(&'static str, String)> {
 }
 
 /// What is odd but no error.
-pub(super) fn warnings(config: &Config) -> Vec<String> {
-    let control = &config.control;
+pub(super) fn warnings(control: &Control) -> Vec<String> {
     if control.listen.is_none() && *control != Control::default() {
         return vec!["control has no effect without control.listen".to_owned()];
     }

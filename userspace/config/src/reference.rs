@@ -1,10 +1,14 @@
 //! `docs/configuration.md`: every key, from the schema; and the configurations in `deploy/`, which must be read.
 
-use std::fmt::Write as _;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    path::{Path, PathBuf},
+};
 
 use serde_json::Value;
 
-use super::{schema::json_schema, *};
+use super::{load::variable_name, schema::Known, *};
 
 const HEAD: &str = "\
 # Configuration
@@ -137,7 +141,7 @@ fn checkout(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// `UPDATE=1 cargo test -p numaward-daemon` writes the page.
+/// `UPDATE=1 cargo test -p numaward-config` writes the page.
 #[test]
 fn the_page_has_every_key() {
     // The same that can be set by a variable.
