@@ -43,6 +43,13 @@ pub struct Step {
     pub to: Value,
 }
 
+impl Step {
+    /// The way back.
+    pub(super) fn reversed(&self) -> Self {
+        Self { from: self.to.clone(), to: self.from.clone(), ..self.clone() }
+    }
+}
+
 /// Puts the writes in order. An ancestor's exclusive CPUs that change both ways change in two steps.
 pub(super) fn ordered(steps: Vec<Step>, is_ancestor: impl Fn(&CgroupPath) -> bool) -> Vec<Step> {
     let mut steps: Vec<_> = steps

@@ -3,11 +3,15 @@
 
 use std::fs;
 
-use numaward_cgroup::knob::Partition;
-use numaward_topology::HugepageSize;
+use numaward_cgroup::{
+    CgroupPath,
+    knob::{Knob, Limit, Partition, Value},
+};
+use numaward_model::Settings;
+use numaward_topology::{Bytes, CpuSet, HugepageSize};
 use tempfile::TempDir;
 
-use super::*;
+use super::{backend::unset, *};
 
 /// A tree in which every cgroup has every knob, unset, on a machine with CPUs 0-7 and nodes 0-1.
 struct Tree {
@@ -520,7 +524,7 @@ mod order_never_widens {
                 tree.enforcer.cgroupfs.write(&tree.enforcer.cgroupfs, std::slice::from_ref(step)).map_err(|e| e.error).unwrap();
                 for (knob, (from, to)) in &ends {
                     let now = knob_in(&tree, *knob);
-                    let back = plan::unset(*knob);
+                    let back = unset(*knob);
                     prop_assert!(now == *from || now == to.clone().unwrap_or(back), "{knob} {now}");
                 }
                 // Protection is never claimed that the parent does not have, as it rises and as it falls.
