@@ -24,11 +24,11 @@ use super::{
     types::{DutyCycle, Interval, ListenAddress, LogFormat, LogLevel},
 };
 
-/// numaward's configuration. Every key may be left out.
+/// numaward's configuration. Every key is optional.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Config {
-    /// Whether numaward places workloads, or only observes. Left out: it places them, unless the kubelet of this host
+    /// Whether numaward places workloads, or only observes. Default: it places them, unless the kubelet of this host
     /// pins containers itself (its policies `static` and `Static`).
     pub mode: Option<OperatingMode>,
     /// Address and port of the read-only HTTP server: metrics, health, API.
@@ -44,7 +44,7 @@ pub struct Config {
     pub export_kubelet_names: bool,
     /// Where the host's file system is found; not `/` where a container mounts it elsewhere.
     pub host_root: PathBuf,
-    /// Where cgroup v2 is mounted. Left out: found in the host's mount table.
+    /// Where cgroup v2 is mounted. Default: found in the host's mount table.
     pub cgroup_mount: Option<PathBuf>,
     /// The socket on which guarantees are asked for. Only root and the daemon's own user may.
     pub control_socket: PathBuf,
@@ -56,27 +56,27 @@ pub struct Config {
     pub enforcement: Enforcement,
     /// Guarantees for workloads that are yet to come, by unit or cgroup. The first that matches counts.
     pub guarantees: Vec<Declared>,
-    /// Whether memory is promised. Left out: `Static`.
+    /// Whether memory is promised. Default: `Static`.
     pub memory_manager_policy: Option<MemoryManagerPolicy>,
-    /// Memory kept for the system, by node. Left out: a twentieth of each node, at least 64Mi and at most 1Gi.
+    /// Memory kept for the system, by node. Default: a twentieth of each node, at least 64Mi and at most 1Gi.
     pub reserved_memory: Option<Vec<ReservedMemory>>,
-    /// Whether CPUs are made exclusive. Left out: `static`.
+    /// Whether CPUs are made exclusive. Default: `static`.
     pub cpu_manager_policy: Option<CpuManagerPolicy>,
     /// Options of the CPU policy, as in Kubernetes.
     pub cpu_manager_policy_options: BTreeMap<String, String>,
-    /// CPUs that are never exclusive. Left out: the first core, unless a reservation below says how many.
+    /// CPUs that are never exclusive. Default: the first core, unless a reservation below says how many.
     #[serde(rename = "reservedSystemCPUs")]
     pub reserved_system_cpus: Option<CpuList>,
-    /// How the nodes of CPUs and memory have to agree. Left out: `restricted`.
+    /// How the nodes of CPUs and memory have to agree. Default: `restricted`.
     pub topology_manager_policy: Option<TopologyManagerPolicy>,
-    /// For what they have to agree. Left out: `container`.
+    /// For what they have to agree. Default: `container`.
     pub topology_manager_scope: Option<TopologyManagerScope>,
     /// Options of the topology policy, as in Kubernetes.
     pub topology_manager_policy_options: BTreeMap<String, String>,
-    /// Whether what is promised is protected from reclaim. Left out: `TieredReservation`.
+    /// Whether what is promised is protected from reclaim. Default: `TieredReservation`.
     pub memory_reservation_policy: Option<MemoryReservationPolicy>,
     /// Where a workload whose limit is above what is promised to it is slowed down: at what is promised plus this share of
-    /// what is between it and the limit. Left out: nowhere.
+    /// what is between it and the limit. Default: nowhere.
     pub memory_throttling_factor: Option<Factor>,
     /// What is done for workloads that are slowed down.
     pub memory_qos: MemoryQos,
@@ -152,7 +152,7 @@ pub struct Probes {
     pub accesses: ProbeSwitch,
     /// Measures the time that tasks lose in reclaim.
     pub stalls: StallProbe,
-    /// Tells why the OOM killer took a process.
+    /// Reports why the OOM killer took a process.
     pub oom_kills: ProbeSwitch,
     /// Measures who else runs on exclusive CPUs. It costs something only while a CPU is exclusive.
     pub intruders: ProbeSwitch,

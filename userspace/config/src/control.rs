@@ -11,7 +11,7 @@ use super::types::ListenAddress;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Control {
-    /// Address and port. Left out: allocations are changed on the control socket only.
+    /// Address and port. Default: allocations are changed on the control socket only.
     pub listen: Option<ListenAddress>,
     /// File with a bearer token; whoever sends it may change allocations. Nobody but its owner may read the
     /// file: `head -c 32 /dev/urandom | base64 | install -m 600 /dev/stdin FILE`.
@@ -33,7 +33,7 @@ pub struct Tls {
     pub key_file: Option<PathBuf>,
     /// Authorities whose client certificates are taken, as PEM.
     pub client_ca_file: Option<PathBuf>,
-    /// Names of which a client certificate must carry one as a DNS name. Left out: any certificate of the
+    /// Names of which a client certificate must carry one as a DNS name. Default: any certificate of the
     /// authorities will do.
     pub client_names: Option<Vec<String>>,
 }

@@ -18,7 +18,7 @@ pub struct Alerts {
     pub webhook: Option<HttpUrl>,
     /// File with a bearer token for the webhook. It is read for each post.
     pub token_file: Option<PathBuf>,
-    /// Where the runbooks are; the name of the alert is appended. Left out: this daemon, which serves them at `/runbooks/`.
+    /// Where the runbooks are; the name of the alert is appended. Default: this daemon, which serves them at `/runbooks/`.
     pub runbooks: Option<HttpUrl>,
     /// How often the conditions are looked at.
     pub interval: Interval,
@@ -51,7 +51,7 @@ impl Alerts {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Otlp {
     /// The receiver, without the path of a signal: `http://localhost:4318`; `/v1/metrics` and `/v1/traces` are appended.
-    /// Left out: nothing is sent.
+    /// Default: nothing is sent.
     pub endpoint: Option<HttpUrl>,
     /// File with a bearer token for the receiver. It is read for each request.
     pub token_file: Option<PathBuf>,

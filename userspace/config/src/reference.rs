@@ -14,8 +14,8 @@ const HEAD: &str = "\
 # Configuration
 
 A YAML file, `/etc/numaward/config.yaml` unless another is named with `--config` or `NUMAWARD_CONFIG`. It may be absent,
-and every key may be left out. What is in it can also be given by a variable, which wins over the file. An unknown key, a
-value that does not fit and keys that contradict each other are errors that are all told at once, with their lines:
+and every key is optional. What is in it can also be given by a variable, which wins over the file. An unknown key, a
+value that does not fit and keys that contradict each other are errors that are all reported at once, with their lines:
 `numaward check-config FILE`. For editors, `numaward config-schema` prints the JSON schema that this page is made of.
 
 Where the kubelet has a name for something, it is the same here, so that a block of a `KubeletConfiguration` can be pasted
