@@ -1,7 +1,7 @@
 //! What was written where, and what was found there before: the durable half of enforcement.
 //!
-//! The book is part of the ledger's payload. It is a value: a [`Plan`](super::Plan) carries the book to store
-//! before the first knob is written and the one that is true after the last.
+//! The [`Book`] is part of the ledger's payload, and a value: a [`Plan`](super::Plan) carries the one to store before
+//! the first knob is written and the one that is true after the last.
 //!
 //! Invariant: for every knob that may differ from what was found because of us, a stored record says what was
 //! found. So a crash at any moment loses no value that a release has to bring back.

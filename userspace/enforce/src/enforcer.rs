@@ -182,7 +182,7 @@ impl Enforcer {
         Ok(report)
     }
 
-    /// The knobs of one cgroup that do not hold what the book says. An error that
+    /// The knobs of one cgroup that do not hold what was written. An error that
     /// [is gone](EnforceError::is_gone) says that the cgroup is.
     pub fn drift(&self, book: &Book, path: &CgroupPath) -> Result<Vec<Drift>, EnforceError> {
         let Some(record) = book.get(path) else { return Ok(Vec::new()) };

@@ -4,7 +4,7 @@
 //! each of its ancestors. Others own some of these cgroups, others write them, and the daemon may die between
 //! any two writes. What was there before has to come back when the promise ends.
 //!
-//! Terms: [`Settings`](numaward_model::Settings) are what a cgroup is to hold. The [`Book`] says what was written
+//! Terms: [`Settings`](numaward_model::Settings) are what a cgroup is to hold. The [`Book`] is what was written
 //! where and what was found there; it is stored with the ledger. A [`Plan`] is the way from what is to what is
 //! wanted. A [`Backend`] writes knobs: cgroupfs directly, systemd as properties of its units. [`Drift`] is a knob that
 //! holds something else.

@@ -1,4 +1,4 @@
-//! From a change to the writes that make it, and the books before and after.
+//! What is to change, and the writes that make it so.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,9 +24,9 @@ pub enum Change {
 /// The way from what is to what is wanted.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The book to store before the plan is executed.
+    /// What to store before the plan is executed.
     pub intent: Book,
-    /// The book that is true afterwards.
+    /// What is true afterwards.
     pub outcome: Book,
     /// Controllers to enable for the children of these cgroups, from the root down.
     pub(super) enable: BTreeMap<CgroupPath, BTreeSet<&'static str>>,

@@ -1,4 +1,4 @@
-//! How a plan is made: from a change, the book and what the kernel has.
+//! How a plan is made: from a change, what was applied before and what the kernel has.
 
 use std::{
     cmp::Reverse,
@@ -306,7 +306,7 @@ impl Enforcer {
         Ok(if agree { Ok(held) } else { Err(held) })
     }
 
-    /// Enters what a cgroup is to hold into the plan: books, controllers and steps.
+    /// Enters what a cgroup is to hold into the plan: what to store, controllers and steps.
     fn enter(&self, plan: &mut Plan, path: &CgroupPath, values: Values) -> Result<(), EnforceError> {
         let old = match plan.outcome.get(path).cloned() {
             Some(record) => record,

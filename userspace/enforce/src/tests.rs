@@ -80,7 +80,7 @@ impl Tree {
         .collect()
     }
 
-    /// Plans and executes, and gives the book that is true then.
+    /// Plans and executes, and gives what is true then.
     fn apply(&self, book: &Book, change: &Change) -> (Book, Report) {
         let plan = self.enforcer.plan(book, change).unwrap();
         let report = self.enforcer.execute(&plan).unwrap();
