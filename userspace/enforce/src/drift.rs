@@ -61,7 +61,7 @@ impl fmt::Display for Drift {
 
 /// How a conflict over a knob is carried on, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FightPolicy {
+pub struct ConflictPolicy {
     /// Repairs in a row after which a knob is left to the other.
     pub repairs: u32,
     /// The wait before the second repair; it doubles with each.
@@ -72,7 +72,7 @@ pub struct FightPolicy {
     pub quiet: Duration,
 }
 
-impl Default for FightPolicy {
+impl Default for ConflictPolicy {
     /// Ten repairs within some 50 seconds.
     fn default() -> Self {
         Self {
@@ -109,14 +109,14 @@ struct Conflict {
 
 /// The conflicts over all knobs.
 #[derive(Debug)]
-pub struct Fights {
-    policy: FightPolicy,
+pub struct ConflictBackoff {
+    policy: ConflictPolicy,
     conflicts: HashMap<(CgroupPath, Knob), Conflict>,
 }
 
-impl Fights {
+impl ConflictBackoff {
     /// No conflict yet.
-    pub fn new(policy: FightPolicy) -> Self {
+    pub fn new(policy: ConflictPolicy) -> Self {
         Self { policy, conflicts: HashMap::new() }
     }
 
@@ -171,7 +171,7 @@ impl Fights {
     }
 
     /// Whether there is a conflict over a knob of this cgroup.
-    pub fn is_fought_over(&self, cgroup: &CgroupPath) -> bool {
+    pub fn is_contested(&self, cgroup: &CgroupPath) -> bool {
         self.conflicts.keys().any(|(other, _)| other == cgroup)
     }
 
@@ -185,7 +185,7 @@ impl Fights {
 mod tests {
     use super::*;
 
-    const POLICY: FightPolicy = FightPolicy {
+    const POLICY: ConflictPolicy = ConflictPolicy {
         repairs: 3,
         first_wait: Duration::from_millis(100),
         longest_wait: Duration::from_millis(150),
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn repairs_back_off_and_end() {
-        let mut conflicts = Fights::new(POLICY);
+        let mut conflicts = ConflictBackoff::new(POLICY);
         let path: CgroupPath = "/a".parse().unwrap();
         let mut drifted = |millis| conflicts.drifted(&path, Knob::CpusetCpus, true, at(millis));
         assert_eq!(drifted(0), Verdict::Repair, "the first at once");
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_drift_now_and_then_is_always_repaired() {
-        let mut conflicts = Fights::new(POLICY);
+        let mut conflicts = ConflictBackoff::new(POLICY);
         let path: CgroupPath = "/a".parse().unwrap();
         for round in 0..20 {
             let now = at(round * 10_000);
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn what_was_given_up_is_repaired_when_nobody_writes_it_any_more() {
-        let mut conflicts = Fights::new(FightPolicy { repairs: 0, ..POLICY });
+        let mut conflicts = ConflictBackoff::new(ConflictPolicy { repairs: 0, ..POLICY });
         let path: CgroupPath = "/a".parse().unwrap();
         let mut drifted = |written, millis| conflicts.drifted(&path, Knob::CpusetCpus, written, at(millis));
         assert_eq!(drifted(true, 0), Verdict::GiveUp);
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn each_knob_has_its_own_conflict() {
-        let mut conflicts = Fights::new(POLICY);
+        let mut conflicts = ConflictBackoff::new(POLICY);
         let (a, b): (CgroupPath, CgroupPath) = ("/a".parse().unwrap(), "/b".parse().unwrap());
         assert_eq!(conflicts.drifted(&a, Knob::CpusetCpus, true, at(0)), Verdict::Repair);
         assert_eq!(conflicts.drifted(&a, Knob::CpusetMems, true, at(1)), Verdict::Repair);

@@ -13,8 +13,8 @@ use numaward_cgroup::{
 use numaward_model::Settings;
 
 use super::{
+    applied::{AppliedSettings, Owner, id_of},
     backend::{Backend, Cgroupfs, Options, StepError, covers, unset},
-    book::{Book, Owner, id_of},
     drift::{Drift, DriftKind},
     error::EnforceError,
     migration::Moving,
@@ -149,8 +149,8 @@ impl Enforcer {
     }
 
     /// Writes one knob again that drifted.
-    pub fn repair(&self, book: &Book, drift: &Drift) -> Result<Report, EnforceError> {
-        let owner = book.get(&drift.cgroup).map_or(Owner::Cgroupfs, |record| record.owner.clone());
+    pub fn repair(&self, applied: &AppliedSettings, drift: &Drift) -> Result<Report, EnforceError> {
+        let owner = applied.get(&drift.cgroup).map_or(Owner::Cgroupfs, |record| record.owner.clone());
         let from = drift.found.clone().unwrap_or_else(|| unset(drift.knob));
         let (cgroup, knob, to) = (drift.cgroup.clone(), drift.knob, drift.wanted.clone());
         if drift.found.is_none() {
@@ -184,8 +184,8 @@ impl Enforcer {
 
     /// The knobs of one cgroup that do not hold what was written. An error that
     /// [is gone](EnforceError::is_gone) says that the cgroup is.
-    pub fn drift(&self, book: &Book, path: &CgroupPath) -> Result<Vec<Drift>, EnforceError> {
-        let Some(record) = book.get(path) else { return Ok(Vec::new()) };
+    pub fn drift(&self, applied: &AppliedSettings, path: &CgroupPath) -> Result<Vec<Drift>, EnforceError> {
+        let Some(record) = applied.get(path) else { return Ok(Vec::new()) };
         let dir = path.dir(self.root());
         if id_of(&dir).is_none_or(|id| id != record.id && record.owner == Owner::Cgroupfs) {
             return Err(EnforceError::Gone { cgroup: path.clone() });

@@ -4,8 +4,8 @@
 //! each of its ancestors. Others own some of these cgroups, others write them, and the daemon may die between
 //! any two writes. What was there before has to come back when the promise ends.
 //!
-//! Terms: [`Settings`](numaward_model::Settings) are what a cgroup is to hold. The [`Book`] is what was written
-//! where and what was found there; it is stored with the ledger. A [`Plan`] is the way from what is to what is
+//! Terms: [`Settings`](numaward_model::Settings) are what a cgroup is to hold. [`AppliedSettings`] are what was written
+//! where and what was found there; they are stored with the ledger. A [`Plan`] is the way from what is to what is
 //! wanted. A [`Backend`] writes knobs: cgroupfs directly, systemd as properties of its units. [`Drift`] is a knob that
 //! holds something else.
 //!
@@ -23,8 +23,8 @@
 
 #![forbid(unsafe_code)]
 
+mod applied;
 mod backend;
-mod book;
 mod drift;
 mod enforcer;
 mod error;
@@ -37,9 +37,9 @@ pub mod systemd;
 #[cfg(test)]
 mod tests;
 
+pub use applied::{AppliedSettings, Owner, Record};
 pub use backend::{Backend, Cgroupfs, Options, StepError};
-pub use book::{Book, Owner, Record};
-pub use drift::{Drift, DriftKind, FightPolicy, Fights, Verdict};
+pub use drift::{ConflictBackoff, ConflictPolicy, Drift, DriftKind, Verdict};
 pub use enforcer::{Enforcer, Failure, Report};
 pub use error::EnforceError;
 pub use migration::{Migration, Moving, Resident};

@@ -26,7 +26,7 @@ use numaward_cgroup::{
     knob::{Knob, Partition, Value},
 };
 
-use super::book::Owner;
+use super::applied::Owner;
 
 /// One write.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use numaward_cgroup::CgroupPath;
 use numaward_model::Settings;
 
-use super::{book::Book, drift::Drift, order::Step};
+use super::{applied::AppliedSettings, drift::Drift, order::Step};
 
 /// What is to change.
 #[derive(Clone, Debug)]
@@ -25,9 +25,9 @@ pub enum Change {
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// What to store before the plan is executed.
-    pub intent: Book,
+    pub intent: AppliedSettings,
     /// What is true afterwards.
-    pub outcome: Book,
+    pub outcome: AppliedSettings,
     /// Controllers to enable for the children of these cgroups, from the root down.
     pub(super) enable: BTreeMap<CgroupPath, BTreeSet<&'static str>>,
     /// The writes, in their order.

@@ -14,8 +14,8 @@ use numaward_model::{Settings, Values};
 use numaward_topology::{Bytes, CpuSet};
 
 use super::{
+    applied::{AppliedSettings, Owner, Record, id_of},
     backend::{covers, unset},
-    book::{Book, Owner, Record, id_of},
     drift::{Drift, DriftKind},
     enforcer::Enforcer,
     error::EnforceError,
@@ -36,12 +36,12 @@ fn limit(values: &Values, knob: Knob) -> Option<Limit> {
 
 impl Enforcer {
     /// Plans a change. Reads the kernel and writes nothing.
-    pub fn plan(&self, book: &Book, change: &Change) -> Result<Plan, EnforceError> {
-        let mut next = book.clone();
+    pub fn plan(&self, applied: &AppliedSettings, change: &Change) -> Result<Plan, EnforceError> {
+        let mut next = applied.clone();
         let mut affected: BTreeSet<CgroupPath> = match change {
             Change::Hold(path, _) | Change::Release(path) => path.ancestors().collect(),
             Change::Each(changes) => changes.iter().flat_map(|(path, _)| path.ancestors()).collect(),
-            Change::Upkeep => book.records.keys().flat_map(CgroupPath::ancestors).collect(),
+            Change::Upkeep => applied.records.keys().flat_map(CgroupPath::ancestors).collect(),
         };
         affected.remove(&CgroupPath::root());
         for path in &affected {
@@ -88,17 +88,17 @@ impl Enforcer {
 
     /// A cgroup that is gone took its values along; a new one of the same name has none of them. The properties
     /// of a unit outlive its cgroup.
-    fn forget_if_gone(&self, book: &mut Book, path: &CgroupPath) {
+    fn forget_if_gone(&self, applied: &mut AppliedSettings, path: &CgroupPath) {
         let id = id_of(&path.dir(self.root()));
-        let known = book.records.get(path).map(|record| record.id);
+        let known = applied.records.get(path).map(|record| record.id);
         if id.is_none() || known.is_some_and(|known| id != Some(known)) {
             self.forget_claims(path);
         }
-        let Some(record) = book.records.get(path).filter(|record| id != Some(record.id)) else { return };
+        let Some(record) = applied.records.get(path).filter(|record| id != Some(record.id)) else { return };
         match (&record.owner, id) {
-            (Owner::Cgroupfs, _) => book.records.remove(path),
+            (Owner::Cgroupfs, _) => applied.records.remove(path),
             (Owner::Systemd(_), Some(id)) => {
-                let Some(record) = book.records.get_mut(path) else { return };
+                let Some(record) = applied.records.get_mut(path) else { return };
                 record.id = id;
                 let lasting = |knob: &Knob| property(*knob).is_some();
                 record.written.0.retain(|knob, _| lasting(knob));
@@ -119,7 +119,12 @@ impl Enforcer {
         }
     }
 
-    fn hold(&self, book: &mut Book, path: &CgroupPath, settings: &Settings) -> Result<(), EnforceError> {
+    fn hold(
+        &self,
+        applied: &mut AppliedSettings,
+        path: &CgroupPath,
+        settings: &Settings,
+    ) -> Result<(), EnforceError> {
         settings.check()?;
         if path.is_root() {
             return Err(EnforceError::Root);
@@ -130,27 +135,28 @@ impl Enforcer {
             systemd.check_owns(unit, path)?;
         }
         let settings = settings.clone();
-        let record = match book.get(path) {
+        let record = match applied.get(path) {
             Some(record) => Record { settings, ..Record::clone(record) },
             None => Record { id, owner, settings, written: Values::default(), found: Values::default() },
         };
-        book.put(path, record);
+        applied.put(path, record);
         Ok(())
     }
 
     /// What each of these cgroups is to hold.
     fn wanted<'a>(
         &self,
-        book: &Book,
+        applied: &AppliedSettings,
         affected: &'a BTreeSet<CgroupPath>,
     ) -> Result<BTreeMap<&'a CgroupPath, Values>, EnforceError> {
         let mut deepest_first: Vec<_> = affected.iter().collect();
         deepest_first.sort_by_key(|path| Reverse(path.components().count()));
         let mut wanted: BTreeMap<&CgroupPath, Values> = BTreeMap::new();
         for path in deepest_first {
-            let below = || book.records.range(path.clone()..).skip(usize::from(book.get(path).is_some()));
+            let below =
+                || applied.records.range(path.clone()..).skip(usize::from(applied.get(path).is_some()));
             let below = || below().take_while(|(other, _)| path.contains(other));
-            let settings = book.get(path).map(|record| &record.settings);
+            let settings = applied.get(path).map(|record| &record.settings);
             let mut values = settings.map(Settings::values).unwrap_or_default();
             if let Some(Settings { cpus: Some(cpus), .. }) =
                 settings.filter(|settings| settings.wants_partition())
@@ -164,11 +170,11 @@ impl Enforcer {
                 {
                     continue;
                 }
-                let Value::Limit(found) = self.found(book, path, knob)? else { continue };
+                let Value::Limit(found) = self.found(applied, path, knob)? else { continue };
                 let floor = limit(&values, knob);
                 let children = below().filter(|(other, _)| other.parent().as_ref() == Some(path));
                 let beside = children.filter_map(|(_, record)| record.settings.beside_for(knob)).max();
-                let claimed = self.claimed(book, &wanted, path, knob)?;
+                let claimed = self.claimed(applied, &wanted, path, knob)?;
                 let needed = claimed.saturating_add(beside.unwrap_or(NOTHING)).max(floor.unwrap_or(found));
                 if floor.is_some() || needed > found {
                     values.0.insert(knob, Value::Limit(needed));
@@ -185,7 +191,7 @@ impl Enforcer {
                     _ => all,
                 });
             if !exclusive.is_empty()
-                && let Value::Cpus(found) = self.found(book, path, Knob::CpusetCpusExclusive)?
+                && let Value::Cpus(found) = self.found(applied, path, Knob::CpusetCpusExclusive)?
             {
                 values.0.insert(Knob::CpusetCpusExclusive, Value::Cpus(&found | &exclusive));
             }
@@ -197,7 +203,7 @@ impl Enforcer {
     /// What the children of a cgroup claim together.
     fn claimed(
         &self,
-        book: &Book,
+        applied: &AppliedSettings,
         wanted: &BTreeMap<&CgroupPath, Values>,
         parent: &CgroupPath,
         knob: Knob,
@@ -208,14 +214,14 @@ impl Enforcer {
             Entry::Vacant(entry) => entry.insert(self.read_claims(parent, knob)?),
         };
         let mut ours: HashMap<&CgroupPath, Limit> = HashMap::new();
-        let held = book.records.range(parent.clone()..).take_while(|(path, _)| parent.contains(path));
+        let held = applied.records.range(parent.clone()..).take_while(|(path, _)| parent.contains(path));
         let planned = wanted.iter().map(|(path, values)| (*path, values));
         for (child, values) in held.map(|(path, record)| (path, &record.written)).chain(planned) {
             if !parent.is_parent_of(child) {
                 continue;
             }
             // A claim that is no longer wanted goes back to what was found.
-            let found = || limit(&book.get(child)?.found, knob);
+            let found = || limit(&applied.get(child)?.found, knob);
             if let Some(claim) = limit(values, knob).or_else(found) {
                 ours.insert(child, claim);
             }
@@ -251,12 +257,12 @@ impl Enforcer {
     }
 
     /// Keeps what was seen of claims up to date with what is about to be written.
-    fn note_claims(&self, book: &Book, wanted: &BTreeMap<&CgroupPath, Values>) {
+    fn note_claims(&self, applied: &AppliedSettings, wanted: &BTreeMap<&CgroupPath, Values>) {
         let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
         for (path, values) in wanted {
             let Some(parent) = path.parent() else { continue };
             for knob in PROTECTIONS {
-                let left = book.get(path).and_then(|record| limit(&record.found, knob));
+                let left = applied.get(path).and_then(|record| limit(&record.found, knob));
                 if let Some(claim) = limit(values, knob).or(left)
                     && let Some(seen) = claims.get_mut(&(parent.clone(), knob))
                 {
@@ -267,16 +273,16 @@ impl Enforcer {
     }
 
     /// The CPUs that a cgroup was set to before us; none if it had all that its parent has.
-    pub fn cpus_found(&self, book: &Book, path: &CgroupPath) -> Result<CpuSet, EnforceError> {
-        match self.found(book, path, Knob::CpusetCpus)? {
+    pub fn cpus_found(&self, applied: &AppliedSettings, path: &CgroupPath) -> Result<CpuSet, EnforceError> {
+        match self.found(applied, path, Knob::CpusetCpus)? {
             Value::Cpus(cpus) => Ok(cpus),
             _ => Ok(CpuSet::new()),
         }
     }
 
     /// What a knob held before us.
-    fn found(&self, book: &Book, path: &CgroupPath, knob: Knob) -> Result<Value, EnforceError> {
-        match book.get(path).and_then(|record| record.found.0.get(&knob)) {
+    fn found(&self, applied: &AppliedSettings, path: &CgroupPath, knob: Knob) -> Result<Value, EnforceError> {
+        match applied.get(path).and_then(|record| record.found.0.get(&knob)) {
             Some(found) => Ok(found.clone()),
             None => {
                 self.backend(&self.owner(path), knob).found(&self.cgroupfs, path, &self.owner(path), knob)
@@ -370,11 +376,11 @@ impl Enforcer {
             }
         }
         self.note_controllers(plan, path, &record)?;
-        for (book, record) in [(&mut plan.intent, intent), (&mut plan.outcome, record)] {
+        for (applied, record) in [(&mut plan.intent, intent), (&mut plan.outcome, record)] {
             if record.written.0.is_empty() && record.settings.is_empty() {
-                book.records.remove(path);
+                applied.records.remove(path);
             } else {
-                book.put(path, record);
+                applied.put(path, record);
             }
         }
         Ok(())
