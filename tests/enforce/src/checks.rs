@@ -18,7 +18,8 @@ use numaward_cgroup::{
     knob::{Knob, Limit, Partition},
 };
 use numaward_enforce::{
-    Book, Change, EnforceError, Enforcer, FightPolicy, Fights, Moving, Options, Report, Verdict,
+    AppliedSettings, Change, ConflictBackoff, ConflictPolicy, EnforceError, Enforcer, Moving, Options,
+    Report, Verdict,
 };
 use numaward_model::Settings;
 use numaward_topology::{Bytes, HugepageSize};
@@ -56,16 +57,25 @@ impl Ground {
         Ok(Self { enforcer: Enforcer::new(ROOT.into(), None, options()?), top })
     }
 
-    pub(crate) fn apply(&self, book: &Book, change: &Change) -> Result<(Book, Report)> {
-        apply(&self.enforcer, book, change)
+    pub(crate) fn apply(
+        &self,
+        applied: &AppliedSettings,
+        change: &Change,
+    ) -> Result<(AppliedSettings, Report)> {
+        apply(&self.enforcer, applied, change)
     }
 
-    fn hold(&self, book: &Book, cgroup: &str, settings: Settings) -> Result<(Book, Report)> {
-        self.apply(book, &Change::Hold(path(cgroup)?, settings))
+    fn hold(
+        &self,
+        applied: &AppliedSettings,
+        cgroup: &str,
+        settings: Settings,
+    ) -> Result<(AppliedSettings, Report)> {
+        self.apply(applied, &Change::Hold(path(cgroup)?, settings))
     }
 
-    fn release(&self, book: &Book, cgroup: &str) -> Result<Book> {
-        Ok(self.apply(book, &Change::Release(path(cgroup)?))?.0)
+    fn release(&self, applied: &AppliedSettings, cgroup: &str) -> Result<AppliedSettings> {
+        Ok(self.apply(applied, &Change::Release(path(cgroup)?))?.0)
     }
 }
 
@@ -98,8 +108,12 @@ pub(crate) fn options() -> Result<Options> {
 }
 
 /// Plans, executes, and sees that nothing is left to do.
-pub(crate) fn apply(enforcer: &Enforcer, book: &Book, change: &Change) -> Result<(Book, Report)> {
-    let plan = enforcer.plan(book, change)?;
+pub(crate) fn apply(
+    enforcer: &Enforcer,
+    applied: &AppliedSettings,
+    change: &Change,
+) -> Result<(AppliedSettings, Report)> {
+    let plan = enforcer.plan(applied, change)?;
     let report = enforcer.execute(&plan).map_err(|failure| anyhow!("{failure}"))?;
     let left = enforcer.plan(&plan.outcome, &Change::Upkeep)?;
     ensure!(left.steps().is_empty(), "left to do: {:?}", left.steps());
@@ -160,7 +174,7 @@ fn knobs() -> Result<String> {
         hugetlb: [(HugepageSize(Bytes::mib(2)), Limit::Bytes(Bytes(5_000_000)))].into(),
         ..pinned("2-3", "1")?
     };
-    let (book, _) = ground.hold(&Book::default(), "/check-knobs/a/b", settings)?;
+    let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-knobs/a/b", settings)?;
     for (file, wanted) in [
         ("cpuset.cpus", "2-3"),
         ("cpuset.cpus.effective", "2-3"),
@@ -175,10 +189,10 @@ fn knobs() -> Result<String> {
     }
     expect("Cpus_allowed_list", &process.status("Cpus_allowed_list")?, "2-3")?;
     expect("Mems_allowed_list", &process.status("Mems_allowed_list")?, "1")?;
-    ensure!(ground.enforcer.drift(&book, &path("/check-knobs/a/b")?)?.is_empty(), "drift");
+    ensure!(ground.enforcer.drift(&applied, &path("/check-knobs/a/b")?)?.is_empty(), "drift");
 
-    let book = ground.release(&book, "/check-knobs/a/b")?;
-    ensure!(book.is_empty(), "{book:?}");
+    let applied = ground.release(&applied, "/check-knobs/a/b")?;
+    ensure!(applied.is_empty(), "{applied:?}");
     expect("Cpus_allowed_list", &process.status("Cpus_allowed_list")?, "0-3")?;
     expect("Mems_allowed_list", &process.status("Mems_allowed_list")?, "0-1")?;
     for (file, wanted) in [
@@ -195,8 +209,8 @@ fn knobs() -> Result<String> {
     // Without tasks the empty set comes back.
     drop(process);
     make("/check-knobs/empty")?;
-    let (book, _) = ground.hold(&Book::default(), "/check-knobs/empty", pinned("1", "0")?)?;
-    ground.release(&book, "/check-knobs/empty")?;
+    let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-knobs/empty", pinned("1", "0")?)?;
+    ground.release(&applied, "/check-knobs/empty")?;
     expect("cpuset.cpus", &get("/check-knobs/empty", "cpuset.cpus")?, "")?;
     Ok(format!("released with tasks: cpuset.cpus={:?} cpuset.mems={:?}", left.0, left.1))
 }
@@ -212,18 +226,18 @@ fn ancestors() -> Result<String> {
         let cgroups = ["/check-ancestors", "/check-ancestors/a", "/check-ancestors/a/b"];
         Ok(cgroups.iter().map(|cgroup| get(cgroup, file)).collect::<Result<Vec<_>>>()?.join(" "))
     };
-    let (book, _) = ground.hold(&Book::default(), "/check-ancestors/a/b", protected(8))?;
+    let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-ancestors/a/b", protected(8))?;
     put("/check-ancestors/other", "memory.min", &bytes(3))?;
     ground.enforcer.refresh();
-    let (book, _) = ground.hold(&book, "/check-ancestors/a/c", protected(4))?;
+    let (applied, _) = ground.hold(&applied, "/check-ancestors/a/c", protected(4))?;
     expect("memory.min", &all("memory.min")?, &[15, 12, 8].map(bytes).join(" "))?;
     expect("memory.low", &all("memory.low")?, &[24, 24, 16].map(bytes).join(" "))?;
-    let book = ground.release(&book, "/check-ancestors/a/b")?;
+    let applied = ground.release(&applied, "/check-ancestors/a/b")?;
     expect("memory.min", &all("memory.min")?, &[7, 4, 0].map(bytes).join(" "))?;
-    let book = ground.release(&book, "/check-ancestors/a/c")?;
+    let applied = ground.release(&applied, "/check-ancestors/a/c")?;
     expect("memory.min", &all("memory.min")?, "0 0 0")?;
     expect("memory.low", &all("memory.low")?, "0 0 0")?;
-    ensure!(book.is_empty(), "{book:?}");
+    ensure!(applied.is_empty(), "{applied:?}");
     Ok("15, 12 and 8 MiB, and back".to_owned())
 }
 
@@ -231,9 +245,9 @@ fn ancestors() -> Result<String> {
 fn migration() -> Result<String> {
     const MIB: u64 = 128;
     let ground = Ground::new("check-migration")?;
-    let (book, _) = ground.hold(&Book::default(), "/check-migration", pinned("2-3", "1")?)?;
+    let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-migration", pinned("2-3", "1")?)?;
     let process = Running::holding(MIB, &dir("/check-migration")?)?;
-    let (_, report) = ground.hold(&book, "/check-migration", pinned("0-1", "0")?)?;
+    let (_, report) = ground.hold(&applied, "/check-migration", pinned("0-1", "0")?)?;
     let [(_, moving)] = &report.moving[..] else { bail!("{:?}", report.moving) };
     let migration = match moving {
         Moving::Done(migration) => migration.clone(),
@@ -258,7 +272,7 @@ fn never_wider() -> Result<String> {
     let ground = Ground::new("check-order")?;
     let leaf = make("/check-order/a")?;
     let process = Running::holding(1, &leaf)?;
-    let (mut book, _) = ground.hold(&Book::default(), "/check-order/a", pinned("0", "0")?)?;
+    let (mut applied, _) = ground.hold(&AppliedSettings::default(), "/check-order/a", pinned("0", "0")?)?;
     let stop = Arc::new(AtomicBool::new(false));
     let looking = {
         let (stop, leaf) = (Arc::clone(&stop), leaf.clone());
@@ -290,7 +304,7 @@ fn never_wider() -> Result<String> {
     };
     for round in 0..ROUNDS {
         let settings = if round % 2 == 0 { pinned("2-3", "1")? } else { pinned("0", "0")? };
-        book = ground.hold(&book, "/check-order/a", settings)?.0;
+        applied = ground.hold(&applied, "/check-order/a", settings)?.0;
     }
     stop.store(true, Ordering::Relaxed);
     let looks = looking.join().map_err(|_| anyhow!("the looking thread panicked"))??;
@@ -302,20 +316,20 @@ fn partition() -> Result<String> {
     let ground = Ground::new("check-partition")?;
     let leaf = dir("/check-partition")?;
     let process = Running::holding(1, &leaf)?;
-    let mut book = Book::default();
+    let mut applied = AppliedSettings::default();
     for (kind, cpus, rest) in [
         (Partition::Root, "2-3", "0-1"),
         (Partition::Isolated, "1", "0,2-3"),
         (Partition::Root, "1-2", "0,3"),
     ] {
         let settings = Settings { partition: Some(kind), ..pinned(cpus, "1")? };
-        book = ground.hold(&book, "/check-partition", settings)?.0;
+        applied = ground.hold(&applied, "/check-partition", settings)?.0;
         expect("partition", &get("/check-partition", "cpuset.cpus.partition")?, &kind.to_string())?;
         expect("the root's CPUs", &get("/", "cpuset.cpus.effective")?, rest)?;
         expect("Cpus_allowed_list", &process.status("Cpus_allowed_list")?, cpus)?;
-        ensure!(ground.enforcer.drift(&book, &path("/check-partition")?)?.is_empty(), "drift");
+        ensure!(ground.enforcer.drift(&applied, &path("/check-partition")?)?.is_empty(), "drift");
     }
-    ground.release(&book, "/check-partition")?;
+    ground.release(&applied, "/check-partition")?;
     expect("partition", &get("/check-partition", "cpuset.cpus.partition")?, "member")?;
     expect("the root's CPUs", &get("/", "cpuset.cpus.effective")?, "0-3")?;
     expect("Cpus_allowed_list", &process.status("Cpus_allowed_list")?, "0-3")?;
@@ -330,22 +344,23 @@ fn nested_partition() -> Result<String> {
         Ok(Settings { partition: Some(Partition::Root), ..pinned(cpus, "1")? })
     };
     if !Path::new(ROOT).join("cpuset.cpus.isolated").exists() {
-        let refused =
-            ground.enforcer.plan(&Book::default(), &Change::Hold(path("/check-nested/a/b")?, root("2")?));
+        let refused = ground
+            .enforcer
+            .plan(&AppliedSettings::default(), &Change::Hold(path("/check-nested/a/b")?, root("2")?));
         ensure!(matches!(refused, Err(EnforceError::NestedPartition { .. })), "{refused:?}");
         return Ok("refused: this kernel has none".to_owned());
     }
-    let (book, _) = ground.hold(&Book::default(), "/check-nested/a/b", root("2")?)?;
-    let (book, _) = ground.hold(&book, "/check-nested/a/c", root("1")?)?;
+    let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-nested/a/b", root("2")?)?;
+    let (applied, _) = ground.hold(&applied, "/check-nested/a/c", root("1")?)?;
     expect("exclusive", &get("/check-nested", "cpuset.cpus.exclusive")?, "1-2")?;
     expect("the root's CPUs", &get("/", "cpuset.cpus.effective")?, "0,3")?;
-    let (book, _) = ground.hold(&book, "/check-nested/a/b", root("3")?)?;
+    let (applied, _) = ground.hold(&applied, "/check-nested/a/b", root("3")?)?;
     expect("partition", &get("/check-nested/a/b", "cpuset.cpus.partition")?, "root")?;
     expect("effective", &get("/check-nested/a/b", "cpuset.cpus.effective")?, "3")?;
     expect("exclusive", &get("/check-nested", "cpuset.cpus.exclusive")?, "1,3")?;
-    let book = ground.release(&book, "/check-nested/a/b")?;
-    let book = ground.release(&book, "/check-nested/a/c")?;
-    ensure!(book.is_empty(), "{book:?}");
+    let applied = ground.release(&applied, "/check-nested/a/b")?;
+    let applied = ground.release(&applied, "/check-nested/a/c")?;
+    ensure!(applied.is_empty(), "{applied:?}");
     expect("exclusive", &get("/check-nested", "cpuset.cpus.exclusive")?, "")?;
     expect("the root's CPUs", &get("/", "cpuset.cpus.effective")?, "0-3")?;
     Ok("two beside each other, one moved, and back".to_owned())
@@ -357,8 +372,9 @@ fn refused_partition() -> Result<String> {
         Ok(Settings { partition: Some(Partition::Root), memory_max: Some(mib(64)), ..pinned(cpus, "1")? })
     };
     let ground = Ground::new("check-refused")?;
-    let plan =
-        ground.enforcer.plan(&Book::default(), &Change::Hold(path("/check-refused")?, root("0-3")?))?;
+    let plan = ground
+        .enforcer
+        .plan(&AppliedSettings::default(), &Change::Hold(path("/check-refused")?, root("0-3")?))?;
     let Err(failure) = ground.enforcer.execute(&plan) else {
         bail!("the root has tasks and gave all CPUs away")
     };
@@ -371,15 +387,16 @@ fn refused_partition() -> Result<String> {
     is_as_before()?;
 
     // The plan is made while the CPU is free, and carried out when it is not.
-    let plan =
-        ground.enforcer.plan(&Book::default(), &Change::Hold(path("/check-refused")?, root("2-3")?))?;
+    let plan = ground
+        .enforcer
+        .plan(&AppliedSettings::default(), &Change::Hold(path("/check-refused")?, root("2-3")?))?;
     let other = Ground::new("check-refused-other")?;
-    let (book, _) = other.hold(&Book::default(), "/check-refused-other", root("2")?)?;
+    let (applied, _) = other.hold(&AppliedSettings::default(), "/check-refused-other", root("2")?)?;
     let Err(late) = ground.enforcer.execute(&plan) else { bail!("two partitions have CPU 2") };
     ensure!(matches!(late.error, EnforceError::Excluded { .. }), "{late}");
     is_as_before()?;
     expect("the other's", &get("/check-refused-other", "cpuset.cpus.partition")?, "root")?;
-    other.release(&book, "/check-refused-other")?;
+    other.release(&applied, "/check-refused-other")?;
     Ok(failure.to_string())
 }
 
@@ -387,26 +404,26 @@ fn refused_partition() -> Result<String> {
 fn sibling_partition() -> Result<String> {
     let ground = Ground::new("check-sibling")?;
     let process = Running::holding(1, &dir("/check-sibling")?)?;
-    let (book, _) = ground.hold(&Book::default(), "/check-sibling", pinned("1", "0")?)?;
+    let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-sibling", pinned("1", "0")?)?;
     let other = Ground::new("check-sibling-other")?;
     let (others, _) = other.hold(
-        &Book::default(),
+        &AppliedSettings::default(),
         "/check-sibling-other",
         Settings { partition: Some(Partition::Root), ..pinned("3", "1")? },
     )?;
-    ground.release(&book, "/check-sibling")?;
+    ground.release(&applied, "/check-sibling")?;
     expect("Cpus_allowed_list", &process.status("Cpus_allowed_list")?, "0-2")?;
     expect("the other's", &get("/check-sibling-other", "cpuset.cpus.partition")?, "root")?;
     let said = format!("cpuset.cpus={}", get("/check-sibling", "cpuset.cpus")?);
     // What was found names a CPU that the other has taken since.
     put("/check-sibling", "cpuset.cpus", "0-2")?;
-    let (book, _) = ground.hold(&Book::default(), "/check-sibling", pinned("1", "0")?)?;
+    let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-sibling", pinned("1", "0")?)?;
     let others = other.hold(
         &others,
         "/check-sibling-other",
         Settings { partition: Some(Partition::Root), ..pinned("2-3", "1")? },
     )?;
-    ground.release(&book, "/check-sibling")?;
+    ground.release(&applied, "/check-sibling")?;
     expect("cpuset.cpus", &get("/check-sibling", "cpuset.cpus")?, "0-1")?;
     expect("the other's", &get("/check-sibling-other", "cpuset.cpus.partition")?, "root")?;
     let (others, _) = others;
@@ -436,7 +453,7 @@ fn watch() -> Result<String> {
     let ground = Ground::new("check-watch")?;
     make("/check-watch/a")?;
     let settings = Settings { memory_min: Some(mib(8)), memory_high: Some(mib(64)), ..pinned("1", "1")? };
-    let (book, _) = ground.hold(&Book::default(), "/check-watch/a", settings)?;
+    let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-watch/a", settings)?;
     let watch = KnobWatch::new(Path::new(ROOT))?;
     let cgroup = path("/check-watch/a")?;
     let knobs = [Knob::CpusetCpus, Knob::CpusetMems, Knob::MemoryMin, Knob::MemoryHigh];
@@ -456,13 +473,13 @@ fn watch() -> Result<String> {
         let Touched::Knob { by: Some(by), .. } = touched else { bail!("{touched:?}") };
         ensure!(by.pid == other.child.id(), "{by:?} is not {}", other.child.id());
         ensure!(by.name.as_deref() == Some("numaward-enforc"), "{by:?}");
-        let drifts = ground.enforcer.drift(&book, &cgroup)?;
+        let drifts = ground.enforcer.drift(&applied, &cgroup)?;
         let [drift] = &drifts[..] else { bail!("{drifts:?}") };
         ensure!(drift.knob == knob, "{drift}");
-        ground.enforcer.repair(&book, drift)?;
-        ensure!(ground.enforcer.drift(&book, &cgroup)?.is_empty(), "{drift} was not repaired");
+        ground.enforcer.repair(&applied, drift)?;
+        ensure!(ground.enforcer.drift(&applied, &cgroup)?.is_empty(), "{drift} was not repaired");
     }
-    ground.release(&book, "/check-watch/a")?;
+    ground.release(&applied, "/check-watch/a")?;
     let marks = || -> Result<usize> {
         let number = std::os::fd::AsRawFd::as_raw_fd(&watch.as_fd());
         let info = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
@@ -489,25 +506,25 @@ fn watch() -> Result<String> {
 /// Somebody rewrites a knob every 100 ms: repaired, ever more slowly, and then left and flagged.
 fn fight() -> Result<String> {
     let ground = Ground::new("check-fight")?;
-    let (book, _) = ground.hold(&Book::default(), "/check-fight", pinned("1", "1")?)?;
+    let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-fight", pinned("1", "1")?)?;
     let cgroup = path("/check-fight")?;
     let file = Knob::CpusetCpus.path(&dir("/check-fight")?);
     let other = Running::start(&["write", &file.display().to_string(), "0-2", "100"])?;
-    let policy = FightPolicy { repairs: 5, ..FightPolicy::default() };
-    let mut fights = Fights::new(policy);
+    let policy = ConflictPolicy { repairs: 5, ..ConflictPolicy::default() };
+    let mut conflicts = ConflictBackoff::new(policy);
     let started = Instant::now();
     let mut repairs = Vec::new();
     loop {
         let now = started.elapsed();
         ensure!(now < Duration::from_secs(30), "still fighting: {repairs:?}");
-        for drift in ground.enforcer.drift(&book, &cgroup)? {
-            match fights.drifted(&cgroup, drift.knob, true, now) {
+        for drift in ground.enforcer.drift(&applied, &cgroup)? {
+            match conflicts.drifted(&cgroup, drift.knob, true, now) {
                 Verdict::Repair => {
-                    ground.enforcer.repair(&book, &drift)?;
+                    ground.enforcer.repair(&applied, &drift)?;
                     repairs.push(now.as_millis());
                 }
                 Verdict::GiveUp => {
-                    ensure!(fights.given_up().eq([(&cgroup, Knob::CpusetCpus)]), "not flagged");
+                    ensure!(conflicts.given_up().eq([(&cgroup, Knob::CpusetCpus)]), "not flagged");
                     drop(other);
                     return Ok(format!("repaired after {repairs:?} ms, then given up"));
                 }
@@ -523,24 +540,25 @@ fn gone() -> Result<String> {
     let ground = Ground::new("check-gone")?;
     make("/check-gone/a")?;
     let settings = Settings { memory_min: Some(mib(8)), ..pinned("1", "1")? };
-    let plan =
-        ground.enforcer.plan(&Book::default(), &Change::Hold(path("/check-gone/a")?, settings.clone()))?;
+    let plan = ground
+        .enforcer
+        .plan(&AppliedSettings::default(), &Change::Hold(path("/check-gone/a")?, settings.clone()))?;
     fs::remove_dir(dir("/check-gone/a")?)?;
     let Err(failure) = ground.enforcer.execute(&plan) else { bail!("written into nothing") };
     ensure!(failure.error.is_gone() && failure.undo.is_empty(), "{failure}");
     expect("memory.min", &get("/check-gone", "memory.min")?, "0")?;
 
     make("/check-gone/a")?;
-    let (book, _) = ground.hold(&Book::default(), "/check-gone/a", settings.clone())?;
+    let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-gone/a", settings.clone())?;
     expect("memory.min", &get("/check-gone", "memory.min")?, &bytes(8))?;
     fs::remove_dir(dir("/check-gone/a")?)?;
-    let drift = ground.enforcer.drift(&book, &path("/check-gone/a")?);
+    let drift = ground.enforcer.drift(&applied, &path("/check-gone/a")?);
     ensure!(drift.as_ref().is_err_and(EnforceError::is_gone), "{drift:?}");
     make("/check-gone/a")?;
-    let drift = ground.enforcer.drift(&book, &path("/check-gone/a")?);
+    let drift = ground.enforcer.drift(&applied, &path("/check-gone/a")?);
     ensure!(drift.as_ref().is_err_and(EnforceError::is_gone), "another of the same name: {drift:?}");
-    let (book, _) = ground.apply(&book, &Change::Upkeep)?;
-    ensure!(book.is_empty(), "{book:?}");
+    let (applied, _) = ground.apply(&applied, &Change::Upkeep)?;
+    ensure!(applied.is_empty(), "{applied:?}");
     expect("memory.min", &get("/check-gone", "memory.min")?, "0")?;
     Ok(failure.to_string())
 }
@@ -552,14 +570,16 @@ fn refused() -> Result<String> {
     put("/check-no", "cgroup.subtree_control", "+cpuset +memory")?;
     put("/check-no/a", "cpuset.cpus", "0-1")?;
     make("/check-no/a/b")?;
-    let refused =
-        ground.enforcer.plan(&Book::default(), &Change::Hold(path("/check-no/a/b")?, pinned("1-2", "0")?));
+    let refused = ground
+        .enforcer
+        .plan(&AppliedSettings::default(), &Change::Hold(path("/check-no/a/b")?, pinned("1-2", "0")?));
     ensure!(matches!(refused, Err(EnforceError::Excluded { .. })), "{refused:?}");
 
     // A parent with processes of its own can have no controllers for its children.
     let process = Running::holding(1, &inner)?;
-    let plan =
-        ground.enforcer.plan(&Book::default(), &Change::Hold(path("/check-no/a/b")?, pinned("1", "0")?))?;
+    let plan = ground
+        .enforcer
+        .plan(&AppliedSettings::default(), &Change::Hold(path("/check-no/a/b")?, pinned("1", "0")?))?;
     let Err(failure) = ground.enforcer.execute(&plan) else { bail!("the parent holds a process") };
     ensure!(failure.to_string().contains("holds processes itself"), "{failure}");
     expect("cgroup.type", &get("/check-no/a/b", "cgroup.type")?, "domain")?;
@@ -581,17 +601,17 @@ fn refused() -> Result<String> {
 fn many() -> Result<String> {
     const COUNT: usize = 200;
     let ground = Ground::new("check-many")?;
-    let mut book = Book::default();
+    let mut applied = AppliedSettings::default();
     let mut times = Vec::new();
     for number in 0..COUNT {
         let name = format!("/check-many/w{number}");
         make(&name)?;
         let settings = Settings { memory_min: Some(Limit::Bytes(Bytes::kib(64))), ..pinned("1", "1")? };
         let started = Instant::now();
-        let plan = ground.enforcer.plan(&book, &Change::Hold(path(&name)?, settings))?;
+        let plan = ground.enforcer.plan(&applied, &Change::Hold(path(&name)?, settings))?;
         ground.enforcer.execute(&plan).map_err(|failure| anyhow!("{failure}"))?;
         times.push(started.elapsed());
-        book = plan.outcome;
+        applied = plan.outcome;
     }
     expect("memory.min", &get("/check-many", "memory.min")?, &(COUNT << 16).to_string())?;
     let last = &mut times[COUNT - 100..];

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use numaward_enforce::{Book, Change, EnforceError, Enforcer, Owner, Systemd, systemd::is_init};
+use numaward_enforce::{AppliedSettings, Change, EnforceError, Enforcer, Owner, Systemd, systemd::is_init};
 use numaward_model::Settings;
 use numaward_topology::{Bytes, HugepageSize};
 
@@ -82,7 +82,8 @@ fn unit() -> Result<String> {
         ..pinned("2-3", "1")?
     };
     let started = Instant::now();
-    let (book, report) = apply(&enforcer, &Book::default(), &Change::Hold(path(CGROUP)?, settings.clone()))?;
+    let (applied, report) =
+        apply(&enforcer, &AppliedSettings::default(), &Change::Hold(path(CGROUP)?, settings.clone()))?;
     let took = started.elapsed();
     ensure!(report.written.iter().all(|step| step.owner.backend() == "systemd"), "{report:?}");
     is_pinned("held")?;
@@ -94,25 +95,28 @@ fn unit() -> Result<String> {
     systemctl(&["restart", UNIT])?;
     is_pinned("after a restart")?;
     // Another cgroup, the same promise.
-    let (book, _) = apply(&enforcer, &book, &Change::Upkeep)?;
-    ensure!(enforcer.drift(&book, &path(CGROUP)?)?.is_empty(), "drift");
+    let (applied, _) = apply(&enforcer, &applied, &Change::Upkeep)?;
+    ensure!(enforcer.drift(&applied, &path(CGROUP)?)?.is_empty(), "drift");
 
     // Somebody writes past systemd: repaired through systemd.
     std::fs::write(format!("{ROOT}{CGROUP}/cpuset.cpus"), "0")?;
-    let drifts = enforcer.drift(&book, &path(CGROUP)?)?;
+    let drifts = enforcer.drift(&applied, &path(CGROUP)?)?;
     let [drift] = &drifts[..] else { bail!("{drifts:?}") };
-    enforcer.repair(&book, drift)?;
+    enforcer.repair(&applied, drift)?;
     is_pinned("repaired")?;
 
     // Hugepages have no property: written directly.
     let huge = [(HugepageSize(Bytes::mib(2)), mib(2))];
-    let (book, report) =
-        apply(&enforcer, &book, &Change::Hold(path(CGROUP)?, Settings { hugetlb: huge.into(), ..settings }))?;
+    let (applied, report) = apply(
+        &enforcer,
+        &applied,
+        &Change::Hold(path(CGROUP)?, Settings { hugetlb: huge.into(), ..settings }),
+    )?;
     ensure!(report.written.len() == 1, "{report:?}");
     expect("hugetlb", &get(CGROUP, "hugetlb.2MB.max")?, &bytes(2))?;
 
-    let (book, _) = apply(&enforcer, &book, &Change::Release(path(CGROUP)?))?;
-    ensure!(book.is_empty(), "{book:?}");
+    let (applied, _) = apply(&enforcer, &applied, &Change::Release(path(CGROUP)?))?;
+    ensure!(applied.is_empty(), "{applied:?}");
     expect("Cpus_allowed_list", &allowed("Cpus_allowed_list")?, "0-3")?;
     expect("Mems_allowed_list", &allowed("Mems_allowed_list")?, "0-1")?;
     expect("memory.min", &get(CGROUP, "memory.min")?, "0")?;
@@ -123,9 +127,9 @@ fn unit() -> Result<String> {
     expect("memory.high after a restart", &get(CGROUP, "memory.high")?, &bytes(400))?;
 
     // A unit that is stopped is released all the same.
-    let (book, _) = apply(&enforcer, &book, &Change::Hold(path(CGROUP)?, pinned("1", "0")?))?;
+    let (applied, _) = apply(&enforcer, &applied, &Change::Hold(path(CGROUP)?, pinned("1", "0")?))?;
     systemctl(&["stop", UNIT])?;
-    let plan = enforcer.plan(&book, &Change::Release(path(CGROUP)?))?;
+    let plan = enforcer.plan(&applied, &Change::Release(path(CGROUP)?))?;
     enforcer.execute(&plan).map_err(|failure| anyhow!("{failure}"))?;
     ensure!(plan.outcome.is_empty(), "{:?}", plan.outcome);
     systemctl(&["start", UNIT])?;
@@ -140,19 +144,19 @@ fn refuses() -> Result<String> {
     let dir = Path::new(ROOT).join("check-none.service");
     std::fs::create_dir(&dir)?;
     let none = enforcer(&runtime)?
-        .plan(&Book::default(), &Change::Hold(path("/check-none.service")?, pinned("1", "0")?));
+        .plan(&AppliedSettings::default(), &Change::Hold(path("/check-none.service")?, pinned("1", "0")?));
     let no_bus = Enforcer::new(
         ROOT.into(),
         Some(Systemd::at(runtime.handle().clone(), "unix:path=/run/none".to_owned())),
         options()?,
     )
-    .plan(&Book::default(), &Change::Hold(path("/check-none.service")?, pinned("1", "0")?));
+    .plan(&AppliedSettings::default(), &Change::Hold(path("/check-none.service")?, pinned("1", "0")?));
     std::fs::remove_dir(&dir)?;
     // One that has the name of a unit whose cgroup is elsewhere.
     let dir = Path::new(ROOT).join("dbus.service");
     std::fs::create_dir(&dir)?;
-    let other =
-        enforcer(&runtime)?.plan(&Book::default(), &Change::Hold(path("/dbus.service")?, pinned("1", "0")?));
+    let other = enforcer(&runtime)?
+        .plan(&AppliedSettings::default(), &Change::Hold(path("/dbus.service")?, pinned("1", "0")?));
     std::fs::remove_dir(&dir)?;
     let Err(other @ EnforceError::Systemd { .. }) = other else { bail!("{other:?}") };
     let Err(none @ EnforceError::UnknownUnit { .. }) = none else { bail!("{none:?}") };

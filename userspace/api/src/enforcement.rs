@@ -1,12 +1,10 @@
-//! How far the kernel is told, who is herded, and which declared guarantees wait.
+//! How far settings are written, who is herded, and which knobs drifted.
 
 use std::{borrow::Cow, fmt};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use utoipa::ToSchema;
-
-use super::{Drift, Rejection};
 
 /// How far the kernel is told.
 ///
@@ -116,19 +114,65 @@ pub enum HerdState {
     Refused,
 }
 
-/// A cgroup for which a guarantee is declared that it does not hold. It is tried again when something is freed.
+/// A knob that did not hold what was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Waiting {
-    /// The path of the cgroup.
-    #[schema(examples("/batch/render"))]
+pub struct Drift {
+    /// The cgroup.
     pub cgroup: String,
-    /// The pattern of the guarantee in the configuration.
-    #[schema(examples("/batch/*"))]
-    pub declared: String,
-    /// Why it is not held.
-    pub reason: String,
-    /// The engine's decision, if it was that.
+    /// The knob.
+    #[schema(examples("cpuset.cpus"))]
+    pub knob: String,
+    /// What it is to hold.
+    pub wanted: String,
+    /// What it was last found to hold; absent if it was not there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rejection: Option<Rejection>,
+    pub found: Option<String>,
+    /// How it is now.
+    pub state: DriftState,
+    /// How often it was found so.
+    pub count: u64,
+    /// How it was noticed the last time.
+    pub noticed: Noticed,
+    /// Who wrote it the last time; absent if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writer: Option<Writer>,
+}
+
+/// How a knob is that drifted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum DriftState {
+    /// It holds again what it should.
+    Repaired,
+    /// It will be written again: somebody else keeps writing it, or the kernel refused.
+    Waiting,
+    /// It is left as it is, as somebody else keeps writing it.
+    Left,
+    /// It holds what it should, and the kernel gives less: a CPU or node is offline, or an ancestor has it no longer.
+    Ineffective,
+}
+
+/// How it was noticed that a knob drifted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Noticed {
+    /// The kernel told of the write.
+    Write,
+    /// It was looked at.
+    Look,
+}
+
+/// A process that wrote a knob.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Writer {
+    /// Its id.
+    pub pid: u32,
+    /// Its name; absent if it had ended before it could be asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// The path of its cgroup; absent likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
 }

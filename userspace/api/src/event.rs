@@ -99,7 +99,7 @@ impl EventKind {
         match self {
             Self::Miss | Self::Stall | Self::Intruder => 1,
             Self::OomKill | Self::UnpinnedStart | Self::GuaranteeRefused | Self::NotHerded => 10,
-            // A fight over a knob has ten repairs, and its end has to be told.
+            // A conflict over a knob has ten repairs, and its end has to be reported.
             Self::Drift => 20,
             Self::MachineChange => 60,
         }

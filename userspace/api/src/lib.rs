@@ -19,11 +19,13 @@ use utoipa::ToSchema;
 pub use self::{
     activity::{Activity, NodeAccesses, RemoteAccesses, Stalls},
     allocation::{
-        Allocation, AllocationRequest, Allocations, Block, Candidate, Drift, DriftState, DryRun, Explanation,
-        Hint, KindPromises, Lack, Merge, Moved, NodePromises, Noticed, PartitionKind, PodContainer, Refusal,
-        Rejection, ResourceHints, Shortfall, Target, TopologyManagerPolicy, Writer,
+        Allocation, AllocationRequest, Allocations, Block, Candidate, DryRun, Explanation, Hint,
+        KindPromises, Lack, Merge, Moved, NodePromises, PartitionKind, PodContainer, Refusal, Rejection,
+        ResourceHints, Shortfall, Target, TopologyManagerPolicy, Waiting,
     },
-    enforcement::{Enforcement, EnforcementMode, HerdState, Herded, Herding, Waiting},
+    enforcement::{
+        Drift, DriftState, Enforcement, EnforcementMode, HerdState, Herded, Herding, Noticed, Writer,
+    },
     event::{Event, EventFilter, EventKind, EventPage, Severity},
     problem::Problem,
     sample::Sample,

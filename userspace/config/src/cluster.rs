@@ -1,4 +1,4 @@
-//! Kubernetes: the API server, the kubelet beside us, and what is told to others.
+//! Kubernetes: the API server, the kubelet beside us, and what is reported to others.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -23,7 +23,7 @@ pub enum OperatingMode {
 pub struct Kubelet {
     /// Its directory, with its configuration and its state files; a path of the host.
     pub directory: PathBuf,
-    /// The socket on which it tells what it assigned, a path of the host. Left out: in its directory.
+    /// The socket on which it reports what it assigned, a path of the host. Default: in its directory.
     pub pod_resources_socket: Option<PathBuf>,
 }
 
@@ -33,15 +33,15 @@ impl Default for Kubelet {
     }
 }
 
-/// Telling others what was assigned, in the kubelet's words.
+/// Reports to others what was assigned, in the kubelet's words.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PodResources {
-    /// The socket on which the PodResources API is served. Left out: it is not.
+    /// The socket on which the PodResources API is served. Default: it is not served.
     pub socket: Option<PathBuf>,
 }
 
-/// Telling the cluster's scheduler what is free on each node, as a NodeResourceTopology.
+/// Reports to the cluster's scheduler what is free on each node, as a NodeResourceTopology.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct NodeResourceTopology {

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Config, ListenAddress};
+use super::types::ListenAddress;
 
 /// Who may change allocations over TCP. The control socket is served in any case.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Control {
-    /// Address and port. Left out: allocations are changed on the control socket only.
+    /// Address and port. Default: allocations are changed on the control socket only.
     pub listen: Option<ListenAddress>,
     /// File with a bearer token; whoever sends it may change allocations. Nobody but its owner may read the
     /// file: `head -c 32 /dev/urandom | base64 | install -m 600 /dev/stdin FILE`.
@@ -33,7 +33,7 @@ pub struct Tls {
     pub key_file: Option<PathBuf>,
     /// Authorities whose client certificates are taken, as PEM.
     pub client_ca_file: Option<PathBuf>,
-    /// Names of which a client certificate must carry one as a DNS name. Left out: any certificate of the
+    /// Names of which a client certificate must carry one as a DNS name. Default: any certificate of the
     /// authorities will do.
     pub client_names: Option<Vec<String>>,
 }
@@ -45,9 +45,9 @@ impl Tls {
     }
 }
 
-/// What is wrong between the keys: the key that is to be changed, and why.
-pub(super) fn problems(config: &Config) -> Vec<(&'static str, String)> {
-    let Control { listen, token_file, allow_unencrypted, tls } = &config.control;
+/// What is wrong between the keys, and with the address of the read-only server: the key that is to be changed, and why.
+pub(super) fn problems(control: &Control, read_only: ListenAddress) -> Vec<(&'static str, String)> {
+    let Control { listen, token_file, allow_unencrypted, tls } = control;
     let mut problems = Vec::new();
     let mut lacks = |key: &'static str, has: bool, other: &str, is_there: bool| {
         if has && !is_there {
@@ -75,7 +75,7 @@ pub(super) fn problems(config: &Config) -> Vec<(&'static str, String)> {
         );
         problems.push(("control.listen", message));
     }
-    if *address == config.listen.0 && address.port() != 0 {
+    if *address == read_only.0 && address.port() != 0 {
         let message = format!("{address} is also the address of \"listen\": choose another port");
         problems.push(("control.listen", message));
     }
@@ -83,8 +83,7 @@ pub(super) fn problems(config: &Config) -> Vec<(&'static str, String)> {
 }
 
 /// What is odd but no error.
-pub(super) fn warnings(config: &Config) -> Vec<String> {
-    let control = &config.control;
+pub(super) fn warnings(control: &Control) -> Vec<String> {
     if control.listen.is_none() && *control != Control::default() {
         return vec!["control has no effect without control.listen".to_owned()];
     }

@@ -15,7 +15,7 @@ use super::policy::Amount;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Enforcement {
-    /// Whether guarantees are given: `off`, `dry-run` (decided and told, not written) or `on`.
+    /// Whether guarantees are given: `off`, `dry-run` (decided and reported, not written) or `on`.
     pub mode: EnforcementMode,
     /// Whether workloads without exclusive CPUs are kept off those of others.
     pub herding: Herding,
@@ -32,11 +32,11 @@ impl Enforcement {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Herding {
-    /// `off`, `dry-run` (told, not written) or `on`. Never does more than `enforcement.mode`.
+    /// `off`, `dry-run` (reported, not written) or `on`. Never does more than `enforcement.mode`.
     pub mode: EnforcementMode,
     /// Cgroups that keep all CPUs, as patterns: `*` stands for any text without a slash, `**` for any number
     /// of levels. All else is herded, by the highest cgroup possible; if one further down is exempt here, those
-    /// beside it are herded one by one. Left out: the init process, `/init.scope`. Kernel threads and what else
+    /// beside it are herded one by one. Default: the init process, `/init.scope`. Kernel threads and what else
     /// runs in the root cgroup cannot be herded.
     pub system_slices: Vec<CgroupPattern>,
 }
@@ -64,16 +64,16 @@ pub struct Declared {
     pub cpus: u32,
     /// Memory for each: promised on the nodes.
     pub memory: Size,
-    /// The most memory that each may use. Left out: `memory`.
+    /// The most memory that each may use. Default: `memory`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<Size>,
     /// Huge pages for each: bytes by page size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub hugepages: BTreeMap<PageSize, Size>,
-    /// How the nodes of CPUs and memory have to agree. Left out: `topologyManagerPolicy`.
+    /// How the nodes of CPUs and memory have to agree. Default: `topologyManagerPolicy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<TopologyManagerPolicy>,
-    /// Whether its CPUs are a scheduling domain of their own (`cpuset.cpus.partition`). Left out: `member`, no.
+    /// Whether its CPUs are a scheduling domain of their own (`cpuset.cpus.partition`). Default: `member`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition: Option<PartitionKind>,
 }

@@ -16,13 +16,13 @@ pub struct Kubernetes {
     pub nri: Nri,
     /// The name of this host in Kubernetes. With it, the pods of this host are read from the API server.
     pub node_name: Option<String>,
-    /// How to reach the API server, and as whom. Left out: as the service account of the pod that numaward runs in.
+    /// How to reach the API server, and as whom. Default: as the service account of the pod that numaward runs in.
     pub kubeconfig: Option<PathBuf>,
     /// The kubelet of this host.
     pub kubelet: Kubelet,
-    /// Telling others what was assigned, in the kubelet's words.
+    /// Reports to others what was assigned, in the kubelet's words.
     pub pod_resources: PodResources,
-    /// Telling the cluster's scheduler what is free on each node.
+    /// Reports to the cluster's scheduler what is free on each node.
     pub node_resource_topology: NodeResourceTopology,
 }
 

@@ -47,6 +47,6 @@ impl JsonSchema for Factor {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct MemoryQos {
     /// Whether `memory.high` of a workload is raised that is slowed down there and does not get on: half the way to its
-    /// limit each time, and at last taken away. It is told in any case.
+    /// limit each time, and at last taken away. It is reported in any case.
     pub raise_high_on_stall: bool,
 }

@@ -6,7 +6,7 @@ use http::{HeaderName, HeaderValue};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Config, HttpUrl, Interval};
+use super::types::{HttpUrl, Interval};
 
 /// Alerts of a host without a monitoring stack: the conditions of the rules for Prometheus, watched by the daemon itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -18,7 +18,7 @@ pub struct Alerts {
     pub webhook: Option<HttpUrl>,
     /// File with a bearer token for the webhook. It is read for each post.
     pub token_file: Option<PathBuf>,
-    /// Where the runbooks are; the name of the alert is appended. Left out: this daemon, which serves them at `/runbooks/`.
+    /// Where the runbooks are; the name of the alert is appended. Default: this daemon, which serves them at `/runbooks/`.
     pub runbooks: Option<HttpUrl>,
     /// How often the conditions are looked at.
     pub interval: Interval,
@@ -51,7 +51,7 @@ impl Alerts {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Otlp {
     /// The receiver, without the path of a signal: `http://localhost:4318`; `/v1/metrics` and `/v1/traces` are appended.
-    /// Left out: nothing is sent.
+    /// Default: nothing is sent.
     pub endpoint: Option<HttpUrl>,
     /// File with a bearer token for the receiver. It is read for each request.
     pub token_file: Option<PathBuf>,
@@ -84,9 +84,8 @@ const MAX_ALERTS_INTERVAL: Duration = Duration::from_secs(150);
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What is wrong with the values: the key that is to be changed, and why.
-pub(super) fn problems(config: &Config) -> Vec<(&'static str, String)> {
+pub(super) fn problems(alerts: &Alerts, otlp: &Otlp) -> Vec<(&'static str, String)> {
     let mut problems = Vec::new();
-    let Config { alerts, otlp, .. } = config;
     for (key, interval, longest) in [
         ("alerts.interval", alerts.interval, Some(MAX_ALERTS_INTERVAL)),
         ("otlp.interval", otlp.interval, None),
@@ -112,9 +111,8 @@ pub(super) fn problems(config: &Config) -> Vec<(&'static str, String)> {
 }
 
 /// What is odd but no error.
-pub(super) fn warnings(config: &Config) -> Vec<String> {
+pub(super) fn warnings(alerts: &Alerts, otlp: &Otlp) -> Vec<String> {
     let mut warnings = Vec::new();
-    let Config { alerts, otlp, .. } = config;
     if alerts.webhook.is_none() && alerts.token_file.is_some() {
         warnings.push("alerts.tokenFile has no effect without alerts.webhook".to_owned());
     }
@@ -129,7 +127,7 @@ pub(super) fn warnings(config: &Config) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Config, *};
 
     fn config(text: &str) -> Result<Config, String> {
         serde_json::from_str(text).map_err(|error| error.to_string())
@@ -152,11 +150,11 @@ mod tests {
             config(&format!(r#"{{"alerts": {{"webhook": {url:?}}}, "otlp": {{"endpoint": {url:?}}}}}"#))
                 .unwrap();
         assert_eq!(read.alerts.webhook.unwrap().to_string(), url);
-        assert!(problems(&Config { otlp: read.otlp, ..Config::default() }).is_empty());
+        assert!(problems(&Alerts::default(), &read.otlp).is_empty());
     }
 
     #[test]
-    fn values_that_cannot_be_used_are_told_and_odd_ones_warned_of() {
+    fn values_that_cannot_be_used_are_reported_and_odd_ones_warned_of() {
         for (text, problem) in [
             (
                 r#"{"alerts": {"interval": "10ms"}}"#,
@@ -170,17 +168,18 @@ mod tests {
                 "otlp.headers: the value of a has characters that no HTTP header has",
             ),
         ] {
-            let told: Vec<_> = problems(&config(text).unwrap())
+            let config = config(text).unwrap();
+            let found: Vec<_> = problems(&config.alerts, &config.otlp)
                 .into_iter()
                 .map(|(key, problem)| format!("{key}: {problem}"))
                 .collect();
-            assert_eq!(told, [problem]);
+            assert_eq!(found, [problem]);
         }
-        assert!(warnings(&Config::default()).is_empty());
+        assert!(warnings(&Alerts::default(), &Otlp::default()).is_empty());
         let odd = config(
             r#"{"alerts": {"tokenFile": "/t", "runbooks": "https://wiki/"}, "otlp": {"traces": false}}"#,
         )
         .unwrap();
-        assert_eq!(warnings(&odd).len(), 3);
+        assert_eq!(warnings(&odd.alerts, &odd.otlp).len(), 3);
     }
 }

@@ -1,17 +1,21 @@
 //! `docs/configuration.md`: every key, from the schema; and the configurations in `deploy/`, which must be read.
 
-use std::fmt::Write as _;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    path::{Path, PathBuf},
+};
 
 use serde_json::Value;
 
-use super::{schema::json_schema, *};
+use super::{load::variable_name, schema::Known, *};
 
 const HEAD: &str = "\
 # Configuration
 
 A YAML file, `/etc/numaward/config.yaml` unless another is named with `--config` or `NUMAWARD_CONFIG`. It may be absent,
-and every key may be left out. What is in it can also be given by a variable, which wins over the file. An unknown key, a
-value that does not fit and keys that contradict each other are errors that are all told at once, with their lines:
+and every key is optional. What is in it can also be given by a variable, which wins over the file. An unknown key, a
+value that does not fit and keys that contradict each other are errors that are all reported at once, with their lines:
 `numaward check-config FILE`. For editors, `numaward config-schema` prints the JSON schema that this page is made of.
 
 Where the kubelet has a name for something, it is the same here, so that a block of a `KubeletConfiguration` can be pasted
@@ -137,7 +141,7 @@ fn checkout(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// `UPDATE=1 cargo test -p numaward-daemon` writes the page.
+/// `UPDATE=1 cargo test -p numaward-config` writes the page.
 #[test]
 fn the_page_has_every_key() {
     // The same that can be set by a variable.

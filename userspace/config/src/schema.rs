@@ -4,7 +4,8 @@
 use serde_json::Value as Json;
 
 use super::{
-    Config, Problem,
+    config::Config,
+    problem::Problem,
     tree::{Node, Value, resolve},
 };
 

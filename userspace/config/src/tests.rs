@@ -1,4 +1,6 @@
-use super::*;
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use super::{enforcement::Declared, *};
 
 fn with_file(text: &str, variables: &[(&str, &str)], flags: Vec<Flag>) -> Result<Loaded, Vec<String>> {
     let dir = tempfile::tempdir().unwrap();

@@ -4,62 +4,11 @@
 //! each later error can name a line and column, a variable or a flag. YAML is read by the core schema
 //! of YAML 1.2 (`yes` and `0777` are not what YAML 1.1 made of them); aliases and tags are refused.
 
-use std::{
-    fmt,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span};
-use serde::Serialize;
 
-use super::Problem;
-
-/// Where a value was given. Ordered as the sources are read.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "camelCase", tag = "source")]
-pub enum Origin {
-    /// In the configuration file.
-    #[serde(rename_all = "camelCase")]
-    File {
-        /// The file.
-        file: PathBuf,
-        /// Line, from 1; none if the whole file is meant.
-        #[serde(flatten)]
-        position: Option<Position>,
-    },
-    /// In a variable of the environment.
-    Variable {
-        /// Its name.
-        variable: String,
-    },
-    /// In a flag of the command line.
-    Flag {
-        /// The flag, dashes included.
-        flag: String,
-    },
-}
-
-/// A place in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Position {
-    /// Line, from 1.
-    pub line: usize,
-    /// Column in characters, from 1.
-    pub column: usize,
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::File { file, position: Some(Position { line, column }) } => {
-                write!(f, "{}:{line}:{column}", file.display())
-            }
-            Self::File { file, position: None } => write!(f, "{}", file.display()),
-            Self::Variable { variable } => write!(f, "variable {variable}"),
-            Self::Flag { flag } => write!(f, "flag {flag}"),
-        }
-    }
-}
+use super::problem::{Origin, Position, Problem};
 
 /// A value and where it was given.
 #[derive(Clone, Debug)]

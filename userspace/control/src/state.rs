@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use numaward_api as api;
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_config::enforcement::Declared;
-use numaward_enforce::Book;
+use numaward_enforce::AppliedSettings;
 use numaward_engine::{Ledger, Strategy};
 use numaward_model::{Settings, Shared, pod::PodContainer};
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ pub struct State {
     /// For whom, by the name of the workload.
     pub guarantees: Shared<String, Guarantee>,
     /// What was written where for it.
-    pub book: Book,
+    pub book: AppliedSettings,
     /// Cgroups that hold settings because they are herded.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub herded: BTreeSet<CgroupPath>,

@@ -1,6 +1,7 @@
 //! Who writes knobs, and how it is seen that they hold.
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -8,15 +9,13 @@ use std::{
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, KnobError, Partition, PartitionState, Value},
+    knob::{Knob, KnobError, Limit, Partition, PartitionState, Value},
 };
 use numaward_topology::{Bytes, CpuSet, NodeSet};
 
 use super::{
-    EnforceError, Options, Owner, Step, Systemd,
+    EnforceError, Owner, Step, Systemd,
     migration::{Moving, migrate},
-    page_size,
-    plan::unset,
     systemd::property,
 };
 
@@ -24,6 +23,24 @@ use super::{
 const SYSTEMD_SETTLES: Duration = Duration::from_secs(3);
 /// How often to look meanwhile.
 const SETTLE_PACE: Duration = Duration::from_millis(5);
+
+/// How the enforcer works.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The CPUs that may ever be there: what a running cgroup gets back that had no `cpuset.cpus`.
+    pub possible_cpus: CpuSet,
+    /// The nodes that may ever be there, likewise.
+    pub possible_nodes: NodeSet,
+    /// How long a write to `cpuset.mems` is waited for.
+    pub migration_wait: Duration,
+}
+
+impl Options {
+    /// The usual waits, for a machine with these CPUs and nodes.
+    pub fn new(possible_cpus: CpuSet, possible_nodes: NodeSet) -> Self {
+        Self { possible_cpus, possible_nodes, migration_wait: Duration::from_secs(2) }
+    }
+}
 
 /// Writes knobs of cgroups.
 pub trait Backend {
@@ -66,7 +83,7 @@ pub struct Cgroupfs {
 
 impl Cgroupfs {
     pub(super) fn new(root: PathBuf, options: Options) -> Self {
-        Self { root, options, page_size: page_size() }
+        Self { root, options, page_size: Bytes(rustix::param::page_size() as u64) }
     }
 
     pub(super) fn root(&self) -> &Path {
@@ -199,6 +216,30 @@ impl Cgroupfs {
             self.check(step, &step.to)?;
         }
         Ok(moving)
+    }
+}
+
+/// What a knob holds in a new cgroup.
+pub(super) fn unset(knob: Knob) -> Value {
+    match knob {
+        Knob::CpusetCpus | Knob::CpusetCpusEffective | Knob::CpusetCpusExclusive => {
+            Value::Cpus(CpuSet::new())
+        }
+        Knob::CpusetMems | Knob::CpusetMemsEffective => Value::Nodes(NodeSet::new()),
+        Knob::CpusetPartition => Value::Partition(Partition::Member.into()),
+        Knob::MemoryMin | Knob::MemoryLow => Value::Limit(Limit::Bytes(Bytes(0))),
+        Knob::MemoryHigh | Knob::MemoryMax | Knob::HugetlbMax(_) => Value::Limit(Limit::Max),
+        Knob::SubtreeControl => Value::Controllers(BTreeSet::new()),
+        Knob::Procs => Value::Processes(Vec::new()),
+    }
+}
+
+/// Whether an ancestor that holds `found` has all that is wanted of it.
+pub(super) fn covers(found: &Value, wanted: &Value) -> bool {
+    match (found, wanted) {
+        (Value::Limit(found), Value::Limit(wanted)) => found >= wanted,
+        (Value::Cpus(found), Value::Cpus(wanted)) => wanted.is_subset(found),
+        _ => found == wanted,
     }
 }
 

@@ -1,9 +1,9 @@
 //! Drift: a knob that no longer holds what was written, and when to write it again.
 //!
-//! A knob that drifts is repaired at once. If it drifts again soon, somebody else writes it too, and each
-//! repair waits twice as long as the last. After `repairs` in a row the fight is given up: the knob is left
-//! to the other and flagged. Peace for as long as `peace` ends a fight, also one that was given up: the knob holds
-//! what it should, or nobody writes it any more.
+//! A knob that drifts is repaired at once. If it drifts again soon, somebody else writes it too: a conflict, in which
+//! each repair waits twice as long as the last. After `repairs` in a row it is given up: the knob is left to the other
+//! and flagged. A conflict ends when it was quiet for as long as `quiet`, also one that was given up: the knob holds what
+//! it should, or nobody writes it any more.
 //!
 //! Time is a parameter: a duration since any fixed moment, which never goes back.
 
@@ -59,27 +59,27 @@ impl fmt::Display for Drift {
     }
 }
 
-/// How to fight.
+/// How a conflict over a knob is carried on, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FightPolicy {
+pub struct ConflictPolicy {
     /// Repairs in a row after which a knob is left to the other.
     pub repairs: u32,
     /// The wait before the second repair; it doubles with each.
     pub first_wait: Duration,
     /// The longest wait.
     pub longest_wait: Duration,
-    /// Without drift for so long, a fight is over.
-    pub peace: Duration,
+    /// Without drift for so long, a conflict is over.
+    pub quiet: Duration,
 }
 
-impl Default for FightPolicy {
+impl Default for ConflictPolicy {
     /// Ten repairs within some 50 seconds.
     fn default() -> Self {
         Self {
             repairs: 10,
             first_wait: Duration::from_millis(100),
             longest_wait: Duration::from_secs(30),
-            peace: Duration::from_mins(1),
+            quiet: Duration::from_mins(1),
         }
     }
 }
@@ -98,7 +98,7 @@ pub enum Verdict {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Fight {
+struct Conflict {
     repairs: u32,
     /// No repair before.
     not_before: Duration,
@@ -107,72 +107,77 @@ struct Fight {
     given_up: bool,
 }
 
-/// The fights over all knobs.
+/// The conflicts over all knobs.
 #[derive(Debug)]
-pub struct Fights {
-    policy: FightPolicy,
-    fights: HashMap<(CgroupPath, Knob), Fight>,
+pub struct ConflictBackoff {
+    policy: ConflictPolicy,
+    conflicts: HashMap<(CgroupPath, Knob), Conflict>,
 }
 
-impl Fights {
-    /// Peace everywhere.
-    pub fn new(policy: FightPolicy) -> Self {
-        Self { policy, fights: HashMap::new() }
+impl ConflictBackoff {
+    /// No conflict yet.
+    pub fn new(policy: ConflictPolicy) -> Self {
+        Self { policy, conflicts: HashMap::new() }
     }
 
     /// The knob was seen to have drifted. `written`: somebody may have written it since it was seen last.
     pub fn drifted(&mut self, cgroup: &CgroupPath, knob: Knob, written: bool, now: Duration) -> Verdict {
         let policy = self.policy;
-        let fight = self.fights.entry((cgroup.clone(), knob)).or_insert(Fight {
+        let conflict = self.conflicts.entry((cgroup.clone(), knob)).or_insert(Conflict {
             repairs: 0,
             not_before: now,
             last: now,
             given_up: false,
         });
-        if now.saturating_sub(fight.last) >= policy.peace {
-            *fight = Fight { repairs: 0, not_before: now, last: now, given_up: false };
+        if now.saturating_sub(conflict.last) >= policy.quiet {
+            *conflict = Conflict { repairs: 0, not_before: now, last: now, given_up: false };
         }
-        if fight.given_up {
+        if conflict.given_up {
             if written {
-                fight.last = now;
+                conflict.last = now;
             }
             return Verdict::GivenUp;
         }
-        fight.last = now;
-        if fight.repairs >= policy.repairs {
-            fight.given_up = true;
+        conflict.last = now;
+        if conflict.repairs >= policy.repairs {
+            conflict.given_up = true;
             return Verdict::GiveUp;
         }
-        if now < fight.not_before {
-            return Verdict::Wait(fight.not_before);
+        if now < conflict.not_before {
+            return Verdict::Wait(conflict.not_before);
         }
-        let wait = policy.first_wait.saturating_mul(1u32.checked_shl(fight.repairs).unwrap_or(u32::MAX));
-        fight.repairs += 1;
-        fight.not_before = now + wait.min(policy.longest_wait);
+        let wait = policy.first_wait.saturating_mul(1u32.checked_shl(conflict.repairs).unwrap_or(u32::MAX));
+        conflict.repairs += 1;
+        conflict.not_before = now + wait.min(policy.longest_wait);
         Verdict::Repair
     }
 
-    /// The knob was seen to hold what it should; `true` if this ends a fight.
+    /// The knob was seen to hold what it should; `true` if this ends a conflict.
     pub fn holds(&mut self, cgroup: &CgroupPath, knob: Knob, now: Duration) -> bool {
         let key = (cgroup.clone(), knob);
-        let over =
-            self.fights.get(&key).is_some_and(|fight| now.saturating_sub(fight.last) >= self.policy.peace);
-        over && self.fights.remove(&key).is_some()
+        let over = self
+            .conflicts
+            .get(&key)
+            .is_some_and(|conflict| now.saturating_sub(conflict.last) >= self.policy.quiet);
+        over && self.conflicts.remove(&key).is_some()
     }
 
     /// The knobs that were given up.
     pub fn given_up(&self) -> impl Iterator<Item = (&CgroupPath, Knob)> {
-        self.fights.iter().filter(|(_, fight)| fight.given_up).map(|((cgroup, knob), _)| (cgroup, *knob))
+        self.conflicts
+            .iter()
+            .filter(|(_, conflict)| conflict.given_up)
+            .map(|((cgroup, knob), _)| (cgroup, *knob))
     }
 
-    /// Whether there is a fight over a knob of this cgroup.
-    pub fn is_fought_over(&self, cgroup: &CgroupPath) -> bool {
-        self.fights.keys().any(|(other, _)| other == cgroup)
+    /// Whether there is a conflict over a knob of this cgroup.
+    pub fn is_contested(&self, cgroup: &CgroupPath) -> bool {
+        self.conflicts.keys().any(|(other, _)| other == cgroup)
     }
 
-    /// The cgroup is gone or released, or its settings are new: nothing to fight about.
+    /// The cgroup is gone or released, or its settings are new: nothing is left of a conflict.
     pub fn forget(&mut self, cgroup: &CgroupPath) {
-        self.fights.retain(|(other, _), _| other != cgroup);
+        self.conflicts.retain(|(other, _), _| other != cgroup);
     }
 }
 
@@ -180,11 +185,11 @@ impl Fights {
 mod tests {
     use super::*;
 
-    const POLICY: FightPolicy = FightPolicy {
+    const POLICY: ConflictPolicy = ConflictPolicy {
         repairs: 3,
         first_wait: Duration::from_millis(100),
         longest_wait: Duration::from_millis(150),
-        peace: Duration::from_secs(10),
+        quiet: Duration::from_secs(10),
     };
 
     fn at(millis: u64) -> Duration {
@@ -193,9 +198,9 @@ mod tests {
 
     #[test]
     fn repairs_back_off_and_end() {
-        let mut fights = Fights::new(POLICY);
+        let mut conflicts = ConflictBackoff::new(POLICY);
         let path: CgroupPath = "/a".parse().unwrap();
-        let mut drifted = |millis| fights.drifted(&path, Knob::CpusetCpus, true, at(millis));
+        let mut drifted = |millis| conflicts.drifted(&path, Knob::CpusetCpus, true, at(millis));
         assert_eq!(drifted(0), Verdict::Repair, "the first at once");
         assert_eq!(drifted(10), Verdict::Wait(at(100)));
         assert_eq!(drifted(100), Verdict::Repair);
@@ -204,44 +209,44 @@ mod tests {
         assert_eq!(drifted(260), Verdict::GiveUp);
         assert_eq!(drifted(9_000), Verdict::GivenUp);
         assert_eq!(drifted(18_000), Verdict::GivenUp, "the other still writes");
-        assert_eq!(fights.given_up().count(), 1);
-        assert!(!fights.holds(&path, Knob::CpusetCpus, at(20_000)));
-        assert!(fights.holds(&path, Knob::CpusetCpus, at(28_000)), "peace ends it");
-        assert_eq!(fights.given_up().count(), 0);
-        assert_eq!(fights.drifted(&path, Knob::CpusetCpus, true, at(28_001)), Verdict::Repair);
+        assert_eq!(conflicts.given_up().count(), 1);
+        assert!(!conflicts.holds(&path, Knob::CpusetCpus, at(20_000)));
+        assert!(conflicts.holds(&path, Knob::CpusetCpus, at(28_000)), "quiet ends it");
+        assert_eq!(conflicts.given_up().count(), 0);
+        assert_eq!(conflicts.drifted(&path, Knob::CpusetCpus, true, at(28_001)), Verdict::Repair);
     }
 
     #[test]
     fn a_drift_now_and_then_is_always_repaired() {
-        let mut fights = Fights::new(POLICY);
+        let mut conflicts = ConflictBackoff::new(POLICY);
         let path: CgroupPath = "/a".parse().unwrap();
         for round in 0..20 {
             let now = at(round * 10_000);
-            assert_eq!(fights.drifted(&path, Knob::MemoryMin, true, now), Verdict::Repair, "{round}");
+            assert_eq!(conflicts.drifted(&path, Knob::MemoryMin, true, now), Verdict::Repair, "{round}");
         }
     }
 
     #[test]
     fn what_was_given_up_is_repaired_when_nobody_writes_it_any_more() {
-        let mut fights = Fights::new(FightPolicy { repairs: 0, ..POLICY });
+        let mut conflicts = ConflictBackoff::new(ConflictPolicy { repairs: 0, ..POLICY });
         let path: CgroupPath = "/a".parse().unwrap();
-        let mut drifted = |written, millis| fights.drifted(&path, Knob::CpusetCpus, written, at(millis));
+        let mut drifted = |written, millis| conflicts.drifted(&path, Knob::CpusetCpus, written, at(millis));
         assert_eq!(drifted(true, 0), Verdict::GiveUp);
         assert_eq!(drifted(true, 5_000), Verdict::GivenUp);
         assert_eq!(drifted(false, 14_000), Verdict::GivenUp);
-        fights.policy = POLICY;
-        assert_eq!(fights.drifted(&path, Knob::CpusetCpus, false, at(15_000)), Verdict::Repair);
+        conflicts.policy = POLICY;
+        assert_eq!(conflicts.drifted(&path, Knob::CpusetCpus, false, at(15_000)), Verdict::Repair);
     }
 
     #[test]
-    fn each_knob_has_its_own_fight() {
-        let mut fights = Fights::new(POLICY);
+    fn each_knob_has_its_own_conflict() {
+        let mut conflicts = ConflictBackoff::new(POLICY);
         let (a, b): (CgroupPath, CgroupPath) = ("/a".parse().unwrap(), "/b".parse().unwrap());
-        assert_eq!(fights.drifted(&a, Knob::CpusetCpus, true, at(0)), Verdict::Repair);
-        assert_eq!(fights.drifted(&a, Knob::CpusetMems, true, at(1)), Verdict::Repair);
-        assert_eq!(fights.drifted(&b, Knob::CpusetCpus, true, at(2)), Verdict::Repair);
-        fights.forget(&a);
-        assert_eq!(fights.drifted(&a, Knob::CpusetCpus, true, at(3)), Verdict::Repair);
-        assert_eq!(fights.drifted(&b, Knob::CpusetCpus, true, at(3)), Verdict::Wait(at(102)));
+        assert_eq!(conflicts.drifted(&a, Knob::CpusetCpus, true, at(0)), Verdict::Repair);
+        assert_eq!(conflicts.drifted(&a, Knob::CpusetMems, true, at(1)), Verdict::Repair);
+        assert_eq!(conflicts.drifted(&b, Knob::CpusetCpus, true, at(2)), Verdict::Repair);
+        conflicts.forget(&a);
+        assert_eq!(conflicts.drifted(&a, Knob::CpusetCpus, true, at(3)), Verdict::Repair);
+        assert_eq!(conflicts.drifted(&b, Knob::CpusetCpus, true, at(3)), Verdict::Wait(at(102)));
     }
 }

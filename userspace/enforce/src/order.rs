@@ -26,7 +26,7 @@ use numaward_cgroup::{
     knob::{Knob, Partition, Value},
 };
 
-use super::book::Owner;
+use super::applied::Owner;
 
 /// One write.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +41,13 @@ pub struct Step {
     pub from: Value,
     /// What it is to hold.
     pub to: Value,
+}
+
+impl Step {
+    /// The way back.
+    pub(super) fn reversed(&self) -> Self {
+        Self { from: self.to.clone(), to: self.from.clone(), ..self.clone() }
+    }
 }
 
 /// Puts the writes in order. An ancestor's exclusive CPUs that change both ways change in two steps.

@@ -3,11 +3,15 @@
 
 use std::fs;
 
-use numaward_cgroup::knob::Partition;
-use numaward_topology::HugepageSize;
+use numaward_cgroup::{
+    CgroupPath,
+    knob::{Knob, Limit, Partition, Value},
+};
+use numaward_model::Settings;
+use numaward_topology::{Bytes, CpuSet, HugepageSize};
 use tempfile::TempDir;
 
-use super::*;
+use super::{backend::unset, *};
 
 /// A tree in which every cgroup has every knob, unset, on a machine with CPUs 0-7 and nodes 0-1.
 struct Tree {
@@ -76,20 +80,20 @@ impl Tree {
         .collect()
     }
 
-    /// Plans and executes, and gives the book that is true then.
-    fn apply(&self, book: &Book, change: &Change) -> (Book, Report) {
-        let plan = self.enforcer.plan(book, change).unwrap();
+    /// Plans and executes, and gives what is true then.
+    fn apply(&self, applied: &AppliedSettings, change: &Change) -> (AppliedSettings, Report) {
+        let plan = self.enforcer.plan(applied, change).unwrap();
         let report = self.enforcer.execute(&plan).unwrap();
         assert_eq!(self.enforcer.plan(&plan.outcome, &Change::Upkeep).unwrap().steps, [], "nothing is left");
         (plan.outcome, report)
     }
 
-    fn hold(&self, book: &Book, cgroup: &str, settings: Settings) -> Book {
-        self.apply(book, &Change::Hold(path(cgroup), settings)).0
+    fn hold(&self, applied: &AppliedSettings, cgroup: &str, settings: Settings) -> AppliedSettings {
+        self.apply(applied, &Change::Hold(path(cgroup), settings)).0
     }
 
-    fn release(&self, book: &Book, cgroup: &str) -> Book {
-        self.apply(book, &Change::Release(path(cgroup))).0
+    fn release(&self, applied: &AppliedSettings, cgroup: &str) -> AppliedSettings {
+        self.apply(applied, &Change::Release(path(cgroup))).0
     }
 }
 
@@ -127,36 +131,40 @@ fn what_is_held_is_written_and_what_was_found_comes_back() {
         hugetlb: [(HugepageSize(Bytes::mib(2)), mib(4))].into(),
         ..pinned("2-3", "1")
     };
-    let (book, report) = tree.apply(&Book::default(), &Change::Hold(path("/a"), settings.clone()));
+    let (applied, report) =
+        tree.apply(&AppliedSettings::default(), &Change::Hold(path("/a"), settings.clone()));
     assert_eq!(tree.all("/a"), ["2-3", "1", &bytes(64), &bytes(96), &bytes(128), &bytes(256), &bytes(4)]);
     assert_eq!(report.written.len(), 7);
-    assert_eq!(book.held().collect::<Vec<_>>(), [(&path("/a"), &settings)]);
+    assert_eq!(applied.held().collect::<Vec<_>>(), [(&path("/a"), &settings)]);
 
-    let text = serde_json::to_string(&book).unwrap();
-    assert_eq!(serde_json::from_str::<Book>(&text).unwrap(), book, "{text}");
+    let text = serde_json::to_string(&applied).unwrap();
+    assert_eq!(serde_json::from_str::<AppliedSettings>(&text).unwrap(), applied, "{text}");
 
-    let book = tree.release(&book, "/a");
+    let applied = tree.release(&applied, "/a");
     assert_eq!(tree.all("/a"), found);
-    assert!(book.is_empty());
+    assert!(applied.is_empty());
 }
 
 #[test]
 fn nothing_is_written_twice_and_what_is_no_longer_asked_for_comes_back() {
     let tree = Tree::new(&["/a"]);
     tree.put("/a", "memory.high", &bytes(100));
-    let book =
-        tree.hold(&Book::default(), "/a", Settings { memory_high: Some(mib(50)), ..pinned("0-1", "0") });
+    let applied = tree.hold(
+        &AppliedSettings::default(),
+        "/a",
+        Settings { memory_high: Some(mib(50)), ..pinned("0-1", "0") },
+    );
     let (again, report) = tree.apply(
-        &book,
+        &applied,
         &Change::Hold(path("/a"), Settings { memory_high: Some(mib(50)), ..pinned("0-1", "0") }),
     );
-    assert_eq!((report.written, &again), (vec![], &book));
+    assert_eq!((report.written, &again), (vec![], &applied));
 
-    let (book, report) = tree.apply(&book, &Change::Hold(path("/a"), pinned("0-1", "1")));
+    let (applied, report) = tree.apply(&applied, &Change::Hold(path("/a"), pinned("0-1", "1")));
     let written: Vec<_> = report.written.iter().map(|step| step.knob).collect();
     assert_eq!(written, [Knob::MemoryHigh, Knob::CpusetMems], "a limit rises first");
     assert_eq!(tree.get("/a", "memory.high"), bytes(100));
-    assert!(tree.release(&book, "/a").is_empty());
+    assert!(tree.release(&applied, "/a").is_empty());
     assert_eq!(tree.get("/a", "cpuset.mems"), "");
 }
 
@@ -167,29 +175,29 @@ fn ancestors_protect_the_sum_of_what_their_children_claim() {
     tree.put("/a/other", "memory.min", &bytes(7));
     let mins = || ["/a", "/a/b", "/a/b/c", "/a/b/d"].map(|cgroup| tree.get(cgroup, "memory.min"));
 
-    let book = tree.hold(&Book::default(), "/a/b/c", protected(20));
+    let applied = tree.hold(&AppliedSettings::default(), "/a/b/c", protected(20));
     assert_eq!(mins(), [27, 20, 20, 0].map(bytes), "and what another already claims");
-    let book = tree.hold(&book, "/a/b/d", protected(30));
+    let applied = tree.hold(&applied, "/a/b/d", protected(30));
     assert_eq!(mins(), [57, 50, 20, 30].map(bytes));
-    let book = tree.hold(&book, "/a/b/d", protected(1));
+    let applied = tree.hold(&applied, "/a/b/d", protected(1));
     assert_eq!(mins(), [28, 21, 20, 1].map(bytes));
-    let book = tree.release(&book, "/a/b/c");
+    let applied = tree.release(&applied, "/a/b/c");
     assert_eq!(mins(), [10, 1, 0, 1].map(bytes), "8 are needed, and an admin had set 10");
-    let book = tree.release(&book, "/a/b/d");
+    let applied = tree.release(&applied, "/a/b/d");
     assert_eq!(mins(), [10, 0, 0, 0].map(bytes));
-    assert!(book.is_empty());
+    assert!(applied.is_empty());
     assert_eq!(tree.get("/a/other", "memory.min"), bytes(7));
 }
 
 #[test]
 fn what_a_cgroup_claimed_that_is_gone_nobody_claims() {
     let tree = Tree::new(&["/a", "/a/pod", "/a/pod/c", "/a/pod/d"]);
-    let book = tree.hold(&Book::default(), "/a/pod/c", protected(20));
-    let book = tree.hold(&book, "/a/pod/d", protected(30));
+    let applied = tree.hold(&AppliedSettings::default(), "/a/pod/c", protected(20));
+    let applied = tree.hold(&applied, "/a/pod/d", protected(30));
     fs::remove_dir_all(path("/a/pod/c").dir(tree.root.path())).unwrap();
-    let book = tree.release(&book, "/a/pod/c");
+    let applied = tree.release(&applied, "/a/pod/c");
     assert_eq!(["/a", "/a/pod"].map(|cgroup| tree.get(cgroup, "memory.min")), [30, 30].map(bytes));
-    assert!(tree.release(&book, "/a/pod/d").is_empty());
+    assert!(tree.release(&applied, "/a/pod/d").is_empty());
 }
 
 #[test]
@@ -197,49 +205,49 @@ fn what_runs_beside_is_protected_in_the_parent_once() {
     let tree = Tree::new(&["/a", "/a/pod", "/a/pod/c", "/a/pod/d"]);
     let beside = |min| Settings { beside: Some(Bytes::mib(5)), ..protected(min) };
     let mins = || ["/a", "/a/pod"].map(|cgroup| tree.get(cgroup, "memory.min"));
-    let book = tree.hold(&Book::default(), "/a/pod/c", beside(20));
+    let applied = tree.hold(&AppliedSettings::default(), "/a/pod/c", beside(20));
     assert_eq!(mins(), [25, 25].map(bytes));
-    let book = tree.hold(&book, "/a/pod/d", beside(10));
+    let applied = tree.hold(&applied, "/a/pod/d", beside(10));
     assert_eq!(mins(), [35, 35].map(bytes));
-    let stored: Book = serde_json::from_str(&serde_json::to_string(&book).unwrap()).unwrap();
-    assert_eq!(stored, book);
-    let book = tree.hold(&stored, "/a/pod/c", beside(0));
+    let stored: AppliedSettings = serde_json::from_str(&serde_json::to_string(&applied).unwrap()).unwrap();
+    assert_eq!(stored, applied);
+    let applied = tree.hold(&stored, "/a/pod/c", beside(0));
     assert_eq!(mins(), [15, 15].map(bytes));
-    let book = tree.release(&tree.release(&book, "/a/pod/c"), "/a/pod/d");
+    let applied = tree.release(&tree.release(&applied, "/a/pod/c"), "/a/pod/d");
     assert_eq!(mins(), [0, 0].map(bytes));
-    assert!(book.is_empty());
+    assert!(applied.is_empty());
 }
 
 #[test]
 fn an_ancestor_that_is_held_itself_has_its_own_floor() {
     let tree = Tree::new(&["/a", "/a/b"]);
     tree.put("/a", "memory.min", &bytes(3));
-    let book = tree.hold(&Book::default(), "/a/b", protected(20));
+    let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(20));
     assert_eq!(tree.get("/a", "memory.min"), bytes(20));
-    let book = tree.hold(&book, "/a", protected(40));
+    let applied = tree.hold(&applied, "/a", protected(40));
     assert_eq!(tree.get("/a", "memory.min"), bytes(40));
-    let book = tree.hold(&book, "/a/b", protected(50));
+    let applied = tree.hold(&applied, "/a/b", protected(50));
     assert_eq!(tree.get("/a", "memory.min"), bytes(50));
-    let book = tree.release(&book, "/a");
+    let applied = tree.release(&applied, "/a");
     assert_eq!(tree.get("/a", "memory.min"), bytes(50), "the child still needs it");
-    let book = tree.release(&book, "/a/b");
+    let applied = tree.release(&applied, "/a/b");
     assert_eq!(tree.get("/a", "memory.min"), bytes(3), "found before all of it");
-    assert!(book.is_empty());
+    assert!(applied.is_empty());
 }
 
 #[test]
 fn what_others_give_an_ancestor_is_theirs() {
     let tree = Tree::new(&["/a", "/a/b", "/a/c"]);
-    let book = tree.hold(&Book::default(), "/a/b", protected(20));
+    let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(20));
     tree.put("/a", "memory.min", &bytes(99));
-    assert_eq!(tree.enforcer.drift(&book, &path("/a")).unwrap(), [], "more is no drift");
-    let book = tree.hold(&book, "/a/c", protected(20));
+    assert_eq!(tree.enforcer.drift(&applied, &path("/a")).unwrap(), [], "more is no drift");
+    let applied = tree.hold(&applied, "/a/c", protected(20));
     assert_eq!(tree.get("/a", "memory.min"), bytes(99), "and is not lowered");
-    let book = tree.release(&book, "/a/c");
-    let (book, report) = tree.apply(&book, &Change::Release(path("/a/b")));
+    let applied = tree.release(&applied, "/a/c");
+    let (applied, report) = tree.apply(&applied, &Change::Release(path("/a/b")));
     assert_eq!(tree.get("/a", "memory.min"), bytes(99));
     assert_eq!(report.kept.len(), 1);
-    assert!(book.is_empty());
+    assert!(applied.is_empty());
 }
 
 #[test]
@@ -247,21 +255,21 @@ fn what_was_so_before_us_is_not_given_back() {
     let tree = Tree::new(&["/a", "/a/b"]);
     // As a runtime writes what it was told, and takes back when the container ends.
     tree.put("/a/b", "memory.min", &bytes(20));
-    let book = tree.hold(&Book::default(), "/a/b", protected(20));
+    let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(20));
     tree.put("/a/b", "memory.min", &bytes(0));
-    let (book, report) = tree.apply(&book, &Change::Release(path("/a/b")));
+    let (applied, report) = tree.apply(&applied, &Change::Release(path("/a/b")));
     assert_eq!(tree.get("/a/b", "memory.min"), bytes(0));
     assert_eq!(report.kept, []);
-    assert!(book.is_empty());
+    assert!(applied.is_empty());
 }
 
 #[test]
 fn claims_of_others_are_seen_after_a_refresh() {
     let tree = Tree::new(&["/a", "/a/b", "/a/c"]);
-    let book = tree.hold(&Book::default(), "/a/b", protected(20));
+    let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(20));
     tree.put("/a/c", "memory.min", &bytes(5));
     tree.enforcer.refresh();
-    tree.apply(&book, &Change::Upkeep);
+    tree.apply(&applied, &Change::Upkeep);
     assert_eq!(tree.get("/a", "memory.min"), bytes(25));
 }
 
@@ -277,17 +285,17 @@ fn a_crash_after_any_write_is_made_good() {
             let tree = Tree::new(&["/a", "/a/b"]);
             tree.put("/a/b", "cpuset.cpus", "0-6");
             let before = [tree.all("/a"), tree.all("/a/b")];
-            let mut book = Book::default();
+            let mut applied = AppliedSettings::default();
             for (_, change) in &changes[..upto] {
-                book = tree.apply(&book, change).0;
+                applied = tree.apply(&applied, change).0;
             }
-            let mut plan = tree.enforcer.plan(&book, &changes[upto].1).unwrap();
+            let mut plan = tree.enforcer.plan(&applied, &changes[upto].1).unwrap();
             let all = plan.steps.len();
             plan.steps.truncate(written);
             tree.enforcer.execute(&plan).unwrap();
 
             // The daemon starts again with the intent.
-            let mut book = tree.apply(&plan.intent, &Change::Upkeep).0;
+            let mut applied = tree.apply(&plan.intent, &Change::Upkeep).0;
             if upto < 2 {
                 assert_eq!(
                     tree.get("/a/b", "cpuset.cpus"),
@@ -296,10 +304,10 @@ fn a_crash_after_any_write_is_made_good() {
                     changes[upto].0
                 );
                 assert_eq!(tree.get("/a", "memory.min"), [bytes(8), bytes(0)][upto]);
-                book = tree.release(&book, "/a/b");
+                applied = tree.release(&applied, "/a/b");
             }
             assert_eq!([tree.all("/a"), tree.all("/a/b")], before, "{} {written}", changes[upto].0);
-            assert!(book.is_empty(), "{book:?}");
+            assert!(applied.is_empty(), "{applied:?}");
             if written == all {
                 break;
             }
@@ -312,10 +320,10 @@ fn a_crash_while_one_of_two_children_is_released_leaves_the_others_protection() 
     let protected = |min| Settings { memory_min: Some(mib(min)), ..Settings::default() };
     for written in 0.. {
         let tree = Tree::new(&["/a", "/a/b", "/a/c"]);
-        let book = tree.hold(&Book::default(), "/a/b", protected(8));
-        let book = tree.hold(&book, "/a/c", protected(4));
+        let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(8));
+        let applied = tree.hold(&applied, "/a/c", protected(4));
         assert_eq!(tree.get("/a", "memory.min"), bytes(12));
-        let mut plan = tree.enforcer.plan(&book, &Change::Release(path("/a/c"))).unwrap();
+        let mut plan = tree.enforcer.plan(&applied, &Change::Release(path("/a/c"))).unwrap();
         let all = plan.steps.len();
         plan.steps.truncate(written);
         tree.enforcer.execute(&plan).unwrap();
@@ -323,10 +331,10 @@ fn a_crash_while_one_of_two_children_is_released_leaves_the_others_protection() 
         // The daemon starts again with the intent, and may die again before it comes to write.
         tree.enforcer.refresh();
         let again = tree.enforcer.plan(&plan.intent, &Change::Upkeep).unwrap().intent;
-        let (book, _) = tree.apply(&again, &Change::Upkeep);
+        let (applied, _) = tree.apply(&again, &Change::Upkeep);
         assert_eq!(tree.get("/a", "memory.min"), bytes(8), "{written}");
         assert_eq!(tree.get("/a/c", "memory.min"), bytes(0), "{written}");
-        assert!(tree.release(&book, "/a/b").is_empty(), "{written}");
+        assert!(tree.release(&applied, "/a/b").is_empty(), "{written}");
         assert_eq!(tree.get("/a", "memory.min"), bytes(0), "{written}");
         if written == all {
             break;
@@ -339,7 +347,8 @@ fn a_failed_write_undoes_the_others() {
     let tree = Tree::new(&["/a", "/a/b"]);
     let before = [tree.all("/a"), tree.all("/a/b")];
     let settings = Settings { memory_min: Some(mib(8)), memory_max: Some(mib(64)), ..pinned("1", "1") };
-    let plan = tree.enforcer.plan(&Book::default(), &Change::Hold(path("/a/b"), settings)).unwrap();
+    let plan =
+        tree.enforcer.plan(&AppliedSettings::default(), &Change::Hold(path("/a/b"), settings)).unwrap();
     fs::remove_file(path("/a/b").dir(tree.root.path()).join("cpuset.mems")).unwrap();
     let failure = tree.enforcer.execute(&plan).unwrap_err();
     assert_eq!(failure.step.as_ref().map(|step| step.knob), Some(Knob::CpusetMems));
@@ -352,8 +361,12 @@ fn a_failed_write_undoes_the_others() {
 #[test]
 fn a_release_goes_on_after_a_failed_write() {
     let tree = Tree::new(&["/a"]);
-    let book = tree.hold(&Book::default(), "/a", Settings { memory_max: Some(mib(64)), ..pinned("1", "1") });
-    let plan = tree.enforcer.plan(&book, &Change::Release(path("/a"))).unwrap();
+    let applied = tree.hold(
+        &AppliedSettings::default(),
+        "/a",
+        Settings { memory_max: Some(mib(64)), ..pinned("1", "1") },
+    );
+    let plan = tree.enforcer.plan(&applied, &Change::Release(path("/a"))).unwrap();
     fs::remove_file(path("/a").dir(tree.root.path()).join("memory.max")).unwrap();
     let failure = tree.enforcer.execute(&plan).unwrap_err();
     assert_eq!(failure.step.as_ref().map(|step| step.knob), Some(Knob::MemoryMax));
@@ -366,20 +379,20 @@ fn a_release_goes_on_after_a_failed_write() {
 #[test]
 fn a_cgroup_that_is_gone_or_another_one_is_forgotten() {
     let tree = Tree::new(&["/a", "/a/b"]);
-    let book = tree.hold(&Book::default(), "/a/b", protected(8));
+    let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(8));
     fs::remove_dir_all(path("/a/b").dir(tree.root.path())).unwrap();
-    assert!(tree.enforcer.drift(&book, &path("/a/b")).unwrap_err().is_gone());
-    let after = tree.apply(&book, &Change::Upkeep).0;
+    assert!(tree.enforcer.drift(&applied, &path("/a/b")).unwrap_err().is_gone());
+    let after = tree.apply(&applied, &Change::Upkeep).0;
     assert!(after.is_empty());
     assert_eq!(tree.get("/a", "memory.min"), "0");
 
     // Plain files reuse inode numbers; another directory keeps this one's from being free.
-    let book = tree.hold(&Book::default(), "/a", protected(8));
+    let applied = tree.hold(&AppliedSettings::default(), "/a", protected(8));
     fs::rename(path("/a").dir(tree.root.path()), tree.root.path().join("old")).unwrap();
     tree.make("/a");
     tree.put("/a", "memory.min", &bytes(8));
-    assert!(tree.enforcer.drift(&book, &path("/a")).unwrap_err().is_gone());
-    assert!(tree.release(&book, "/a").is_empty());
+    assert!(tree.enforcer.drift(&applied, &path("/a")).unwrap_err().is_gone());
+    assert!(tree.release(&applied, "/a").is_empty());
     assert_eq!(tree.get("/a", "memory.min"), bytes(8), "not ours");
 }
 
@@ -408,7 +421,10 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
             "/a/b: this kernel makes partitions only",
         ),
     ] {
-        let error = tree.enforcer.plan(&Book::default(), &Change::Hold(path(cgroup), settings)).unwrap_err();
+        let error = tree
+            .enforcer
+            .plan(&AppliedSettings::default(), &Change::Hold(path(cgroup), settings))
+            .unwrap_err();
         assert!(error.to_string().starts_with(words), "{error}");
     }
 }
@@ -418,7 +434,10 @@ fn controllers_are_enabled_from_the_root_down() {
     let tree = Tree::new(&["/a", "/a/b"]);
     tree.put("/", "cgroup.subtree_control", "memory");
     tree.put("/a", "cgroup.subtree_control", "");
-    let plan = tree.enforcer.plan(&Book::default(), &Change::Hold(path("/a/b"), pinned("1", "1"))).unwrap();
+    let plan = tree
+        .enforcer
+        .plan(&AppliedSettings::default(), &Change::Hold(path("/a/b"), pinned("1", "1")))
+        .unwrap();
     tree.enforcer.execute(&plan).unwrap();
     assert_eq!(tree.get("/", "cgroup.subtree_control"), "+cpuset");
     assert_eq!(tree.get("/a", "cgroup.subtree_control"), "+cpuset");
@@ -432,8 +451,8 @@ fn controllers_are_enabled_from_the_root_down() {
 #[test]
 fn drift_is_told_by_meaning_and_repaired() {
     let tree = Tree::new(&["/a"]);
-    let book = tree.hold(
-        &Book::default(),
+    let applied = tree.hold(
+        &AppliedSettings::default(),
         "/a",
         Settings { memory_min: Some(Limit::Bytes(Bytes(5000))), ..pinned("1-3", "1") },
     );
@@ -441,17 +460,17 @@ fn drift_is_told_by_meaning_and_repaired() {
     tree.put("/a", "memory.min", "4096");
     tree.put("/a", "cpuset.cpus.effective", "1-3");
     tree.put("/a", "cpuset.mems.effective", "1");
-    assert_eq!(tree.enforcer.drift(&book, &path("/a")).unwrap(), [], "the same in other words");
+    assert_eq!(tree.enforcer.drift(&applied, &path("/a")).unwrap(), [], "the same in other words");
 
     tree.put("/a", "cpuset.cpus", "0-7");
     tree.put("/a", "cpuset.mems.effective", "0");
-    let drifts = tree.enforcer.drift(&book, &path("/a")).unwrap();
+    let drifts = tree.enforcer.drift(&applied, &path("/a")).unwrap();
     let told: Vec<_> = drifts.iter().map(ToString::to_string).collect();
     assert_eq!(told, ["/a: cpuset.cpus is 0-7, should be 1-3", "/a: of cpuset.mems 1 only 0 is effective"]);
     assert_eq!(drifts[1].kind, DriftKind::Ineffective);
     let emptied = Drift { found: Some(Value::Cpus(CpuSet::new())), ..drifts[0].clone() };
     assert_eq!(emptied.to_string(), "/a: cpuset.cpus is empty, should be 1-3");
-    let report = tree.enforcer.repair(&book, &drifts[0]).unwrap();
+    let report = tree.enforcer.repair(&applied, &drifts[0]).unwrap();
     assert_eq!((report.written.len(), tree.get("/a", "cpuset.cpus")), (1, "1-3".to_owned()));
 }
 
@@ -460,12 +479,12 @@ fn cpus_that_a_siblings_partition_took_are_not_brought_back() {
     for (found, taken, back) in [("0-3", "3", "0-2"), ("3", "3", "0-2,4-7"), ("", "3", "")] {
         let tree = Tree::new(&["/a", "/b"]);
         tree.put("/a", "cpuset.cpus", found);
-        let book = tree.hold(&Book::default(), "/a", pinned("1", "0"));
+        let applied = tree.hold(&AppliedSettings::default(), "/a", pinned("1", "0"));
         tree.put("/b", "cpuset.cpus", taken);
         tree.put("/b", "cpuset.cpus.partition", "isolated");
         tree.put("/", "cpuset.cpus.effective", "0-2,4-7");
         tree.put("/a", "cpuset.cpus.effective", "1");
-        let plan = tree.enforcer.plan(&book, &Change::Release(path("/a"))).unwrap();
+        let plan = tree.enforcer.plan(&applied, &Change::Release(path("/a"))).unwrap();
         tree.enforcer.execute(&plan).unwrap();
         assert_eq!(tree.get("/a", "cpuset.cpus"), back, "{found}");
     }
@@ -475,7 +494,7 @@ fn cpus_that_a_siblings_partition_took_are_not_brought_back() {
 fn a_knob_that_holds_something_else_than_was_written_is_an_error() {
     let tree = Tree::new(&["/a"]);
     let settings = Settings { partition: Some(Partition::Root), ..pinned("1", "1") };
-    let plan = tree.enforcer.plan(&Book::default(), &Change::Hold(path("/a"), settings)).unwrap();
+    let plan = tree.enforcer.plan(&AppliedSettings::default(), &Change::Hold(path("/a"), settings)).unwrap();
     tree.enforcer.execute(&plan).unwrap();
     assert_eq!(tree.get("/a", "cpuset.cpus.partition"), "root");
     tree.put("/a", "cpuset.cpus.partition", "root invalid (Cpu list in cpuset.cpus not exclusive)");
@@ -511,8 +530,8 @@ mod order_never_widens {
         #[test]
         fn at_any_moment(old in settings(), new in settings()) {
             let tree = Tree::new(&["/a", "/a/b"]);
-            let book = tree.hold(&Book::default(), "/a/b", old);
-            let plan = tree.enforcer.plan(&book, &Change::Hold(path("/a/b"), new.clone())).unwrap();
+            let applied = tree.hold(&AppliedSettings::default(), "/a/b", old);
+            let plan = tree.enforcer.plan(&applied, &Change::Hold(path("/a/b"), new.clone())).unwrap();
             let start = |knob| knob_in(&tree, knob);
             let limits = |knob: Knob| (start(knob), plan.outcome.get(&path("/a/b")).and_then(|record| record.written.0.get(&knob).cloned()));
             let ends = [Knob::CpusetCpus, Knob::CpusetMems].map(|knob| (knob, limits(knob)));
@@ -520,15 +539,15 @@ mod order_never_widens {
                 tree.enforcer.cgroupfs.write(&tree.enforcer.cgroupfs, std::slice::from_ref(step)).map_err(|e| e.error).unwrap();
                 for (knob, (from, to)) in &ends {
                     let now = knob_in(&tree, *knob);
-                    let back = plan::unset(*knob);
+                    let back = unset(*knob);
                     prop_assert!(now == *from || now == to.clone().unwrap_or(back), "{knob} {now}");
                 }
                 // Protection is never claimed that the parent does not have, as it rises and as it falls.
                 prop_assert!(limit_in(&tree, "/a", Knob::MemoryMin) >= limit_in(&tree, "/a/b", Knob::MemoryMin));
                 prop_assert!(limit_in(&tree, "/a", Knob::MemoryLow) >= limit_in(&tree, "/a/b", Knob::MemoryLow));
             }
-            let (book, _) = tree.apply(&plan.outcome, &Change::Release(path("/a/b")));
-            prop_assert!(book.is_empty());
+            let (applied, _) = tree.apply(&plan.outcome, &Change::Release(path("/a/b")));
+            prop_assert!(applied.is_empty());
         }
     }
 

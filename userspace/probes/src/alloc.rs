@@ -2,18 +2,12 @@
 //!
 //! See `ebpf/src/alloc.rs` for what the maps mean.
 
-use std::{
-    error::Error,
-    fs, io,
-    os::fd::{AsFd, AsRawFd},
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{fs, io, path::Path, time::Instant};
 
 use aya::{
-    Btf, Ebpf, EbpfLoader, Pod,
-    maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf},
-    programs::{Program, ProgramError, ProgramFd, tp_btf::BtfTracePointLinkId},
+    Btf, Ebpf, EbpfLoader,
+    maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf},
+    programs::{Program, ProgramError, tp_btf::BtfTracePointLinkId},
 };
 use aya_log::{EbpfLogger, Level};
 use numaward_abi::{AllocCounters, AllocTotals, NodeTable, OTHER_SLOT, Slot};
@@ -24,12 +18,13 @@ use crate::{
     ProbeStats, RefreshError, SelfCheck,
     btf::{BtfError, KernelLayout},
     duty::Duty,
+    error::Refusal,
     event,
     event_gate::{self, EventGate},
-    explain::explain,
-    family::map_bytes,
-    nodes::{NoSections, Numbering, Sections, count_homes, node_table},
-    pmu::PmuError,
+    family::{map_bytes, program_stats},
+    maps::{access, set, typed},
+    nodes::{Numbering, Sections, count_homes, node_table},
+    objects::ALLOC,
     rows::{self, Layout, Rows, growth},
     self_check,
     slots::Slots,
@@ -38,48 +33,6 @@ use crate::{
 
 /// Room for some thousand misses that nobody has read yet.
 const EVENTS_BYTES: u32 = 1 << 16;
-
-/// The object, where the build had a toolchain for it.
-#[cfg(numaward_ebpf)]
-static OBJECT: Result<&[u8], &str> =
-    Ok(aya::include_bytes_aligned!(concat!(env!("NUMAWARD_EBPF_DIR"), "/alloc")));
-#[cfg(not(numaward_ebpf))]
-static OBJECT: Result<&[u8], &str> = Err(env!("NUMAWARD_EBPF_MISSING"));
-
-/// Why the probe does not run in one mode.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
-    #[error("this binary has no probes: {0}")]
-    NotBuilt(&'static str),
-    #[error(transparent)]
-    Btf(#[from] BtfError),
-    #[error(transparent)]
-    Tracepoint(#[from] tracefs::FormatError),
-    #[error(transparent)]
-    NoSections(#[from] NoSections),
-    #[error(transparent)]
-    Pmu(#[from] PmuError),
-    #[error("no map holds {slots} slots for {nodes} nodes; fewer slots need less")]
-    TooManySlots { slots: u32, nodes: u32 },
-    #[error("cannot tell the number of CPUs: {0}")]
-    Cpus(io::Error),
-    #[error("the object has no {0}; rebuild it")]
-    Incomplete(&'static str),
-    #[error("{0}")]
-    Kernel(String),
-    #[error(transparent)]
-    Map(#[from] MapAccessError),
-    #[error(transparent)]
-    SelfCheck(#[from] self_check::Mismatch),
-    #[error("switched off")]
-    Unwanted,
-}
-
-impl Refusal {
-    pub(crate) fn kernel(error: &(dyn Error + 'static)) -> Self {
-        Self::Kernel(explain(error))
-    }
-}
 
 /// The attached probe. Dropping it detaches.
 pub(crate) struct Alloc {
@@ -124,7 +77,7 @@ impl std::fmt::Debug for Alloc {
 impl Alloc {
     /// Loads and attaches the probe in one mode.
     pub(crate) fn load(options: &Options<'_>, mode: Mode) -> Result<Self, Refusal> {
-        let object = OBJECT.map_err(Refusal::NotBuilt)?;
+        let object = ALLOC.map_err(Refusal::NotBuilt)?;
         let kernel = fs::read("/sys/kernel/btf/vmlinux");
         let kernel = kernel.map_err(|error| Refusal::from(BtfError::Unreadable(error.to_string())));
         let kernel = kernel.and_then(|data| Ok(KernelLayout::from_btf(&data)?));
@@ -480,46 +433,5 @@ fn program_name(mode: Mode) -> &'static str {
     match mode {
         Mode::Tracepoint => "alloc_tracepoint",
         _ => "alloc_tp_btf",
-    }
-}
-
-/// What the kernel counts of a program.
-pub(crate) fn program_stats(probe: Probe, program: &ProgramFd) -> io::Result<ProbeStats> {
-    let fd = program.as_fd().as_raw_fd();
-    let text = fs::read_to_string(format!("/proc/self/fdinfo/{fd}"))?;
-    // Kernels that do not count something do not write its line.
-    let field = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        line.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
-    };
-    Ok(ProbeStats {
-        probe,
-        run_time: Duration::from_nanos(field("run_time_ns")),
-        run_count: field("run_cnt"),
-        events_lost: field("recursion_misses"),
-    })
-}
-
-pub(crate) fn typed<T: TryFrom<Map, Error = MapError>>(map: Map, name: &'static str) -> Result<T, Refusal> {
-    T::try_from(map).map_err(|_| Refusal::Incomplete(name))
-}
-
-pub(crate) fn set<V: Pod>(
-    map: &mut Array<MapData, V>,
-    name: &'static str,
-    index: u32,
-    value: &V,
-) -> Result<(), MapAccessError> {
-    map.set(index, value, 0).map_err(access(name, "write"))
-}
-
-pub(crate) fn access(map: &'static str, action: &'static str) -> impl Fn(MapError) -> MapAccessError {
-    move |error| MapAccessError {
-        map,
-        action,
-        source: match error {
-            MapError::SyscallError(error) => error.io_error,
-            error => io::Error::other(error),
-        },
     }
 }

@@ -12,7 +12,8 @@ use aya::maps::{Array, MapData};
 
 use crate::{
     MapAccessError,
-    alloc::{Refusal, set, typed},
+    error::Refusal,
+    maps::{set, typed},
 };
 
 /// Time from one event of a slot to the next: a minute, and some more, so that whoever allows one a minute takes it.

@@ -1,16 +1,21 @@
 //! One object with the programs of a family, loaded and attached each on its own.
 
-use std::{io, os::fd::AsFd};
+use std::{
+    fs, io,
+    os::fd::{AsFd, AsRawFd},
+    time::Duration,
+};
 
 use aya::{
     Btf, Ebpf, EbpfLoader,
     maps::{Array, HashMap, Map, MapData},
-    programs::{Program, ProgramError},
+    programs::{Program, ProgramError, ProgramFd},
 };
 
 use crate::{
     CgroupId, MapAccessError, Mode, Probe, ProbeStats,
-    alloc::{Refusal, access, program_stats, set, typed},
+    error::Refusal,
+    maps::{access, set, typed},
     sys,
 };
 
@@ -224,6 +229,23 @@ impl Family {
         }
         Ok(all)
     }
+}
+
+/// What the kernel counts of a program.
+pub(crate) fn program_stats(probe: Probe, program: &ProgramFd) -> io::Result<ProbeStats> {
+    let fd = program.as_fd().as_raw_fd();
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{fd}"))?;
+    // Kernels that do not count something do not write its line.
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+    };
+    Ok(ProbeStats {
+        probe,
+        run_time: Duration::from_nanos(field("run_time_ns")),
+        run_count: field("run_cnt"),
+        events_lost: field("recursion_misses"),
+    })
 }
 
 /// Bytes that the maps of an object take of the kernel's memory; 0 for those of which the kernel reports none.

@@ -15,10 +15,12 @@ use perf_event::Counter;
 
 use crate::{
     DramAccesses, Mode, Options, Probe, ProbeReport, ProbeStats,
-    alloc::{Refusal, access, set, typed},
+    error::Refusal,
     family::{Family, Hook, attach_by_first},
+    kernel::Kernel,
+    maps::{access, set, typed},
     nodes::{Numbering, node_table},
-    others::{HARDWARE, Kernel},
+    objects::HARDWARE,
     pmu::{self, Opened},
     sys,
 };

@@ -20,10 +20,13 @@ use numaward_topology::CpuId;
 
 use crate::{
     CgroupId, MapAccessError, Mode, Options, Probe, ProbeReport, ProbeStats, SlotId,
-    alloc::{Refusal, access, set, typed},
+    error::Refusal,
     event::command_name,
     family::{Family, Hook, report},
-    others::{Kernel, SWITCH},
+    kernel::Kernel,
+    maps::{access, set, typed},
+    objects::SWITCH,
+    sys,
 };
 
 const PROGRAM: &str = "switch_tp_btf";
@@ -242,7 +245,7 @@ impl Switch {
             return Ok(BTreeMap::new());
         }
         let times = self.times.get(&0, 0).map_err(access("TIMES", "read"))?;
-        let now = crate::sys::monotonic_nanoseconds();
+        let now = sys::monotonic_nanoseconds();
         for (cpu, read) in &mut self.read {
             let Some(times) = times.get(cpu.0 as usize) else { continue };
             let owner = self.exclusive.get(cpu).map(|slot| slot.0);

@@ -18,51 +18,22 @@ use crate::{
     Activity, CgroupId, MapAccessError, MapMemory, Mode, Options, Pages, Probe, ProbeEvent, ProbeReport,
     ProbeStats, Scanned, Stalls,
     activity::{Columns, growth},
-    alloc::{Refusal, set, typed},
     btf::{BtfError, Structures},
+    error::Refusal,
     event,
     event_gate::{self, EventGate},
     family::{Family, Hook, Way, attach_by_first, read_values, report},
     hardware::Hardware,
     intruders::Switch,
+    kernel::Kernel,
+    maps::{set, typed},
     nodes::{Numbering, node_table},
+    objects::{FAULTS, TROUBLE},
     sys, tracefs,
 };
 
 /// Memory that the matrix of accesses may take before only local and remote are distinguished.
 const ACCESS_LIMIT: u64 = 64 << 20;
-
-macro_rules! object {
-    ($name:ident, $file:literal) => {
-        #[cfg(numaward_ebpf)]
-        pub(crate) static $name: Result<&[u8], &str> =
-            Ok(aya::include_bytes_aligned!(concat!(env!("NUMAWARD_EBPF_DIR"), $file)));
-        #[cfg(not(numaward_ebpf))]
-        pub(crate) static $name: Result<&[u8], &str> = Err(env!("NUMAWARD_EBPF_MISSING"));
-    };
-}
-
-object!(FAULTS, "/faults");
-object!(TROUBLE, "/trouble");
-object!(SWITCH, "/switch");
-object!(HARDWARE, "/hardware");
-
-/// What the families need of the kernel, read once.
-pub(crate) struct Kernel {
-    pub(crate) structures: Result<Structures, BtfError>,
-    pub(crate) btf: Option<Btf>,
-}
-
-impl Kernel {
-    /// What one of the structures' answers is.
-    pub(crate) fn get<T: Clone>(
-        &self,
-        of: impl FnOnce(&Structures) -> &Result<T, BtfError>,
-    ) -> Result<T, Refusal> {
-        let structures = self.structures.as_ref().map_err(|error| Refusal::Btf(error.clone()))?;
-        Ok(of(structures).clone()?)
-    }
-}
 
 /// The counters of a probe.
 #[derive(Debug)]

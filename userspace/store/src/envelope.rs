@@ -5,12 +5,7 @@ use std::{fs, io, path::Path};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use super::StoreError;
-
-/// The version of the format that is written. Older ones are read.
-///
-/// 1 had no generation, and its checksum is that of the ledger's text alone.
-pub const VERSION: u32 = 2;
+use super::{error::StoreError, version::VERSION};
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -14,10 +14,10 @@ use std::{
 use serde::de::DeserializeOwned;
 
 use super::{
-    StoreError,
     envelope::{self, Content, Whole},
+    error::StoreError,
+    fault,
 };
-use crate::fault;
 
 /// How large a slot is at least: enough for more than a thousand workloads.
 const SLOT: usize = 1 << 20;

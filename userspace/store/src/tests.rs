@@ -1,5 +1,7 @@
 use std::{
+    fs::{self, OpenOptions},
     os::unix::fs::{FileExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
     process::Command,
 };
 

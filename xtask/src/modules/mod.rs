@@ -29,14 +29,7 @@ use self::{
 use crate::command;
 
 /// Crates that have circles still: each is to be taken apart, and then to be removed here.
-const KNOWN: &[&str] = &[
-    "numaward-api",
-    "numaward-config",
-    "numaward-enforce",
-    "numaward-observe",
-    "numaward-probes",
-    "numaward-store",
-];
+const KNOWN: &[&str] = &["numaward-observe"];
 
 #[derive(Deserialize)]
 struct Metadata {

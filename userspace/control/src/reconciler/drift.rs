@@ -4,7 +4,7 @@
 //! second, it should be known who it was, and looking at every knob all the time costs too much.
 //!
 //! Terms: a cgroup is *watched* while the kernel tells of writes to all of its knobs that we hold; the others are
-//! *looked at*. A knob is *left* when the fight over it was given up (see [`numaward_enforce::Fights`]).
+//! *looked at*. A knob is *left* when the fight over it was given up (see [`numaward_enforce::ConflictBackoff`]).
 //!
 //! Algorithm: every turn looks at what was written since the last one, at what is due (a repair that waits), and at a
 //! slice of the rest: all cgroups that are not watched within a second, all others within a minute, as marks get lost
@@ -24,7 +24,7 @@ use std::{
 use numaward_api as api;
 use numaward_api::{EventKind, Severity};
 use numaward_cgroup::{CgroupPath, Writer, knob::Knob};
-use numaward_enforce::{Book, Drift, DriftKind, FightPolicy, Fights, Verdict};
+use numaward_enforce::{AppliedSettings, ConflictBackoff, ConflictPolicy, Drift, DriftKind, Verdict};
 use numaward_model::Report;
 
 use super::{ReconcilerLoop, TURN};
@@ -47,11 +47,11 @@ const NARROWING: [Knob; 4] =
 #[derive(Debug)]
 pub(super) struct DriftController {
     write_monitor: Option<Arc<WriteMonitor>>,
-    fights: Fights,
+    conflicts: ConflictBackoff,
     /// The knobs that are watched.
     marks: BTreeMap<CgroupPath, BTreeSet<Knob>>,
     /// The book as it was followed last.
-    followed: Book,
+    followed: AppliedSettings,
     /// Cgroups whose knobs may be others by now: they are to be marked again.
     replaced: BTreeSet<CgroupPath>,
     /// What is looked at in turns.
@@ -106,9 +106,9 @@ impl DriftController {
     pub(super) fn new(write_monitor: Option<Arc<WriteMonitor>>) -> Self {
         Self {
             write_monitor,
-            fights: Fights::new(FightPolicy::default()),
+            conflicts: ConflictBackoff::new(ConflictPolicy::default()),
             marks: BTreeMap::new(),
-            followed: Book::default(),
+            followed: AppliedSettings::default(),
             replaced: BTreeSet::new(),
             looked_at: Round::new(LOOK),
             swept: Round::new(SWEEP),
@@ -119,12 +119,12 @@ impl DriftController {
     }
 
     /// Other knobs are held from now on.
-    pub(super) fn follow(&mut self, book: &Book) {
+    pub(super) fn follow(&mut self, book: &AppliedSettings) {
         let before = std::mem::replace(&mut self.followed, book.clone());
         let mut replaced = std::mem::take(&mut self.replaced);
         let mut changed = replaced.clone();
         for path in book.records().changed_since(before.records()) {
-            let id = |book: &Book| book.get(&path).map(|record| record.id);
+            let id = |book: &AppliedSettings| book.get(&path).map(|record| record.id);
             changed.extend(path.ancestors());
             if id(&before) != id(book) {
                 replaced.insert(path);
@@ -146,7 +146,7 @@ impl DriftController {
     }
 
     /// Watches the knobs of a cgroup that matter, and no others.
-    fn mark(&mut self, path: &CgroupPath, is_replaced: bool, book: &Book) {
+    fn mark(&mut self, path: &CgroupPath, is_replaced: bool, book: &AppliedSettings) {
         let record = book.get(path);
         let held = || record.iter().flat_map(|record| record.written.0.keys());
         let mut wanted: BTreeSet<Knob> = held().copied().collect();
@@ -195,7 +195,7 @@ impl DriftController {
 
     /// A cgroup is gone, released, or is to hold something new.
     pub(super) fn forget(&mut self, cgroup: &CgroupPath) {
-        self.fights.forget(cgroup);
+        self.conflicts.forget(cgroup);
         // A new cgroup of this name has knobs of its own to mark.
         self.replaced.insert(cgroup.clone());
         self.noted.remove(cgroup);
@@ -372,11 +372,11 @@ impl ReconcilerLoop {
     /// Takes note of the knobs of a cgroup that hold what they should; `true` if that is news.
     fn note_holding(&mut self, path: &CgroupPath, drifts: &[Drift], now: Duration) -> bool {
         let holds = |knob: Knob| drifts.iter().all(|drift| drift.knob != knob);
-        if self.drift.fights.is_fought_over(path)
+        if self.drift.conflicts.is_contested(path)
             && let Some(record) = self.state.book.get(path)
         {
             for knob in record.written.0.keys().filter(|knob| holds(**knob)) {
-                self.drift.fights.holds(path, *knob, now);
+                self.drift.conflicts.holds(path, *knob, now);
             }
         }
         let mut news = false;
@@ -402,7 +402,7 @@ impl ReconcilerLoop {
         let verdict = match drift.kind {
             DriftKind::Ineffective => None,
             DriftKind::Rewritten => {
-                Some(self.drift.fights.drifted(&drift.cgroup, drift.knob, is_written, now))
+                Some(self.drift.conflicts.drifted(&drift.cgroup, drift.knob, is_written, now))
             }
         };
         let (path, knob) = (drift.cgroup.clone(), drift.knob);

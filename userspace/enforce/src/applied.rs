@@ -1,7 +1,7 @@
 //! What was written where, and what was found there before: the durable half of enforcement.
 //!
-//! The book is part of the ledger's payload. It is a value: a [`Plan`](super::Plan) carries the book to store
-//! before the first knob is written and the one that is true after the last.
+//! [`AppliedSettings`] are part of the ledger's payload, and a value: a [`Plan`](super::Plan) carries those to store
+//! before the first knob is written and those that are true after the last.
 //!
 //! Invariant: for every knob that may differ from what was found because of us, a stored record says what was
 //! found. So a crash at any moment loses no value that a release has to bring back.
@@ -83,11 +83,11 @@ pub struct Record {
 /// All that enforcement has to remember. Cheap to copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Book {
+pub struct AppliedSettings {
     pub(super) records: Shared<CgroupPath, Record>,
 }
 
-impl Book {
+impl AppliedSettings {
     /// The record of a cgroup.
     pub fn get(&self, path: &CgroupPath) -> Option<&Arc<Record>> {
         self.records.get(path)
@@ -136,7 +136,7 @@ impl Book {
         }
     }
 
-    /// Makes the changes that lead from one book to another in this one, which may have others besides.
+    /// Makes the changes that lead from one applied to another in this one, which may have others besides.
     pub fn patch(&mut self, from: &Self, to: &Self) {
         for path in to.records.changed_since(&from.records) {
             match to.records.get(&path) {

@@ -1,0 +1,311 @@
+//! The keys of the configuration and their defaults.
+
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use numaward_engine::policy::TopologyManagerPolicy;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    cluster::OperatingMode,
+    control::Control,
+    enforcement::{Declared, Enforcement},
+    kubernetes::Kubernetes,
+    memory_qos::{Factor, MemoryQos, MemoryReservationPolicy},
+    outgoing::{Alerts, Otlp},
+    policy::{
+        CpuList, CpuManagerPolicy, MemoryManagerPolicy, Reservation, ReservedMemory, TopologyManagerScope,
+    },
+    types::{DutyCycle, Interval, ListenAddress, LogFormat, LogLevel},
+};
+
+/// numaward's configuration. Every key is optional.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Config {
+    /// Whether numaward places workloads, or only observes. Default: it places them, unless the kubelet of this host
+    /// pins containers itself (its policies `static` and `Static`).
+    pub mode: Option<OperatingMode>,
+    /// Address and port of the read-only HTTP server: metrics, health, API.
+    pub listen: ListenAddress,
+    /// What is logged, and how.
+    pub log: Log,
+    /// The eBPF probes.
+    pub probes: Probes,
+    /// How this host is observed.
+    pub observe: Observe,
+    /// Also serves the kubelet's own series of its CPU, memory and topology managers, under their names, with
+    /// numaward's figures. Only where the kubelet's own are not scraped with the same labels.
+    pub export_kubelet_names: bool,
+    /// Where the host's file system is found; not `/` where a container mounts it elsewhere.
+    pub host_root: PathBuf,
+    /// Where cgroup v2 is mounted. Default: found in the host's mount table.
+    pub cgroup_mount: Option<PathBuf>,
+    /// The socket on which guarantees are asked for. Only root and the daemon's own user may.
+    pub control_socket: PathBuf,
+    /// Changes of allocations over TCP.
+    pub control: Control,
+    /// Where the ledger is kept.
+    pub state_directory: PathBuf,
+    /// What is written to the kernel.
+    pub enforcement: Enforcement,
+    /// Guarantees for workloads that are yet to come, by unit or cgroup. The first that matches counts.
+    pub guarantees: Vec<Declared>,
+    /// Whether memory is promised. Default: `Static`.
+    pub memory_manager_policy: Option<MemoryManagerPolicy>,
+    /// Memory kept for the system, by node. Default: a twentieth of each node, at least 64Mi and at most 1Gi.
+    pub reserved_memory: Option<Vec<ReservedMemory>>,
+    /// Whether CPUs are made exclusive. Default: `static`.
+    pub cpu_manager_policy: Option<CpuManagerPolicy>,
+    /// Options of the CPU policy, as in Kubernetes.
+    pub cpu_manager_policy_options: BTreeMap<String, String>,
+    /// CPUs that are never exclusive. Default: the first core, unless a reservation below says how many.
+    #[serde(rename = "reservedSystemCPUs")]
+    pub reserved_system_cpus: Option<CpuList>,
+    /// How the nodes of CPUs and memory have to agree. Default: `restricted`.
+    pub topology_manager_policy: Option<TopologyManagerPolicy>,
+    /// For what they have to agree. Default: `container`.
+    pub topology_manager_scope: Option<TopologyManagerScope>,
+    /// Options of the topology policy, as in Kubernetes.
+    pub topology_manager_policy_options: BTreeMap<String, String>,
+    /// Whether what is promised is protected from reclaim. Default: `TieredReservation`.
+    pub memory_reservation_policy: Option<MemoryReservationPolicy>,
+    /// Where a workload whose limit is above what is promised to it is slowed down: at what is promised plus this share of
+    /// what is between it and the limit. Default: nowhere.
+    pub memory_throttling_factor: Option<Factor>,
+    /// What is done for workloads that are slowed down.
+    pub memory_qos: MemoryQos,
+    /// What Kubernetes itself is kept. Where this, `systemReserved` or `evictionHard` is given, their sum must
+    /// be that of `reservedMemory`.
+    pub kube_reserved: Option<Reservation>,
+    /// What the system is kept.
+    pub system_reserved: Option<Reservation>,
+    /// The memory at which Kubernetes evicts: `memory.available`.
+    pub eviction_hard: Option<Reservation>,
+    /// Kubernetes: placing and watching the pods of this host.
+    pub kubernetes: Kubernetes,
+    /// Alerts without Prometheus.
+    pub alerts: Alerts,
+    /// OpenTelemetry.
+    pub otlp: Otlp,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            mode: None,
+            listen: ListenAddress(SocketAddr::from((Ipv4Addr::LOCALHOST, 9560))),
+            log: Log::default(),
+            probes: Probes::default(),
+            observe: Observe::default(),
+            export_kubelet_names: false,
+            host_root: PathBuf::from("/"),
+            cgroup_mount: None,
+            control_socket: PathBuf::from("/run/numaward/control.sock"),
+            control: Control::default(),
+            state_directory: PathBuf::from("/var/lib/numaward"),
+            enforcement: Enforcement::default(),
+            guarantees: Vec::new(),
+            memory_manager_policy: None,
+            reserved_memory: None,
+            cpu_manager_policy: None,
+            cpu_manager_policy_options: BTreeMap::new(),
+            reserved_system_cpus: None,
+            topology_manager_policy: None,
+            topology_manager_scope: None,
+            topology_manager_policy_options: BTreeMap::new(),
+            memory_reservation_policy: None,
+            memory_throttling_factor: None,
+            memory_qos: MemoryQos::default(),
+            kube_reserved: None,
+            system_reserved: None,
+            eviction_hard: None,
+            kubernetes: Kubernetes::default(),
+            alerts: Alerts::default(),
+            otlp: Otlp::default(),
+        }
+    }
+}
+
+/// What is logged, and how. Logs go to standard error.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Log {
+    /// The least severe level that is logged.
+    pub level: LogLevel,
+    /// One line of text or one JSON object for each event.
+    pub format: LogFormat,
+}
+
+/// The eBPF probes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Probes {
+    /// Counts page allocations.
+    pub allocation: AllocationProbe,
+    /// Counts sampled accesses to memory of other nodes, and pages that move between nodes.
+    pub accesses: ProbeSwitch,
+    /// Measures the time that tasks lose in reclaim.
+    pub stalls: StallProbe,
+    /// Reports why the OOM killer took a process.
+    pub oom_kills: ProbeSwitch,
+    /// Measures who else runs on exclusive CPUs. It costs something only while a CPU is exclusive.
+    pub intruders: ProbeSwitch,
+    /// Counts accesses to local and remote DRAM by the processor's own counters: two of them on each CPU, which others
+    /// (perf, the NMI watchdog) cannot use then.
+    pub hardware: HardwareProbe,
+    /// How many workloads can have counters of their own. Those that come later are counted together
+    /// as `other`. The counters of allocations take 32 bytes for each workload and node, on most hosts
+    /// times CPUs.
+    #[schemars(range(min = 1, max = 16_384))]
+    pub slots: u32,
+}
+
+impl Default for Probes {
+    fn default() -> Self {
+        Self {
+            allocation: AllocationProbe::default(),
+            accesses: ProbeSwitch::default(),
+            stalls: StallProbe::default(),
+            oom_kills: ProbeSwitch::default(),
+            intruders: ProbeSwitch::default(),
+            hardware: HardwareProbe::default(),
+            slots: 512,
+        }
+    }
+}
+
+impl Probes {
+    /// Whether a probe may be attached; the key that says so.
+    pub fn is_enabled(&self, probe: numaward_probes::Probe) -> (bool, &'static str) {
+        use numaward_probes::Probe::{Alloc, Hardware, Hint, Migrate, OomKill, Scan, Stall, Switch};
+        match probe {
+            Alloc => (self.allocation.enabled, "probes.allocation.enabled"),
+            Hint | Scan | Migrate => (self.accesses.enabled, "probes.accesses.enabled"),
+            Stall => (self.stalls.enabled, "probes.stalls.enabled"),
+            OomKill => (self.oom_kills.enabled, "probes.oomKills.enabled"),
+            Switch => (self.intruders.enabled, "probes.intruders.enabled"),
+            Hardware => (self.hardware.enabled, "probes.hardware.enabled"),
+        }
+    }
+
+    /// Switches all of them off.
+    #[must_use]
+    pub fn all_off(mut self) -> Self {
+        self.allocation.enabled = false;
+        self.stalls.enabled = false;
+        for switch in [&mut self.accesses, &mut self.oom_kills, &mut self.intruders] {
+            switch.enabled = false;
+        }
+        self.hardware.enabled = false;
+        self
+    }
+}
+
+/// Whether a probe is used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ProbeSwitch {
+    /// Whether it is attached.
+    pub enabled: bool,
+}
+
+impl Default for ProbeSwitch {
+    fn default() -> Self {
+        Self { enabled: true }
+    }
+}
+
+/// Whether the processor's counters are used.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct HardwareProbe {
+    /// Whether they are opened.
+    pub enabled: bool,
+}
+
+/// The probe that measures the time that tasks lose in reclaim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct StallProbe {
+    /// Whether it is attached.
+    pub enabled: bool,
+    /// How long a stall has to be for an event of its own; one a minute for each workload.
+    pub event_from: Interval,
+}
+
+impl Default for StallProbe {
+    fn default() -> Self {
+        Self { enabled: true, event_from: Interval(numaward_probes::DEFAULT_LONG_STALL) }
+    }
+}
+
+/// The probe that counts page allocations.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct AllocationProbe {
+    /// Whether it is attached.
+    pub enabled: bool,
+    /// For which part of the time it is attached, `5s/60s` for five seconds of each minute; all the time where this is
+    /// absent. What it counts is then multiplied accordingly: estimates, and shown as such.
+    pub duty_cycle: Option<DutyCycle>,
+    /// Lets the probe log what it decides, at level `debug`. For fault finding only.
+    pub debug_log: bool,
+}
+
+impl Default for AllocationProbe {
+    fn default() -> Self {
+        Self { enabled: true, duty_cycle: None, debug_log: false }
+    }
+}
+
+/// How this host is observed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Observe {
+    /// How often where each workload's memory lies is read (`memory.numa_stat`). At least 5s: the
+    /// kernel adds the numbers up on each reading.
+    pub residency_interval: Interval,
+    /// How often the machine is read again: hotplug, hugepage pools.
+    pub topology_interval: Interval,
+    /// How long the series of a workload that went away are still served, so that the last
+    /// values are scraped.
+    pub keep_removed: Interval,
+    /// An estimate of remote accesses where the kernel samples none.
+    pub remote_estimate: RemoteEstimate,
+}
+
+/// An estimate of how much workloads use memory of other nodes, where the kernel does not sample their accesses: by where
+/// their threads run and where their memory lies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct RemoteEstimate {
+    /// Whether it is made, each `residencyInterval`.
+    pub enabled: bool,
+    /// How many files (one for each thread, two for each cgroup) are read each time, at most; some 10 µs each. Where it
+    /// takes more, workloads take turns.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub max_files: u32,
+}
+
+impl Default for RemoteEstimate {
+    fn default() -> Self {
+        Self { enabled: false, max_files: 1024 }
+    }
+}
+
+impl Default for Observe {
+    fn default() -> Self {
+        Self {
+            residency_interval: Interval(Duration::from_secs(10)),
+            topology_interval: Interval(Duration::from_mins(1)),
+            keep_removed: Interval(Duration::from_mins(5)),
+            remote_estimate: RemoteEstimate::default(),
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! From the sources to a configuration, or to all that is wrong with them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use super::{
+    config::Config,
+    control, enforcement, outgoing,
+    problem::{Origin, Problem, Problems},
+    schema::{Known, closest},
+    tree::{self, Node, Value},
+};
+
+/// Where the configuration is looked for when no file is named.
+pub const DEFAULT_FILE: &str = "/etc/numaward/config.yaml";
+/// Names the file, like the flag `--config`.
+pub const FILE_VARIABLE: &str = "NUMAWARD_CONFIG";
+/// All variables start with this.
+pub const VARIABLE_PREFIX: &str = "NUMAWARD_";
+/// With the same prefix, but for the commands that ask a daemon, and no part of its configuration.
+pub const CLIENT_VARIABLES: [&str; 5] =
+    ["NUMAWARD_SERVER", "NUMAWARD_TOKEN_FILE", "NUMAWARD_CA_FILE", "NUMAWARD_CERT_FILE", "NUMAWARD_KEY_FILE"];
+
+/// A file above this size is not a configuration.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// From where the configuration is taken.
+#[derive(Debug, Default)]
+pub struct Sources {
+    /// The file that was named, by `--config` for one. It must exist, unlike [`DEFAULT_FILE`].
+    pub file: Option<PathBuf>,
+    /// The environment. Only names with [`VARIABLE_PREFIX`] are looked at.
+    pub variables: BTreeMap<String, String>,
+    /// Flags that were given.
+    pub flags: Vec<Flag>,
+}
+
+/// A flag that sets a value.
+#[derive(Debug)]
+pub struct Flag {
+    /// The flag, dashes included: `--listen`.
+    pub name: &'static str,
+    /// The key it sets, with dots: `log.level`.
+    pub key: &'static str,
+    /// Its value as given.
+    pub value: String,
+}
+
+/// A configuration and how it came about.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// The file that was read, if there was one.
+    pub file: Option<PathBuf>,
+    /// What is odd but no error.
+    pub warnings: Vec<String>,
+}
+
+/// Reads, merges and checks the configuration.
+pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
+    let known = Known::new();
+    let mut problems = Vec::new();
+    let mut warnings = Vec::new();
+
+    let named = sources.file.clone().or_else(|| sources.variables.get(FILE_VARIABLE).map(PathBuf::from));
+    let path = named.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
+    let (mut tree, file) = match read(&path) {
+        Ok(text) => (tree::parse(&text, &path, &mut problems), Some(path.clone())),
+        Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
+            (tree::empty(&path), None)
+        }
+        Err(error) => {
+            let origin = Origin::File { file: path.clone(), position: None };
+            let message = format!("cannot be read: {error}");
+            problems.push(Problem { origin, path: String::new(), message });
+            (tree::empty(&path), None)
+        }
+    };
+    if let Value::Scalar(serde_json::Value::Null) = tree.value {
+        tree = tree::empty(&path);
+    }
+    if !matches!(tree.value, Value::Mapping(_)) {
+        problems.push(Problem {
+            origin: tree.origin.clone(),
+            path: String::new(),
+            message: "expected keys and values, such as \"listen: 127.0.0.1:9560\"".to_owned(),
+        });
+        tree = tree::empty(&path);
+    }
+
+    overlay(&mut tree, sources, &known, &mut warnings);
+    known.check(&mut tree, &mut problems);
+    let given = tree.clone();
+    let config = read_values(&mut tree, &mut problems);
+    let numbered: Vec<_> = tree.left_of("guarantees").into_iter().zip(&config.guarantees).collect();
+    for (path, message) in enforcement::problems(&numbered, |path| given.at(path).is_ok()) {
+        let (Ok(origin) | Err(origin)) = given.at(&path).cloned().map_err(Clone::clone);
+        let path = path.join(".");
+        problems.push(Problem { origin, message: format!("{path}: {message}"), path });
+    }
+    // Between values that could not be read, nothing can be said.
+    if problems.is_empty() {
+        let between = control::problems(&config.control, config.listen)
+            .into_iter()
+            .chain(outgoing::problems(&config.alerts, &config.otlp));
+        problems.extend(between.map(|(key, message)| {
+            let path: Vec<String> = key.split('.').map(str::to_owned).collect();
+            let (Ok(origin) | Err(origin)) = given.at(&path).cloned().map_err(Clone::clone);
+            Problem { origin, path: key.to_owned(), message: format!("{key}: {message}") }
+        }));
+    }
+    if problems.is_empty() {
+        warnings.extend(control::warnings(&config.control));
+        warnings.extend(outgoing::warnings(&config.alerts, &config.otlp));
+        return Ok(Loaded { config, file, warnings });
+    }
+    problems.sort_by(|a, b| a.origin.cmp(&b.origin));
+    Err(Problems(problems))
+}
+
+/// Reads a YAML text that is not numaward's own configuration.
+pub fn read_yaml(text: &str, file: &Path) -> Result<serde_json::Value, Problems> {
+    let mut problems = Vec::new();
+    let tree = tree::parse(text, file, &mut problems);
+    if problems.is_empty() { Ok(tree.to_json()) } else { Err(Problems(problems)) }
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    let size = std::fs::metadata(path)?.len();
+    if size > MAX_FILE_BYTES {
+        let message = format!("{size} bytes are more than the {MAX_FILE_BYTES} a configuration may have");
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, message));
+    }
+    std::fs::read_to_string(path)
+}
+
+/// Puts variables and flags over what the file says.
+fn overlay(tree: &mut Node, sources: &Sources, known: &Known, warnings: &mut Vec<String>) {
+    let keys: BTreeMap<String, &[String]> = known.leaves().map(|path| (variable_name(path), path)).collect();
+    let ours = sources.variables.iter().filter(|(name, _)| name.starts_with(VARIABLE_PREFIX));
+    let is_value = |name: &str| name != FILE_VARIABLE && !CLIENT_VARIABLES.contains(&name);
+    for (name, text) in ours.filter(|(name, _)| is_value(name)) {
+        let Some(path) = keys.get(name) else {
+            // No error: Kubernetes gives every container variables named after the services around
+            // it, and one may be called numaward.
+            let hint =
+                closest(name, keys.keys()).map_or(String::new(), |key| format!("; did you mean {key}?"));
+            warnings.push(format!("variable {name} sets nothing{hint}"));
+            continue;
+        };
+        let path: Vec<&str> = path.iter().map(String::as_str).collect();
+        tree.set(&path, known.scalar(&path, text), &Origin::Variable { variable: name.clone() });
+    }
+    for flag in &sources.flags {
+        let path: Vec<&str> = flag.key.split('.').collect();
+        tree.set(&path, known.scalar(&path, &flag.value), &Origin::Flag { flag: flag.name.to_owned() });
+    }
+}
+
+/// `log.level` is set by `NUMAWARD_LOG_LEVEL`, `hostRoot` by `NUMAWARD_HOST_ROOT`, `reservedSystemCPUs` by
+/// `NUMAWARD_RESERVED_SYSTEM_CPUS`.
+pub(super) fn variable_name(path: &[String]) -> String {
+    let mut name = VARIABLE_PREFIX.trim_end_matches('_').to_owned();
+    for key in path {
+        name.push('_');
+        let mut before = 'A';
+        for c in key.chars() {
+            if c.is_ascii_uppercase() && !before.is_ascii_uppercase() {
+                name.push('_');
+            }
+            name.push(c.to_ascii_uppercase());
+            before = c;
+        }
+    }
+    name
+}
+
+/// Reads the tree by serde, taking out what does not fit until the rest does.
+fn read_values(tree: &mut Node, problems: &mut Vec<Problem>) -> Config {
+    let mut taken_out: BTreeSet<String> = problems.iter().map(|problem| problem.path.clone()).collect();
+    loop {
+        let error = match serde_path_to_error::deserialize::<_, Config>(tree.to_json()) {
+            Ok(config) => return config,
+            Err(error) => error,
+        };
+        let mut path: Vec<String> = error
+            .path()
+            .iter()
+            .filter_map(|segment| match segment {
+                serde_path_to_error::Segment::Map { key } => Some(key.clone()),
+                serde_path_to_error::Segment::Seq { index } => Some(index.to_string()),
+                serde_path_to_error::Segment::Enum { .. } | serde_path_to_error::Segment::Unknown => None,
+            })
+            .collect();
+        let removed = tree.remove(&mut path);
+        let key = path.join(".");
+        let name = if key.is_empty() { String::new() } else { format!("{key}: ") };
+        let found = removed.is_some();
+        // What was taken out before is not missing.
+        let is_missing = |field: &str| taken_out.contains(&format!("{key}.{field}"));
+        let message = error.inner().to_string();
+        if found
+            && message
+                .strip_prefix("missing field `")
+                .and_then(|rest| rest.strip_suffix('`'))
+                .is_some_and(is_missing)
+        {
+            continue;
+        }
+        taken_out.insert(key.clone());
+        problems.push(Problem {
+            origin: removed.unwrap_or_else(|| tree.origin.clone()),
+            path: key,
+            message: format!("{name}{message}"),
+        });
+        if !found {
+            return Config::default();
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What is wrong with a configuration, and where it was given.
+
+use std::{fmt, path::PathBuf};
+
+use serde::Serialize;
+
+/// Where a value was given. Ordered as the sources are read.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase", tag = "source")]
+pub enum Origin {
+    /// In the configuration file.
+    #[serde(rename_all = "camelCase")]
+    File {
+        /// The file.
+        file: PathBuf,
+        /// Line, from 1; none if the whole file is meant.
+        #[serde(flatten)]
+        position: Option<Position>,
+    },
+    /// In a variable of the environment.
+    Variable {
+        /// Its name.
+        variable: String,
+    },
+    /// In a flag of the command line.
+    Flag {
+        /// The flag, dashes included.
+        flag: String,
+    },
+}
+
+/// A place in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Position {
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { file, position: Some(Position { line, column }) } => {
+                write!(f, "{}:{line}:{column}", file.display())
+            }
+            Self::File { file, position: None } => write!(f, "{}", file.display()),
+            Self::Variable { variable } => write!(f, "variable {variable}"),
+            Self::Flag { flag } => write!(f, "flag {flag}"),
+        }
+    }
+}
+
+/// One thing that is wrong with the configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    /// Where it was given.
+    #[serde(flatten)]
+    pub origin: Origin,
+    /// The key, with dots; empty if none is concerned.
+    pub path: String,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.origin, self.message)
+    }
+}
+
+/// Everything that is wrong with the configuration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Problems(pub Vec<Problem>);
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.len() {
+            1 => write!(f, "the configuration has a problem:")?,
+            count => write!(f, "the configuration has {count} problems:")?,
+        }
+        self.0.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
+    }
+}

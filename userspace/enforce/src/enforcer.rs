@@ -1,0 +1,313 @@
+//! Carries plans out, and sees what no longer holds.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use numaward_cgroup::{
+    CgroupPath,
+    knob::{Knob, KnobError, Limit, Value, enable_controllers},
+};
+use numaward_model::Settings;
+
+use super::{
+    applied::{AppliedSettings, Owner, id_of},
+    backend::{Backend, Cgroupfs, Options, StepError, covers, unset},
+    drift::{Drift, DriftKind},
+    error::EnforceError,
+    migration::Moving,
+    order::Step,
+    plan::Plan,
+    systemd::{self, Systemd},
+};
+
+/// Plans and writes settings.
+#[derive(Debug)]
+pub struct Enforcer {
+    pub(super) cgroupfs: Cgroupfs,
+    pub(super) systemd: Option<Systemd>,
+    /// Protection claimed by the children of a cgroup, as last read. Forgotten by [`Enforcer::refresh`].
+    pub(super) claims: Mutex<HashMap<(CgroupPath, Knob), BTreeMap<CgroupPath, Limit>>>,
+}
+
+/// What a plan has done.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// The writes, in their order.
+    pub written: Vec<Step>,
+    /// Pages that were moved, by cgroup.
+    pub moving: Vec<(CgroupPath, Moving)>,
+    /// Knobs that somebody else changed since we wrote them: a release leaves them as they are.
+    pub kept: Vec<Drift>,
+}
+
+/// A plan could not be carried out in full.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}{}", not_undone(.undo))]
+pub struct Failure {
+    /// The first error.
+    #[source]
+    pub error: EnforceError,
+    /// The write that failed; `None` if it did not come to that.
+    pub step: Option<Step>,
+    /// Further errors: of undoing what was written before, or of the other writes of a release.
+    pub undo: Vec<EnforceError>,
+    /// What was done before (and undone, if settings were to be given).
+    pub report: Report,
+}
+
+fn not_undone(errors: &[EnforceError]) -> String {
+    errors.iter().fold(String::new(), |text, error| text + "; then " + &error.to_string())
+}
+
+impl Enforcer {
+    /// An enforcer for the cgroup v2 hierarchy mounted at `root`; with `systemd` for its units' cgroups, without
+    /// it for all.
+    pub fn new(root: PathBuf, systemd: Option<Systemd>, options: Options) -> Self {
+        Self { cgroupfs: Cgroupfs::new(root, options), systemd, claims: Mutex::default() }
+    }
+
+    /// Where the hierarchy is mounted.
+    pub fn root(&self) -> &Path {
+        self.cgroupfs.root()
+    }
+
+    /// Who writes the knobs of a cgroup.
+    pub fn owner(&self, path: &CgroupPath) -> Owner {
+        match self.systemd {
+            Some(_) => Owner::under_systemd(path),
+            None => Owner::Cgroupfs,
+        }
+    }
+
+    /// Forgets what other cgroups were seen to claim: the next plan reads it anew. For the slow tick.
+    pub fn refresh(&self) {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Whether systemd is asked when something is planned for these cgroups.
+    pub fn asks_systemd(&self, cgroups: &BTreeSet<CgroupPath>) -> bool {
+        let is_systemds = |path: CgroupPath| matches!(self.owner(&path), Owner::Systemd(_));
+        self.systemd.is_some() && cgroups.iter().flat_map(CgroupPath::ancestors).any(is_systemds)
+    }
+
+    /// Whether these writes may take long: pages may have to be moved, or systemd is asked.
+    pub fn may_wait(&self, steps: &[Step]) -> bool {
+        steps.iter().any(|step| step.knob == Knob::CpusetMems || self.is_systemds(&step.owner, step.knob))
+    }
+
+    /// Writes a plan's knobs. The plan's `intent` must be stored before.
+    pub fn execute(&self, plan: &Plan) -> Result<Report, Box<Failure>> {
+        let mut report = Report { kept: plan.kept.clone(), ..Report::default() };
+        let prepared = self.prepare(plan);
+        if let Err(error) = prepared {
+            return Err(Box::new(Failure { error, step: None, undo: Vec::new(), report }));
+        }
+        let mut failures = Vec::new();
+        let mut half_written: &[Step] = &[];
+        // Consecutive writes to one unit go out together.
+        let go_together = |a: &Step, b: &Step| {
+            a.cgroup == b.cgroup && self.is_systemds(&a.owner, a.knob) && self.is_systemds(&b.owner, b.knob)
+        };
+        for batch in plan.steps.chunk_by(go_together) {
+            numaward_store::fault::point("enforce.write");
+            match self.write(batch, &mut report.moving) {
+                Ok(()) => report.written.extend_from_slice(batch),
+                // What is gone needs nothing brought back.
+                Err(failed) if failed.error.is_gone() && plan.hold.is_none() => {}
+                Err(failed) => {
+                    failures.push(*failed);
+                    if plan.hold.is_some() {
+                        half_written = batch;
+                        break;
+                    }
+                }
+            }
+        }
+        numaward_store::fault::point("enforce.written");
+        let mut failures = failures.into_iter();
+        let Some(StepError { error, step }) = failures.next() else { return Ok(report) };
+        let mut undo: Vec<_> = failures.map(|failed| failed.error).collect();
+        if plan.hold.is_some() {
+            let back: Vec<_> = report.written.iter().chain(half_written).rev().map(Step::reversed).collect();
+            undo.extend(back.iter().filter_map(|step| {
+                let found = self.cgroupfs.read(&step.cgroup, step.knob);
+                if !self.is_systemds(&step.owner, step.knob)
+                    && found.is_ok_and(|found| self.cgroupfs.holds(step.knob, &step.to, &found))
+                {
+                    return None;
+                }
+                self.write(std::slice::from_ref(step), &mut report.moving).err().map(|failed| failed.error)
+            }));
+        }
+        undo.retain(|error| !error.is_gone());
+        Err(Box::new(Failure { error, step: Some(step), undo, report }))
+    }
+
+    /// What comes before the first write.
+    fn prepare(&self, plan: &Plan) -> Result<(), EnforceError> {
+        // Others may have taken CPUs since the plan was made, and a partition of theirs must not suffer.
+        if let Some((path, settings)) = &plan.hold {
+            self.check_available(path, settings)?;
+        }
+        for (cgroup, controllers) in &plan.enable {
+            numaward_store::fault::point("enforce.enable");
+            enable_controllers(&cgroup.dir(self.root()), controllers)?;
+        }
+        Ok(())
+    }
+
+    /// The write that repairs a drift.
+    pub fn repair_step(&self, applied: &AppliedSettings, drift: &Drift) -> Step {
+        let owner = applied.get(&drift.cgroup).map_or(Owner::Cgroupfs, |record| record.owner.clone());
+        let from = drift.found.clone().unwrap_or_else(|| unset(drift.knob));
+        Step { cgroup: drift.cgroup.clone(), owner, knob: drift.knob, from, to: drift.wanted.clone() }
+    }
+
+    /// Writes one knob again that drifted.
+    pub fn repair(&self, applied: &AppliedSettings, drift: &Drift) -> Result<Report, EnforceError> {
+        let step = self.repair_step(applied, drift);
+        if drift.found.is_none() {
+            self.enable_above(&step.cgroup, step.knob)?;
+        }
+        let mut report = Report::default();
+        self.write(std::slice::from_ref(&step), &mut report.moving).map_err(|failed| failed.error)?;
+        report.written.push(step);
+        Ok(report)
+    }
+
+    /// Makes a knob of a cgroup hold a value at once, without taking note of what it held: nothing will be given back,
+    /// and systemd is not told. Reports no write where it holds it already.
+    pub fn set(&self, cgroup: &CgroupPath, knob: Knob, to: &Value) -> Result<Report, EnforceError> {
+        let from = match self.cgroupfs.read(cgroup, knob) {
+            Ok(held) if self.cgroupfs.holds(knob, to, &held) => return Ok(Report::default()),
+            Ok(held) => held,
+            Err(KnobError::Missing { .. }) if id_of(&cgroup.dir(self.root())).is_some() => {
+                self.enable_above(cgroup, knob)?;
+                unset(knob)
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let step = Step { cgroup: cgroup.clone(), owner: Owner::Cgroupfs, knob, from, to: to.clone() };
+        let mut report = Report::default();
+        self.write(std::slice::from_ref(&step), &mut report.moving).map_err(|failed| failed.error)?;
+        report.written.push(step);
+        Ok(report)
+    }
+
+    /// The knobs of one cgroup that do not hold what was written. An error that
+    /// [is gone](EnforceError::is_gone) says that the cgroup is.
+    pub fn drift(&self, applied: &AppliedSettings, path: &CgroupPath) -> Result<Vec<Drift>, EnforceError> {
+        let Some(record) = applied.get(path) else { return Ok(Vec::new()) };
+        let dir = path.dir(self.root());
+        if id_of(&dir).is_none_or(|id| id != record.id && record.owner == Owner::Cgroupfs) {
+            return Err(EnforceError::Gone { cgroup: path.clone() });
+        }
+        let drift = |knob, wanted: &Value, found, kind| Drift {
+            cgroup: path.clone(),
+            knob,
+            wanted: wanted.clone(),
+            found,
+            kind,
+        };
+        let asked = record.settings.values();
+        let mut drifts = Vec::new();
+        for (&knob, wanted) in &record.written.0 {
+            match knob.read(&dir) {
+                Ok(found) if self.cgroupfs.holds(knob, wanted, &found) => {}
+                // Of an ancestor, more is enough.
+                Ok(found) if !asked.0.contains_key(&knob) && covers(&found, wanted) => {}
+                Ok(found) => drifts.push(drift(knob, wanted, Some(found), DriftKind::Rewritten)),
+                Err(KnobError::Missing { .. }) => {
+                    drifts.push(drift(knob, wanted, None, DriftKind::Rewritten));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        for (knob, effective) in
+            [(Knob::CpusetCpus, Knob::CpusetCpusEffective), (Knob::CpusetMems, Knob::CpusetMemsEffective)]
+        {
+            let Some(wanted) = asked.0.get(&knob).filter(|_| drifts.iter().all(|drift| drift.knob != knob))
+            else {
+                continue;
+            };
+            let given = effective.read(&dir)?;
+            if given == *wanted {
+                continue;
+            }
+            // The knob itself may have been written since it was read.
+            let found = knob.read(&dir)?;
+            let is_held = self.cgroupfs.holds(knob, wanted, &found);
+            let (found, kind) =
+                if is_held { (given, DriftKind::Ineffective) } else { (found, DriftKind::Rewritten) };
+            drifts.push(drift(knob, wanted, Some(found), kind));
+        }
+        Ok(drifts)
+    }
+
+    /// Enables the controller of a knob for a cgroup whose knob is not there.
+    fn enable_above(&self, path: &CgroupPath, knob: Knob) -> Result<(), EnforceError> {
+        let Some(controller) = knob.controller() else { return Ok(()) };
+        let mut above: Vec<_> = path.ancestors().skip(1).collect();
+        above.reverse();
+        for ancestor in above {
+            enable_controllers(&ancestor.dir(self.root()), &[controller].into())?;
+        }
+        Ok(())
+    }
+
+    /// Refuses CPUs and nodes that the ancestors do not have.
+    pub(super) fn check_available(&self, path: &CgroupPath, settings: &Settings) -> Result<(), EnforceError> {
+        let cpus = settings.cpus.clone().map(Value::Cpus);
+        let mems = settings.mems.clone().map(Value::Nodes);
+        for (knob, effective, wanted) in [
+            (Knob::CpusetCpus, Knob::CpusetCpusEffective, cpus),
+            (Knob::CpusetMems, Knob::CpusetMemsEffective, mems),
+        ] {
+            let Some(wanted) = wanted else { continue };
+            // A partition has CPUs that its parent has no longer.
+            let own = self.cgroupfs.read(path, effective).unwrap_or_else(|_| unset(effective));
+            for by in path.ancestors().skip(1) {
+                let allowed = match (self.cgroupfs.read(&by, effective), &own) {
+                    (Err(KnobError::Missing { .. }), _) => continue,
+                    (Ok(Value::Cpus(cpus)), Value::Cpus(own)) => Value::Cpus(&cpus | own),
+                    (Ok(Value::Nodes(nodes)), Value::Nodes(own)) => Value::Nodes(&nodes | own),
+                    (other, _) => other?,
+                };
+                let fits = match (&wanted, &allowed) {
+                    (Value::Cpus(wanted), Value::Cpus(allowed)) => wanted.is_subset(allowed),
+                    (Value::Nodes(wanted), Value::Nodes(allowed)) => wanted.is_subset(allowed),
+                    _ => false,
+                };
+                if !fits {
+                    let (wanted, allowed) = (Box::new(wanted), Box::new(allowed));
+                    return Err(EnforceError::Excluded { cgroup: path.clone(), knob, wanted, allowed, by });
+                }
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether this knob of a cgroup is written by systemd.
+    pub(super) fn is_systemds(&self, owner: &Owner, knob: Knob) -> bool {
+        self.systemd.is_some() && matches!(owner, Owner::Systemd(_)) && systemd::property(knob).is_some()
+    }
+
+    pub(super) fn backend(&self, owner: &Owner, knob: Knob) -> &dyn Backend {
+        match &self.systemd {
+            Some(systemd) if self.is_systemds(owner, knob) => systemd,
+            _ => &self.cgroupfs,
+        }
+    }
+
+    /// Writes steps of one cgroup and one backend.
+    fn write(&self, steps: &[Step], moving: &mut Vec<(CgroupPath, Moving)>) -> Result<(), Box<StepError>> {
+        let Some(first) = steps.first() else { return Ok(()) };
+        let moved = self.backend(&first.owner, first.knob).write(&self.cgroupfs, steps)?;
+        moving.extend(moved.map(|moving| (first.cgroup.clone(), moving)));
+        Ok(())
+    }
+}

@@ -1,0 +1,433 @@
+//! How a plan is made: from a change, what was applied before and what the kernel has.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
+    sync::{Arc, PoisonError},
+};
+
+use numaward_cgroup::{
+    CgroupPath,
+    knob::{Knob, KnobError, Limit, Partition, Value},
+};
+use numaward_model::{Settings, Values};
+use numaward_topology::{Bytes, CpuSet};
+
+use super::{
+    applied::{AppliedSettings, Owner, Record, id_of},
+    backend::{covers, unset},
+    drift::{Drift, DriftKind},
+    enforcer::Enforcer,
+    error::EnforceError,
+    order::{Step, ordered},
+    plan::{Change, Plan},
+    systemd::property,
+};
+
+const PROTECTIONS: [Knob; 2] = [Knob::MemoryMin, Knob::MemoryLow];
+const NOTHING: Limit = Limit::Bytes(Bytes(0));
+
+fn limit(values: &Values, knob: Knob) -> Option<Limit> {
+    match values.0.get(&knob) {
+        Some(Value::Limit(limit)) => Some(*limit),
+        _ => None,
+    }
+}
+
+impl Enforcer {
+    /// Plans a change. Reads the kernel and writes nothing.
+    pub fn plan(&self, applied: &AppliedSettings, change: &Change) -> Result<Plan, EnforceError> {
+        let mut next = applied.clone();
+        let mut affected: BTreeSet<CgroupPath> = match change {
+            Change::Hold(path, _) | Change::Release(path) => path.ancestors().collect(),
+            Change::Each(changes) => changes.iter().flat_map(|(path, _)| path.ancestors()).collect(),
+            Change::Upkeep => applied.records.keys().flat_map(CgroupPath::ancestors).collect(),
+        };
+        affected.remove(&CgroupPath::root());
+        for path in &affected {
+            self.forget_if_gone(&mut next, path);
+        }
+        match change {
+            Change::Hold(path, settings) => {
+                self.hold(&mut next, path, settings)?;
+                self.check_available(path, settings)?;
+            }
+            Change::Release(path) => next.release(path),
+            Change::Each(changes) => {
+                for (path, settings) in changes {
+                    match settings {
+                        Some(settings) => self.hold(&mut next, path, settings)?,
+                        None => next.release(path),
+                    }
+                }
+            }
+            Change::Upkeep => {}
+        }
+
+        let wanted = self.wanted(&next, &affected)?;
+        self.note_claims(&next, &wanted);
+        let mut plan = Plan {
+            base: applied.clone(),
+            intent: next.clone(),
+            outcome: next,
+            enable: BTreeMap::new(),
+            steps: Vec::new(),
+            kept: Vec::new(),
+            hold: match change {
+                Change::Hold(path, settings) => Some((path.clone(), settings.clone())),
+                Change::Release(_) | Change::Each(_) | Change::Upkeep => None,
+            },
+        };
+        for (path, values) in wanted {
+            self.enter(&mut plan, path, values)?;
+        }
+        let held = &plan.outcome;
+        let is_ancestor = |path: &CgroupPath| held.get(path).is_none_or(|record| record.settings.is_empty());
+        plan.steps = ordered(std::mem::take(&mut plan.steps), is_ancestor);
+        Ok(plan)
+    }
+
+    /// A cgroup that is gone took its values along; a new one of the same name has none of them. The properties
+    /// of a unit outlive its cgroup.
+    fn forget_if_gone(&self, applied: &mut AppliedSettings, path: &CgroupPath) {
+        let id = id_of(&path.dir(self.root()));
+        let known = applied.records.get(path).map(|record| record.id);
+        if id.is_none() || known.is_some_and(|known| id != Some(known)) {
+            self.forget_claims(path);
+        }
+        let Some(record) = applied.records.get(path).filter(|record| id != Some(record.id)) else { return };
+        match (&record.owner, id) {
+            (Owner::Cgroupfs, _) => applied.records.remove(path),
+            (Owner::Systemd(_), Some(id)) => {
+                let Some(record) = applied.records.get_mut(path) else { return };
+                record.id = id;
+                let lasting = |knob: &Knob| property(*knob).is_some();
+                record.written.0.retain(|knob, _| lasting(knob));
+                record.found.0.retain(|knob, _| lasting(knob));
+            }
+            (Owner::Systemd(_), None) => {}
+        }
+    }
+
+    /// What a cgroup claimed that is gone, nobody claims.
+    fn forget_claims(&self, path: &CgroupPath) {
+        let Some(parent) = path.parent() else { return };
+        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        for knob in PROTECTIONS {
+            if let Some(seen) = claims.get_mut(&(parent.clone(), knob)) {
+                seen.remove(path);
+            }
+        }
+    }
+
+    fn hold(
+        &self,
+        applied: &mut AppliedSettings,
+        path: &CgroupPath,
+        settings: &Settings,
+    ) -> Result<(), EnforceError> {
+        settings.check()?;
+        if path.is_root() {
+            return Err(EnforceError::Root);
+        }
+        let id = id_of(&path.dir(self.root())).ok_or_else(|| EnforceError::Gone { cgroup: path.clone() })?;
+        let owner = self.owner(path);
+        if let (Some(systemd), Owner::Systemd(unit)) = (&self.systemd, &owner) {
+            systemd.check_owns(unit, path)?;
+        }
+        let settings = settings.clone();
+        let record = match applied.get(path) {
+            Some(record) => Record { settings, ..Record::clone(record) },
+            None => Record { id, owner, settings, written: Values::default(), found: Values::default() },
+        };
+        applied.put(path, record);
+        Ok(())
+    }
+
+    /// What each of these cgroups is to hold.
+    fn wanted<'a>(
+        &self,
+        applied: &AppliedSettings,
+        affected: &'a BTreeSet<CgroupPath>,
+    ) -> Result<BTreeMap<&'a CgroupPath, Values>, EnforceError> {
+        let mut deepest_first: Vec<_> = affected.iter().collect();
+        deepest_first.sort_by_key(|path| Reverse(path.components().count()));
+        let mut wanted: BTreeMap<&CgroupPath, Values> = BTreeMap::new();
+        for path in deepest_first {
+            let below =
+                || applied.records.range(path.clone()..).skip(usize::from(applied.get(path).is_some()));
+            let below = || below().take_while(|(other, _)| path.contains(other));
+            let settings = applied.get(path).map(|record| &record.settings);
+            let mut values = settings.map(Settings::values).unwrap_or_default();
+            if let Some(Settings { cpus: Some(cpus), .. }) =
+                settings.filter(|settings| settings.wants_partition())
+                && self.needs_exclusive(path)?
+            {
+                values.0.insert(Knob::CpusetCpusExclusive, Value::Cpus(cpus.clone()));
+            }
+            for knob in PROTECTIONS {
+                if !below()
+                    .any(|(_, record)| record.settings.protection(knob).is_some_and(|claim| claim > NOTHING))
+                {
+                    continue;
+                }
+                let Value::Limit(found) = self.found(applied, path, knob)? else { continue };
+                let floor = limit(&values, knob);
+                let children = below().filter(|(other, _)| other.parent().as_ref() == Some(path));
+                let beside = children.filter_map(|(_, record)| record.settings.beside_for(knob)).max();
+                let claimed = self.claimed(applied, &wanted, path, knob)?;
+                let needed = claimed.saturating_add(beside.unwrap_or(NOTHING)).max(floor.unwrap_or(found));
+                if floor.is_some() || needed > found {
+                    values.0.insert(knob, Value::Limit(needed));
+                }
+            }
+            let exclusive = below()
+                .filter(|(_, record)| record.settings.wants_partition())
+                .filter_map(|(other, record)| {
+                    let values = wanted.get(other).unwrap_or(&record.written);
+                    values.0.get(&Knob::CpusetCpusExclusive)
+                })
+                .fold(CpuSet::new(), |all, value| match value {
+                    Value::Cpus(cpus) => &all | cpus,
+                    _ => all,
+                });
+            if !exclusive.is_empty()
+                && let Value::Cpus(found) = self.found(applied, path, Knob::CpusetCpusExclusive)?
+            {
+                values.0.insert(Knob::CpusetCpusExclusive, Value::Cpus(&found | &exclusive));
+            }
+            wanted.insert(path, values);
+        }
+        Ok(wanted)
+    }
+
+    /// What the children of a cgroup claim together.
+    fn claimed(
+        &self,
+        applied: &AppliedSettings,
+        wanted: &BTreeMap<&CgroupPath, Values>,
+        parent: &CgroupPath,
+        knob: Knob,
+    ) -> Result<Limit, EnforceError> {
+        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = match claims.entry((parent.clone(), knob)) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(self.read_claims(parent, knob)?),
+        };
+        let mut ours: HashMap<&CgroupPath, Limit> = HashMap::new();
+        let held = applied.records.range(parent.clone()..).take_while(|(path, _)| parent.contains(path));
+        let planned = wanted.iter().map(|(path, values)| (*path, values));
+        for (child, values) in held.map(|(path, record)| (path, &record.written)).chain(planned) {
+            if !parent.is_parent_of(child) {
+                continue;
+            }
+            // A claim that is no longer wanted goes back to what was found.
+            let found = || limit(&applied.get(child)?.found, knob);
+            if let Some(claim) = limit(values, knob).or_else(found) {
+                ours.insert(child, claim);
+            }
+        }
+        let others = seen.iter().filter(|(child, _)| !ours.contains_key(child)).map(|(_, claim)| *claim);
+        Ok(others.chain(ours.values().copied()).fold(NOTHING, Limit::saturating_add))
+    }
+
+    /// What the children of a cgroup claim by their knobs.
+    fn read_claims(
+        &self,
+        parent: &CgroupPath,
+        knob: Knob,
+    ) -> Result<BTreeMap<CgroupPath, Limit>, EnforceError> {
+        let dir = parent.dir(self.root());
+        let gone = |source| EnforceError::List { cgroup: parent.clone(), source };
+        let mut claims = BTreeMap::new();
+        for entry in std::fs::read_dir(&dir).map_err(gone)? {
+            let entry = entry.map_err(gone)?;
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            let Some(child) = entry.file_name().to_str().and_then(|name| parent.child(name).ok()) else {
+                continue;
+            };
+            match knob.read(&entry.path()) {
+                Ok(Value::Limit(claim)) => drop(claims.insert(child, claim)),
+                Ok(_) | Err(KnobError::Missing { .. } | KnobError::Gone { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(claims)
+    }
+
+    /// Keeps what was seen of claims up to date with what is about to be written.
+    fn note_claims(&self, applied: &AppliedSettings, wanted: &BTreeMap<&CgroupPath, Values>) {
+        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        for (path, values) in wanted {
+            let Some(parent) = path.parent() else { continue };
+            for knob in PROTECTIONS {
+                let left = applied.get(path).and_then(|record| limit(&record.found, knob));
+                if let Some(claim) = limit(values, knob).or(left)
+                    && let Some(seen) = claims.get_mut(&(parent.clone(), knob))
+                {
+                    seen.insert((*path).clone(), claim);
+                }
+            }
+        }
+    }
+
+    /// The CPUs that a cgroup was set to before us; none if it had all that its parent has.
+    pub fn cpus_found(&self, applied: &AppliedSettings, path: &CgroupPath) -> Result<CpuSet, EnforceError> {
+        match self.found(applied, path, Knob::CpusetCpus)? {
+            Value::Cpus(cpus) => Ok(cpus),
+            _ => Ok(CpuSet::new()),
+        }
+    }
+
+    /// What a knob held before us.
+    fn found(&self, applied: &AppliedSettings, path: &CgroupPath, knob: Knob) -> Result<Value, EnforceError> {
+        match applied.get(path).and_then(|record| record.found.0.get(&knob)) {
+            Some(found) => Ok(found.clone()),
+            None => {
+                self.backend(&self.owner(path), knob).found(&self.cgroupfs, path, &self.owner(path), knob)
+            }
+        }
+    }
+
+    /// What a knob holds, as far as the kernel and the unit's property agree: `Err` says what the kernel has
+    /// where they do not.
+    fn current(
+        &self,
+        path: &CgroupPath,
+        owner: &Owner,
+        knob: Knob,
+    ) -> Result<Result<Value, Value>, EnforceError> {
+        let property = self
+            .is_systemds(owner, knob)
+            .then(|| self.backend(owner, knob).found(&self.cgroupfs, path, owner, knob))
+            .transpose()?;
+        let held = match self.cgroupfs.read(path, knob) {
+            Ok(held) => held,
+            Err(KnobError::Missing { .. }) => unset(knob),
+            Err(error) if error.is_gone() && property.is_some() => property.clone().unwrap_or(unset(knob)),
+            Err(error) => return Err(error.into()),
+        };
+        let agree = property.is_none_or(|property| self.cgroupfs.holds(knob, &property, &held));
+        Ok(if agree { Ok(held) } else { Err(held) })
+    }
+
+    /// Enters what a cgroup is to hold into the plan: what to store, controllers and steps.
+    fn enter(&self, plan: &mut Plan, path: &CgroupPath, values: Values) -> Result<(), EnforceError> {
+        let old = match plan.outcome.get(path).cloned() {
+            Some(record) => record,
+            None if values.0.is_empty() => return Ok(()),
+            None => Arc::new(Record {
+                id: id_of(&path.dir(self.root()))
+                    .ok_or_else(|| EnforceError::Gone { cgroup: path.clone() })?,
+                owner: self.owner(path),
+                settings: Settings::default(),
+                written: Values::default(),
+                found: Values::default(),
+            }),
+        };
+        let asked = old.settings.values();
+        let step = |knob, from, to| Step { cgroup: path.clone(), owner: old.owner.clone(), knob, from, to };
+        let mut record = Record { written: values, found: Values::default(), ..Record::clone(&old) };
+        for (&knob, to) in &record.written.0 {
+            let found = self.found(&plan.intent, path, knob)?;
+            record.found.0.insert(knob, found);
+            let current = self.current(path, &old.owner, knob)?;
+            let is_ours = |held: &Value| {
+                old.written.0.get(&knob).is_none_or(|ours| self.cgroupfs.holds(knob, ours, held))
+            };
+            match current {
+                Ok(held) if self.cgroupfs.holds(knob, to, &held) => {}
+                // Somebody else gave an ancestor more than it needs.
+                Ok(held) if !asked.0.contains_key(&knob) && covers(&held, to) && !is_ours(&held) => {}
+                Ok(held) | Err(held) => plan.steps.push(step(knob, held, to.clone())),
+            }
+        }
+        let mut intent = record.clone();
+        // Until it is lowered, an ancestor has what we gave it before: after a crash that is still known to be ours.
+        for (knob, to) in &record.written.0 {
+            if let Some(ours) = old.written.0.get(knob)
+                && !asked.0.contains_key(knob)
+                && covers(ours, to)
+            {
+                intent.written.0.insert(*knob, ours.clone());
+            }
+        }
+        for (&knob, ours) in old.written.0.iter().filter(|(knob, _)| !record.written.0.contains_key(knob)) {
+            let Some(found) = old.found.0.get(&knob) else { continue };
+            let current = match self.current(path, &old.owner, knob) {
+                Err(error) if error.is_gone() => continue,
+                current => current?,
+            };
+            intent.written.0.insert(knob, ours.clone());
+            intent.found.0.insert(knob, found.clone());
+            match current {
+                // It was so before us: whatever it is now, we have nothing to give back.
+                _ if found == ours => {}
+                Ok(held) if self.cgroupfs.is_back(knob, found, &held) => {}
+                Ok(held) if !self.cgroupfs.holds(knob, ours, &held) => plan.kept.push(Drift {
+                    cgroup: path.clone(),
+                    knob,
+                    wanted: found.clone(),
+                    found: Some(held),
+                    kind: DriftKind::Rewritten,
+                }),
+                Ok(held) | Err(held) => plan.steps.push(step(knob, held, found.clone())),
+            }
+        }
+        self.note_controllers(plan, path, &record)?;
+        for (applied, record) in [(&mut plan.intent, intent), (&mut plan.outcome, record)] {
+            if record.written.0.is_empty() && record.settings.is_empty() {
+                applied.records.remove(path);
+            } else {
+                applied.put(path, record);
+            }
+        }
+        Ok(())
+    }
+
+    /// Enters the controllers that the knobs need which we write ourselves.
+    fn note_controllers(
+        &self,
+        plan: &mut Plan,
+        path: &CgroupPath,
+        record: &Record,
+    ) -> Result<(), EnforceError> {
+        let direct = record.written.0.keys().filter(|knob| !self.is_systemds(&record.owner, **knob));
+        let needed: BTreeSet<_> = direct.filter_map(|knob| knob.controller()).collect();
+        if needed.is_empty() {
+            return Ok(());
+        }
+        for ancestor in path.ancestors().skip(1) {
+            let Value::Controllers(enabled) = self.cgroupfs.read(&ancestor, Knob::SubtreeControl)? else {
+                continue;
+            };
+            let missing: BTreeSet<_> =
+                needed.iter().copied().filter(|name| !enabled.contains(*name)).collect();
+            if !missing.is_empty() {
+                plan.enable.entry(ancestor).or_default().extend(missing);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a partition of this cgroup needs `cpuset.cpus.exclusive` in it and its ancestors.
+    fn needs_exclusive(&self, path: &CgroupPath) -> Result<bool, EnforceError> {
+        let Some(parent) = path.parent().filter(|parent| !parent.is_root()) else { return Ok(false) };
+        match self.cgroupfs.read(&parent, Knob::CpusetPartition) {
+            Ok(Value::Partition(state))
+                if state.partition != Partition::Member && state.invalid.is_none() =>
+            {
+                return Ok(false);
+            }
+            Ok(_) | Err(KnobError::Missing { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        // Came with the same release as `cpuset.cpus.exclusive`, and is there before the controller is enabled.
+        if self.root().join("cpuset.cpus.isolated").exists() {
+            return Ok(true);
+        }
+        Err(EnforceError::NestedPartition { cgroup: path.clone() })
+    }
+}

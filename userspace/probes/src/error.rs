@@ -1,0 +1,104 @@
+//! Why probes are not attached, and why their maps cannot be used.
+
+use std::{error::Error, io};
+
+use numaward_abi::CgroupId;
+use numaward_topology::NodeSet;
+
+use crate::{
+    btf::BtfError, explain::explain, nodes::NoSections, pmu::PmuError, self_check, tracefs, types::SlotId,
+};
+
+/// A workload cannot be registered.
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    /// The cgroup holds a slot already.
+    #[error("cgroup {0:?} is registered already")]
+    Registered(CgroupId),
+    /// Every slot is taken, or was freed so recently that late events could be booked to it.
+    #[error("all {slots} slots of the probes are taken; raise their number")]
+    NoSlot {
+        /// How many there are.
+        slots: u32,
+    },
+    /// A map could not be read or written.
+    #[error(transparent)]
+    Map(#[from] MapAccessError),
+}
+
+/// A map of the probes cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} the map {map} of the probes")]
+pub struct MapAccessError {
+    /// The map's name.
+    pub map: &'static str,
+    /// What was tried.
+    pub action: &'static str,
+    /// What the kernel said.
+    #[source]
+    pub source: io::Error,
+}
+
+/// A slot is not registered.
+#[derive(Debug, thiserror::Error)]
+pub enum SlotError {
+    /// No workload holds the slot.
+    #[error("no workload holds {0:?}")]
+    Free(SlotId),
+    /// A map could not be read or written.
+    #[error(transparent)]
+    Map(#[from] MapAccessError),
+}
+
+/// Some pages of a machine that changed cannot be counted for their node: they stay
+/// [`Snapshot::unknown_node`](crate::Snapshot::unknown_node). The rest of the change is taken in.
+#[derive(Debug, thiserror::Error)]
+pub enum RefreshError {
+    /// More nodes came than there is room for.
+    #[error("the probes' maps have no room for the new nodes {0}; restart numaward to have them counted")]
+    Nodes(NodeSet),
+    /// Memory came at addresses that the maps do not reach.
+    #[error("the probes' maps do not reach all of the new memory; restart numaward to have it counted")]
+    Sections,
+    /// The memory blocks are no longer known.
+    #[error(transparent)]
+    NoSections(#[from] NoSections),
+    /// A map could not be written.
+    #[error(transparent)]
+    Map(#[from] MapAccessError),
+}
+
+/// Why a probe does not run, or not in one mode.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("this binary has no probes: {0}")]
+    NotBuilt(&'static str),
+    #[error(transparent)]
+    Btf(#[from] BtfError),
+    #[error(transparent)]
+    Tracepoint(#[from] tracefs::FormatError),
+    #[error(transparent)]
+    NoSections(#[from] NoSections),
+    #[error(transparent)]
+    Pmu(#[from] PmuError),
+    #[error("no map holds {slots} slots for {nodes} nodes; fewer slots need less")]
+    TooManySlots { slots: u32, nodes: u32 },
+    #[error("cannot tell the number of CPUs: {0}")]
+    Cpus(io::Error),
+    #[error("the object has no {0}; rebuild it")]
+    Incomplete(&'static str),
+    #[error("{0}")]
+    Kernel(String),
+    #[error(transparent)]
+    Map(#[from] MapAccessError),
+    #[error(transparent)]
+    SelfCheck(#[from] self_check::Mismatch),
+    #[error("switched off")]
+    Unwanted,
+}
+
+impl Refusal {
+    pub(crate) fn kernel(error: &(dyn Error + 'static)) -> Self {
+        Self::Kernel(explain(error))
+    }
+}

@@ -1,0 +1,34 @@
+//! The probes' maps, with errors that name them.
+
+use std::io;
+
+use aya::{
+    Pod,
+    maps::{Array, Map, MapData, MapError},
+};
+
+use crate::error::{MapAccessError, Refusal};
+
+pub(crate) fn typed<T: TryFrom<Map, Error = MapError>>(map: Map, name: &'static str) -> Result<T, Refusal> {
+    T::try_from(map).map_err(|_| Refusal::Incomplete(name))
+}
+
+pub(crate) fn set<V: Pod>(
+    map: &mut Array<MapData, V>,
+    name: &'static str,
+    index: u32,
+    value: &V,
+) -> Result<(), MapAccessError> {
+    map.set(index, value, 0).map_err(access(name, "write"))
+}
+
+pub(crate) fn access(map: &'static str, action: &'static str) -> impl Fn(MapError) -> MapAccessError {
+    move |error| MapAccessError {
+        map,
+        action,
+        source: match error {
+            MapError::SyscallError(error) => error.io_error,
+            error => io::Error::other(error),
+        },
+    }
+}

@@ -1,0 +1,17 @@
+//! The objects of the programs, where the build had a toolchain for them.
+
+macro_rules! object {
+    ($name:ident, $file:literal) => {
+        #[cfg(numaward_ebpf)]
+        pub(crate) static $name: Result<&[u8], &str> =
+            Ok(aya::include_bytes_aligned!(concat!(env!("NUMAWARD_EBPF_DIR"), $file)));
+        #[cfg(not(numaward_ebpf))]
+        pub(crate) static $name: Result<&[u8], &str> = Err(env!("NUMAWARD_EBPF_MISSING"));
+    };
+}
+
+object!(ALLOC, "/alloc");
+object!(FAULTS, "/faults");
+object!(TROUBLE, "/trouble");
+object!(SWITCH, "/switch");
+object!(HARDWARE, "/hardware");

@@ -1,0 +1,73 @@
+//! What the probes are loaded with.
+
+use std::time::Duration;
+
+use numaward_topology::{Machine, NodeId};
+
+use crate::{
+    duty::DutyCycle,
+    pmu,
+    report::{Mode, Probe},
+};
+
+/// Slots where [`Options::slots`] is not set otherwise.
+pub const DEFAULT_SLOTS: u32 = 512;
+
+/// The default of [`Options::long_stall`]: users of a service notice it.
+pub const DEFAULT_LONG_STALL: Duration = Duration::from_millis(100);
+
+/// What [`Probes::load`](crate::Probes::load) needs to know.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    /// The machine that the probes run on.
+    pub machine: &'a Machine,
+    /// Workloads that can be registered at the same time.
+    pub slots: u32,
+    /// The ways to attach the allocation probe, best first. One in which this kernel loses events (see
+    /// [`ProbeStats::events_lost`](crate::ProbeStats::events_lost)) is taken only where no later one can be had.
+    pub alloc_modes: &'a [Mode],
+    /// For which part of the time the allocation probe is attached; `None` for all of it. What it counts is then an
+    /// estimate: see [`Probes::keep_duty`](crate::Probes::keep_duty). It holds for [`Mode::TpBtf`] only.
+    pub duty_cycle: Option<DutyCycle>,
+    /// The probes beside that of allocations which are to be attached.
+    pub others: Vec<Probe>,
+    /// From when on a stall is reported as [`ProbeEvent::LongStall`](crate::ProbeEvent::LongStall).
+    pub long_stall: Duration,
+    /// Whether to compare the counts with known allocations at the start.
+    pub self_check: bool,
+    /// Whether the probes write debug messages; they are read by [`Probes::flush_log`](crate::Probes::flush_log).
+    pub debug_log: bool,
+    /// For tests.
+    pub fakes: Fakes,
+}
+
+/// Untruths for tests on hosts with one node.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fakes {
+    /// Every CPU is taken to be of this node.
+    pub cpu_node: Option<NodeId>,
+    /// Where the node id is taken to begin in `page->flags`.
+    pub node_shift: Option<u32>,
+    /// What is counted for accesses to DRAM.
+    pub dram_events: Option<pmu::Events>,
+    /// Bytes of the ring buffer of misses, so that it overflows soon.
+    pub ring_bytes: Option<u32>,
+}
+
+impl<'a> Options<'a> {
+    /// The options of a daemon on `machine`.
+    pub fn new(machine: &'a Machine) -> Self {
+        Self {
+            machine,
+            slots: DEFAULT_SLOTS,
+            alloc_modes: &[Mode::TpBtf, Mode::Tracepoint],
+            duty_cycle: None,
+            // The processor's counters are few, and others may want them.
+            others: Probe::OTHERS.into_iter().filter(|probe| *probe != Probe::Hardware).collect(),
+            long_stall: DEFAULT_LONG_STALL,
+            self_check: true,
+            debug_log: false,
+            fakes: Fakes::default(),
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! All probes of a host, and the slots that they count by.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Instant,
+};
+
+use numaward_abi::{CgroupId, OTHER_SLOT};
+use numaward_topology::{CpuId, Machine, NodeSet};
+
+use crate::{
+    activity::Activity,
+    alloc::Alloc,
+    duty::DutyCycle,
+    error::{MapAccessError, RefreshError, RegisterError, SlotError},
+    event::ProbeEvent,
+    explain::explain,
+    intruders::{CpuUse, Intruder, Switch},
+    options::Options,
+    others::Others,
+    report::{MapMemory, MapUsage, Mode, Probe, ProbeReport, ProbeStats},
+    rows,
+    slots::{Holder, Slots},
+    sys,
+    types::{NodeCounters, SlotId, Snapshot},
+};
+
+/// The allocation probe cannot be attached or detached.
+#[derive(Debug, thiserror::Error)]
+#[error("the allocation probe does not keep to its duty cycle: {0}")]
+pub struct DutyError(String);
+
+/// The kernel's BPF statistics cannot be switched on.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot switch on the kernel's BPF statistics: {0}")]
+pub struct StatsError(String);
+
+/// While it lives, the kernel counts runs and time of all BPF programs on the host.
+#[derive(Debug)]
+pub struct StatsWindow(#[expect(dead_code, reason = "held until the window closes")] OwnedFd);
+
+/// Lets the kernel count runs and time of BPF programs until the window is dropped.
+///
+/// This is a switch of the whole host; it costs every BPF program some 30–40 ns a run, so keep the window short. The
+/// kernel counts its users: closing the window disturbs nobody else's. Needs `CAP_SYS_ADMIN` to be opened, and nothing
+/// to be held.
+pub fn stats_window() -> Result<StatsWindow, StatsError> {
+    let window = aya::sys::enable_stats(aya::sys::Stats::RunTime);
+    window.map(StatsWindow).map_err(|error| StatsError(explain(&error)))
+}
+
+/// The probes of this host.
+#[derive(Debug)]
+pub struct Probes {
+    alloc: Option<Alloc>,
+    others: Others,
+    slots: Slots,
+    reports: Vec<ProbeReport>,
+}
+
+impl Probes {
+    /// Loads and attaches every probe, each on its own.
+    pub fn load(options: &Options<'_>) -> Self {
+        let mut reasons = Vec::new();
+        let mut preemptible = None;
+        let mut exact = None;
+        for &mode in options.alloc_modes {
+            match Alloc::load(options, mode) {
+                Ok(alloc) if alloc.preemptible => {
+                    reasons.push(format!(
+                        "{mode}: this kernel preempts tasks inside such programs, and loses events of others meanwhile"
+                    ));
+                    preemptible.get_or_insert(alloc);
+                }
+                Ok(alloc) => {
+                    exact = Some(alloc);
+                    break;
+                }
+                Err(refusal) => reasons.push(format!("{mode}: {refusal}")),
+            }
+        }
+        // Better some events lost than all.
+        let alloc = exact.or(preemptible);
+        if let Some(alloc) = &alloc
+            && options.duty_cycle.is_some()
+            && alloc.duty_cycle().is_none()
+        {
+            reasons.push(format!(
+                "{}: attached all the time, as attaching it anew would take privileges: no duty cycle",
+                alloc.mode
+            ));
+        }
+        let report = ProbeReport {
+            probe: Probe::Alloc,
+            mode: alloc.as_ref().map_or(Mode::Absent, |alloc| alloc.mode),
+            reason: (!reasons.is_empty()).then(|| reasons.join("; ")),
+            self_check: alloc.as_ref().map(|alloc| alloc.self_check.clone()),
+        };
+        let others = Others::load(options);
+        sys::give_memory_back();
+        let reports = std::iter::once(report).chain(others.reports.iter().cloned()).collect();
+        Self { alloc, others, slots: Slots::new(options.slots), reports }
+    }
+
+    /// The state of every probe.
+    pub fn reports(&self) -> &[ProbeReport] {
+        &self.reports
+    }
+
+    /// Gives a workload a slot: from now on, pages allocated in `cgroup` and below are counted for it.
+    ///
+    /// `allowed` are the nodes promised to it; `None` where nothing is promised. Deeper registered
+    /// cgroups keep their own slots.
+    pub fn register(&mut self, cgroup: CgroupId, allowed: Option<&NodeSet>) -> Result<SlotId, RegisterError> {
+        if self.slots.is_registered(cgroup) {
+            return Err(RegisterError::Registered(cgroup));
+        }
+        let slot = self.slots.next(Instant::now());
+        let slot = slot.ok_or(RegisterError::NoSlot { slots: self.slots.capacity() })?;
+        let mut base = Vec::new();
+        self.others.add_root(cgroup, slot)?;
+        if let Some(alloc) = &mut self.alloc {
+            let added = alloc.read(slot).and_then(|read| {
+                base = read;
+                alloc.add_root(cgroup, slot, allowed)
+            });
+            added.inspect_err(|_| {
+                let _best_effort = self.others.remove_root(cgroup, slot);
+            })?;
+        }
+        self.slots.take(slot, Holder { cgroup, base, allowed: allowed.cloned() });
+        Ok(SlotId(slot))
+    }
+
+    /// Changes the nodes promised to a registered workload.
+    pub fn set_allowed(&mut self, slot: SlotId, allowed: Option<&NodeSet>) -> Result<(), SlotError> {
+        self.slots.holder(slot.0).ok_or(SlotError::Free(slot))?;
+        if let Some(alloc) = &mut self.alloc {
+            alloc.set_allowed(slot.0, allowed)?;
+        }
+        self.slots.set_allowed(slot.0, allowed);
+        Ok(())
+    }
+
+    /// Takes in what has changed of the machine since [`Probes::load`]: nodes and memory that came or went. To
+    /// be called also where nothing is known to have changed: it writes only what differs.
+    pub fn refresh(&mut self, machine: &Machine) -> Result<(), RefreshError> {
+        self.others.refresh(machine)?;
+        self.alloc.as_mut().map_or(Ok(()), |alloc| alloc.refresh(machine, &self.slots))
+    }
+
+    /// Takes a workload's slot back and returns its last counts. Afterwards its cgroups, if they
+    /// still exist, are counted for the next registered cgroup above, or as [`Snapshot::other`].
+    ///
+    /// On an error the workload keeps its slot.
+    pub fn release(&mut self, slot: SlotId) -> Result<NodeCounters, SlotError> {
+        let holder = self.slots.holder(slot.0).ok_or(SlotError::Free(slot))?;
+        let mut last = NodeCounters::new();
+        if let Some(alloc) = &mut self.alloc {
+            alloc.remove_root(holder.cgroup, slot.0)?;
+            last = alloc.since(&holder.base, &alloc.read(slot.0)?);
+        }
+        self.others.remove_root(holder.cgroup, slot.0)?;
+        self.slots.free(slot.0, Instant::now());
+        Ok(last)
+    }
+
+    /// Slots that were released, but not yet long enough ago to be given to another workload.
+    pub fn cooling_slots(&self) -> usize {
+        self.slots.cooling(Instant::now())
+    }
+
+    /// Reads all counters.
+    pub fn counters(&self) -> Result<Snapshot, MapAccessError> {
+        let Some(alloc) = &self.alloc else { return Ok(Snapshot::default()) };
+        let now = alloc.read_up_to(self.slots.in_use_up_to())?;
+        let of = |slot: u32| {
+            let nodes = alloc.nodes_per_slot();
+            let start = slot as usize * nodes;
+            now.get(start..start + nodes).unwrap_or_default()
+        };
+        let slots = self.slots.holders();
+        Ok(Snapshot {
+            slots: slots.map(|(slot, holder)| (SlotId(slot), alloc.since(&holder.base, of(slot)))).collect(),
+            other: alloc.since(&[], of(OTHER_SLOT)),
+            unknown_node: alloc.all_of(alloc.totals()?.unknown_node),
+        })
+    }
+
+    /// Attaches or detaches the allocation probe as its duty cycle demands ([`Options::duty_cycle`]); to be called
+    /// several times in each part of the cycle. Needs no privileges.
+    ///
+    /// All counts of that probe are multiplied by what the cycle leaves out, so they are estimates: right on average,
+    /// wrong where something happens only now and then.
+    pub fn keep_duty(&mut self, now: Instant) -> Result<(), DutyError> {
+        let kept = self.alloc.as_mut().map_or(Ok(()), |alloc| alloc.keep_duty(now));
+        kept.map_err(|error| DutyError(explain(&error)))
+    }
+
+    /// The duty cycle of the allocation probe; `None` where it is attached all the time, or not at all.
+    pub fn duty_cycle(&self) -> Option<DutyCycle> {
+        self.alloc.as_ref().and_then(Alloc::duty_cycle)
+    }
+
+    /// What each registered workload did beside allocating, since it was registered, and what all else did.
+    pub fn activity(&self) -> Result<(BTreeMap<SlotId, Activity>, Activity), MapAccessError> {
+        let held = self.slots.holders().map(|(slot, _)| slot);
+        let (slots, other) = self.others.read(held, self.slots.in_use_up_to())?;
+        Ok((slots.into_iter().map(|(slot, activity)| (SlotId(slot), activity)).collect(), other))
+    }
+
+    /// The same of one workload. [`Probes::release`] does not return it: ask before.
+    pub fn activity_of(&self, slot: SlotId) -> Result<Activity, SlotError> {
+        self.slots.holder(slot.0).ok_or(SlotError::Free(slot))?;
+        Ok(self.others.read_one(slot.0)?)
+    }
+
+    /// What the probes reported since the last call. They keep some hundred events; what finds no room is counted in
+    /// [`ProbeStats::events_lost`]. To be called now and then: workloads of which something was reported are watched
+    /// again from a later call on.
+    pub fn events(&mut self) -> Result<Vec<ProbeEvent>, MapAccessError> {
+        let now = Instant::now();
+        let mut events = self.others.events(now)?;
+        if let Some(alloc) = &mut self.alloc {
+            events.extend(alloc.events(now)?);
+        }
+        Ok(events)
+    }
+
+    /// Whether the kernel's NUMA balancing leaves alone who may use one node only; `None` where that is not known.
+    pub fn skips_single_node_cpusets(&self) -> Option<bool> {
+        self.others.skips_single_node_cpusets
+    }
+
+    /// Sets which CPUs are exclusive to which registered workloads. The scheduler's probe is attached while there
+    /// are some; this needs no privileges.
+    pub fn set_exclusive(&mut self, cpus: &BTreeMap<CpuId, SlotId>) -> Result<(), MapAccessError> {
+        self.others.switch.as_mut().map_or(Ok(()), |switch| switch.set_exclusive(cpus))
+    }
+
+    /// Whether the scheduler's probe is attached now.
+    pub fn is_watching_cpus(&self) -> bool {
+        self.others.switch.as_ref().is_some_and(Switch::is_attached)
+    }
+
+    /// Who used the CPUs that are exclusive, or were since the daemon started, while they were. Never goes down.
+    pub fn cpu_use(&mut self) -> Result<BTreeMap<CpuId, CpuUse>, MapAccessError> {
+        self.others.switch.as_mut().map_or_else(|| Ok(BTreeMap::new()), Switch::read_cpus)
+    }
+
+    /// Who ran on CPUs that are exclusive to others.
+    pub fn intruders(&self) -> Result<Vec<Intruder>, MapAccessError> {
+        self.others.switch.as_ref().map_or_else(|| Ok(Vec::new()), Switch::intruders)
+    }
+
+    /// How full the maps are.
+    pub fn map_usage(&self) -> Vec<MapUsage> {
+        let Some(alloc) = &self.alloc else { return Vec::new() };
+        let (held, slots) = (self.slots.held() as u64, u64::from(self.slots.capacity()));
+        let per_slot = alloc.layout().entries_of_slot();
+        vec![
+            MapUsage { map: "ROOTS", entries: held, capacity: slots },
+            // One slot more, for all that is not registered.
+            MapUsage { map: rows::MAP, entries: (held + 1) * per_slot, capacity: (slots + 1) * per_slot },
+        ]
+    }
+
+    /// The memory that the maps of each family take.
+    pub fn map_memory(&self) -> Vec<MapMemory> {
+        let alloc = self.alloc.iter().map(|alloc| MapMemory { family: "alloc", bytes: alloc.map_bytes });
+        alloc.chain(self.others.map_memory()).collect()
+    }
+
+    /// What each attached probe has cost so far.
+    pub fn stats(&self) -> io::Result<Vec<ProbeStats>> {
+        let mut stats: Vec<_> = self.alloc.iter().map(Alloc::stats).collect::<io::Result<_>>()?;
+        stats.extend(self.others.stats()?);
+        Ok(stats)
+    }
+
+    /// Passes the probes' debug messages on to the `log` crate. Nothing to do unless
+    /// [`Options::debug_log`] is set.
+    pub fn flush_log(&mut self) {
+        if let Some(alloc) = &mut self.alloc {
+            alloc.flush_log();
+        }
+    }
+
+    /// Readable when there are debug messages to flush; `None` unless [`Options::debug_log`] is set.
+    pub fn log_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.alloc.as_ref().and_then(Alloc::logger).map(AsFd::as_fd)
+    }
+}

@@ -1,0 +1,50 @@
+//! Why a ledger cannot be opened or saved.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use super::version::VERSION;
+
+/// A ledger could not be opened or saved. What was saved before is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Another process has it open.
+    #[error("{path}: another process{} has the ledger open; two daemons must not share a state directory",
+        .holder.map_or_else(String::new, |pid| format!(" ({pid})")), path = .path.display())]
+    Locked {
+        /// The lock file.
+        path: PathBuf,
+        /// The process, if it said who it is.
+        holder: Option<u32>,
+    },
+    /// A file was written by a newer version. It was not touched.
+    #[error("{path}: written in version {found} of the format, this program knows {VERSION}; run the newer program, \
+        or move the file away to begin anew", path = .path.display())]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+    /// A file or the directory cannot be used: a full disk, a read-only file system, missing rights.
+    #[error("{path}: cannot {action}: {source}", path = .path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What was to be done.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The ledger cannot be put into JSON.
+    #[error("the ledger cannot be serialized: {0}")]
+    Serialize(#[source] serde_json::Error),
+}
+
+impl StoreError {
+    pub(super) fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { path: path.to_owned(), action, source }
+    }
+}
