@@ -8,19 +8,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{
-    Event, Hierarchy, OpenError, WatchMode, WatchOptions, Watcher, WorkloadKind, classify,
-};
+use numaward_cgroup::{Hierarchy, OpenError, WatchMode, WatchOptions, Watcher};
 use numaward_model::health::{Heartbeat, Latch, Readiness};
-use numaward_probes::{CgroupId, RegisterError};
 use numaward_topology::sysfs;
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    Observer, Part, State, chain,
+use crate::{
     hotplug::{self, Fingerprint},
+    observer::Observer,
+    part::{Part, chain},
     residency,
-    table::Member,
 };
 
 /// How long a turn of the loop waits for news, at most: also how late it notices that it is to stop.
@@ -126,7 +123,7 @@ fn follow(
         if let Some(latch) = latch.take() {
             latch.release();
         }
-        observer.follow_interest(Instant::now());
+        observer.follow_slot_policy(Instant::now());
         {
             let mut state = observer.lock();
             state.keep_books(observer.config.observe.keep_removed.0);
@@ -210,77 +207,5 @@ impl Observer {
             state.table.forget_residents();
         }
         state.machine = Arc::new(machine);
-    }
-}
-
-impl State {
-    fn take(&mut self, event: Event) {
-        match event {
-            Event::Added(cgroup) => {
-                let workload = classify(&cgroup.path, |_| false);
-                // Deeper cgroups fold into their workload. What the root cgroup has is `other`: a slot
-                // for it would take what those without a slot allocate.
-                if workload.root != cgroup.path || workload.kind == WorkloadKind::Root {
-                    return;
-                }
-                let container = workload.container.as_ref();
-                let name = self.name_of(&workload);
-                tracing::debug!(workload = name, cgroup = %cgroup.path, "workload appeared");
-                self.container_came(cgroup.id, &cgroup.path, container);
-                let member = Member::new(cgroup.path, workload.kind, workload.container);
-                self.table.add(cgroup.id, &name, member);
-            }
-            Event::Removed(cgroup) => {
-                self.container_went(cgroup.id);
-                self.give_up(cgroup.id);
-            }
-        }
-    }
-
-    /// Takes a cgroup from the table; its last counts stay with its name.
-    pub(super) fn give_up(&mut self, id: numaward_cgroup::CgroupId) {
-        self.keep_activity(id);
-        let counted = match self.table.slot(id).map(|slot| self.probes.release(slot)) {
-            None => None,
-            Some(Ok(counted)) => Some(counted),
-            Some(Err(error)) => {
-                tracing::warn!(cgroup = id.0, error = chain(&error), "last counts are lost");
-                None
-            }
-        };
-        self.table.remove(id, &counted.unwrap_or_default(), Instant::now());
-    }
-
-    /// Gives free slots to workloads that wait, and takes from the list what has been gone for `keep`.
-    pub(super) fn keep_books(&mut self, keep: Duration) {
-        self.table.expire(Instant::now(), keep);
-        let table = &self.table;
-        self.activities.keep(|name| table.is_listed(name));
-        if !self.needs_slots() {
-            return;
-        }
-        let mut outcome = Ok(());
-        while let Some(id) = self.table.next_waiting() {
-            let promises = self.promises.clone();
-            match self.probes.register(CgroupId(id.0), promises.nodes_of(id)) {
-                Ok(slot) => self.table.settle_waiting(Some(slot)),
-                Err(RegisterError::NoSlot { .. }) if self.make_room() => break,
-                Err(error @ RegisterError::NoSlot { .. }) => {
-                    let reason =
-                        format!("{error} (probes.slots); workloads without one are counted as other");
-                    outcome = Err(reason);
-                    break;
-                }
-                Err(error) => {
-                    tracing::warn!(
-                        cgroup = id.0,
-                        error = chain(&error),
-                        "a workload cannot be counted by itself"
-                    );
-                    self.table.settle_waiting(None);
-                }
-            }
-        }
-        self.note(Part::Slots, outcome);
     }
 }

@@ -8,6 +8,7 @@
 //! add up so: for a workload with others below it they are not read.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::Arc,
     thread,
@@ -16,16 +17,25 @@ use std::{
 
 use numaward_cgroup::{
     CgroupId, CgroupPath, ReadError,
-    read::{memory_events, memory_numa_stat, memory_pressure},
+    knob::{Knob, Value},
+    read::{memory_events, memory_numa_stat, memory_pressure, numa_balancing},
 };
 use numaward_model::snapshot::{Pressure, Resident};
+use numaward_probes::{Mode, Probe};
 use numaward_topology::{Bytes, NodeId};
 use tokio_util::sync::CancellationToken;
 
-use super::{Observer, Part, State, chain, estimate::Estimator, table::Trouble};
+use crate::{
+    estimate::{self, Estimator, Look, home, remote_share},
+    observer::Observer,
+    part::{Part, chain},
+    sampling::{Host, Sampling, balancing},
+    state::State,
+    table::Trouble,
+};
 
 /// Reads in turns until `stop` is cancelled. Whoever cancels it wakes the thread.
-pub(super) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
+pub(crate) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
     let interval = observer.config.observe.residency_interval.0;
     // Whoever asks less often than this gets figures that are one question old.
     let interest = (3 * interval).max(Duration::from_mins(1));
@@ -55,7 +65,7 @@ pub(super) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
 
 impl State {
     /// Somebody asks for the workloads' figures.
-    pub(super) fn ask(&mut self) {
+    pub(crate) fn ask(&mut self) {
         self.asked = Some(Instant::now());
         if let Some(reader) = &self.reader {
             reader.unpark();
@@ -76,7 +86,7 @@ struct Target {
 
 impl Observer {
     /// Reads every workload once.
-    pub(super) fn read_workloads(&self, stop: &CancellationToken) {
+    pub(crate) fn read_workloads(&self, stop: &CancellationToken) {
         let (mut targets, nodes) = {
             let state = self.lock();
             let Some(hierarchy) = &state.hierarchy else { return };
@@ -146,6 +156,95 @@ impl Target {
             self.trouble.pressure = Some(Pressure { waiting, stalled });
         });
         resident.and(events).and(pressure)
+    }
+}
+
+impl Observer {
+    /// Looks at every workload once.
+    pub(crate) fn judge_sampling(&self) {
+        let (targets, host, activity, dirs) = {
+            let state = self.lock();
+            let Some(hierarchy) = state.hierarchy.clone() else { return };
+            let targets: Vec<(CgroupId, CgroupPath, _)> =
+                state.table.members().map(|(id, member)| (id, member.path.clone(), member.slot)).collect();
+            let host = Host {
+                balancing: balancing(&self.config.host_root),
+                nodes: state.machine.nodes.values().filter(|node| node.memory.0 > 0).count(),
+                skips_single_node_cpusets: state.probes.skips_single_node_cpusets(),
+            };
+            let attached = |probe| {
+                let reports = state.probes.reports().iter();
+                reports.filter(|report| report.mode != Mode::Absent).any(|report| report.probe == probe)
+            };
+            let scan = attached(Probe::Scan);
+            let activity = scan.then(|| state.probes.activity().ok()).flatten();
+            (targets, host, activity, (hierarchy, attached(Probe::Hint)))
+        };
+        let (hierarchy, has_hints) = dirs;
+        let now = Instant::now();
+        let mut looked = BTreeMap::new();
+        for (id, path, slot) in targets {
+            let dir = hierarchy.dir(&path);
+            let allowed = match Knob::CpusetMemsEffective.read(&dir) {
+                Ok(Value::Nodes(nodes)) => Some(nodes.len()),
+                _ => None,
+            };
+            // Only where no probe sees it: this file is long.
+            let stat = (!has_hints).then(|| numa_balancing(&dir).ok().flatten()).flatten();
+            let scanned = activity.as_ref().and_then(|(slots, _)| Some(slots.get(&slot?)?.scanned));
+            looked.insert(id, (host.judge(allowed), scanned, stat));
+        }
+        let mut state = self.lock();
+        state.sampling.retain(|id, _| looked.contains_key(id));
+        let mut serves = false;
+        for (id, (by_host, scanned, stat)) in looked {
+            let seen = state.sampling.entry(id).or_default();
+            seen.update(by_host, scanned, stat.map(|stat| stat.pte_updates), now);
+            seen.moved = stat.map(|stat| stat.pages_migrated);
+            serves |= stat.is_some();
+        }
+        state.memory_stat_serves = serves;
+    }
+}
+
+impl State {
+    fn estimate_targets(&self) -> (Vec<estimate::Target>, BTreeSet<PathBuf>) {
+        let Some(hierarchy) = &self.hierarchy else { return Default::default() };
+        let nodes: Vec<NodeId> = self.machine.nodes.keys().copied().collect();
+        let mut targets = Vec::new();
+        let mut all = BTreeSet::new();
+        for (id, member) in self.table.members() {
+            let dir = hierarchy.dir(&member.path);
+            all.insert(dir.clone());
+            let sampling = self.sampling.get(&id).map(|seen| seen.state).unwrap_or_default();
+            let (Some(resident), true) = (&member.resident, sampling != Sampling::On) else { continue };
+            let mapped = |of: &Resident| of.anon.0.saturating_add(of.mapped.0);
+            let lies = nodes.iter().copied().zip(resident.iter().map(mapped)).collect();
+            targets.push(estimate::Target { id, dir, lies });
+        }
+        targets.sort_by_key(|target| target.id);
+        (targets, all)
+    }
+}
+
+impl Observer {
+    /// Looks at every workload that is not sampled, as far as the budget goes.
+    pub(crate) fn estimate_remote(&self, estimator: &mut Estimator) {
+        let (targets, all) = self.lock().estimate_targets();
+        let machine = self.machine();
+        let looks = estimator.look(&self.config.host_root.join("proc"), &machine, &targets, &all);
+        let now = Instant::now();
+        let mut state = self.lock();
+        let estimates = &mut state.estimates.0;
+        let ids: BTreeSet<CgroupId> = targets.iter().map(|target| target.id).collect();
+        estimates.retain(|id, _| ids.contains(id));
+        for target in &targets {
+            if let Some(Look::Ran(ran)) = looks.get(&target.id)
+                && let Some(share) = remote_share(ran, &target.lies, |node| home(&machine, node))
+            {
+                estimates.insert(target.id, (share, now));
+            }
+        }
     }
 }
 

@@ -7,7 +7,11 @@ use numaward_model::Report;
 use numaward_probes::{ProbeEvent, SlotId};
 use numaward_topology::{Bytes, NodeId, NodeSet, sysfs};
 
-use super::{Observer, Part, State, chain};
+use crate::{
+    observer::Observer,
+    part::{Part, chain},
+    state::State,
+};
 
 /// Memory that is free elsewhere when a pin kills: with less, the machine was full.
 const FREE_ELSEWHERE: Bytes = Bytes::mib(64);
@@ -30,7 +34,7 @@ impl State {
 
 impl Observer {
     /// Reports what the probes told.
-    pub(super) fn report_probe_events(&self) {
+    pub(crate) fn report_probe_events(&self) {
         let told: Vec<(ProbeEvent, Option<Subject>)> = {
             let mut state = self.lock();
             let events = state.probes.events().map_err(|error| chain(&error));
