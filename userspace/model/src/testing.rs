@@ -72,5 +72,6 @@ pub fn snapshot() -> Snapshot {
         workloads_with_slot: 1,
         workloads_without_slot: 1,
         degraded: vec!["topology"],
+        promises: PromiseFigures::default(),
     }
 }

@@ -10,6 +10,7 @@ use numaward_topology::NodeId;
 
 use crate::{
     activity::{self, Attached, micros},
+    figures::node_figures,
     naming::OTHER,
     observer::Observer,
     table::Trouble,
@@ -32,7 +33,7 @@ impl Observer {
         let accesses = state.all_accesses(&counted);
         drop(state);
         let bytes = |pages: Pages| self.bytes_of(pages).0;
-        let nodes = memory.into_iter().map(|memory| {
+        let nodes = memory.iter().map(node_figures).map(|memory| {
             let kinds = memory.kinds.iter().map(|(kind, total, free)| api::NodeMemory {
                 kind: kind.to_string(),
                 total_bytes: total.0,

@@ -27,13 +27,9 @@ use crate::{
 };
 
 impl SnapshotSource for Observer {
-    fn promises(&self) -> PromiseFigures {
-        self.promise_figures()
-    }
-
     fn snapshot(&self) -> snapshot::Snapshot {
-        let node_memory = self.node_memory();
-        let nodes: Vec<NodeId> = node_memory.iter().map(|memory| memory.node).collect();
+        let memory = self.node_memory();
+        let nodes: Vec<NodeId> = memory.iter().map(|(node, _)| *node).collect();
         let mut state = self.lock();
         state.ask();
         let counted = state.counters();
@@ -69,6 +65,7 @@ impl SnapshotSource for Observer {
                 activity: activity.remove(OTHER),
             });
         }
+        let promises = self.promise_figures(&state, counted.as_ref(), &memory);
         let costs = state.stats();
         let probes = state.probes.reports().iter().map(|report| {
             let cost = costs.iter().find(|cost| cost.probe == report.probe);
@@ -89,7 +86,7 @@ impl SnapshotSource for Observer {
         });
         let (workloads_with_slot, workloads_without_slot) = state.table.slots();
         snapshot::Snapshot {
-            nodes: node_memory,
+            nodes: memory.iter().map(node_figures).collect(),
             workloads,
             page_size: Bytes(self.page_size),
             accesses: accesses.map(|accesses| pairs(&accesses)),
@@ -101,6 +98,7 @@ impl SnapshotSource for Observer {
             workloads_with_slot,
             workloads_without_slot,
             degraded: state.degraded.keys().map(|part| part.name()).collect(),
+            promises,
         }
     }
 }
@@ -113,6 +111,11 @@ fn pairs(accesses: &[probes::NodeAccesses]) -> Vec<(NodeId, Option<NodeId>, u64)
         std::iter::once(local).chain(remote).collect::<Vec<_>>()
     };
     accesses.iter().flat_map(of).collect()
+}
+
+/// A node's memory; nothing of it where that could not be read.
+pub(crate) fn node_figures((node, memory): &(NodeId, Option<sysfs::NodeMemory>)) -> snapshot::NodeMemory {
+    snapshot::NodeMemory { node: *node, kinds: memory.as_ref().map(kinds).unwrap_or_default() }
 }
 
 /// Hugepages by size and what they leave of the node's memory.
@@ -130,18 +133,12 @@ fn kinds(memory: &sysfs::NodeMemory) -> Vec<(ZoneKind, Bytes, Option<Bytes>)> {
 
 impl Observer {
     /// The memory of each node as it is now.
-    pub(crate) fn node_memory(&self) -> Vec<snapshot::NodeMemory> {
+    pub(crate) fn node_memory(&self) -> Vec<(NodeId, Option<sysfs::NodeMemory>)> {
         let machine = self.machine();
         let mut failed = None;
         let nodes = machine.nodes.keys().map(|&node| {
-            let kinds = match sysfs::node_memory(&self.config.host_root, node) {
-                Ok(memory) => kinds(&memory),
-                Err(error) => {
-                    failed = Some(chain(&error));
-                    Vec::new()
-                }
-            };
-            snapshot::NodeMemory { node, kinds }
+            let memory = sysfs::node_memory(&self.config.host_root, node);
+            (node, memory.map_err(|error| failed = Some(chain(&error))).ok())
         });
         let nodes = nodes.collect();
         self.note(Part::NodeMemory, failed.map_or(Ok(()), Err));
@@ -168,7 +165,11 @@ impl Observer {
     }
 
     /// What could still be had of each kind of memory on each node, less what is promised there and not yet used.
-    fn headroom(&self, state: &State, promises: &Promises) -> Vec<(NodeId, ZoneKind, i64)> {
+    fn headroom(
+        state: &State,
+        promises: &Promises,
+        memory: &[(NodeId, Option<sysfs::NodeMemory>)],
+    ) -> Vec<(NodeId, ZoneKind, i64)> {
         let nodes: Vec<NodeId> = state.machine.nodes.keys().copied().collect();
         let mut unused: BTreeMap<(NodeId, ZoneKind), u64> = BTreeMap::new();
         for promise in promises.workloads() {
@@ -189,8 +190,8 @@ impl Observer {
             }
         }
         let mut headroom = Vec::new();
-        for node in nodes {
-            let Ok(memory) = sysfs::node_memory(&self.config.host_root, node) else { continue };
+        for (node, memory) in memory {
+            let Some(memory) = memory else { continue };
             let base = [memory.free, memory.active_file, memory.inactive_file, memory.kernel_reclaimable];
             let pools = memory
                 .hugepages
@@ -198,8 +199,8 @@ impl Observer {
                 .map(|(size, pool)| (ZoneKind::Hugepages(*size), pool.free.saturating_mul(size.0.0)));
             let base = (ZoneKind::Memory, base.iter().map(|bytes| bytes.0).sum());
             for (kind, available) in pools.chain([base]) {
-                let unused = unused.get(&(node, kind)).copied().unwrap_or(0);
-                headroom.push((node, kind, available.cast_signed().saturating_sub_unsigned(unused)));
+                let unused = unused.get(&(*node, kind)).copied().unwrap_or(0);
+                headroom.push((*node, kind, available.cast_signed().saturating_sub_unsigned(unused)));
             }
         }
         headroom
@@ -222,17 +223,20 @@ impl Observer {
     }
 
     /// What is promised, and which pages lie elsewhere.
-    pub(crate) fn promise_figures(&self) -> PromiseFigures {
-        let mut state = self.lock();
+    fn promise_figures(
+        &self,
+        state: &State,
+        counted: Option<&probes::Snapshot>,
+        memory: &[(NodeId, Option<sysfs::NodeMemory>)],
+    ) -> PromiseFigures {
         let promises = state.promises.clone();
         let machine = state.machine.clone();
         if promises.ledger.nodes().is_empty() && promises.workloads().is_empty() {
             return PromiseFigures::default();
         }
-        let counted = state.counters();
         let bytes = |pages| self.bytes_of(pages);
         let missed = state.table.series().filter_map(|(name, series)| {
-            let counters = series.counters(&counted.as_ref()?.slots)?;
+            let counters = series.counters(&counted?.slots)?;
             let is_promised = series.members.keys().any(|&id| promises.nodes_of(id).is_some());
             // Misses of a promise that ended stay counted.
             if !is_promised && counters.values().all(|counters| counters.user_outside.0 == 0) {
@@ -245,7 +249,7 @@ impl Observer {
             })
         });
         let missed = missed.collect();
-        let headroom = self.headroom(&state, &promises);
+        let headroom = Self::headroom(state, &promises, memory);
         let exclusive: Vec<_> = promises.workloads().iter().flat_map(|promise| promise.cpus.iter()).collect();
         PromiseFigures {
             missed,
@@ -271,7 +275,7 @@ impl Observer {
                     (node, exclusive.iter().filter(|&&cpu| data.cpus.contains(cpu)).count() as u64)
                 })
                 .collect(),
-            lacks: Self::lacks(&state, &promises),
+            lacks: Self::lacks(state, &promises),
             headroom,
             shared_pool_cpus: Some(promises.ledger.shared_pool().len() as u64),
         }

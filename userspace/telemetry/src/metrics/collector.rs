@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use numaward_model::snapshot::{PromiseFigures, Snapshot, SnapshotSource, WorkloadFigures};
+use numaward_model::snapshot::{PromiseFigures, Snapshot, WorkloadFigures};
 use numaward_topology::Bytes;
 
 use super::{
@@ -10,14 +10,12 @@ use super::{
     family::{Lines, Made, NONE},
 };
 
-/// Writes what a [`SnapshotSource`] gives.
-pub(super) fn write(source: &dyn SnapshotSource, out: &mut dyn fmt::Write) -> fmt::Result {
-    let snapshot = source.snapshot();
-    let promises = source.promises();
+/// Writes what a source gave.
+pub(super) fn write(snapshot: &Snapshot, out: &mut dyn fmt::Write) -> fmt::Result {
     let nodes: Vec<String> = snapshot.nodes.iter().map(|node| format!("node=\"{}\"", node.node)).collect();
     let nodes: Vec<Made<'_>> = nodes.iter().map(|node| Made(node)).collect();
     let lines = Lines::new(out, Some(PREFIX));
-    let mut families = Families { lines, snapshot: &snapshot, promises: &promises, nodes: &nodes };
+    let mut families = Families { lines, snapshot, promises: &snapshot.promises, nodes: &nodes };
     families.allocated()?;
     families.resident()?;
     families.trouble()?;

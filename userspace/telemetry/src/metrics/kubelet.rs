@@ -2,14 +2,13 @@
 
 use std::fmt;
 
-use numaward_model::snapshot::SnapshotSource;
+use numaward_model::snapshot::PromiseFigures;
 
 use super::family::{Lines, NONE};
 
-/// Writes what a [`SnapshotSource`] gives.
-pub(super) fn write(source: &dyn SnapshotSource, out: &mut dyn fmt::Write) -> fmt::Result {
+/// Writes what a source gave.
+pub(super) fn write(promises: &PromiseFigures, out: &mut dyn fmt::Write) -> fmt::Result {
     let mut lines = Lines::new(out, None);
-    let promises = source.promises();
     // Where nothing can be promised, the kubelet's policy `none` has them at zero.
     let shared = promises.shared_pool_cpus.unwrap_or(0);
     let exclusive: u64 = promises.exclusive_cpus.iter().map(|(_, cpus)| cpus).sum();

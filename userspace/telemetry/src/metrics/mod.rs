@@ -83,8 +83,9 @@ impl Metrics {
 
     fn write(&self, format: Format, sink: impl FnMut(Bytes) -> bool) -> fmt::Result {
         let others = |out: &mut dyn fmt::Write| {
-            collector::write(&*self.source, out)?;
-            if self.kubelet_names { kubelet::write(&*self.source, out) } else { Ok(()) }
+            let snapshot = self.source.snapshot();
+            collector::write(&snapshot, out)?;
+            if self.kubelet_names { kubelet::write(&snapshot.promises, out) } else { Ok(()) }
         };
         exposition::encode(&self.root, others, format, sink)
     }
