@@ -22,7 +22,7 @@ use numaward_topology::NodeId;
 use crate::table::Series;
 
 /// The bases.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Activities {
     by_name: BTreeMap<Arc<str>, Activity>,
     /// Those of names that are no longer listed.

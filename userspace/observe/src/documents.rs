@@ -9,10 +9,11 @@ use numaward_probes::{self as probes, NodeCounters, Pages, SelfCheck};
 use numaward_topology::NodeId;
 
 use crate::{
-    activity::{self, Attached, micros},
+    activity::{self, micros},
     figures::node_figures,
     naming::OTHER,
     observer::Observer,
+    reading::Read,
     table::Trouble,
 };
 
@@ -20,18 +21,16 @@ impl Observer {
     /// The nodes and what happens on them.
     pub fn nodes(&self) -> api::Nodes {
         let memory = self.node_memory();
-        let mut state = self.lock();
-        let machine = state.machine.clone();
-        let allocated = state.counters().map(|counted| {
-            let mut sum = state.table.other(&counted.other);
-            for (_, series) in state.table.series() {
+        let read = self.read();
+        let machine = &read.machine;
+        let allocated = read.counted.as_ref().map(|counted| {
+            let mut sum = read.table.other(&counted.other);
+            for (_, series) in read.table.series() {
                 series.add_to(&mut sum, &counted.slots);
             }
             sum
         });
-        let counted = state.read_activity();
-        let accesses = state.all_accesses(&counted);
-        drop(state);
+        let accesses = read.accesses();
         let bytes = |pages: Pages| self.bytes_of(pages).0;
         let nodes = memory.iter().map(node_figures).map(|memory| {
             let kinds = memory.kinds.iter().map(|(kind, total, free)| api::NodeMemory {
@@ -61,13 +60,11 @@ impl Observer {
 
     /// The workloads.
     pub fn workloads(&self) -> api::Workloads {
-        let mut state = self.lock();
-        state.ask();
-        let counted = state.counters();
-        let done = state.read_activity();
-        let attached = Attached::of(state.probes.reports());
-        let machine = state.machine.clone();
-        let nodes: Vec<NodeId> = machine.nodes.keys().copied().collect();
+        self.ask();
+        let read = self.read();
+        let sampled = self.sampled.get();
+        let Read { counted, done, attached, .. } = &read;
+        let nodes: Vec<NodeId> = read.machine.nodes.keys().copied().collect();
         let by_node =
             |allocated: Option<&NodeCounters>, resident: Option<&Arc<[Resident]>>, promised: bool| {
                 let missed = allocated.filter(|_| promised);
@@ -107,12 +104,12 @@ impl Observer {
         let served = |activity: &probes::Activity| Some(attached.served(activity, self.page_size));
         let slots = counted.as_ref().map(|counted| &counted.slots);
         let mut workloads = Vec::new();
-        for (name, series) in state.table.series() {
+        for (name, series) in read.table.series() {
             if series.members.is_empty() {
                 let allocated = slots.and_then(|slots| series.counters(slots));
                 let nodes = by_node(allocated.as_ref(), None, false);
                 let removed = row(name, series.kind, api::Counters::Removed, nodes, series.trouble());
-                let activity = served(&state.activities.of(name, series, &done.slots));
+                let activity = served(&read.activities.of(name, series, &done.slots));
                 workloads.push(api::Workload { activity, ..removed });
             }
             for (&id, member) in &series.members {
@@ -123,7 +120,7 @@ impl Observer {
                 };
                 let allocated = member.slot.and_then(|slot| slots?.get(&slot));
                 let nodes =
-                    by_node(allocated, member.resident.as_ref(), state.promises.nodes_of(id).is_some());
+                    by_node(allocated, member.resident.as_ref(), read.promises.nodes_of(id).is_some());
                 workloads.push(api::Workload {
                     cgroup: Some(member.path.to_string()),
                     container: member.container.as_ref().map(|container| api::Container {
@@ -132,8 +129,8 @@ impl Observer {
                         runtime: container.runtime.clone(),
                     }),
                     activity: member.slot.and_then(|slot| done.slots.get(&slot)).and_then(served).map(|of| {
-                        let sampling = state.sampling.get(&id).map(|seen| seen.state).unwrap_or_default();
-                        let percent = state.estimates.of(id).map(|share| share.0 / 10);
+                        let sampling = sampled.state(id);
+                        let percent = sampled.estimates.of(id).map(|share| share.0 / 10);
                         api::Activity {
                             sampling: Some(sampling.as_str().to_owned()),
                             estimated_remote_percent: percent,
@@ -144,8 +141,8 @@ impl Observer {
                 });
             }
         }
-        if let Some(counted) = &counted {
-            let nodes = by_node(Some(&state.table.other(&counted.other)), None, false);
+        if let Some(counted) = counted {
+            let nodes = by_node(Some(&read.table.other(&counted.other)), None, false);
             let other = row(OTHER, WorkloadKind::Root, api::Counters::Own, nodes, Trouble::default());
             let activity = served(&done.other);
             workloads.push(api::Workload { kind: OTHER.to_owned(), activity, ..other });
@@ -155,13 +152,15 @@ impl Observer {
 
     /// How the daemon itself is doing.
     pub fn status(&self) -> api::Status {
-        let mut state = self.lock();
-        let costs = state.stats();
-        let probes = state.probes.reports().iter().map(|report| {
+        let (table, sampled) = (self.lock().table.clone(), self.sampled.get());
+        let exclusive_cpus = self.exclusive_cpus();
+        let probing = self.probing();
+        let costs = probing.stats();
+        let probes = probing.probes.reports().iter().map(|report| {
             let cost = costs.iter().find(|cost| cost.probe == report.probe);
             api::Probe {
                 probe: report.probe.to_string(),
-                mode: state.mode(report),
+                mode: sampled.mode(report),
                 reason: self.reason(report),
                 self_check: report.self_check.as_ref().map(|check| match check {
                     SelfCheck::Passed(nodes) => format!("passed on nodes {nodes}"),
@@ -175,37 +174,33 @@ impl Observer {
                 measured_nanoseconds: cost
                     .map(|cost| u64::try_from(cost.run_time.as_nanos()).unwrap_or(u64::MAX)),
                 events_lost: cost.map(|cost| cost.events_lost),
-                duty_cycle: state
+                duty_cycle: probing
                     .sampled_ratio(report)
                     .is_some_and(|ratio| ratio < 1.0)
                     .then(|| self.config.probes.allocation.duty_cycle.map(|cycle| cycle.to_string()))
                     .flatten(),
             }
         });
-        let maps = state.probes.map_usage().into_iter().map(|usage| api::Map {
+        let maps = probing.probes.map_usage().into_iter().map(|usage| api::Map {
             map: usage.map.to_owned(),
             entries: usage.entries,
             capacity: usage.capacity,
         });
-        let (own, other) = state.table.slots();
+        let (own, other) = table.slots();
         api::Status {
             version: numaward_api::VERSION.to_owned(),
             uptime_seconds: self.start.elapsed().as_secs(),
             probes: probes.collect(),
             maps: maps.collect(),
-            map_memory: state.map_memory().map(|(family, bytes)| (family.to_owned(), bytes)).collect(),
+            map_memory: probing.map_memory().map(|(family, bytes)| (family.to_owned(), bytes)).collect(),
             workloads: api::WorkloadCount { own, other },
-            exclusive_cpus: state.exclusive_cpus(&self.config.host_root),
-            degraded: state
-                .degraded
+            exclusive_cpus,
+            degraded: self
+                .health
+                .degraded()
                 .iter()
                 .map(|(part, reason)| api::Degraded { part: part.name().to_owned(), reason: reason.clone() })
                 .collect(),
         }
-    }
-
-    /// The exclusive CPUs and how clean each was.
-    pub fn exclusive_cpus(&self) -> Vec<api::ExclusiveCpu> {
-        self.lock().exclusive_cpus(&self.config.host_root)
     }
 }

@@ -37,7 +37,7 @@ const HOLDS: Duration = Duration::from_mins(5);
 pub(crate) struct Permille(pub(super) u32);
 
 /// The estimates of all workloads that have one.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Estimates(pub(crate) BTreeMap<CgroupId, (Permille, Instant)>);
 
 impl Estimates {

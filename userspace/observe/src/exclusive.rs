@@ -10,10 +10,12 @@ use numaward_probes::SlotId;
 use numaward_topology::CpuId;
 
 /// The CPUs that are exclusive, or were since the daemon started.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Exclusive {
     pub(crate) owners: BTreeMap<CpuId, SlotId>,
     pub(crate) interrupts: BTreeMap<CpuId, Book>,
+    /// Whether interrupts are to be read, as the owners changed since.
+    is_behind: bool,
 }
 
 /// Interrupts on a CPU.
@@ -37,18 +39,31 @@ impl Book {
 }
 
 impl Exclusive {
-    pub(crate) fn change(&mut self, owners: &BTreeMap<CpuId, SlotId>, now: &BTreeMap<CpuId, Interrupts>) {
-        for cpu in self.owners.keys().filter(|cpu| !owners.contains_key(cpu)) {
-            if let Some(book) = self.interrupts.get_mut(cpu) {
-                book.sum = book.total(now.get(cpu).copied());
+    /// These own CPUs from now on. Interrupts are counted from when they are read next.
+    pub(crate) fn own(&mut self, owners: BTreeMap<CpuId, SlotId>) {
+        for cpu in owners.keys() {
+            self.interrupts.entry(*cpu).or_default();
+        }
+        self.owners = owners;
+        self.is_behind = true;
+    }
+
+    /// Whether interrupts are to be read for [`Exclusive::count`]; says so once.
+    pub(crate) fn is_due(&mut self) -> bool {
+        std::mem::take(&mut self.is_behind)
+    }
+
+    /// Begins and ends counting with what the kernel has counted now.
+    pub(crate) fn count(&mut self, now: &BTreeMap<CpuId, Interrupts>) {
+        for (cpu, book) in &mut self.interrupts {
+            let now = now.get(cpu).copied();
+            if self.owners.contains_key(cpu) {
+                book.base = book.base.or(now);
+            } else {
+                book.sum = book.total(now);
                 book.base = None;
             }
         }
-        for cpu in owners.keys() {
-            let book = self.interrupts.entry(*cpu).or_default();
-            book.base = book.base.or(now.get(cpu).copied());
-        }
-        self.owners.clone_from(owners);
     }
 }
 
@@ -127,16 +142,21 @@ pub(crate) mod tests {
     #[test]
     fn interrupts_count_while_a_cpu_is_exclusive() {
         let (one, none) = (BTreeMap::from([(CpuId(1), slot())]), BTreeMap::new());
+        let change = |exclusive: &mut Exclusive, owners: &BTreeMap<_, _>, now: &BTreeMap<_, _>| {
+            exclusive.own(owners.clone());
+            assert!(exclusive.is_due() && !exclusive.is_due());
+            exclusive.count(now);
+        };
         let at = |hard| BTreeMap::from([(CpuId(1), Interrupts { hard, soft: 0 })]);
         let mut exclusive = Exclusive::default();
         let total = |exclusive: &Exclusive, hard| {
             exclusive.interrupts[&CpuId(1)].total(at(hard).get(&CpuId(1)).copied()).hard
         };
-        exclusive.change(&one, &at(100));
+        change(&mut exclusive, &one, &at(100));
         assert_eq!(total(&exclusive, 107), 7);
-        exclusive.change(&none, &at(110));
+        change(&mut exclusive, &none, &at(110));
         assert_eq!(total(&exclusive, 500), 10, "it is not exclusive any more");
-        exclusive.change(&one, &at(1000));
+        change(&mut exclusive, &one, &at(1000));
         assert_eq!(total(&exclusive, 1002), 12);
         assert_eq!(total(&exclusive, 3), 10, "the CPU was offline and counts anew");
     }

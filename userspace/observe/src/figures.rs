@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use numaward_cgroup::classify;
+use numaward_cgroup::{classify, read::hugetlb_numa_stat};
 use numaward_model::{
     Promises,
     snapshot::{
@@ -17,12 +17,11 @@ use numaward_probes::{self as probes, Counters, NodeCounters, Pages, SlotId};
 use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs};
 
 use crate::{
-    activity::{Attached, Counted},
     naming::OTHER,
     observer::Observer,
     part::{Part, chain},
-    sampling::Sampling,
-    state::State,
+    reading::Read,
+    sampling::{Sampled, Sampling},
     table,
 };
 
@@ -30,16 +29,14 @@ impl SnapshotSource for Observer {
     fn snapshot(&self) -> snapshot::Snapshot {
         let memory = self.node_memory();
         let nodes: Vec<NodeId> = memory.iter().map(|(node, _)| *node).collect();
-        let mut state = self.lock();
-        state.ask();
-        let counted = state.counters();
+        let exclusive_cpus = self.cpu_figures();
+        self.ask();
+        let read = self.read();
+        let (sampled, counted) = (self.sampled.get(), &read.counted);
         // Nodes may have come since.
-        let as_before = state.machine.nodes.keys().eq(&nodes);
-        let done = state.read_activity();
-        let accesses = state.all_accesses(&done);
-        let mut activity = state.activity_figures(&done, &nodes);
-        let exclusive_cpus = state.cpu_figures(&self.config.host_root);
-        let mut workloads: Vec<_> = state
+        let as_before = read.machine.nodes.keys().eq(&nodes);
+        let mut activity = read.activity_figures(&sampled, &nodes);
+        let mut workloads: Vec<_> = read
             .table
             .series()
             .map(|(name, series)| {
@@ -55,49 +52,58 @@ impl SnapshotSource for Observer {
                 }
             })
             .collect();
-        if let Some(counted) = &counted {
+        if let Some(counted) = counted {
             workloads.push(WorkloadFigures {
                 name: OTHER.into(),
-                allocated: Some(self.bytes(&nodes, &state.table.other(&counted.other))),
+                allocated: Some(self.bytes(&nodes, &read.table.other(&counted.other))),
                 resident: None,
                 pressure: None,
                 oom_kills: None,
                 activity: activity.remove(OTHER),
             });
         }
-        let promises = self.promise_figures(&state, counted.as_ref(), &memory);
-        let costs = state.stats();
-        let probes = state.probes.reports().iter().map(|report| {
-            let cost = costs.iter().find(|cost| cost.probe == report.probe);
-            ProbeFigures {
-                probe: report.probe.to_string(),
-                mode: state.mode(report),
-                reason: self.reason(report).unwrap_or_default(),
-                runtime: cost.map(|cost| cost.run_time),
-                runs: cost.map(|cost| cost.run_count),
-                sampled_ratio: state.sampled_ratio(report),
-                events_lost: cost.map(|cost| cost.events_lost),
-            }
-        });
-        let maps = state.probes.map_usage().into_iter().map(|usage| MapFigures {
-            map: usage.map,
-            entries: usage.entries,
-            capacity: usage.capacity,
-        });
-        let (workloads_with_slot, workloads_without_slot) = state.table.slots();
+        let promises = self.promise_figures(&read, &memory);
+        let probing = self.probing();
+        let costs = probing.stats();
+        let probes: Vec<_> = probing
+            .probes
+            .reports()
+            .iter()
+            .map(|report| {
+                let cost = costs.iter().find(|cost| cost.probe == report.probe);
+                ProbeFigures {
+                    probe: report.probe.to_string(),
+                    mode: sampled.mode(report),
+                    reason: self.reason(report).unwrap_or_default(),
+                    runtime: cost.map(|cost| cost.run_time),
+                    runs: cost.map(|cost| cost.run_count),
+                    sampled_ratio: probing.sampled_ratio(report),
+                    events_lost: cost.map(|cost| cost.events_lost),
+                }
+            })
+            .collect();
+        let maps: Vec<_> = probing
+            .probes
+            .map_usage()
+            .into_iter()
+            .map(|usage| MapFigures { map: usage.map, entries: usage.entries, capacity: usage.capacity })
+            .collect();
+        let map_memory = probing.map_memory().collect();
+        drop(probing);
+        let (workloads_with_slot, workloads_without_slot) = read.table.slots();
         snapshot::Snapshot {
             nodes: memory.iter().map(node_figures).collect(),
             workloads,
             page_size: Bytes(self.page_size),
-            accesses: accesses.map(|accesses| pairs(&accesses)),
+            accesses: read.accesses().map(|accesses| pairs(&accesses)),
             exclusive_cpus,
-            unknown_node: counted.map(|counted| self.bytes_of(counted.unknown_node)),
-            probes: probes.collect(),
-            maps: maps.collect(),
-            map_memory: state.map_memory().collect(),
+            unknown_node: counted.as_ref().map(|counted| self.bytes_of(counted.unknown_node)),
+            probes,
+            maps,
+            map_memory,
             workloads_with_slot,
             workloads_without_slot,
-            degraded: state.degraded.keys().map(|part| part.name()).collect(),
+            degraded: self.health.degraded().keys().map(|part| part.name()).collect(),
             promises,
         }
     }
@@ -165,15 +171,11 @@ impl Observer {
     }
 
     /// What could still be had of each kind of memory on each node, less what is promised there and not yet used.
-    fn headroom(
-        state: &State,
-        promises: &Promises,
-        memory: &[(NodeId, Option<sysfs::NodeMemory>)],
-    ) -> Vec<(NodeId, ZoneKind, i64)> {
-        let nodes: Vec<NodeId> = state.machine.nodes.keys().copied().collect();
+    fn headroom(read: &Read, memory: &[(NodeId, Option<sysfs::NodeMemory>)]) -> Vec<(NodeId, ZoneKind, i64)> {
+        let nodes: Vec<NodeId> = read.machine.nodes.keys().copied().collect();
         let mut unused: BTreeMap<(NodeId, ZoneKind), u64> = BTreeMap::new();
-        for promise in promises.workloads() {
-            let member = state.table.member(promise.id);
+        for promise in read.promises.workloads() {
+            let member = read.table.member(promise.id);
             for (kind, node, bytes) in &promise.placed {
                 let used = match kind {
                     ZoneKind::Memory => member
@@ -181,8 +183,8 @@ impl Observer {
                         .zip(nodes.iter().position(|other| other == node))
                         .and_then(|(resident, index)| resident.get(index))
                         .map_or(0, |bytes| bytes.sum().0),
-                    ZoneKind::Hugepages(size) => state.hierarchy.as_ref().map_or(0, |hierarchy| {
-                        numaward_cgroup::read::hugetlb_numa_stat(&hierarchy.dir(&promise.cgroup), *size)
+                    ZoneKind::Hugepages(size) => read.hierarchy.as_ref().map_or(0, |hierarchy| {
+                        hugetlb_numa_stat(&hierarchy.dir(&promise.cgroup), *size)
                             .map_or(0, |by_node| by_node.get(node).map_or(0, |bytes| bytes.0))
                     }),
                 };
@@ -207,11 +209,12 @@ impl Observer {
     }
 
     /// What is promised and not there, by the label of the workload.
-    fn lacks(state: &State, promises: &Promises) -> Vec<Lacking> {
-        let mut lacks: BTreeMap<String, Lacking> = BTreeMap::new();
+    fn missing(&self, promises: &Promises) -> Vec<Lacking> {
+        let state = self.lock();
+        let mut missing: BTreeMap<String, Lacking> = BTreeMap::new();
         for promise in promises.workloads() {
             let name = state.name_of(&classify(&promise.cgroup, |path| *path == promise.cgroup));
-            let of_name = lacks.entry(name).or_insert_with_key(|name| Lacking {
+            let of_name = missing.entry(name).or_insert_with_key(|name| Lacking {
                 workload: name.as_str().into(),
                 offline_cpus: 0,
                 uncovered: Bytes(0),
@@ -219,24 +222,18 @@ impl Observer {
             of_name.offline_cpus += promise.offline_cpus.len() as u64;
             of_name.uncovered.0 += promise.uncovered.iter().map(|block| block.bytes.0).sum::<u64>();
         }
-        lacks.into_values().collect()
+        missing.into_values().collect()
     }
 
     /// What is promised, and which pages lie elsewhere.
-    fn promise_figures(
-        &self,
-        state: &State,
-        counted: Option<&probes::Snapshot>,
-        memory: &[(NodeId, Option<sysfs::NodeMemory>)],
-    ) -> PromiseFigures {
-        let promises = state.promises.clone();
-        let machine = state.machine.clone();
+    fn promise_figures(&self, read: &Read, memory: &[(NodeId, Option<sysfs::NodeMemory>)]) -> PromiseFigures {
+        let (promises, machine) = (&read.promises, &read.machine);
         if promises.ledger.nodes().is_empty() && promises.workloads().is_empty() {
             return PromiseFigures::default();
         }
         let bytes = |pages| self.bytes_of(pages);
-        let missed = state.table.series().filter_map(|(name, series)| {
-            let counters = series.counters(&counted?.slots)?;
+        let missed = read.table.series().filter_map(|(name, series)| {
+            let counters = series.counters(&read.counted.as_ref()?.slots)?;
             let is_promised = series.members.keys().any(|&id| promises.nodes_of(id).is_some());
             // Misses of a promise that ended stay counted.
             if !is_promised && counters.values().all(|counters| counters.user_outside.0 == 0) {
@@ -249,7 +246,7 @@ impl Observer {
             })
         });
         let missed = missed.collect();
-        let headroom = Self::headroom(state, &promises, memory);
+        let headroom = Self::headroom(read, memory);
         let exclusive: Vec<_> = promises.workloads().iter().flat_map(|promise| promise.cpus.iter()).collect();
         PromiseFigures {
             missed,
@@ -275,35 +272,34 @@ impl Observer {
                     (node, exclusive.iter().filter(|&&cpu| data.cpus.contains(cpu)).count() as u64)
                 })
                 .collect(),
-            lacks: Self::lacks(state, &promises),
+            lacks: self.missing(promises),
             headroom,
             shared_pool_cpus: Some(promises.ledger.shared_pool().len() as u64),
         }
     }
 }
 
-impl State {
+impl Read {
     /// What is served of what the workloads did beside allocating, by name.
     fn activity_figures(
         &self,
-        counted: &Counted,
+        sampled: &Sampled,
         nodes: &[NodeId],
     ) -> BTreeMap<Arc<str>, snapshot::WorkloadActivity> {
-        let attached = Attached::of(self.probes.reports());
         let of = |(name, series): (&Arc<str>, &table::Series<SlotId>)| {
-            let activity = self.activities.of(name, series, &counted.slots);
-            let seen = || series.members.keys().filter_map(|id| self.sampling.get(id));
+            let activity = self.activities.of(name, series, &self.done.slots);
+            let seen = || series.members.keys().filter_map(|id| sampled.seen.get(id));
             let states: BTreeSet<Sampling> = seen().map(|seen| seen.state).collect();
             let moved = seen().filter_map(|seen| seen.moved).reduce(u64::saturating_add);
             let figures = snapshot::WorkloadActivity {
                 moved,
                 sampling: states.into_iter().map(Sampling::as_str).collect(),
-                estimated_remote_permille: self.estimates.mean(series.members.keys()).map(|share| share.0),
-                ..attached.figures(&activity, nodes)
+                estimated_remote_permille: sampled.estimates.mean(series.members.keys()).map(|share| share.0),
+                ..self.attached.figures(&activity, nodes)
             };
             (name.clone(), figures)
         };
-        let other = (OTHER.into(), attached.figures(&counted.other, nodes));
+        let other = (OTHER.into(), self.attached.figures(&self.done.other, nodes));
         self.table.series().map(of).chain([other]).collect()
     }
 }

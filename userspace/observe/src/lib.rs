@@ -4,6 +4,10 @@
 //! the machine, the other reads where each workload's memory lies, but only while somebody asks. Scrapes
 //! and the API read the probes' counters at once and the rest from memory.
 //!
+//! Whoever assigns CPUs and memory must not wait for any of them, for a container waits for it. So no lock is held
+//! while files are read; the probes and the books have a lock each; and what takes time works on copies of the books,
+//! which share what did not change since.
+//!
 //! Nothing here ends the daemon. What does not work is logged once, listed by `/api/v1/status`, and
 //! tried again.
 
@@ -28,6 +32,9 @@ mod observer;
 mod part;
 mod ports;
 mod probe_events;
+mod probing;
+mod published;
+mod reading;
 mod residency;
 mod sampling;
 mod slot_policy;

@@ -1,37 +1,70 @@
 //! Holds the state of this host.
 
 use std::{
-    collections::BTreeMap,
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::Thread,
     time::Instant,
 };
 
 use numaward_config::Config;
+use numaward_model::port::CgroupListener;
 use numaward_probes::{self as probes, Mode, Probe, ProbeReport, Probes};
 use numaward_topology::{Machine, sysfs};
 
 use crate::{
-    activity::Activities,
-    containers,
+    affinity::Affinity,
     cost::Cost,
-    estimate::Estimates,
     events::Events,
-    exclusive::Exclusive,
     intrusions::Intrusions,
-    part::{Part, chain},
-    slot_policy::SlotPolicy,
+    part::{Health, Part, chain},
+    probing::Probing,
+    published::Published,
+    sampling::Sampled,
     state::State,
-    table::Table,
 };
 
+/// Whoever is called with cgroups that come and go.
+#[derive(Default)]
+pub(crate) struct Listeners(pub(crate) Mutex<Vec<CgroupListener>>);
+
+impl fmt::Debug for Listeners {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Listeners")
+    }
+}
+
+/// Who asks for the workloads' figures, and who reads them.
+#[derive(Debug, Default)]
+pub(crate) struct Demand {
+    /// When somebody last asked.
+    pub(crate) asked: Option<Instant>,
+    /// Reads while somebody asks.
+    pub(crate) reader: Option<Thread>,
+}
+
 /// The state of this host as last seen.
+///
+/// Locks are taken in the order of the fields, and no file is read while one is held, but for the process's own threads
+/// under `affinity`. Under `probing` maps are read, which takes as long as they are large; `state` is held for a few
+/// steps in memory.
 #[derive(Debug)]
 pub struct Observer {
     pub(crate) config: Config,
     pub(crate) events: Events,
     pub(crate) start: Instant,
     pub(crate) page_size: u64,
-    pub(crate) state: Mutex<State>,
+    pub(crate) listeners: Listeners,
+    /// Where our own threads run, if they are to keep off exclusive CPUs.
+    pub(crate) affinity: Mutex<Option<Affinity>>,
+    pub(crate) demand: Mutex<Demand>,
+    probing: Mutex<Probing>,
+    state: Mutex<State>,
+    /// The machine as last read. Replaced under the lock of `state`.
+    pub(crate) machine: Published<Machine>,
+    /// What is known of the workloads' accesses, as last looked at.
+    pub(crate) sampled: Published<Sampled>,
+    pub(crate) health: Arc<Health>,
 }
 
 impl Observer {
@@ -39,10 +72,10 @@ impl Observer {
     ///
     /// Attaching needs privileges; nothing later does.
     pub fn new(config: &Config) -> Self {
-        let mut degraded = BTreeMap::new();
+        let health = Arc::new(Health::default());
         let machine = sysfs::read(&config.host_root).unwrap_or_else(|error| {
             tracing::error!(error = %chain(&error), "the machine cannot be read: no figures by node");
-            degraded.insert(Part::Topology, chain(&error));
+            health.note(Part::Topology, Err(chain(&error)));
             Machine::default()
         });
         // Before they are loaded: they check themselves at once.
@@ -59,38 +92,22 @@ impl Observer {
                 _ => tracing::info!(%probe, %mode, reason, "attached"),
             }
         }
-        let machine = Arc::new(machine);
-        let asked = Some(Instant::now());
-        let state = State {
-            machine,
-            probes,
-            table: Table::default(),
-            hierarchy: None,
-            promises: Arc::default(),
-            cgroup_listeners: Vec::new(),
-            revision: 0,
-            foreign: None,
-            containers: containers::Names::default(),
-            containers_came: Arc::default(),
-            activities: Activities::default(),
-            sampling: BTreeMap::new(),
-            estimates: Estimates::default(),
-            memory_stat_serves: false,
-            exclusive: Exclusive::default(),
-            intrusions: Intrusions::default(),
-            slot_policy: SlotPolicy::default(),
-            cost,
-            degraded,
-            asked,
-            reader: None,
-            affinity: None,
-        };
+        let events = Vec::new();
+        let probing =
+            Probing { probes, cost, intrusions: Intrusions::default(), events, health: health.clone() };
         Self {
             config: config.clone(),
             events: Events::default(),
             start: Instant::now(),
             page_size: rustix::param::page_size() as u64,
-            state: Mutex::new(state),
+            listeners: Listeners::default(),
+            affinity: Mutex::default(),
+            demand: Mutex::new(Demand { asked: Some(Instant::now()), reader: None }),
+            probing: Mutex::new(probing),
+            state: Mutex::default(),
+            machine: Published::new(machine),
+            sampled: Published::default(),
+            health,
         }
     }
 
@@ -101,7 +118,7 @@ impl Observer {
 
     /// The machine as last read.
     pub fn machine(&self) -> Arc<Machine> {
-        self.lock().machine.clone()
+        self.machine.get()
     }
 
     /// Grows with each change of what is promised.
@@ -119,13 +136,32 @@ impl Observer {
 
     /// Notes that a part works, or why not; logs what changed.
     pub fn note(&self, part: Part, result: Result<(), String>) {
-        self.lock().note(part, result);
+        self.health.note(part, result);
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic of another thread leaves at worst one workload's books incomplete.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Somebody asks for the workloads' figures.
+    pub(crate) fn ask(&self) {
+        let mut demand = held(&self.demand);
+        demand.asked = Some(Instant::now());
+        if let Some(reader) = &demand.reader {
+            reader.unpark();
+        }
     }
+
+    /// The probes. To be locked before the books, where both are.
+    pub(crate) fn probing(&self) -> MutexGuard<'_, Probing> {
+        held(&self.probing)
+    }
+
+    /// The books.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        held(&self.state)
+    }
+}
+
+/// Locks. A panic of another thread leaves at worst one workload's books incomplete.
+pub(crate) fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::Options<'a> {

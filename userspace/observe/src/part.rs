@@ -1,5 +1,10 @@
 //! The parts of the daemon that can work less well than they should.
 
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
 /// A part of the daemon that can work less well than it should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
@@ -19,7 +24,7 @@ pub enum Part {
     Counters,
     /// Counting what workloads do beside allocating.
     Activity,
-    /// Being told of misses, kills and stalls.
+    /// Reading of misses, kills and stalls as they happen.
     ProbeEvents,
     /// Reading what the probes cost.
     ProbeStats,
@@ -60,6 +65,34 @@ impl Part {
             Self::Intruders => "intruders",
             Self::Interrupts => "interrupts",
         }
+    }
+}
+
+/// The parts that work less well than they should, and why.
+#[derive(Debug, Default)]
+pub(crate) struct Health(Mutex<BTreeMap<Part, String>>);
+
+impl Health {
+    /// Notes that a part works, or why not; logs what changed.
+    pub(crate) fn note(&self, part: Part, result: Result<(), String>) {
+        let mut degraded = self.degraded();
+        match result {
+            Ok(()) => {
+                if degraded.remove(&part).is_some() {
+                    tracing::info!(part = part.name(), "works again");
+                }
+            }
+            Err(reason) => {
+                if degraded.get(&part) != Some(&reason) {
+                    tracing::warn!(part = part.name(), reason, "works less well than it should");
+                    degraded.insert(part, reason);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn degraded(&self) -> MutexGuard<'_, BTreeMap<Part, String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -7,12 +7,16 @@
 //! from Linux 6.12 on whether anything was sampled.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     path::Path,
     time::{Duration, Instant},
 };
 
-use numaward_probes::Scanned;
+use numaward_cgroup::CgroupId;
+use numaward_probes::{Mode, Probe, ProbeReport, Scanned};
+
+use crate::estimate::Estimates;
 
 /// How long what was seen last holds good: balancing comes back to a task after a minute at the latest.
 const HOLDS: Duration = Duration::from_mins(5);
@@ -59,6 +63,33 @@ pub(crate) struct Seen {
     verdict: Option<(Sampling, Instant)>,
     /// Pages that balancing moved to the node that accessed them (`memory.stat`): so many remote accesses at least.
     pub(crate) moved: Option<u64>,
+}
+
+/// What is known of the accesses of all workloads.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sampled {
+    /// Whether they are sampled.
+    pub(crate) seen: BTreeMap<CgroupId, Seen>,
+    /// Where they are not, and that is asked for: how many would be remote.
+    pub(crate) estimates: Estimates,
+    /// Whether `memory.stat` says something of sampling, where the probes do not.
+    pub(crate) memory_stat_serves: bool,
+}
+
+impl Sampled {
+    /// Whether those of a cgroup are sampled.
+    pub(crate) fn state(&self, id: CgroupId) -> Sampling {
+        self.seen.get(&id).map(|seen| seen.state).unwrap_or_default()
+    }
+
+    /// How a probe is attached, or what serves in its place.
+    pub(crate) fn mode(&self, report: &ProbeReport) -> String {
+        match (report.probe, report.mode) {
+            (Probe::Hint, Mode::Absent) if self.memory_stat_serves => "memory_stat".to_owned(),
+            (Probe::OomKill, Mode::Absent) => "memory_events".to_owned(),
+            (_, mode) => mode.to_string(),
+        }
+    }
 }
 
 /// What holds for the whole host.

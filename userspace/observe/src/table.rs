@@ -30,9 +30,10 @@ use numaward_model::snapshot::{Pressure, Resident};
 use numaward_probes::{Counters, NodeCounters, Pages};
 
 /// All workloads, with slots of type `S`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Table<S> {
-    series: BTreeMap<Arc<str>, Series<S>>,
+    /// Shared with copies of the table that are being read.
+    series: BTreeMap<Arc<str>, Arc<Series<S>>>,
     /// Under which name a cgroup is served.
     names: BTreeMap<CgroupId, Arc<str>>,
     waiting: VecDeque<CgroupId>,
@@ -41,7 +42,7 @@ pub(crate) struct Table<S> {
 }
 
 /// What is served under one name.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Series<S> {
     pub(crate) members: BTreeMap<CgroupId, Member<S>>,
     /// The kind of the member that came last.
@@ -54,7 +55,7 @@ pub(crate) struct Series<S> {
 }
 
 /// A workload.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Member<S> {
     pub(crate) path: CgroupPath,
     pub(crate) kind: WorkloadKind,
@@ -85,7 +86,12 @@ impl<S> Member<S> {
     }
 }
 
-impl<S: Copy> Table<S> {
+impl<S: Copy + Eq> Table<S> {
+    /// To be changed.
+    fn series_mut(&mut self, id: CgroupId) -> Option<&mut Series<S>> {
+        self.series.get_mut(self.names.get(&id)?).map(Arc::make_mut)
+    }
+
     /// A workload appeared; it waits for a slot. One that is known already is left as it is.
     pub(crate) fn add(&mut self, id: CgroupId, name: &str, member: Member<S>) {
         if self.names.contains_key(&id) {
@@ -93,14 +99,18 @@ impl<S: Copy> Table<S> {
         }
         let known = self.series.get_key_value(name);
         let name = known.map_or_else(|| Arc::from(name), |(name, _)| name.clone());
-        let series = self.series.entry(name.clone()).or_insert_with(|| Series {
-            members: BTreeMap::new(),
-            kind: member.kind,
-            base: NodeCounters::new(),
-            base_trouble: Trouble::default(),
-            counted: false,
-            removed: None,
+        let kind = member.kind;
+        let series = self.series.entry(name.clone()).or_insert_with(|| {
+            Arc::new(Series {
+                members: BTreeMap::new(),
+                kind,
+                base: NodeCounters::new(),
+                base_trouble: Trouble::default(),
+                counted: false,
+                removed: None,
+            })
         });
+        let series = Arc::make_mut(series);
         series.kind = member.kind;
         series.removed = None;
         series.members.insert(id, member);
@@ -128,7 +138,7 @@ impl<S: Copy> Table<S> {
 
     /// A cgroup's slot was taken back, and had counted this; it waits for another.
     pub(crate) fn suspend(&mut self, id: CgroupId, counted: &NodeCounters) {
-        let Some(series) = self.names.get(&id).and_then(|name| self.series.get_mut(name)) else { return };
+        let Some(series) = self.series_mut(id) else { return };
         let Some(member) = series.members.get_mut(&id) else { return };
         if member.slot.take().is_some() {
             add(&mut series.base, counted);
@@ -139,8 +149,7 @@ impl<S: Copy> Table<S> {
     /// The cgroup that waited longest got a slot, or can never have one (`None`).
     pub(crate) fn settle_waiting(&mut self, slot: Option<S>) {
         let Some(id) = self.waiting.pop_front() else { return };
-        let series = self.names.get(&id).and_then(|name| self.series.get_mut(name));
-        if let (Some(series), Some(slot)) = (series, slot)
+        if let (Some(series), Some(slot)) = (self.series_mut(id), slot)
             && let Some(member) = series.members.get_mut(&id)
         {
             member.slot = Some(slot);
@@ -158,6 +167,12 @@ impl<S: Copy> Table<S> {
         self.series.contains_key(name)
     }
 
+    /// The name of the workload with this slot.
+    pub(crate) fn name_of_slot(&self, slot: S) -> Option<&Arc<str>> {
+        let (id, _) = self.members().find(|(_, member)| member.slot == Some(slot))?;
+        self.name(id)
+    }
+
     /// A workload.
     pub(crate) fn member(&self, id: CgroupId) -> Option<&Member<S>> {
         self.series.get(self.names.get(&id)?)?.members.get(&id)
@@ -172,7 +187,7 @@ impl<S: Copy> Table<S> {
     pub(crate) fn remove(&mut self, id: CgroupId, counted: &NodeCounters, now: Instant) {
         let Some(name) = self.names.remove(&id) else { return };
         self.waiting.retain(|&waiting| waiting != id);
-        let Some(series) = self.series.get_mut(&name) else { return };
+        let Some(series) = self.series.get_mut(&name).map(Arc::make_mut) else { return };
         add(&mut series.base, counted);
         if let Some(member) = series.members.remove(&id) {
             series.base_trouble = series.base_trouble.plus(member.trouble);
@@ -196,7 +211,7 @@ impl<S: Copy> Table<S> {
 
     /// What is served, by name.
     pub(crate) fn series(&self) -> impl Iterator<Item = (&Arc<str>, &Series<S>)> {
-        self.series.iter()
+        self.series.iter().map(|(name, series)| (name, &**series))
     }
 
     /// All workloads that live.
@@ -206,8 +221,7 @@ impl<S: Copy> Table<S> {
 
     /// Notes what was read of a cgroup. One that is gone meanwhile is left alone.
     pub(crate) fn set_read(&mut self, id: CgroupId, resident: Option<Arc<[Resident]>>, trouble: Trouble) {
-        let series = self.names.get(&id).and_then(|name| self.series.get_mut(name));
-        if let Some(member) = series.and_then(|series| series.members.get_mut(&id)) {
+        if let Some(member) = self.series_mut(id).and_then(|series| series.members.get_mut(&id)) {
             member.resident = resident;
             // A file that cannot be read for once does not take back what it said before.
             member.trouble = Trouble {
@@ -219,7 +233,7 @@ impl<S: Copy> Table<S> {
 
     /// Forgets where the memory of each workload lies, until that is read again.
     pub(crate) fn forget_residents(&mut self) {
-        for member in self.series.values_mut().flat_map(|series| series.members.values_mut()) {
+        for member in self.series.values_mut().flat_map(|series| Arc::make_mut(series).members.values_mut()) {
             member.resident = None;
         }
     }
