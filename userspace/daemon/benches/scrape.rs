@@ -63,6 +63,34 @@ impl Synthetic {
             nodes,
         }
     }
+
+    fn promises(&self) -> PromiseFigures {
+        let nodes = || (0..self.nodes).map(NodeId);
+        let promised = || self.names.iter().step_by(PROMISED).cloned();
+        let kind = |node| KindPromised {
+            node,
+            kind: ZoneKind::Memory,
+            reserved: Bytes::gib(1),
+            allocatable: Bytes::gib(63),
+            promised: Bytes::gib(40),
+            free: Bytes::gib(23),
+        };
+        PromiseFigures {
+            missed: promised()
+                .map(|workload| Missed {
+                    workload,
+                    bytes: nodes().map(|node| (node, Bytes::kib(4))).collect(),
+                })
+                .collect(),
+            kinds: nodes().map(kind).collect(),
+            exclusive_cpus: nodes().map(|node| (node, 16)).collect(),
+            lacks: promised()
+                .map(|workload| Lacking { workload, offline_cpus: 0, uncovered: Bytes(0) })
+                .collect(),
+            headroom: nodes().map(|node| (node, ZoneKind::Memory, 1 << 34)).collect(),
+            shared_pool_cpus: Some(128),
+        }
+    }
 }
 
 impl SnapshotSource for Synthetic {
@@ -126,34 +154,7 @@ impl SnapshotSource for Synthetic {
             workloads_with_slot: self.names.len() as u64,
             workloads_without_slot: 0,
             degraded: Vec::new(),
-        }
-    }
-
-    fn promises(&self) -> PromiseFigures {
-        let nodes = || (0..self.nodes).map(NodeId);
-        let promised = || self.names.iter().step_by(PROMISED).cloned();
-        let kind = |node| KindPromised {
-            node,
-            kind: ZoneKind::Memory,
-            reserved: Bytes::gib(1),
-            allocatable: Bytes::gib(63),
-            promised: Bytes::gib(40),
-            free: Bytes::gib(23),
-        };
-        PromiseFigures {
-            missed: promised()
-                .map(|workload| Missed {
-                    workload,
-                    bytes: nodes().map(|node| (node, Bytes::kib(4))).collect(),
-                })
-                .collect(),
-            kinds: nodes().map(kind).collect(),
-            exclusive_cpus: nodes().map(|node| (node, 16)).collect(),
-            lacks: promised()
-                .map(|workload| Lacking { workload, offline_cpus: 0, uncovered: Bytes(0) })
-                .collect(),
-            headroom: nodes().map(|node| (node, ZoneKind::Memory, 1 << 34)).collect(),
-            shared_pool_cpus: Some(128),
+            promises: self.promises(),
         }
     }
 }

@@ -209,7 +209,7 @@ async fn promises_are_followed_as_the_kubelet_makes_and_ends_them() {
     host.container(&format!("kubepods.slice/kubepods-podu2.slice/cri-containerd-{ID}.scope"));
     wait("its cgroup", || run.of("u2").filter(|of| of.cgroup.contains(".scope"))).await;
     // What is served as metrics.
-    let promised = || run.observer.promises();
+    let promised = || run.observer.snapshot().promises;
     let exclusive = wait("the metrics", || {
         let exclusive = promised().exclusive_cpus;
         (exclusive.iter().map(|(_, count)| count).sum::<u64>() == 2).then_some(exclusive)

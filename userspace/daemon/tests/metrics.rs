@@ -79,27 +79,28 @@ impl SnapshotSource for Everything {
         for probe in &mut snapshot.probes {
             probe.runtime = Some(Duration::from_millis(1));
         }
+        snapshot.promises = promises();
         snapshot
     }
+}
 
-    fn promises(&self) -> PromiseFigures {
-        let (node, kind, workload) = (NodeId(2), ZoneKind::Memory, Arc::<str>::from(CONTAINER));
-        let bytes = Bytes(1);
-        PromiseFigures {
-            missed: vec![Missed { workload: workload.clone(), bytes: vec![(node, bytes)] }],
-            kinds: vec![KindPromised {
-                node,
-                kind,
-                reserved: bytes,
-                allocatable: bytes,
-                promised: bytes,
-                free: bytes,
-            }],
-            exclusive_cpus: vec![(node, 1)],
-            lacks: vec![Lacking { workload, offline_cpus: 0, uncovered: bytes }],
-            headroom: vec![(node, kind, 1)],
-            shared_pool_cpus: Some(1),
-        }
+fn promises() -> PromiseFigures {
+    let (node, kind, workload) = (NodeId(2), ZoneKind::Memory, Arc::<str>::from(CONTAINER));
+    let bytes = Bytes(1);
+    PromiseFigures {
+        missed: vec![Missed { workload: workload.clone(), bytes: vec![(node, bytes)] }],
+        kinds: vec![KindPromised {
+            node,
+            kind,
+            reserved: bytes,
+            allocatable: bytes,
+            promised: bytes,
+            free: bytes,
+        }],
+        exclusive_cpus: vec![(node, 1)],
+        lacks: vec![Lacking { workload, offline_cpus: 0, uncovered: bytes }],
+        headroom: vec![(node, kind, 1)],
+        shared_pool_cpus: Some(1),
     }
 }
 
@@ -319,12 +320,10 @@ struct Promising;
 
 impl SnapshotSource for Promising {
     fn snapshot(&self) -> Snapshot {
-        Snapshot::default()
-    }
-
-    fn promises(&self) -> PromiseFigures {
         let exclusive_cpus = vec![(NodeId(0), 3), (NodeId(2), 4)];
-        PromiseFigures { exclusive_cpus, shared_pool_cpus: Some(5), ..PromiseFigures::default() }
+        let promises =
+            PromiseFigures { exclusive_cpus, shared_pool_cpus: Some(5), ..PromiseFigures::default() };
+        Snapshot { promises, ..Snapshot::default() }
     }
 }
 

@@ -8,11 +8,6 @@ use numaward_topology::{Bytes, CpuId, NodeId, ZoneKind};
 pub trait SnapshotSource: fmt::Debug + Send + Sync + 'static {
     /// Takes them.
     fn snapshot(&self) -> Snapshot;
-
-    /// Takes those of what is promised.
-    fn promises(&self) -> PromiseFigures {
-        PromiseFigures::default()
-    }
 }
 
 /// Everything that is known of this host at one time.
@@ -43,6 +38,8 @@ pub struct Snapshot {
     pub workloads_without_slot: u64,
     /// Parts of the daemon that work less well than they should.
     pub degraded: Vec<&'static str>,
+    /// What is promised, by the same reading of the counters.
+    pub promises: PromiseFigures,
 }
 
 /// A node's memory by kind.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
 use crate::snapshot::{
-    Allocated, CpuFigures, Interrupts, MapFigures, NodeMemory, Pressure, ProbeFigures, Resident, Snapshot,
-    StallFigures, WorkloadActivity, WorkloadFigures,
+    Allocated, CpuFigures, Interrupts, MapFigures, NodeMemory, Pressure, ProbeFigures, PromiseFigures,
+    Resident, Snapshot, StallFigures, WorkloadActivity, WorkloadFigures,
 };
 
 /// A snapshot with something of everything.
@@ -77,5 +77,6 @@ pub fn snapshot() -> Snapshot {
         workloads_with_slot: 1,
         workloads_without_slot: 1,
         degraded: vec!["topology"],
+        promises: PromiseFigures::default(),
     }
 }

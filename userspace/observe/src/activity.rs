@@ -19,24 +19,24 @@ use numaward_probes::{
 };
 use numaward_topology::NodeId;
 
-use super::{State, table::Series};
+use crate::table::Series;
 
 /// The bases.
-#[derive(Debug, Default)]
-pub(super) struct Activities {
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Activities {
     by_name: BTreeMap<Arc<str>, Activity>,
     /// Those of names that are no longer listed.
-    gone: Activity,
+    pub(crate) gone: Activity,
 }
 
 impl Activities {
     /// A member of this name gives back its slot, and had counted this.
-    pub(super) fn release(&mut self, name: &Arc<str>, last: &Activity) {
+    pub(crate) fn release(&mut self, name: &Arc<str>, last: &Activity) {
         self.by_name.entry(name.clone()).or_default().add(last);
     }
 
     /// Adds names that are no longer listed to what is gone.
-    pub(super) fn keep(&mut self, is_listed: impl Fn(&str) -> bool) {
+    pub(crate) fn keep(&mut self, is_listed: impl Fn(&str) -> bool) {
         let gone = &mut self.gone;
         self.by_name.retain(|name, base| {
             let listed = is_listed(name);
@@ -48,7 +48,7 @@ impl Activities {
     }
 
     /// All that a name counted.
-    pub(super) fn of(
+    pub(crate) fn of(
         &self,
         name: &str,
         series: &Series<SlotId>,
@@ -62,7 +62,7 @@ impl Activities {
     }
 
     /// The accesses of all, with those of `counted` now.
-    fn accesses(&self, counted: &Counted) -> Vec<NodeAccesses> {
+    pub(crate) fn accesses(&self, counted: &Counted) -> Vec<NodeAccesses> {
         let mut sum = Activity::default();
         // `other` has what is gone.
         let all = self.by_name.values().chain(counted.slots.values()).chain([&counted.other]);
@@ -78,28 +78,28 @@ impl Activities {
 
 /// What was counted by one reading of the probes.
 #[derive(Debug, Default)]
-pub(super) struct Counted {
-    pub(super) slots: BTreeMap<SlotId, Activity>,
+pub(crate) struct Counted {
+    pub(crate) slots: BTreeMap<SlotId, Activity>,
     /// What no name has.
-    pub(super) other: Activity,
+    pub(crate) other: Activity,
 }
 
 /// The probes that are attached.
 #[derive(Debug)]
-pub(super) struct Attached(BTreeSet<Probe>);
+pub(crate) struct Attached(BTreeSet<Probe>);
 
 impl Attached {
-    pub(super) fn of(reports: &[ProbeReport]) -> Self {
+    pub(crate) fn of(reports: &[ProbeReport]) -> Self {
         let attached = reports.iter().filter(|report| report.mode != Mode::Absent);
         Self(attached.map(|report| report.probe).collect())
     }
 
-    fn has(&self, probe: Probe) -> bool {
+    pub(crate) fn has(&self, probe: Probe) -> bool {
         self.0.contains(&probe)
     }
 
     /// What metrics serve.
-    pub(super) fn figures(&self, activity: &Activity, nodes: &[NodeId]) -> WorkloadActivity {
+    pub(crate) fn figures(&self, activity: &Activity, nodes: &[NodeId]) -> WorkloadActivity {
         let remote =
             |node: &NodeId| activity.accesses.iter().find(|of| of.node == *node).map_or(0, |of| of.remote.0);
         WorkloadActivity {
@@ -121,7 +121,7 @@ impl Attached {
     }
 
     /// What the API serves.
-    pub(super) fn served(&self, activity: &Activity, page_size: u64) -> api::Activity {
+    pub(crate) fn served(&self, activity: &Activity, page_size: u64) -> api::Activity {
         let in_bytes = |(reason, pages): (&str, u64)| (reason.to_owned(), pages.saturating_mul(page_size));
         let kills = || {
             let kills = OOM_CONSTRAINT_NAMES.iter().zip(activity.oom_kills);
@@ -155,7 +155,7 @@ fn migrated(activity: &Activity) -> BTreeMap<&'static str, u64> {
 }
 
 /// Accesses as the API serves them.
-pub(super) fn accesses(of: &NodeAccesses) -> api::NodeAccesses {
+pub(crate) fn accesses(of: &NodeAccesses) -> api::NodeAccesses {
     let remote = of.remote_by_memory.iter().map(|(memory, pages)| api::RemoteAccesses {
         memory_node: memory.map(|node| node.0),
         pages: pages.0,
@@ -168,38 +168,8 @@ pub(super) fn accesses(of: &NodeAccesses) -> api::NodeAccesses {
     }
 }
 
-pub(super) fn micros(time: Duration) -> u64 {
+pub(crate) fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-impl State {
-    /// Reads what the probes beside that of allocations counted; nothing where that fails.
-    pub(super) fn read_activity(&mut self) -> Counted {
-        let read = self.probes.activity().map_err(|error| super::chain(&error));
-        self.note(super::Part::Activity, read.as_ref().map(|_| ()).map_err(Clone::clone));
-        let (slots, mut other) = read.unwrap_or_default();
-        other.add(&self.activities.gone);
-        Counted { slots, other }
-    }
-
-    /// The accesses of all workloads together; `None` where no probe samples.
-    pub(super) fn all_accesses(&self, counted: &Counted) -> Option<Vec<NodeAccesses>> {
-        let attached = Attached::of(self.probes.reports());
-        attached.has(Probe::Hint).then(|| self.activities.accesses(counted))
-    }
-}
-
-impl State {
-    /// Keeps what a workload had counted, before it gives back its slot.
-    pub(super) fn keep_activity(&mut self, id: numaward_cgroup::CgroupId) {
-        let (Some(slot), Some(name)) = (self.table.slot(id), self.table.name(id)) else { return };
-        match self.probes.activity_of(slot) {
-            Ok(last) => self.activities.release(name, &last),
-            Err(error) => {
-                tracing::warn!(workload = %name, error = super::chain(&error), "last counts are lost");
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -25,10 +25,7 @@ use numaward_cgroup::{
     knob::{Knob, Value},
     read::threads,
 };
-use numaward_model::snapshot::Resident;
 use numaward_topology::{CpuId, Machine, NodeId};
-
-use super::{Observer, State, sampling::Sampling};
 
 /// Threads of a workload that are looked at.
 const THREADS: usize = 256;
@@ -37,20 +34,20 @@ const HOLDS: Duration = Duration::from_mins(5);
 
 /// Parts in a thousand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Permille(pub(super) u32);
+pub(crate) struct Permille(pub(super) u32);
 
 /// The estimates of all workloads that have one.
-#[derive(Debug, Default)]
-pub(super) struct Estimates(BTreeMap<CgroupId, (Permille, Instant)>);
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Estimates(pub(crate) BTreeMap<CgroupId, (Permille, Instant)>);
 
 impl Estimates {
     /// That of a cgroup.
-    pub(super) fn of(&self, id: CgroupId) -> Option<Permille> {
+    pub(crate) fn of(&self, id: CgroupId) -> Option<Permille> {
         self.0.get(&id).filter(|(_, at)| at.elapsed() < HOLDS).map(|(share, _)| *share)
     }
 
     /// The mean of those of several.
-    pub(super) fn mean<'a>(&self, ids: impl Iterator<Item = &'a CgroupId>) -> Option<Permille> {
+    pub(crate) fn mean<'a>(&self, ids: impl Iterator<Item = &'a CgroupId>) -> Option<Permille> {
         let (sum, count) = ids
             .filter_map(|id| self.of(*id))
             .fold((0_u32, 0_u32), |(sum, count), share| (sum + share.0, count + 1));
@@ -61,11 +58,11 @@ impl Estimates {
 /// What a thread had used when it was looked at, by its id and when it was started: ids are reused.
 type Threads = BTreeMap<(u32, u64), u64>;
 /// Time by node, in any unit.
-type Ran = BTreeMap<NodeId, u64>;
+pub(crate) type Ran = BTreeMap<NodeId, u64>;
 
 /// Looks at threads.
 #[derive(Debug)]
-pub(super) struct Estimator {
+pub(crate) struct Estimator {
     /// Files that may be opened in one look.
     budget: usize,
     /// Whose turn it is.
@@ -75,16 +72,16 @@ pub(super) struct Estimator {
 
 /// A workload to look at.
 #[derive(Debug)]
-struct Target {
-    id: CgroupId,
-    dir: PathBuf,
+pub(crate) struct Target {
+    pub(crate) id: CgroupId,
+    pub(crate) dir: PathBuf,
     /// Mapped memory by node.
-    lies: BTreeMap<NodeId, u64>,
+    pub(crate) lies: BTreeMap<NodeId, u64>,
 }
 
 /// What a look at a workload found.
 #[derive(Debug, PartialEq, Eq)]
-enum Look {
+pub(crate) enum Look {
     /// Where it ran; nowhere, if it did not.
     Ran(Ran),
     /// Nothing yet: it was looked at for the first time.
@@ -95,12 +92,12 @@ enum Look {
 
 impl Estimator {
     /// `budget` files are opened in one look at most.
-    pub(super) fn new(budget: u32) -> Self {
+    pub(crate) fn new(budget: u32) -> Self {
         Self { budget: budget as usize, next: None, seen: BTreeMap::new() }
     }
 
     /// Looks at the targets in turn, from the one on that was left out the last time.
-    fn look(
+    pub(crate) fn look(
         &mut self,
         proc: &Path,
         machine: &Machine,
@@ -225,7 +222,7 @@ impl Thread {
 
 /// The share of remote accesses; `None` where it did not run or has no memory. `home` is where the memory of a node's
 /// CPUs is local.
-fn remote_share(
+pub(crate) fn remote_share(
     ran: &Ran,
     lies: &BTreeMap<NodeId, u64>,
     home: impl Fn(NodeId) -> NodeId,
@@ -243,7 +240,7 @@ fn remote_share(
 }
 
 /// The node whose memory is nearest to the CPUs of `node`: itself, if it has some.
-fn home(machine: &Machine, node: NodeId) -> NodeId {
+pub(crate) fn home(machine: &Machine, node: NodeId) -> NodeId {
     let has_memory = |id: &NodeId| machine.nodes.get(id).is_some_and(|of| of.memory.0 > 0);
     if has_memory(&node) {
         return node;
@@ -252,47 +249,6 @@ fn home(machine: &Machine, node: NodeId) -> NodeId {
     with_memory
         .min_by_key(|other| (machine.distance(node, *other).unwrap_or(u32::MAX), *other))
         .unwrap_or(node)
-}
-
-impl State {
-    fn estimate_targets(&self) -> (Vec<Target>, BTreeSet<PathBuf>) {
-        let Some(hierarchy) = &self.hierarchy else { return Default::default() };
-        let nodes: Vec<NodeId> = self.machine.nodes.keys().copied().collect();
-        let mut targets = Vec::new();
-        let mut all = BTreeSet::new();
-        for (id, member) in self.table.members() {
-            let dir = hierarchy.dir(&member.path);
-            all.insert(dir.clone());
-            let sampling = self.sampling.get(&id).map(|seen| seen.state).unwrap_or_default();
-            let (Some(resident), true) = (&member.resident, sampling != Sampling::On) else { continue };
-            let mapped = |of: &Resident| of.anon.0.saturating_add(of.mapped.0);
-            let lies = nodes.iter().copied().zip(resident.iter().map(mapped)).collect();
-            targets.push(Target { id, dir, lies });
-        }
-        targets.sort_by_key(|target| target.id);
-        (targets, all)
-    }
-}
-
-impl Observer {
-    /// Looks at every workload that is not sampled, as far as the budget goes.
-    pub(super) fn estimate_remote(&self, estimator: &mut Estimator) {
-        let (targets, all) = self.lock().estimate_targets();
-        let machine = self.machine();
-        let looks = estimator.look(&self.config.host_root.join("proc"), &machine, &targets, &all);
-        let now = Instant::now();
-        let mut state = self.lock();
-        let estimates = &mut state.estimates.0;
-        let ids: BTreeSet<CgroupId> = targets.iter().map(|target| target.id).collect();
-        estimates.retain(|id, _| ids.contains(id));
-        for target in &targets {
-            if let Some(Look::Ran(ran)) = looks.get(&target.id)
-                && let Some(share) = remote_share(ran, &target.lies, |node| home(&machine, node))
-            {
-                estimates.insert(target.id, (share, now));
-            }
-        }
-    }
 }
 
 #[cfg(test)]

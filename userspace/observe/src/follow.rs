@@ -8,19 +8,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{
-    Event, Hierarchy, OpenError, WatchMode, WatchOptions, Watcher, WorkloadKind, classify,
-};
+use numaward_cgroup::{Hierarchy, OpenError, WatchMode, WatchOptions, Watcher};
 use numaward_model::health::{Heartbeat, Latch, Readiness};
-use numaward_probes::{CgroupId, RegisterError};
 use numaward_topology::sysfs;
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    Observer, Part, State, chain,
+use crate::{
     hotplug::{self, Fingerprint},
+    observer::{Observer, held},
+    part::{Part, chain},
     residency,
-    table::Member,
+    slots::{AT_ONCE, Moving},
 };
 
 /// How long a turn of the loop waits for news, at most: also how late it notices that it is to stop.
@@ -122,18 +120,24 @@ fn follow(
             Some(watcher) => observer.follow_cgroups(watcher),
             None => thread::sleep(TURN),
         }
-        // The first turn has told every cgroup, or has told why it cannot.
+        // The first turn has found every cgroup, or has reported why it cannot.
         if let Some(latch) = latch.take() {
             latch.release();
         }
-        observer.follow_interest(Instant::now());
+        observer.follow_slot_policy(Instant::now());
         {
-            let mut state = observer.lock();
-            state.keep_books(observer.config.observe.keep_removed.0);
-            state.follow_exclusive_cpus(&observer.config.host_root);
-            state.follow_cost(Instant::now());
-            state.probes.flush_log();
+            let keep = observer.config.observe.keep_removed.0;
+            while observer.moving().keep_books(keep, AT_ONCE) {
+                thread::yield_now();
+            }
+            let mut moving = observer.moving();
+            moving.follow_exclusive_cpus();
+            let Moving { mut probing, state } = moving;
+            drop(state);
+            probing.follow_cost(Instant::now());
+            probing.probes.flush_log();
         }
+        observer.follow_interrupts();
         observer.report_intruders();
         let mut is_due = machine_read.elapsed() >= observer.config.observe.topology_interval.0;
         if compared.elapsed() >= COMPARE {
@@ -166,121 +170,46 @@ impl Observer {
 
     /// Waits for news of cgroups and takes it in.
     fn follow_cgroups(&self, watcher: &mut Watcher) {
-        let told = watcher.next(TURN);
-        let mut state = self.lock();
-        match told {
-            Ok(events) => {
-                if !events.is_empty() {
-                    state.cgroup_listeners.retain(|listening| (listening.0)(&events));
-                }
-                for event in events {
-                    state.take(event);
-                }
-                state.note(Part::Cgroups, Ok(()));
-            }
+        let events = match watcher.next(TURN) {
+            Ok(events) => events,
             Err(error) => {
-                state.note(Part::Cgroups, Err(chain(&error)));
-                drop(state);
-                thread::sleep(TURN);
-                return;
+                self.note(Part::Cgroups, Err(chain(&error)));
+                return thread::sleep(TURN);
+            }
+        };
+        if !events.is_empty() {
+            held(&self.listeners.0).retain(|listener| listener(&events));
+            let mut moving = self.moving();
+            for event in events {
+                moving.take(event);
             }
         }
+        self.note(Part::Cgroups, Ok(()));
         let mode = match watcher.mode() {
             WatchMode::Watching => Ok(()),
             WatchMode::Sweeping { reason } => Err(reason.clone()),
         };
-        state.note(Part::CgroupWatch, mode);
+        self.note(Part::CgroupWatch, mode);
     }
 
     /// Reads the machine again, for what changes at run time: memory and CPUs that come and go.
     fn read_machine(&self) {
         let machine = sysfs::read(&self.config.host_root).map_err(|error| chain(&error));
-        let mut state = self.lock();
-        state.note(Part::Topology, machine.as_ref().map(|_| ()).map_err(Clone::clone));
+        self.note(Part::Topology, machine.as_ref().map(|_| ()).map_err(Clone::clone));
         let Ok(machine) = machine else { return };
-        let refreshed = state.probes.refresh(&machine).map_err(|error| chain(&error));
-        state.note(Part::ProbeNodes, refreshed);
-        if machine == *state.machine {
+        let refreshed = self.probing().probes.refresh(&machine).map_err(|error| chain(&error));
+        self.note(Part::ProbeNodes, refreshed);
+        let before = self.machine();
+        if machine == *before {
             return;
         }
-        for report in hotplug::changes(&state.machine, &machine) {
+        for report in hotplug::changes(&before, &machine) {
             self.events.report(report);
         }
-        if machine.node_ids() != state.machine.node_ids() {
-            state.table.forget_residents();
+        let mut state = self.lock();
+        if machine.node_ids() != before.node_ids() {
+            state.table_mut().forget_residents();
         }
-        state.machine = Arc::new(machine);
-    }
-}
-
-impl State {
-    fn take(&mut self, event: Event) {
-        match event {
-            Event::Added(cgroup) => {
-                let workload = classify(&cgroup.path, |_| false);
-                // Deeper cgroups fold into their workload. What the root cgroup has is `other`: a slot
-                // for it would take what those without a slot allocate.
-                if workload.root != cgroup.path || workload.kind == WorkloadKind::Root {
-                    return;
-                }
-                let container = workload.container.as_ref();
-                let name = self.name_of(&workload);
-                tracing::debug!(workload = name, cgroup = %cgroup.path, "workload appeared");
-                self.container_came(cgroup.id, &cgroup.path, container);
-                let member = Member::new(cgroup.path, workload.kind, workload.container);
-                self.table.add(cgroup.id, &name, member);
-            }
-            Event::Removed(cgroup) => {
-                self.container_went(cgroup.id);
-                self.give_up(cgroup.id);
-            }
-        }
-    }
-
-    /// Takes a cgroup from the table; its last counts stay with its name.
-    pub(super) fn give_up(&mut self, id: numaward_cgroup::CgroupId) {
-        self.keep_activity(id);
-        let counted = match self.table.slot(id).map(|slot| self.probes.release(slot)) {
-            None => None,
-            Some(Ok(counted)) => Some(counted),
-            Some(Err(error)) => {
-                tracing::warn!(cgroup = id.0, error = chain(&error), "last counts are lost");
-                None
-            }
-        };
-        self.table.remove(id, &counted.unwrap_or_default(), Instant::now());
-    }
-
-    /// Gives free slots to workloads that wait, and takes from the list what has been gone for `keep`.
-    pub(super) fn keep_books(&mut self, keep: Duration) {
-        self.table.expire(Instant::now(), keep);
-        let table = &self.table;
-        self.activities.keep(|name| table.is_listed(name));
-        if !self.needs_slots() {
-            return;
-        }
-        let mut outcome = Ok(());
-        while let Some(id) = self.table.next_waiting() {
-            let promises = self.promises.clone();
-            match self.probes.register(CgroupId(id.0), promises.nodes_of(id)) {
-                Ok(slot) => self.table.settle_waiting(Some(slot)),
-                Err(RegisterError::NoSlot { .. }) if self.make_room() => break,
-                Err(error @ RegisterError::NoSlot { .. }) => {
-                    let reason =
-                        format!("{error} (probes.slots); workloads without one are counted as other");
-                    outcome = Err(reason);
-                    break;
-                }
-                Err(error) => {
-                    tracing::warn!(
-                        cgroup = id.0,
-                        error = chain(&error),
-                        "a workload cannot be counted by itself"
-                    );
-                    self.table.settle_waiting(None);
-                }
-            }
-        }
-        self.note(Part::Slots, outcome);
+        self.machine.set(machine);
     }
 }

@@ -11,11 +11,11 @@ use numaward_topology::{Bytes, Machine};
 
 /// What differs after the machine changed.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Fingerprint(Vec<Option<String>>);
+pub(crate) struct Fingerprint(Vec<Option<String>>);
 
 impl Fingerprint {
     /// Takes it. What cannot be read stays unknown: the slow reading finds what that hides.
-    pub(super) fn take(root: &Path) -> Self {
+    pub(crate) fn take(root: &Path) -> Self {
         let read = |file: &str| fs::read_to_string(root.join(file)).ok();
         // `MemTotal` changes with the memory that is online, `Hugetlb` with the pools of all page sizes.
         let meminfo = read("proc/meminfo").map(|text| {
@@ -30,7 +30,7 @@ impl Fingerprint {
 }
 
 /// What became of a machine, an event for each part.
-pub(super) fn changes(before: &Machine, after: &Machine) -> Vec<Report> {
+pub(crate) fn changes(before: &Machine, after: &Machine) -> Vec<Report> {
     let mut reports = Vec::new();
     let mut tell = |message: String| reports.push(Report::new(EventKind::MachineChange, message));
     let (were, are) = (before.cpu_ids(), after.cpu_ids());

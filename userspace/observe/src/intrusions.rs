@@ -15,10 +15,8 @@ use numaward_model::Report;
 use numaward_probes::{CpuUse, Intruder, IntruderClass, SlotId};
 use numaward_topology::{CpuId, CpuSet};
 
-use super::{Observer, Part, State, chain};
-
 /// Time between two looks.
-const LOOK: Duration = Duration::from_secs(5);
+pub(crate) const LOOK: Duration = Duration::from_secs(5);
 /// One in so many parts of the time, for tasks and for kernel threads.
 const TASKS: u32 = 1000;
 const KERNEL_THREADS: u32 = 20;
@@ -27,18 +25,18 @@ const NAMES: usize = 3;
 
 /// What was seen at the last look.
 #[derive(Debug, Default)]
-pub(super) struct Intrusions {
-    looked: Option<Instant>,
+pub(crate) struct Intrusions {
+    pub(crate) looked: Option<Instant>,
     used: BTreeMap<CpuId, CpuUse>,
     /// The time of each name, when it was last needed.
-    by_name: BTreeMap<Name, Duration>,
+    pub(crate) by_name: BTreeMap<Name, Duration>,
 }
 
-type Name = (SlotId, IntruderClass, Option<SlotId>, String);
+pub(crate) type Name = (SlotId, IntruderClass, Option<SlotId>, String);
 
 /// Others ran on CPUs of one workload.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Intrusion {
+pub(crate) struct Intrusion {
     cpus: CpuSet,
     /// Processes of the host and of other workloads.
     tasks: Duration,
@@ -46,12 +44,12 @@ struct Intrusion {
 }
 
 impl Intrusion {
-    fn is_worth_telling(&self, elapsed: Duration) -> bool {
+    fn is_worth_an_event(&self, elapsed: Duration) -> bool {
         self.tasks * TASKS >= elapsed || self.kernel_threads * KERNEL_THREADS >= elapsed
     }
 
     /// The event. `names` are of the intruders, the longest first, as far as they are known.
-    fn report(&self, elapsed: Duration, names: &[(String, IntruderClass)]) -> Report {
+    pub(crate) fn report(&self, elapsed: Duration, names: &[(String, IntruderClass)]) -> Report {
         let who = names.iter().map(|(command, class)| format!("{command:?} ({})", class.as_str()));
         let who = match who.collect::<Vec<_>>() {
             who if who.is_empty() => String::new(),
@@ -75,7 +73,7 @@ impl Intrusion {
 
 impl Intrusions {
     /// Compares with the last look: who was intruded upon, and for how long that look was.
-    fn compare(
+    pub(crate) fn compare(
         &mut self,
         owners: &BTreeMap<CpuId, SlotId>,
         used: BTreeMap<CpuId, CpuUse>,
@@ -96,13 +94,13 @@ impl Intrusions {
             intrusion.tasks = intrusion.tasks.saturating_add(tasks);
             intrusion.kernel_threads = intrusion.kernel_threads.saturating_add(kernel_threads);
         }
-        intrusions.retain(|_, intrusion| intrusion.is_worth_telling(elapsed));
+        intrusions.retain(|_, intrusion| intrusion.is_worth_an_event(elapsed));
         (self.looked, self.used) = (Some(now), used);
         (intrusions, elapsed)
     }
 
     /// The names of those who intruded upon `owner` since names were last asked for, the longest first.
-    fn names(&self, owner: SlotId, all: &[Intruder]) -> Vec<(String, IntruderClass)> {
+    pub(crate) fn names(&self, owner: SlotId, all: &[Intruder]) -> Vec<(String, IntruderClass)> {
         let grown = |intruder: &Intruder| {
             intruder.time.saturating_sub(self.by_name.get(&name(intruder)).copied().unwrap_or_default())
         };
@@ -117,53 +115,14 @@ impl Intrusions {
     }
 }
 
-fn name(intruder: &Intruder) -> Name {
+pub(crate) fn name(intruder: &Intruder) -> Name {
     (intruder.owner, intruder.class, intruder.workload, intruder.command.clone())
-}
-
-impl State {
-    /// Looks once, if it is time to.
-    fn look_for_intruders(&mut self, now: Instant) -> Vec<Report> {
-        if self.exclusive.owners().is_empty() {
-            self.intrusions.looked = None;
-            return Vec::new();
-        }
-        if self.intrusions.looked.is_some_and(|looked| now.duration_since(looked) < LOOK) {
-            return Vec::new();
-        }
-        let used = self.probes.cpu_use().map_err(|error| chain(&error));
-        self.note(Part::Intruders, used.as_ref().map(|_| ()).map_err(Clone::clone));
-        let Ok(used) = used else { return Vec::new() };
-        let first = self.intrusions.looked.is_none();
-        let (found, elapsed) = self.intrusions.compare(self.exclusive.owners(), used, now);
-        // What ran before the CPUs were exclusive is moved away; the first look only notes what there is.
-        if first || found.is_empty() {
-            return Vec::new();
-        }
-        let all = self.probes.intruders().unwrap_or_default();
-        let reports = found.iter().filter_map(|(&owner, intrusion)| {
-            let report = intrusion.report(elapsed, &self.intrusions.names(owner, &all));
-            Some(report.workload(self.name_of_slot(owner)?))
-        });
-        let reports = reports.collect();
-        self.intrusions.by_name = all.iter().map(|intruder| (name(intruder), intruder.time)).collect();
-        reports
-    }
-}
-
-impl Observer {
-    /// Reports who ran on CPUs that are exclusive to others, if it is time to look.
-    pub(super) fn report_intruders(&self) {
-        let reports = self.lock().look_for_intruders(Instant::now());
-        for report in reports {
-            self.events.report(report);
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::exclusive::tests::slot, *};
+    use super::*;
+    use crate::exclusive::tests::slot;
 
     fn used(host: u64, kernel_threads: u64) -> BTreeMap<CpuId, CpuUse> {
         let used = CpuUse {

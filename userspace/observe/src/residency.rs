@@ -8,6 +8,7 @@
 //! add up so: for a workload with others below it they are not read.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::Arc,
     thread,
@@ -15,26 +16,34 @@ use std::{
 };
 
 use numaward_cgroup::{
-    CgroupId, CgroupPath, ReadError,
-    read::{memory_events, memory_numa_stat, memory_pressure},
+    CgroupId, CgroupPath, Hierarchy, ReadError,
+    knob::{Knob, Value},
+    read::{memory_events, memory_numa_stat, memory_pressure, numa_balancing},
 };
 use numaward_model::snapshot::{Pressure, Resident};
-use numaward_topology::{Bytes, NodeId};
+use numaward_probes::{Probe, SlotId};
+use numaward_topology::{Bytes, Machine, NodeId};
 use tokio_util::sync::CancellationToken;
 
-use super::{Observer, Part, State, chain, estimate::Estimator, table::Trouble};
+use crate::{
+    estimate::{self, Estimator, Look, home, remote_share},
+    observer::{Observer, held},
+    part::{Part, chain},
+    sampling::{Host, Sampled, Sampling, balancing},
+    table::{Table, Trouble},
+};
 
 /// Reads in turns until `stop` is cancelled. Whoever cancels it wakes the thread.
-pub(super) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
+pub(crate) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
     let interval = observer.config.observe.residency_interval.0;
     // Whoever asks less often than this gets figures that are one question old.
     let interest = (3 * interval).max(Duration::from_mins(1));
     let estimate = &observer.config.observe.remote_estimate;
     let mut estimator = estimate.enabled.then(|| Estimator::new(estimate.max_files));
     let mut due = Instant::now();
-    observer.lock().reader = Some(thread::current());
+    held(&observer.demand).reader = Some(thread::current());
     while !stop.is_cancelled() {
-        let asked = observer.lock().asked.is_some_and(|asked| asked.elapsed() < interest);
+        let asked = held(&observer.demand).asked.is_some_and(|asked| asked.elapsed() < interest);
         if !asked {
             thread::park();
             continue;
@@ -53,16 +62,6 @@ pub(super) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
     }
 }
 
-impl State {
-    /// Somebody asks for the workloads' figures.
-    pub(super) fn ask(&mut self) {
-        self.asked = Some(Instant::now());
-        if let Some(reader) = &self.reader {
-            reader.unpark();
-        }
-    }
-}
-
 /// A workload to be read.
 struct Target {
     id: CgroupId,
@@ -75,12 +74,17 @@ struct Target {
 }
 
 impl Observer {
+    /// Where cgroups are found, the workloads and the machine, of one instant; `None` while the first is not known.
+    fn placed(&self) -> Option<(Hierarchy, Arc<Table<SlotId>>, Arc<Machine>)> {
+        let state = self.lock();
+        Some((state.hierarchy.clone()?, state.table.clone(), self.machine()))
+    }
+
     /// Reads every workload once.
-    pub(super) fn read_workloads(&self, stop: &CancellationToken) {
+    pub(crate) fn read_workloads(&self, stop: &CancellationToken) {
         let (mut targets, nodes) = {
-            let state = self.lock();
-            let Some(hierarchy) = &state.hierarchy else { return };
-            let targets = state.table.members().map(|(id, member)| Target {
+            let Some((hierarchy, table, machine)) = self.placed() else { return };
+            let targets = table.members().map(|(id, member)| Target {
                 id,
                 path: member.path.clone(),
                 dir: hierarchy.dir(&member.path),
@@ -88,7 +92,7 @@ impl Observer {
                 trouble: Trouble::default(),
                 is_outer: false,
             });
-            let nodes: Vec<NodeId> = state.machine.nodes.keys().copied().collect();
+            let nodes: Vec<NodeId> = machine.nodes.keys().copied().collect();
             (targets.collect::<Vec<_>>(), nodes)
         };
         targets.sort_by(|a, b| a.path.cmp(&b.path));
@@ -108,19 +112,21 @@ impl Observer {
                 first.get_or_insert_with(|| chain(&error));
             }
         }
-        // A single cgroup may well lack a controller. If all do, nothing can be read on this host.
+        // A controller may well be missing in a single cgroup. If all do, nothing can be read on this host.
         if targets.iter().all(|target| target.resident.is_none()) {
             failed = failed.or(absent);
         }
         take_off(&mut targets, &outer);
         let mut state = self.lock();
-        // Figures are told by the position of their node.
-        let as_before = state.machine.nodes.keys().eq(&nodes);
+        // Figures are known by the position of their node.
+        let as_before = self.machine().nodes.keys().eq(&nodes);
+        let table = state.table_mut();
         for target in targets {
             let resident = target.resident.filter(|_| as_before);
-            state.table.set_read(target.id, resident.map(Arc::from), target.trouble);
+            table.set_read(target.id, resident.map(Arc::from), target.trouble);
         }
-        state.note(Part::Residency, failed.map_or(Ok(()), Err));
+        drop(state);
+        self.note(Part::Residency, failed.map_or(Ok(()), Err));
     }
 }
 
@@ -146,6 +152,78 @@ impl Target {
             self.trouble.pressure = Some(Pressure { waiting, stalled });
         });
         resident.and(events).and(pressure)
+    }
+}
+
+impl Observer {
+    /// Looks at every workload once.
+    pub(crate) fn judge_sampling(&self) {
+        let (has_hints, skips_single_node_cpusets, activity) = {
+            let probing = self.probing();
+            let activity = probing.has(Probe::Scan).then(|| probing.probes.activity().ok()).flatten();
+            (probing.has(Probe::Hint), probing.probes.skips_single_node_cpusets(), activity)
+        };
+        let Some((hierarchy, table, machine)) = self.placed() else { return };
+        let host = Host {
+            balancing: balancing(&self.config.host_root),
+            nodes: machine.nodes.values().filter(|node| node.memory.0 > 0).count(),
+            skips_single_node_cpusets,
+        };
+        let now = Instant::now();
+        let mut looked = BTreeMap::new();
+        for (id, member) in table.members() {
+            let dir = hierarchy.dir(&member.path);
+            let allowed = match Knob::CpusetMemsEffective.read(&dir) {
+                Ok(Value::Nodes(nodes)) => Some(nodes.len()),
+                _ => None,
+            };
+            // Only where no probe sees it: this file is long.
+            let stat = (!has_hints).then(|| numa_balancing(&dir).ok().flatten()).flatten();
+            let scanned = activity.as_ref().and_then(|(slots, _)| Some(slots.get(&member.slot?)?.scanned));
+            looked.insert(id, (host.judge(allowed), scanned, stat));
+        }
+        let mut sampled = Sampled::clone(&self.sampled.get());
+        sampled.seen.retain(|id, _| looked.contains_key(id));
+        sampled.memory_stat_serves = false;
+        for (id, (by_host, scanned, stat)) in looked {
+            let seen = sampled.seen.entry(id).or_default();
+            seen.update(by_host, scanned, stat.map(|stat| stat.pte_updates), now);
+            seen.moved = stat.map(|stat| stat.pages_migrated);
+            sampled.memory_stat_serves |= stat.is_some();
+        }
+        self.sampled.set(sampled);
+    }
+
+    /// Looks at every workload that is not sampled, as far as the budget goes.
+    pub(crate) fn estimate_remote(&self, estimator: &mut Estimator) {
+        let Some((hierarchy, table, machine)) = self.placed() else { return };
+        let mut sampled = Sampled::clone(&self.sampled.get());
+        let mut targets = Vec::new();
+        let mut all = BTreeSet::new();
+        for (id, member) in table.members() {
+            let dir = hierarchy.dir(&member.path);
+            all.insert(dir.clone());
+            let (Some(resident), true) = (&member.resident, sampled.state(id) != Sampling::On) else {
+                continue;
+            };
+            let mapped = |of: &Resident| of.anon.0.saturating_add(of.mapped.0);
+            let lies = machine.nodes.keys().copied().zip(resident.iter().map(mapped)).collect();
+            targets.push(estimate::Target { id, dir, lies });
+        }
+        targets.sort_by_key(|target| target.id);
+        let looks = estimator.look(&self.config.host_root.join("proc"), &machine, &targets, &all);
+        let now = Instant::now();
+        let estimates = &mut sampled.estimates.0;
+        let ids: BTreeSet<CgroupId> = targets.iter().map(|target| target.id).collect();
+        estimates.retain(|id, _| ids.contains(id));
+        for target in &targets {
+            if let Some(Look::Ran(ran)) = looks.get(&target.id)
+                && let Some(share) = remote_share(ran, &target.lies, |node| home(&machine, node))
+            {
+                estimates.insert(target.id, (share, now));
+            }
+        }
+        self.sampled.set(sampled);
     }
 }
 

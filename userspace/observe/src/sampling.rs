@@ -13,21 +13,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{
-    CgroupId, CgroupPath,
-    knob::{Knob, Value},
-    read::numa_balancing,
-};
-use numaward_probes::{Mode, Probe, Scanned};
+use numaward_cgroup::CgroupId;
+use numaward_probes::{Mode, Probe, ProbeReport, Scanned};
 
-use super::Observer;
+use crate::estimate::Estimates;
 
 /// How long what was seen last holds good: balancing comes back to a task after a minute at the latest.
 const HOLDS: Duration = Duration::from_mins(5);
 
 /// Whether a workload's accesses are sampled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Sampling {
+pub(crate) enum Sampling {
     /// Yes.
     On,
     /// No: NUMA balancing is off, or there is one node.
@@ -45,7 +41,7 @@ pub(super) enum Sampling {
 
 impl Sampling {
     /// The metric label `state`.
-    pub(super) const fn as_str(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::On => "on",
             Self::Off => "off",
@@ -59,28 +55,55 @@ impl Sampling {
 
 /// What is known of a workload's sampling.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
-    pub(super) state: Sampling,
-    scanned: Option<Scanned>,
+pub(crate) struct Seen {
+    pub(crate) state: Sampling,
+    pub(crate) scanned: Option<Scanned>,
     pte_updates: Option<u64>,
     /// What was seen last of mappings or pages, and when.
     verdict: Option<(Sampling, Instant)>,
     /// Pages that balancing moved to the node that accessed them (`memory.stat`): so many remote accesses at least.
-    pub(super) moved: Option<u64>,
+    pub(crate) moved: Option<u64>,
+}
+
+/// What is known of the accesses of all workloads.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sampled {
+    /// Whether they are sampled.
+    pub(crate) seen: BTreeMap<CgroupId, Seen>,
+    /// Where they are not, and that is asked for: how many would be remote.
+    pub(crate) estimates: Estimates,
+    /// Whether `memory.stat` says something of sampling, where the probes do not.
+    pub(crate) memory_stat_serves: bool,
+}
+
+impl Sampled {
+    /// Whether those of a cgroup are sampled.
+    pub(crate) fn state(&self, id: CgroupId) -> Sampling {
+        self.seen.get(&id).map(|seen| seen.state).unwrap_or_default()
+    }
+
+    /// How a probe is attached, or what serves in its place.
+    pub(crate) fn mode(&self, report: &ProbeReport) -> String {
+        match (report.probe, report.mode) {
+            (Probe::Hint, Mode::Absent) if self.memory_stat_serves => "memory_stat".to_owned(),
+            (Probe::OomKill, Mode::Absent) => "memory_events".to_owned(),
+            (_, mode) => mode.to_string(),
+        }
+    }
 }
 
 /// What holds for the whole host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Host {
+pub(crate) struct Host {
     /// `kernel.numa_balancing`; `None` where it cannot be read.
-    balancing: Option<u32>,
-    nodes: usize,
-    skips_single_node_cpusets: Option<bool>,
+    pub(crate) balancing: Option<u32>,
+    pub(crate) nodes: usize,
+    pub(crate) skips_single_node_cpusets: Option<bool>,
 }
 
 impl Host {
     /// What can be said without looking at what was sampled. `allowed` is how many nodes the cpuset has.
-    fn judge(self, allowed: Option<usize>) -> Option<Sampling> {
+    pub(crate) fn judge(self, allowed: Option<usize>) -> Option<Sampling> {
         match self.balancing {
             _ if self.nodes < 2 => Some(Sampling::Off),
             None => Some(Sampling::Unknown),
@@ -96,7 +119,7 @@ impl Host {
 }
 
 /// Reads `kernel.numa_balancing`. A kernel without it does not balance.
-fn balancing(root: &Path) -> Option<u32> {
+pub(crate) fn balancing(root: &Path) -> Option<u32> {
     match fs::read_to_string(root.join("proc/sys/kernel/numa_balancing")) {
         Ok(text) => text.trim().parse().ok(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Some(0),
@@ -106,7 +129,7 @@ fn balancing(root: &Path) -> Option<u32> {
 
 impl Seen {
     /// Takes in what is known now; each part is absent where it cannot be told.
-    fn update(
+    pub(crate) fn update(
         &mut self,
         by_host: Option<Sampling>,
         scanned: Option<Scanned>,
@@ -131,54 +154,6 @@ impl Seen {
         }
         let held = self.verdict.filter(|(_, at)| now.saturating_duration_since(*at) < HOLDS);
         self.state = by_host.or(held.map(|(verdict, _)| verdict)).unwrap_or_default();
-    }
-}
-
-impl Observer {
-    /// Looks at every workload once.
-    pub(super) fn judge_sampling(&self) {
-        let (targets, host, activity, dirs) = {
-            let state = self.lock();
-            let Some(hierarchy) = state.hierarchy.clone() else { return };
-            let targets: Vec<(CgroupId, CgroupPath, _)> =
-                state.table.members().map(|(id, member)| (id, member.path.clone(), member.slot)).collect();
-            let host = Host {
-                balancing: balancing(&self.config.host_root),
-                nodes: state.machine.nodes.values().filter(|node| node.memory.0 > 0).count(),
-                skips_single_node_cpusets: state.probes.skips_single_node_cpusets(),
-            };
-            let attached = |probe| {
-                let reports = state.probes.reports().iter();
-                reports.filter(|report| report.mode != Mode::Absent).any(|report| report.probe == probe)
-            };
-            let scan = attached(Probe::Scan);
-            let activity = scan.then(|| state.probes.activity().ok()).flatten();
-            (targets, host, activity, (hierarchy, attached(Probe::Hint)))
-        };
-        let (hierarchy, has_hints) = dirs;
-        let now = Instant::now();
-        let mut looked = BTreeMap::new();
-        for (id, path, slot) in targets {
-            let dir = hierarchy.dir(&path);
-            let allowed = match Knob::CpusetMemsEffective.read(&dir) {
-                Ok(Value::Nodes(nodes)) => Some(nodes.len()),
-                _ => None,
-            };
-            // Only where no probe sees it: this file is long.
-            let stat = (!has_hints).then(|| numa_balancing(&dir).ok().flatten()).flatten();
-            let scanned = activity.as_ref().and_then(|(slots, _)| Some(slots.get(&slot?)?.scanned));
-            looked.insert(id, (host.judge(allowed), scanned, stat));
-        }
-        let mut state = self.lock();
-        state.sampling.retain(|id, _| looked.contains_key(id));
-        let mut serves = false;
-        for (id, (by_host, scanned, stat)) in looked {
-            let seen = state.sampling.entry(id).or_default();
-            seen.update(by_host, scanned, stat.map(|stat| stat.pte_updates), now);
-            seen.moved = stat.map(|stat| stat.pages_migrated);
-            serves |= stat.is_some();
-        }
-        state.memory_stat_serves = serves;
     }
 }
 

@@ -4,12 +4,12 @@
 //! but a counter that is served must never go down, and the sum over all must never lose a page.
 //!
 //! Terms: a *member* is one workload, known by its cgroup. It may hold a *slot* or wait for one. Members
-//! with the same *name* are served as one series (see [`super::naming`]): all containers of Docker, say. The
+//! with the same *name* are served as one series (see [`crate::naming`]): all containers of Docker, say. The
 //! *base* of a name is what its former members had counted when they gave back their slots.
 //!
 //! Algorithm: slots go to members in the order in which they were seen, parents before children; who finds
 //! none waits, and the one that waited longest gets the next that is free, unless another is preferred (see
-//! [`super::interest`]). A member whose slot is taken back waits again. A name's counter is its base plus
+//! [`crate::slot_policy`]). A member whose slot is taken back waits again. A name's counter is its base plus
 //! the slots of its members. When the last member is gone the name is kept for a while, so that its
 //! last values are scraped; then it goes, and its base is added to `other`, which also has what the
 //! probes count outside all slots.
@@ -30,9 +30,10 @@ use numaward_model::snapshot::{Pressure, Resident};
 use numaward_probes::{Counters, NodeCounters, Pages};
 
 /// All workloads, with slots of type `S`.
-#[derive(Debug)]
-pub(super) struct Table<S> {
-    series: BTreeMap<Arc<str>, Series<S>>,
+#[derive(Clone, Debug)]
+pub(crate) struct Table<S> {
+    /// Shared with copies of the table that are being read.
+    series: BTreeMap<Arc<str>, Arc<Series<S>>>,
     /// Under which name a cgroup is served.
     names: BTreeMap<CgroupId, Arc<str>>,
     waiting: VecDeque<CgroupId>,
@@ -41,11 +42,11 @@ pub(super) struct Table<S> {
 }
 
 /// What is served under one name.
-#[derive(Debug)]
-pub(super) struct Series<S> {
-    pub(super) members: BTreeMap<CgroupId, Member<S>>,
+#[derive(Clone, Debug)]
+pub(crate) struct Series<S> {
+    pub(crate) members: BTreeMap<CgroupId, Member<S>>,
     /// The kind of the member that came last.
-    pub(super) kind: WorkloadKind,
+    pub(crate) kind: WorkloadKind,
     base: NodeCounters,
     base_trouble: Trouble,
     /// Whether a member ever held a slot: if not, there are no counters to serve.
@@ -54,21 +55,21 @@ pub(super) struct Series<S> {
 }
 
 /// A workload.
-#[derive(Debug)]
-pub(super) struct Member<S> {
-    pub(super) path: CgroupPath,
-    pub(super) kind: WorkloadKind,
-    pub(super) container: Option<Container>,
-    pub(super) slot: Option<S>,
-    pub(super) resident: Option<Arc<[Resident]>>,
-    pub(super) trouble: Trouble,
+#[derive(Clone, Debug)]
+pub(crate) struct Member<S> {
+    pub(crate) path: CgroupPath,
+    pub(crate) kind: WorkloadKind,
+    pub(crate) container: Option<Container>,
+    pub(crate) slot: Option<S>,
+    pub(crate) resident: Option<Arc<[Resident]>>,
+    pub(crate) trouble: Trouble,
 }
 
 /// What went wrong in a cgroup for want of memory; parts that cannot be read are absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Trouble {
-    pub(super) pressure: Option<Pressure>,
-    pub(super) oom_kills: Option<u64>,
+pub(crate) struct Trouble {
+    pub(crate) pressure: Option<Pressure>,
+    pub(crate) oom_kills: Option<u64>,
 }
 
 impl<S> Default for Table<S> {
@@ -80,27 +81,36 @@ impl<S> Default for Table<S> {
 
 impl<S> Member<S> {
     /// A workload of which nothing is known yet.
-    pub(super) fn new(path: CgroupPath, kind: WorkloadKind, container: Option<Container>) -> Self {
+    pub(crate) fn new(path: CgroupPath, kind: WorkloadKind, container: Option<Container>) -> Self {
         Self { path, kind, container, slot: None, resident: None, trouble: Trouble::default() }
     }
 }
 
-impl<S: Copy> Table<S> {
+impl<S: Copy + Eq> Table<S> {
+    /// To be changed.
+    fn series_mut(&mut self, id: CgroupId) -> Option<&mut Series<S>> {
+        self.series.get_mut(self.names.get(&id)?).map(Arc::make_mut)
+    }
+
     /// A workload appeared; it waits for a slot. One that is known already is left as it is.
-    pub(super) fn add(&mut self, id: CgroupId, name: &str, member: Member<S>) {
+    pub(crate) fn add(&mut self, id: CgroupId, name: &str, member: Member<S>) {
         if self.names.contains_key(&id) {
             return;
         }
         let known = self.series.get_key_value(name);
         let name = known.map_or_else(|| Arc::from(name), |(name, _)| name.clone());
-        let series = self.series.entry(name.clone()).or_insert_with(|| Series {
-            members: BTreeMap::new(),
-            kind: member.kind,
-            base: NodeCounters::new(),
-            base_trouble: Trouble::default(),
-            counted: false,
-            removed: None,
+        let kind = member.kind;
+        let series = self.series.entry(name.clone()).or_insert_with(|| {
+            Arc::new(Series {
+                members: BTreeMap::new(),
+                kind,
+                base: NodeCounters::new(),
+                base_trouble: Trouble::default(),
+                counted: false,
+                removed: None,
+            })
         });
+        let series = Arc::make_mut(series);
         series.kind = member.kind;
         series.removed = None;
         series.members.insert(id, member);
@@ -109,17 +119,17 @@ impl<S: Copy> Table<S> {
     }
 
     /// The cgroup that is next to get a slot.
-    pub(super) fn next_waiting(&self) -> Option<CgroupId> {
+    pub(crate) fn next_waiting(&self) -> Option<CgroupId> {
         self.waiting.front().copied()
     }
 
     /// Who waits for a slot, in the order in which they get one.
-    pub(super) fn waiting(&self) -> impl Iterator<Item = CgroupId> {
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = CgroupId> {
         self.waiting.iter().copied()
     }
 
     /// Lets a cgroup that waits be the next to get a slot.
-    pub(super) fn prefer(&mut self, id: CgroupId) {
+    pub(crate) fn prefer(&mut self, id: CgroupId) {
         if let Some(place) = self.waiting.iter().position(|&waiting| waiting == id) {
             self.waiting.remove(place);
             self.waiting.push_front(id);
@@ -127,8 +137,8 @@ impl<S: Copy> Table<S> {
     }
 
     /// A cgroup's slot was taken back, and had counted this; it waits for another.
-    pub(super) fn suspend(&mut self, id: CgroupId, counted: &NodeCounters) {
-        let Some(series) = self.names.get(&id).and_then(|name| self.series.get_mut(name)) else { return };
+    pub(crate) fn suspend(&mut self, id: CgroupId, counted: &NodeCounters) {
+        let Some(series) = self.series_mut(id) else { return };
         let Some(member) = series.members.get_mut(&id) else { return };
         if member.slot.take().is_some() {
             add(&mut series.base, counted);
@@ -137,10 +147,9 @@ impl<S: Copy> Table<S> {
     }
 
     /// The cgroup that waited longest got a slot, or can never have one (`None`).
-    pub(super) fn settle_waiting(&mut self, slot: Option<S>) {
+    pub(crate) fn settle_waiting(&mut self, slot: Option<S>) {
         let Some(id) = self.waiting.pop_front() else { return };
-        let series = self.names.get(&id).and_then(|name| self.series.get_mut(name));
-        if let (Some(series), Some(slot)) = (series, slot)
+        if let (Some(series), Some(slot)) = (self.series_mut(id), slot)
             && let Some(member) = series.members.get_mut(&id)
         {
             member.slot = Some(slot);
@@ -149,30 +158,36 @@ impl<S: Copy> Table<S> {
     }
 
     /// The name under which a cgroup is served.
-    pub(super) fn name(&self, id: CgroupId) -> Option<&Arc<str>> {
+    pub(crate) fn name(&self, id: CgroupId) -> Option<&Arc<str>> {
         self.names.get(&id)
     }
 
     /// Whether a name is listed.
-    pub(super) fn is_listed(&self, name: &str) -> bool {
+    pub(crate) fn is_listed(&self, name: &str) -> bool {
         self.series.contains_key(name)
     }
 
+    /// The name of the workload with this slot.
+    pub(crate) fn name_of_slot(&self, slot: S) -> Option<&Arc<str>> {
+        let (id, _) = self.members().find(|(_, member)| member.slot == Some(slot))?;
+        self.name(id)
+    }
+
     /// A workload.
-    pub(super) fn member(&self, id: CgroupId) -> Option<&Member<S>> {
+    pub(crate) fn member(&self, id: CgroupId) -> Option<&Member<S>> {
         self.series.get(self.names.get(&id)?)?.members.get(&id)
     }
 
     /// The slot of a cgroup.
-    pub(super) fn slot(&self, id: CgroupId) -> Option<S> {
+    pub(crate) fn slot(&self, id: CgroupId) -> Option<S> {
         self.member(id)?.slot
     }
 
     /// A cgroup is gone; `counted` is what its slot, now given back, had counted.
-    pub(super) fn remove(&mut self, id: CgroupId, counted: &NodeCounters, now: Instant) {
+    pub(crate) fn remove(&mut self, id: CgroupId, counted: &NodeCounters, now: Instant) {
         let Some(name) = self.names.remove(&id) else { return };
         self.waiting.retain(|&waiting| waiting != id);
-        let Some(series) = self.series.get_mut(&name) else { return };
+        let Some(series) = self.series.get_mut(&name).map(Arc::make_mut) else { return };
         add(&mut series.base, counted);
         if let Some(member) = series.members.remove(&id) {
             series.base_trouble = series.base_trouble.plus(member.trouble);
@@ -183,7 +198,7 @@ impl<S: Copy> Table<S> {
     }
 
     /// Takes names from the list whose members have all been gone for `keep`.
-    pub(super) fn expire(&mut self, now: Instant, keep: Duration) {
+    pub(crate) fn expire(&mut self, now: Instant, keep: Duration) {
         let gone = &mut self.gone;
         self.series.retain(|_, series| {
             let expired = series.removed.is_some_and(|removed| now.duration_since(removed) >= keep);
@@ -195,19 +210,18 @@ impl<S: Copy> Table<S> {
     }
 
     /// What is served, by name.
-    pub(super) fn series(&self) -> impl Iterator<Item = (&Arc<str>, &Series<S>)> {
-        self.series.iter()
+    pub(crate) fn series(&self) -> impl Iterator<Item = (&Arc<str>, &Series<S>)> {
+        self.series.iter().map(|(name, series)| (name, &**series))
     }
 
     /// All workloads that live.
-    pub(super) fn members(&self) -> impl Iterator<Item = (CgroupId, &Member<S>)> {
+    pub(crate) fn members(&self) -> impl Iterator<Item = (CgroupId, &Member<S>)> {
         self.series.values().flat_map(|series| &series.members).map(|(&id, member)| (id, member))
     }
 
     /// Notes what was read of a cgroup. One that is gone meanwhile is left alone.
-    pub(super) fn set_read(&mut self, id: CgroupId, resident: Option<Arc<[Resident]>>, trouble: Trouble) {
-        let series = self.names.get(&id).and_then(|name| self.series.get_mut(name));
-        if let Some(member) = series.and_then(|series| series.members.get_mut(&id)) {
+    pub(crate) fn set_read(&mut self, id: CgroupId, resident: Option<Arc<[Resident]>>, trouble: Trouble) {
+        if let Some(member) = self.series_mut(id).and_then(|series| series.members.get_mut(&id)) {
             member.resident = resident;
             // A file that cannot be read for once does not take back what it said before.
             member.trouble = Trouble {
@@ -218,22 +232,22 @@ impl<S: Copy> Table<S> {
     }
 
     /// Forgets where the memory of each workload lies, until that is read again.
-    pub(super) fn forget_residents(&mut self) {
-        for member in self.series.values_mut().flat_map(|series| series.members.values_mut()) {
+    pub(crate) fn forget_residents(&mut self) {
+        for member in self.series.values_mut().flat_map(|series| Arc::make_mut(series).members.values_mut()) {
             member.resident = None;
         }
     }
 
     /// What is counted outside all names: by the probes outside all slots (`unslotted`), and by names
     /// that are no longer listed.
-    pub(super) fn other(&self, unslotted: &NodeCounters) -> NodeCounters {
+    pub(crate) fn other(&self, unslotted: &NodeCounters) -> NodeCounters {
         let mut sum = unslotted.clone();
         add(&mut sum, &self.gone);
         sum
     }
 
     /// Workloads with a slot, and without.
-    pub(super) fn slots(&self) -> (u64, u64) {
+    pub(crate) fn slots(&self) -> (u64, u64) {
         self.members().fold((0, 0), |(with, without), (_, member)| match member.slot {
             Some(_) => (with + 1, without),
             None => (with, without + 1),
@@ -243,7 +257,7 @@ impl<S: Copy> Table<S> {
 
 impl<S: Copy + Ord> Series<S> {
     /// What was allocated under this name; `None` if no member ever had a slot.
-    pub(super) fn counters(&self, slots: &BTreeMap<S, NodeCounters>) -> Option<NodeCounters> {
+    pub(crate) fn counters(&self, slots: &BTreeMap<S, NodeCounters>) -> Option<NodeCounters> {
         self.counted.then(|| {
             let mut sum = NodeCounters::new();
             self.add_to(&mut sum, slots);
@@ -252,14 +266,14 @@ impl<S: Copy + Ord> Series<S> {
     }
 
     /// Adds what was allocated under this name.
-    pub(super) fn add_to(&self, sum: &mut NodeCounters, slots: &BTreeMap<S, NodeCounters>) {
+    pub(crate) fn add_to(&self, sum: &mut NodeCounters, slots: &BTreeMap<S, NodeCounters>) {
         add(sum, &self.base);
         let held = self.members.values().filter_map(|member| member.slot);
         held.filter_map(|slot| slots.get(&slot)).for_each(|counted| add(sum, counted));
     }
 
     /// Where the memory lies, by node; `None` if no member could be read.
-    pub(super) fn resident(&self) -> Option<Arc<[Resident]>> {
+    pub(crate) fn resident(&self) -> Option<Arc<[Resident]>> {
         let mut read = self.members.values().filter_map(|member| member.resident.as_ref());
         let first = read.next()?;
         let Some(second) = read.next() else { return Some(first.clone()) };
@@ -273,7 +287,7 @@ impl<S: Copy + Ord> Series<S> {
     }
 
     /// What went wrong for want of memory since the name was seen first.
-    pub(super) fn trouble(&self) -> Trouble {
+    pub(crate) fn trouble(&self) -> Trouble {
         self.members.values().fold(self.base_trouble, |sum, member| sum.plus(member.trouble))
     }
 }

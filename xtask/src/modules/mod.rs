@@ -28,9 +28,6 @@ use self::{
 };
 use crate::command;
 
-/// Crates that have circles still: each is to be taken apart, and then to be removed here.
-const KNOWN: &[&str] = &["numaward-observe"];
-
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -54,17 +51,12 @@ pub(crate) fn check() -> Result<()> {
     let metadata: Metadata = serde_json::from_str(&metadata).context("cannot read cargo's metadata")?;
     let mut faults = Vec::new();
     for (Package { name, .. }, circles) in metadata.packages.iter().zip(all_circles(&metadata.packages)) {
-        let circles = circles?;
-        match (KNOWN.contains(&name.as_str()), circles.is_empty()) {
-            (true, false) => println!("{name}: circles of modules, which are known"),
-            (true, true) => println!("{name} has no circle of modules: remove it from the known ones"),
-            (false, _) => faults.extend(circles.iter().map(|circle| format!("{name}: {circle}"))),
-        }
+        faults.extend(circles?.iter().map(|circle| format!("{name}: {circle}")));
     }
     if !faults.is_empty() {
         bail!("modules that need each other:\n{}", faults.join("\n"));
     }
-    println!("the modules of {} crates form no other circle", metadata.packages.len());
+    println!("the modules of {} crates form no circle", metadata.packages.len());
     Ok(())
 }
 

@@ -20,6 +20,7 @@ use numaward_enforce::EnforceError;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
+use super::blocking::Blocking;
 use crate::kubernetes::export::View;
 
 /// Accepts connections on the control socket from those who may change allocations.
@@ -71,13 +72,13 @@ fn may_control(uid: u32) -> bool {
 }
 
 /// What is served to everybody.
-pub(super) fn reading(view: Option<View>) -> Router {
-    OpenApiRouter::new().routes(routes!(allocations)).with_state(Reading(view)).into()
+pub(super) fn reading(view: Option<View>, blocking: Blocking) -> Router {
+    OpenApiRouter::new().routes(routes!(allocations)).with_state(Reading(view, blocking)).into()
 }
 
 /// Gives the allocations, where there can be any.
 #[derive(Clone)]
-struct Reading(Option<View>);
+struct Reading(Option<View>, Blocking);
 
 /// What is served to those who may control, in addition.
 pub(super) fn changing(reconciler: Reconciler) -> Router {
@@ -107,11 +108,14 @@ pub(super) fn open_api() -> OpenApi {
     )
 )]
 async fn allocations(
-    State(Reading(view)): State<Reading>,
+    State(Reading(view, blocking)): State<Reading>,
     uri: Uri,
 ) -> Result<Json<api::Allocations>, Response> {
     match view {
-        Some(view) => Ok(Json((*view()).clone())),
+        Some(view) => {
+            let read = blocking.run(move || Json((*view()).clone()));
+            read.await.map_err(IntoResponse::into_response)
+        }
         None => Err(respond(refusal(
             StatusCode::SERVICE_UNAVAILABLE,
             "nothing can be promised on this host; the log of the daemon says why".to_owned(),

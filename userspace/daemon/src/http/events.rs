@@ -143,7 +143,7 @@ async fn events(
 ) -> Result<Json<EventPage>, Failure> {
     accepted(&headers, &JSON)?;
     let filter = filter("/api/v1/events", query.as_deref(), &["since", "limit", "kind", "workload"])?;
-    Ok(Json(app.events().page(&filter)))
+    app.recall(move |events| events.page(&filter)).await.map(Json)
 }
 
 /// What happens, as it happens (server-sent events): each message has the id and, as JSON, the event.
@@ -181,8 +181,8 @@ async fn stream(
         return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, detail));
     };
     let (sender, body) = pieces::body();
-    let subscription = app.events().subscribe(since);
-    let samples = samples.then(|| app.samples.watch());
+    let subscription = app.recall(move |events| events.subscribe(since)).await?;
+    let samples = if samples { Some(app.samples.watch().await) } else { None };
     tokio::spawn(async move {
         feed(subscription, samples, &sender).await;
         drop(place);

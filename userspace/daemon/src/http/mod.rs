@@ -4,6 +4,7 @@
 //! keep it from stopping. Every error is a problem detail (RFC 9457).
 
 mod accept;
+mod blocking;
 mod control;
 mod events;
 mod page;
@@ -143,7 +144,8 @@ fn controlling(app: Arc<App>, reconciler: Reconciler) -> Router {
 }
 
 fn reading(app: Arc<App>, allocations: Option<View>) -> Router {
-    routes::router(app.clone()).merge(events::router(app)).merge(control::reading(allocations))
+    let allocations = control::reading(allocations, app.blocking.clone());
+    routes::router(app.clone()).merge(events::router(app)).merge(allocations)
 }
 
 fn layered(router: Router) -> Router {

@@ -22,6 +22,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     accept::{Offer, choose},
+    blocking::Blocking,
     problem::Failure,
     samples::Samples,
     scrape,
@@ -34,6 +35,10 @@ pub struct App {
     metrics: Arc<Metrics>,
     readiness: Readiness,
     heartbeat: Heartbeat,
+    /// Runs what may read files.
+    pub(super) blocking: Blocking,
+    /// Runs what reads the events: a file that hangs does not keep it.
+    recalling: Blocking,
     /// Scrapes that are written at once; each takes a thread.
     scrapes: Arc<Semaphore>,
     /// Streams of events that are open at once.
@@ -58,25 +63,38 @@ impl App {
         let scrapes = Arc::new(Semaphore::new(MAX_SCRAPES));
         let streams = Arc::new(Semaphore::new(super::events::MAX_STREAMS));
         let samples = Samples::new(observer.clone());
+        let (blocking, recalling) = (Blocking::default(), Blocking::default());
         let open_api = open_api();
-        Arc::new(Self { observer, metrics, readiness, heartbeat, scrapes, streams, samples, open_api })
+        Arc::new(Self {
+            observer,
+            metrics,
+            readiness,
+            heartbeat,
+            blocking,
+            recalling,
+            scrapes,
+            streams,
+            samples,
+            open_api,
+        })
     }
 
-    /// Where events are read.
-    pub(super) fn events(&self) -> &Events {
-        self.observer.events()
-    }
-
-    /// Runs what reads files or maps on a thread that may block.
-    async fn blocking<T: Send + 'static>(
+    /// Asks the observer, on a thread that may block.
+    pub(super) async fn ask<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Observer) -> T + Send + 'static,
-    ) -> Result<Json<T>, Failure> {
+    ) -> Result<T, Failure> {
         let observer = self.observer.clone();
-        tokio::task::spawn_blocking(move || work(&observer)).await.map(Json).map_err(|error| {
-            tracing::error!(%error, "a request failed");
-            Failure(StatusCode::INTERNAL_SERVER_ERROR, "numaward failed; its log says more".to_owned())
-        })
+        self.blocking.run(move || work(&observer)).await
+    }
+
+    /// Asks for events, on a thread that may block.
+    pub(super) async fn recall<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Events) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        let events = self.observer.events().clone();
+        self.recalling.run(move || work(&events)).await
     }
 }
 
@@ -294,8 +312,8 @@ async fn readyz(
     tag = "api",
     responses((status = 200, description = "The machine", body = api::Topology))
 )]
-async fn topology(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::Topology>, Failure> {
-    app.blocking(|observer| api::Topology::from(&*observer.machine())).await
+async fn topology(_: PlainJson, State(app): State<Arc<App>>) -> Json<api::Topology> {
+    Json(api::Topology::from(&*app.observer.machine()))
 }
 
 /// The nodes: their memory by kind, and what is allocated on them.
@@ -306,7 +324,7 @@ async fn topology(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api:
     responses((status = 200, description = "The nodes", body = api::Nodes))
 )]
 async fn nodes(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::Nodes>, Failure> {
-    app.blocking(Observer::nodes).await
+    app.ask(Observer::nodes).await.map(Json)
 }
 
 /// The workloads: what they allocated, where their memory lies, what they lost for want of it.
@@ -317,7 +335,7 @@ async fn nodes(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::No
     responses((status = 200, description = "The workloads", body = api::Workloads))
 )]
 async fn workloads(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::Workloads>, Failure> {
-    app.blocking(Observer::workloads).await
+    app.ask(Observer::workloads).await.map(Json)
 }
 
 /// Who ran on the exclusive CPUs of a workload. A name with slashes is percent-encoded.
@@ -339,7 +357,7 @@ async fn intruders(
 ) -> Result<Json<api::Intruders>, Failure> {
     accepted(&headers, &JSON)?;
     let asked = name.clone();
-    let Json(found) = app.blocking(move |observer| observer.intruders(&asked)).await?;
+    let found = app.ask(move |observer| observer.intruders(&asked)).await?;
     found.map(Json).ok_or_else(|| {
         let detail = format!("there is no workload named {name:?}; /api/v1/workloads lists all");
         Failure(StatusCode::NOT_FOUND, detail)
@@ -354,7 +372,7 @@ async fn intruders(
     responses((status = 200, description = "The status", body = api::Status))
 )]
 async fn status(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::Status>, Failure> {
-    app.blocking(Observer::status).await
+    app.ask(Observer::status).await.map(Json)
 }
 
 /// The version that runs.

@@ -8,7 +8,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -16,12 +16,15 @@ use axum::body::Bytes;
 use numaward_api as api;
 use numaward_observe::Observer;
 use tokio::{
-    sync::watch,
+    sync::{Mutex, OnceCell, watch},
     time::{MissedTickBehavior, interval},
 };
 
 /// Time between samples.
 const TURN: Duration = Duration::from_secs(1);
+
+/// Nothing in a frame can fail to be written; if ever, a comment says nothing wrong.
+const NOTHING: Bytes = Bytes::from_static(b":\n\n");
 
 /// What was seen at one moment.
 #[derive(Debug)]
@@ -35,7 +38,7 @@ struct Frame {
     /// The message with what changed since the frame before.
     change: Bytes,
     /// The complete message, once somebody needs it.
-    full: OnceLock<Bytes>,
+    full: OnceCell<Bytes>,
 }
 
 /// Hands out watchers. Clones are handles to the same samples.
@@ -47,7 +50,7 @@ struct Inner {
     observer: Arc<Observer>,
     start: Instant,
     latest: watch::Sender<Option<Arc<Frame>>>,
-    /// Whether the task runs. Held while that is decided.
+    /// Whether the task runs. Locked while that is decided.
     running: Mutex<bool>,
 }
 
@@ -62,8 +65,8 @@ impl Samples {
     }
 
     /// Starts to watch. Must be called in a runtime.
-    pub(super) fn watch(&self) -> Watcher {
-        let mut running = self.0.running.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) async fn watch(&self) -> Watcher {
+        let mut running = self.0.running.lock().await;
         let mut latest = self.0.latest.subscribe();
         // What is there may be old; if it is not, it is soon followed by another.
         latest.mark_unchanged();
@@ -71,7 +74,7 @@ impl Samples {
             *running = true;
             tokio::spawn(take(self.0.clone()));
         }
-        Watcher { latest, sent: None }
+        Watcher { latest, pending: None, sent: None }
     }
 }
 
@@ -82,7 +85,7 @@ async fn take(inner: Arc<Inner>) {
     loop {
         ticks.tick().await;
         {
-            let mut running = inner.running.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut running = inner.running.lock().await;
             if inner.latest.receiver_count() == 0 {
                 *running = false;
                 inner.latest.send_replace(None);
@@ -111,7 +114,7 @@ impl Inner {
             exclusive_cpus: self.observer.exclusive_cpus(),
             workloads,
             change: Bytes::new(),
-            full: OnceLock::new(),
+            full: OnceCell::new(),
         };
         if let Some(before) = before {
             frame.change = frame.since(&before);
@@ -132,9 +135,14 @@ impl Frame {
         )
     }
 
-    fn full(&self) -> Bytes {
-        let whole = || self.message(true, self.workloads.values().cloned().collect(), Vec::new());
-        self.full.get_or_init(whole).clone()
+    /// The complete message. Written by a thread that may take its time, for whoever asks first.
+    async fn full(self: &Arc<Self>) -> Bytes {
+        let write = || async {
+            let frame = self.clone();
+            let whole = move || frame.message(true, frame.workloads.values().cloned().collect(), Vec::new());
+            tokio::task::spawn_blocking(whole).await.unwrap_or(NOTHING)
+        };
+        self.full.get_or_init(write).await.clone()
     }
 
     fn message(&self, full: bool, workloads: Vec<api::Workload>, removed: Vec<String>) -> Bytes {
@@ -150,8 +158,7 @@ impl Frame {
         };
         match serde_json::to_string(&sample) {
             Ok(json) => format!("event: sample\ndata: {json}\n\n").into(),
-            // Nothing in it can fail to be written; if ever, a comment says nothing wrong.
-            Err(_) => Bytes::from_static(b":\n\n"),
+            Err(_) => NOTHING,
         }
     }
 }
@@ -160,6 +167,8 @@ impl Frame {
 #[derive(Debug)]
 pub(super) struct Watcher {
     latest: watch::Receiver<Option<Arc<Frame>>>,
+    /// The frame that is to be sent next.
+    pending: Option<Arc<Frame>>,
     /// The number of the frame that was sent last.
     sent: Option<u64>,
 }
@@ -168,14 +177,17 @@ impl Watcher {
     /// The next message. May be cancelled without loss.
     pub(super) async fn next(&mut self) -> Bytes {
         loop {
+            if let Some(frame) = self.pending.clone() {
+                let is_next = self.sent.is_some_and(|sent| sent + 1 == frame.number);
+                let message = if is_next { frame.change.clone() } else { frame.full().await };
+                (self.pending, self.sent) = (None, Some(frame.number));
+                return message;
+            }
             if self.latest.changed().await.is_err() {
                 // The sender lives as long as the server.
                 return std::future::pending().await;
             }
-            let Some(frame) = self.latest.borrow_and_update().clone() else { continue };
-            let is_next = self.sent.is_some_and(|sent| sent + 1 == frame.number);
-            self.sent = Some(frame.number);
-            return if is_next { frame.change.clone() } else { frame.full() };
+            self.pending.clone_from(&self.latest.borrow_and_update());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use numaward_model::snapshot::{PromiseFigures, Snapshot, SnapshotSource, WorkloadFigures};
+use numaward_model::snapshot::{PromiseFigures, Snapshot, WorkloadFigures};
 use numaward_topology::Bytes;
 
 use super::{
@@ -10,10 +10,8 @@ use super::{
     family::{Made, NONE, Out, Sink, made},
 };
 
-/// Puts what a [`SnapshotSource`] gives into a sink.
-pub(super) fn collect(source: &dyn SnapshotSource, sink: &mut impl Sink) -> fmt::Result {
-    let snapshot = source.snapshot();
-    let promises = source.promises();
+/// Puts what a source gave into a sink.
+pub(super) fn collect(snapshot: &Snapshot, sink: &mut impl Sink) -> fmt::Result {
     let nodes: Vec<_> = snapshot
         .nodes
         .iter()
@@ -21,7 +19,7 @@ pub(super) fn collect(source: &dyn SnapshotSource, sink: &mut impl Sink) -> fmt:
         .collect();
     let nodes: Vec<_> = nodes.iter().map(|(value, text)| Made { name: "node", value, text }).collect();
     let out = Out::new(sink, Some(PREFIX));
-    let mut families = Families { out, snapshot: &snapshot, promises: &promises, nodes: &nodes };
+    let mut families = Families { out, snapshot, promises: &snapshot.promises, nodes: &nodes };
     families.allocated()?;
     families.resident()?;
     families.trouble()?;

@@ -2,14 +2,13 @@
 
 use std::fmt;
 
-use numaward_model::snapshot::SnapshotSource;
+use numaward_model::snapshot::PromiseFigures;
 
 use super::family::{NONE, Out, Sink};
 
-/// Puts what a [`SnapshotSource`] gives into a sink.
-pub(super) fn collect(source: &dyn SnapshotSource, sink: &mut impl Sink) -> fmt::Result {
+/// Puts what a source gave into a sink.
+pub(super) fn collect(promises: &PromiseFigures, sink: &mut impl Sink) -> fmt::Result {
     let mut out = Out::new(sink, None);
-    let promises = source.promises();
     // Where nothing can be promised, the kubelet's policy `none` has them at zero.
     let shared = promises.shared_pool_cpus.unwrap_or(0);
     let exclusive: u64 = promises.exclusive_cpus.iter().map(|(_, cpus)| cpus).sum();

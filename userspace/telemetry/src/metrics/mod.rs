@@ -96,8 +96,9 @@ impl Metrics {
 
     /// Takes a reading of all that is not kept in the registry.
     fn collect(&self, sink: &mut impl Sink) -> fmt::Result {
-        collector::collect(&*self.source, sink)?;
-        if self.kubelet_names { kubelet::collect(&*self.source, sink) } else { Ok(()) }
+        let snapshot = self.source.snapshot();
+        collector::collect(&snapshot, sink)?;
+        if self.kubelet_names { kubelet::collect(&snapshot.promises, sink) } else { Ok(()) }
     }
 }
 

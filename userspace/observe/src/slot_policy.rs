@@ -12,12 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{CgroupId, read::cpu_usage};
-
-use super::{Observer, State};
+use numaward_cgroup::CgroupId;
 
 /// How often it is looked who is busy, while somebody waits.
-const LOOK: Duration = Duration::from_mins(1);
+pub(crate) const LOOK: Duration = Duration::from_mins(1);
 
 /// Who takes a slot was at least so many times as busy.
 const FACTOR: u32 = 4;
@@ -30,8 +28,8 @@ const AT_ONCE: usize = 16;
 
 /// What is known of who is busy.
 #[derive(Debug, Default)]
-pub(super) struct Interest {
-    looked: Option<Instant>,
+pub(crate) struct SlotPolicy {
+    pub(crate) looked: Option<Instant>,
     /// The CPU time of each cgroup at the last look, and by how much it grew since the one before.
     used: BTreeMap<CgroupId, Duration>,
     busy: BTreeMap<CgroupId, Duration>,
@@ -39,16 +37,16 @@ pub(super) struct Interest {
 
 /// A workload that has a slot, or wants one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Candidate {
-    id: CgroupId,
-    has_slot: bool,
-    is_promised: bool,
+pub(crate) struct Candidate {
+    pub(crate) id: CgroupId,
+    pub(crate) has_slot: bool,
+    pub(crate) is_promised: bool,
     /// CPU time since the last look; `None` where that is not known yet.
-    busy: Option<Duration>,
+    pub(crate) busy: Option<Duration>,
 }
 
 /// Who gives a slot to whom: the least busy to the busiest of those that wait.
-fn exchanges(candidates: &[Candidate]) -> Vec<(CgroupId, CgroupId)> {
+pub(crate) fn exchanges(candidates: &[Candidate]) -> Vec<(CgroupId, CgroupId)> {
     let known = |has_slot| {
         let mut found: Vec<(Duration, CgroupId)> = candidates
             .iter()
@@ -66,92 +64,17 @@ fn exchanges(candidates: &[Candidate]) -> Vec<(CgroupId, CgroupId)> {
         .collect()
 }
 
-impl Interest {
+impl SlotPolicy {
     /// Looks who was how busy since the last look.
-    fn look(&mut self, used: BTreeMap<CgroupId, Duration>) {
+    pub(crate) fn look(&mut self, used: BTreeMap<CgroupId, Duration>) {
         let grown = used.iter().filter_map(|(id, now)| Some((*id, now.checked_sub(*self.used.get(id)?)?)));
         self.busy = grown.collect();
         self.used = used;
     }
 
     /// How busy a cgroup was between the last two looks; `None` where that is not known.
-    fn busy(&self, id: CgroupId) -> Option<Duration> {
+    pub(crate) fn busy(&self, id: CgroupId) -> Option<Duration> {
         self.busy.get(&id).copied()
-    }
-}
-
-impl State {
-    /// Takes slots from workloads without a promise for those with one that wait. Says whether some are on their way.
-    pub(super) fn make_room(&mut self) -> bool {
-        let waiting = self.table.waiting().filter(|id| self.promises.nodes_of(*id).is_some()).count();
-        let mut coming = self.probes.cooling_slots();
-        while coming < waiting {
-            // Whoever was least busy when it was looked last.
-            let held = self.table.members().filter(|(_, member)| member.slot.is_some());
-            let unpromised = held.map(|(id, _)| id).filter(|id| self.promises.nodes_of(*id).is_none());
-            let Some(id) = unpromised.min_by_key(|id| self.interest.busy(*id)) else { break };
-            self.take_slot(id);
-            coming += 1;
-        }
-        waiting > 0 && coming > 0
-    }
-
-    /// Takes a workload's slot back; it waits for another.
-    fn take_slot(&mut self, id: CgroupId) {
-        self.keep_activity(id);
-        let Some(slot) = self.table.slot(id) else { return };
-        match self.probes.release(slot) {
-            Ok(counted) => self.table.suspend(id, &counted),
-            Err(error) => {
-                tracing::warn!(cgroup = id.0, error = super::chain(&error), "its slot cannot be taken back");
-            }
-        }
-    }
-}
-
-impl Observer {
-    /// Looks who is busy, if it is time and somebody waits for a slot, and lets the busiest have some.
-    pub(super) fn follow_interest(&self, now: Instant) {
-        let targets: Vec<_> = {
-            let mut state = self.lock();
-            if state.table.waiting().next().is_none() || !state.needs_slots() {
-                // What was seen is of no use later.
-                state.interest = Interest::default();
-                return;
-            }
-            if state.interest.looked.is_some_and(|looked| now.duration_since(looked) < LOOK) {
-                return;
-            }
-            state.interest.looked = Some(now);
-            let Some(hierarchy) = &state.hierarchy else { return };
-            state.table.members().map(|(id, member)| (id, hierarchy.dir(&member.path))).collect()
-        };
-        // A cgroup that vanishes meanwhile is not busy.
-        let used = targets.into_iter().filter_map(|(id, dir)| Some((id, cpu_usage(&dir).ok()?))).collect();
-        let mut state = self.lock();
-        state.interest.look(used);
-        let waiting: std::collections::BTreeSet<CgroupId> = state.table.waiting().collect();
-        let candidates: Vec<Candidate> = state
-            .table
-            .members()
-            .filter(|(id, member)| member.slot.is_some() || waiting.contains(id))
-            .map(|(id, member)| Candidate {
-                id,
-                has_slot: member.slot.is_some(),
-                is_promised: state.promises.nodes_of(id).is_some(),
-                busy: state.interest.busy(id),
-            })
-            .collect();
-        for (giver, taker) in exchanges(&candidates) {
-            state.take_slot(giver);
-            state.table.prefer(taker);
-        }
-        // Those with a promise before all others.
-        let promised: Vec<CgroupId> =
-            state.table.waiting().filter(|id| state.promises.nodes_of(*id).is_some()).collect();
-        for id in promised {
-            state.table.prefer(id);
-        }
     }
 }
 
@@ -195,10 +118,10 @@ mod tests {
         let used = |times: &[(u64, u64)]| {
             times.iter().map(|&(id, seconds)| (CgroupId(id), Duration::from_secs(seconds))).collect()
         };
-        let mut interest = Interest::default();
+        let mut policy = SlotPolicy::default();
         let mut look = |times: &[(u64, u64)]| {
-            interest.look(used(times));
-            interest.busy.clone()
+            policy.look(used(times));
+            policy.busy.clone()
         };
         assert_eq!(look(&[(1, 10), (2, 5)]), used(&[]));
         assert_eq!(look(&[(1, 13), (3, 7)]), used(&[(1, 3)]), "2 is gone, 3 is new");

@@ -1,50 +1,46 @@
-//! What the probes tell at once, as events: misses, kills, long stalls.
-
-use std::sync::Arc;
+//! What the probes report at once, as events: misses, kills, long stalls.
 
 use numaward_api::{EventKind, Severity};
 use numaward_model::Report;
-use numaward_probes::{ProbeEvent, SlotId};
+use numaward_probes::ProbeEvent;
 use numaward_topology::{Bytes, NodeId, NodeSet, sysfs};
 
-use super::{Observer, Part, State, chain};
+use crate::{observer::Observer, probing::Subject};
+
+/// Events that wait to be reported, at most; more are left in the probes, which count what they lose.
+const UNREPORTED: usize = 1024;
 
 /// Memory that is free elsewhere when a pin kills: with less, the machine was full.
 const FREE_ELSEWHERE: Bytes = Bytes::mib(64);
 
-/// What is known of the workload that an event is about.
-#[derive(Debug)]
-struct Subject {
-    name: Arc<str>,
-    /// The nodes promised to it.
-    promised: Option<NodeSet>,
-}
-
-impl State {
-    fn subject(&self, slot: SlotId) -> Option<Subject> {
-        let (id, _) = self.table.members().find(|(_, member)| member.slot == Some(slot))?;
-        let promised = self.promises.nodes_of(id).cloned();
-        Some(Subject { name: self.table.name(id)?.clone(), promised })
-    }
-}
-
 impl Observer {
-    /// Reports what the probes told.
-    pub(super) fn report_probe_events(&self) {
-        let told: Vec<(ProbeEvent, Option<Subject>)> = {
-            let mut state = self.lock();
-            let events = state.probes.events().map_err(|error| chain(&error));
-            state.note(Part::ProbeEvents, events.as_ref().map(|_| ()).map_err(Clone::clone));
-            let named = events.unwrap_or_default().into_iter().map(|event| {
-                let slot = match &event {
-                    ProbeEvent::OomKill { slot, .. } => *slot,
-                    ProbeEvent::Miss { slot, .. } | ProbeEvent::LongStall { slot, .. } => Some(*slot),
-                };
-                let subject = slot.and_then(|slot| state.subject(slot));
-                (event, subject)
-            });
-            named.collect()
+    /// Reads what the probes report, while it is known whose slots are meant and what is promised to whom.
+    pub(crate) fn read_probe_events(&self) {
+        let mut probing = self.probing();
+        if probing.events.len() >= UNREPORTED {
+            return;
+        }
+        let Some(events) = probing.events() else { return };
+        let state = self.lock();
+        let subject = |slot| {
+            let name = state.table.name_of_slot(slot)?.clone();
+            let (id, _) = state.table.members().find(|(_, member)| member.slot == Some(slot))?;
+            Some(Subject { name, promised: state.promises.nodes_of(id).cloned() })
         };
+        probing.events.extend(events.into_iter().map(|event| {
+            let slot = match &event {
+                ProbeEvent::OomKill { slot, .. } => *slot,
+                ProbeEvent::Miss { slot, .. } | ProbeEvent::LongStall { slot, .. } => Some(*slot),
+            };
+            let subject = slot.and_then(subject);
+            (event, subject)
+        }));
+    }
+
+    /// Reports what the probes reported.
+    pub(crate) fn report_probe_events(&self) {
+        self.read_probe_events();
+        let told = std::mem::take(&mut self.probing().events);
         for (event, subject) in told {
             let promised = subject.as_ref().and_then(|subject| subject.promised.as_ref());
             let report = match event {

@@ -1,0 +1,177 @@
+//! Follows who runs on exclusive CPUs, and reports it.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use numaward_api as api;
+use numaward_model::{
+    Report,
+    snapshot::{CpuFigures, Interrupts},
+};
+use numaward_probes::{CpuUse, IntruderClass, SlotId};
+use numaward_topology::CpuId;
+
+use crate::{
+    activity::micros,
+    affinity::Affinity,
+    exclusive::read_interrupts,
+    intrusions::{LOOK, name},
+    observer::{Observer, held},
+    part::Part,
+};
+
+/// Who used a CPU while it was exclusive.
+struct Used {
+    cpu: CpuId,
+    /// To whom it is exclusive now.
+    owner: Option<SlotId>,
+    by: CpuUse,
+    interrupts: Option<Interrupts>,
+}
+
+impl Observer {
+    /// From now on, all threads of this process keep off exclusive CPUs.
+    pub fn keep_off_exclusive_cpus(&self) {
+        match Affinity::of_this_thread() {
+            Ok(affinity) => *held(&self.affinity) = Some(affinity),
+            Err(error) => tracing::warn!(%error, "the daemon's own threads may run on exclusive CPUs"),
+        }
+    }
+
+    /// Keeps our own threads off exclusive CPUs.
+    pub(crate) fn step_aside(&self) {
+        let mut held = held(&self.affinity);
+        let Some(affinity) = held.as_mut() else { return };
+        let promises = self.lock().promises.clone();
+        let exclusive = promises.workloads().iter().flat_map(|promise| promise.cpus.iter()).collect();
+        if let Err(error) = affinity.keep_off(&exclusive) {
+            tracing::warn!(%error, "the daemon's own threads may run on exclusive CPUs");
+            *held = None;
+        }
+    }
+
+    /// Begins and ends counting interrupts where CPUs became exclusive or no longer are.
+    pub(crate) fn follow_interrupts(&self) {
+        if self.lock().exclusive.is_due() {
+            let interrupts = self.read_interrupts().unwrap_or_default();
+            self.lock().exclusive.count(&interrupts);
+        }
+    }
+
+    fn read_interrupts(&self) -> Option<BTreeMap<CpuId, Interrupts>> {
+        let interrupts = read_interrupts(&self.config.host_root);
+        self.note(Part::Interrupts, interrupts.as_ref().map(|_| ()).map_err(Clone::clone));
+        interrupts.ok()
+    }
+
+    /// Who used the CPUs that are exclusive, or were.
+    fn cpu_use(&self) -> Vec<Used> {
+        if self.lock().exclusive.interrupts.is_empty() {
+            return Vec::new();
+        }
+        let interrupts = self.read_interrupts();
+        let used = self.probing().cpu_use().unwrap_or_default();
+        let state = self.lock();
+        let of = |(&cpu, &by): (&CpuId, &CpuUse)| {
+            let book = state.exclusive.interrupts.get(&cpu)?;
+            let interrupts = interrupts.as_ref().map(|now| book.total(now.get(&cpu).copied()));
+            Some(Used { cpu, owner: state.exclusive.owners.get(&cpu).copied(), by, interrupts })
+        };
+        used.iter().filter_map(of).collect()
+    }
+
+    /// The same, as metrics serve it.
+    pub(crate) fn cpu_figures(&self) -> Vec<(CpuId, CpuFigures)> {
+        let figures = |Used { cpu, by, interrupts, .. }| {
+            let intruders = IntruderClass::ALL.map(|class| (class.as_str(), by.of(class)));
+            (cpu, CpuFigures { intruders, interrupts })
+        };
+        self.cpu_use().into_iter().map(figures).collect()
+    }
+
+    /// The exclusive CPUs and how clean each was.
+    pub fn exclusive_cpus(&self) -> Vec<api::ExclusiveCpu> {
+        let used = self.cpu_use();
+        let table = self.lock().table.clone();
+        let known = used.into_iter().filter_map(|Used { cpu, owner, by, interrupts }| {
+            let of = |class| micros(by.of(class));
+            Some(api::ExclusiveCpu {
+                cpu: cpu.0,
+                workload: table.name_of_slot(owner?)?.to_string(),
+                own_micros: micros(by.own),
+                kernel_thread_micros: of(IntruderClass::KernelThread),
+                host_micros: of(IntruderClass::Host),
+                workload_micros: of(IntruderClass::Workload),
+                hard_interrupts: interrupts.map(|interrupts| interrupts.hard),
+                soft_interrupts: interrupts.map(|interrupts| interrupts.soft),
+            })
+        });
+        known.collect()
+    }
+
+    /// Who ran on the exclusive CPUs of the workloads of a name, the longest first; `None` where there is no such
+    /// workload.
+    pub fn intruders(&self, name: &str) -> Option<api::Intruders> {
+        let cpus = self.exclusive_cpus().into_iter().filter(|cpu| cpu.workload == name).collect();
+        let (found, watching, table) = {
+            let probing = self.probing();
+            (probing.intruders(), probing.probes.is_watching_cpus(), self.lock().table.clone())
+        };
+        let (_, series) = table.series().find(|(found, _)| &***found == name)?;
+        let slots: Vec<SlotId> = series.members.values().filter_map(|member| member.slot).collect();
+        let mut intruders: Vec<api::Intruder> = found
+            .into_iter()
+            .filter(|intruder| slots.contains(&intruder.owner))
+            .map(|intruder| api::Intruder {
+                class: intruder.class.as_str().to_owned(),
+                workload: intruder
+                    .workload
+                    .and_then(|slot| table.name_of_slot(slot))
+                    .map(ToString::to_string),
+                command: intruder.command,
+                micros: micros(intruder.time),
+                runs: intruder.runs,
+            })
+            .collect();
+        intruders.sort_by(|a, b| b.micros.cmp(&a.micros).then_with(|| a.command.cmp(&b.command)));
+        intruders.truncate(api::MAX_INTRUDERS);
+        Some(api::Intruders { watching, cpus, intruders })
+    }
+
+    /// Looks who ran on CPUs that are exclusive to others, if it is time to.
+    fn look_for_intruders(&self, now: Instant) -> Vec<Report> {
+        let mut probing = self.probing();
+        let (owners, table) = {
+            let state = self.lock();
+            (state.exclusive.owners.clone(), state.table.clone())
+        };
+        if owners.is_empty() {
+            probing.intrusions.looked = None;
+            return Vec::new();
+        }
+        if probing.intrusions.looked.is_some_and(|looked| now.duration_since(looked) < LOOK) {
+            return Vec::new();
+        }
+        let Some(used) = probing.cpu_use() else { return Vec::new() };
+        let first = probing.intrusions.looked.is_none();
+        let (found, elapsed) = probing.intrusions.compare(&owners, used, now);
+        // What ran before the CPUs were exclusive is moved away; the first look only notes what there is.
+        if first || found.is_empty() {
+            return Vec::new();
+        }
+        let all = probing.intruders();
+        let reports = found.iter().filter_map(|(&owner, intrusion)| {
+            let report = intrusion.report(elapsed, &probing.intrusions.names(owner, &all));
+            Some(report.workload(table.name_of_slot(owner)?.clone()))
+        });
+        let reports = reports.collect();
+        probing.intrusions.by_name = all.iter().map(|intruder| (name(intruder), intruder.time)).collect();
+        reports
+    }
+
+    /// Reports who ran on CPUs that are exclusive to others, if it is time to look.
+    pub(crate) fn report_intruders(&self) {
+        for report in self.look_for_intruders(Instant::now()) {
+            self.events.report(report);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! What the API serves.
+
+use std::sync::Arc;
+
+use numaward_api as api;
+use numaward_cgroup::WorkloadKind;
+use numaward_model::snapshot::Resident;
+use numaward_probes::{self as probes, NodeCounters, Pages, SelfCheck};
+use numaward_topology::NodeId;
+
+use crate::{
+    activity::{self, micros},
+    figures::node_figures,
+    naming::OTHER,
+    observer::Observer,
+    reading::Read,
+    table::Trouble,
+};
+
+impl Observer {
+    /// The nodes and what happens on them.
+    pub fn nodes(&self) -> api::Nodes {
+        let memory = self.node_memory();
+        let read = self.read();
+        let machine = &read.machine;
+        let allocated = read.counted.as_ref().map(|counted| {
+            let mut sum = read.table.other(&counted.other);
+            for (_, series) in read.table.series() {
+                series.add_to(&mut sum, &counted.slots);
+            }
+            sum
+        });
+        let accesses = read.accesses();
+        let bytes = |pages: Pages| self.bytes_of(pages).0;
+        let nodes = memory.iter().map(node_figures).map(|memory| {
+            let kinds = memory.kinds.iter().map(|(kind, total, free)| api::NodeMemory {
+                kind: kind.to_string(),
+                total_bytes: total.0,
+                free_bytes: free.map(|free| free.0),
+            });
+            api::Node {
+                node: memory.node.0,
+                cpus: machine.nodes.get(&memory.node).map_or(String::new(), |node| node.cpus.to_string()),
+                memory: kinds.collect(),
+                allocated: allocated.as_ref().map(|sum| {
+                    let of = sum.get(&memory.node).copied().unwrap_or_default();
+                    api::Allocated {
+                        local_bytes: bytes(of.user_local),
+                        remote_bytes: bytes(of.user_remote),
+                        kernel_bytes: bytes(of.kernel),
+                    }
+                }),
+            }
+        });
+        api::Nodes {
+            nodes: nodes.collect(),
+            accesses: accesses.map(|accesses| accesses.iter().map(activity::accesses).collect()),
+        }
+    }
+
+    /// The workloads.
+    pub fn workloads(&self) -> api::Workloads {
+        self.ask();
+        let read = self.read();
+        let sampled = self.sampled.get();
+        let Read { counted, done, attached, .. } = &read;
+        let nodes: Vec<NodeId> = read.machine.nodes.keys().copied().collect();
+        let by_node =
+            |allocated: Option<&NodeCounters>, resident: Option<&Arc<[Resident]>>, promised: bool| {
+                let missed = allocated.filter(|_| promised);
+                let allocated = allocated.map(|allocated| self.bytes(&nodes, allocated));
+                let nodes = nodes.iter().enumerate().map(|(index, node)| api::WorkloadNode {
+                    node: node.0,
+                    allocated: allocated.as_ref().map(|allocated| api::Allocated {
+                        local_bytes: allocated[index].local.0,
+                        remote_bytes: allocated[index].remote.0,
+                        kernel_bytes: allocated[index].kernel.0,
+                    }),
+                    missed_bytes: missed.map(|counters| {
+                        self.bytes_of(counters.get(node).copied().unwrap_or_default().user_outside).0
+                    }),
+                    resident: resident.and_then(|resident| resident.get(index)).map(|bytes| api::Resident {
+                        anon_bytes: bytes.anon.0,
+                        file_bytes: bytes.file.0,
+                        kernel_bytes: bytes.kernel.0,
+                    }),
+                });
+                nodes.collect()
+            };
+        let row = |name: &str, kind: WorkloadKind, counters, nodes, trouble: Trouble| api::Workload {
+            workload: name.to_owned(),
+            kind: kind.as_str().to_owned(),
+            cgroup: None,
+            container: None,
+            counters,
+            nodes,
+            pressure: trouble.pressure.map(|pressure| api::Pressure {
+                waiting_micros: micros(pressure.waiting),
+                stalled_micros: micros(pressure.stalled),
+            }),
+            oom_kills: trouble.oom_kills,
+            activity: None,
+        };
+        let served = |activity: &probes::Activity| Some(attached.served(activity, self.page_size));
+        let slots = counted.as_ref().map(|counted| &counted.slots);
+        let mut workloads = Vec::new();
+        for (name, series) in read.table.series() {
+            if series.members.is_empty() {
+                let allocated = slots.and_then(|slots| series.counters(slots));
+                let nodes = by_node(allocated.as_ref(), None, false);
+                let removed = row(name, series.kind, api::Counters::Removed, nodes, series.trouble());
+                let activity = served(&read.activities.of(name, series, &done.slots));
+                workloads.push(api::Workload { activity, ..removed });
+            }
+            for (&id, member) in &series.members {
+                let counters = match member.slot {
+                    _ if slots.is_none() => api::Counters::None,
+                    Some(_) => api::Counters::Own,
+                    None => api::Counters::Other,
+                };
+                let allocated = member.slot.and_then(|slot| slots?.get(&slot));
+                let nodes =
+                    by_node(allocated, member.resident.as_ref(), read.promises.nodes_of(id).is_some());
+                workloads.push(api::Workload {
+                    cgroup: Some(member.path.to_string()),
+                    container: member.container.as_ref().map(|container| api::Container {
+                        id: container.id.clone(),
+                        pod_uid: container.pod_uid.clone(),
+                        runtime: container.runtime.clone(),
+                    }),
+                    activity: member.slot.and_then(|slot| done.slots.get(&slot)).and_then(served).map(|of| {
+                        let sampling = sampled.state(id);
+                        let percent = sampled.estimates.of(id).map(|share| share.0 / 10);
+                        api::Activity {
+                            sampling: Some(sampling.as_str().to_owned()),
+                            estimated_remote_percent: percent,
+                            ..of
+                        }
+                    }),
+                    ..row(name, member.kind, counters, nodes, member.trouble)
+                });
+            }
+        }
+        if let Some(counted) = counted {
+            let nodes = by_node(Some(&read.table.other(&counted.other)), None, false);
+            let other = row(OTHER, WorkloadKind::Root, api::Counters::Own, nodes, Trouble::default());
+            let activity = served(&done.other);
+            workloads.push(api::Workload { kind: OTHER.to_owned(), activity, ..other });
+        }
+        api::Workloads { workloads }
+    }
+
+    /// How the daemon itself is doing.
+    pub fn status(&self) -> api::Status {
+        let (table, sampled) = (self.lock().table.clone(), self.sampled.get());
+        let exclusive_cpus = self.exclusive_cpus();
+        let probing = self.probing();
+        let costs = probing.stats();
+        let probes = probing.probes.reports().iter().map(|report| {
+            let cost = costs.iter().find(|cost| cost.probe == report.probe);
+            api::Probe {
+                probe: report.probe.to_string(),
+                mode: sampled.mode(report),
+                reason: self.reason(report),
+                self_check: report.self_check.as_ref().map(|check| match check {
+                    SelfCheck::Passed(nodes) => format!("passed on nodes {nodes}"),
+                    SelfCheck::Unchecked(reason) => format!("not done: {reason}"),
+                }),
+                nanoseconds_per_event: cost.and_then(|cost| {
+                    let runs = u128::from(cost.run_count);
+                    u64::try_from(cost.run_time.as_nanos().checked_div(runs)?).ok()
+                }),
+                measured_runs: cost.map(|cost| cost.run_count),
+                measured_nanoseconds: cost
+                    .map(|cost| u64::try_from(cost.run_time.as_nanos()).unwrap_or(u64::MAX)),
+                events_lost: cost.map(|cost| cost.events_lost),
+                duty_cycle: probing
+                    .sampled_ratio(report)
+                    .is_some_and(|ratio| ratio < 1.0)
+                    .then(|| self.config.probes.allocation.duty_cycle.map(|cycle| cycle.to_string()))
+                    .flatten(),
+            }
+        });
+        let maps = probing.probes.map_usage().into_iter().map(|usage| api::Map {
+            map: usage.map.to_owned(),
+            entries: usage.entries,
+            capacity: usage.capacity,
+        });
+        let (own, other) = table.slots();
+        api::Status {
+            version: numaward_api::VERSION.to_owned(),
+            uptime_seconds: self.start.elapsed().as_secs(),
+            probes: probes.collect(),
+            maps: maps.collect(),
+            map_memory: probing.map_memory().map(|(family, bytes)| (family.to_owned(), bytes)).collect(),
+            workloads: api::WorkloadCount { own, other },
+            exclusive_cpus,
+            degraded: self
+                .health
+                .degraded()
+                .iter()
+                .map(|(part, reason)| api::Degraded { part: part.name().to_owned(), reason: reason.clone() })
+                .collect(),
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! What a scrape serves.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use numaward_cgroup::{classify, read::hugetlb_numa_stat};
+use numaward_model::{
+    Promises,
+    snapshot::{
+        self, Allocated, KindPromised, Lacking, MapFigures, Missed, ProbeFigures, PromiseFigures,
+        SnapshotSource, WorkloadFigures,
+    },
+};
+use numaward_probes::{self as probes, Counters, NodeCounters, Pages, SlotId};
+use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs};
+
+use crate::{
+    naming::OTHER,
+    observer::Observer,
+    part::{Part, chain},
+    reading::Read,
+    sampling::{Sampled, Sampling},
+    table,
+};
+
+impl SnapshotSource for Observer {
+    fn snapshot(&self) -> snapshot::Snapshot {
+        let memory = self.node_memory();
+        let nodes: Vec<NodeId> = memory.iter().map(|(node, _)| *node).collect();
+        let exclusive_cpus = self.cpu_figures();
+        self.ask();
+        let read = self.read();
+        let (sampled, counted) = (self.sampled.get(), &read.counted);
+        // Nodes may have come since.
+        let as_before = read.machine.nodes.keys().eq(&nodes);
+        let mut activity = read.activity_figures(&sampled, &nodes);
+        let mut workloads: Vec<_> = read
+            .table
+            .series()
+            .map(|(name, series)| {
+                let allocated = counted.as_ref().and_then(|counted| series.counters(&counted.slots));
+                let trouble = series.trouble();
+                WorkloadFigures {
+                    name: name.clone(),
+                    allocated: allocated.map(|allocated| self.bytes(&nodes, &allocated)),
+                    resident: series.resident().filter(|_| as_before),
+                    pressure: trouble.pressure,
+                    oom_kills: trouble.oom_kills,
+                    activity: activity.remove(name),
+                }
+            })
+            .collect();
+        if let Some(counted) = counted {
+            workloads.push(WorkloadFigures {
+                name: OTHER.into(),
+                allocated: Some(self.bytes(&nodes, &read.table.other(&counted.other))),
+                resident: None,
+                pressure: None,
+                oom_kills: None,
+                activity: activity.remove(OTHER),
+            });
+        }
+        let promises = self.promise_figures(&read, &memory);
+        let probing = self.probing();
+        let costs = probing.stats();
+        let probes: Vec<_> = probing
+            .probes
+            .reports()
+            .iter()
+            .map(|report| {
+                let cost = costs.iter().find(|cost| cost.probe == report.probe);
+                ProbeFigures {
+                    probe: report.probe.to_string(),
+                    mode: sampled.mode(report),
+                    reason: self.reason(report).unwrap_or_default(),
+                    runtime: cost.map(|cost| cost.run_time),
+                    runs: cost.map(|cost| cost.run_count),
+                    sampled_ratio: probing.sampled_ratio(report),
+                    events_lost: cost.map(|cost| cost.events_lost),
+                }
+            })
+            .collect();
+        let maps: Vec<_> = probing
+            .probes
+            .map_usage()
+            .into_iter()
+            .map(|usage| MapFigures { map: usage.map, entries: usage.entries, capacity: usage.capacity })
+            .collect();
+        let map_memory = probing.map_memory().collect();
+        drop(probing);
+        let (workloads_with_slot, workloads_without_slot) = read.table.slots();
+        snapshot::Snapshot {
+            nodes: memory.iter().map(node_figures).collect(),
+            workloads,
+            page_size: Bytes(self.page_size),
+            accesses: read.accesses().map(|accesses| pairs(&accesses)),
+            exclusive_cpus,
+            unknown_node: counted.as_ref().map(|counted| self.bytes_of(counted.unknown_node)),
+            probes,
+            maps,
+            map_memory,
+            workloads_with_slot,
+            workloads_without_slot,
+            degraded: self.health.degraded().keys().map(|part| part.name()).collect(),
+            promises,
+        }
+    }
+}
+
+/// Accesses by the node of the CPU and that of the memory.
+fn pairs(accesses: &[probes::NodeAccesses]) -> Vec<(NodeId, Option<NodeId>, u64)> {
+    let of = |from: &probes::NodeAccesses| {
+        let local = (from.node, Some(from.node), from.local.0);
+        let remote = from.remote_by_memory.iter().map(|(memory, pages)| (from.node, *memory, pages.0));
+        std::iter::once(local).chain(remote).collect::<Vec<_>>()
+    };
+    accesses.iter().flat_map(of).collect()
+}
+
+/// A node's memory; nothing of it where that could not be read.
+pub(crate) fn node_figures((node, memory): &(NodeId, Option<sysfs::NodeMemory>)) -> snapshot::NodeMemory {
+    snapshot::NodeMemory { node: *node, kinds: memory.as_ref().map(kinds).unwrap_or_default() }
+}
+
+/// Hugepages by size and what they leave of the node's memory.
+fn kinds(memory: &sysfs::NodeMemory) -> Vec<(ZoneKind, Bytes, Option<Bytes>)> {
+    let mut base = memory.total.0;
+    let mut kinds = Vec::new();
+    for (&size, pool) in &memory.hugepages {
+        let bytes = |pages: u64| Bytes(pages.saturating_mul(size.0.0));
+        base = base.saturating_sub(bytes(pool.total).0);
+        kinds.push((ZoneKind::Hugepages(size), bytes(pool.total), Some(bytes(pool.free))));
+    }
+    kinds.push((ZoneKind::Memory, Bytes(base), Some(memory.free)));
+    kinds
+}
+
+impl Observer {
+    /// The memory of each node as it is now.
+    pub(crate) fn node_memory(&self) -> Vec<(NodeId, Option<sysfs::NodeMemory>)> {
+        let machine = self.machine();
+        let mut failed = None;
+        let nodes = machine.nodes.keys().map(|&node| {
+            let memory = sysfs::node_memory(&self.config.host_root, node);
+            (node, memory.map_err(|error| failed = Some(chain(&error))).ok())
+        });
+        let nodes = nodes.collect();
+        self.note(Part::NodeMemory, failed.map_or(Ok(()), Err));
+        nodes
+    }
+
+    /// Pages as bytes. What is too large is the largest number, so that it does not go down.
+    pub(crate) fn bytes_of(&self, pages: Pages) -> Bytes {
+        Bytes(pages.0.saturating_mul(self.page_size))
+    }
+
+    /// Pages as bytes, in the order of `nodes`.
+    pub(crate) fn bytes(&self, nodes: &[NodeId], counters: &NodeCounters) -> Vec<Allocated> {
+        let bytes = |pages| self.bytes_of(pages);
+        let of = |node| {
+            let counters: Counters = counters.get(node).copied().unwrap_or_default();
+            Allocated {
+                local: bytes(counters.user_local),
+                remote: bytes(counters.user_remote),
+                kernel: bytes(counters.kernel),
+            }
+        };
+        nodes.iter().map(of).collect()
+    }
+
+    /// What could still be had of each kind of memory on each node, less what is promised there and not yet used.
+    fn headroom(read: &Read, memory: &[(NodeId, Option<sysfs::NodeMemory>)]) -> Vec<(NodeId, ZoneKind, i64)> {
+        let nodes: Vec<NodeId> = read.machine.nodes.keys().copied().collect();
+        let mut unused: BTreeMap<(NodeId, ZoneKind), u64> = BTreeMap::new();
+        for promise in read.promises.workloads() {
+            let member = read.table.member(promise.id);
+            for (kind, node, bytes) in &promise.placed {
+                let used = match kind {
+                    ZoneKind::Memory => member
+                        .and_then(|member| member.resident.as_ref())
+                        .zip(nodes.iter().position(|other| other == node))
+                        .and_then(|(resident, index)| resident.get(index))
+                        .map_or(0, |bytes| bytes.sum().0),
+                    ZoneKind::Hugepages(size) => read.hierarchy.as_ref().map_or(0, |hierarchy| {
+                        hugetlb_numa_stat(&hierarchy.dir(&promise.cgroup), *size)
+                            .map_or(0, |by_node| by_node.get(node).map_or(0, |bytes| bytes.0))
+                    }),
+                };
+                *unused.entry((*node, *kind)).or_default() += bytes.0.saturating_sub(used);
+            }
+        }
+        let mut headroom = Vec::new();
+        for (node, memory) in memory {
+            let Some(memory) = memory else { continue };
+            let base = [memory.free, memory.active_file, memory.inactive_file, memory.kernel_reclaimable];
+            let pools = memory
+                .hugepages
+                .iter()
+                .map(|(size, pool)| (ZoneKind::Hugepages(*size), pool.free.saturating_mul(size.0.0)));
+            let base = (ZoneKind::Memory, base.iter().map(|bytes| bytes.0).sum());
+            for (kind, available) in pools.chain([base]) {
+                let unused = unused.get(&(*node, kind)).copied().unwrap_or(0);
+                headroom.push((*node, kind, available.cast_signed().saturating_sub_unsigned(unused)));
+            }
+        }
+        headroom
+    }
+
+    /// What is promised and not there, by the label of the workload.
+    fn missing(&self, promises: &Promises) -> Vec<Lacking> {
+        let state = self.lock();
+        let mut missing: BTreeMap<String, Lacking> = BTreeMap::new();
+        for promise in promises.workloads() {
+            let name = state.name_of(&classify(&promise.cgroup, |path| *path == promise.cgroup));
+            let of_name = missing.entry(name).or_insert_with_key(|name| Lacking {
+                workload: name.as_str().into(),
+                offline_cpus: 0,
+                uncovered: Bytes(0),
+            });
+            of_name.offline_cpus += promise.offline_cpus.len() as u64;
+            of_name.uncovered.0 += promise.uncovered.iter().map(|block| block.bytes.0).sum::<u64>();
+        }
+        missing.into_values().collect()
+    }
+
+    /// What is promised, and which pages lie elsewhere.
+    fn promise_figures(&self, read: &Read, memory: &[(NodeId, Option<sysfs::NodeMemory>)]) -> PromiseFigures {
+        let (promises, machine) = (&read.promises, &read.machine);
+        if promises.ledger.nodes().is_empty() && promises.workloads().is_empty() {
+            return PromiseFigures::default();
+        }
+        let bytes = |pages| self.bytes_of(pages);
+        let missed = read.table.series().filter_map(|(name, series)| {
+            let counters = series.counters(&read.counted.as_ref()?.slots)?;
+            let is_promised = series.members.keys().any(|&id| promises.nodes_of(id).is_some());
+            // Misses of a promise that ended stay counted.
+            if !is_promised && counters.values().all(|counters| counters.user_outside.0 == 0) {
+                return None;
+            }
+            let of = |node: &NodeId| bytes(counters.get(node).map_or(Pages(0), |of| of.user_outside));
+            Some(Missed {
+                workload: name.clone(),
+                bytes: machine.nodes.keys().map(|node| (*node, of(node))).collect(),
+            })
+        });
+        let missed = missed.collect();
+        let headroom = Self::headroom(read, memory);
+        let exclusive: Vec<_> = promises.workloads().iter().flat_map(|promise| promise.cpus.iter()).collect();
+        PromiseFigures {
+            missed,
+            kinds: promises
+                .ledger
+                .memory()
+                .into_iter()
+                .flat_map(|(node, kinds)| {
+                    kinds.into_iter().map(move |(kind, account)| KindPromised {
+                        node,
+                        kind,
+                        reserved: account.reserved,
+                        allocatable: account.allocatable,
+                        promised: account.promised,
+                        free: account.free,
+                    })
+                })
+                .collect(),
+            exclusive_cpus: machine
+                .nodes
+                .iter()
+                .map(|(&node, data)| {
+                    (node, exclusive.iter().filter(|&&cpu| data.cpus.contains(cpu)).count() as u64)
+                })
+                .collect(),
+            lacks: self.missing(promises),
+            headroom,
+            shared_pool_cpus: Some(promises.ledger.shared_pool().len() as u64),
+        }
+    }
+}
+
+impl Read {
+    /// What is served of what the workloads did beside allocating, by name.
+    fn activity_figures(
+        &self,
+        sampled: &Sampled,
+        nodes: &[NodeId],
+    ) -> BTreeMap<Arc<str>, snapshot::WorkloadActivity> {
+        let of = |(name, series): (&Arc<str>, &table::Series<SlotId>)| {
+            let activity = self.activities.of(name, series, &self.done.slots);
+            let seen = || series.members.keys().filter_map(|id| sampled.seen.get(id));
+            let states: BTreeSet<Sampling> = seen().map(|seen| seen.state).collect();
+            let moved = seen().filter_map(|seen| seen.moved).reduce(u64::saturating_add);
+            let figures = snapshot::WorkloadActivity {
+                moved,
+                sampling: states.into_iter().map(Sampling::as_str).collect(),
+                estimated_remote_permille: sampled.estimates.mean(series.members.keys()).map(|share| share.0),
+                ..self.attached.figures(&activity, nodes)
+            };
+            (name.clone(), figures)
+        };
+        let other = (OTHER.into(), self.attached.figures(&self.done.other, nodes));
+        self.table.series().map(of).chain([other]).collect()
+    }
+}

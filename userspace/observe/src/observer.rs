@@ -1,0 +1,182 @@
+//! Holds the state of this host.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::Thread,
+    time::Instant,
+};
+
+use numaward_config::Config;
+use numaward_model::port::CgroupListener;
+use numaward_probes::{self as probes, Mode, Probe, ProbeReport, Probes};
+use numaward_topology::{Machine, sysfs};
+
+use crate::{
+    affinity::Affinity,
+    cost::Cost,
+    events::Events,
+    intrusions::Intrusions,
+    part::{Health, Part, chain},
+    probing::Probing,
+    published::Published,
+    sampling::Sampled,
+    state::State,
+};
+
+/// Whoever is called with cgroups that come and go.
+#[derive(Default)]
+pub(crate) struct Listeners(pub(crate) Mutex<Vec<CgroupListener>>);
+
+impl fmt::Debug for Listeners {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Listeners")
+    }
+}
+
+/// Who asks for the workloads' figures, and who reads them.
+#[derive(Debug, Default)]
+pub(crate) struct Demand {
+    /// When somebody last asked.
+    pub(crate) asked: Option<Instant>,
+    /// Reads while somebody asks.
+    pub(crate) reader: Option<Thread>,
+}
+
+/// The state of this host as last seen.
+///
+/// Locks are taken in the order of the fields, and no file is read while one is held, but for the process's own threads
+/// under `affinity`. Under `probing` maps are read, which takes as long as they are large; `state` is held for a few
+/// steps in memory.
+#[derive(Debug)]
+pub struct Observer {
+    pub(crate) config: Config,
+    pub(crate) events: Events,
+    pub(crate) start: Instant,
+    pub(crate) page_size: u64,
+    pub(crate) listeners: Listeners,
+    /// Where our own threads run, if they are to keep off exclusive CPUs.
+    pub(crate) affinity: Mutex<Option<Affinity>>,
+    pub(crate) demand: Mutex<Demand>,
+    probing: Mutex<Probing>,
+    state: Mutex<State>,
+    /// The machine as last read. Replaced under the lock of `state`.
+    pub(crate) machine: Published<Machine>,
+    /// What is known of the workloads' accesses, as last looked at.
+    pub(crate) sampled: Published<Sampled>,
+    pub(crate) health: Arc<Health>,
+}
+
+impl Observer {
+    /// Reads the machine and attaches the probes. What fails is noted, not returned: the rest works.
+    ///
+    /// Attaching needs privileges; nothing later does.
+    pub fn new(config: &Config) -> Self {
+        let health = Arc::new(Health::default());
+        let machine = sysfs::read(&config.host_root).unwrap_or_else(|error| {
+            tracing::error!(error = %chain(&error), "the machine cannot be read: no figures by node");
+            health.note(Part::Topology, Err(chain(&error)));
+            Machine::default()
+        });
+        // Before they are loaded: they check themselves at once.
+        let cost = Cost::measure(Instant::now());
+        let probes = Probes::load(&probe_options(config, &machine));
+        for report in probes.reports() {
+            let (probe, mode) = (report.probe, report.mode);
+            let reason = report.reason.as_deref();
+            match mode {
+                Mode::Absent if !config.probes.is_enabled(probe).0 => tracing::info!(%probe, "switched off"),
+                Mode::Absent => {
+                    tracing::warn!(%probe, reason, "cannot be attached; `numaward doctor` says more");
+                }
+                _ => tracing::info!(%probe, %mode, reason, "attached"),
+            }
+        }
+        let events = Vec::new();
+        let probing =
+            Probing { probes, cost, intrusions: Intrusions::default(), events, health: health.clone() };
+        Self {
+            config: config.clone(),
+            events: Events::default(),
+            start: Instant::now(),
+            page_size: rustix::param::page_size() as u64,
+            listeners: Listeners::default(),
+            affinity: Mutex::default(),
+            demand: Mutex::new(Demand { asked: Some(Instant::now()), reader: None }),
+            probing: Mutex::new(probing),
+            state: Mutex::default(),
+            machine: Published::new(machine),
+            sampled: Published::default(),
+            health,
+        }
+    }
+
+    /// Where what happens is reported.
+    pub fn events(&self) -> &Events {
+        &self.events
+    }
+
+    /// The machine as last read.
+    pub fn machine(&self) -> Arc<Machine> {
+        self.machine.get()
+    }
+
+    /// Grows with each change of what is promised.
+    pub fn revision(&self) -> u64 {
+        self.lock().revision
+    }
+
+    /// Why a probe is not attached better.
+    pub(crate) fn reason(&self, report: &ProbeReport) -> Option<String> {
+        if let (false, key) = self.config.probes.is_enabled(report.probe) {
+            return Some(format!("switched off by {key}"));
+        }
+        report.reason.clone()
+    }
+
+    /// Notes that a part works, or why not; logs what changed.
+    pub fn note(&self, part: Part, result: Result<(), String>) {
+        self.health.note(part, result);
+    }
+
+    /// Somebody asks for the workloads' figures.
+    pub(crate) fn ask(&self) {
+        let mut demand = held(&self.demand);
+        demand.asked = Some(Instant::now());
+        if let Some(reader) = &demand.reader {
+            reader.unpark();
+        }
+    }
+
+    /// The probes. To be locked before the books, where both are.
+    pub(crate) fn probing(&self) -> MutexGuard<'_, Probing> {
+        held(&self.probing)
+    }
+
+    /// The books.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        held(&self.state)
+    }
+}
+
+/// Locks. A panic of another thread leaves at worst one workload's books incomplete.
+pub(crate) fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::Options<'a> {
+    let defaults = probes::Options::new(machine);
+    probes::Options {
+        slots: config.probes.slots,
+        duty_cycle: config
+            .probes
+            .allocation
+            .duty_cycle
+            .and_then(|cycle| probes::DutyCycle::new(cycle.on.0, cycle.period.0).ok()),
+        alloc_modes: if config.probes.allocation.enabled { defaults.alloc_modes } else { &[] },
+        others: Probe::OTHERS.into_iter().filter(|probe| config.probes.is_enabled(*probe).0).collect(),
+        long_stall: config.probes.stalls.event_from.0,
+        debug_log: config.probes.allocation.debug_log,
+        ..defaults
+    }
+}

@@ -1,0 +1,233 @@
+//! What other parts of the daemon ask of the observer, or report to it.
+
+use std::{collections::HashSet, path::PathBuf, sync::Arc};
+
+use numaward_cgroup::{CgroupPath, Container, classify};
+use numaward_model::{
+    Promises, Report,
+    port::{AssignmentSink, CgroupEvents, CgroupListener, ContainerNames, EventSink, MachineSource},
+};
+use numaward_topology::Machine;
+use tokio::sync::Notify;
+
+use crate::{
+    foreign::ForeignPromises,
+    observer::{Observer, held},
+    slots::AT_ONCE,
+    table::Member,
+};
+
+impl MachineSource for Observer {
+    fn machine(&self) -> Arc<Machine> {
+        Self::machine(self)
+    }
+}
+
+impl EventSink for Observer {
+    fn report(&self, cgroup: Option<&CgroupPath>, report: Report) {
+        let name = cgroup.map(|cgroup| self.lock().name_of(&classify(cgroup, |path| path == cgroup)));
+        self.events().report(match name {
+            Some(name) => report.workload(name),
+            None => report,
+        });
+    }
+}
+
+impl CgroupEvents for Observer {
+    fn subscribe(&self, listener: CgroupListener) {
+        held(&self.listeners.0).push(listener);
+    }
+}
+
+impl AssignmentSink for Observer {
+    /// The probes know the nodes of a workload when this returns: its first page is judged by them.
+    fn assigned(&self, promises: Promises) {
+        // While it is known what was promised before.
+        self.read_probe_events();
+        let mut moving = self.moving();
+        let now = Arc::new(promises);
+        moving.state.revision += 1;
+        let before = std::mem::replace(&mut moving.state.promises, now.clone());
+        for ended in before.workloads().iter().filter(|promise| !now.has(promise.id)) {
+            moving.allow(ended.id);
+        }
+        for promise in now.workloads() {
+            if moving.state.table.slot(promise.id).is_some() {
+                let was = before.of(promise.id);
+                let is_same = was.is_some_and(|was| Arc::ptr_eq(was, promise));
+                if !is_same && before.nodes_of(promise.id) != now.nodes_of(promise.id) {
+                    moving.allow(promise.id);
+                }
+                continue;
+            }
+            let workload = classify(&promise.cgroup, |path| *path == promise.cgroup);
+            let name = moving.state.name_of(&workload);
+            let member = Member::new(promise.cgroup.clone(), workload.kind, workload.container);
+            let table = moving.state.table_mut();
+            table.add(promise.id, &name, member);
+            table.prefer(promise.id);
+        }
+        moving.keep_books(self.config.observe.keep_removed.0, AT_ONCE.max(now.workloads().len()));
+        moving.follow_exclusive_cpus();
+        drop(moving);
+        self.step_aside();
+    }
+}
+
+impl ContainerNames for Observer {
+    fn containers_are(&self, named: Vec<(String, String)>, all: bool) {
+        let mut moving = self.moving();
+        let known = &mut moving.state.containers.0;
+        let mut told = HashSet::new();
+        for (id, name) in named {
+            told.insert(id.clone());
+            let is_known = known.get(&id).is_some_and(|had| **had == *name);
+            if !is_known {
+                known.insert(id, name.into());
+            }
+        }
+        if all {
+            known.retain(|id, _| told.contains(id));
+        }
+        moving.rename();
+    }
+
+    fn container_is_gone(&self, id: &str) {
+        self.lock().containers.0.remove(id);
+    }
+}
+
+impl Observer {
+    /// Takes these promises for our own from now on. Those that are held already, by identity, change nothing.
+    pub fn hold_to(&self, foreign: Arc<dyn ForeignPromises>) {
+        let ledger = foreign.ledger().clone();
+        let workloads = {
+            let mut moving = self.moving();
+            if moving.state.foreign.as_ref().is_some_and(|held| Arc::ptr_eq(held, &foreign)) {
+                return;
+            }
+            moving.state.foreign = Some(foreign);
+            moving.rename();
+            let state = &*moving.state;
+            let containers = state.table.members().filter_map(|(id, member)| {
+                state.foreign.as_ref()?.promise(id, &member.path, member.container.as_ref()?)
+            });
+            containers.map(Arc::new).collect()
+        };
+        self.assigned(Promises::new(workloads, ledger));
+    }
+
+    /// Is notified when a container comes to which nothing is known to be promised.
+    pub fn containers_came(&self) -> Arc<Notify> {
+        self.lock().containers_came.clone()
+    }
+
+    /// The containers whose cgroups are there.
+    pub fn containers(&self) -> Vec<(CgroupPath, Container)> {
+        let table = self.lock().table.clone();
+        let members = table.members();
+        members.filter_map(|(_, member)| Some((member.path.clone(), member.container.clone()?))).collect()
+    }
+
+    /// Where the hierarchy of cgroups is, once that is known.
+    pub fn cgroup_root(&self) -> Option<PathBuf> {
+        self.lock().hierarchy.as_ref().map(|hierarchy| hierarchy.root().to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::BTreeMap,
+        fs::{self, File, OpenOptions},
+        io,
+        os::unix::fs::OpenOptionsExt,
+        path::Path,
+        sync::mpsc,
+        thread,
+        time::{Duration, Instant},
+    };
+
+    use numaward_cgroup::{CgroupId, Hierarchy};
+    use numaward_config::Config;
+    use numaward_model::{Promise, snapshot::SnapshotSource};
+    use numaward_topology::{Bytes, CpuId, CpuSet, HugepageSize, NodeId, ZoneKind};
+    use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
+
+    use super::*;
+    use crate::exclusive::tests::slot;
+
+    /// Waits until somebody reads this FIFO, who is stuck until what is returned is dropped.
+    fn reader_of(path: &Path) -> File {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap();
+        loop {
+            match OpenOptions::new().write(true).custom_flags(flags).open(path) {
+                Ok(file) => return file,
+                Err(error) if Instant::now() > deadline => panic!("nobody reads {}: {error}", path.display()),
+                Err(_) => thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_assigned_is_taken_while_others_are_stuck_in_slow_files() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| {
+            let path = root.path().join(file);
+            fs::create_dir_all(path.parent().unwrap())?;
+            fs::write(&path, text)?;
+            io::Result::Ok(path)
+        };
+        write("sys/devices/system/cpu/online", "0\n").unwrap();
+        write("sys/devices/system/node/online", "0\n").unwrap();
+        write("sys/devices/system/node/node0/cpulist", "0\n").unwrap();
+        let meminfo = "Node 0 MemTotal: 1024 kB\nNode 0 MemFree: 512 kB\n";
+        write("sys/devices/system/node/node0/meminfo", meminfo).unwrap();
+        write("proc/softirqs", "CPU0\n").unwrap();
+        let observer =
+            Arc::new(Observer::new(&Config { host_root: root.path().into(), ..Config::default() }));
+        let size = ZoneKind::Hugepages(HugepageSize(Bytes::mib(2)));
+        let promises = Promises::new(
+            vec![Arc::new(Promise {
+                cgroup: "/a".parse().unwrap(),
+                id: CgroupId(1),
+                nodes: "0".parse().unwrap(),
+                cpus: CpuSet::new(),
+                placed: vec![(size, NodeId(0), Bytes::mib(2))],
+                offline_cpus: CpuSet::new(),
+                uncovered: Vec::new(),
+            })],
+            numaward_engine::Ledger::default(),
+        );
+        observer.assigned(promises.clone());
+        observer.lock().hierarchy = Some(Hierarchy::at(root.path()));
+        let scrape: fn(&Observer) = |observer| drop(observer.snapshot());
+        for (file, read) in [
+            ("sys/devices/system/node/node0/meminfo", scrape),
+            ("a/hugetlb.2MB.numa_stat", scrape),
+            ("proc/interrupts", scrape),
+            ("proc/sys/kernel/numa_balancing", Observer::judge_sampling),
+        ] {
+            observer.lock().exclusive.own(BTreeMap::from([(CpuId(0), slot())]));
+            let path = write(file, "").unwrap();
+            fs::remove_file(&path).unwrap();
+            mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+            let reads = observer.clone();
+            let reader = thread::spawn(move || read(&reads));
+            let stuck = reader_of(&path);
+            let (sender, done) = mpsc::channel();
+            let (assigns, promises) = (observer.clone(), promises.clone());
+            thread::spawn(move || {
+                assigns.assigned(promises);
+                sender.send(()).unwrap();
+            });
+            let taken = done.recv_timeout(Duration::from_secs(5));
+            assert!(!reader.is_finished(), "{file} was not read to its end");
+            fs::remove_file(&path).unwrap();
+            drop(stuck);
+            assert_eq!(taken, Ok(()), "{file} holds up who assigns");
+            reader.join().unwrap();
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! One reading of the probes' maps, with the books of the same instant.
+
+use std::sync::Arc;
+
+use numaward_cgroup::Hierarchy;
+use numaward_model::Promises;
+use numaward_probes::{self as probes, NodeAccesses, Probe, SlotId};
+use numaward_topology::Machine;
+
+use crate::{
+    activity::{Activities, Attached, Counted},
+    observer::Observer,
+    table::Table,
+};
+
+/// What was read. Nobody waits for whoever works on it.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub(crate) machine: Arc<Machine>,
+    pub(crate) table: Arc<Table<SlotId>>,
+    pub(crate) activities: Arc<Activities>,
+    pub(crate) hierarchy: Option<Hierarchy>,
+    pub(crate) promises: Arc<Promises>,
+    /// What was allocated; `None` where no probe counts that.
+    pub(crate) counted: Option<probes::Snapshot>,
+    /// What workloads did beside.
+    pub(crate) done: Counted,
+    pub(crate) attached: Attached,
+}
+
+impl Observer {
+    /// Reads each map once. Slots change hands under both locks only, so the books fit the counters.
+    pub(crate) fn read(&self) -> Read {
+        let probing = self.probing();
+        let counted = probing.counters();
+        let (slots, mut other) = probing.activity();
+        let attached = Attached::of(probing.probes.reports());
+        let state = self.lock();
+        other.add(&state.activities.gone);
+        Read {
+            machine: self.machine(),
+            table: state.table.clone(),
+            activities: state.activities.clone(),
+            hierarchy: state.hierarchy.clone(),
+            promises: state.promises.clone(),
+            counted,
+            done: Counted { slots, other },
+            attached,
+        }
+    }
+}
+
+impl Read {
+    /// The accesses of all workloads together; `None` where no probe samples.
+    pub(crate) fn accesses(&self) -> Option<Vec<NodeAccesses>> {
+        self.attached.has(Probe::Hint).then(|| self.activities.accesses(&self.done))
+    }
+}

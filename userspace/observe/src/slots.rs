@@ -1,0 +1,249 @@
+//! Workloads come and go, and slots pass between them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, MutexGuard},
+    time::{Duration, Instant},
+};
+
+use numaward_cgroup::{CgroupId, Event, WorkloadKind, classify, read::cpu_usage};
+use numaward_probes::{self as probes, RegisterError};
+
+use crate::{
+    observer::Observer,
+    part::{Part, chain},
+    probing::Probing,
+    slot_policy::{Candidate, LOOK, SlotPolicy, exchanges},
+    state::State,
+    table::Member,
+};
+
+/// Slots that are given away before others may lock the books.
+pub(crate) const AT_ONCE: usize = 256;
+
+/// The probes and the books together: whoever moves slots holds both, so that who reads the counters sees either as
+/// they were or as they are. The probes are locked first.
+pub(crate) struct Moving<'a> {
+    pub(crate) probing: MutexGuard<'a, Probing>,
+    pub(crate) state: MutexGuard<'a, State>,
+}
+
+impl Moving<'_> {
+    /// Takes in that a cgroup came or went.
+    pub(crate) fn take(&mut self, event: Event) {
+        match event {
+            Event::Added(cgroup) => {
+                let workload = classify(&cgroup.path, |_| false);
+                // Deeper cgroups fold into their workload. What the root cgroup has is `other`: a slot
+                // for it would take what those without a slot allocate.
+                if workload.root != cgroup.path || workload.kind == WorkloadKind::Root {
+                    return;
+                }
+                let container = workload.container.as_ref();
+                let name = self.state.name_of(&workload);
+                tracing::debug!(workload = name, cgroup = %cgroup.path, "workload appeared");
+                self.state.container_came(cgroup.id, &cgroup.path, container);
+                let member = Member::new(cgroup.path, workload.kind, workload.container);
+                self.state.table_mut().add(cgroup.id, &name, member);
+            }
+            Event::Removed(cgroup) => {
+                self.state.container_went(cgroup.id);
+                self.give_up(cgroup.id);
+            }
+        }
+    }
+
+    /// Takes a cgroup from the table; its last counts stay with its name.
+    pub(crate) fn give_up(&mut self, id: CgroupId) {
+        self.keep_activity(id);
+        let counted = match self.state.table.slot(id).map(|slot| self.probing.probes.release(slot)) {
+            None => None,
+            Some(Ok(counted)) => Some(counted),
+            Some(Err(error)) => {
+                tracing::warn!(cgroup = id.0, error = chain(&error), "last counts are lost");
+                None
+            }
+        };
+        self.state.table_mut().remove(id, &counted.unwrap_or_default(), Instant::now());
+    }
+
+    /// Gives free slots to so many workloads that wait, and takes from the list what has been gone for `keep`. Says whether
+    /// there are more.
+    pub(crate) fn keep_books(&mut self, keep: Duration, at_once: usize) -> bool {
+        self.state.table_mut().expire(Instant::now(), keep);
+        let table = self.state.table.clone();
+        Arc::make_mut(&mut self.state.activities).keep(|name| table.is_listed(name));
+        drop(table);
+        if !self.probing.needs_slots() {
+            return false;
+        }
+        let mut outcome = Ok(());
+        let mut given = 0;
+        while let Some(id) = self.state.table.next_waiting() {
+            if given == at_once {
+                return true;
+            }
+            given += 1;
+            let promises = self.state.promises.clone();
+            match self.probing.probes.register(probes::CgroupId(id.0), promises.nodes_of(id)) {
+                Ok(slot) => self.state.table_mut().settle_waiting(Some(slot)),
+                Err(RegisterError::NoSlot { .. }) if self.make_room() => break,
+                Err(error @ RegisterError::NoSlot { .. }) => {
+                    let reason =
+                        format!("{error} (probes.slots); workloads without one are counted as other");
+                    outcome = Err(reason);
+                    break;
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        cgroup = id.0,
+                        error = chain(&error),
+                        "a workload cannot be counted by itself"
+                    );
+                    self.state.table_mut().settle_waiting(None);
+                }
+            }
+        }
+        self.probing.health.note(Part::Slots, outcome);
+        false
+    }
+
+    /// Takes slots from workloads without a promise for those with one that wait. Says whether some are on their way.
+    pub(crate) fn make_room(&mut self) -> bool {
+        let waiting =
+            self.state.table.waiting().filter(|id| self.state.promises.nodes_of(*id).is_some()).count();
+        let mut coming = self.probing.probes.cooling_slots();
+        while coming < waiting {
+            // Whoever was least busy when it was looked last.
+            let held = self.state.table.members().filter(|(_, member)| member.slot.is_some());
+            let unpromised = held.map(|(id, _)| id).filter(|id| self.state.promises.nodes_of(*id).is_none());
+            let Some(id) = unpromised.min_by_key(|id| self.state.slot_policy.busy(*id)) else { break };
+            self.take_slot(id);
+            coming += 1;
+        }
+        waiting > 0 && coming > 0
+    }
+
+    /// Takes a workload's slot back; it waits for another.
+    fn take_slot(&mut self, id: CgroupId) {
+        self.keep_activity(id);
+        let Some(slot) = self.state.table.slot(id) else { return };
+        match self.probing.probes.release(slot) {
+            Ok(counted) => self.state.table_mut().suspend(id, &counted),
+            Err(error) => {
+                tracing::warn!(cgroup = id.0, error = chain(&error), "its slot cannot be taken back");
+            }
+        }
+    }
+
+    /// Keeps what a workload had counted, before it gives back its slot.
+    pub(crate) fn keep_activity(&mut self, id: CgroupId) {
+        let (Some(slot), Some(name)) = (self.state.table.slot(id), self.state.table.name(id).cloned()) else {
+            return;
+        };
+        match self.probing.probes.activity_of(slot) {
+            Ok(last) => Arc::make_mut(&mut self.state.activities).release(&name, &last),
+            Err(error) => {
+                tracing::warn!(workload = %name, error = chain(&error), "last counts are lost");
+            }
+        }
+    }
+
+    /// Sets in the probes which nodes a workload may use.
+    pub(crate) fn allow(&mut self, id: CgroupId) {
+        let Some(slot) = self.state.table.slot(id) else { return };
+        let promises = self.state.promises.clone();
+        let told =
+            self.probing.probes.set_allowed(slot, promises.nodes_of(id)).map_err(|error| chain(&error));
+        self.probing.health.note(Part::Slots, told);
+    }
+
+    /// Serves under its name who has become known.
+    pub(crate) fn rename(&mut self) {
+        let state = &*self.state;
+        let renamed: Vec<_> = state
+            .table
+            .members()
+            .filter_map(|(id, member)| {
+                let container = member.container.clone()?;
+                let label = state.label(Some(&container))?;
+                let is_new = state.table.name(id).is_none_or(|name| **name != *label);
+                is_new.then(|| (id, label, Member::new(member.path.clone(), member.kind, Some(container))))
+            })
+            .collect();
+        for (id, label, member) in renamed {
+            self.give_up(id);
+            self.state.table_mut().add(id, &label, member);
+        }
+    }
+
+    /// Sets in the probe which CPUs are exclusive to whom, if that changed.
+    pub(crate) fn follow_exclusive_cpus(&mut self) {
+        let mut owners = BTreeMap::new();
+        for promise in self.state.promises.workloads() {
+            if let Some(slot) = self.state.table.slot(promise.id) {
+                owners.extend(promise.cpus.iter().map(|cpu| (cpu, slot)));
+            }
+        }
+        if owners == self.state.exclusive.owners {
+            return;
+        }
+        let told = self.probing.probes.set_exclusive(&owners).map_err(|error| chain(&error));
+        self.state.exclusive.own(owners);
+        self.probing.health.note(Part::Intruders, told);
+    }
+}
+
+impl Observer {
+    /// Locks both, to move slots.
+    pub(crate) fn moving(&self) -> Moving<'_> {
+        let probing = self.probing();
+        Moving { probing, state: self.lock() }
+    }
+
+    /// Looks who is busy, if it is time and somebody waits for a slot, and lets the busiest have some.
+    pub(crate) fn follow_slot_policy(&self, now: Instant) {
+        let targets: Vec<_> = {
+            let Moving { probing, mut state } = self.moving();
+            if state.table.waiting().next().is_none() || !probing.needs_slots() {
+                // What was seen is of no use later.
+                state.slot_policy = SlotPolicy::default();
+                return;
+            }
+            if state.slot_policy.looked.is_some_and(|looked| now.duration_since(looked) < LOOK) {
+                return;
+            }
+            state.slot_policy.looked = Some(now);
+            let Some(hierarchy) = &state.hierarchy else { return };
+            state.table.members().map(|(id, member)| (id, hierarchy.dir(&member.path))).collect()
+        };
+        // A cgroup that vanishes meanwhile is not busy.
+        let used = targets.into_iter().filter_map(|(id, dir)| Some((id, cpu_usage(&dir).ok()?))).collect();
+        let mut moving = self.moving();
+        let state = &mut *moving.state;
+        state.slot_policy.look(used);
+        let waiting: BTreeSet<CgroupId> = state.table.waiting().collect();
+        let candidates: Vec<Candidate> = state
+            .table
+            .members()
+            .filter(|(id, member)| member.slot.is_some() || waiting.contains(id))
+            .map(|(id, member)| Candidate {
+                id,
+                has_slot: member.slot.is_some(),
+                is_promised: state.promises.nodes_of(id).is_some(),
+                busy: state.slot_policy.busy(id),
+            })
+            .collect();
+        for (giver, taker) in exchanges(&candidates) {
+            moving.take_slot(giver);
+            moving.state.table_mut().prefer(taker);
+        }
+        // Those with a promise before all others.
+        let state = &mut *moving.state;
+        let promised: Vec<CgroupId> =
+            state.table.waiting().filter(|id| state.promises.nodes_of(*id).is_some()).collect();
+        for id in promised {
+            state.table_mut().prefer(id);
+        }
+    }
+}

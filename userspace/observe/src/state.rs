@@ -1,0 +1,81 @@
+//! The books of this host: its workloads, their names, and what is promised to them. No file and no map is read here.
+
+use std::sync::Arc;
+
+use numaward_cgroup::{CgroupId, CgroupPath, Container, Hierarchy, Workload};
+use numaward_model::Promises;
+use numaward_probes::SlotId;
+use tokio::sync::Notify;
+
+use crate::{
+    activity::Activities, containers::Names, exclusive::Exclusive, foreign::ForeignPromises, naming,
+    slot_policy::SlotPolicy, table::Table,
+};
+
+/// The books. What is shared with readers is copied when it changes while they hold it.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) table: Arc<Table<SlotId>>,
+    /// What workloads do beside allocating.
+    pub(crate) activities: Arc<Activities>,
+    /// Where cgroups are found, once that is known.
+    pub(crate) hierarchy: Option<Hierarchy>,
+    /// What is promised.
+    pub(crate) promises: Arc<Promises>,
+    /// How often that changed.
+    pub(crate) revision: u64,
+    /// Somebody else's promises, where they are taken for our own.
+    pub(crate) foreign: Option<Arc<dyn ForeignPromises>>,
+    /// The names of containers of pods.
+    pub(crate) containers: Names,
+    /// Is notified of containers to which nothing is known to be promised.
+    pub(crate) containers_came: Arc<Notify>,
+    pub(crate) exclusive: Exclusive,
+    /// Who gets a slot.
+    pub(crate) slot_policy: SlotPolicy,
+}
+
+impl State {
+    /// The workloads, to be changed.
+    pub(crate) fn table_mut(&mut self) -> &mut Table<SlotId> {
+        Arc::make_mut(&mut self.table)
+    }
+
+    /// The name under which a workload is served.
+    pub(crate) fn name_of(&self, workload: &Workload) -> String {
+        self.label(workload.container.as_ref()).unwrap_or_else(|| naming::name(workload))
+    }
+
+    /// The name under which a container is served, where it is known.
+    pub(crate) fn label(&self, container: Option<&Container>) -> Option<String> {
+        let container = container?;
+        let known = self.containers.get(container).map(ToString::to_string);
+        known.or_else(|| self.foreign.as_ref()?.label(container))
+    }
+
+    /// The cgroup of a container came: what is promised to it holds from its first page.
+    pub(crate) fn container_came(
+        &mut self,
+        id: CgroupId,
+        cgroup: &CgroupPath,
+        container: Option<&Container>,
+    ) {
+        let promise = self
+            .foreign
+            .as_ref()
+            .zip(container)
+            .and_then(|(foreign, container)| foreign.promise(id, cgroup, container));
+        match promise {
+            Some(promise) => Arc::make_mut(&mut self.promises).insert(promise),
+            // Maybe the promise is news too.
+            None => self.containers_came.notify_one(),
+        }
+    }
+
+    /// The cgroup of a container went.
+    pub(crate) fn container_went(&mut self, id: CgroupId) {
+        if self.foreign.is_some() && self.promises.has(id) {
+            Arc::make_mut(&mut self.promises).remove(id);
+        }
+    }
+}
