@@ -137,7 +137,7 @@ fn checkout(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// `UPDATE=1 cargo test -p numaward-daemon` writes the page.
+/// `UPDATE=1 cargo test -p numaward-config` writes the page.
 #[test]
 fn the_page_has_every_key() {
     // The same that can be set by a variable.
