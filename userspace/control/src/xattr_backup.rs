@@ -1,4 +1,4 @@
-//! XattrBackup: what is held, noted on the cgroups themselves, for the day on which the ledger cannot be read.
+//! Marks: what is held, noted on the cgroups themselves, for the day on which the ledger cannot be read.
 //!
 //! Problem: knobs say what a cgroup has, but not for whom, nor who wrote them, nor what was there before. A ledger that
 //! is damaged is to be rebuilt from what lives, and nobody else may talk us into a promise that was never given.
@@ -181,7 +181,7 @@ impl XattrBackup {
         marks
     }
 
-    /// XattrBackup the cgroups as the state is.
+    /// Marks the cgroups as the state is.
     pub(super) fn follow(&mut self, state: &State) {
         let held: HashMap<&CgroupPath, (&String, &Arc<Guarantee>)> =
             state.guarantees.iter().map(|(name, held)| (&held.cgroup, (name, held))).collect();

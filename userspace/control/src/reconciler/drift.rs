@@ -183,7 +183,7 @@ impl DriftController {
         }
         let swept = self.swept.turn();
         for path in &swept {
-            // XattrBackup get lost. Setting one twice does no harm.
+            // Marks get lost. Setting one twice does no harm.
             if let (Some(write_monitor), Some(knobs)) = (&self.write_monitor, self.marks.get(path)) {
                 for knob in knobs {
                     write_monitor.add(path, *knob);

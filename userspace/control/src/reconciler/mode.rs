@@ -12,7 +12,7 @@ use super::{AdmissionError, ReconcilerLoop};
 /// What is to be done soon. Everything that changes what is held asks for it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Due {
-    /// CpuIsolation again.
+    /// Herd again.
     pub(super) herd: bool,
     /// Try again to give what is declared.
     pub(super) declared: bool,

@@ -36,7 +36,7 @@ const FORBIDDEN: &[u8] = b"HTTP/1.1 403 Forbidden\r\n\
     {\"title\":\"Forbidden\",\"status\":403,\"detail\":\"only root and the user of the daemon may use the control socket\",\"instance\":\"/\"}";
 
 impl ControlListener {
-    /// Takes a listener made by [`listen_control`]. Call it in the runtime that is to serve.
+    /// Takes a listener made by [`listen`](crate::socket::listen). Call it in the runtime that is to serve.
     pub fn new(listener: UnixListener) -> io::Result<Self> {
         tokio::net::UnixListener::from_std(listener).map(Self)
     }
@@ -138,7 +138,7 @@ async fn allocations(
         (status = 400, description = "No JSON, or a field is missing or unknown", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 409, description = "AdmissionError by the engine, or it conflicts with what is held", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "Refused by the engine, or it conflicts with what is held", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 422, description = "A field is wrong, or the target cannot be bound", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 500, description = "The kernel refused, or the ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),

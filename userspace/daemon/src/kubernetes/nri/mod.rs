@@ -5,7 +5,7 @@
 //! time that the runtime grants; and the runtime goes on without us when we are late.
 //!
 //! Ways: the runtime asks [`handler`] over NRI; [`request`] makes of what it tells, of [`annotations`] and of what the
-//! API server tells a request; the reconciler (`guarantee::pods`) decides, stores and answers. When a process exists
+//! API server tells a request; the reconciler (`numaward_control`) decides, stores and answers. When a process exists
 //! but not its program yet, the reconciler holds its cgroup and tells the probes. What the reconciler later writes itself
 //! the runtime is told, so that it repeats it.
 //!
