@@ -354,6 +354,7 @@ impl ReconcilerLoop {
         }
         let marks = XattrBackup::new(hierarchy.clone(), found, &state);
         let decisions = Decisions::open(&config.state_directory, &mut state);
+        state.undo_admitting(&*strategy);
         let (ledger, uncovered) = strategy.rebase(&state.ledger);
         state.ledger = ledger;
         let notices = Notices::new(hierarchy.clone());
@@ -734,6 +735,7 @@ impl ReconcilerLoop {
         let mut change = self.begin();
         // From now on nobody else is promised any of it.
         change.state.ledger = ledger;
+        change.state.admitting.insert(request.name.clone());
         change.make_room(path);
         let gone = || EnforceError::Gone { cgroup: path.clone() };
         let id = change.hierarchy.id_of(path).ok().flatten().ok_or_else(gone)?;
@@ -748,6 +750,7 @@ impl ReconcilerLoop {
             explanation,
         };
         change.state.guarantees.insert(request.name.clone(), guarantee);
+        change.state.admitting.remove(&request.name);
         change.enforce(plan)?;
         self.decisions.note(&request.name, &self.state);
         self.look_after_guarantee(&request.name);

@@ -48,6 +48,8 @@ struct Stored<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     releasing: Option<&'a BTreeSet<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    admitting: Option<&'a BTreeSet<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pods: Option<&'a Shared<String, Admitted>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     containers: Option<&'a Shared<String, Placed>>,
@@ -98,7 +100,7 @@ impl<K: Serialize, V> Serialize for Kept<K, V> {
 impl SerializationCache {
     /// The text of a state.
     pub(super) fn of(&mut self, state: &State) -> Result<Box<RawValue>, serde_json::Error> {
-        let State { ledger, guarantees, book, herded, releasing, pods, containers } = state;
+        let State { ledger, guarantees, book, herded, releasing, admitting, pods, containers } = state;
         self.owners.follow(ledger.owners())?;
         self.guarantees.follow(guarantees.iter())?;
         self.records.follow(book.iter())?;
@@ -112,6 +114,7 @@ impl SerializationCache {
             book: &self.records,
             herded: Some(herded).filter(|herded| !herded.is_empty()),
             releasing: Some(releasing).filter(|releasing| !releasing.is_empty()),
+            admitting: Some(admitting).filter(|admitting| !admitting.is_empty()),
             pods: Some(pods).filter(|pods| !pods.is_empty()),
             containers: Some(containers).filter(|containers| !containers.is_empty()),
         })
@@ -176,6 +179,7 @@ mod tests {
         let before = state.clone();
         state.herded.insert(path("other"));
         state.releasing.insert("a".to_owned());
+        state.admitting.insert("b".to_owned());
         state.guarantees.get_mut("m").unwrap().id = CgroupId(77);
         is_whole(&mut texts, &state);
         state.guarantees.remove("a");

@@ -6,7 +6,7 @@ use numaward_api as api;
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_config::enforcement::Declared;
 use numaward_enforce::AppliedSettings;
-use numaward_engine::{Ledger, Strategy};
+use numaward_engine::{Ledger, OwnerId, Strategy};
 use numaward_model::{Settings, Shared, pod::PodContainer};
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +31,9 @@ pub struct State {
     /// Guarantees whose release was begun: their knobs are being given back, and a start goes on with that.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub releasing: BTreeSet<String>,
+    /// Owners in the ledger whose admission was begun: a start undoes it.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub admitting: BTreeSet<String>,
     /// Pods, or containers of pods, that the engine has admitted, by the name of the owner in the ledger.
     #[serde(default, skip_serializing_if = "is_empty")]
     pub pods: Shared<String, Admitted>,
@@ -61,6 +64,26 @@ impl State {
         self.containers.insert(of.id.clone(), Placed { of: of.clone(), cgroup: cgroup.clone(), memory });
     }
 
+    /// Takes from an owner all that it holds.
+    pub(crate) fn give_back(&mut self, owner: &OwnerId, strategy: &dyn Strategy) {
+        let request = self.ledger.owner(owner).and_then(|account| account.request.clone());
+        // What was never started is given back at once too.
+        for container in request.iter().flat_map(|request| request.all_containers()) {
+            self.ledger = strategy.started(&self.ledger, owner, &container.name);
+        }
+        self.ledger = strategy.removed(&self.ledger, owner);
+    }
+
+    /// Undoes admissions that were begun and not finished.
+    pub(crate) fn undo_admitting(&mut self, strategy: &dyn Strategy) {
+        for owner in std::mem::take(&mut self.admitting) {
+            if !self.guarantees.contains_key(&owner) {
+                tracing::info!(owner, "was being admitted: that is undone");
+                self.give_back(&owner.as_str().into(), strategy);
+            }
+        }
+    }
+
     /// Makes the changes that lead from one state to another in this one, which may have others besides.
     pub(crate) fn patch(&mut self, from: &Self, to: &Self, strategy: &dyn Strategy) {
         /// Of a map, the values of these keys.
@@ -81,6 +104,7 @@ impl State {
         shared(&mut self.containers, &from.containers, &to.containers);
         set(&mut self.herded, &from.herded, &to.herded);
         set(&mut self.releasing, &from.releasing, &to.releasing);
+        set(&mut self.admitting, &from.admitting, &to.admitting);
         self.book.patch(&from.book, &to.book);
         if from.ledger == to.ledger {
             return;
@@ -174,5 +198,52 @@ mod tests {
         assert!(uncovered.iter().map(|part| (part.owner.as_str(), part.block.bytes)).eq([("a", missing)]));
         let other = NodeId(1 - node.0);
         assert!(state.ledger.nodes()[&other].kinds[&ZoneKind::Memory].free.0 > 0);
+    }
+
+    /// Admits a workload on top of a state.
+    fn with(strategy: &dyn Strategy, state: &State, name: &str, cpus: u64) -> State {
+        let resources = Resources::none().with_cpu(Quantity::whole(cpus));
+        let resources = resources.with_memory(Quantity::whole(Bytes::mib(64).0));
+        let decision = strategy.admit(&state.ledger, &Request::workload(name, resources));
+        decision.outcome.unwrap();
+        State { ledger: decision.ledger, ..state.clone() }
+    }
+
+    #[test]
+    fn what_is_answered_in_between_outlives_what_is_undone() {
+        let (strategy, before) = state();
+        let mut open = with(&*strategy, &before, "open", 1);
+        open.admitting.insert("open".to_owned());
+        let mut answered = with(&*strategy, &open, "answered", 2);
+        answered.herded.insert("/herded".parse().unwrap());
+        let expected = answered.ledger.allocation(&"answered".into(), &"answered".into()).unwrap();
+
+        let mut after = before.clone();
+        after.patch(&open, &answered, &*strategy);
+        assert_eq!(after.ledger.allocation(&"answered".into(), &"answered".into()), Some(expected));
+        assert!(after.ledger.owner(&"open".into()).is_none() && after.admitting.is_empty());
+        assert_eq!(after.herded, answered.herded);
+        let mut free = after.ledger.shared_pool().clone();
+        free = &free | expected.cpus.as_ref().unwrap();
+        assert_eq!(free, *before.ledger.shared_pool(), "what was open is in the pool again");
+        after.give_back(&"answered".into(), &*strategy);
+        assert_eq!(after.ledger.shared_pool(), before.ledger.shared_pool());
+    }
+
+    #[test]
+    fn a_start_undoes_an_admission_that_was_not_finished() {
+        let (strategy, before) = state();
+        let mut open = with(&*strategy, &before, "open", 1);
+        open.admitting.insert("open".to_owned());
+        let text = serde_json::to_string(&open).unwrap();
+        let mut read: State = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, open);
+        read.undo_admitting(&*strategy);
+        assert!(read.ledger.allocations().eq(before.ledger.allocations()));
+        assert_eq!(read.ledger.nodes(), before.ledger.nodes());
+        assert_eq!(
+            (read.ledger.shared_pool(), read.admitting),
+            (before.ledger.shared_pool(), before.admitting)
+        );
     }
 }

@@ -194,8 +194,8 @@ impl ReconcilerLoop {
     }
 
     /// What a cgroup is to have of the shared pool; `None` if it never had more.
-    fn share_of(&self, path: &CgroupPath, pool: &CpuSet) -> Result<Option<CpuSet>, String> {
-        let found = self.enforcer.cpus_found(&self.state.book, path).map_err(|error| error.to_string())?;
+    fn share_of(&mut self, path: &CgroupPath, pool: &CpuSet) -> Result<Option<CpuSet>, String> {
+        let found = self.cpus_found(path).map_err(|error| error.to_string())?;
         let share = if found.is_empty() { pool.clone() } else { &found & pool };
         if share.is_empty() {
             let reason = if pool.is_empty() {

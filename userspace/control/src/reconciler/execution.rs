@@ -6,10 +6,11 @@
 //! Algorithm: what may wait is done on a thread of its own. Until it is done, the reconciler answers what a runtime waits
 //! for, unless that touches the same cgroups; nothing else is begun.
 //!
-//! Terms: a [`Transaction`] is a change of the state that is not stored yet. Dropped, it has not happened.
+//! Terms: a [`Transaction`] is a change of the state that is not finished yet. Dropped, it has not happened.
 //!
 //! Invariants: the state is stored before any knob is written for it. What is answered in between is part of the state,
-//! and of what an open transaction goes back to.
+//! and of what an open transaction goes back to. It is stored at once, and what is open with it: a start undoes an
+//! admission that was not finished ([`State::admitting`]).
 
 use std::{
     collections::BTreeSet,
@@ -26,6 +27,7 @@ use std::{
 use numaward_api::EnforcementMode;
 use numaward_cgroup::CgroupPath;
 use numaward_enforce::{Change, Drift, EnforceError, Enforcer, Failure, Plan, Report};
+use numaward_topology::CpuSet;
 
 use super::{AdmissionError, Command, ReconcilerLoop, pods};
 use crate::spans;
@@ -52,7 +54,7 @@ impl Worker {
     }
 }
 
-/// A change of the state that is not stored yet. Dropped, it has not happened.
+/// A change of the state that is not finished yet. Dropped, it has not happened.
 pub(super) struct Transaction<'a> {
     of: &'a mut ReconcilerLoop,
     is_kept: bool,
@@ -176,6 +178,16 @@ impl ReconcilerLoop {
             tracing::info!(cgroup = %step.cgroup, knob = %step.knob, from = %step.from, to = %step.to, "dry run: would be written");
             self.metrics.would_write(step);
         }
+    }
+
+    /// The CPUs that a cgroup was set to before us. Where systemd has to be asked for them, this may wait.
+    pub(super) fn cpus_found(&mut self, path: &CgroupPath) -> Result<CpuSet, EnforceError> {
+        let cgroups = BTreeSet::from([path.clone()]);
+        if self.state.book.get(path).is_some() || !self.enforcer.asks_systemd(&cgroups) {
+            return self.enforcer.cpus_found(&self.state.book, path);
+        }
+        let (book, path) = (self.state.book.clone(), path.clone());
+        self.wait_for(cgroups, move |enforcer| enforcer.cpus_found(&book, &path))?
     }
 
     /// Stores what is intended, writes the knobs, stores what came of it.

@@ -61,11 +61,13 @@ impl Inbox {
     }
 
     /// What the container runtime asked first of that which may be handled now, and whether it overtakes something.
+    /// Nothing overtakes what tells all that runs: that would take it for gone.
     pub(super) fn next_that(
         &mut self,
         may: impl Fn(&pods::Command) -> bool,
     ) -> Option<(pods::Command, bool)> {
-        let place = self.runtime.iter().position(may)?;
+        let is_all = |command: &&pods::Command| matches!(command, pods::Command::Synchronize { .. });
+        let place = self.runtime.iter().take_while(|command| !is_all(command)).position(may)?;
         Some((self.runtime.remove(place)?, place > 0))
     }
 

@@ -713,17 +713,7 @@ impl ReconcilerLoop {
 
     fn remove_owner(&mut self, owner: &str) {
         self.state.pods.remove(owner);
-        let owner = OwnerId::from(owner);
-        let request = self.state.ledger.owner(&owner).and_then(|account| account.request.clone());
-        // What was never started is given back at once too.
-        for container in request.iter().flat_map(|request| request.all_containers()) {
-            self.state.ledger = self.strategy.started(&self.state.ledger, &owner, &container.name);
-        }
-        self.state.ledger = self.strategy.removed(&self.state.ledger, &owner);
-        if !self.lacks.is_empty() {
-            // What it gives back belongs to whoever lacks it.
-            self.recharge();
-        }
+        self.state.give_back(&OwnerId::from(owner), &*self.strategy);
     }
 
     /// Stores what was given back. What cannot be stored stays given back: a restart compares with what runs.
