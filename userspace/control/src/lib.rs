@@ -39,7 +39,7 @@ mod serialization_cache;
 mod spans;
 pub mod state;
 #[cfg(any(test, feature = "testing"))]
-#[expect(clippy::unwrap_used, reason = "a host for tests")]
+#[expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a host for tests")]
 pub mod testing;
 mod write_monitor;
 mod xattr_backup;

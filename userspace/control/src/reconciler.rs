@@ -410,10 +410,8 @@ impl ReconcilerLoop {
         let mut next = Instant::now() + TURN;
         while !stop.is_cancelled() {
             let has_work = self.has_to_bind() || self.inbox.as_ref().is_some_and(|inbox| !inbox.is_empty());
-            let patience = match has_work {
-                true => Duration::ZERO,
-                false => next.saturating_duration_since(Instant::now()),
-            };
+            let patience =
+                if has_work { Duration::ZERO } else { next.saturating_duration_since(Instant::now()) };
             let Some(inbox) = &mut self.inbox else { break };
             if !inbox.receive(patience) {
                 break;

@@ -4,7 +4,10 @@ use std::{io, net::SocketAddr, os::unix::net::UnixListener, sync::Arc, time::Dur
 
 use numaward_config::{Config, OperatingMode};
 use numaward_control::{self as control, ControlMetrics};
-use numaward_kube::pod::{NoPods, PodSource};
+use numaward_kube::{
+    api::Pods,
+    pod::{NoPods, PodSource},
+};
 use numaward_model::health::{Heartbeat, Readiness};
 use numaward_observe::{self as observe, CgroupSource, Observer, events::Events};
 use numaward_telemetry::{
@@ -126,36 +129,20 @@ pub fn run(config: &Config) -> Result<(), RunError> {
             tokio::spawn(http::serve(control, router, stop.clone()));
             tracing::info!(socket = %config.control_socket.display(), "guarantees can be asked for");
         }
-        let options = &config.kubernetes.nri;
-        match &reconciler {
-            _ if !options.enabled => {}
-            Some(reconciler) => {
-                let pods: Arc<dyn PodSource> = match cluster.pods() {
-                    Some(pods) => Arc::new(pods),
-                    None => Arc::new(NoPods),
-                };
-                nri::start(config, reconciler.clone(), nri::Ports::of(&observer), pods, placing, &stop);
-                tracing::info!(socket = %options.socket.display(), "containers are placed when they are created");
+        if config.kubernetes.nri.enabled {
+            match &reconciler {
+                Some(reconciler) => {
+                    start_placing(config, reconciler, &observer, cluster.pods(), placing, &stop);
+                }
+                None => not_placed(mode),
             }
-            None => not_placed(mode),
         }
         if let Some((listener, gate)) = remote {
             serve_remote(&app, reconciler.as_ref(), listener, gate, &stop)?;
         }
         let allocations = match mode {
             OperatingMode::Enforce => reconciler.map(|reconciler| reconciler.view()),
-            OperatingMode::Observe => {
-                let last = kubelet::view::LastRead::default();
-                let follow = kubelet::follow(
-                    config.clone(),
-                    observer.clone(),
-                    cluster.pods(),
-                    last.clone(),
-                    stop.clone(),
-                );
-                tokio::spawn(follow);
-                Some(last.view(observer.clone()))
-            }
+            OperatingMode::Observe => Some(follow_kubelet(config, &observer, cluster.pods(), &stop)),
         };
         cluster.start(allocations.clone(), &stop);
         http::serve(listener, http::router_with(app, allocations), stop).await;
@@ -229,6 +216,36 @@ fn tell_mode(mode: OperatingMode, policies: &Policies) {
             "mode observe: nothing is placed or written; the kubelet is held to its promises"
         );
     }
+}
+
+/// Places containers when they are created.
+fn start_placing(
+    config: &Config,
+    reconciler: &control::Reconciler,
+    observer: &Arc<Observer>,
+    pods: Option<Pods>,
+    metrics: nri::NriMetrics,
+    stop: &CancellationToken,
+) {
+    let pods: Arc<dyn PodSource> = match pods {
+        Some(pods) => Arc::new(pods),
+        None => Arc::new(NoPods),
+    };
+    nri::start(config, reconciler.clone(), nri::Ports::of(observer), pods, metrics, stop);
+    let socket = config.kubernetes.nri.socket.display();
+    tracing::info!(%socket, "containers are placed when they are created");
+}
+
+/// Follows what the kubelet promises, and gives it as allocations.
+fn follow_kubelet(
+    config: &Config,
+    observer: &Arc<Observer>,
+    pods: Option<Pods>,
+    stop: &CancellationToken,
+) -> control::View {
+    let last = kubelet::view::LastRead::default();
+    tokio::spawn(kubelet::follow(config.clone(), observer.clone(), pods, last.clone(), stop.clone()));
+    last.view(observer.clone())
 }
 
 /// Containers were to be placed, and nothing can be promised to them.

@@ -11,6 +11,7 @@ use super::{AdmissionError, ReconcilerLoop};
 
 /// What is to be done soon. Everything that changes what is held asks for it.
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is due by itself")]
 pub(super) struct Due {
     /// Herd again.
     pub(super) herd: bool,

@@ -213,7 +213,7 @@ impl ReconcilerLoop {
         match command {
             Command::Tell(tell) => self.pods.tell = Some(tell),
             Command::RunPod { answer, .. } if self.mode() == EnforcementMode::Off => {
-                drop(answer.send(Ok(())))
+                drop(answer.send(Ok(())));
             }
             Command::Bind { answer, .. } if self.mode() == EnforcementMode::Off => drop(answer.send(None)),
             Command::Create { answer, .. } if self.mode() == EnforcementMode::Off => {
