@@ -69,7 +69,7 @@ async fn made_up(ledger: &Path, place: &str) -> bool {
     for workload in 0..WORKLOADS {
         host.cgroup(&format!("w{workload}"));
     }
-    let daemon = host.start_on(Hierarchy::at(&host.root()), ledger);
+    let daemon = host.start_on(&Hierarchy::at(&host.root()), ledger);
     let mut times = Vec::with_capacity(WORKLOADS);
     for workload in 0..WORKLOADS {
         let request = asked(&format!("w{workload}"), &format!("/w{workload}"), "64Mi");
@@ -139,7 +139,7 @@ async fn measure(
         fs::create_dir(parent.join(name))?;
     }
     let host = Host::new(machine);
-    let daemon = host.start_on(Hierarchy::at(hierarchy.root()), &host.dir.path().join("state"));
+    let daemon = host.start_on(&Hierarchy::at(hierarchy.root()), &host.dir.path().join("state"));
     let (mut times, mut most) = (Vec::new(), 0);
     while times.len() < REAL_SAMPLES {
         let mut held = Vec::new();

@@ -1,5 +1,7 @@
 //! The page of the book that lists all metrics is made from what is served, so that it says nothing else.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path, sync::Arc, time::Duration};
 
 use numaward_daemon::kubernetes;

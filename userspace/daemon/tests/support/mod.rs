@@ -46,11 +46,11 @@ impl Host {
     }
 
     pub(crate) fn start(&self) -> Daemon {
-        self.start_on(Hierarchy::at(&self.root()), &self.dir.path().join("state"))
+        self.start_on(&Hierarchy::at(&self.root()), &self.dir.path().join("state"))
     }
 
     /// Starts to give guarantees in any hierarchy, with the ledger in a directory.
-    pub(crate) fn start_on(&self, hierarchy: Hierarchy, state: &Path) -> Daemon {
+    pub(crate) fn start_on(&self, hierarchy: &Hierarchy, state: &Path) -> Daemon {
         let mut config = Config {
             host_root: self.dir.path().to_owned(),
             state_directory: state.to_owned(),
