@@ -51,7 +51,11 @@ impl Runtime {
     }
 
     pub(crate) async fn is_connected(&self) -> Result<()> {
-        ensure!(self.runtime.has_plugins(&[PLUGIN]).await, "the daemon does not come: {:?}", self.runtime.log());
+        ensure!(
+            self.runtime.has_plugins(&[PLUGIN]).await,
+            "the daemon does not come: {:?}",
+            self.runtime.log()
+        );
         Ok(())
     }
 
@@ -60,7 +64,8 @@ impl Runtime {
         for pod in [&self.pod, &self.shared] {
             self.runtime.run_pod(pod).await.map_err(|error| anyhow!(error))?;
         }
-        let spec = ContainerSpec { cpu_shares: Some(100), memory_limit: None, ..self.spec(&self.shared, "shared") };
+        let spec =
+            ContainerSpec { cpu_shares: Some(100), memory_limit: None, ..self.spec(&self.shared, "shared") };
         self.runtime.create_container(&spec).await.map_err(|error| anyhow!(error))?;
         self.begin(&spec).await
     }
@@ -81,7 +86,12 @@ impl Runtime {
     /// Creates up to this many containers as long as it goes on, and removes them. How many calls count.
     ///
     /// Those that are `whole` are started in between, with cgroups as runc makes them.
-    pub(crate) async fn calls(&mut self, calls: usize, whole: bool, goes_on: impl Fn() -> bool) -> Result<usize> {
+    pub(crate) async fn calls(
+        &mut self,
+        calls: usize,
+        whole: bool,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<usize> {
         let before = self.times.len();
         while self.times.len() < before + calls && goes_on() {
             let mut batch: Vec<(ContainerSpec, CpuSet)> = Vec::new();
@@ -92,7 +102,12 @@ impl Runtime {
                 let made = self.runtime.create_container(&spec).await.map_err(|error| anyhow!(error))?;
                 let cpus = pinned(&made, &self.runtime).with_context(|| spec.name.clone())?;
                 for (other, taken) in &batch {
-                    ensure!((taken & &cpus).is_empty(), "{} and {} are both on {cpus}", other.name, spec.name);
+                    ensure!(
+                        (taken & &cpus).is_empty(),
+                        "{} and {} are both on {cpus}",
+                        other.name,
+                        spec.name
+                    );
                 }
                 if goes_on() {
                     let times = self.runtime.reply_times(CALL);
@@ -119,13 +134,17 @@ impl Runtime {
             let place = (times.len() * percent).div_ceil(100).saturating_sub(1);
             times.get(place).copied().map(millis).context("no calls")
         };
-        let mut line = json!({"calls": times.len(), "medianMs": at(50)?, "p99Ms": at(99)?, "maxMs": at(100)?});
+        let mut line =
+            json!({"calls": times.len(), "medianMs": at(50)?, "p99Ms": at(99)?, "maxMs": at(100)?});
         for (key, value) in figures {
             line[*key] = value.clone();
         }
         println!("{name}: {line}");
         let log = self.runtime.log();
-        ensure!(!log.iter().any(|line| line.contains("closing")), "the runtime has thrown the daemon out: {log:?}");
+        ensure!(
+            !log.iter().any(|line| line.contains("closing")),
+            "the runtime has thrown the daemon out: {log:?}"
+        );
         Ok(())
     }
 
@@ -146,7 +165,10 @@ impl Runtime {
         let made = self.runtime.container(&spec.id).context("was made")?.resources;
         let dir = format!("{CGROUPS}{}", spec.cgroups_path);
         fs::create_dir(&dir)?;
-        let sets = [("cpuset.cpus", made.cpus.map(|set| set.to_string())), ("cpuset.mems", made.mems.map(|set| set.to_string()))];
+        let sets = [
+            ("cpuset.cpus", made.cpus.map(|set| set.to_string())),
+            ("cpuset.mems", made.mems.map(|set| set.to_string())),
+        ];
         for (knob, value) in sets {
             let Some(value) = value else { continue };
             fs::write(format!("{dir}/{knob}"), &value).with_context(|| format!("{dir}/{knob}: {value}"))?;
