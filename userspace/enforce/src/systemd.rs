@@ -19,7 +19,7 @@ use numaward_topology::{
     Bytes,
     set::{Id, IdSet},
 };
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, time::timeout};
 use zbus::{
     Connection, DynamicType, Message, ObjectPath, OwnedObjectPath, OwnedVariant, Variant, connection,
 };
@@ -146,8 +146,11 @@ impl Systemd {
                     Some(address) => connection::Builder::address(address.as_str()),
                     None => connection::Builder::system(),
                 };
-                let new = bus.method_timeout(TIMEOUT).build().await;
-                new.map_err(|error| EnforceError::NoBus { message: error.to_string() })?
+                // A bus that hangs is connected to all the same: by the kernel.
+                let new = timeout(TIMEOUT, bus.method_timeout(TIMEOUT).build()).await;
+                let no_bus = |message: String| EnforceError::NoBus { message };
+                new.map_err(|_| no_bus(format!("it does not talk within {TIMEOUT:?}")))?
+                    .map_err(|error| no_bus(error.to_string()))?
             };
             let answer = connection.call_method(Some(MANAGER), path, Some(interface), method, body).await;
             *held = Some(connection);
