@@ -7,6 +7,7 @@
     reason = "helpers of tests, which clippy does not take for tests"
 )]
 
+mod answers;
 mod containerd;
 mod crash;
 mod daemon;

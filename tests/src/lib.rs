@@ -31,9 +31,10 @@ pub const PROGRAMS: &str = "NUMAWARD_VM_PROGRAMS";
 pub const SLOW: &str = "NUMAWARD_VM_SLOW";
 
 /// The programs that are copied into each machine if they have been built.
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 7] = [
     "numaward",
     "numaward-load",
+    "numaward-answers-check",
     "numaward-capabilities",
     "numaward-crash-check",
     "numaward-cri",

@@ -128,6 +128,8 @@ const TABLE: &[Rule] = &[
     // What the kubelet would do: it knows nothing of the project.
     rule("numaward-cri", &[]),
     // Part of what they test: they run inside the machine, against the kernel.
+    // The container runtime that it plays is that of kube's tests.
+    rule("numaward-answers-check", &["numaward-kube", "numaward-topology"]),
     rule(
         "numaward-crash-check",
         &["numaward-api", "numaward-config", "numaward-daemon", "numaward-topology"],

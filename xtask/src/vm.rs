@@ -28,8 +28,13 @@ const DAEMON: &str = "numaward";
 const LOAD: &str = "numaward-load";
 /// Programs that only the tests need inside a machine. The crash check kills the daemon, which for it has points to die
 /// at; built together, so has `numaward`, but only the crash check makes use of them.
-const HELPERS: &[&str] =
-    &["numaward-capabilities", "numaward-crash-check", "numaward-cri", "numaward-enforce-check"];
+const HELPERS: &[&str] = &[
+    "numaward-answers-check",
+    "numaward-capabilities",
+    "numaward-crash-check",
+    "numaward-cri",
+    "numaward-enforce-check",
+];
 /// Tells the tests that what is slow is to run as well.
 const SLOW: &str = "NUMAWARD_VM_SLOW";
 /// A machine booting keeps one CPU of the host busy.
@@ -86,6 +91,7 @@ const MADE: [&str; 2] = ["deploy::", "package::"];
 /// Tests that ordinary runs leave out, by the beginning of their names, but for some kernels: they take minutes under
 /// emulation, or what they show hardly depends on the kernel.
 const LEFT_OUT: &[(&str, &[&str])] = &[
+    ("answers::", &["6.12"]),
     ("containerd::", &[]),
     ("crash::", &["6.12"]),
     (MADE[0], &[]),

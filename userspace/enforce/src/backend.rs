@@ -3,6 +3,11 @@
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{self, RecvTimeoutError},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -23,6 +28,12 @@ use super::{
 const SYSTEMD_SETTLES: Duration = Duration::from_secs(3);
 /// How often to look meanwhile.
 const SETTLE_PACE: Duration = Duration::from_millis(5);
+/// The same for the kernel, at first.
+const TAKEN_PACE: Duration = Duration::from_micros(200);
+/// Writes to `cpuset.cpus` that may wait for pages at once; more are waited for themselves.
+const MAX_WRITERS: usize = 256;
+/// All that such a write takes.
+const WRITER_STACK: usize = 64 << 10;
 
 /// How the enforcer works.
 #[derive(Clone, Debug)]
@@ -79,11 +90,13 @@ pub struct Cgroupfs {
     root: PathBuf,
     options: Options,
     page_size: Bytes,
+    /// Threads that write `cpuset.cpus`.
+    writers: Arc<AtomicUsize>,
 }
 
 impl Cgroupfs {
     pub(super) fn new(root: PathBuf, options: Options) -> Self {
-        Self { root, options, page_size: Bytes(rustix::param::page_size() as u64) }
+        Self { root, options, page_size: Bytes(rustix::param::page_size() as u64), writers: Arc::default() }
     }
 
     pub(super) fn root(&self) -> &Path {
@@ -118,7 +131,7 @@ impl Cgroupfs {
     /// partition.
     fn put(&self, step: &Step) -> Result<Value, KnobError> {
         let dir = step.cgroup.dir(&self.root);
-        let write = |value: Value| step.knob.write(&dir, &value.to_string()).map(|()| value);
+        let write = |value: Value| self.write_knob(&dir, step.knob, &value).map(|()| value);
         match (step.knob, &step.to) {
             (Knob::CpusetCpus, Value::Cpus(cpus)) if !cpus.is_empty() => {
                 write(Value::Cpus(self.without_partitions(&step.cgroup, cpus.clone())?))
@@ -137,6 +150,42 @@ impl Cgroupfs {
                 }
                 result => result,
             },
+        }
+    }
+
+    /// Writes a knob, and returns when the kernel has taken it.
+    ///
+    /// While pages of any cgroup are being moved, the kernel ends no write to a `cpuset.cpus` either before all have
+    /// moved, although what was written holds at once: a thread goes on waiting for that.
+    fn write_knob(&self, dir: &Path, knob: Knob, value: &Value) -> Result<(), KnobError> {
+        let text = value.to_string();
+        if knob != Knob::CpusetCpus || self.writers.load(Ordering::Relaxed) >= MAX_WRITERS {
+            return knob.write(dir, &text);
+        }
+        let (sender, receiver) = mpsc::channel();
+        let (own_dir, own_text, writers) = (dir.to_owned(), text.clone(), self.writers.clone());
+        writers.fetch_add(1, Ordering::Relaxed);
+        let write = move || {
+            // Nobody waits any more where it holds already.
+            let _ = sender.send(knob.write(&own_dir, &own_text));
+            writers.fetch_sub(1, Ordering::Relaxed);
+        };
+        let thread = thread::Builder::new().name("cpuset".to_owned()).stack_size(WRITER_STACK);
+        if thread.spawn(write).is_err() {
+            self.writers.fetch_sub(1, Ordering::Relaxed);
+            return knob.write(dir, &text);
+        }
+        let mut pace = TAKEN_PACE;
+        loop {
+            match receiver.recv_timeout(pace) {
+                Ok(written) => return written,
+                Err(RecvTimeoutError::Disconnected) => return knob.write(dir, &text),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if knob.read(dir).is_ok_and(|found| self.holds(knob, value, &found)) {
+                return Ok(());
+            }
+            pace = (pace * 2).min(SETTLE_PACE);
         }
     }
 

@@ -1,0 +1,40 @@
+//! A container runtime is answered in time, whatever the daemon waits for: `numaward-answers-check` runs inside.
+
+use std::time::Duration;
+
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::Machine;
+use serde_json::Value;
+
+/// What an answer may take (docs, budgets) on a host that is not emulated.
+const BUDGET_MS: f64 = 100.0;
+
+fn phase(report: &Report, name: &str) -> Value {
+    let line = report.section("check").lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
+    let line = line.unwrap_or_else(|| panic!("no phase {name:?} in\n{report}"));
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("{line:?}: {error}"))
+}
+
+fn figure(phase: &Value, name: &str) -> f64 {
+    phase[name].as_f64().unwrap_or_else(|| panic!("no {name} in {phase}"))
+}
+
+#[test]
+fn a_runtime_is_answered_while_something_else_is_waited_for() {
+    let Some(bench) = Bench::open() else { return };
+    // Node 0 cannot hold what is promised to the load whose pages move: they move to node 1.
+    let machine = Machine::parse(None, Some("3,3"), Some("1G,2G"), None).unwrap();
+    let vm = bench.vm(machine).limit(Duration::from_mins(6));
+    let report = boot(&vm, "section check\nnumaward-answers-check || exit 1");
+    println!("{}", report.section("check"));
+    let idle = figure(&phase(&report, "idle"), "medianMs");
+    // An emulated machine on a busy host is slow by itself: what it takes when idle says how slow.
+    let limit = BUDGET_MS.max(5.0 * idle);
+    for name in ["idle", "page move", "silent systemd", "silent bus", "idle with workloads", "scraped"] {
+        let phase = phase(&report, name);
+        assert_eq!(phase["calls"], 50, "{name}: {phase}");
+        assert!(figure(&phase, "maxMs") < limit, "{name}: {phase}, limit {limit} ms\n{report}");
+    }
+    let moved = figure(&phase(&report, "page move"), "shortestMoveMs");
+    assert!(moved >= 1000.0, "pages moved in {moved} ms: too soon to see whether anybody waits");
+}
