@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod bus;
+mod common;
 mod daemon;
 mod http;
 mod runtime;
@@ -43,12 +44,16 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use self::{bus::Bus, daemon::Daemon, runtime::Runtime, scrapers::Scrapers};
+use self::{
+    bus::Bus,
+    common::{CGROUPS, millis},
+    daemon::Daemon,
+    runtime::Runtime,
+    scrapers::Scrapers,
+};
 
 /// Containers that are created in each phase.
 const CALLS: usize = 50;
-/// Where cgroups are.
-const CGROUPS: &str = "/sys/fs/cgroup";
 /// Workloads, where there are many.
 const WORKLOADS: usize = 1000;
 /// Clients that read them all the time.
@@ -233,10 +238,6 @@ async fn scraped(runtime: &mut Runtime) -> Result<()> {
 
 fn holds(dir: &Path, knob: &str, wanted: &str) -> bool {
     fs::read_to_string(dir.join(knob)).is_ok_and(|text| text.trim() == wanted)
-}
-
-fn millis(time: Duration) -> serde_json::Value {
-    serde_json::json!((time.as_secs_f64() * 10_000.0).round() / 10.0)
 }
 
 /// Waits, on this thread: nothing is to be asked of the runtime meanwhile.

@@ -10,7 +10,7 @@ use numaward_kube::nri::{
 use numaward_topology::{Bytes, CpuSet, NodeSet};
 use serde_json::{Value, json};
 
-use crate::{CGROUPS, millis};
+use crate::common::{CGROUPS, millis};
 
 const PLUGIN: &str = "90-numaward";
 const CALL: &str = "CreateContainer";
