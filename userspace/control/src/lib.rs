@@ -26,6 +26,7 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 mod decisions;
+mod error;
 mod explain;
 pub mod import;
 pub mod metrics;
@@ -44,10 +45,11 @@ pub mod testing;
 mod write_monitor;
 mod xattr_backup;
 
+pub use error::{AdmissionError, StartError};
 pub use metrics::ControlMetrics;
 pub use policy::PolicyError;
 pub use ports::{Ports, View};
-pub use reconciler::{AdmissionError, Reconciler, StartError};
+pub use reconciler::Reconciler;
 pub use request::{FieldError, Request, Target};
 pub use state::{Guarantee, State};
 

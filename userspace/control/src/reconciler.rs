@@ -1,5 +1,6 @@
 //! The thread that owns what is promised.
 
+mod admission;
 mod cpu_isolation;
 mod declared;
 mod drift;
@@ -18,25 +19,19 @@ mod traced;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
-    fs, io,
-    path::PathBuf,
     sync::{Arc, PoisonError, RwLock, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use numaward_api::{self as api, EnforcementMode};
-use numaward_cgroup::{
-    CgroupPath, EXEC_PARENT, Event, Hierarchy, KnobWatch,
-    knob::{Limit, Partition},
-};
+use numaward_cgroup::{CgroupPath, Event, Hierarchy, KnobWatch};
 use numaward_config::Config;
-use numaward_enforce::{Change, EnforceError, Enforcer, Failure, Moving};
-use numaward_engine::{self as engine, Allocation, Ledger, OwnerId, ResizeError, Strategy, Terms};
-use numaward_model::{Promises, Report, Settings};
-use numaward_store::{Loaded, Store, StoreError, fault};
-use numaward_topology::{Bytes, Machine};
+use numaward_enforce::{Change, Enforcer, Moving};
+use numaward_engine::Strategy;
+use numaward_model::Report;
+use numaward_store::{Loaded, Store};
+use numaward_topology::Machine;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -46,17 +41,17 @@ use self::{
     read_model::ReadModel, throttling::Throttled,
 };
 use super::{
-    ControlMetrics, FieldError, Guarantee, PolicyError, Request, State, Target,
+    ControlMetrics, FieldError, Guarantee, Request, State, Target,
     decisions::Decisions,
-    explain, policy, rebuild,
+    policy, rebuild,
     serialization_cache::SerializationCache,
     write_monitor::WriteMonitor,
     xattr_backup::{self, XattrBackup},
 };
 use crate::{
+    error::{AdmissionError, StartError},
     pod,
     ports::{Ports, View},
-    spans,
 };
 
 /// How often what is held is looked after.
@@ -73,86 +68,6 @@ pub enum Answer {
     Admitted(api::Allocation),
     /// It was a dry run.
     Dry(api::DryRun),
-}
-
-/// Why something asked for was not done. Nothing was changed.
-#[derive(Debug, thiserror::Error)]
-pub enum AdmissionError {
-    /// A field is wrong.
-    #[error(transparent)]
-    Field(#[from] FieldError),
-    /// It conflicts with what is held.
-    #[error("{0}")]
-    Conflict(FieldError),
-    /// The engine says no.
-    #[error("{}", in_words(.0))]
-    Rejected(api::Rejection, api::Explanation),
-    /// Nothing is promised at all.
-    #[error("enforcement.mode is off in the configuration: nothing is promised")]
-    Off,
-    /// The resources of a container cannot be changed within its promise.
-    #[error(transparent)]
-    Resize(#[from] ResizeError),
-    /// There is no such allocation.
-    #[error("there is no allocation named {0:?}")]
-    Unknown(String),
-    /// The kernel does not take the settings.
-    #[error("the settings cannot be enforced, and nothing was changed: {0}")]
-    Enforce(#[from] EnforceError),
-    /// The kernel did not take all settings.
-    #[error("the settings cannot be enforced: {0}")]
-    Failed(#[from] Box<Failure>),
-    /// A cgroup could not be made.
-    #[error("{path}: cannot make this cgroup: {source}", path = .path.display())]
-    Make {
-        /// Its directory.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The ledger could not be stored.
-    #[error("the ledger cannot be stored, and nothing was changed: {0}")]
-    Store(#[from] StoreError),
-    /// The machine changed, so that the policy does not fit it.
-    #[error(
-        "the policy does not fit the machine, which changed ({0}): nothing new is promised until it fits again"
-    )]
-    Unfit(String),
-    /// The daemon is ending.
-    #[error("the daemon is stopping")]
-    Stopping,
-}
-
-fn in_words(rejection: &api::Rejection) -> String {
-    let mut text = format!("{}: {}", rejection.reason, rejection.message);
-    for lack in &rejection.shortfalls {
-        let amount = |amount: u64| match lack.resource.as_str() {
-            "cpu" => amount.to_string(),
-            _ => Bytes(amount).to_string(),
-        };
-        let (requested, free) = (amount(lack.requested), amount(lack.free));
-        // Writing to a String cannot fail.
-        let _ = write!(text, "; node {}: {} requested {requested}, free {free}", lack.node, lack.resource);
-    }
-    text
-}
-
-pub(super) fn listed(problems: &[PolicyError]) -> String {
-    problems.iter().fold(String::new(), |text, problem| text + "\n  " + &problem.to_string())
-}
-
-/// Guarantees cannot be given at all.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The policy does not fit the machine.
-    #[error("the policy cannot be applied:{}", listed(.0))]
-    Policy(Vec<PolicyError>),
-    /// The ledger cannot be opened.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// No thread can be started.
-    #[error("cannot start a thread: {0}")]
-    Thread(#[from] io::Error),
 }
 
 enum Command {
@@ -504,258 +419,6 @@ impl ReconcilerLoop {
         }
     }
 
-    /// Cgroups made for commands that are promised nothing: the daemon died in between, or the command went on running
-    /// after its release.
-    fn remove_strays(&self) {
-        let held: BTreeSet<_> = self.state.guarantees.values().map(|guarantee| &guarantee.cgroup).collect();
-        let Ok(parent) = CgroupPath::root().child(EXEC_PARENT) else { return };
-        let Ok(entries) = fs::read_dir(self.hierarchy.dir(&parent)) else { return };
-        for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-            let path = entry.file_name().to_str().and_then(|name| parent.child(name).ok());
-            if path.is_some_and(|path| !held.contains(&path)) {
-                // One that is not empty stays: somebody runs in it.
-                let _ = fs::remove_dir(entry.path());
-            }
-        }
-    }
-
-    /// The settings that follow from an allocation.
-    fn settings(&self, request: &Request, allocation: &Allocation) -> Settings {
-        let nodes = allocation.memory_nodes();
-        let memory = policy::memory_settings(&self.config, &request.limited());
-        Settings {
-            cpus: allocation.cpus.clone(),
-            mems: (!nodes.is_empty()).then_some(nodes),
-            memory_min: memory.min.map(Limit::Bytes),
-            memory_low: memory.low.map(Limit::Bytes),
-            memory_high: memory.high.map(Limit::Bytes),
-            memory_max: Some(Limit::Bytes(request.limit)),
-            partition: Some(request.partition).filter(|partition| *partition != Partition::Member),
-            hugetlb: request.hugepages().map(|(size, bytes)| (size, Limit::Bytes(bytes))).collect(),
-            beside: None,
-        }
-    }
-
-    /// The cgroup of a request. That of a command is not there yet.
-    fn cgroup(&self, request: &Request) -> Result<CgroupPath, AdmissionError> {
-        let path = match &request.target {
-            Target::Exec => {
-                let root = CgroupPath::root().child(EXEC_PARENT);
-                return root.and_then(|parent| parent.child(&request.name)).map_err(|error| {
-                    AdmissionError::Field(FieldError::new(
-                        "name",
-                        error.to_string(),
-                        "the name of a directory",
-                    ))
-                });
-            }
-            Target::Cgroup(path) => path.clone(),
-            Target::Container(_) => return Err(AdmissionError::Conflict(crate::request::is_the_runtimes())),
-            Target::Unit(unit) => {
-                let wrong = |problem: String| {
-                    AdmissionError::Field(FieldError::new(
-                        "target.unit",
-                        problem,
-                        "a unit that runs on this host",
-                    ))
-                };
-                let cgroups = self.hierarchy.walk().map_err(|error| wrong(error.to_string()))?;
-                let of_unit = |path: &CgroupPath| path.components().last() == Some(unit);
-                cgroups.into_iter().map(|cgroup| cgroup.path).find(of_unit).ok_or_else(|| {
-                    wrong(format!("{unit} has no cgroup: there is no such unit, or it does not run"))
-                })?
-            }
-        };
-        Ok(path)
-    }
-
-    /// Refuses a cgroup that is not there, or that uses more than it is to have.
-    fn check_cgroup(&self, path: &CgroupPath, request: &Request) -> Result<(), AdmissionError> {
-        let dir = self.hierarchy.dir(path);
-        if !matches!(self.hierarchy.id_of(path), Ok(Some(_))) {
-            let problem = format!("{path} does not exist (there is no directory {})", dir.display());
-            return Err(FieldError::new("target.cgroup", problem, "a cgroup that exists").into());
-        }
-        let used = fs::read_to_string(dir.join("memory.current"));
-        let used = used.ok().and_then(|text| text.trim().parse().ok()).map(Bytes);
-        if let Some(used) = used.filter(|used| *used > request.limit) {
-            let problem = format!("{path} uses {used} now, more than the {} asked for", request.limit);
-            return Err(FieldError::new("memory", problem, format!("at least {used}")).into());
-        }
-        Ok(())
-    }
-
-    fn admit(&mut self, request: &Request, dry_run: bool) -> Result<Answer, AdmissionError> {
-        if self.mode() == EnforcementMode::Off && !dry_run {
-            return Err(AdmissionError::Off);
-        }
-        if let Some(held) = self.state.guarantees.get(&request.name) {
-            let problem = format!("{:?} is held by {}", request.name, held.cgroup);
-            return Err(AdmissionError::Conflict(FieldError::new(
-                "name",
-                problem,
-                "a name that is not in use",
-            )));
-        }
-        let path = self.cgroup(request)?;
-        self.admit_at(request, &path, dry_run)
-    }
-
-    /// Asks for an allocation for this cgroup. That of a command is not there yet.
-    fn admit_at(
-        &mut self,
-        request: &Request,
-        path: &CgroupPath,
-        dry_run: bool,
-    ) -> Result<Answer, AdmissionError> {
-        let _span = spans::admit(&request.name, dry_run);
-        let conflict = |field: &str, problem: String, allowed: &str| {
-            AdmissionError::Conflict(FieldError::new(field, problem, allowed))
-        };
-        if let Some(held) = self.state.guarantees.get(&request.name) {
-            let problem = format!("{:?} is held by {}", request.name, held.cgroup);
-            return Err(conflict("name", problem, "a name that is not in use"));
-        }
-        if self.state.pods.contains_key(&request.name) {
-            let problem = format!("{:?} is held by a pod", request.name);
-            return Err(conflict("name", problem, "a name that is not in use"));
-        }
-        if request.target != Target::Exec {
-            self.check_cgroup(path, request)?;
-        }
-        let overlaps = |other: &CgroupPath| path.contains(other) || other.contains(path);
-        if let Some((name, held)) = self.state.guarantees.iter().find(|(_, held)| overlaps(&held.cgroup)) {
-            let problem =
-                format!("{path} overlaps with {}, which the allocation {name:?} holds", held.cgroup);
-            return Err(conflict(
-                "target",
-                problem,
-                "a cgroup neither above nor below one that has an allocation",
-            ));
-        }
-
-        self.check_fit()?;
-        let terms = Terms { policy: request.policy, ..Terms::default() };
-        self.check_terms(&terms)?;
-        let started = Instant::now();
-        let decision = spans::decide(&*self.strategy, &self.state.ledger, &request.engine, &terms);
-        let explanation = explain::explanation(&decision.explanation);
-        if !dry_run {
-            self.metrics.decided(&decision, started.elapsed());
-        }
-        let grants = match decision.outcome {
-            Ok(grants) => grants,
-            Err(rejection) => {
-                let rejection = explain::rejection(&rejection);
-                if dry_run {
-                    let dry = api::DryRun {
-                        admitted: false,
-                        allocation: None,
-                        rejection: Some(rejection),
-                        explanation,
-                    };
-                    return Ok(Answer::Dry(dry));
-                }
-                // One that is declared is tried again and again, and told once.
-                if request.declared.is_none() {
-                    tracing::info!(name = request.name, reason = in_words(&rejection), "refused");
-                }
-                return Err(AdmissionError::Rejected(rejection, explanation));
-            }
-        };
-        let allocation = grants.into_iter().next().map(|grant| grant.allocation).unwrap_or_default();
-        let settings = self.settings(request, &allocation);
-        if dry_run {
-            let allocation = self.describe(&request.name, &request.target, path, &allocation, &settings, &[]);
-            let dry =
-                api::DryRun { admitted: true, allocation: Some(allocation), rejection: None, explanation };
-            return Ok(Answer::Dry(dry));
-        }
-
-        let is_ours = request.target == Target::Exec;
-        if is_ours {
-            self.make(path)?;
-        }
-        let ledger = self.start_all(decision.ledger, &request.engine);
-        match self.hold(request, path, settings, ledger, explanation) {
-            Ok(()) => {
-                tracing::info!(
-                    name = request.name, cgroup = %path,
-                    cpus = %allocation.cpus.clone().unwrap_or_default(), nodes = %allocation.memory_nodes(),
-                    "promised"
-                );
-                // As it was just published.
-                self.read_model.of(&request.name).map(Answer::Admitted).ok_or(AdmissionError::Stopping)
-            }
-            Err(refused) => {
-                // The others may have their CPUs back.
-                self.due.herd = true;
-                if is_ours {
-                    let _ = fs::remove_dir(self.hierarchy.dir(path));
-                }
-                Err(refused)
-            }
-        }
-    }
-
-    /// Refuses terms that do not go with the configuration or the machine.
-    fn check_terms(&self, terms: &Terms) -> Result<(), AdmissionError> {
-        self.strategy.check_terms(terms).map_err(|problem| {
-            let allowed = "a policy that goes with topologyManagerPolicyOptions and the machine";
-            FieldError::new("policy", listed(&[problem.into()]), allowed).into()
-        })
-    }
-
-    /// What is promised counts as running from the start: there is no later moment at which we would learn of it.
-    fn start_all(&self, ledger: Ledger, request: &engine::Request) -> Ledger {
-        request
-            .containers
-            .iter()
-            .fold(ledger, |ledger, container| self.strategy.started(&ledger, &request.owner, &container.name))
-    }
-
-    /// Makes the cgroup of a command.
-    fn make(&self, path: &CgroupPath) -> Result<(), AdmissionError> {
-        let dir = self.hierarchy.dir(path);
-        fs::create_dir(&dir).map_err(|source| AdmissionError::Make { path: dir, source })?;
-        fault::point("guarantee.made");
-        Ok(())
-    }
-
-    fn hold(
-        &mut self,
-        request: &Request,
-        path: &CgroupPath,
-        settings: Settings,
-        ledger: Ledger,
-        explanation: api::Explanation,
-    ) -> Result<(), AdmissionError> {
-        let mut change = self.begin();
-        // From now on nobody else is promised any of it.
-        change.state.ledger = ledger;
-        change.state.admitting.insert(request.name.clone());
-        change.make_room(path);
-        let gone = || EnforceError::Gone { cgroup: path.clone() };
-        let id = change.hierarchy.id_of(path).ok().flatten().ok_or_else(gone)?;
-        let plan = change.plan(Change::Hold(path.clone(), settings.clone()))?;
-        change.state.herded.remove(path);
-        let guarantee = Guarantee {
-            target: request.target.clone(),
-            cgroup: path.clone(),
-            id,
-            settings,
-            declared: request.declared.clone(),
-            explanation,
-        };
-        change.state.guarantees.insert(request.name.clone(), guarantee);
-        change.state.admitting.remove(&request.name);
-        change.enforce(plan)?;
-        self.decisions.note(&request.name, &self.state);
-        self.look_after_guarantee(&request.name);
-        self.publish();
-        Ok(())
-    }
-
     /// Takes note of migrations that are over.
     fn note_moved(&mut self) {
         let (figures, noted) = (&self.metrics, &mut self.moved);
@@ -791,54 +454,6 @@ impl ReconcilerLoop {
         (running || moved.is_some()).then(|| api::Moved { running, ..moved.unwrap_or_default() })
     }
 
-    fn release(&mut self, name: &str) -> Result<(), AdmissionError> {
-        let _span = spans::release(name);
-        let Some(guarantee) = self.state.guarantees.get(name).cloned() else {
-            return Err(AdmissionError::Unknown(name.to_owned()));
-        };
-        let after = self.strategy.removed(&self.state.ledger, &OwnerId::from(name));
-        let change = match guarantee.target {
-            Target::Exec => Change::Release(guarantee.cgroup.clone()),
-            _ => self.let_go(&guarantee.cgroup, &after),
-        };
-        let plan = self.plan(change)?;
-        // The CPUs stay taken until the knobs are given back. After a crash in between, the next start goes on here.
-        self.state.releasing.insert(name.to_owned());
-        if let Err(refused) = self.carry_out(plan) {
-            let AdmissionError::Failed(failure) = &refused else {
-                self.state.releasing.remove(name);
-                return Err(refused);
-            };
-            tracing::warn!(name, error = %failure, "not everything could be given back");
-        }
-        fault::point("guarantee.released");
-        let mut change = self.begin();
-        change.state.guarantees.remove(name);
-        change.state.releasing.remove(name);
-        change.state.ledger = change.strategy.removed(&change.state.ledger, &OwnerId::from(name));
-        if !change.lacks.is_empty() {
-            // What it gives back belongs to whoever lacks it.
-            change.recharge();
-        }
-        change.store()?;
-        self.liveness.let_go(name, &mut self.notices);
-        self.drift.forget(&guarantee.cgroup);
-        self.moved.remove(&guarantee.cgroup);
-        // Before its cgroup goes: whoever sees that it is gone finds it released.
-        self.publish();
-        if guarantee.target == Target::Exec {
-            let dir = self.hierarchy.dir(&guarantee.cgroup);
-            if let Err(error) = fs::remove_dir(&dir)
-                && error.kind() != io::ErrorKind::NotFound
-            {
-                tracing::warn!(cgroup = %guarantee.cgroup, %error, "the cgroup is still in use and stays");
-            }
-            fault::point("guarantee.removed");
-        }
-        tracing::info!(name, cgroup = %guarantee.cgroup, "released");
-        Ok(())
-    }
-
     fn look_after(&mut self) {
         let now = Instant::now();
         if now.duration_since(self.refreshed) >= REFRESH {
@@ -858,80 +473,5 @@ impl ReconcilerLoop {
         self.look_at_throttled(now);
         self.follow_machine(now);
         self.look_after_pods(now);
-    }
-
-    /// Tells others what is promised.
-    fn publish(&mut self) {
-        self.due.herd = true;
-        self.due.declared = true;
-        self.throttled.outdated();
-        self.follow_pool();
-        self.drift.follow(&self.state.book);
-        self.describe_changed();
-        self.ports.assignments.assigned(Promises::new(self.read_model.promises(), self.state.ledger.clone()));
-        self.show();
-    }
-
-    /// Tells what is held to whoever asks.
-    fn publish_view(&mut self) {
-        self.describe_changed();
-        self.show();
-    }
-
-    fn show(&mut self) {
-        self.is_outdated = false;
-        *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(self.allocations());
-    }
-
-    /// What is held, as it was described last.
-    fn allocations(&self) -> api::Allocations {
-        let ledger = &self.state.ledger;
-        let free_cpus = &self.strategy.allocatable().cpus & ledger.shared_pool();
-        let memory = ledger.memory();
-        let nodes = self.machine.nodes.iter().map(|(&id, node)| api::NodePromises {
-            node: id.0,
-            free_cpus: (&free_cpus & &node.cpus).to_string(),
-            memory: memory.get(&id).into_iter().flatten().map(Into::into).collect(),
-        });
-        api::Allocations {
-            allocations: self.read_model.allocations(),
-            shared_cpus: ledger.shared_pool().to_string(),
-            nodes: nodes.collect(),
-            enforcement: api::Enforcement { mode: self.mode(), herding: self.herding() },
-            waiting: self.declarations.waiting(),
-        }
-    }
-
-    fn describe(
-        &self,
-        name: &str,
-        target: &Target,
-        cgroup: &CgroupPath,
-        allocation: &Allocation,
-        settings: &Settings,
-        drift: &[api::Drift],
-    ) -> api::Allocation {
-        api::Allocation {
-            name: name.to_owned(),
-            target: target.into(),
-            cgroup: cgroup.to_string(),
-            directory: self.hierarchy.dir(cgroup).display().to_string(),
-            cpus: allocation.cpus.clone().unwrap_or_default().to_string(),
-            nodes: allocation.memory_nodes().to_string(),
-            memory: allocation.blocks.iter().map(Into::into).collect(),
-            settings: settings
-                .values()
-                .0
-                .into_iter()
-                .map(|(knob, value)| (knob.to_string(), value.to_string()))
-                .collect(),
-            enforced: self.mode() == EnforcementMode::On,
-            declared: None,
-            drift: drift.to_vec(),
-            stalled: self.throttled.stalls(name),
-            moved: self.moved_of(cgroup),
-            lack: None,
-            explanation: None,
-        }
     }
 }

@@ -29,7 +29,8 @@ use numaward_engine::Ledger;
 use numaward_model::{Report, Settings};
 use numaward_topology::CpuSet;
 
-use super::{AdmissionError, ReconcilerLoop};
+use super::ReconcilerLoop;
+use crate::error::AdmissionError;
 
 /// What is known of the herd.
 #[derive(Debug, Default)]

@@ -19,7 +19,8 @@ use numaward_config::enforcement::Declared;
 use numaward_enforce as enforce;
 use numaward_model::Report;
 
-use super::{AdmissionError, FieldError, ReconcilerLoop, Request, Target};
+use super::{FieldError, ReconcilerLoop, Request, Target};
+use crate::error::AdmissionError;
 
 /// What is declared, and who waits for it.
 #[derive(Debug, Default)]

@@ -29,8 +29,8 @@ use numaward_cgroup::CgroupPath;
 use numaward_enforce::{Change, Drift, EnforceError, Enforcer, Failure, Plan, Report};
 use numaward_topology::CpuSet;
 
-use super::{AdmissionError, Command, ReconcilerLoop, pods};
-use crate::spans;
+use super::{Command, ReconcilerLoop, pods};
+use crate::{error::AdmissionError, spans};
 
 /// How long the end of what is waited for may go unnoticed, should its message get lost.
 const LOOK: Duration = Duration::from_millis(250);

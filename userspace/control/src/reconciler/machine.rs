@@ -13,7 +13,8 @@ use numaward_engine::{Block, Uncovered};
 use numaward_model::Report;
 use numaward_topology::{CpuSet, Machine};
 
-use super::{AdmissionError, ReconcilerLoop, policy};
+use super::{ReconcilerLoop, policy};
+use crate::error::AdmissionError;
 
 /// What is promised to a workload and not there (any more).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

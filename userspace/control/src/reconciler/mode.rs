@@ -7,7 +7,8 @@
 use numaward_api::EnforcementMode;
 use numaward_enforce::Change;
 
-use super::{AdmissionError, ReconcilerLoop};
+use super::ReconcilerLoop;
+use crate::error::AdmissionError;
 
 /// What is to be done soon. Everything that changes what is held asks for it.
 #[derive(Clone, Copy, Debug, Default)]

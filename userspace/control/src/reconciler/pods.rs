@@ -18,7 +18,10 @@
 //! Invariants: what the runtime is answered is stored; a container that runs is never refused, whatever the
 //! engine says about it.
 
+mod commands;
 mod memory;
+mod resize;
+mod synchronize;
 mod waiting;
 
 use std::{
@@ -28,24 +31,24 @@ use std::{
 };
 
 use numaward_api::EnforcementMode;
-use numaward_cgroup::{
-    CgroupPath,
-    knob::{Knob, Limit, Value},
-};
+use numaward_cgroup::knob::{Knob, Limit, Value};
 use numaward_enforce::{Change, EnforceError};
-use numaward_engine::{self as engine, Allocation, ContainerName, OwnerId};
+use numaward_engine::{self as engine, Allocation, OwnerId};
 use numaward_model::{
     Settings,
-    pod::{POD_SHARE, PodContainer, Slice},
+    pod::{PodContainer, Slice},
 };
 use numaward_topology::{Bytes, CpuSet};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
+pub(super) use self::commands::Command;
 use self::waiting::Waiting;
-use super::{AdmissionError, Reconciler, ReconcilerLoop};
+use super::ReconcilerLoop;
 use crate::{
-    Guarantee, State, Target, explain,
-    pod::{Admitted, Asked, ContainerAsk, MemoryAsk, Placed, PodAsk, Synchronized, Unpinned, Update},
+    Guarantee, State, Target,
+    error::AdmissionError,
+    explain,
+    pod::{Admitted, Asked, ContainerAsk, Placed, PodAsk, Unpinned, Update},
     spans,
 };
 
@@ -67,111 +70,6 @@ struct MemoryKnobs {
 enum Attempt {
     First,
     Again,
-}
-
-/// What the runtime asks of us, or tells.
-pub(super) enum Command {
-    RunPod {
-        ask: PodAsk,
-        answer: oneshot::Sender<Result<(), AdmissionError>>,
-    },
-    Create {
-        ask: ContainerAsk,
-        answer: oneshot::Sender<Result<(Settings, Option<Unpinned>), AdmissionError>>,
-    },
-    Bind {
-        id: String,
-        /// What to make of it if it is not known: its creation was not answered in time.
-        ask: Option<Box<ContainerAsk>>,
-        answer: oneshot::Sender<Option<Unpinned>>,
-    },
-    Stopped {
-        id: String,
-        answer: oneshot::Sender<()>,
-    },
-    PodOver {
-        uid: String,
-        sandbox: String,
-        answer: oneshot::Sender<()>,
-    },
-    Synchronize {
-        containers: Vec<ContainerAsk>,
-        /// The UIDs of pods by the ids of their sandboxes.
-        sandboxes: BTreeMap<String, String>,
-        complete: bool,
-        answer: oneshot::Sender<Synchronized>,
-    },
-    Resize {
-        id: String,
-        to: engine::Resources,
-        memory: Option<MemoryAsk>,
-        answer: oneshot::Sender<Result<Option<Settings>, AdmissionError>>,
-    },
-    /// What the containers of a pod share that have nothing of their own.
-    ResizePod {
-        uid: String,
-        to: engine::Resources,
-        answer: oneshot::Sender<Result<(), AdmissionError>>,
-    },
-    /// From now on the runtime is told of settings that we write ourselves.
-    Tell(mpsc::UnboundedSender<Vec<Update>>),
-}
-
-impl Reconciler {
-    /// A pod is to run: what it asks for as a whole is admitted, or refused.
-    pub async fn run_pod(&self, ask: PodAsk) -> Result<(), AdmissionError> {
-        self.pods(|answer| Command::RunPod { ask, answer }).await?
-    }
-
-    /// A container is to be created: what the runtime shall set, and why it goes without a guarantee if it does.
-    pub async fn create(&self, ask: ContainerAsk) -> Result<(Settings, Option<Unpinned>), AdmissionError> {
-        self.pods(|answer| Command::Create { ask, answer }).await?
-    }
-
-    /// The container's process exists, and its cgroup; `ask` is what to make of it if its creation was not answered in
-    /// time. Why it runs without what it should have, if it does.
-    pub async fn bind(
-        &self,
-        id: String,
-        ask: Option<Box<ContainerAsk>>,
-    ) -> Result<Option<Unpinned>, AdmissionError> {
-        self.pods(|answer| Command::Bind { id, ask, answer }).await
-    }
-
-    /// A container ended, or was never started.
-    pub async fn stopped(&self, id: String) -> Result<(), AdmissionError> {
-        self.pods(|answer| Command::Stopped { id, answer }).await
-    }
-
-    /// The sandbox of a pod was stopped.
-    pub async fn pod_over(&self, uid: String, sandbox: String) -> Result<(), AdmissionError> {
-        self.pods(|answer| Command::PodOver { uid, sandbox, answer }).await
-    }
-
-    /// These containers run, in these sandboxes with their pods' UIDs; no others, where this is `complete`.
-    pub async fn synchronize(
-        &self,
-        containers: Vec<ContainerAsk>,
-        sandboxes: BTreeMap<String, String>,
-        complete: bool,
-    ) -> Result<Synchronized, AdmissionError> {
-        self.pods(|answer| Command::Synchronize { containers, sandboxes, complete, answer }).await
-    }
-
-    /// A container's requests are to change. What it is to hold then; none if it is not known.
-    pub async fn resize(
-        &self,
-        id: String,
-        to: engine::Resources,
-        memory: Option<MemoryAsk>,
-    ) -> Result<Option<Settings>, AdmissionError> {
-        self.pods(|answer| Command::Resize { id, to, memory, answer }).await?
-    }
-
-    /// What the containers of a pod share that have nothing of their own is to change.
-    pub async fn resize_pod(&self, uid: String, to: engine::Resources) -> Result<(), AdmissionError> {
-        self.pods(|answer| Command::ResizePod { uid, to, answer }).await?
-    }
 }
 
 /// What of pods is remembered, but not over a restart.
@@ -205,93 +103,6 @@ impl Pods {
 }
 
 impl ReconcilerLoop {
-    /// Does what the runtime asks for.
-    ///
-    /// `overtakes`: something that the runtime asked before is not handled yet.
-    pub(super) fn pod_command(&mut self, command: Command, overtakes: bool) {
-        // Whoever asked may have gone: what was decided stands, and is compared with what runs later.
-        match command {
-            Command::Tell(tell) => self.pods.tell = Some(tell),
-            Command::RunPod { answer, .. } if self.mode() == EnforcementMode::Off => {
-                drop(answer.send(Ok(())));
-            }
-            Command::Bind { answer, .. } if self.mode() == EnforcementMode::Off => drop(answer.send(None)),
-            Command::Create { answer, .. } if self.mode() == EnforcementMode::Off => {
-                drop(answer.send(Ok((Settings::default(), None))));
-            }
-            Command::Synchronize { answer, .. } if self.mode() == EnforcementMode::Off => {
-                drop(answer.send(Synchronized::default()));
-            }
-            Command::Create { ask, answer } => {
-                let attempt = if overtakes { Attempt::Again } else { Attempt::First };
-                let created = self.create(&ask, attempt);
-                if overtakes && matches!(created, Err(AdmissionError::Rejected(..))) {
-                    // What it asks for may be given back by what it asked before.
-                    self.put_off.push(Command::Create { ask, answer });
-                    return;
-                }
-                let owner = created.as_ref().ok().and_then(|_| self.state.containers.get(&ask.id));
-                let owner = owner.map(|placed| placed.of.owner.clone());
-                drop(
-                    answer.send(created.map(|(settings, unpinned)| (self.told(&ask.id, settings), unpinned))),
-                );
-                // The container is being made meanwhile.
-                if let Some(owner) = owner {
-                    self.decisions.note(&owner, &self.state);
-                    self.publish();
-                }
-            }
-            Command::RunPod { ask, answer } => {
-                let admitted = self.run_pod(&ask, if overtakes { Attempt::Again } else { Attempt::First });
-                if overtakes && matches!(admitted, Err(AdmissionError::Rejected(..))) {
-                    self.put_off.push(Command::RunPod { ask, answer });
-                    return;
-                }
-                drop(answer.send(admitted));
-                self.publish();
-            }
-            Command::Bind { id, ask, answer } => {
-                if let Some(ask) = ask.filter(|_| !self.state.containers.contains_key(&id)) {
-                    self.adopt_started(&ask);
-                }
-                let _ = answer.send(self.bind(&id));
-            }
-            Command::Stopped { id, answer } => {
-                self.stopped(&id);
-                let _ = answer.send(());
-            }
-            Command::PodOver { uid, sandbox, answer } => {
-                self.pod_over(&uid, &sandbox);
-                let _ = answer.send(());
-            }
-            Command::Synchronize { containers, sandboxes, complete, answer } => {
-                let mut result = self.synchronize(&containers, &sandboxes, complete);
-                if self.mode() != EnforcementMode::On {
-                    for update in result.updates.drain(..) {
-                        self.told(&update.id, update.settings);
-                    }
-                }
-                drop(answer.send(result));
-            }
-            Command::ResizePod { uid, to, answer } => drop(answer.send(self.resize_pod(&uid, &to))),
-            Command::Resize { id, to, memory, answer } => {
-                let resized = self.resize(&id, &to, memory);
-                drop(answer.send(resized.map(|held| held.map(|settings| self.told(&id, settings)))));
-            }
-        }
-    }
-
-    /// What the runtime is told to set: nothing in a dry run.
-    fn told(&self, id: &str, settings: Settings) -> Settings {
-        if self.mode() == EnforcementMode::On {
-            return settings;
-        }
-        for (knob, value) in settings.values().0 {
-            tracing::info!(container = id, %knob, %value, "dry run: the runtime would be told");
-        }
-        Settings::default()
-    }
-
     /// Admits a pod as a whole.
     fn run_pod(&mut self, ask: &PodAsk, attempt: Attempt) -> Result<(), AdmissionError> {
         let Asked::Pod(request) = &ask.asked else { return Ok(()) };
@@ -628,82 +439,6 @@ impl ReconcilerLoop {
         self.store_given_back(&before);
     }
 
-    /// A container's requests are to change to these amounts: within its promise, or not at all. What it is to hold
-    /// then; none if it is not known.
-    fn resize(
-        &mut self,
-        id: &str,
-        to: &engine::Resources,
-        memory: Option<MemoryAsk>,
-    ) -> Result<Option<Settings>, AdmissionError> {
-        let Some(placed) = self.state.containers.get(id) else { return Ok(None) };
-        let mut placed = Placed::clone(placed);
-        let mut change = self.begin();
-        // What the pod holds as a whole does not change with one of its containers.
-        if !placed.of.shares_pod() {
-            let (owner, container) = (OwnerId::from(placed.of.owner.as_str()), placed.of.slice_name());
-            change.state.ledger = change.strategy.resize(&change.state.ledger, &owner, &container, to)?;
-        }
-        placed.memory = memory.unwrap_or(placed.memory);
-        if change.state.containers.get(id).is_none_or(|known| **known != placed) {
-            change.state.containers.insert(id.to_owned(), placed.clone());
-        }
-        let settings = change.settings_of(&placed);
-        if !change.is_change() {
-            return Ok(Some(settings));
-        }
-        if change.note_settings(&placed.cgroup, &settings) {
-            change.change_held(Change::Hold(placed.cgroup.clone(), settings.clone()))?;
-        } else {
-            change.store()?;
-            if self.is_promised(&placed) && self.pods.bound.remove(id) {
-                self.pods.to_bind.push_back(id.to_owned());
-            }
-        }
-        let cpus = settings.cpus.clone().unwrap_or_default();
-        tracing::info!(name = placed.of.full_name(), %cpus, "resized");
-        self.publish();
-        Ok(Some(settings))
-    }
-
-    /// Notes what a cgroup is to hold from now on; `false` if it is not held.
-    fn note_settings(&mut self, cgroup: &CgroupPath, settings: &Settings) -> bool {
-        let held = self.state.guarantees.iter().find(|(_, held)| held.cgroup == *cgroup);
-        let Some(name) = held.map(|(name, _)| name.clone()) else { return false };
-        if let Some(held) = self.state.guarantees.get_mut(&name) {
-            held.settings = settings.clone();
-        }
-        true
-    }
-
-    /// What a pod's containers share is to change to these amounts: within its promise, or not at all.
-    fn resize_pod(&mut self, uid: &str, to: &engine::Resources) -> Result<(), AdmissionError> {
-        let (owner, slice) = (OwnerId::from(uid), ContainerName::from(POD_SHARE));
-        let mut change = self.begin();
-        change.state.ledger = change.strategy.resize(&change.state.ledger, &owner, &slice, to)?;
-        if !change.is_change() {
-            return Ok(());
-        }
-        let containers = change.state.containers.values();
-        let sharing = containers.filter(|placed| placed.of.owner == uid && placed.of.shares_pod());
-        let sharing: BTreeMap<_, _> = sharing.map(|placed| (placed.cgroup.clone(), placed.clone())).collect();
-        let (mut changes, mut updates) = (Vec::new(), Vec::new());
-        for (path, placed) in &sharing {
-            let settings = change.settings_of(placed);
-            updates.push(Update { id: placed.of.id.clone(), settings: settings.clone() });
-            if change.note_settings(path, &settings) {
-                changes.push((path.clone(), Some(settings)));
-            }
-        }
-        change.change_held(Change::Each(changes))?;
-        tracing::info!(pod = uid, containers = updates.len(), "what they share was resized");
-        self.publish();
-        if self.mode() == EnforcementMode::On {
-            self.pods.tell(updates);
-        }
-        Ok(())
-    }
-
     fn forget_container(&mut self, id: &str) {
         self.state.containers.remove(id);
         self.pods.bound.remove(id);
@@ -752,72 +487,6 @@ impl ReconcilerLoop {
             tracing::info!(owner, "the pod is over; what it held is free");
         }
         self.store_given_back(&before);
-    }
-
-    /// Compares with what runs: what is gone is released, what is not known is adopted, what lacks its pins gets
-    /// them.
-    fn synchronize(
-        &mut self,
-        containers: &[ContainerAsk],
-        sandboxes: &BTreeMap<String, String>,
-        complete: bool,
-    ) -> Synchronized {
-        if complete {
-            let runs: BTreeSet<&str> = containers.iter().map(|ask| ask.id.as_str()).collect();
-            let gone: Vec<String> =
-                self.state.containers.keys().filter(|id| !runs.contains(id.as_str())).cloned().collect();
-            for id in gone {
-                self.stopped(&id);
-            }
-            let over: BTreeSet<(String, String)> = self
-                .state
-                .pods
-                .values()
-                .filter(|admitted| !sandboxes.contains_key(&admitted.sandbox))
-                .map(|admitted| (admitted.pod.uid.clone(), admitted.sandbox.clone()))
-                .collect();
-            for (uid, sandbox) in over {
-                self.pod_over(&uid, &sandbox);
-            }
-            self.drop_imported(sandboxes);
-        }
-        let mut result = Synchronized::default();
-        let mut placed = Vec::new();
-        let mut change = self.begin();
-        for ask in containers {
-            let known = change.state.containers.get(&ask.id).map(|known| Placed::clone(known));
-            placed.push(if let Some(known) = known {
-                change.note_known(ask, known)
-            } else {
-                let (placed, fits) = change.adopt_container(ask);
-                let reason = if fits { Unpinned::Away } else { Unpinned::DoesNotFit };
-                result.unpinned.push((ask.id.clone(), reason));
-                placed
-            });
-        }
-        if let Err(error) = change.store() {
-            tracing::error!(%error, "what runs is not adopted");
-            return Synchronized::default();
-        }
-        self.publish();
-        // The pool is only known when all have been placed.
-        for (ask, placed) in containers.iter().zip(&placed) {
-            let settings = self.settings_of(placed);
-            let wanted = (settings.cpus.clone(), settings.mems.clone());
-            let differs = |wanted: bool, has: bool| wanted && !has;
-            let lacks = differs(wanted.0.is_some(), wanted.0 == ask.pinned.0)
-                || differs(wanted.1.is_some(), wanted.1 == ask.pinned.1);
-            if lacks {
-                result.updates.push(Update { id: ask.id.clone(), settings });
-            } else {
-                result.unpinned.retain(|(id, reason)| *id != ask.id || *reason == Unpinned::DoesNotFit);
-            }
-            if !self.pods.bound.contains(&ask.id) {
-                self.pods.since.entry(ask.id.clone()).or_insert_with(Instant::now);
-                self.pods.to_bind.push_back(ask.id.clone());
-            }
-        }
-        result
     }
 
     /// One container that waits for it is bound; a few that share are held against the pool.

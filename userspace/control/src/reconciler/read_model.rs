@@ -5,12 +5,17 @@
 //!
 //! Algorithm: each description is kept with what it was made of, and serves until that is something else.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, PoisonError},
+};
 
 use numaward_api as api;
+use numaward_api::EnforcementMode;
+use numaward_cgroup::CgroupPath;
 use numaward_enforce::Record;
 use numaward_engine::{Allocation, OwnerAccount, OwnerId};
-use numaward_model::Promise;
+use numaward_model::{Promise, Promises, Settings};
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
 use super::{Guarantee, ReconcilerLoop, Target, machine::MissingCapacity};
@@ -80,6 +85,81 @@ impl ReconcilerLoop {
             now.push(told);
         }
         self.read_model.0 = now;
+    }
+
+    /// Tells others what is promised.
+    pub(super) fn publish(&mut self) {
+        self.due.herd = true;
+        self.due.declared = true;
+        self.throttled.outdated();
+        self.follow_pool();
+        self.drift.follow(&self.state.book);
+        self.describe_changed();
+        self.ports.assignments.assigned(Promises::new(self.read_model.promises(), self.state.ledger.clone()));
+        self.show();
+    }
+
+    /// Tells what is held to whoever asks.
+    pub(super) fn publish_view(&mut self) {
+        self.describe_changed();
+        self.show();
+    }
+
+    fn show(&mut self) {
+        self.is_outdated = false;
+        *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(self.allocations());
+    }
+
+    /// What is held, as it was described last.
+    pub(super) fn allocations(&self) -> api::Allocations {
+        let ledger = &self.state.ledger;
+        let free_cpus = &self.strategy.allocatable().cpus & ledger.shared_pool();
+        let memory = ledger.memory();
+        let nodes = self.machine.nodes.iter().map(|(&id, node)| api::NodePromises {
+            node: id.0,
+            free_cpus: (&free_cpus & &node.cpus).to_string(),
+            memory: memory.get(&id).into_iter().flatten().map(Into::into).collect(),
+        });
+        api::Allocations {
+            allocations: self.read_model.allocations(),
+            shared_cpus: ledger.shared_pool().to_string(),
+            nodes: nodes.collect(),
+            enforcement: api::Enforcement { mode: self.mode(), herding: self.herding() },
+            waiting: self.declarations.waiting(),
+        }
+    }
+
+    pub(super) fn describe(
+        &self,
+        name: &str,
+        target: &Target,
+        cgroup: &CgroupPath,
+        allocation: &Allocation,
+        settings: &Settings,
+        drift: &[api::Drift],
+    ) -> api::Allocation {
+        api::Allocation {
+            name: name.to_owned(),
+            target: target.into(),
+            cgroup: cgroup.to_string(),
+            directory: self.hierarchy.dir(cgroup).display().to_string(),
+            cpus: allocation.cpus.clone().unwrap_or_default().to_string(),
+            nodes: allocation.memory_nodes().to_string(),
+            memory: allocation.blocks.iter().map(Into::into).collect(),
+            settings: settings
+                .values()
+                .0
+                .into_iter()
+                .map(|(knob, value)| (knob.to_string(), value.to_string()))
+                .collect(),
+            enforced: self.mode() == EnforcementMode::On,
+            declared: None,
+            drift: drift.to_vec(),
+            stalled: self.throttled.stalls(name),
+            moved: self.moved_of(cgroup),
+            lack: None,
+            explanation: None,
+        }
     }
 
     fn source(&self, name: &str, guarantee: &Arc<Guarantee>, is_told: bool) -> Source {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
     sync::{Arc, Mutex},
 };
 
@@ -19,7 +20,10 @@ use tracing_subscriber::{
 };
 
 use super::*;
-use crate::testing::{self as fixture, Host};
+use crate::{
+    error::AdmissionError,
+    testing::{self as fixture, Host},
+};
 
 /// A span: its path from the root (`a>b`: b is part of a), which tree it is of, and its fields.
 #[derive(Clone, Debug, Default)]

@@ -1,0 +1,91 @@
+//! Why something is not done.
+
+use std::{fmt::Write as _, io, path::PathBuf};
+
+use numaward_api as api;
+use numaward_enforce::{EnforceError, Failure};
+use numaward_engine::ResizeError;
+use numaward_store::StoreError;
+use numaward_topology::Bytes;
+
+use super::{policy::PolicyError, request::FieldError};
+
+/// Why something asked for was not done. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum AdmissionError {
+    /// A field is wrong.
+    #[error(transparent)]
+    Field(#[from] FieldError),
+    /// It conflicts with what is held.
+    #[error("{0}")]
+    Conflict(FieldError),
+    /// The engine says no.
+    #[error("{}", in_words(.0))]
+    Rejected(api::Rejection, api::Explanation),
+    /// Nothing is promised at all.
+    #[error("enforcement.mode is off in the configuration: nothing is promised")]
+    Off,
+    /// The resources of a container cannot be changed within its promise.
+    #[error(transparent)]
+    Resize(#[from] ResizeError),
+    /// There is no such allocation.
+    #[error("there is no allocation named {0:?}")]
+    Unknown(String),
+    /// The kernel does not take the settings.
+    #[error("the settings cannot be enforced, and nothing was changed: {0}")]
+    Enforce(#[from] EnforceError),
+    /// The kernel did not take all settings.
+    #[error("the settings cannot be enforced: {0}")]
+    Failed(#[from] Box<Failure>),
+    /// A cgroup could not be made.
+    #[error("{path}: cannot make this cgroup: {source}", path = .path.display())]
+    Make {
+        /// Its directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The ledger could not be stored.
+    #[error("the ledger cannot be stored, and nothing was changed: {0}")]
+    Store(#[from] StoreError),
+    /// The machine changed, so that the policy does not fit it.
+    #[error(
+        "the policy does not fit the machine, which changed ({0}): nothing new is promised until it fits again"
+    )]
+    Unfit(String),
+    /// The daemon is ending.
+    #[error("the daemon is stopping")]
+    Stopping,
+}
+
+pub(crate) fn in_words(rejection: &api::Rejection) -> String {
+    let mut text = format!("{}: {}", rejection.reason, rejection.message);
+    for lack in &rejection.shortfalls {
+        let amount = |amount: u64| match lack.resource.as_str() {
+            "cpu" => amount.to_string(),
+            _ => Bytes(amount).to_string(),
+        };
+        let (requested, free) = (amount(lack.requested), amount(lack.free));
+        // Writing to a String cannot fail.
+        let _ = write!(text, "; node {}: {} requested {requested}, free {free}", lack.node, lack.resource);
+    }
+    text
+}
+
+pub(crate) fn listed(problems: &[PolicyError]) -> String {
+    problems.iter().fold(String::new(), |text, problem| text + "\n  " + &problem.to_string())
+}
+
+/// Guarantees cannot be given at all.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The policy does not fit the machine.
+    #[error("the policy cannot be applied:{}", listed(.0))]
+    Policy(Vec<PolicyError>),
+    /// The ledger cannot be opened.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// No thread can be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[from] io::Error),
+}

@@ -1,0 +1,325 @@
+//! Guarantees that are asked for, and their end.
+
+use std::{collections::BTreeSet, fs, io, time::Instant};
+
+use numaward_api::{self as api, EnforcementMode};
+use numaward_cgroup::{
+    CgroupPath, EXEC_PARENT,
+    knob::{Limit, Partition},
+};
+use numaward_enforce::{Change, EnforceError};
+use numaward_engine::{self as engine, Allocation, Ledger, OwnerId, Terms};
+use numaward_model::Settings;
+use numaward_store::fault;
+use numaward_topology::Bytes;
+
+use super::{Answer, ReconcilerLoop};
+use crate::{
+    error::{AdmissionError, in_words, listed},
+    explain, policy,
+    request::{FieldError, Request, Target},
+    spans,
+    state::Guarantee,
+};
+
+impl ReconcilerLoop {
+    /// The settings that follow from an allocation.
+    fn settings(&self, request: &Request, allocation: &Allocation) -> Settings {
+        let nodes = allocation.memory_nodes();
+        let memory = policy::memory_settings(&self.config, &request.limited());
+        Settings {
+            cpus: allocation.cpus.clone(),
+            mems: (!nodes.is_empty()).then_some(nodes),
+            memory_min: memory.min.map(Limit::Bytes),
+            memory_low: memory.low.map(Limit::Bytes),
+            memory_high: memory.high.map(Limit::Bytes),
+            memory_max: Some(Limit::Bytes(request.limit)),
+            partition: Some(request.partition).filter(|partition| *partition != Partition::Member),
+            hugetlb: request.hugepages().map(|(size, bytes)| (size, Limit::Bytes(bytes))).collect(),
+            beside: None,
+        }
+    }
+
+    /// The cgroup of a request. That of a command is not there yet.
+    fn cgroup(&self, request: &Request) -> Result<CgroupPath, AdmissionError> {
+        let path = match &request.target {
+            Target::Exec => {
+                let root = CgroupPath::root().child(EXEC_PARENT);
+                return root.and_then(|parent| parent.child(&request.name)).map_err(|error| {
+                    AdmissionError::Field(FieldError::new(
+                        "name",
+                        error.to_string(),
+                        "the name of a directory",
+                    ))
+                });
+            }
+            Target::Cgroup(path) => path.clone(),
+            Target::Container(_) => return Err(AdmissionError::Conflict(crate::request::is_the_runtimes())),
+            Target::Unit(unit) => {
+                let wrong = |problem: String| {
+                    AdmissionError::Field(FieldError::new(
+                        "target.unit",
+                        problem,
+                        "a unit that runs on this host",
+                    ))
+                };
+                let cgroups = self.hierarchy.walk().map_err(|error| wrong(error.to_string()))?;
+                let of_unit = |path: &CgroupPath| path.components().last() == Some(unit);
+                cgroups.into_iter().map(|cgroup| cgroup.path).find(of_unit).ok_or_else(|| {
+                    wrong(format!("{unit} has no cgroup: there is no such unit, or it does not run"))
+                })?
+            }
+        };
+        Ok(path)
+    }
+
+    /// Refuses a cgroup that is not there, or that uses more than it is to have.
+    fn check_cgroup(&self, path: &CgroupPath, request: &Request) -> Result<(), AdmissionError> {
+        let dir = self.hierarchy.dir(path);
+        if !matches!(self.hierarchy.id_of(path), Ok(Some(_))) {
+            let problem = format!("{path} does not exist (there is no directory {})", dir.display());
+            return Err(FieldError::new("target.cgroup", problem, "a cgroup that exists").into());
+        }
+        let used = fs::read_to_string(dir.join("memory.current"));
+        let used = used.ok().and_then(|text| text.trim().parse().ok()).map(Bytes);
+        if let Some(used) = used.filter(|used| *used > request.limit) {
+            let problem = format!("{path} uses {used} now, more than the {} asked for", request.limit);
+            return Err(FieldError::new("memory", problem, format!("at least {used}")).into());
+        }
+        Ok(())
+    }
+
+    pub(super) fn admit(&mut self, request: &Request, dry_run: bool) -> Result<Answer, AdmissionError> {
+        if self.mode() == EnforcementMode::Off && !dry_run {
+            return Err(AdmissionError::Off);
+        }
+        if let Some(held) = self.state.guarantees.get(&request.name) {
+            let problem = format!("{:?} is held by {}", request.name, held.cgroup);
+            return Err(AdmissionError::Conflict(FieldError::new(
+                "name",
+                problem,
+                "a name that is not in use",
+            )));
+        }
+        let path = self.cgroup(request)?;
+        self.admit_at(request, &path, dry_run)
+    }
+
+    /// Asks for an allocation for this cgroup. That of a command is not there yet.
+    pub(super) fn admit_at(
+        &mut self,
+        request: &Request,
+        path: &CgroupPath,
+        dry_run: bool,
+    ) -> Result<Answer, AdmissionError> {
+        let _span = spans::admit(&request.name, dry_run);
+        let conflict = |field: &str, problem: String, allowed: &str| {
+            AdmissionError::Conflict(FieldError::new(field, problem, allowed))
+        };
+        if let Some(held) = self.state.guarantees.get(&request.name) {
+            let problem = format!("{:?} is held by {}", request.name, held.cgroup);
+            return Err(conflict("name", problem, "a name that is not in use"));
+        }
+        if self.state.pods.contains_key(&request.name) {
+            let problem = format!("{:?} is held by a pod", request.name);
+            return Err(conflict("name", problem, "a name that is not in use"));
+        }
+        if request.target != Target::Exec {
+            self.check_cgroup(path, request)?;
+        }
+        let overlaps = |other: &CgroupPath| path.contains(other) || other.contains(path);
+        if let Some((name, held)) = self.state.guarantees.iter().find(|(_, held)| overlaps(&held.cgroup)) {
+            let problem =
+                format!("{path} overlaps with {}, which the allocation {name:?} holds", held.cgroup);
+            return Err(conflict(
+                "target",
+                problem,
+                "a cgroup neither above nor below one that has an allocation",
+            ));
+        }
+
+        self.check_fit()?;
+        let terms = Terms { policy: request.policy, ..Terms::default() };
+        self.check_terms(&terms)?;
+        let started = Instant::now();
+        let decision = spans::decide(&*self.strategy, &self.state.ledger, &request.engine, &terms);
+        let explanation = explain::explanation(&decision.explanation);
+        if !dry_run {
+            self.metrics.decided(&decision, started.elapsed());
+        }
+        let grants = match decision.outcome {
+            Ok(grants) => grants,
+            Err(rejection) => {
+                let rejection = explain::rejection(&rejection);
+                if dry_run {
+                    let dry = api::DryRun {
+                        admitted: false,
+                        allocation: None,
+                        rejection: Some(rejection),
+                        explanation,
+                    };
+                    return Ok(Answer::Dry(dry));
+                }
+                // One that is declared is tried again and again, and told once.
+                if request.declared.is_none() {
+                    tracing::info!(name = request.name, reason = in_words(&rejection), "refused");
+                }
+                return Err(AdmissionError::Rejected(rejection, explanation));
+            }
+        };
+        let allocation = grants.into_iter().next().map(|grant| grant.allocation).unwrap_or_default();
+        let settings = self.settings(request, &allocation);
+        if dry_run {
+            let allocation = self.describe(&request.name, &request.target, path, &allocation, &settings, &[]);
+            let dry =
+                api::DryRun { admitted: true, allocation: Some(allocation), rejection: None, explanation };
+            return Ok(Answer::Dry(dry));
+        }
+
+        let is_ours = request.target == Target::Exec;
+        if is_ours {
+            self.make(path)?;
+        }
+        let ledger = self.start_all(decision.ledger, &request.engine);
+        match self.hold(request, path, settings, ledger, explanation) {
+            Ok(()) => {
+                tracing::info!(
+                    name = request.name, cgroup = %path,
+                    cpus = %allocation.cpus.clone().unwrap_or_default(), nodes = %allocation.memory_nodes(),
+                    "promised"
+                );
+                // As it was just published.
+                self.read_model.of(&request.name).map(Answer::Admitted).ok_or(AdmissionError::Stopping)
+            }
+            Err(refused) => {
+                // The others may have their CPUs back.
+                self.due.herd = true;
+                if is_ours {
+                    let _ = fs::remove_dir(self.hierarchy.dir(path));
+                }
+                Err(refused)
+            }
+        }
+    }
+
+    /// Refuses terms that do not go with the configuration or the machine.
+    pub(super) fn check_terms(&self, terms: &Terms) -> Result<(), AdmissionError> {
+        self.strategy.check_terms(terms).map_err(|problem| {
+            let allowed = "a policy that goes with topologyManagerPolicyOptions and the machine";
+            FieldError::new("policy", listed(&[problem.into()]), allowed).into()
+        })
+    }
+
+    /// What is promised counts as running from the start: there is no later moment at which we would learn of it.
+    fn start_all(&self, ledger: Ledger, request: &engine::Request) -> Ledger {
+        request
+            .containers
+            .iter()
+            .fold(ledger, |ledger, container| self.strategy.started(&ledger, &request.owner, &container.name))
+    }
+
+    /// Makes the cgroup of a command.
+    fn make(&self, path: &CgroupPath) -> Result<(), AdmissionError> {
+        let dir = self.hierarchy.dir(path);
+        fs::create_dir(&dir).map_err(|source| AdmissionError::Make { path: dir, source })?;
+        fault::point("guarantee.made");
+        Ok(())
+    }
+
+    fn hold(
+        &mut self,
+        request: &Request,
+        path: &CgroupPath,
+        settings: Settings,
+        ledger: Ledger,
+        explanation: api::Explanation,
+    ) -> Result<(), AdmissionError> {
+        let mut change = self.begin();
+        // From now on nobody else is promised any of it.
+        change.state.ledger = ledger;
+        change.state.admitting.insert(request.name.clone());
+        change.make_room(path);
+        let gone = || EnforceError::Gone { cgroup: path.clone() };
+        let id = change.hierarchy.id_of(path).ok().flatten().ok_or_else(gone)?;
+        let plan = change.plan(Change::Hold(path.clone(), settings.clone()))?;
+        change.state.herded.remove(path);
+        let guarantee = Guarantee {
+            target: request.target.clone(),
+            cgroup: path.clone(),
+            id,
+            settings,
+            declared: request.declared.clone(),
+            explanation,
+        };
+        change.state.guarantees.insert(request.name.clone(), guarantee);
+        change.state.admitting.remove(&request.name);
+        change.enforce(plan)?;
+        self.decisions.note(&request.name, &self.state);
+        self.look_after_guarantee(&request.name);
+        self.publish();
+        Ok(())
+    }
+
+    pub(super) fn release(&mut self, name: &str) -> Result<(), AdmissionError> {
+        let _span = spans::release(name);
+        let Some(guarantee) = self.state.guarantees.get(name).cloned() else {
+            return Err(AdmissionError::Unknown(name.to_owned()));
+        };
+        let after = self.strategy.removed(&self.state.ledger, &OwnerId::from(name));
+        let change = match guarantee.target {
+            Target::Exec => Change::Release(guarantee.cgroup.clone()),
+            _ => self.let_go(&guarantee.cgroup, &after),
+        };
+        let plan = self.plan(change)?;
+        // The CPUs stay taken until the knobs are given back. After a crash in between, the next start goes on here.
+        self.state.releasing.insert(name.to_owned());
+        if let Err(refused) = self.carry_out(plan) {
+            let AdmissionError::Failed(failure) = &refused else {
+                self.state.releasing.remove(name);
+                return Err(refused);
+            };
+            tracing::warn!(name, error = %failure, "not everything could be given back");
+        }
+        fault::point("guarantee.released");
+        let mut change = self.begin();
+        change.state.guarantees.remove(name);
+        change.state.releasing.remove(name);
+        change.state.ledger = change.strategy.removed(&change.state.ledger, &OwnerId::from(name));
+        if !change.lacks.is_empty() {
+            // What it gives back belongs to whoever lacks it.
+            change.recharge();
+        }
+        change.store()?;
+        self.liveness.let_go(name, &mut self.notices);
+        self.drift.forget(&guarantee.cgroup);
+        self.moved.remove(&guarantee.cgroup);
+        // Before its cgroup goes: whoever sees that it is gone finds it released.
+        self.publish();
+        if guarantee.target == Target::Exec {
+            let dir = self.hierarchy.dir(&guarantee.cgroup);
+            if let Err(error) = fs::remove_dir(&dir)
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                tracing::warn!(cgroup = %guarantee.cgroup, %error, "the cgroup is still in use and stays");
+            }
+            fault::point("guarantee.removed");
+        }
+        tracing::info!(name, cgroup = %guarantee.cgroup, "released");
+        Ok(())
+    }
+
+    /// Cgroups made for commands that are promised nothing: the daemon died in between, or the command went on running
+    /// after its release.
+    pub(super) fn remove_strays(&self) {
+        let held: BTreeSet<_> = self.state.guarantees.values().map(|guarantee| &guarantee.cgroup).collect();
+        let Ok(parent) = CgroupPath::root().child(EXEC_PARENT) else { return };
+        let Ok(entries) = fs::read_dir(self.hierarchy.dir(&parent)) else { return };
+        for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+            let path = entry.file_name().to_str().and_then(|name| parent.child(name).ok());
+            if path.is_some_and(|path| !held.contains(&path)) {
+                // One that is not empty stays: somebody runs in it.
+                let _ = fs::remove_dir(entry.path());
+            }
+        }
+    }
+}

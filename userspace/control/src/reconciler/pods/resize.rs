@@ -1,0 +1,93 @@
+//! Containers and pods whose resources change while they run: within their promise, or not at all.
+
+use std::collections::BTreeMap;
+
+use numaward_api::EnforcementMode;
+use numaward_cgroup::CgroupPath;
+use numaward_enforce::Change;
+use numaward_engine::{self as engine, ContainerName, OwnerId};
+use numaward_model::{Settings, pod::POD_SHARE};
+
+use crate::{
+    error::AdmissionError,
+    pod::{MemoryAsk, Placed, Update},
+    reconciler::ReconcilerLoop,
+};
+
+impl ReconcilerLoop {
+    /// A container's requests are to change to these amounts: within its promise, or not at all. What it is to hold
+    /// then; none if it is not known.
+    pub(super) fn resize(
+        &mut self,
+        id: &str,
+        to: &engine::Resources,
+        memory: Option<MemoryAsk>,
+    ) -> Result<Option<Settings>, AdmissionError> {
+        let Some(placed) = self.state.containers.get(id) else { return Ok(None) };
+        let mut placed = Placed::clone(placed);
+        let mut change = self.begin();
+        // What the pod holds as a whole does not change with one of its containers.
+        if !placed.of.shares_pod() {
+            let (owner, container) = (OwnerId::from(placed.of.owner.as_str()), placed.of.slice_name());
+            change.state.ledger = change.strategy.resize(&change.state.ledger, &owner, &container, to)?;
+        }
+        placed.memory = memory.unwrap_or(placed.memory);
+        if change.state.containers.get(id).is_none_or(|known| **known != placed) {
+            change.state.containers.insert(id.to_owned(), placed.clone());
+        }
+        let settings = change.settings_of(&placed);
+        if !change.is_change() {
+            return Ok(Some(settings));
+        }
+        if change.note_settings(&placed.cgroup, &settings) {
+            change.change_held(Change::Hold(placed.cgroup.clone(), settings.clone()))?;
+        } else {
+            change.store()?;
+            if self.is_promised(&placed) && self.pods.bound.remove(id) {
+                self.pods.to_bind.push_back(id.to_owned());
+            }
+        }
+        let cpus = settings.cpus.clone().unwrap_or_default();
+        tracing::info!(name = placed.of.full_name(), %cpus, "resized");
+        self.publish();
+        Ok(Some(settings))
+    }
+
+    /// Notes what a cgroup is to hold from now on; `false` if it is not held.
+    fn note_settings(&mut self, cgroup: &CgroupPath, settings: &Settings) -> bool {
+        let held = self.state.guarantees.iter().find(|(_, held)| held.cgroup == *cgroup);
+        let Some(name) = held.map(|(name, _)| name.clone()) else { return false };
+        if let Some(held) = self.state.guarantees.get_mut(&name) {
+            held.settings = settings.clone();
+        }
+        true
+    }
+
+    /// What a pod's containers share is to change to these amounts: within its promise, or not at all.
+    pub(super) fn resize_pod(&mut self, uid: &str, to: &engine::Resources) -> Result<(), AdmissionError> {
+        let (owner, slice) = (OwnerId::from(uid), ContainerName::from(POD_SHARE));
+        let mut change = self.begin();
+        change.state.ledger = change.strategy.resize(&change.state.ledger, &owner, &slice, to)?;
+        if !change.is_change() {
+            return Ok(());
+        }
+        let containers = change.state.containers.values();
+        let sharing = containers.filter(|placed| placed.of.owner == uid && placed.of.shares_pod());
+        let sharing: BTreeMap<_, _> = sharing.map(|placed| (placed.cgroup.clone(), placed.clone())).collect();
+        let (mut changes, mut updates) = (Vec::new(), Vec::new());
+        for (path, placed) in &sharing {
+            let settings = change.settings_of(placed);
+            updates.push(Update { id: placed.of.id.clone(), settings: settings.clone() });
+            if change.note_settings(path, &settings) {
+                changes.push((path.clone(), Some(settings)));
+            }
+        }
+        change.change_held(Change::Each(changes))?;
+        tracing::info!(pod = uid, containers = updates.len(), "what they share was resized");
+        self.publish();
+        if self.mode() == EnforcementMode::On {
+            self.pods.tell(updates);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,79 @@
+//! What runs, as the container runtime tells after each connection.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
+
+use crate::{
+    pod::{ContainerAsk, Placed, Synchronized, Unpinned, Update},
+    reconciler::ReconcilerLoop,
+};
+
+impl ReconcilerLoop {
+    /// Compares with what runs: what is gone is released, what is not known is adopted, what lacks its pins gets
+    /// them.
+    pub(super) fn synchronize(
+        &mut self,
+        containers: &[ContainerAsk],
+        sandboxes: &BTreeMap<String, String>,
+        complete: bool,
+    ) -> Synchronized {
+        if complete {
+            let runs: BTreeSet<&str> = containers.iter().map(|ask| ask.id.as_str()).collect();
+            let gone: Vec<String> =
+                self.state.containers.keys().filter(|id| !runs.contains(id.as_str())).cloned().collect();
+            for id in gone {
+                self.stopped(&id);
+            }
+            let over: BTreeSet<(String, String)> = self
+                .state
+                .pods
+                .values()
+                .filter(|admitted| !sandboxes.contains_key(&admitted.sandbox))
+                .map(|admitted| (admitted.pod.uid.clone(), admitted.sandbox.clone()))
+                .collect();
+            for (uid, sandbox) in over {
+                self.pod_over(&uid, &sandbox);
+            }
+            self.drop_imported(sandboxes);
+        }
+        let mut result = Synchronized::default();
+        let mut placed = Vec::new();
+        let mut change = self.begin();
+        for ask in containers {
+            let known = change.state.containers.get(&ask.id).map(|known| Placed::clone(known));
+            placed.push(if let Some(known) = known {
+                change.note_known(ask, known)
+            } else {
+                let (placed, fits) = change.adopt_container(ask);
+                let reason = if fits { Unpinned::Away } else { Unpinned::DoesNotFit };
+                result.unpinned.push((ask.id.clone(), reason));
+                placed
+            });
+        }
+        if let Err(error) = change.store() {
+            tracing::error!(%error, "what runs is not adopted");
+            return Synchronized::default();
+        }
+        self.publish();
+        // The pool is only known when all have been placed.
+        for (ask, placed) in containers.iter().zip(&placed) {
+            let settings = self.settings_of(placed);
+            let wanted = (settings.cpus.clone(), settings.mems.clone());
+            let differs = |wanted: bool, has: bool| wanted && !has;
+            let lacks = differs(wanted.0.is_some(), wanted.0 == ask.pinned.0)
+                || differs(wanted.1.is_some(), wanted.1 == ask.pinned.1);
+            if lacks {
+                result.updates.push(Update { id: ask.id.clone(), settings });
+            } else {
+                result.unpinned.retain(|(id, reason)| *id != ask.id || *reason == Unpinned::DoesNotFit);
+            }
+            if !self.pods.bound.contains(&ask.id) {
+                self.pods.since.entry(ask.id.clone()).or_insert_with(Instant::now);
+                self.pods.to_bind.push_back(ask.id.clone());
+            }
+        }
+        result
+    }
+}
