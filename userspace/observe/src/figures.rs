@@ -7,7 +7,7 @@ use std::{
 
 use numaward_cgroup::{classify, read::hugetlb_numa_stat};
 use numaward_model::{
-    Promises,
+    Promises, error_chain,
     snapshot::{
         self, Allocated, KindPromised, Lacking, MapFigures, Missed, ProbeFigures, PromiseFigures,
         SnapshotSource, WorkloadFigures,
@@ -19,7 +19,7 @@ use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs};
 use crate::{
     naming::OTHER,
     observer::Observer,
-    part::{Part, chain},
+    part::Part,
     reading::Read,
     sampling::{Sampled, Sampling},
     table,
@@ -144,7 +144,7 @@ impl Observer {
         let mut failed = None;
         let nodes = machine.nodes.keys().map(|&node| {
             let memory = sysfs::node_memory(&self.config.host_root, node);
-            (node, memory.map_err(|error| failed = Some(chain(&error))).ok())
+            (node, memory.map_err(|error| failed = Some(error_chain(&error))).ok())
         });
         let nodes = nodes.collect();
         self.note(Part::NodeMemory, failed.map_or(Ok(()), Err));

@@ -9,14 +9,17 @@ use std::{
 };
 
 use numaward_cgroup::{Hierarchy, OpenError, WatchMode, WatchOptions, Watcher};
-use numaward_model::health::{Heartbeat, Latch, Readiness};
+use numaward_model::{
+    error_chain,
+    health::{Heartbeat, Latch, Readiness},
+};
 use numaward_topology::sysfs;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     hotplug::{self, Fingerprint},
     observer::{Observer, held},
-    part::{Part, chain},
+    part::Part,
     residency,
     slots::{AT_ONCE, Moving},
 };
@@ -162,7 +165,7 @@ impl Observer {
                 Some(Watcher::new(hierarchy, WatchOptions::default()))
             }
             Err(error) => {
-                self.note(Part::Cgroups, Err(chain(&error)));
+                self.note(Part::Cgroups, Err(error_chain(&error)));
                 None
             }
         }
@@ -173,7 +176,7 @@ impl Observer {
         let events = match watcher.next(TURN) {
             Ok(events) => events,
             Err(error) => {
-                self.note(Part::Cgroups, Err(chain(&error)));
+                self.note(Part::Cgroups, Err(error_chain(&error)));
                 return thread::sleep(TURN);
             }
         };
@@ -194,10 +197,10 @@ impl Observer {
 
     /// Reads the machine again, for what changes at run time: memory and CPUs that come and go.
     fn read_machine(&self) {
-        let machine = sysfs::read(&self.config.host_root).map_err(|error| chain(&error));
+        let machine = sysfs::read(&self.config.host_root).map_err(|error| error_chain(&error));
         self.note(Part::Topology, machine.as_ref().map(|_| ()).map_err(Clone::clone));
         let Ok(machine) = machine else { return };
-        let refreshed = self.probing().probes.refresh(&machine).map_err(|error| chain(&error));
+        let refreshed = self.probing().probes.refresh(&machine).map_err(|error| error_chain(&error));
         self.note(Part::ProbeNodes, refreshed);
         let before = self.machine();
         if machine == *before {

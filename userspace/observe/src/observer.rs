@@ -8,7 +8,7 @@ use std::{
 };
 
 use numaward_config::Config;
-use numaward_model::port::CgroupListener;
+use numaward_model::{error_chain, port::CgroupListener};
 use numaward_probes::{self as probes, Mode, Probe, ProbeReport, Probes};
 use numaward_topology::{Machine, sysfs};
 
@@ -17,7 +17,7 @@ use crate::{
     cost::Cost,
     events::Events,
     intrusions::Intrusions,
-    part::{Health, Part, chain},
+    part::{Health, Part},
     probing::Probing,
     published::Published,
     sampling::Sampled,
@@ -74,8 +74,8 @@ impl Observer {
     pub fn new(config: &Config) -> Self {
         let health = Arc::new(Health::default());
         let machine = sysfs::read(&config.host_root).unwrap_or_else(|error| {
-            tracing::error!(error = %chain(&error), "the machine cannot be read: no figures by node");
-            health.note(Part::Topology, Err(chain(&error)));
+            tracing::error!(error = %error_chain(&error), "the machine cannot be read: no figures by node");
+            health.note(Part::Topology, Err(error_chain(&error)));
             Machine::default()
         });
         // Before they are loaded: they check themselves at once.

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
+use numaward_model::error_chain;
 use numaward_probes::{
     self as probes, Activity, CpuUse, Intruder, Mode, Probe, ProbeEvent, ProbeReport, ProbeStats, Probes,
     SlotId,
@@ -11,7 +12,7 @@ use numaward_topology::{CpuId, NodeSet};
 use crate::{
     cost::Cost,
     intrusions::Intrusions,
-    part::{Health, Part, chain},
+    part::{Health, Part},
 };
 
 /// What is known of the workload that an event is about.
@@ -44,7 +45,7 @@ impl Probing {
                 Some(value)
             }
             Err(error) => {
-                self.health.note(part, Err(chain(&error)));
+                self.health.note(part, Err(error_chain(&error)));
                 None
             }
         }

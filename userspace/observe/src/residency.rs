@@ -20,7 +20,10 @@ use numaward_cgroup::{
     knob::{Knob, Value},
     read::{memory_events, memory_numa_stat, memory_pressure, numa_balancing},
 };
-use numaward_model::snapshot::{Pressure, Resident};
+use numaward_model::{
+    error_chain,
+    snapshot::{Pressure, Resident},
+};
 use numaward_probes::{Probe, SlotId};
 use numaward_topology::{Bytes, Machine, NodeId};
 use tokio_util::sync::CancellationToken;
@@ -28,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     estimate::{self, Estimator, Look, home, remote_share},
     observer::{Observer, held},
-    part::{Part, chain},
+    part::Part,
     sampling::{Host, Sampled, Sampling, balancing},
     table::{Table, Trouble},
 };
@@ -109,7 +112,7 @@ impl Observer {
                 && !error.is_gone()
             {
                 let first = if error.is_absent() { &mut absent } else { &mut failed };
-                first.get_or_insert_with(|| chain(&error));
+                first.get_or_insert_with(|| error_chain(&error));
             }
         }
         // A controller may well be missing in a single cgroup. If all do, nothing can be read on this host.

@@ -7,11 +7,12 @@ use std::{
 };
 
 use numaward_cgroup::{CgroupId, Event, WorkloadKind, classify, read::cpu_usage};
+use numaward_model::error_chain;
 use numaward_probes::{self as probes, RegisterError};
 
 use crate::{
     observer::Observer,
-    part::{Part, chain},
+    part::Part,
     probing::Probing,
     slot_policy::{Candidate, LOOK, SlotPolicy, exchanges},
     state::State,
@@ -60,7 +61,7 @@ impl Moving<'_> {
             None => None,
             Some(Ok(counted)) => Some(counted),
             Some(Err(error)) => {
-                tracing::warn!(cgroup = id.0, error = chain(&error), "last counts are lost");
+                tracing::warn!(cgroup = id.0, error = error_chain(&error), "last counts are lost");
                 None
             }
         };
@@ -97,7 +98,7 @@ impl Moving<'_> {
                 Err(error) => {
                     tracing::warn!(
                         cgroup = id.0,
-                        error = chain(&error),
+                        error = error_chain(&error),
                         "a workload cannot be counted by itself"
                     );
                     self.state.table_mut().settle_waiting(None);
@@ -131,7 +132,7 @@ impl Moving<'_> {
         match self.probing.probes.release(slot) {
             Ok(counted) => self.state.table_mut().suspend(id, &counted),
             Err(error) => {
-                tracing::warn!(cgroup = id.0, error = chain(&error), "its slot cannot be taken back");
+                tracing::warn!(cgroup = id.0, error = error_chain(&error), "its slot cannot be taken back");
             }
         }
     }
@@ -144,7 +145,7 @@ impl Moving<'_> {
         match self.probing.probes.activity_of(slot) {
             Ok(last) => Arc::make_mut(&mut self.state.activities).release(&name, &last),
             Err(error) => {
-                tracing::warn!(workload = %name, error = chain(&error), "last counts are lost");
+                tracing::warn!(workload = %name, error = error_chain(&error), "last counts are lost");
             }
         }
     }
@@ -154,7 +155,7 @@ impl Moving<'_> {
         let Some(slot) = self.state.table.slot(id) else { return };
         let promises = self.state.promises.clone();
         let told =
-            self.probing.probes.set_allowed(slot, promises.nodes_of(id)).map_err(|error| chain(&error));
+            self.probing.probes.set_allowed(slot, promises.nodes_of(id)).map_err(|error| error_chain(&error));
         self.probing.health.note(Part::Slots, told);
     }
 
@@ -188,7 +189,7 @@ impl Moving<'_> {
         if owners == self.state.exclusive.owners {
             return;
         }
-        let told = self.probing.probes.set_exclusive(&owners).map_err(|error| chain(&error));
+        let told = self.probing.probes.set_exclusive(&owners).map_err(|error| error_chain(&error));
         self.state.exclusive.own(owners);
         self.probing.health.note(Part::Intruders, told);
     }
