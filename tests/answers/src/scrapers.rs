@@ -41,6 +41,8 @@ impl Scrapers {
         let client = |number: usize| {
             let state = state.clone();
             thread::spawn(move || {
+                // Of this thread alone.
+                rustix::process::nice(19)?;
                 for path in PATHS.iter().cycle().skip(number % PATHS.len()) {
                     if state.stop.load(Ordering::Relaxed) {
                         break;
