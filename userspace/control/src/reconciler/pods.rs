@@ -449,6 +449,10 @@ impl ReconcilerLoop {
     fn remove_owner(&mut self, owner: &str) {
         self.state.pods.remove(owner);
         self.state.give_back(&OwnerId::from(owner), &*self.strategy);
+        if !self.lacks.is_empty() {
+            // What it gives back belongs to whoever lacks it.
+            self.recharge();
+        }
     }
 
     /// Stores what was given back. What cannot be stored stays given back: a restart compares with what runs.
