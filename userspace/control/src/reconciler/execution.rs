@@ -106,7 +106,7 @@ impl Transaction<'_> {
         match &result {
             Err(AdmissionError::Failed(_)) if is_undone => self.go_back(),
             Err(AdmissionError::Store(_)) => return result,
-            _ => {}
+            _ => self.outlive(),
         }
         self.is_kept = true;
         result
@@ -142,6 +142,14 @@ impl Transaction<'_> {
         }
         self.is_kept = true;
         done
+    }
+
+    /// What was written stays written, also where a change around this one goes back.
+    fn outlive(&mut self) {
+        let of = &mut *self.of;
+        if let Some((before, around)) = of.open.split_last_mut() {
+            around.iter_mut().for_each(|open| open.patch(before, &of.state, &*of.strategy));
+        }
     }
 
     /// Stores what was before. It goes on as an open change.
@@ -221,6 +229,8 @@ impl ReconcilerLoop {
                 }
                 self.moving.extend(report.moving);
                 self.note_moved();
+                // Likewise where a change around it goes back.
+                self.open.iter_mut().for_each(|open| open.book.patch(&plan.base, &plan.outcome));
                 if plan.outcome != plan.intent {
                     self.state.book.patch(&plan.intent, &plan.outcome);
                     if let Err(error) = self.save() {
