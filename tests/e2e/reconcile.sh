@@ -37,6 +37,9 @@ cd /
 section "capabilities"
 grep CapEff /proc/$daemon/status
 
+# The next one is written out by itself, so that there is a ledger before it.
+wait_for 20 grep -q '"app"' /var/lib/numaward/ledger.json
+
 numaward exec --cpus 2 --memory 256Mi --name job -- numaward-load --size 64M --report json >/tmp/job.json 2>/tmp/job.err &
 job=$!
 wait_for 60 [ -s /tmp/job.json ]
