@@ -148,7 +148,9 @@ impl Transaction<'_> {
     fn outlive(&mut self) {
         let of = &mut *self.of;
         if let Some((before, around)) = of.open.split_last_mut() {
-            around.iter_mut().for_each(|open| open.patch(before, &of.state, &*of.strategy));
+            for open in around {
+                open.patch(before, &of.state, &*of.strategy);
+            }
         }
     }
 
@@ -230,7 +232,9 @@ impl ReconcilerLoop {
                 self.moving.extend(report.moving);
                 self.note_moved();
                 // Likewise where a change around it goes back.
-                self.open.iter_mut().for_each(|open| open.book.patch(&plan.base, &plan.outcome));
+                for open in &mut self.open {
+                    open.book.patch(&plan.base, &plan.outcome);
+                }
                 if plan.outcome != plan.intent {
                     self.state.book.patch(&plan.intent, &plan.outcome);
                     if let Err(error) = self.save() {
