@@ -103,6 +103,24 @@ test("a workload's decision and history open by keyboard and close by Escape", a
   assert.deepEqual(said, []);
 });
 
+test("a workload that is opened right after another was closed shows the latest figures", async (t) => {
+  const { host, page, said } = await open(t, 40);
+  await page.click('#rows tr[data-key="/system.slice/database.service"] button');
+  await page.waitForSelector("#detail[open]");
+  const figures = () => page.$eval("#detail-body table", (table) => table.textContent);
+  // The browser reports that it was closed in a task of its own, after this one.
+  await page.evaluate(() => new Promise((resolve) => {
+    const dialog = document.querySelector("#detail");
+    dialog.addEventListener("close", () => resolve(), { once: true });
+    dialog.close();
+    document.querySelector('#rows tr[data-key="/evil"] button').click();
+  }));
+  const before = await figures();
+  host.tick();
+  await page.waitForFunction((before) => document.querySelector("#detail-body table").textContent !== before, { timeout: 10_000 }, before);
+  assert.deepEqual(said, []);
+});
+
 test("it shows who uses memory of other nodes and who runs where they should not", async (t) => {
   const { host, page, said } = await open(t, 40);
   const cells = () => page.$$eval("#matrix tbody td", (cells) => cells.map((cell) => cell.textContent).join());

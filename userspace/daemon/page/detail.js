@@ -15,7 +15,8 @@ export class DetailView {
     Object.assign(this, { dialog, title, body });
     close.addEventListener("click", () => dialog.close());
     dialog.addEventListener("close", () => {
-      this.#key = null;
+      // The event comes late: another workload may be open by now.
+      if (!dialog.open) this.#key = null;
     });
   }
 
