@@ -25,6 +25,7 @@ use numaward_enforce::{Enforcer, Options, Systemd, systemd};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
+mod core;
 mod decisions;
 mod error;
 mod explain;

@@ -14,13 +14,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_api as api;
 use numaward_api::EventKind;
-use numaward_cgroup::{CgroupPath, EXEC_PARENT, Event};
+use numaward_cgroup::{self as cgroup, CgroupPath, EXEC_PARENT};
 use numaward_config::enforcement::Declared;
 use numaward_enforce as enforce;
 use numaward_model::Report;
 
-use super::{FieldError, ReconcilerLoop, Request, Target};
-use crate::error::AdmissionError;
+use super::Event;
+use crate::{Guarantee, Request, core::Core, error::AdmissionError};
 
 /// What is declared, and who waits for it.
 #[derive(Debug, Default)]
@@ -87,29 +87,39 @@ impl Declarations {
     }
 }
 
-impl ReconcilerLoop {
+impl Declarations {
+    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
+        match event {
+            Event::Cgroups(events) => self.follow(core, events),
+            Event::Free => self.try_waiting(core),
+            Event::Turn(_)
+            | Event::Written(_)
+            | Event::Machine(_)
+            | Event::Held(_)
+            | Event::Changed
+            | Event::Gone(_) => {}
+        }
+    }
+
     /// Releases what is not declared any more or in another way, and gives what is.
-    pub(super) fn reconcile_declared(&mut self) {
-        let is_changed = |held: &super::Guarantee| {
+    pub(super) fn reconcile(&mut self, core: &mut Core) {
+        let is_changed = |held: &Guarantee| {
             held.declared.is_some()
-                && self
-                    .declarations
-                    .rule_of(&held.cgroup)
-                    .and_then(|(rule, _)| self.declarations.rules.get(rule))
+                && self.rule_of(&held.cgroup).and_then(|(rule, _)| self.rules.get(rule))
                     != held.declared.as_ref()
         };
-        let changed = self.state.guarantees.iter().filter(|(_, held)| is_changed(held));
+        let changed = core.state.guarantees.iter().filter(|(_, held)| is_changed(held));
         let changed: Vec<String> = changed.map(|(name, _)| name.clone()).collect();
         for name in changed {
             tracing::info!(name, "no longer declared, or in another way: to be released");
-            if let Err(error) = self.release(&name) {
+            if let Err(error) = core.release(&name) {
                 tracing::error!(name, %error, "cannot be released");
             }
         }
-        if self.declarations.is_empty() {
+        if self.is_empty() {
             return;
         }
-        match self.hierarchy.walk() {
+        match core.hierarchy.walk() {
             Ok(cgroups) => {
                 for cgroup in cgroups {
                     self.note_declared(&cgroup.path);
@@ -117,75 +127,77 @@ impl ReconcilerLoop {
             }
             Err(error) => tracing::error!(%error, "declared guarantees cannot be given to what runs"),
         }
-        self.try_declared();
+        self.try_waiting(core);
     }
 
     /// Takes note of cgroups that came or went.
-    pub(super) fn follow_cgroups(&mut self, events: &[Event]) {
+    fn follow(&mut self, core: &mut Core, events: &[cgroup::Event]) {
         let mut is_new = false;
         for event in events {
-            self.due.herd |= self.isolation.concerns(event);
+            core.effects.isolate |= core.isolation.concerns(event);
             match event {
-                Event::Added(cgroup) => is_new |= self.note_declared(&cgroup.path),
-                Event::Removed(cgroup) => {
-                    if self.declarations.waiting.remove(&cgroup.path).is_some() {
-                        self.publish_view();
+                cgroup::Event::Added(cgroup) => is_new |= self.note_declared(&cgroup.path),
+                cgroup::Event::Removed(cgroup) => {
+                    if self.waiting.remove(&cgroup.path).is_some() {
+                        core.effects.view = true;
                     }
-                    // What it held is to be had by others.
-                    self.due.gone |= self.liveness.question(&cgroup.path);
                 }
             }
         }
-        self.due.declared |= is_new;
+        core.effects.declared |= is_new;
     }
 
     /// A cgroup is there; `true` if a guarantee is declared for it.
     fn note_declared(&mut self, path: &CgroupPath) -> bool {
-        let Some((rule, _)) = self.declarations.rule_of(path) else { return false };
-        self.declarations.waiting.entry(path.clone()).or_insert(Waiting { rule, refused: None });
+        let Some((rule, _)) = self.rule_of(path) else { return false };
+        self.waiting.entry(path.clone()).or_insert(Waiting { rule, refused: None });
         true
     }
 
     /// Tries to give those that wait what is declared for them.
-    pub(super) fn try_declared(&mut self) {
-        let waiting: Vec<CgroupPath> = self.declarations.waiting.keys().cloned().collect();
+    fn try_waiting(&mut self, core: &mut Core) {
+        let waiting: Vec<CgroupPath> = self.waiting.keys().cloned().collect();
         let mut rejected = BTreeSet::new();
         for path in waiting {
-            let Some((rule, target)) = self.declarations.rule_of(&path) else { continue };
-            let is_taken = self
+            let Some((rule, target)) = self.rule_of(&path) else { continue };
+            let is_taken = core
                 .state
                 .guarantees
                 .values()
                 .any(|held| path.contains(&held.cgroup) || held.cgroup.contains(&path));
             if is_taken {
-                self.declarations.waiting.insert(path, Waiting { rule, refused: None });
+                self.waiting.insert(path, Waiting { rule, refused: None });
                 continue;
             }
-            if rejected.contains(&rule)
-                && self.declarations.waiting.get(&path).is_some_and(|it| it.refused.is_some())
-            {
+            if rejected.contains(&rule) && self.waiting.get(&path).is_some_and(|it| it.refused.is_some()) {
                 continue;
             }
-            let asked = self.declarations.rules.get(rule).map(|declared| Request::declared(declared, target));
+            let asked = self.rules.get(rule).map(|declared| Request::declared(declared, target));
             let result = match asked {
-                Some(Ok(request)) => self.admit_at(&request, &path, false).map(drop),
+                Some(Ok(request)) => core.admit_at(&request, &path, false).map(drop),
                 Some(Err(error)) => Err(error.into()),
                 None => continue,
             };
             if matches!(result, Err(AdmissionError::Rejected(..))) {
                 rejected.insert(rule);
             }
-            self.note_result(&path, rule, result.err());
+            self.note_result(core, &path, rule, result.err());
         }
-        self.metrics.declared(
-            self.state.guarantees.values().filter(|held| held.declared.is_some()).count(),
-            self.declarations.waiting.values().filter(|waiting| waiting.refused.is_some()).count(),
+        core.metrics.declared(
+            core.state.guarantees.values().filter(|held| held.declared.is_some()).count(),
+            self.waiting.values().filter(|waiting| waiting.refused.is_some()).count(),
         );
     }
 
-    fn note_result(&mut self, path: &CgroupPath, rule: usize, refused: Option<AdmissionError>) {
-        let Some(refused) = refused.filter(|_| matches!(self.hierarchy.id_of(path), Ok(Some(_)))) else {
-            self.declarations.waiting.remove(path);
+    fn note_result(
+        &mut self,
+        core: &mut Core,
+        path: &CgroupPath,
+        rule: usize,
+        refused: Option<AdmissionError>,
+    ) {
+        let Some(refused) = refused.filter(|_| matches!(core.hierarchy.id_of(path), Ok(Some(_)))) else {
+            self.waiting.remove(path);
             return;
         };
         let rejection = match &refused {
@@ -193,32 +205,18 @@ impl ReconcilerLoop {
             _ => None,
         };
         let reason = Reason { text: refused.to_string(), rejection };
-        let before = self.declarations.waiting.get(path).and_then(|waiting| waiting.refused.as_ref());
+        let before = self.waiting.get(path).and_then(|waiting| waiting.refused.as_ref());
         if before != Some(&reason) {
-            let pattern = self.declarations.rules.get(rule).map_or("", Declared::pattern);
+            let pattern = self.rules.get(rule).map_or("", Declared::pattern);
             let message =
                 format!("{path}: the guarantee declared for {pattern} cannot be given: {}", reason.text);
             let report = Report::new(EventKind::GuaranteeRefused, message);
-            self.ports.events.report(Some(path), report.detail("declared", pattern));
+            core.report(Some(path), report.detail("declared", pattern));
         }
         let is_news = before != Some(&reason);
-        self.declarations.waiting.insert(path.clone(), Waiting { rule, refused: Some(reason) });
+        self.waiting.insert(path.clone(), Waiting { rule, refused: Some(reason) });
         if is_news {
-            self.publish_view();
+            core.effects.view = true;
         }
-    }
-
-    /// Refuses to release what is declared: it would be given again at once; and what is a container's.
-    pub(super) fn release_asked(&mut self, name: &str) -> Result<(), AdmissionError> {
-        if let Some(Target::Container(_)) = self.state.guarantees.get(name).map(|held| &held.target) {
-            return Err(AdmissionError::Conflict(crate::request::is_the_runtimes()));
-        }
-        if let Some(declared) = self.state.guarantees.get(name).and_then(|held| held.declared.as_ref()) {
-            let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());
-            let allowed =
-                "one that was asked for; take this one out of the configuration and restart the daemon";
-            return Err(AdmissionError::Conflict(FieldError::new("name", problem, allowed)));
-        }
-        self.release(name)
     }
 }

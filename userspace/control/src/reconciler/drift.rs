@@ -1,10 +1,10 @@
-//! Knobs that hold something else than was written: noticed, told and repaired.
+//! Knobs that hold something else than was written: noticed, reported and repaired.
 //!
 //! Problem: others write the same knobs, and the kernel itself takes CPUs and nodes away. It has to be seen within a
 //! second, it should be known who it was, and looking at every knob all the time costs too much.
 //!
 //! Terms: a cgroup is *watched* while the kernel tells of writes to all of its knobs that we hold; the others are
-//! *looked at*. A knob is *left* when the fight over it was given up (see [`numaward_enforce::ConflictBackoff`]).
+//! *looked at*. A knob is *left* when the conflict over it was given up (see [`numaward_enforce::ConflictBackoff`]).
 //!
 //! Algorithm: every turn looks at what was written since the last one, at what is due (a repair that waits), and at a
 //! slice of the rest: all cgroups that are not watched within a second, all others within a minute, as marks get lost
@@ -27,8 +27,9 @@ use numaward_cgroup::{CgroupPath, Writer, knob::Knob};
 use numaward_enforce::{AppliedSettings, ConflictBackoff, ConflictPolicy, Drift, DriftKind, Verdict};
 use numaward_model::Report;
 
-use super::{ReconcilerLoop, TURN};
+use super::{Event, TURN};
 use crate::{
+    core::{Core, HeldChange},
     spans,
     write_monitor::{Seen, WriteMonitor},
 };
@@ -46,11 +47,12 @@ const NARROWING: [Knob; 4] =
 /// What is known of drift.
 #[derive(Debug)]
 pub(super) struct DriftController {
+    start: Instant,
     write_monitor: Option<Arc<WriteMonitor>>,
     conflicts: ConflictBackoff,
     /// The knobs that are watched.
     marks: BTreeMap<CgroupPath, BTreeSet<Knob>>,
-    /// The book as it was followed last.
+    /// What is held, as it was followed last.
     followed: AppliedSettings,
     /// Cgroups whose knobs may be others by now: they are to be marked again.
     replaced: BTreeSet<CgroupPath>,
@@ -105,6 +107,7 @@ impl<T: Clone + Ord> Round<T> {
 impl DriftController {
     pub(super) fn new(write_monitor: Option<Arc<WriteMonitor>>) -> Self {
         Self {
+            start: Instant::now(),
             write_monitor,
             conflicts: ConflictBackoff::new(ConflictPolicy::default()),
             marks: BTreeMap::new(),
@@ -119,14 +122,14 @@ impl DriftController {
     }
 
     /// Other knobs are held from now on.
-    pub(super) fn follow(&mut self, book: &AppliedSettings) {
-        let before = std::mem::replace(&mut self.followed, book.clone());
+    fn follow(&mut self, applied: &AppliedSettings) {
+        let before = std::mem::replace(&mut self.followed, applied.clone());
         let mut replaced = std::mem::take(&mut self.replaced);
         let mut changed = replaced.clone();
-        for path in book.records().changed_since(before.records()) {
-            let id = |book: &AppliedSettings| book.get(&path).map(|record| record.id);
+        for path in applied.records().changed_since(before.records()) {
+            let id = |applied: &AppliedSettings| applied.get(&path).map(|record| record.id);
             changed.extend(path.ancestors());
-            if id(&before) != id(book) {
+            if id(&before) != id(applied) {
                 replaced.insert(path);
             }
         }
@@ -134,23 +137,23 @@ impl DriftController {
             return;
         }
         for path in changed {
-            self.mark(&path, replaced.contains(&path), book);
+            self.mark(&path, replaced.contains(&path), applied);
         }
-        self.due.retain(|path, _| book.get(path).is_some());
-        self.awaited.retain(|(path, _)| book.get(path).is_some());
+        self.due.retain(|path, _| applied.get(path).is_some());
+        self.awaited.retain(|(path, _)| applied.get(path).is_some());
         self.noted.retain(|path, knobs| {
-            let record = book.get(path);
+            let record = applied.get(path);
             knobs.retain(|knob, _| record.is_some_and(|record| record.written.0.contains_key(knob)));
             !knobs.is_empty()
         });
     }
 
     /// Watches the knobs of a cgroup that matter, and no others.
-    fn mark(&mut self, path: &CgroupPath, is_replaced: bool, book: &AppliedSettings) {
-        let record = book.get(path);
+    fn mark(&mut self, path: &CgroupPath, is_replaced: bool, applied: &AppliedSettings) {
+        let record = applied.get(path);
         let held = || record.iter().flat_map(|record| record.written.0.keys());
         let mut wanted: BTreeSet<Knob> = held().copied().collect();
-        if book.is_above(path) {
+        if applied.is_above(path) {
             wanted.insert(Knob::SubtreeControl);
         }
         if wanted.contains(&Knob::SubtreeControl) && !path.is_root() {
@@ -194,7 +197,7 @@ impl DriftController {
     }
 
     /// A cgroup is gone, released, or is to hold something new.
-    pub(super) fn forget(&mut self, cgroup: &CgroupPath) {
+    fn forget(&mut self, cgroup: &CgroupPath) {
         self.conflicts.forget(cgroup);
         // A new cgroup of this name has knobs of its own to mark.
         self.replaced.insert(cgroup.clone());
@@ -303,43 +306,54 @@ fn cause<'a>(drift: &Drift, seen: &'a Seen) -> Option<&'a Option<Writer>> {
     })
 }
 
-impl ReconcilerLoop {
+impl DriftController {
+    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
+        match event {
+            Event::Turn(now) => self.patrol(core, *now, true),
+            Event::Written(now) => self.patrol(core, *now, false),
+            Event::Machine(now) => {
+                let seen = self.take();
+                let paths = core.state.book.iter().map(|(path, _)| path.clone()).collect();
+                self.look_at(core, paths, seen, now.duration_since(self.start));
+            }
+            Event::Held(HeldChange::Released { cgroup, .. } | HeldChange::Rewritten(cgroup)) => {
+                self.forget(cgroup);
+            }
+            Event::Changed => self.follow(&core.state.book),
+            Event::Held(HeldChange::Given(_)) | Event::Cgroups(_) | Event::Gone(_) | Event::Free => {}
+        }
+    }
+
     /// Looks at what was written, what is due and, in `turn`, at a slice of the rest.
-    pub(super) fn patrol(&mut self, now: Instant, turn: bool) {
+    fn patrol(&mut self, core: &mut Core, now: Instant, turn: bool) {
         let now = now.duration_since(self.start);
-        let seen = self.drift.take();
+        let seen = self.take();
         let mut paths = BTreeSet::new();
         if seen.everything {
-            paths.extend(self.state.book.iter().map(|(path, _)| path.clone()));
+            paths.extend(core.state.book.iter().map(|(path, _)| path.clone()));
         }
         for (path, knob) in seen.knobs.keys() {
-            if self.state.book.get(path).is_some_and(|record| record.written.0.contains_key(knob)) {
+            if core.state.book.get(path).is_some_and(|record| record.written.0.contains_key(knob)) {
                 paths.insert(path.clone());
             }
             if NARROWING.contains(knob) {
-                let below = self.state.book.iter().map(|(path, _)| path);
+                let below = core.state.book.iter().map(|(path, _)| path);
                 paths.extend(below.filter(|below| path.contains(below)).cloned());
             }
         }
         if turn {
-            paths.extend(self.drift.due.iter().filter(|(_, due)| **due <= now).map(|(path, _)| path.clone()));
-            paths.extend(self.drift.turn());
+            paths.extend(self.due.iter().filter(|(_, due)| **due <= now).map(|(path, _)| path.clone()));
+            paths.extend(self.turn());
         }
-        self.look_at(paths, seen, now);
+        self.look_at(core, paths, seen, now);
     }
 
-    /// Looks at everything.
-    pub(super) fn patrol_all(&mut self, now: Instant) {
-        let seen = self.drift.take();
-        let paths = self.state.book.iter().map(|(path, _)| path.clone()).collect();
-        self.look_at(paths, seen, now.duration_since(self.start));
-    }
-
-    fn look_at(&mut self, paths: BTreeSet<CgroupPath>, mut seen: Seen, now: Duration) {
+    fn look_at(&mut self, core: &mut Core, paths: BTreeSet<CgroupPath>, mut seen: Seen, now: Duration) {
         let mut changed = false;
         for path in paths {
-            self.drift.due.remove(&path);
-            let drifts = match self.enforcer.drift(&self.state.book, &path) {
+            self.due.remove(&path);
+            core.catch_up_with_pool();
+            let drifts = match core.enforcer().drift(&core.state.book, &path) {
                 Ok(drifts) => drifts,
                 Err(error) if error.is_gone() => continue,
                 Err(error) => {
@@ -347,40 +361,37 @@ impl ReconcilerLoop {
                     continue;
                 }
             };
-            changed |= self.note_holding(&path, &drifts, now);
+            changed |= self.note_holding(core, &path, &drifts, now);
             for drift in drifts {
                 if cause(&drift, &seen).is_none() {
                     // The write may be younger than what was asked for.
-                    let more = self.drift.take();
-                    self.drift.due.extend(more.knobs.keys().map(|(path, _)| (path.clone(), now)));
+                    let more = self.take();
+                    self.due.extend(more.knobs.keys().map(|(path, _)| (path.clone(), now)));
                     seen.knobs.extend(more.knobs);
                     seen.everything |= more.everything;
                 }
-                if cause(&drift, &seen).is_none() && !seen.everything && self.drift.awaits_writer(&drift, now)
-                {
+                if cause(&drift, &seen).is_none() && !seen.everything && self.awaits_writer(&drift, now) {
                     continue;
                 }
-                self.drift.awaited.remove(&(drift.cgroup.clone(), drift.knob));
-                changed |= self.note_drift(drift, &seen, now);
+                self.awaited.remove(&(drift.cgroup.clone(), drift.knob));
+                changed |= self.note_drift(core, drift, &seen, now);
             }
         }
-        if changed {
-            self.publish_view();
-        }
+        core.effects.view |= changed;
     }
 
     /// Takes note of the knobs of a cgroup that hold what they should; `true` if that is news.
-    fn note_holding(&mut self, path: &CgroupPath, drifts: &[Drift], now: Duration) -> bool {
+    fn note_holding(&mut self, core: &Core, path: &CgroupPath, drifts: &[Drift], now: Duration) -> bool {
         let holds = |knob: Knob| drifts.iter().all(|drift| drift.knob != knob);
-        if self.drift.conflicts.is_contested(path)
-            && let Some(record) = self.state.book.get(path)
+        if self.conflicts.is_contested(path)
+            && let Some(record) = core.state.book.get(path)
         {
             for knob in record.written.0.keys().filter(|knob| holds(**knob)) {
-                self.drift.conflicts.holds(path, *knob, now);
+                self.conflicts.holds(path, *knob, now);
             }
         }
         let mut news = false;
-        let Some(noted) = self.drift.noted.get_mut(path) else { return false };
+        let Some(noted) = self.noted.get_mut(path) else { return false };
         noted.retain(|knob, noted| {
             if !holds(*knob) || noted.state == api::DriftState::Repaired {
                 return true;
@@ -396,17 +407,15 @@ impl ReconcilerLoop {
     }
 
     /// Takes note of a drift and repairs it if it is time; `true` if there is news.
-    fn note_drift(&mut self, drift: Drift, seen: &Seen, now: Duration) -> bool {
+    fn note_drift(&mut self, core: &mut Core, drift: Drift, seen: &Seen, now: Duration) -> bool {
         let cause = cause(&drift, seen);
-        let is_written = cause.is_some() || seen.everything || !self.drift.is_watched(&drift);
+        let is_written = cause.is_some() || seen.everything || !self.is_watched(&drift);
         let verdict = match drift.kind {
             DriftKind::Ineffective => None,
-            DriftKind::Rewritten => {
-                Some(self.drift.conflicts.drifted(&drift.cgroup, drift.knob, is_written, now))
-            }
+            DriftKind::Rewritten => Some(self.conflicts.drifted(&drift.cgroup, drift.knob, is_written, now)),
         };
         let (path, knob) = (drift.cgroup.clone(), drift.knob);
-        let before = self.drift.noted.get(&path).and_then(|knobs| knobs.get(&knob)).cloned();
+        let before = self.noted.get(&path).and_then(|knobs| knobs.get(&knob)).cloned();
         let before = before.unwrap_or_else(|| Noted {
             drift: drift.clone(),
             state: api::DriftState::Repaired,
@@ -432,10 +441,10 @@ impl ReconcilerLoop {
             }
             Some(Verdict::Repair) => {
                 noted.count += 1;
-                self.metrics.drifted(knob);
+                core.metrics.drifted(knob);
                 let _tree = spans::reconcile();
                 let span = spans::knobs(1);
-                let repaired = self.repair(&noted.drift);
+                let repaired = core.repair(&noted.drift);
                 if let Err(error) = &repaired {
                     spans::failed(&span, error);
                 }
@@ -444,20 +453,20 @@ impl ReconcilerLoop {
                     Ok(report) => {
                         noted.state = api::DriftState::Repaired;
                         news = Some("written again".to_owned());
-                        self.metrics.enforced(&report);
-                        self.metrics.repaired(knob);
-                        self.moving.extend(report.moving);
+                        core.metrics.enforced(&report);
+                        core.metrics.repaired(knob);
+                        core.migrations_begun(report.moving);
                     }
                     Err(error) => {
                         noted.state = api::DriftState::Waiting;
-                        self.drift.due.insert(path.clone(), now + RETRY);
+                        self.due.insert(path.clone(), now + RETRY);
                         news = Some(format!("cannot be written again: {error}"));
                     }
                 }
             }
             Some(Verdict::Wait(until)) => {
                 noted.state = api::DriftState::Waiting;
-                self.drift.due.insert(path.clone(), until);
+                self.due.insert(path.clone(), until);
             }
             Some(Verdict::GiveUp) => {
                 noted.state = api::DriftState::Left;
@@ -466,18 +475,13 @@ impl ReconcilerLoop {
             Some(Verdict::GivenUp) => noted.state = api::DriftState::Left,
         }
         if let Some(news) = news {
-            let report = noted.report(&news);
-            self.tell_below(&path, report);
+            // What is an ancestor's concerns nobody in particular.
+            let is_held = core.state.guarantees.values().any(|held| held.cgroup == path);
+            core.report(is_held.then_some(&path), noted.report(&news));
         }
         let is_new = before != noted;
-        self.drift.noted.entry(path).or_default().insert(knob, noted);
+        self.noted.entry(path).or_default().insert(knob, noted);
         is_new
-    }
-
-    /// Tells of a knob to the workload that it concerns, or of an ancestor's to nobody in particular.
-    fn tell_below(&self, path: &CgroupPath, report: Report) {
-        let is_held = self.state.guarantees.values().any(|held| held.cgroup == *path);
-        self.tell(is_held.then_some(path), report);
     }
 }
 

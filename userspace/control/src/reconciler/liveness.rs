@@ -20,10 +20,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{CgroupPath, Subject, read};
+use numaward_cgroup::{self as cgroup, CgroupPath, Hierarchy, Notice, Subject, read};
 
-use super::{ReconcilerLoop, drift::Round, notices::Notices};
-use crate::{Guarantee, Target};
+use super::{Event, drift::Round, notices::Notices};
+use crate::{
+    Guarantee, Target,
+    core::{Core, HeldChange},
+};
 
 /// All are looked at within this.
 const SWEEP: Duration = Duration::from_mins(1);
@@ -39,6 +42,7 @@ const RETRY: Duration = Duration::from_secs(5);
 /// What is remembered of guarantees, but not over a restart.
 #[derive(Debug)]
 pub(super) struct Liveness {
+    notices: Notices,
     held: BTreeMap<String, Held>,
     names: BTreeMap<CgroupPath, String>,
     in_question: BTreeSet<String>,
@@ -80,8 +84,9 @@ impl Held {
 }
 
 impl Liveness {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(hierarchy: Hierarchy) -> Self {
         Self {
+            notices: Notices::new(hierarchy),
             held: BTreeMap::new(),
             names: BTreeMap::new(),
             in_question: BTreeSet::new(),
@@ -90,7 +95,7 @@ impl Liveness {
     }
 
     /// Looks after this guarantee from now on.
-    pub(super) fn hold(&mut self, name: &str, guarantee: &Guarantee, notices: &mut Notices) {
+    fn hold(&mut self, name: &str, guarantee: &Guarantee) {
         let held = Held {
             cgroup: guarantee.cgroup.clone(),
             is_command: guarantee.target == Target::Exec,
@@ -98,7 +103,7 @@ impl Liveness {
             missing_since: None,
             retry: None,
         };
-        held.watch(notices);
+        held.watch(&mut self.notices);
         // What happened before it was watched.
         self.in_question.insert(name.to_owned());
         self.names.insert(held.cgroup.clone(), name.to_owned());
@@ -108,105 +113,118 @@ impl Liveness {
     }
 
     /// It is released.
-    pub(super) fn let_go(&mut self, name: &str, notices: &mut Notices) {
+    fn let_go(&mut self, name: &str) {
         let Some(held) = self.held.remove(name) else { return };
         self.names.remove(&held.cgroup);
         self.in_question.remove(name);
         self.round.items.remove(name);
         if held.is_command {
-            notices.unwatch(&held.cgroup, Subject::Processes);
+            self.notices.unwatch(&held.cgroup, Subject::Processes);
         }
         let Some(parent) = held.cgroup.parent() else { return };
         let mut below =
             self.names.range(&parent..).map(|(path, _)| path).take_while(|it| parent.contains(it));
         if !below.any(|path| parent.is_parent_of(path)) {
-            notices.unwatch(&parent, Subject::Children);
+            self.notices.unwatch(&parent, Subject::Children);
         }
     }
 
     /// Something was told of a cgroup; `true` if it is held.
-    pub(super) fn question(&mut self, path: &CgroupPath) -> bool {
+    fn question(&mut self, path: &CgroupPath) -> bool {
         let name = self.names.get(path);
         self.in_question.extend(name.cloned());
         name.is_some()
     }
 
-    pub(super) fn question_all(&mut self) {
-        self.in_question.extend(self.held.keys().cloned());
-    }
-
-    /// The name of the guarantee that a cgroup holds.
-    pub(super) fn name_of(&self, path: &CgroupPath) -> Option<&String> {
-        self.names.get(path)
-    }
-
     /// A slice of all.
-    fn turn(&mut self, notices: &mut Notices) {
-        self.round.within = if notices.work() { SWEEP } else { LOOK };
+    fn turn(&mut self) {
+        self.round.within = if self.notices.work() { SWEEP } else { LOOK };
         for name in self.round.turn() {
             if let Some(held) = self.held.get(&name) {
-                held.watch(notices);
+                held.watch(&mut self.notices);
             }
             self.in_question.insert(name);
         }
     }
 }
 
-impl ReconcilerLoop {
-    /// Looks after a new guarantee.
-    pub(super) fn look_after_guarantee(&mut self, name: &str) {
-        if let Some(guarantee) = self.state.guarantees.get(name) {
-            self.liveness.hold(name, guarantee, &mut self.notices);
+impl Liveness {
+    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
+        match event {
+            Event::Turn(now) => self.release_gone(core, *now, true),
+            Event::Gone(now) => self.release_gone(core, *now, false),
+            Event::Cgroups(events) => {
+                for event in *events {
+                    if let cgroup::Event::Removed(cgroup) = event {
+                        // What it held is to be had by others.
+                        core.effects.gone |= self.question(&cgroup.path);
+                    }
+                }
+            }
+            Event::Held(HeldChange::Given(name)) => {
+                if let Some(guarantee) = core.state.guarantees.get(name) {
+                    self.hold(name, guarantee);
+                }
+            }
+            Event::Held(HeldChange::Released { name, .. }) => self.let_go(name),
+            Event::Held(HeldChange::Rewritten(_))
+            | Event::Written(_)
+            | Event::Machine(_)
+            | Event::Changed
+            | Event::Free => {}
         }
     }
 
     /// Releases workloads that are gone and commands that ended, and goes on with what was begun. In a `turn`, also looks
     /// at a slice of those of which nothing was told.
-    pub(super) fn release_gone(&mut self, now: Instant, turn: bool) {
-        self.take_notices();
-        if turn {
-            self.liveness.turn(&mut self.notices);
+    fn release_gone(&mut self, core: &mut Core, now: Instant, turn: bool) {
+        for notice in self.notices.read() {
+            match notice {
+                Notice::CameOrWent(path) | Notice::Changed(path, _) => drop(self.question(&path)),
+                Notice::Everything => self.in_question.extend(self.held.keys().cloned()),
+            }
         }
-        let begun = self.state.releasing.iter();
+        if turn {
+            self.turn();
+        }
+        let begun = core.state.releasing.iter();
         let mut over: Vec<_> = begun.map(|name| (name.clone(), "its release was begun")).collect();
         let mut restarted = false;
-        for name in std::mem::take(&mut self.liveness.in_question) {
-            if self.state.releasing.contains(&name) {
+        for name in std::mem::take(&mut self.in_question) {
+            if core.state.releasing.contains(&name) {
                 continue;
             }
-            match self.find(&name, now) {
+            match self.find(core, &name, now) {
                 Found::There => {}
-                Found::Waits => drop(self.liveness.in_question.insert(name)),
+                Found::Waits => drop(self.in_question.insert(name)),
                 Found::Restarted => restarted = true,
                 Found::Over(reason) => over.push((name, reason)),
             }
         }
         if restarted {
-            self.uphold();
-            self.publish();
+            core.uphold();
+            core.promises_changed();
         }
         for (name, reason) in over {
-            let retry = self.liveness.held.get(&name).and_then(|held| held.retry);
+            let retry = self.held.get(&name).and_then(|held| held.retry);
             if retry.is_none_or(|retry| now >= retry) {
                 tracing::info!(name, reason, "to be released");
-                let Err(error) = self.release(&name) else { continue };
+                let Err(error) = core.release(&name) else { continue };
                 tracing::error!(name, %error, "cannot be released; tried again");
-                if let Some(held) = self.liveness.held.get_mut(&name) {
+                if let Some(held) = self.held.get_mut(&name) {
                     held.retry = Some(now + RETRY);
                 }
             }
-            self.liveness.in_question.insert(name);
+            self.in_question.insert(name);
         }
     }
 
-    fn find(&mut self, name: &str, now: Instant) -> Found {
-        let (Some(guarantee), Some(held)) =
-            (self.state.guarantees.get(name), self.liveness.held.get_mut(name))
-        else {
+    fn find(&mut self, core: &mut Core, name: &str, now: Instant) -> Found {
+        let (Some(guarantee), Some(held)) = (core.state.guarantees.get(name), self.held.get_mut(name)) else {
             return Found::There;
         };
         // One that cannot be asked for is not known to be gone.
-        let Ok(id) = self.hierarchy.id_of(&guarantee.cgroup) else { return Found::Waits };
+        let Ok(id) = core.hierarchy.id_of(&guarantee.cgroup) else { return Found::Waits };
         let (is_there, patience) = match guarantee.target {
             Target::Unit(_) => (id.is_some(), RESTART_LIMIT),
             _ => (id == Some(guarantee.id), Duration::ZERO),
@@ -219,13 +237,13 @@ impl ReconcilerLoop {
         held.missing_since = None;
         if let Some(id) = id.filter(|id| *id != guarantee.id) {
             // A unit that was restarted has a new cgroup. systemd has pinned it, as it keeps the properties.
-            if let Some(guarantee) = self.state.guarantees.get_mut(name) {
+            if let Some(guarantee) = core.state.guarantees.get_mut(name) {
                 guarantee.id = id;
             }
             return Found::Restarted;
         }
         if held.is_command {
-            command(&self.hierarchy.dir(&held.cgroup), held.since, now)
+            command(&core.hierarchy.dir(&held.cgroup), held.since, now)
         } else {
             Found::There
         }
@@ -248,8 +266,6 @@ fn command(dir: &Path, since: Instant, now: Instant) -> Found {
 mod tests {
     use std::fs;
 
-    use numaward_cgroup::{Hierarchy, Notice};
-
     use super::*;
     use numaward_api as api;
     use numaward_model::Settings;
@@ -258,7 +274,7 @@ mod tests {
     fn what_the_kernel_tells_of_is_in_question_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         let hierarchy = Hierarchy::at(dir.path());
-        let (mut liveness, mut notices) = (Liveness::new(), Notices::new(hierarchy.clone()));
+        let mut liveness = Liveness::new(hierarchy.clone());
         for (name, target) in
             [("a/x", Target::Exec), ("a/y", Target::Exec), ("b/z", Target::Unit("z".to_owned()))]
         {
@@ -278,10 +294,10 @@ mod tests {
                 declared: None,
                 explanation: api::Explanation::default(),
             };
-            liveness.hold(name, &guarantee, &mut notices);
+            liveness.hold(name, &guarantee);
         }
-        let told = |liveness: &mut Liveness, notices: &mut Notices| {
-            for notice in notices.read() {
+        let reported = |liveness: &mut Liveness| {
+            for notice in liveness.notices.read() {
                 match notice {
                     Notice::CameOrWent(path) | Notice::Changed(path, _) => drop(liveness.question(&path)),
                     Notice::Everything => panic!("an overflow"),
@@ -289,8 +305,8 @@ mod tests {
             }
             std::mem::take(&mut liveness.in_question).into_iter().collect::<Vec<_>>()
         };
-        assert_eq!(told(&mut liveness, &mut notices), ["a/x", "a/y", "b/z"], "what happened before");
-        assert_eq!(told(&mut liveness, &mut notices), [] as [&str; 0]);
+        assert_eq!(reported(&mut liveness), ["a/x", "a/y", "b/z"], "what happened before");
+        assert_eq!(reported(&mut liveness), [] as [&str; 0]);
         fs::write(
             dir.path().join("a/x/cgroup.events"),
             "populated 0
@@ -298,11 +314,11 @@ mod tests {
         )
         .unwrap();
         fs::create_dir(dir.path().join("b/other")).unwrap();
-        assert_eq!(told(&mut liveness, &mut notices), ["a/x"]);
+        assert_eq!(reported(&mut liveness), ["a/x"]);
         fs::remove_dir_all(dir.path().join("b/z")).unwrap();
-        assert_eq!(told(&mut liveness, &mut notices), ["b/z"]);
+        assert_eq!(reported(&mut liveness), ["b/z"]);
 
-        liveness.let_go("a/x", &mut notices);
+        liveness.let_go("a/x");
         fs::write(
             dir.path().join("a/x/cgroup.events"),
             "populated 1
@@ -310,14 +326,10 @@ mod tests {
         )
         .unwrap();
         fs::remove_dir_all(dir.path().join("a/y")).unwrap();
-        assert_eq!(
-            told(&mut liveness, &mut notices),
-            ["a/y"],
-            "the directory above is watched for the other"
-        );
-        liveness.let_go("a/y", &mut notices);
+        assert_eq!(reported(&mut liveness), ["a/y"], "the directory above is watched for the other");
+        liveness.let_go("a/y");
         fs::remove_dir_all(dir.path().join("a/x")).unwrap();
-        assert_eq!(notices.read(), BTreeSet::new());
+        assert_eq!(liveness.notices.read(), BTreeSet::new());
     }
 
     #[test]

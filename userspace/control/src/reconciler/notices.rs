@@ -1,10 +1,8 @@
-//! What the kernel tells of the cgroups that are held, so that they need not be looked at all the time.
+//! What the kernel reports of the cgroups that are held, so that they need not be looked at all the time.
 
 use std::collections::BTreeSet;
 
 use numaward_cgroup::{CgroupPath, Hierarchy, Notice, Notifier, NotifyError, Subject};
-
-use super::ReconcilerLoop;
 
 /// Watches them; or nothing, where that cannot be done.
 #[derive(Debug)]
@@ -22,7 +20,7 @@ impl Notices {
         notices
     }
 
-    /// Whether what is watched is told. If not, it has to be looked at.
+    /// Whether what is watched is reported. If not, it has to be looked at.
     pub(super) fn work(&self) -> bool {
         self.notifier.is_some()
     }
@@ -54,23 +52,5 @@ impl Notices {
     fn fail(&mut self, error: &NotifyError) {
         tracing::warn!(%error, "cgroups with a guarantee are looked at every second instead of watched");
         self.notifier = None;
-    }
-}
-
-impl ReconcilerLoop {
-    /// Takes in what the kernel has told.
-    pub(super) fn take_notices(&mut self) {
-        for notice in self.notices.read() {
-            match notice {
-                Notice::CameOrWent(path) | Notice::Changed(path, Subject::Processes | Subject::Children) => {
-                    self.liveness.question(&path);
-                }
-                Notice::Changed(path, Subject::Memory) => self.throttled.hear(path),
-                Notice::Everything => {
-                    self.liveness.question_all();
-                    self.throttled.hear_all();
-                }
-            }
-        }
     }
 }

@@ -1,30 +1,29 @@
-//! What is told of each guarantee, to those who ask and to the listener.
+//! What is shown of each guarantee, and published.
 //!
-//! Problem: everybody is told of all guarantees whenever one changes. To describe a thousand takes longer than to give
+//! Problem: all guarantees are published whenever one changes. To describe a thousand takes longer than to give
 //! one.
 //!
 //! Algorithm: each description is kept with what it was made of, and serves until that is something else.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, PoisonError},
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use numaward_api as api;
-use numaward_api::EnforcementMode;
-use numaward_cgroup::CgroupPath;
 use numaward_enforce::Record;
 use numaward_engine::{Allocation, OwnerAccount, OwnerId};
-use numaward_model::{Promise, Promises, Settings};
+use numaward_model::Promise;
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
-use super::{Guarantee, ReconcilerLoop, Target, machine::MissingCapacity};
+use super::{drift::DriftController, throttling::Throttling};
+use crate::{
+    Guarantee, Target,
+    core::{Core, MissingCapacity},
+};
 
-/// What is told of all of them, in the order of their names.
+/// What is shown of all of them, in the order of their names.
 #[derive(Debug, Default)]
 pub(super) struct ReadModel(Vec<(String, Description)>);
 
-/// What is told of a guarantee.
+/// What is shown of a guarantee.
 #[derive(Debug)]
 struct Description {
     of: Source,
@@ -39,167 +38,113 @@ struct Source {
     account: Option<Arc<OwnerAccount>>,
     record: Option<Arc<Record>>,
     drift: Vec<api::Drift>,
-    lack: Option<MissingCapacity>,
+    missing: Option<MissingCapacity>,
     moved: Option<api::Moved>,
     stalled: bool,
-    /// Whether what its pod holds is told of another container.
-    is_told: bool,
+    /// Whether what its pod holds is shown with another container.
+    is_shown: bool,
 }
 
 impl ReadModel {
-    /// What is told of the guarantee with this name.
+    /// What is shown of the guarantee with this name.
     pub(super) fn of(&self, name: &str) -> Option<api::Allocation> {
         let place = self.0.binary_search_by(|(other, _)| other.as_str().cmp(name)).ok()?;
-        self.0.get(place).map(|(_, told)| api::Allocation::clone(&told.allocation))
+        self.0.get(place).map(|(_, shown)| api::Allocation::clone(&shown.allocation))
     }
 
-    /// What is told to those who ask.
-    pub(super) fn allocations(&self) -> Vec<Arc<api::Allocation>> {
-        self.0.iter().map(|(_, told)| told.allocation.clone()).collect()
-    }
-
-    /// What is told to the listener.
+    /// What is published.
     pub(super) fn promises(&self) -> Vec<Arc<Promise>> {
-        self.0.iter().map(|(_, told)| told.promise.clone()).collect()
+        self.0.iter().map(|(_, shown)| shown.promise.clone()).collect()
     }
-}
 
-impl ReconcilerLoop {
     /// Describes what changed.
-    pub(super) fn describe_changed(&mut self) {
-        let mut before = std::mem::take(&mut self.read_model.0).into_iter().peekable();
+    pub(super) fn follow(&mut self, core: &Core, drift: &DriftController, throttling: &Throttling) {
+        let mut before = std::mem::take(&mut self.0).into_iter().peekable();
         let mut shared = BTreeSet::new();
-        let mut now = Vec::with_capacity(self.state.guarantees.len());
-        for (name, guarantee) in &self.state.guarantees {
+        let mut now = Vec::with_capacity(core.state.guarantees.len());
+        for (name, guarantee) in &core.state.guarantees {
             // What a pod holds as a whole is there once, however many containers share it.
-            let is_told = match &guarantee.target {
+            let is_shown = match &guarantee.target {
                 Target::Container(of) => of.shares_pod() && !shared.insert(&of.owner),
                 _ => false,
             };
-            let source = self.source(name, guarantee, is_told);
-            while before.next_if(|(old, _)| old < name).is_some() {}
-            let told = match before.next_if(|(old, told)| old == name && told.of == source) {
-                Some(told) => told,
-                None => (name.clone(), self.description(name, source)),
+            let owner = guarantee.owner(name);
+            let source = Source {
+                guarantee: guarantee.clone(),
+                account: core.state.ledger.owner(&OwnerId::from(owner)).cloned(),
+                record: core.state.book.get(&guarantee.cgroup).cloned(),
+                drift: drift.of(&guarantee.cgroup),
+                missing: core.policy.missing.get(owner).cloned(),
+                moved: core.moved_of(&guarantee.cgroup),
+                stalled: throttling.stalls(name),
+                is_shown,
             };
-            now.push(told);
+            while before.next_if(|(old, _)| old < name).is_some() {}
+            let shown = match before.next_if(|(old, shown)| old == name && shown.of == source) {
+                Some(shown) => shown,
+                None => (name.clone(), Description::new(core, name, source)),
+            };
+            now.push(shown);
         }
-        self.read_model.0 = now;
-    }
-
-    /// Tells others what is promised.
-    pub(super) fn publish(&mut self) {
-        self.due.herd = true;
-        self.due.declared = true;
-        self.throttled.outdated();
-        self.follow_pool();
-        self.drift.follow(&self.state.book);
-        self.describe_changed();
-        self.ports.assignments.assigned(Promises::new(self.read_model.promises(), self.state.ledger.clone()));
-        self.show();
-    }
-
-    /// Tells what is held to whoever asks.
-    pub(super) fn publish_view(&mut self) {
-        self.describe_changed();
-        self.show();
-    }
-
-    fn show(&mut self) {
-        self.is_outdated = false;
-        *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(self.allocations());
+        self.0 = now;
     }
 
     /// What is held, as it was described last.
-    pub(super) fn allocations(&self) -> api::Allocations {
-        let ledger = &self.state.ledger;
-        let free_cpus = &self.strategy.allocatable().cpus & ledger.shared_pool();
+    pub(super) fn allocations(
+        &self,
+        core: &Core,
+        drift: &DriftController,
+        waiting: Vec<api::Waiting>,
+    ) -> api::Allocations {
+        let ledger = &core.state.ledger;
+        let free_cpus = &core.policy.strategy.allocatable().cpus & ledger.shared_pool();
         let memory = ledger.memory();
-        let nodes = self.machine.nodes.iter().map(|(&id, node)| api::NodePromises {
+        let nodes = core.policy.machine.nodes.iter().map(|(&id, node)| api::NodePromises {
             node: id.0,
             free_cpus: (&free_cpus & &node.cpus).to_string(),
             memory: memory.get(&id).into_iter().flatten().map(Into::into).collect(),
         });
         api::Allocations {
-            allocations: self.read_model.allocations(),
+            allocations: self.0.iter().map(|(_, shown)| shown.allocation.clone()).collect(),
             shared_cpus: ledger.shared_pool().to_string(),
             nodes: nodes.collect(),
-            enforcement: api::Enforcement { mode: self.mode(), herding: self.herding() },
-            waiting: self.declarations.waiting(),
+            enforcement: api::Enforcement {
+                mode: core.mode(),
+                herding: core.herding(|cgroup| drift.of(cgroup)),
+            },
+            waiting,
         }
     }
+}
 
-    pub(super) fn describe(
-        &self,
-        name: &str,
-        target: &Target,
-        cgroup: &CgroupPath,
-        allocation: &Allocation,
-        settings: &Settings,
-        drift: &[api::Drift],
-    ) -> api::Allocation {
-        api::Allocation {
-            name: name.to_owned(),
-            target: target.into(),
-            cgroup: cgroup.to_string(),
-            directory: self.hierarchy.dir(cgroup).display().to_string(),
-            cpus: allocation.cpus.clone().unwrap_or_default().to_string(),
-            nodes: allocation.memory_nodes().to_string(),
-            memory: allocation.blocks.iter().map(Into::into).collect(),
-            settings: settings
-                .values()
-                .0
-                .into_iter()
-                .map(|(knob, value)| (knob.to_string(), value.to_string()))
-                .collect(),
-            enforced: self.mode() == EnforcementMode::On,
-            declared: None,
-            drift: drift.to_vec(),
-            stalled: self.throttled.stalls(name),
-            moved: self.moved_of(cgroup),
-            lack: None,
-            explanation: None,
-        }
-    }
-
-    fn source(&self, name: &str, guarantee: &Arc<Guarantee>, is_told: bool) -> Source {
-        let owner = guarantee.owner(name);
-        Source {
-            guarantee: guarantee.clone(),
-            account: self.state.ledger.owner(&OwnerId::from(owner)).cloned(),
-            record: self.state.book.get(&guarantee.cgroup).cloned(),
-            drift: self.drift.of(&guarantee.cgroup),
-            lack: self.lacks.get(owner).cloned(),
-            moved: self.moved_of(&guarantee.cgroup),
-            stalled: self.throttled.stalls(name),
-            is_told,
-        }
-    }
-
-    fn description(&self, name: &str, of: Source) -> Description {
+impl Description {
+    fn new(core: &Core, name: &str, of: Source) -> Self {
         let guarantee = &of.guarantee;
         let held = match &guarantee.target {
-            Target::Container(container) => self.allocation_for(container),
+            Target::Container(container) => core.allocation_for(container),
             _ => of.account.as_ref().and_then(|account| account.containers.values().next()),
         };
         let held = held.cloned().unwrap_or_default();
         let settings = of.record.as_ref().map_or(&guarantee.settings, |record| &record.settings);
-        let mut allocation =
-            self.describe(name, &guarantee.target, &guarantee.cgroup, &held, settings, &of.drift);
-        allocation.explanation = Some(guarantee.explanation.clone());
-        allocation.lack = of.lack.as_ref().map(api::Lack::from);
-        allocation.declared = guarantee.declared.as_ref().map(|rule| rule.pattern().to_owned());
-        let lack = of.lack.clone().unwrap_or_default();
+        let allocation = api::Allocation {
+            declared: guarantee.declared.as_ref().map(|rule| rule.pattern().to_owned()),
+            drift: of.drift.clone(),
+            stalled: of.stalled,
+            lack: of.missing.as_ref().map(api::Lack::from),
+            explanation: Some(guarantee.explanation.clone()),
+            ..core.describe(name, &guarantee.target, &guarantee.cgroup, &held, settings)
+        };
+        let missing = of.missing.clone().unwrap_or_default();
         let promise = Promise {
             cgroup: guarantee.cgroup.clone(),
             id: guarantee.id,
             nodes: held.memory_nodes(),
-            placed: if of.is_told { Vec::new() } else { placed(&held) },
+            placed: if of.is_shown { Vec::new() } else { placed(&held) },
             cpus: held.cpus.unwrap_or_default(),
-            offline_cpus: lack.cpus,
-            uncovered: lack.memory,
+            offline_cpus: missing.cpus,
+            uncovered: missing.memory,
         };
-        Description { of, allocation: allocation.into(), promise: promise.into() }
+        Self { of, allocation: allocation.into(), promise: promise.into() }
     }
 }
 

@@ -3,10 +3,10 @@
 //! Problem: above `memory.high` the kernel reclaims, and puts the workload to sleep for up to two seconds at each
 //! allocation. Where there is nothing to reclaim, it neither gets on nor is it killed: it hangs.
 //!
-//! Algorithm: of a workload for which we set `memory.high`, the kernel tells when `memory.events` changes. From then on,
+//! Algorithm: of a workload for which we set `memory.high`, the kernel reports when `memory.events` changes. From then on,
 //! until nothing happened for ten seconds, how often it was throttled and how long all of its tasks waited at once
-//! (`full` of `memory.pressure`) is read every two seconds; always, where nothing is told. It *stalls* when, over ten
-//! seconds, it was throttled and waited for nine tenths of the time. That is told, and if it is configured
+//! (`full` of `memory.pressure`) is read every two seconds; always, where nothing is reported. It *stalls* when, over ten
+//! seconds, it was throttled and waited for nine tenths of the time. That is reported, and if it is configured
 //! (`memoryQos.raiseHighOnStall`), `memory.high` is raised half the way to the limit, and at last taken away: then the
 //! workload gets on, or is killed at its limit and starts anew.
 //!
@@ -18,12 +18,13 @@ use std::{
 };
 
 use numaward_api::{EventKind, Severity};
-use numaward_cgroup::{CgroupId, CgroupPath, Subject, knob::Limit, read};
+use numaward_cgroup::{CgroupId, CgroupPath, Hierarchy, Notice, Subject, knob::Limit, read};
 use numaward_enforce::Change;
 use numaward_model::{Report, Settings};
 use numaward_topology::Bytes;
 
-use super::ReconcilerLoop;
+use super::{Event, notices::Notices};
+use crate::{State, core::Core};
 
 /// How often each workload is looked at.
 const PACE: Duration = Duration::from_secs(2);
@@ -33,14 +34,13 @@ const WINDOW: Duration = Duration::from_secs(10);
 const CLOSE: u64 = 64;
 
 /// The workloads with `memory.high`.
-#[derive(Debug, Default)]
-pub(super) struct Throttled {
+#[derive(Debug)]
+pub(super) struct Throttling {
+    notices: Notices,
     looked: Option<Instant>,
     limited: BTreeMap<String, Limited>,
     /// Whether other workloads are limited since, or otherwise.
     is_outdated: bool,
-    /// Of these, `memory.events` changed.
-    heard: BTreeSet<CgroupPath>,
     /// Those that are looked at.
     workloads: BTreeMap<String, Waits>,
 }
@@ -98,20 +98,15 @@ impl Waits {
     }
 }
 
-impl Throttled {
-    /// Other workloads may be limited from now on.
-    pub(super) fn outdated(&mut self) {
-        self.is_outdated = true;
-    }
-
-    /// A cgroup met one of its limits.
-    pub(super) fn hear(&mut self, cgroup: CgroupPath) {
-        self.heard.insert(cgroup);
-    }
-
-    /// Any may have met one.
-    pub(super) fn hear_all(&mut self) {
-        self.heard.extend(self.limited.values().map(|limited| limited.cgroup.clone()));
+impl Throttling {
+    pub(super) fn new(hierarchy: Hierarchy) -> Self {
+        Self {
+            notices: Notices::new(hierarchy),
+            looked: None,
+            limited: BTreeMap::new(),
+            is_outdated: true,
+            workloads: BTreeMap::new(),
+        }
     }
 
     /// Whether this workload stalls.
@@ -126,60 +121,73 @@ fn raised(high: Bytes, ceiling: Bytes) -> Limit {
     if room <= ceiling.0 / CLOSE { Limit::Max } else { Limit::Bytes(Bytes(high.0 + room / 2)) }
 }
 
-impl ReconcilerLoop {
+impl Throttling {
+    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
+        match event {
+            Event::Turn(now) => self.look(core, *now),
+            Event::Changed => self.is_outdated = true,
+            Event::Held(_)
+            | Event::Cgroups(_)
+            | Event::Written(_)
+            | Event::Machine(_)
+            | Event::Gone(_)
+            | Event::Free => {}
+        }
+    }
+
     /// Looks at the workloads that may be throttled.
-    pub(super) fn look_at_throttled(&mut self, now: Instant) {
-        if self.throttled.looked.is_some_and(|looked| now.duration_since(looked) < PACE) {
+    fn look(&mut self, core: &mut Core, now: Instant) {
+        if self.looked.is_some_and(|looked| now.duration_since(looked) < PACE) {
             return;
         }
-        self.throttled.looked = Some(now);
-        if std::mem::take(&mut self.throttled.is_outdated) {
-            self.follow_limited();
+        self.looked = Some(now);
+        if std::mem::take(&mut self.is_outdated) {
+            self.follow_limited(&core.state);
         }
-        if !self.notices.work() {
-            self.throttled.hear_all();
-        }
-        for cgroup in std::mem::take(&mut self.throttled.heard) {
-            if let Some(name) =
-                self.liveness.name_of(&cgroup).filter(|name| self.throttled.limited.contains_key(*name))
-            {
-                self.throttled.workloads.entry(name.clone()).or_default();
+        let mut heard = BTreeSet::new();
+        let mut is_everything = !self.notices.work();
+        for notice in self.notices.read() {
+            match notice {
+                Notice::CameOrWent(path) | Notice::Changed(path, _) => drop(heard.insert(path)),
+                Notice::Everything => is_everything = true,
             }
         }
-        let looked_at: Vec<String> = self.throttled.workloads.keys().cloned().collect();
+        for (name, limited) in &self.limited {
+            if is_everything || heard.contains(&limited.cgroup) {
+                self.workloads.entry(name.clone()).or_default();
+            }
+        }
+        let looked_at: Vec<String> = self.workloads.keys().cloned().collect();
         for name in looked_at {
-            let Some(Limited { cgroup, high, .. }) = self.throttled.limited.get(&name).cloned() else {
+            let Some(Limited { cgroup, high, .. }) = self.limited.get(&name).cloned() else {
                 continue;
             };
-            let dir = self.hierarchy.dir(&cgroup);
-            // What is not there, or without PSI, cannot be told.
+            let dir = core.hierarchy.dir(&cgroup);
+            // What is not there, or without PSI, cannot be judged.
             let (Ok(events), Ok(pressure)) = (read::memory_events(&dir), read::memory_pressure(&dir)) else {
                 continue;
             };
             let sample = Sample { at: now, waited: pressure.full.total, throttled: events.high };
-            let waits = self.throttled.workloads.entry(name.clone()).or_default();
+            let waits = self.workloads.entry(name.clone()).or_default();
             let before = waits.stalls;
             let begins = waits.take(sample);
             let changed = waits.stalls != before;
             if waits.is_calm() {
-                self.throttled.workloads.remove(&name);
+                self.workloads.remove(&name);
             }
-            if changed {
-                self.publish_view();
-            }
+            core.effects.view |= changed;
             if begins {
-                self.stalled(&name, &cgroup, high);
+                self.stalled(core, &name, &cgroup, high);
             }
         }
     }
 
     /// Takes note of who is limited now.
-    fn follow_limited(&mut self) {
-        let limited: BTreeMap<String, Limited> = self
-            .state
+    fn follow_limited(&mut self, state: &State) {
+        let limited: BTreeMap<String, Limited> = state
             .guarantees
             .iter()
-            .filter_map(|(name, held)| match self.state.book.get(&held.cgroup)?.settings.memory_high? {
+            .filter_map(|(name, held)| match state.book.get(&held.cgroup)?.settings.memory_high? {
                 Limit::Bytes(high) => {
                     Some((name.clone(), Limited { cgroup: held.cgroup.clone(), id: held.id, high }))
                 }
@@ -188,22 +196,23 @@ impl ReconcilerLoop {
             .collect();
         let is_same =
             |a: &Limited, b: Option<&Limited>| b.is_some_and(|b| (&a.cgroup, a.id) == (&b.cgroup, b.id));
-        let before = std::mem::take(&mut self.throttled.limited);
+        let before = std::mem::take(&mut self.limited);
         for (name, over) in before.iter().filter(|(name, over)| !is_same(over, limited.get(*name))) {
             self.notices.unwatch(&over.cgroup, Subject::Memory);
-            self.throttled.workloads.remove(name);
+            self.workloads.remove(name);
         }
-        for (_, new) in limited.iter().filter(|(name, new)| !is_same(new, before.get(*name))) {
+        for (name, new) in limited.iter().filter(|(name, new)| !is_same(new, before.get(*name))) {
             self.notices.watch(&new.cgroup, Subject::Memory);
             // What happened before it was watched.
-            self.throttled.heard.insert(new.cgroup.clone());
+            self.workloads.entry(name.clone()).or_default();
         }
-        self.throttled.limited = limited;
+        self.limited = limited;
     }
 
-    fn stalled(&mut self, name: &str, cgroup: &CgroupPath, high: Bytes) {
-        self.metrics.stalled();
-        let raised = self.config.memory_qos.raise_high_on_stall.then(|| self.raise_high(name, cgroup, high));
+    fn stalled(&mut self, core: &mut Core, name: &str, cgroup: &CgroupPath, high: Bytes) {
+        core.metrics.stalled();
+        let raised =
+            core.config.memory_qos.raise_high_on_stall.then(|| self.raise_high(core, name, cgroup, high));
         let outcome = match &raised {
             None => "memoryQos.raiseHighOnStall is off, so it is left as it is".to_owned(),
             Some(Ok(Limit::Max)) => "memory.high is taken away".to_owned(),
@@ -217,29 +226,35 @@ impl ReconcilerLoop {
             None | Some(Err(_)) => report.severity(Severity::Critical),
             Some(Ok(_)) => report,
         };
-        self.tell(Some(cgroup), report);
+        core.report(Some(cgroup), report);
     }
 
     /// Raises `memory.high`, and says to what.
-    fn raise_high(&mut self, name: &str, cgroup: &CgroupPath, high: Bytes) -> Result<Limit, String> {
-        let Some(held) = self.state.guarantees.get(name) else { return Err("it is released".to_owned()) };
+    fn raise_high(
+        &mut self,
+        core: &mut Core,
+        name: &str,
+        cgroup: &CgroupPath,
+        high: Bytes,
+    ) -> Result<Limit, String> {
+        let Some(held) = core.state.guarantees.get(name) else { return Err("it is released".to_owned()) };
         let ceiling = match held.settings.memory_max {
             Some(Limit::Bytes(max)) => max,
             _ => Bytes(u64::MAX),
         };
         let to = raised(high, ceiling);
         let settings = Settings { memory_high: Some(to), ..held.settings.clone() };
-        let mut change = self.begin();
+        let mut change = core.begin();
         let plan = change.plan(Change::Hold(cgroup.clone(), settings.clone()));
         let plan = plan.map_err(|error| error.to_string())?;
         if let Some(held) = change.state.guarantees.get_mut(name) {
             held.settings = settings;
         }
         change.enforce(plan).map_err(|refused| refused.to_string())?;
-        self.metrics.raised();
+        core.metrics.raised();
         // Another ten seconds to get on.
-        self.throttled.workloads.insert(name.to_owned(), Waits::default());
-        self.publish();
+        self.workloads.insert(name.to_owned(), Waits::default());
+        core.promises_changed();
         Ok(to)
     }
 }
@@ -248,11 +263,12 @@ impl ReconcilerLoop {
 mod tests {
     use std::{fs, sync::Arc};
 
-    use numaward_cgroup::Hierarchy;
-
     use super::*;
-    use crate::Ports;
-    use crate::{ControlMetrics, Request, reconciler::Answer, testing as fixture, testing::Host};
+    use crate::{
+        Request,
+        reconciler::{Answer, tests::reconciler_loop},
+        testing::{self as fixture, Host},
+    };
     use numaward_api as api;
     use numaward_config::Config;
 
@@ -277,19 +293,7 @@ mod tests {
             dir.path().join("state")
         );
         let config: Config = serde_json::from_str(&config).unwrap();
-        let (hierarchy, enforcer) =
-            (Hierarchy::at(&root), fixture::enforcer(&root, &host.machine.lock().unwrap(), None));
-        let mut reconciler = ReconcilerLoop::open(
-            &config,
-            hierarchy,
-            enforcer,
-            Ports::of(&host),
-            ControlMetrics::default(),
-            None,
-            Arc::default(),
-        )
-        .unwrap();
-        reconciler.adopt();
+        let mut reconciler = reconciler_loop(&config, &root, &host);
         let request = Request::new(&api::AllocationRequest {
             name: "a".to_owned(),
             target: api::Target::Cgroup("/a".to_owned()),
@@ -306,9 +310,10 @@ mod tests {
 
         let start = Instant::now();
         let mut at = |seconds: u32| {
-            reconciler.take_notices();
-            reconciler.look_at_throttled(start + Duration::from_secs(seconds.into()));
-            reconciler.allocations().allocations[0].stalled
+            let event = Event::Turn(start + Duration::from_secs(seconds.into()));
+            reconciler.throttling.handle(&mut reconciler.core, &event);
+            reconciler.show();
+            reconciler.read_model.of("a").unwrap().stalled
         };
         for seconds in [0, 2, 4, 6, 8] {
             assert!(!at(seconds), "it may still get on");

@@ -8,10 +8,10 @@
 //! decided and stored; it is *bound* when its cgroup exists and is held: from then on it is a guarantee like
 //! others if anything is promised to it, else it keeps to the shared pool.
 //!
-//! Algorithm: [`ReconcilerLoop::run_pod`] admits pods as a whole. [`ReconcilerLoop::create`] admits what is not admitted yet, and
-//! answers with settings for the runtime. [`ReconcilerLoop::bind`] runs when the process exists but not its program:
+//! Algorithm: [`Core::run_pod`] admits pods as a whole. [`Core::create`] admits what is not admitted yet, and
+//! answers with settings for the runtime. [`Core::bind`] runs when the process exists but not its program:
 //! whatever the runtime has not written is written then, ancestors included, and the probes are told.
-//! [`ReconcilerLoop::synchronize`] compares all of that with what runs. When the shared pool changes, containers that
+//! [`Core::synchronize`] compares all of that with what runs. When the shared pool changes, containers that
 //! hold no CPUs follow; the runtime is told later, so that it repeats the new pool in what it writes itself.
 //! [`waiting`] has who runs without what it asks for, [`memory`] what protects memory.
 //!
@@ -41,9 +41,9 @@ use numaward_model::{
 use numaward_topology::{Bytes, CpuSet};
 use tokio::sync::mpsc;
 
-pub(super) use self::commands::Command;
+pub(crate) use self::commands::Command;
 use self::waiting::Waiting;
-use super::ReconcilerLoop;
+use super::{Core, HeldChange};
 use crate::{
     Guarantee, State, Target,
     error::AdmissionError,
@@ -102,7 +102,7 @@ impl Pods {
     }
 }
 
-impl ReconcilerLoop {
+impl Core {
     /// Admits a pod as a whole.
     fn run_pod(&mut self, ask: &PodAsk, attempt: Attempt) -> Result<(), AdmissionError> {
         let Asked::Pod(request) = &ask.asked else { return Ok(()) };
@@ -136,7 +136,7 @@ impl ReconcilerLoop {
             terms.policy = None;
         }
         let started = Instant::now();
-        let decision = spans::decide(&*self.strategy, &self.state.ledger, request, &terms);
+        let decision = spans::decide(&*self.policy.strategy, &self.state.ledger, request, &terms);
         if attempt == Attempt::First || decision.outcome.is_ok() {
             self.metrics.decided(&decision, started.elapsed());
         }
@@ -187,7 +187,9 @@ impl ReconcilerLoop {
         let settings = change.settings_of(&placed);
         match change.store() {
             Ok(()) => {
-                self.pods.since.insert(ask.id.clone(), Instant::now());
+                if !self.pods.bound.contains(&ask.id) {
+                    self.pods.since.insert(ask.id.clone(), Instant::now());
+                }
                 self.follow_pool();
                 Ok((settings, unpinned))
             }
@@ -255,7 +257,7 @@ impl ReconcilerLoop {
         placed
     }
 
-    pub(super) fn allocation_for(&self, of: &PodContainer) -> Option<&Allocation> {
+    pub(crate) fn allocation_for(&self, of: &PodContainer) -> Option<&Allocation> {
         self.state.ledger.allocation(&OwnerId::from(of.owner.as_str()), &of.slice_name())
     }
 
@@ -321,14 +323,14 @@ impl ReconcilerLoop {
             // Init containers that ran before it have ended, and leave what they held.
             let owner = OwnerId::from(placed.of.owner.as_str());
             change.state.ledger =
-                change.strategy.started(&change.state.ledger, &owner, &placed.of.slice_name());
+                change.policy.strategy.started(&change.state.ledger, &owner, &placed.of.slice_name());
         }
         let settings = change.settings_of(placed);
         if !change.is_promised(placed) {
             change.keep_to_pool(placed)?;
             if change.is_change() {
                 change.store()?;
-                self.publish();
+                self.promises_changed();
             }
             return Ok(());
         }
@@ -349,9 +351,9 @@ impl ReconcilerLoop {
         };
         change.state.guarantees.insert(name.clone(), guarantee);
         change.enforce(plan)?;
-        self.decisions.note(&name, &self.state);
-        self.look_after_guarantee(&name);
-        self.publish();
+        self.storage.decisions.note(&name, &self.state);
+        self.effects.held.push(HeldChange::Given(name.clone()));
+        self.promises_changed();
         let allocation = self.allocation_for(&placed.of).cloned().unwrap_or_default();
         tracing::info!(
             name, cgroup = %placed.cgroup, cpus = %allocation.cpus.clone().unwrap_or_default(),
@@ -364,7 +366,7 @@ impl ReconcilerLoop {
     fn keep_to_pool(&self, placed: &Placed) -> Result<bool, EnforceError> {
         let pool = self.shared().cpus.filter(|_| self.mode() == EnforcementMode::On);
         let Some(pool) = pool else { return Ok(false) };
-        let written = self.enforcer.set(&placed.cgroup, Knob::CpusetCpus, &Value::Cpus(pool))?;
+        let written = self.execution.enforcer.set(&placed.cgroup, Knob::CpusetCpus, &Value::Cpus(pool))?;
         self.metrics.enforced(&written);
         Ok(!written.written.is_empty())
     }
@@ -378,9 +380,9 @@ impl ReconcilerLoop {
     }
 
     /// Containers that hold no CPUs leave those that were just promised, and get those that were given back.
-    pub(super) fn follow_pool(&mut self) {
+    pub(crate) fn follow_pool(&mut self) {
         let pool = self.state.ledger.shared_pool().clone();
-        if pool == self.pods.pool && (!self.pods.is_behind || self.busy.is_some()) {
+        if pool == self.pods.pool && (!self.pods.is_behind || self.execution.busy.is_some()) {
             return;
         }
         (self.pods.pool, self.pods.is_behind) = (pool, false);
@@ -401,7 +403,7 @@ impl ReconcilerLoop {
             }
             updates.push(Update { id: placed.of.id.clone(), settings });
         }
-        if self.busy.is_some() {
+        if self.execution.busy.is_some() {
             self.pods.is_behind |= !changes.is_empty();
         } else if !changes.is_empty() {
             let plan = self.plan(Change::Each(changes)).map_err(AdmissionError::from);
@@ -412,6 +414,13 @@ impl ReconcilerLoop {
         updates.retain(|update| update.settings.cpus.as_ref().is_some_and(|cpus| !cpus.is_empty()));
         if self.mode() == EnforcementMode::On {
             self.pods.tell(updates);
+        }
+    }
+
+    /// Containers of which only the kernel knows the shared pool yet: now the book does too.
+    pub(crate) fn catch_up_with_pool(&mut self) {
+        if self.pods.is_behind {
+            self.follow_pool();
         }
     }
 
@@ -448,9 +457,9 @@ impl ReconcilerLoop {
 
     fn remove_owner(&mut self, owner: &str) {
         self.state.pods.remove(owner);
-        self.state.give_back(&OwnerId::from(owner), &*self.strategy);
-        if !self.lacks.is_empty() {
-            // What it gives back belongs to whoever lacks it.
+        self.state.give_back(&OwnerId::from(owner), &*self.policy.strategy);
+        if !self.policy.missing.is_empty() {
+            // What it gives back belongs to those that miss it.
             self.recharge();
         }
     }
@@ -463,7 +472,7 @@ impl ReconcilerLoop {
         if let Err(error) = self.save() {
             tracing::error!(%error, "the ledger cannot be stored");
         }
-        self.publish();
+        self.promises_changed();
     }
 
     /// A sandbox was stopped: what its pod holds is free, unless the pod has another sandbox by now.
@@ -534,12 +543,12 @@ impl ReconcilerLoop {
     }
 
     /// Whether containers wait to be bound.
-    pub(super) fn has_to_bind(&self) -> bool {
+    pub(crate) fn has_to_bind(&self) -> bool {
         !self.pods.to_bind.is_empty()
     }
 
     /// Binds one container that waits for it.
-    pub(super) fn bind_next(&mut self) {
+    pub(crate) fn bind_next(&mut self) {
         let Some(id) = self.pods.to_bind.pop_front() else { return };
         if !self.pods.bound.contains(&id) {
             self.bind(&id);

@@ -3,17 +3,30 @@
 //! The state is stored before anything is done for it, while somebody waits. The file, which others read and which serves
 //! when the journal is damaged, is written when there is time.
 
-use numaward_store::StoreError;
+use std::path::Path;
 
-use super::ReconcilerLoop;
-use crate::spans;
+use numaward_store::{Store, StoreError};
+
+use super::Core;
+use crate::{
+    State, decisions::Decisions, serialization_cache::SerializationCache, spans, xattr_backup::XattrBackup,
+};
 
 /// After how many looks the file is written although the state keeps being stored, or tried again after it failed.
 const PATIENCE: u32 = 40;
 
+/// Where the state is kept: the ledger, attributes of the cgroups, and the file of decisions.
+pub(crate) struct Storage {
+    store: Store<State>,
+    texts: SerializationCache,
+    backup: XattrBackup,
+    pub(crate) decisions: Decisions,
+    written_out: WrittenOut,
+}
+
 /// How far the file is behind.
 #[derive(Debug, Default)]
-pub(super) struct WrittenOut {
+struct WrittenOut {
     /// The save that the last look found.
     seen: Option<u64>,
     /// Looks since it was up to date.
@@ -21,19 +34,28 @@ pub(super) struct WrittenOut {
     has_failed: bool,
 }
 
-impl ReconcilerLoop {
-    /// Stores the state.
-    pub(super) fn save(&mut self) -> Result<(), StoreError> {
+impl Storage {
+    pub(crate) fn new(store: Store<State>, backup: XattrBackup, dir: &Path, state: &mut State) -> Self {
+        Self {
+            store,
+            texts: SerializationCache::default(),
+            backup,
+            decisions: Decisions::open(dir, state),
+            written_out: WrittenOut::default(),
+        }
+    }
+
+    fn save(&mut self, state: &State) -> Result<(), StoreError> {
         let _span = spans::ledger();
-        let text = self.texts.of(&self.state).map_err(StoreError::Serialize)?;
+        let text = self.texts.of(state).map_err(StoreError::Serialize)?;
         self.store.save_text(&text)?;
-        self.marks.follow(&self.state);
+        self.backup.follow(state);
         Ok(())
     }
 
     /// Writes the ledger file if nothing was stored since the last look, if that goes on for long, or if this is the
     /// last.
-    pub(super) fn write_out(&mut self, is_last: bool) {
+    pub(crate) fn write_out(&mut self, is_last: bool) {
         let Some(saved) = self.store.behind() else { return };
         let before = &mut self.written_out;
         let is_quiet = before.seen.replace(saved) == Some(saved) && !before.has_failed;
@@ -46,5 +68,12 @@ impl ReconcilerLoop {
             tracing::warn!(%error, "the ledger file is not up to date; what is promised is in the journal, and nothing is lost");
         }
         *before = WrittenOut { has_failed: result.is_err(), ..WrittenOut::default() };
+    }
+}
+
+impl Core {
+    /// Stores the state.
+    pub(super) fn save(&mut self) -> Result<(), StoreError> {
+        self.storage.save(&self.state)
     }
 }

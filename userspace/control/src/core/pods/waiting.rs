@@ -14,12 +14,12 @@ use numaward_api::{self as api, EnforcementMode};
 use numaward_engine::{Ledger, OwnerId};
 use numaward_model::pod::Slice;
 
-use super::{Attempt, ReconcilerLoop};
+use super::{Attempt, Core};
 use crate::pod::{Admitted, Asked, ContainerAsk, MemoryAsk, Placed, PodAsk, Update};
 
 /// Those that wait.
 #[derive(Default)]
-pub(super) struct Waiting {
+pub(crate) struct Waiting {
     asks: BTreeMap<String, ContainerAsk>,
     /// What was promised when they were tried last.
     tried: Option<Ledger>,
@@ -27,18 +27,18 @@ pub(super) struct Waiting {
 
 impl Waiting {
     /// One more waits.
-    pub(super) fn add(&mut self, ask: &ContainerAsk) {
+    pub(crate) fn add(&mut self, ask: &ContainerAsk) {
         self.asks.insert(ask.id.clone(), ask.clone());
     }
 
     /// One waits no longer.
-    pub(super) fn forget(&mut self, id: &str) {
+    pub(crate) fn forget(&mut self, id: &str) {
         self.asks.remove(id);
     }
 }
 
-impl ReconcilerLoop {
-    /// A container that is known runs: what is told of it now counts, and what it still lacks is waited for.
+impl Core {
+    /// A container that is known runs: what is reported of it now counts, and what it still misses is waited for.
     pub(super) fn note_known(&mut self, ask: &ContainerAsk, known: Placed) -> Placed {
         let memory = if ask.memory == MemoryAsk::default() { known.memory } else { ask.memory };
         let placed = Placed { memory, ..known };
@@ -86,7 +86,7 @@ impl ReconcilerLoop {
             tracing::error!(container = ask.id, %error, "what runs is not adopted");
             return;
         }
-        self.publish();
+        self.promises_changed();
         if self.mode() == EnforcementMode::On {
             // It repeats what it knows of whenever it writes.
             let settings = self.settings_of(&placed);
@@ -95,7 +95,7 @@ impl ReconcilerLoop {
     }
 
     /// Tries again to give to those that wait, if anything was given back or taken since.
-    pub(super) fn try_waiting(&mut self) {
+    pub(crate) fn try_waiting(&mut self) {
         if self.pods.waiting.asks.is_empty() || self.mode() == EnforcementMode::Off {
             return;
         }
@@ -114,7 +114,7 @@ impl ReconcilerLoop {
             }
             self.pods.waiting.forget(&ask.id);
             self.pods.bound.remove(&ask.id);
-            self.publish();
+            self.promises_changed();
             self.bind(&ask.id);
             let name = placed.of.full_name();
             tracing::info!(name, cgroup = %placed.cgroup, "got what it asked for, and had been started without");

@@ -16,7 +16,7 @@ use numaward_config::{Config, memory_qos::MemoryReservationPolicy};
 use numaward_engine::memory_qos::MemorySettings;
 use numaward_topology::{Bytes, ZoneKind};
 
-use super::{MemoryKnobs, ReconcilerLoop};
+use super::{Core, MemoryKnobs};
 use crate::{
     pod::{MemoryAsk, Placed},
     policy,
@@ -46,17 +46,17 @@ fn knobs(config: &Config, ask: &MemoryAsk, is_promised: bool, ceiling: Bytes) ->
     }
 }
 
-impl ReconcilerLoop {
+impl Core {
     /// The knobs of a container's memory.
     pub(super) fn memory_knobs(&self, placed: &Placed) -> MemoryKnobs {
         let is_promised = self.allocation_for(&placed.of).is_some_and(|held| {
             held.blocks.iter().any(|block| block.kind == ZoneKind::Memory && block.bytes.0 > 0)
         });
-        let allocatable = self.strategy.allocatable();
+        let allocatable = self.policy.strategy.allocatable();
         let ceiling: u64 = match allocatable.memory.get(&ZoneKind::Memory) {
             Some(nodes) => nodes.values().map(|bytes| bytes.0).sum(),
             // No memory is managed.
-            None => self.machine.nodes.values().map(|node| node.memory.0).sum(),
+            None => self.policy.machine.nodes.values().map(|node| node.memory.0).sum(),
         };
         knobs(&self.config, &placed.memory, is_promised, Bytes(ceiling))
     }

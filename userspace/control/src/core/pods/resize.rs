@@ -9,15 +9,15 @@ use numaward_engine::{self as engine, ContainerName, OwnerId};
 use numaward_model::{Settings, pod::POD_SHARE};
 
 use crate::{
+    core::Core,
     error::AdmissionError,
     pod::{MemoryAsk, Placed, Update},
-    reconciler::ReconcilerLoop,
 };
 
-impl ReconcilerLoop {
+impl Core {
     /// A container's requests are to change to these amounts: within its promise, or not at all. What it is to hold
     /// then; none if it is not known.
-    pub(super) fn resize(
+    pub(crate) fn resize(
         &mut self,
         id: &str,
         to: &engine::Resources,
@@ -29,7 +29,8 @@ impl ReconcilerLoop {
         // What the pod holds as a whole does not change with one of its containers.
         if !placed.of.shares_pod() {
             let (owner, container) = (OwnerId::from(placed.of.owner.as_str()), placed.of.slice_name());
-            change.state.ledger = change.strategy.resize(&change.state.ledger, &owner, &container, to)?;
+            change.state.ledger =
+                change.policy.strategy.resize(&change.state.ledger, &owner, &container, to)?;
         }
         placed.memory = memory.unwrap_or(placed.memory);
         if change.state.containers.get(id).is_none_or(|known| **known != placed) {
@@ -49,7 +50,7 @@ impl ReconcilerLoop {
         }
         let cpus = settings.cpus.clone().unwrap_or_default();
         tracing::info!(name = placed.of.full_name(), %cpus, "resized");
-        self.publish();
+        self.promises_changed();
         Ok(Some(settings))
     }
 
@@ -64,10 +65,10 @@ impl ReconcilerLoop {
     }
 
     /// What a pod's containers share is to change to these amounts: within its promise, or not at all.
-    pub(super) fn resize_pod(&mut self, uid: &str, to: &engine::Resources) -> Result<(), AdmissionError> {
+    pub(crate) fn resize_pod(&mut self, uid: &str, to: &engine::Resources) -> Result<(), AdmissionError> {
         let (owner, slice) = (OwnerId::from(uid), ContainerName::from(POD_SHARE));
         let mut change = self.begin();
-        change.state.ledger = change.strategy.resize(&change.state.ledger, &owner, &slice, to)?;
+        change.state.ledger = change.policy.strategy.resize(&change.state.ledger, &owner, &slice, to)?;
         if !change.is_change() {
             return Ok(());
         }
@@ -84,7 +85,7 @@ impl ReconcilerLoop {
         }
         change.change_held(Change::Each(changes))?;
         tracing::info!(pod = uid, containers = updates.len(), "what they share was resized");
-        self.publish();
+        self.promises_changed();
         if self.mode() == EnforcementMode::On {
             self.pods.tell(updates);
         }

@@ -1,36 +1,22 @@
-//! How far the kernel is told: `enforcement.mode`.
+//! How far the kernel is involved: `enforcement.mode`.
 //!
-//! `on` writes what is decided. `dry-run` decides, keeps the ledger, tells what would be written, and writes nothing;
+//! `on` writes what is decided. `dry-run` decides, keeps the ledger, logs what would be written, and writes nothing;
 //! only the cgroup of a command is made, without any settings. `off` promises nothing. What an earlier run wrote is
 //! given back in both.
 
 use numaward_api::EnforcementMode;
 use numaward_enforce::Change;
 
-use super::ReconcilerLoop;
+use super::Core;
 use crate::error::AdmissionError;
 
-/// What is to be done soon. Everything that changes what is held asks for it.
-#[derive(Clone, Copy, Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is due by itself")]
-pub(super) struct Due {
-    /// Herd again.
-    pub(super) herd: bool,
-    /// Try again to give what is declared.
-    pub(super) declared: bool,
-    /// See whether a workload is gone.
-    pub(super) gone: bool,
-    /// Show again what is held.
-    pub(super) publish: bool,
-}
-
-impl ReconcilerLoop {
-    pub(super) fn mode(&self) -> EnforcementMode {
+impl Core {
+    pub(crate) fn mode(&self) -> EnforcementMode {
         self.config.enforcement.mode
     }
 
     /// Makes what an earlier run left fit the mode.
-    pub(super) fn follow_mode(&mut self) {
+    pub(crate) fn follow_mode(&mut self) {
         // Whatever holds settings and no allocation is of the herd, also where the ledger had to be rebuilt.
         let promised = self.promised_cgroups();
         let herded = self.state.book.held().map(|(path, _)| path).filter(|path| !promised.contains(*path));
@@ -54,11 +40,11 @@ impl ReconcilerLoop {
     /// Enforces allocations that are not: of a dry run, or of a release that was not finished.
     fn hold_again(&mut self) {
         let is_held = |path| self.state.book.get(path).is_some_and(|record| !record.settings.is_empty());
-        let lack = self.state.guarantees.values().filter(|held| {
+        let missing = self.state.guarantees.values().filter(|held| {
             !held.settings.is_empty() && (!is_held(&held.cgroup) || self.state.herded.contains(&held.cgroup))
         });
-        let lack: Vec<_> = lack.map(|held| (held.cgroup.clone(), held.settings.clone())).collect();
-        for (path, settings) in lack {
+        let missing: Vec<_> = missing.map(|held| (held.cgroup.clone(), held.settings.clone())).collect();
+        for (path, settings) in missing {
             self.make_room(&path);
             let mut change = self.begin();
             change.state.herded.remove(&path);
@@ -82,26 +68,6 @@ impl ReconcilerLoop {
         let plan = self.plan(Change::Each(held));
         if let Err(error) = plan.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan)) {
             tracing::error!(%error, "not everything could be given back");
-        }
-    }
-
-    /// Does what is due.
-    pub(super) fn settle(&mut self) {
-        // Each may make the other due, but not without end: what is given is not given again.
-        while self.due.herd || self.due.declared || self.due.gone || self.due.publish {
-            let due = std::mem::take(&mut self.due);
-            if due.publish {
-                self.publish();
-            }
-            if due.gone {
-                self.release_gone(std::time::Instant::now(), false);
-            }
-            if due.declared {
-                self.try_declared();
-            }
-            if due.herd {
-                self.herd(false);
-            }
         }
     }
 }

@@ -29,12 +29,12 @@ use numaward_engine::Ledger;
 use numaward_model::{Report, Settings};
 use numaward_topology::CpuSet;
 
-use super::ReconcilerLoop;
+use super::{Core, HeldChange};
 use crate::error::AdmissionError;
 
 /// What is known of the herd.
 #[derive(Debug, Default)]
-pub(super) struct CpuIsolation {
+pub(crate) struct CpuIsolation {
     mode: EnforcementMode,
     system: Vec<CgroupPattern>,
     opened: BTreeSet<CgroupPath>,
@@ -120,25 +120,25 @@ fn on(cpus: &CpuSet) -> Settings {
 }
 
 impl CpuIsolation {
-    pub(super) fn new(mode: EnforcementMode, system: Vec<CgroupPattern>) -> Self {
+    pub(crate) fn new(mode: EnforcementMode, system: Vec<CgroupPattern>) -> Self {
         Self { mode, system, ..Self::default() }
     }
 
     /// Whether anybody is to be herded, or told to be.
-    pub(super) fn is_on(&self) -> bool {
+    pub(crate) fn is_on(&self) -> bool {
         self.mode != EnforcementMode::Off
     }
 
     /// Whether this event may change who is herded.
-    pub(super) fn concerns(&self, event: &Event) -> bool {
+    pub(crate) fn concerns(&self, event: &Event) -> bool {
         let (Event::Added(cgroup) | Event::Removed(cgroup)) = event;
         self.is_on() && cgroup.path.parent().is_some_and(|parent| self.opened.contains(&parent))
     }
 }
 
-impl ReconcilerLoop {
+impl Core {
     /// Herds whoever is to be herded as things stand, and lets go of the others.
-    pub(super) fn herd(&mut self, retry: bool) {
+    pub(crate) fn herd(&mut self, retry: bool) {
         if self.has_no_herd() {
             self.isolation.processes_in_root = None;
             return;
@@ -172,7 +172,7 @@ impl ReconcilerLoop {
     }
 
     /// What becomes of a cgroup whose allocation ends: it gets back what was found, or goes on with the herd.
-    pub(super) fn let_go(&mut self, path: &CgroupPath, after: &Ledger) -> Change {
+    pub(crate) fn let_go(&mut self, path: &CgroupPath, after: &Ledger) -> Change {
         if self.isolation.mode == EnforcementMode::On && has_exclusive_cpus(after) {
             let mut promised = self.promised_cgroups();
             promised.remove(path);
@@ -255,8 +255,7 @@ impl ReconcilerLoop {
         };
         self.count_herd();
         if changed || was != self.isolation.refused {
-            self.drift.follow(&self.state.book);
-            self.publish_view();
+            self.effects.view = true;
         }
     }
 
@@ -283,7 +282,7 @@ impl ReconcilerLoop {
             return false;
         }
         for (path, _) in &changes {
-            self.drift.forget(path);
+            self.effects.held.push(HeldChange::Rewritten(path.clone()));
         }
         if let Err(error) = self.apply_together(&changes) {
             tracing::debug!(%error, "not all can be herded together: one by one");
@@ -382,13 +381,13 @@ impl ReconcilerLoop {
     }
 
     /// The herd as it is served.
-    pub(super) fn herding(&self) -> api::Herding {
+    pub(crate) fn herding(&self, drift: impl Fn(&CgroupPath) -> Vec<api::Drift>) -> api::Herding {
         let herded = |path: &CgroupPath, cpus: &CpuSet, state| api::Herded {
             cgroup: path.to_string(),
             cpus: cpus.to_string(),
             state,
             reason: None,
-            drift: self.drift.of(path),
+            drift: drift(path),
         };
         let held = self.state.herded.iter().filter_map(|path| {
             let cpus = self.state.book.get(path)?.settings.cpus.as_ref()?;

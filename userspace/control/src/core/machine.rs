@@ -1,28 +1,49 @@
 //! A machine that changes while it runs: memory, CPUs and nodes that come and go.
 //!
-//! What is promised stays promised. A workload whose CPU went offline or whose node lost memory *lacks* that part: it
+//! What is promised stays promised. A workload whose CPU went offline or whose node lost memory *misses* that part: it
 //! is told, and nothing new is promised of it. When the part comes back, the kernel gives it to the same workload again,
 //! as the knobs still hold. A machine that the configured policy does not fit any more is told too; what runs is kept,
 //! and nothing new is promised until it fits again.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_api as api;
 use numaward_api::{EventKind, Severity};
-use numaward_engine::{Block, Uncovered};
+use numaward_config::Config;
+use numaward_engine::{Block, Strategy, Uncovered};
 use numaward_model::Report;
 use numaward_topology::{CpuSet, Machine};
 
-use super::{ReconcilerLoop, policy};
-use crate::error::AdmissionError;
+use super::Core;
+use crate::{
+    error::{AdmissionError, StartError},
+    policy,
+};
+
+/// The machine, and how it is shared out.
+pub(crate) struct Policy {
+    pub(crate) machine: Arc<Machine>,
+    pub(crate) strategy: Box<dyn Strategy>,
+    /// Why the policy does not fit the machine, if so.
+    unfit: Option<String>,
+    /// What is promised and not there, by the owner's name.
+    pub(crate) missing: BTreeMap<String, MissingCapacity>,
+}
+
+impl Policy {
+    pub(super) fn new(config: &Config, machine: Arc<Machine>) -> Result<Self, StartError> {
+        let strategy = policy::strategy(config, &machine).map_err(StartError::Policy)?;
+        Ok(Self { machine, strategy, unfit: None, missing: BTreeMap::new() })
+    }
+}
 
 /// What is promised to a workload and not there (any more).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct MissingCapacity {
+pub(crate) struct MissingCapacity {
     /// CPUs that are offline.
-    pub(super) cpus: CpuSet,
+    pub(crate) cpus: CpuSet,
     /// Memory.
-    pub(super) memory: Vec<Block>,
+    pub(crate) memory: Vec<Block>,
 }
 
 impl MissingCapacity {
@@ -42,64 +63,65 @@ impl From<&MissingCapacity> for api::Lack {
     }
 }
 
-impl ReconcilerLoop {
-    /// A machine that changed is charged anew with what is promised.
-    pub(super) fn follow_machine(&mut self, now: Instant) {
+impl Core {
+    /// A machine that changed is charged anew with what is promised; whether it did.
+    pub(super) fn follow_machine(&mut self) -> bool {
         let machine = self.ports.machine.machine();
-        if Arc::ptr_eq(&machine, &self.machine) {
-            return;
+        if Arc::ptr_eq(&machine, &self.policy.machine) {
+            return false;
         }
-        self.machine = machine;
-        match policy::strategy(&self.config, &self.machine) {
+        self.policy.machine = machine;
+        match policy::strategy(&self.config, &self.policy.machine) {
             Ok(strategy) => {
-                self.strategy = strategy;
-                if self.unfit.take().is_some() {
+                self.policy.strategy = strategy;
+                if self.policy.unfit.take().is_some() {
                     let fits = "The policy fits the machine again: new promises can be given.";
-                    self.tell(None, Report::new(EventKind::MachineChange, fits));
+                    self.report(None, Report::new(EventKind::MachineChange, fits));
                 }
             }
             Err(problems) => {
                 let problems = problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-                if self.unfit.as_ref() != Some(&problems) {
+                if self.policy.unfit.as_ref() != Some(&problems) {
                     let unfit = format!(
                         "The machine changed, and the policy does not fit it any more ({problems}): what is promised is \
                          kept, and nothing new is promised."
                     );
                     let report = Report::new(EventKind::MachineChange, unfit).severity(Severity::Warning);
-                    self.tell(None, report);
-                    self.unfit = Some(problems);
+                    self.report(None, report);
+                    self.policy.unfit = Some(problems);
                 }
             }
         }
         self.recharge();
-        self.publish();
-        self.patrol_all(now);
+        self.promises_changed();
+        true
     }
 
     /// Charges the machine, as it is, with what is promised, and tells what of it is not there.
     pub(super) fn recharge(&mut self) {
-        let (ledger, uncovered) = self.strategy.rebase(&self.state.ledger);
+        let (ledger, uncovered) = self.policy.strategy.rebase(&self.state.ledger);
         self.state.ledger = ledger;
-        self.note_lacks(uncovered);
+        self.note_missing(uncovered);
     }
 
     /// Takes note of what is promised and not there.
-    pub(super) fn note_lacks(&mut self, uncovered: Vec<Uncovered>) {
-        let mut lacks: BTreeMap<String, MissingCapacity> = BTreeMap::new();
+    pub(super) fn note_missing(&mut self, uncovered: Vec<Uncovered>) {
+        let mut missing: BTreeMap<String, MissingCapacity> = BTreeMap::new();
         for (owner, _, held) in self.state.ledger.allocations() {
-            let offline = held.cpus.as_ref().map(|cpus| offline(cpus, &self.machine)).unwrap_or_default();
+            let offline =
+                held.cpus.as_ref().map(|cpus| offline(cpus, &self.policy.machine)).unwrap_or_default();
             if !offline.is_empty() {
-                let lack = lacks.entry(owner.as_str().to_owned()).or_default();
+                let lack = missing.entry(owner.as_str().to_owned()).or_default();
                 lack.cpus = &lack.cpus | &offline;
             }
         }
         for Uncovered { owner, block } in uncovered {
-            lacks.entry(owner.as_str().to_owned()).or_default().memory.push(block);
+            missing.entry(owner.as_str().to_owned()).or_default().memory.push(block);
         }
-        let before = std::mem::take(&mut self.lacks);
+        let before = std::mem::take(&mut self.policy.missing);
         for (name, guarantee) in &self.state.guarantees {
             let owner = guarantee.owner(name);
-            let report = match (before.get(owner), lacks.get(owner)) {
+            let report = match (before.get(owner), missing.get(owner)) {
                 (before, Some(now)) if before != Some(now) => {
                     let what = now.in_words();
                     let message =
@@ -116,12 +138,12 @@ impl ReconcilerLoop {
             };
             self.ports.events.report(Some(&guarantee.cgroup), report.detail("allocation", name));
         }
-        self.lacks = lacks;
+        self.policy.missing = missing;
     }
 
     /// Refuses new promises on a machine that the policy does not fit.
     pub(super) fn check_fit(&self) -> Result<(), AdmissionError> {
-        self.unfit.clone().map_or(Ok(()), |problems| Err(AdmissionError::Unfit(problems)))
+        self.policy.unfit.clone().map_or(Ok(()), |problems| Err(AdmissionError::Unfit(problems)))
     }
 }
 

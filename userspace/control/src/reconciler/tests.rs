@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    path::Path,
     sync::{Arc, Mutex},
 };
 
@@ -91,31 +92,29 @@ fn request(name: &str, cpus: u32) -> Request {
     request.unwrap()
 }
 
+/// Without its thread.
+pub(super) fn reconciler_loop(config: &Config, root: &Path, host: &Arc<Host>) -> ReconcilerLoop {
+    let enforcer = fixture::enforcer(root, &host.machine(), None);
+    let core = Core::open(config, Hierarchy::at(root), enforcer, Ports::of(host), ControlMetrics::default());
+    let mut reconciler = ReconcilerLoop::new(core.unwrap(), None);
+    reconciler.adopt();
+    reconciler
+}
+
 /// One allocation that is given, one that is refused, a knob that drifts, a release.
-fn work(dir: &std::path::Path) {
+fn work(dir: &Path) {
     let (root, host) = (dir.join("cgroup"), Arc::new(Host::small()));
     for cgroup in ["", "a", "b"] {
         fixture::cgroup(&root.join(cgroup), &host.machine());
     }
     let config = Config { state_directory: dir.join("state"), ..Config::default() };
-    let (hierarchy, enforcer) = (Hierarchy::at(&root), fixture::enforcer(&root, &host.machine(), None));
-    let mut reconciler = ReconcilerLoop::open(
-        &config,
-        hierarchy,
-        enforcer,
-        Ports::of(&host),
-        ControlMetrics::default(),
-        None,
-        Arc::default(),
-    )
-    .unwrap();
-    reconciler.adopt();
+    let mut reconciler = reconciler_loop(&config, &root, &host);
     assert!(matches!(reconciler.admit(&request("a", 3), false), Ok(Answer::Admitted(_))));
     assert!(matches!(reconciler.admit(&request("b", 8), false), Err(AdmissionError::Rejected(..))));
     fs::write(root.join("a/memory.min"), "0\n").unwrap();
-    reconciler.patrol_all(Instant::now());
+    reconciler.dispatch(&Event::Machine(Instant::now()));
     assert_eq!(fixture::line(&root.join("a/memory.min")), (256_u64 << 20).to_string());
-    reconciler.release("a").unwrap();
+    reconciler.core.release("a").unwrap();
 }
 
 #[test]

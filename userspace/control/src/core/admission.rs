@@ -1,6 +1,6 @@
 //! Guarantees that are asked for, and their end.
 
-use std::{collections::BTreeSet, fs, io, time::Instant};
+use std::{collections::BTreeSet, fs, io, path::Path, time::Instant};
 
 use numaward_api::{self as api, EnforcementMode};
 use numaward_cgroup::{
@@ -13,7 +13,7 @@ use numaward_model::Settings;
 use numaward_store::fault;
 use numaward_topology::Bytes;
 
-use super::{Answer, ReconcilerLoop};
+use super::{Core, HeldChange};
 use crate::{
     error::{AdmissionError, in_words, listed},
     explain, policy,
@@ -22,7 +22,16 @@ use crate::{
     state::Guarantee,
 };
 
-impl ReconcilerLoop {
+/// What a request for an allocation comes to.
+#[derive(Debug)]
+pub(crate) enum Admission {
+    /// It was admitted, and the kernel holds it.
+    Given,
+    /// It was a dry run.
+    Dry(Box<api::DryRun>),
+}
+
+impl Core {
     /// The settings that follow from an allocation.
     fn settings(&self, request: &Request, allocation: &Allocation) -> Settings {
         let nodes = allocation.memory_nodes();
@@ -89,7 +98,7 @@ impl ReconcilerLoop {
         Ok(())
     }
 
-    pub(super) fn admit(&mut self, request: &Request, dry_run: bool) -> Result<Answer, AdmissionError> {
+    pub(crate) fn admit(&mut self, request: &Request, dry_run: bool) -> Result<Admission, AdmissionError> {
         if self.mode() == EnforcementMode::Off && !dry_run {
             return Err(AdmissionError::Off);
         }
@@ -106,12 +115,12 @@ impl ReconcilerLoop {
     }
 
     /// Asks for an allocation for this cgroup. That of a command is not there yet.
-    pub(super) fn admit_at(
+    pub(crate) fn admit_at(
         &mut self,
         request: &Request,
         path: &CgroupPath,
         dry_run: bool,
-    ) -> Result<Answer, AdmissionError> {
+    ) -> Result<Admission, AdmissionError> {
         let _span = spans::admit(&request.name, dry_run);
         let conflict = |field: &str, problem: String, allowed: &str| {
             AdmissionError::Conflict(FieldError::new(field, problem, allowed))
@@ -142,7 +151,7 @@ impl ReconcilerLoop {
         let terms = Terms { policy: request.policy, ..Terms::default() };
         self.check_terms(&terms)?;
         let started = Instant::now();
-        let decision = spans::decide(&*self.strategy, &self.state.ledger, &request.engine, &terms);
+        let decision = spans::decide(&*self.policy.strategy, &self.state.ledger, &request.engine, &terms);
         let explanation = explain::explanation(&decision.explanation);
         if !dry_run {
             self.metrics.decided(&decision, started.elapsed());
@@ -158,7 +167,7 @@ impl ReconcilerLoop {
                         rejection: Some(rejection),
                         explanation,
                     };
-                    return Ok(Answer::Dry(dry));
+                    return Ok(Admission::Dry(Box::new(dry)));
                 }
                 // One that is declared is tried again and again, and told once.
                 if request.declared.is_none() {
@@ -170,10 +179,10 @@ impl ReconcilerLoop {
         let allocation = grants.into_iter().next().map(|grant| grant.allocation).unwrap_or_default();
         let settings = self.settings(request, &allocation);
         if dry_run {
-            let allocation = self.describe(&request.name, &request.target, path, &allocation, &settings, &[]);
+            let allocation = self.describe(&request.name, &request.target, path, &allocation, &settings);
             let dry =
                 api::DryRun { admitted: true, allocation: Some(allocation), rejection: None, explanation };
-            return Ok(Answer::Dry(dry));
+            return Ok(Admission::Dry(Box::new(dry)));
         }
 
         let is_ours = request.target == Target::Exec;
@@ -188,12 +197,11 @@ impl ReconcilerLoop {
                     cpus = %allocation.cpus.clone().unwrap_or_default(), nodes = %allocation.memory_nodes(),
                     "promised"
                 );
-                // As it was just published.
-                self.read_model.of(&request.name).map(Answer::Admitted).ok_or(AdmissionError::Stopping)
+                Ok(Admission::Given)
             }
             Err(refused) => {
                 // The others may have their CPUs back.
-                self.due.herd = true;
+                self.effects.isolate = true;
                 if is_ours {
                     let _ = fs::remove_dir(self.hierarchy.dir(path));
                 }
@@ -202,9 +210,38 @@ impl ReconcilerLoop {
         }
     }
 
+    /// An allocation as it is shown, without what only time shows.
+    pub(crate) fn describe(
+        &self,
+        name: &str,
+        target: &Target,
+        cgroup: &CgroupPath,
+        allocation: &Allocation,
+        settings: &Settings,
+    ) -> api::Allocation {
+        let settings = settings.values().0.into_iter();
+        api::Allocation {
+            name: name.to_owned(),
+            target: target.into(),
+            cgroup: cgroup.to_string(),
+            directory: self.hierarchy.dir(cgroup).display().to_string(),
+            cpus: allocation.cpus.clone().unwrap_or_default().to_string(),
+            nodes: allocation.memory_nodes().to_string(),
+            memory: allocation.blocks.iter().map(Into::into).collect(),
+            settings: settings.map(|(knob, value)| (knob.to_string(), value.to_string())).collect(),
+            enforced: self.mode() == EnforcementMode::On,
+            declared: None,
+            drift: Vec::new(),
+            stalled: false,
+            moved: self.moved_of(cgroup),
+            lack: None,
+            explanation: None,
+        }
+    }
+
     /// Refuses terms that do not go with the configuration or the machine.
     pub(super) fn check_terms(&self, terms: &Terms) -> Result<(), AdmissionError> {
-        self.strategy.check_terms(terms).map_err(|problem| {
+        self.policy.strategy.check_terms(terms).map_err(|problem| {
             let allowed = "a policy that goes with topologyManagerPolicyOptions and the machine";
             FieldError::new("policy", listed(&[problem.into()]), allowed).into()
         })
@@ -212,10 +249,9 @@ impl ReconcilerLoop {
 
     /// What is promised counts as running from the start: there is no later moment at which we would learn of it.
     fn start_all(&self, ledger: Ledger, request: &engine::Request) -> Ledger {
-        request
-            .containers
-            .iter()
-            .fold(ledger, |ledger, container| self.strategy.started(&ledger, &request.owner, &container.name))
+        request.containers.iter().fold(ledger, |ledger, container| {
+            self.policy.strategy.started(&ledger, &request.owner, &container.name)
+        })
     }
 
     /// Makes the cgroup of a command.
@@ -254,18 +290,32 @@ impl ReconcilerLoop {
         change.state.guarantees.insert(request.name.clone(), guarantee);
         change.state.admitting.remove(&request.name);
         change.enforce(plan)?;
-        self.decisions.note(&request.name, &self.state);
-        self.look_after_guarantee(&request.name);
-        self.publish();
+        self.storage.decisions.note(&request.name, &self.state);
+        self.effects.held.push(HeldChange::Given(request.name.clone()));
+        self.promises_changed();
         Ok(())
     }
 
-    pub(super) fn release(&mut self, name: &str) -> Result<(), AdmissionError> {
+    /// Refuses to release what is declared: it would be given again at once; and what is a container's.
+    pub(crate) fn release_asked(&mut self, name: &str) -> Result<(), AdmissionError> {
+        if let Some(Target::Container(_)) = self.state.guarantees.get(name).map(|held| &held.target) {
+            return Err(AdmissionError::Conflict(crate::request::is_the_runtimes()));
+        }
+        if let Some(declared) = self.state.guarantees.get(name).and_then(|held| held.declared.as_ref()) {
+            let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());
+            let allowed =
+                "one that was asked for; take this one out of the configuration and restart the daemon";
+            return Err(AdmissionError::Conflict(FieldError::new("name", problem, allowed)));
+        }
+        self.release(name)
+    }
+
+    pub(crate) fn release(&mut self, name: &str) -> Result<(), AdmissionError> {
         let _span = spans::release(name);
         let Some(guarantee) = self.state.guarantees.get(name).cloned() else {
             return Err(AdmissionError::Unknown(name.to_owned()));
         };
-        let after = self.strategy.removed(&self.state.ledger, &OwnerId::from(name));
+        let after = self.policy.strategy.removed(&self.state.ledger, &OwnerId::from(name));
         let change = match guarantee.target {
             Target::Exec => Change::Release(guarantee.cgroup.clone()),
             _ => self.let_go(&guarantee.cgroup, &after),
@@ -284,33 +334,28 @@ impl ReconcilerLoop {
         let mut change = self.begin();
         change.state.guarantees.remove(name);
         change.state.releasing.remove(name);
-        change.state.ledger = change.strategy.removed(&change.state.ledger, &OwnerId::from(name));
-        if !change.lacks.is_empty() {
-            // What it gives back belongs to whoever lacks it.
+        change.state.ledger = change.policy.strategy.removed(&change.state.ledger, &OwnerId::from(name));
+        if !change.policy.missing.is_empty() {
+            // What it gives back belongs to those that miss it.
             change.recharge();
         }
         change.store()?;
-        self.liveness.let_go(name, &mut self.notices);
-        self.drift.forget(&guarantee.cgroup);
-        self.moved.remove(&guarantee.cgroup);
-        // Before its cgroup goes: whoever sees that it is gone finds it released.
-        self.publish();
-        if guarantee.target == Target::Exec {
-            let dir = self.hierarchy.dir(&guarantee.cgroup);
-            if let Err(error) = fs::remove_dir(&dir)
-                && error.kind() != io::ErrorKind::NotFound
-            {
-                tracing::warn!(cgroup = %guarantee.cgroup, %error, "the cgroup is still in use and stays");
-            }
-            fault::point("guarantee.removed");
-        }
+        self.execution.migrations.forget(&guarantee.cgroup);
         tracing::info!(name, cgroup = %guarantee.cgroup, "released");
+        let directory = self.hierarchy.dir(&guarantee.cgroup);
+        self.effects.held.push(HeldChange::Released {
+            name: name.to_owned(),
+            cgroup: guarantee.cgroup.clone(),
+            // Whoever sees that it is gone finds it released.
+            remove: (guarantee.target == Target::Exec).then_some(directory),
+        });
+        self.promises_changed();
         Ok(())
     }
 
     /// Cgroups made for commands that are promised nothing: the daemon died in between, or the command went on running
     /// after its release.
-    pub(super) fn remove_strays(&self) {
+    pub(crate) fn remove_strays(&self) {
         let held: BTreeSet<_> = self.state.guarantees.values().map(|guarantee| &guarantee.cgroup).collect();
         let Ok(parent) = CgroupPath::root().child(EXEC_PARENT) else { return };
         let Ok(entries) = fs::read_dir(self.hierarchy.dir(&parent)) else { return };
@@ -322,4 +367,14 @@ impl ReconcilerLoop {
             }
         }
     }
+}
+
+/// Removes the directory of a cgroup that was made for a guarantee and is released.
+pub(crate) fn remove_cgroup(cgroup: &CgroupPath, dir: &Path) {
+    if let Err(error) = fs::remove_dir(dir)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(%cgroup, %error, "the cgroup is still in use and stays");
+    }
+    fault::point("guarantee.removed");
 }

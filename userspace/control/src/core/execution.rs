@@ -29,7 +29,12 @@ use numaward_cgroup::CgroupPath;
 use numaward_enforce::{Change, Drift, EnforceError, Enforcer, Failure, Plan, Report};
 use numaward_topology::CpuSet;
 
-use super::{Command, ReconcilerLoop, pods};
+use super::{
+    Core, Inbox,
+    inbox::{Message, Numbered},
+    migrations::Migrations,
+    pods,
+};
 use crate::{error::AdmissionError, spans};
 
 /// How long the end of what is waited for may go unnoticed, should its message get lost.
@@ -37,16 +42,43 @@ const LOOK: Duration = Duration::from_millis(250);
 
 type Work = Box<dyn FnOnce(&Enforcer) + Send>;
 
+/// Writes knobs, and knows what is waited for.
+pub(crate) struct Execution {
+    pub(super) enforcer: Arc<Enforcer>,
+    /// Once the loop runs: for what may wait.
+    pub(super) worker: Option<Worker>,
+    /// The cgroups of what is waited for.
+    pub(super) busy: Option<BTreeSet<CgroupPath>>,
+    /// Once the loop runs: what it is asked.
+    pub(crate) inbox: Option<Inbox>,
+    /// What the runtime asked, and what has to wait for what it asked before.
+    pub(super) put_off: Vec<Numbered>,
+    pub(super) migrations: Migrations,
+}
+
+impl Execution {
+    pub(super) fn new(enforcer: Enforcer) -> Self {
+        Self {
+            enforcer: Arc::new(enforcer),
+            worker: None,
+            busy: None,
+            inbox: None,
+            put_off: Vec::new(),
+            migrations: Migrations::default(),
+        }
+    }
+}
+
 /// The thread for what may wait.
 #[derive(Debug)]
-pub(super) struct Worker {
+pub(crate) struct Worker {
     work: Sender<Work>,
-    done: Sender<Command>,
+    done: Sender<Message>,
 }
 
 impl Worker {
     /// Starts it. It ends with this.
-    pub(super) fn start(enforcer: Arc<Enforcer>, done: Sender<Command>) -> io::Result<Self> {
+    pub(crate) fn start(enforcer: Arc<Enforcer>, done: Sender<Message>) -> io::Result<Self> {
         let (work, queue) = mpsc::channel::<Work>();
         let run = move || queue.into_iter().for_each(|work| work(&enforcer));
         thread::Builder::new().name("enforcement".to_owned()).spawn(run)?;
@@ -55,21 +87,21 @@ impl Worker {
 }
 
 /// A change of the state that is not finished yet. Dropped, it has not happened.
-pub(super) struct Transaction<'a> {
-    of: &'a mut ReconcilerLoop,
+pub(crate) struct Transaction<'a> {
+    of: &'a mut Core,
     is_kept: bool,
 }
 
 impl Deref for Transaction<'_> {
-    type Target = ReconcilerLoop;
+    type Target = Core;
 
-    fn deref(&self) -> &ReconcilerLoop {
+    fn deref(&self) -> &Core {
         self.of
     }
 }
 
 impl DerefMut for Transaction<'_> {
-    fn deref_mut(&mut self) -> &mut ReconcilerLoop {
+    fn deref_mut(&mut self) -> &mut Core {
         self.of
     }
 }
@@ -113,7 +145,7 @@ impl Transaction<'_> {
     }
 
     /// Likewise, for a plan that gives settings: where these are not enforced, it is only said what would be written.
-    pub(super) fn enforce(mut self, plan: Plan) -> Result<(), AdmissionError> {
+    pub(crate) fn enforce(mut self, plan: Plan) -> Result<(), AdmissionError> {
         if self.mode() == EnforcementMode::On {
             return self.carry_out(plan);
         }
@@ -138,7 +170,7 @@ impl Transaction<'_> {
             // What was written already is drift now, and goes back.
             self.go_back();
             self.follow_pool();
-            self.publish();
+            self.promises_changed();
         }
         self.is_kept = true;
         done
@@ -149,7 +181,7 @@ impl Transaction<'_> {
         let of = &mut *self.of;
         if let Some((before, around)) = of.open.split_last_mut() {
             for open in around {
-                open.patch(before, &of.state, &*of.strategy);
+                open.patch(before, &of.state, &*of.policy.strategy);
             }
         }
     }
@@ -165,18 +197,18 @@ impl Transaction<'_> {
     }
 }
 
-impl ReconcilerLoop {
+impl Core {
     /// Begins a change. It costs a few pointers.
-    pub(super) fn begin(&mut self) -> Transaction<'_> {
+    pub(crate) fn begin(&mut self) -> Transaction<'_> {
         self.open.push(self.state.clone());
         Transaction { of: self, is_kept: false }
     }
 
     /// Plans a change. Where systemd has to be asked for it, this may wait.
-    pub(super) fn plan(&mut self, change: Change) -> Result<Plan, EnforceError> {
+    pub(crate) fn plan(&mut self, change: Change) -> Result<Plan, EnforceError> {
         let cgroups = change.cgroups(&self.state.book);
-        if !self.enforcer.asks_systemd(&cgroups) {
-            return self.enforcer.plan(&self.state.book, &change);
+        if !self.execution.enforcer.asks_systemd(&cgroups) {
+            return self.execution.enforcer.plan(&self.state.book, &change);
         }
         let book = self.state.book.clone();
         self.wait_for(cgroups, move |enforcer| enforcer.plan(&book, &change))?
@@ -193,8 +225,8 @@ impl ReconcilerLoop {
     /// The CPUs that a cgroup was set to before us. Where systemd has to be asked for them, this may wait.
     pub(super) fn cpus_found(&mut self, path: &CgroupPath) -> Result<CpuSet, EnforceError> {
         let cgroups = BTreeSet::from([path.clone()]);
-        if self.state.book.get(path).is_some() || !self.enforcer.asks_systemd(&cgroups) {
-            return self.enforcer.cpus_found(&self.state.book, path);
+        if self.state.book.get(path).is_some() || !self.execution.enforcer.asks_systemd(&cgroups) {
+            return self.execution.enforcer.cpus_found(&self.state.book, path);
         }
         let (book, path) = (self.state.book.clone(), path.clone());
         self.wait_for(cgroups, move |enforcer| enforcer.cpus_found(&book, &path))?
@@ -210,14 +242,14 @@ impl ReconcilerLoop {
         }
         let span = spans::knobs(plan.steps().len());
         let plan = Arc::new(plan);
-        let executed = if self.enforcer.may_wait(plan.steps()) {
+        let executed = if self.execution.enforcer.may_wait(plan.steps()) {
             let plan = plan.clone();
             let failed =
                 |error| Box::new(Failure { error, step: None, undo: Vec::new(), report: Report::default() });
             let executed = self.wait_for(plan.cgroups(), move |enforcer| enforcer.execute(&plan));
             executed.map_err(failed).and_then(|executed| executed)
         } else {
-            self.enforcer.execute(&plan)
+            self.execution.enforcer.execute(&plan)
         };
         if let Err(failure) = &executed {
             spans::failed(&span, failure);
@@ -229,7 +261,7 @@ impl ReconcilerLoop {
                 for kept in &report.kept {
                     tracing::warn!(%kept, "somebody else changed this knob: it is left as it is");
                 }
-                self.moving.extend(report.moving);
+                self.migrations_begun(report.moving);
                 self.note_moved();
                 // Likewise where a change around it goes back.
                 for open in &mut self.open {
@@ -246,17 +278,17 @@ impl ReconcilerLoop {
             }
             Err(failure) => {
                 self.metrics.failed(&failure);
-                self.enforcer.refresh();
+                self.execution.enforcer.refresh();
                 Err(failure.into())
             }
         }
     }
 
     /// Writes one knob again that drifted.
-    pub(super) fn repair(&mut self, drift: &Drift) -> Result<Report, EnforceError> {
-        let step = self.enforcer.repair_step(&self.state.book, drift);
-        if !self.enforcer.may_wait(std::slice::from_ref(&step)) {
-            return self.enforcer.repair(&self.state.book, drift);
+    pub(crate) fn repair(&mut self, drift: &Drift) -> Result<Report, EnforceError> {
+        let step = self.execution.enforcer.repair_step(&self.state.book, drift);
+        if !self.execution.enforcer.may_wait(std::slice::from_ref(&step)) {
+            return self.execution.enforcer.repair(&self.state.book, drift);
         }
         let (book, drift) = (self.state.book.clone(), drift.clone());
         self.wait_for(BTreeSet::from([step.cgroup]), move |enforcer| enforcer.repair(&book, &drift))?
@@ -269,19 +301,19 @@ impl ReconcilerLoop {
         work: impl FnOnce(&Enforcer) -> T + Send + 'static,
     ) -> Result<T, EnforceError> {
         // One thing at a time. Before the loop runs, nobody asks.
-        let Some(worker) = self.worker.as_ref().filter(|_| self.busy.is_none()) else {
-            return Ok(work(&self.enforcer));
+        let Some(worker) = self.execution.worker.as_ref().filter(|_| self.execution.busy.is_none()) else {
+            return Ok(work(&self.execution.enforcer));
         };
         let (tell, result) = mpsc::sync_channel(1);
         let done = worker.done.clone();
         let work = move |enforcer: &Enforcer| {
             // The loop waits for it, or has ended.
             let _ = tell.send(work(enforcer));
-            let _ = done.send(Command::Done);
+            let _ = done.send(Message::Done);
         };
         // A thread that has ended has dropped its end of the result.
         let _ = worker.work.send(Box::new(work));
-        self.busy = Some(cgroups);
+        self.execution.busy = Some(cgroups);
         let result = loop {
             match result.try_recv() {
                 Ok(result) => break Ok(result),
@@ -294,22 +326,22 @@ impl ReconcilerLoop {
             }
             match self.next_meanwhile() {
                 Some((command, overtakes)) => self.answer_meanwhile(command, overtakes),
-                None => drop(self.inbox.as_mut().map(|inbox| inbox.receive(LOOK))),
+                None => drop(self.execution.inbox.as_mut().map(|inbox| inbox.receive(LOOK))),
             }
         };
-        self.busy = None;
-        if let Some(inbox) = &mut self.inbox {
-            inbox.put_back(mem::take(&mut self.put_off));
+        self.execution.busy = None;
+        if let Some(inbox) = &mut self.execution.inbox {
+            inbox.put_back(mem::take(&mut self.execution.put_off));
         }
         result
     }
 
     /// What the runtime asked first of that which can be answered while something else is waited for, and whether it
     /// overtakes something.
-    fn next_meanwhile(&mut self) -> Option<(pods::Command, bool)> {
-        let mut inbox = self.inbox.take()?;
+    fn next_meanwhile(&mut self) -> Option<(Numbered, bool)> {
+        let mut inbox = self.execution.inbox.take()?;
         let next = inbox.next_that(|command| self.may_answer(command));
-        self.inbox = Some(inbox);
+        self.execution.inbox = Some(inbox);
         next
     }
 
@@ -318,21 +350,24 @@ impl ReconcilerLoop {
         let is_apart = |cgroup: &CgroupPath| {
             let top = |cgroup: &CgroupPath| cgroup.components().next().map(str::to_owned);
             // What protects memory is raised in all cgroups above.
-            let mut busy = self.busy.iter().flatten();
+            let mut busy = self.execution.busy.iter().flatten();
             busy.all(|busy| top(busy) != top(cgroup))
-                && !self.enforcer.asks_systemd(&BTreeSet::from([cgroup.clone()]))
+                && !self.execution.enforcer.asks_systemd(&BTreeSet::from([cgroup.clone()]))
         };
         let is_container_apart =
             |id: &str| self.state.containers.get(id).is_none_or(|placed| is_apart(&placed.cgroup));
         match command {
             pods::Command::RunPod { .. } | pods::Command::Create { .. } | pods::Command::Tell(_) => true,
             pods::Command::Bind { id, ask, .. } => {
-                is_container_apart(id) && ask.as_ref().is_none_or(|ask| is_apart(&ask.cgroup))
+                !self.is_put_off(id, None)
+                    && is_container_apart(id)
+                    && ask.as_ref().is_none_or(|ask| is_apart(&ask.cgroup))
             }
-            pods::Command::Stopped { id, .. } => is_container_apart(id),
-            pods::Command::PodOver { sandbox, .. } => {
+            pods::Command::Stopped { id, .. } => !self.is_put_off(id, None) && is_container_apart(id),
+            pods::Command::PodOver { uid, sandbox, .. } => {
                 let mut containers = self.state.containers.values();
-                containers.all(|placed| placed.of.sandbox != *sandbox || is_apart(&placed.cgroup))
+                !self.is_put_off("", Some(uid))
+                    && containers.all(|placed| placed.of.sandbox != *sandbox || is_apart(&placed.cgroup))
             }
             pods::Command::Synchronize { .. }
             | pods::Command::Resize { .. }
@@ -340,14 +375,27 @@ impl ReconcilerLoop {
         }
     }
 
+    /// Whether something of this container, or of the pod with this UID, was tried too early and is to be tried again.
+    fn is_put_off(&self, id: &str, uid: Option<&str>) -> bool {
+        self.execution.put_off.iter().any(|numbered| match &numbered.command {
+            pods::Command::Create { ask, .. } => ask.id == id || uid == Some(ask.pod.pod.uid.as_str()),
+            pods::Command::RunPod { ask, .. } => uid == Some(ask.pod.uid.as_str()),
+            pods::Command::Bind { id: of, .. } => of == id,
+            _ => false,
+        })
+    }
+
     /// Handles a command of the runtime while something is waited for. What changes is no part of what is waited for.
-    fn answer_meanwhile(&mut self, command: pods::Command, overtakes: bool) {
+    fn answer_meanwhile(&mut self, command: Numbered, overtakes: bool) {
         let before = self.state.clone();
-        self.pod_command(command, overtakes);
-        // It was shown what is open as if it had happened.
-        self.due.publish = true;
+        if let Some(reply) = self.pod_command(command, overtakes) {
+            reply();
+        }
         for open in &mut self.open {
-            open.patch(&before, &self.state, &*self.strategy);
+            open.patch(&before, &self.state, &*self.policy.strategy);
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! What runs, as the container runtime tells after each connection.
+//! What runs, as the container runtime lists it after each connection.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,14 +6,13 @@ use std::{
 };
 
 use crate::{
+    core::Core,
     pod::{ContainerAsk, Placed, Synchronized, Unpinned, Update},
-    reconciler::ReconcilerLoop,
 };
 
-impl ReconcilerLoop {
-    /// Compares with what runs: what is gone is released, what is not known is adopted, what lacks its pins gets
-    /// them.
-    pub(super) fn synchronize(
+impl Core {
+    /// Compares with what runs: what is gone is released, what is not known is adopted, what has no pins gets them.
+    pub(crate) fn synchronize(
         &mut self,
         containers: &[ContainerAsk],
         sandboxes: &BTreeMap<String, String>,
@@ -21,18 +20,16 @@ impl ReconcilerLoop {
     ) -> Synchronized {
         if complete {
             let runs: BTreeSet<&str> = containers.iter().map(|ask| ask.id.as_str()).collect();
+            // All of it before anything is released: while that waits, new pods and containers come.
             let gone: Vec<String> =
                 self.state.containers.keys().filter(|id| !runs.contains(id.as_str())).cloned().collect();
+            let pods = self.state.pods.values();
+            let over = pods.filter(|admitted| !sandboxes.contains_key(&admitted.sandbox));
+            let over: BTreeSet<(String, String)> =
+                over.map(|admitted| (admitted.pod.uid.clone(), admitted.sandbox.clone())).collect();
             for id in gone {
                 self.stopped(&id);
             }
-            let over: BTreeSet<(String, String)> = self
-                .state
-                .pods
-                .values()
-                .filter(|admitted| !sandboxes.contains_key(&admitted.sandbox))
-                .map(|admitted| (admitted.pod.uid.clone(), admitted.sandbox.clone()))
-                .collect();
             for (uid, sandbox) in over {
                 self.pod_over(&uid, &sandbox);
             }
@@ -56,15 +53,15 @@ impl ReconcilerLoop {
             tracing::error!(%error, "what runs is not adopted");
             return Synchronized::default();
         }
-        self.publish();
+        self.promises_changed();
         // The pool is only known when all have been placed.
         for (ask, placed) in containers.iter().zip(&placed) {
             let settings = self.settings_of(placed);
             let wanted = (settings.cpus.clone(), settings.mems.clone());
             let differs = |wanted: bool, has: bool| wanted && !has;
-            let lacks = differs(wanted.0.is_some(), wanted.0 == ask.pinned.0)
+            let differs = differs(wanted.0.is_some(), wanted.0 == ask.pinned.0)
                 || differs(wanted.1.is_some(), wanted.1 == ask.pinned.1);
-            if lacks {
+            if differs {
                 result.updates.push(Update { id: ask.id.clone(), settings });
             } else {
                 result.unpinned.retain(|(id, reason)| *id != ask.id || *reason == Unpinned::DoesNotFit);

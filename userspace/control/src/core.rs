@@ -1,0 +1,175 @@
+//! What is promised, how it is stored and carried out, and everything that a decision needs.
+//!
+//! Problem: admissions, pods, CPU isolation and whoever looks after what is held change the same state, store it and
+//! write knobs for it. While one of them waits for the kernel or for systemd, the container runtime waits for no longer
+//! than a fraction of a second.
+//!
+//! Terms: the *effects* of a change are what others do about it once it is done, see [`Effects`].
+//!
+//! Algorithm: [`Core`] has what changes together. A change is a [`execution::Transaction`]. Pods are part of the core, as
+//! what a runtime asks is answered while a change waits; CPU isolation is, as it makes room in the middle of an admission.
+//! All others look after what is held between two changes, see [`crate::reconciler`].
+
+mod admission;
+mod cpu_isolation;
+mod effects;
+mod execution;
+mod inbox;
+mod machine;
+mod migrations;
+mod mode;
+pub(crate) mod pods;
+mod storage;
+
+use std::{sync::Arc, time::Instant};
+
+use numaward_cgroup::Hierarchy;
+use numaward_config::Config;
+use numaward_enforce::{Change, Enforcer};
+use numaward_model::Report;
+use numaward_store::{Loaded, Store};
+
+pub use self::inbox::Answer;
+pub(crate) use self::{
+    admission::{Admission, remove_cgroup},
+    effects::{Effects, HeldChange},
+    execution::Worker,
+    inbox::{Command, Inbox, Message},
+    machine::MissingCapacity,
+};
+use self::{
+    cpu_isolation::CpuIsolation, execution::Execution, machine::Policy, pods::Pods, storage::Storage,
+};
+use crate::{
+    ControlMetrics, State, error::StartError, ports::Ports, rebuild, xattr_backup, xattr_backup::XattrBackup,
+};
+
+/// What changes together.
+pub(crate) struct Core {
+    pub(crate) config: Config,
+    pub(crate) hierarchy: Hierarchy,
+    pub(crate) ports: Ports,
+    pub(crate) metrics: ControlMetrics,
+    pub(crate) policy: Policy,
+    pub(crate) state: State,
+    /// What the open transactions go back to.
+    open: Vec<State>,
+    pub(crate) storage: Storage,
+    pub(crate) execution: Execution,
+    pods: Pods,
+    pub(crate) isolation: CpuIsolation,
+    pub(crate) effects: Effects,
+}
+
+impl Core {
+    /// Takes over what an earlier run stored.
+    pub(crate) fn open(
+        config: &Config,
+        hierarchy: Hierarchy,
+        enforcer: Enforcer,
+        ports: Ports,
+        metrics: ControlMetrics,
+    ) -> Result<Self, StartError> {
+        let policy = Policy::new(config, ports.machine.machine())?;
+        let (store, loaded) = Store::open(&config.state_directory)?;
+        let found = xattr_backup::read(&hierarchy);
+        let is_complete = matches!(loaded, Loaded::Current { .. });
+        let (mut state, set_aside) = match loaded {
+            Loaded::Current { ledger, set_aside } => (ledger, set_aside),
+            // Also if somebody removed the file: what is held is held.
+            Loaded::Fresh => (rebuild::rebuild(None, &found, &hierarchy), Vec::new()),
+            Loaded::Previous { ledger, set_aside } => {
+                (rebuild::rebuild(Some(ledger), &found, &hierarchy), set_aside)
+            }
+            Loaded::Rebuild { set_aside } => (rebuild::rebuild(None, &found, &hierarchy), set_aside),
+        };
+        for file in set_aside {
+            let (path, reason) = (file.path.display(), &file.reason);
+            if is_complete {
+                tracing::warn!(%path, reason, "a damaged ledger was set aside; nothing is missing, as there is another");
+                continue;
+            }
+            let allocations = state.guarantees.len();
+            tracing::error!(%path, reason, allocations, "a damaged ledger was set aside, and rebuilt from live cgroups");
+        }
+        let backup = XattrBackup::new(hierarchy.clone(), found, &state);
+        let storage = Storage::new(store, backup, &config.state_directory, &mut state);
+        state.undo_admitting(&*policy.strategy);
+        let isolation = CpuIsolation::new(
+            config.enforcement.herding_mode(),
+            config.enforcement.herding.system_slices.clone(),
+        );
+        let mut core = Self {
+            config: config.clone(),
+            hierarchy,
+            ports,
+            metrics,
+            policy,
+            state,
+            open: Vec::new(),
+            storage,
+            execution: Execution::new(enforcer),
+            pods: Pods::default(),
+            isolation,
+            effects: Effects::default(),
+        };
+        core.recharge();
+        Ok(core)
+    }
+
+    pub(crate) fn report(&self, cgroup: Option<&numaward_cgroup::CgroupPath>, report: Report) {
+        self.ports.events.report(cgroup, report);
+    }
+
+    /// What is promised changed: containers that share what is left follow at once, and the others afterwards.
+    pub(crate) fn promises_changed(&mut self) {
+        self.effects.promises = true;
+        self.effects.isolate = true;
+        self.effects.declared = true;
+        self.follow_pool();
+    }
+
+    /// Writes what does not hold; returns how much that was.
+    pub(crate) fn uphold(&mut self) -> Option<usize> {
+        self.catch_up_with_pool();
+        match self.plan(Change::Upkeep) {
+            Ok(plan) => {
+                let rewritten = plan.steps().len();
+                if let Err(refused) = self.carry_out(plan) {
+                    tracing::error!(error = %refused, "not all that is promised could be enforced again");
+                }
+                Some(rewritten)
+            }
+            Err(error) => {
+                tracing::error!(%error, "what is promised cannot be compared with the kernel");
+                None
+            }
+        }
+    }
+
+    /// Reads others' claims anew.
+    pub(crate) fn refresh(&mut self) {
+        self.execution.enforcer.refresh();
+        self.remove_strays();
+        self.herd(true);
+        self.effects.declared = true;
+    }
+
+    /// Looks after migrations, pods and the ledger file; whether the machine changed.
+    pub(crate) fn turn(&mut self, now: Instant) -> bool {
+        self.note_moved();
+        self.storage.write_out(false);
+        let is_changed = self.follow_machine();
+        self.look_after_pods(now);
+        is_changed
+    }
+
+    /// Starts to carry out on a thread of its own what may wait, and to take these commands meanwhile.
+    pub(crate) fn serve(&mut self, worker: Worker, inbox: Inbox) {
+        (self.execution.worker, self.execution.inbox) = (Some(worker), Some(inbox));
+    }
+
+    pub(crate) fn enforcer(&self) -> &Arc<Enforcer> {
+        &self.execution.enforcer
+    }
+}

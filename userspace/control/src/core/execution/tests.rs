@@ -1,0 +1,205 @@
+//! What is answered while something else is waited for, and what has to wait.
+
+use std::collections::BTreeMap;
+
+use numaward_config::Config;
+use numaward_engine::{Quantity, Request, Resources, Terms};
+use numaward_model::{
+    pod::{PodName, Slice},
+    port::MachineSource as _,
+};
+use numaward_topology::Bytes;
+use tempfile::TempDir;
+use tokio::sync::oneshot::{self, Receiver, error::TryRecvError};
+
+use super::*;
+use crate::{
+    ControlMetrics, Ports,
+    pod::{Asked, ContainerAsk, MemoryAsk, PodAsk},
+    testing::{self as fixture, Host},
+};
+
+/// Longer than a command takes.
+const WAIT: Duration = Duration::from_millis(300);
+
+struct Bench {
+    core: Core,
+    send: Sender<Message>,
+    dir: TempDir,
+}
+
+impl Bench {
+    /// Two nodes with four CPUs each, of which one is kept, and what a runtime's containers are in.
+    fn new() -> Self {
+        let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Host::small()));
+        let root = dir.path().join("cgroup");
+        for path in ["", "kubepods", "other"] {
+            fixture::cgroup(&root.join(path), &host.machine());
+        }
+        let config = Config { state_directory: dir.path().join("state"), ..Config::default() };
+        let enforcer = fixture::enforcer(&root, &host.machine(), None);
+        let hierarchy = numaward_cgroup::Hierarchy::at(&root);
+        let opened = Core::open(&config, hierarchy, enforcer, Ports::of(&host), ControlMetrics::default());
+        let (mut core, (send, queue)) = (opened.unwrap(), mpsc::channel());
+        let worker = Worker::start(core.enforcer().clone(), send.clone()).unwrap();
+        core.serve(worker, Inbox::new(queue));
+        Self { core, send, dir }
+    }
+
+    /// A command arrives.
+    fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> pods::Command) -> Receiver<T> {
+        let (answer, result) = oneshot::channel();
+        self.send.send(Message::Runtime(Box::new(command(answer)))).unwrap();
+        result
+    }
+
+    fn create(&self, ask: &ContainerAsk) -> Receiver<impl Sized + use<>> {
+        self.ask(|answer| pods::Command::Create { ask: ask.clone(), answer })
+    }
+
+    fn bind(&self, ask: &ContainerAsk) -> Receiver<Option<crate::pod::Unpinned>> {
+        let dir = self.dir.path().join("cgroup").join(ask.cgroup.as_str().trim_start_matches('/'));
+        fixture::cgroup(dir.parent().unwrap(), &self.core.policy.machine);
+        fixture::cgroup(&dir, &self.core.policy.machine);
+        self.ask(|answer| pods::Command::Bind { id: ask.id.clone(), ask: None, answer })
+    }
+
+    /// Handles what has arrived, in its order.
+    fn handle(&mut self) {
+        self.core.execution.inbox.as_mut().unwrap().receive(Duration::ZERO);
+        while let Some(command) = self.core.execution.inbox.as_mut().unwrap().next_of_runtime() {
+            if let Some(reply) = self.core.pod_command(command, false) {
+                reply();
+            }
+        }
+    }
+
+    /// Something of this cgroup is waited for.
+    fn wait(&mut self, cgroup: &str) {
+        let cgroups = BTreeSet::from([cgroup.parse().unwrap()]);
+        self.core.wait_for(cgroups, |_| thread::sleep(WAIT)).unwrap();
+    }
+}
+
+/// The one container of a pod, of the class Guaranteed.
+fn container(name: &str, millicpus: u64) -> ContainerAsk {
+    let resources = Resources::none().with_cpu(Quantity::milli(millicpus));
+    let resources = resources.with_memory(Quantity::whole(Bytes::mib(64).0));
+    let owner = format!("uid-{name}/c");
+    let mut request = Request::workload(owner.as_str(), resources);
+    request.containers[0].name = "c".into();
+    ContainerAsk {
+        pod: PodAsk {
+            pod: PodName {
+                namespace: "default".to_owned(),
+                name: name.to_owned(),
+                uid: format!("uid-{name}"),
+            },
+            sandbox: format!("sandbox-{name}"),
+            asked: Asked::Container(request),
+            terms: Terms::default(),
+            notes: Vec::new(),
+        },
+        id: name.to_owned(),
+        name: "c".to_owned(),
+        cgroup: format!("/kubepods/pod-{name}/{name}").parse().unwrap(),
+        slice: Slice::Own,
+        memory: MemoryAsk::default(),
+        pinned: (None, None),
+    }
+}
+
+#[test]
+fn what_was_tried_too_early_comes_before_what_is_said_of_it_later() {
+    let mut bench = Bench::new();
+    let (first, second) = (container("first", 4000), container("second", 4000));
+    let _ = bench.create(&first);
+    bench.handle();
+
+    // All of this arrives while a cgroup beside them is waited for. The end of the first has to wait, so that the second
+    // finds no room yet.
+    let (uid, sandbox) = ("uid-first".to_owned(), "sandbox-first".to_owned());
+    let mut over = bench.ask(|answer| pods::Command::PodOver { uid, sandbox, answer });
+    let mut created = bench.create(&second);
+    let mut bound = bench.bind(&second);
+    let mut ended = bench.ask(|answer| pods::Command::PodOver {
+        uid: "uid-none".to_owned(),
+        sandbox: String::new(),
+        answer,
+    });
+    bench.wait("/kubepods/busy");
+    assert_eq!(over.try_recv(), Err(TryRecvError::Empty));
+    assert!(matches!(created.try_recv(), Err(TryRecvError::Empty)), "it is tried again");
+    assert_eq!(bound.try_recv(), Err(TryRecvError::Empty), "it is not bound before it is placed");
+    assert_eq!(ended.try_recv(), Ok(()), "what has nothing to do with it is answered");
+
+    bench.handle();
+    assert_eq!(over.try_recv(), Ok(()));
+    assert!(created.try_recv().is_ok());
+    assert_eq!(bound.try_recv(), Ok(None));
+    assert_eq!(bench.core.state.ledger.shared_pool().len(), 4);
+    assert!(bench.core.state.guarantees.contains_key("default/second/c"));
+}
+
+#[test]
+fn a_container_whose_pages_may_move_is_bound_when_nothing_else_is_waited_for() {
+    let mut bench = Bench::new();
+    let ask = container("a", 2000);
+    let _ = bench.create(&ask);
+    bench.handle();
+    let mut bound = bench.bind(&ask);
+    bench.wait("/other/busy");
+    assert_eq!(bound.try_recv(), Err(TryRecvError::Empty));
+    bench.handle();
+    assert_eq!(bound.try_recv(), Ok(None));
+    assert!(bench.core.state.guarantees.contains_key("default/a/c"));
+}
+
+#[test]
+fn those_who_share_a_pool_that_shrank_during_a_wait_have_not_drifted() {
+    let mut bench = Bench::new();
+    let shares = container("shares", 500);
+    let _ = bench.create(&shares);
+    let mut bound = bench.bind(&shares);
+    bench.handle();
+    assert_eq!(bound.try_recv(), Ok(None));
+    let cpus = || fixture::line(&bench.dir.path().join("cgroup/kubepods/pod-shares/shares/cpuset.cpus"));
+    assert_eq!(cpus(), "0-7");
+
+    let _ = bench.create(&container("takes", 2000));
+    let cgroups = BTreeSet::from(["/kubepods/busy".parse().unwrap()]);
+    bench.core.wait_for(cgroups, |_| thread::sleep(WAIT)).unwrap();
+    assert_eq!(cpus(), "0,3-7", "it left the CPUs before they were given");
+    // A fake's effective CPUs and nodes never change.
+    let has_drifted = |core: &Core| {
+        let drifts = core.enforcer().drift(&core.state.book, &shares.cgroup).unwrap();
+        drifts.iter().any(|drift| drift.kind == numaward_enforce::DriftKind::Rewritten)
+    };
+    assert!(has_drifted(&bench.core), "the book does not know yet");
+    bench.core.catch_up_with_pool();
+    assert!(!has_drifted(&bench.core));
+    assert_eq!(cpus(), "0,3-7");
+}
+
+#[test]
+fn a_pod_that_comes_while_a_list_of_all_is_handled_stays() {
+    let mut bench = Bench::new();
+    let ask = container("gone", 2000);
+    let _ = bench.create(&ask);
+    let mut bound = bench.bind(&ask);
+    bench.handle();
+    assert_eq!(bound.try_recv(), Ok(None));
+
+    // What is gone is released on a thread that has something else to do first; meanwhile a pod is admitted.
+    let work = &bench.core.execution.worker.as_ref().unwrap().work;
+    work.send(Box::new(|_| thread::sleep(WAIT))).unwrap();
+    let new = container("new", 3000);
+    let Asked::Container(request) = &new.pod.asked else { panic!("{new:?}") };
+    let request = Request { owner: "uid-new".into(), ..request.clone() };
+    let pod = PodAsk { asked: Asked::Pod(request), ..new.pod.clone() };
+    let mut admitted = bench.ask(|answer| pods::Command::RunPod { ask: pod, answer });
+    bench.core.synchronize(&[], &BTreeMap::new(), true);
+    assert!(admitted.try_recv().unwrap().is_ok());
+    assert!(!bench.core.state.pods.contains_key("uid-gone/c"));
+    assert!(bench.core.state.pods.contains_key("uid-new"), "the list is older");
+}

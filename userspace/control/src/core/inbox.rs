@@ -1,0 +1,124 @@
+//! What the reconciler is asked: two queues, of which that of the container runtime goes first.
+//!
+//! While the kernel or systemd is waited for (see `execution`), only what a runtime waits for is handled, and of
+//! that only what does not touch the same cgroups. All else stays in its order, and what was tried too early returns to
+//! its place: what a runtime says later of the same container or pod never comes first.
+
+use std::{collections::VecDeque, sync::mpsc::Receiver, time::Duration};
+
+use numaward_api as api;
+use numaward_cgroup::Event;
+use tokio::sync::oneshot;
+
+use super::pods;
+use crate::{error::AdmissionError, request::Request};
+
+/// What a request for an allocation comes to.
+#[derive(Debug)]
+pub enum Answer {
+    /// It was admitted, and the kernel holds it.
+    Admitted(api::Allocation),
+    /// It was a dry run.
+    Dry(api::DryRun),
+}
+
+/// What the thread receives.
+pub(crate) enum Message {
+    /// The container runtime asks something, or reports something.
+    Runtime(Box<pods::Command>),
+    /// Others do.
+    Other(Command),
+    /// What was waited for is done.
+    Done,
+}
+
+/// What the reconciler is asked by others than the container runtime.
+pub(crate) enum Command {
+    Admit {
+        request: Box<Request>,
+        dry_run: bool,
+        answer: oneshot::Sender<Result<Answer, AdmissionError>>,
+    },
+    Release {
+        name: String,
+        answer: oneshot::Sender<Result<(), AdmissionError>>,
+    },
+    /// Cgroups came or went.
+    Cgroups(Vec<Event>),
+    /// Somebody else wrote knobs.
+    Written,
+}
+
+/// Commands that were received and not handled yet.
+pub(crate) struct Inbox {
+    queue: Receiver<Message>,
+    /// In the order of their numbers, which is that in which they came.
+    runtime: VecDeque<Numbered>,
+    others: VecDeque<Command>,
+    received: u64,
+}
+
+/// A command of the container runtime, with its number.
+pub(crate) struct Numbered {
+    pub(crate) number: u64,
+    pub(crate) command: pods::Command,
+}
+
+impl Inbox {
+    pub(crate) fn new(queue: Receiver<Message>) -> Self {
+        Self { queue, runtime: VecDeque::new(), others: VecDeque::new(), received: 0 }
+    }
+
+    /// Receives all that is there; waits for something if nothing is.
+    pub(crate) fn receive(&mut self, patience: Duration) {
+        let first = self.queue.recv_timeout(patience).ok();
+        let mut next = first;
+        while let Some(message) = next {
+            match message {
+                Message::Runtime(command) => {
+                    self.received += 1;
+                    self.runtime.push_back(Numbered { number: self.received, command: *command });
+                }
+                Message::Other(command) => self.others.push_back(command),
+                // It only wakes.
+                Message::Done => {}
+            }
+            next = self.queue.try_recv().ok();
+        }
+    }
+
+    /// Whether the container runtime waits for an answer.
+    pub(crate) fn has_runtime(&self) -> bool {
+        !self.runtime.is_empty()
+    }
+
+    /// Whether there is anything to do.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.runtime.is_empty() && self.others.is_empty()
+    }
+
+    /// What the container runtime asked first.
+    pub(crate) fn next_of_runtime(&mut self) -> Option<Numbered> {
+        self.runtime.pop_front()
+    }
+
+    /// What the container runtime asked first of that which may be handled now, and whether it overtakes something.
+    /// Nothing overtakes `Synchronize`: its list is older, so that it would treat a newer container as gone.
+    pub(super) fn next_that(&mut self, may: impl Fn(&pods::Command) -> bool) -> Option<(Numbered, bool)> {
+        let is_all = |command: &pods::Command| matches!(command, pods::Command::Synchronize { .. });
+        let mut commands = self.runtime.iter().map(|numbered| &numbered.command);
+        let place = commands.by_ref().take_while(|command| !is_all(command)).position(may)?;
+        Some((self.runtime.remove(place)?, place > 0))
+    }
+
+    /// What the runtime asked is to be tried again, in the place where it came.
+    pub(super) fn put_back(&mut self, commands: Vec<Numbered>) {
+        self.runtime.extend(commands);
+        self.runtime.make_contiguous().sort_by_key(|numbered| numbered.number);
+    }
+
+    /// What anybody else asked first.
+    pub(crate) fn next(&mut self) -> Option<Command> {
+        self.others.pop_front()
+    }
+}

@@ -1,0 +1,180 @@
+//! What the container runtime asks, and where each question goes.
+
+use std::collections::BTreeMap;
+
+use numaward_api::EnforcementMode;
+use numaward_enforce::Change;
+use numaward_engine as engine;
+use numaward_model::Settings;
+use tokio::sync::{mpsc, oneshot};
+
+use super::Attempt;
+use crate::{
+    core::{Core, inbox::Numbered},
+    error::AdmissionError,
+    pod::{ContainerAsk, MemoryAsk, PodAsk, Synchronized, Unpinned, Update},
+};
+
+/// Answers the runtime.
+pub(super) type Reply = Box<dyn FnOnce() + Send>;
+
+/// What the runtime asks of us, or reports.
+pub(crate) enum Command {
+    RunPod {
+        ask: PodAsk,
+        answer: oneshot::Sender<Result<(), AdmissionError>>,
+    },
+    Create {
+        ask: ContainerAsk,
+        answer: oneshot::Sender<Result<(Settings, Option<Unpinned>), AdmissionError>>,
+    },
+    Bind {
+        id: String,
+        /// What to make of it if it is not known: its creation was not answered in time.
+        ask: Option<Box<ContainerAsk>>,
+        answer: oneshot::Sender<Option<Unpinned>>,
+    },
+    Stopped {
+        id: String,
+        answer: oneshot::Sender<()>,
+    },
+    PodOver {
+        uid: String,
+        sandbox: String,
+        answer: oneshot::Sender<()>,
+    },
+    Synchronize {
+        containers: Vec<ContainerAsk>,
+        /// The UIDs of pods by the ids of their sandboxes.
+        sandboxes: BTreeMap<String, String>,
+        complete: bool,
+        answer: oneshot::Sender<Synchronized>,
+    },
+    Resize {
+        id: String,
+        to: engine::Resources,
+        memory: Option<MemoryAsk>,
+        answer: oneshot::Sender<Result<Option<Settings>, AdmissionError>>,
+    },
+    /// What the containers of a pod share that have nothing of their own.
+    ResizePod {
+        uid: String,
+        to: engine::Resources,
+        answer: oneshot::Sender<Result<(), AdmissionError>>,
+    },
+    /// From now on the runtime is told of settings that we write ourselves.
+    Tell(mpsc::UnboundedSender<Vec<Update>>),
+}
+
+impl Core {
+    /// Does what the runtime asks for. What is answered when all know what was decided is returned.
+    ///
+    /// `overtakes`: something that the runtime asked before is not handled yet.
+    pub(crate) fn pod_command(&mut self, numbered: Numbered, overtakes: bool) -> Option<Reply> {
+        /// Those who asked may have gone: what was decided stands, and is compared with what runs later.
+        fn reply<T: Send + 'static>(answer: oneshot::Sender<T>, with: T) -> Reply {
+            Box::new(move || drop(answer.send(with)))
+        }
+        let attempt = if overtakes { Attempt::Again } else { Attempt::First };
+        let is_off = self.mode() == EnforcementMode::Off;
+        if self.is_too_early(&numbered.command) {
+            self.execution.put_off.push(numbered);
+            return None;
+        }
+        let Numbered { number, command } = numbered;
+        Some(match command {
+            Command::Tell(tell) => {
+                self.pods.tell = Some(tell);
+                return None;
+            }
+            Command::RunPod { answer, .. } if is_off => reply(answer, Ok(())),
+            Command::Bind { answer, .. } if is_off => reply(answer, None),
+            Command::Create { answer, .. } if is_off => reply(answer, Ok((Settings::default(), None))),
+            Command::Synchronize { answer, .. } if is_off => reply(answer, Synchronized::default()),
+            Command::Create { ask, answer } => {
+                let created = self.create(&ask, attempt);
+                if overtakes && matches!(created, Err(AdmissionError::Rejected(..))) {
+                    // What it asks for may be given back by what it asked before.
+                    let command = Command::Create { ask, answer };
+                    self.execution.put_off.push(Numbered { number, command });
+                    return None;
+                }
+                let owner = created.as_ref().ok().and_then(|_| self.state.containers.get(&ask.id));
+                let owner = owner.map(|placed| placed.of.owner.clone());
+                let created =
+                    created.map(|(settings, unpinned)| (self.for_runtime(&ask.id, settings), unpinned));
+                drop(answer.send(created));
+                // The container is being made meanwhile.
+                if let Some(owner) = owner {
+                    self.storage.decisions.note(&owner, &self.state);
+                    self.promises_changed();
+                }
+                return None;
+            }
+            Command::RunPod { ask, answer } => {
+                let admitted = self.run_pod(&ask, attempt);
+                if overtakes && matches!(admitted, Err(AdmissionError::Rejected(..))) {
+                    let command = Command::RunPod { ask, answer };
+                    self.execution.put_off.push(Numbered { number, command });
+                    return None;
+                }
+                let is_admitted = admitted.is_ok();
+                drop(answer.send(admitted));
+                if is_admitted {
+                    self.promises_changed();
+                }
+                return None;
+            }
+            Command::Bind { id, ask, answer } => {
+                if let Some(ask) = ask.filter(|_| !self.state.containers.contains_key(&id)) {
+                    self.adopt_started(&ask);
+                }
+                reply(answer, self.bind(&id))
+            }
+            Command::Stopped { id, answer } => {
+                self.stopped(&id);
+                reply(answer, ())
+            }
+            Command::PodOver { uid, sandbox, answer } => {
+                self.pod_over(&uid, &sandbox);
+                reply(answer, ())
+            }
+            Command::Synchronize { containers, sandboxes, complete, answer } => {
+                let mut result = self.synchronize(&containers, &sandboxes, complete);
+                if self.mode() != EnforcementMode::On {
+                    for update in result.updates.drain(..) {
+                        self.for_runtime(&update.id, update.settings);
+                    }
+                }
+                reply(answer, result)
+            }
+            Command::ResizePod { uid, to, answer } => reply(answer, self.resize_pod(&uid, &to)),
+            Command::Resize { id, to, memory, answer } => {
+                let resized = self.resize(&id, &to, memory);
+                reply(answer, resized.map(|held| held.map(|settings| self.for_runtime(&id, settings))))
+            }
+        })
+    }
+
+    /// Whether something else is waited for, and this would have to wait as well: pages would have to move.
+    fn is_too_early(&mut self, command: &Command) -> bool {
+        let Command::Bind { id, .. } = command else { return false };
+        let Some(placed) = self.state.containers.get(id).cloned() else { return false };
+        if self.execution.busy.is_none() || !self.is_promised(&placed) {
+            return false;
+        }
+        let change = Change::Hold(placed.cgroup.clone(), self.settings_of(&placed));
+        self.plan(change).is_ok_and(|plan| self.execution.enforcer.may_wait(plan.steps()))
+    }
+
+    /// What the runtime is asked to set: nothing in a dry run.
+    fn for_runtime(&self, id: &str, settings: Settings) -> Settings {
+        if self.mode() == EnforcementMode::On {
+            return settings;
+        }
+        for (knob, value) in settings.values().0 {
+            tracing::info!(container = id, %knob, %value, "dry run: the runtime would be told");
+        }
+        Settings::default()
+    }
+}
