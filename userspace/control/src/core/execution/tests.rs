@@ -113,7 +113,7 @@ fn container(name: &str, millicpus: u64) -> ContainerAsk {
 fn what_was_tried_too_early_comes_before_what_is_said_of_it_later() {
     let mut bench = Bench::new();
     let (first, second) = (container("first", 4000), container("second", 4000));
-    let _ = bench.create(&first);
+    drop(bench.create(&first));
     bench.handle();
 
     // All of this arrives while a cgroup beside them is waited for. The end of the first has to wait, so that the second
@@ -145,7 +145,7 @@ fn what_was_tried_too_early_comes_before_what_is_said_of_it_later() {
 fn a_container_whose_pages_may_move_is_bound_when_nothing_else_is_waited_for() {
     let mut bench = Bench::new();
     let ask = container("a", 2000);
-    let _ = bench.create(&ask);
+    drop(bench.create(&ask));
     bench.handle();
     let mut bound = bench.bind(&ask);
     bench.wait("/other/busy");
@@ -159,14 +159,14 @@ fn a_container_whose_pages_may_move_is_bound_when_nothing_else_is_waited_for() {
 fn those_who_share_a_pool_that_shrank_during_a_wait_have_not_drifted() {
     let mut bench = Bench::new();
     let shares = container("shares", 500);
-    let _ = bench.create(&shares);
+    drop(bench.create(&shares));
     let mut bound = bench.bind(&shares);
     bench.handle();
     assert_eq!(bound.try_recv(), Ok(None));
     let cpus = || fixture::line(&bench.dir.path().join("cgroup/kubepods/pod-shares/shares/cpuset.cpus"));
     assert_eq!(cpus(), "0-7");
 
-    let _ = bench.create(&container("takes", 2000));
+    drop(bench.create(&container("takes", 2000)));
     let cgroups = BTreeSet::from(["/kubepods/busy".parse().unwrap()]);
     bench.core.wait_for(cgroups, |_| thread::sleep(WAIT)).unwrap();
     assert_eq!(cpus(), "0,3-7", "it left the CPUs before they were given");
@@ -185,7 +185,7 @@ fn those_who_share_a_pool_that_shrank_during_a_wait_have_not_drifted() {
 fn a_pod_that_comes_while_a_list_of_all_is_handled_stays() {
     let mut bench = Bench::new();
     let ask = container("gone", 2000);
-    let _ = bench.create(&ask);
+    drop(bench.create(&ask));
     let mut bound = bench.bind(&ask);
     bench.handle();
     assert_eq!(bound.try_recv(), Ok(None));
