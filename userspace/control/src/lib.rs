@@ -5,7 +5,7 @@
 //! half-applied, and what runs must not be disturbed.
 //!
 //! Terms: a *guarantee* is a workload that holds an allocation, with its cgroup. The [`State`] is all that must
-//! survive: the engine's ledger, the guarantees, and the book of what was written where.
+//! survive: the engine's ledger, the guarantees, and the settings applied to each cgroup.
 //!
 //! Algorithm: one thread ([`reconciler`]) owns the state and takes commands one by one. To admit: the engine
 //! decides; the state is stored; the knobs are written; the probes are told. What fails undoes what was done

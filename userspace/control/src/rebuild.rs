@@ -38,7 +38,7 @@ pub(super) fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierar
             // A cgroup that is there and has no mark was released since.
             let is_to_keep = !found.is_supported || !holds(&guarantee.cgroup);
             let account = previous.ledger.owner(&OwnerId::from(guarantee.owner(name)));
-            let record = previous.book.get(&guarantee.cgroup);
+            let record = previous.applied.get(&guarantee.cgroup);
             let (Some(account), Some(record), true) = (account, record, is_to_keep) else { continue };
             if state.guarantees.contains_key(name) {
                 continue;
@@ -46,12 +46,12 @@ pub(super) fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierar
             let held = Held { name: name.clone(), guarantee: guarantee.clone(), account: account.clone() };
             take_over(&mut state, &Mark::new(guarantee.cgroup.clone(), record.clone(), Some(held)));
         }
-        for (path, record) in previous.book.iter() {
+        for (path, record) in previous.applied.iter() {
             let is_above = state.guarantees.values().any(|held| path.contains(&held.cgroup));
             // A cgroup without exclusive CPUs has a mark as well, if it can.
             let is_herded = previous.herded.contains(path) && !found.is_supported;
-            if state.book.get(path).is_none() && (is_above && record.settings.is_empty() || is_herded) {
-                state.book.insert(path.clone(), record.clone());
+            if state.applied.get(path).is_none() && (is_above && record.settings.is_empty() || is_herded) {
+                state.applied.insert(path.clone(), record.clone());
             }
         }
     }
@@ -78,7 +78,7 @@ fn take_over(state: &mut State, mark: &Mark) {
             state.take_over_container(of, &guarantee.cgroup);
         }
     }
-    state.book.insert(mark.cgroup.clone(), mark.record.clone());
+    state.applied.insert(mark.cgroup.clone(), mark.record.clone());
 }
 
 /// Commands whose cgroups have no marks: the knobs are all that is known.
@@ -87,7 +87,7 @@ fn take_over_commands(state: &mut State, hierarchy: &Hierarchy) {
     let entries = std::fs::read_dir(hierarchy.dir(&parent)).into_iter().flatten().flatten();
     for path in entries.filter_map(|entry| parent.child(entry.file_name().to_str()?).ok()) {
         let is_running = read::populated(&hierarchy.dir(&path)).unwrap_or(false);
-        if state.book.get(&path).is_some() || !is_running {
+        if state.applied.get(&path).is_some() || !is_running {
             continue;
         }
         match of_knobs(hierarchy, &path) {
@@ -98,7 +98,7 @@ fn take_over_commands(state: &mut State, hierarchy: &Hierarchy) {
         }
     }
     let holds_commands = state.guarantees.values().any(|held| parent.contains(&held.cgroup));
-    if holds_commands && state.book.get(&parent).is_none() {
+    if holds_commands && state.applied.get(&parent).is_none() {
         let dir = hierarchy.dir(&parent);
         // Our own cgroup has nothing but what we wrote.
         let unset = |knob: Knob| Some((knob, knob.parse("0").ok()?));
@@ -115,7 +115,7 @@ fn take_over_commands(state: &mut State, hierarchy: &Hierarchy) {
                 written: Values(written),
                 found: Values(found),
             };
-            state.book.insert(parent, record.into());
+            state.applied.insert(parent, record.into());
         }
     }
 }

@@ -42,7 +42,8 @@ struct Kept<K, V>(Vec<(K, Arc<V>, Box<RawValue>)>);
 struct Stored<'a> {
     ledger: StoredLedger<'a>,
     guarantees: &'a Kept<String, Guarantee>,
-    book: &'a Kept<CgroupPath, Record>,
+    #[serde(rename = "book")]
+    applied: &'a Kept<CgroupPath, Record>,
     #[serde(skip_serializing_if = "Option::is_none")]
     herded: Option<&'a BTreeSet<CgroupPath>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,10 +101,10 @@ impl<K: Serialize, V> Serialize for Kept<K, V> {
 impl SerializationCache {
     /// The text of a state.
     pub(super) fn of(&mut self, state: &State) -> Result<Box<RawValue>, serde_json::Error> {
-        let State { ledger, guarantees, book, herded, releasing, admitting, pods, containers } = state;
+        let State { ledger, guarantees, applied, herded, releasing, admitting, pods, containers } = state;
         self.owners.follow(ledger.owners())?;
         self.guarantees.follow(guarantees.iter())?;
-        self.records.follow(book.iter())?;
+        self.records.follow(applied.iter())?;
         to_raw_value(&Stored {
             ledger: StoredLedger {
                 nodes: ledger.nodes(),
@@ -111,7 +112,7 @@ impl SerializationCache {
                 owners: &self.owners,
             },
             guarantees: &self.guarantees,
-            book: &self.records,
+            applied: &self.records,
             herded: Some(herded).filter(|herded| !herded.is_empty()),
             releasing: Some(releasing).filter(|releasing| !releasing.is_empty()),
             admitting: Some(admitting).filter(|admitting| !admitting.is_empty()),
@@ -151,7 +152,7 @@ mod tests {
         };
         state.guarantees.insert(name.to_owned(), guarantee);
         let (id, owner, found) = (CgroupId(id), Owner::Cgroupfs, Values::default());
-        state.book.insert(path(name), Arc::new(Record { id, owner, settings, written, found }));
+        state.applied.insert(path(name), Arc::new(Record { id, owner, settings, written, found }));
     }
 
     /// As it is written in one go, and as it is read.

@@ -24,7 +24,8 @@ pub struct State {
     /// For whom, by the name of the workload.
     pub guarantees: Shared<String, Guarantee>,
     /// What was written where for it.
-    pub book: AppliedSettings,
+    #[serde(rename = "book")]
+    pub applied: AppliedSettings,
     /// Cgroups that hold settings because they are herded.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub herded: BTreeSet<CgroupPath>,
@@ -84,28 +85,19 @@ impl State {
         }
     }
 
-    /// Makes the changes that lead from one state to another in this one, which may have others besides.
+    /// Applies the difference between two states to this one, which may differ elsewhere.
     pub(crate) fn patch(&mut self, from: &Self, to: &Self, strategy: &dyn Strategy) {
-        /// Of a map, the values of these keys.
-        fn shared<K: Ord + Clone, V>(map: &mut Shared<K, V>, from: &Shared<K, V>, to: &Shared<K, V>) {
-            for key in to.changed_since(from) {
-                match to.get(&key) {
-                    Some(value) => map.insert(key, value.clone()),
-                    None => map.remove(&key),
-                }
-            }
-        }
         fn set<T: Ord + Clone>(set: &mut BTreeSet<T>, from: &BTreeSet<T>, to: &BTreeSet<T>) {
             set.extend(to.difference(from).cloned());
             set.retain(|item| to.contains(item) || !from.contains(item));
         }
-        shared(&mut self.guarantees, &from.guarantees, &to.guarantees);
-        shared(&mut self.pods, &from.pods, &to.pods);
-        shared(&mut self.containers, &from.containers, &to.containers);
+        self.guarantees.patch(&from.guarantees, &to.guarantees);
+        self.pods.patch(&from.pods, &to.pods);
+        self.containers.patch(&from.containers, &to.containers);
         set(&mut self.herded, &from.herded, &to.herded);
         set(&mut self.releasing, &from.releasing, &to.releasing);
         set(&mut self.admitting, &from.admitting, &to.admitting);
-        self.book.patch(&from.book, &to.book);
+        self.applied.patch(&from.applied, &to.applied);
         if from.ledger == to.ledger {
             return;
         }
@@ -128,7 +120,7 @@ pub struct Guarantee {
     pub cgroup: CgroupPath,
     /// Which cgroup of that path.
     pub id: CgroupId,
-    /// What its cgroup is to hold. In a dry run, the book knows nothing of it.
+    /// What its cgroup is to hold. In a dry run, none of it is applied.
     #[serde(default)]
     pub settings: Settings,
     /// What it was declared as in the configuration, if it was.

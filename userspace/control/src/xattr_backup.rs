@@ -3,7 +3,7 @@
 //! Problem: knobs say what a cgroup has, but not for whom, nor who wrote them, nor what was there before. A ledger that
 //! is damaged is to be rebuilt from what lives, and nobody else may talk us into a promise that was never given.
 //!
-//! Answer: each record of the book and what its workload holds is an extended attribute `user.numaward.ID` of the
+//! Answer: the record of what was applied to a cgroup and what its workload holds is an extended attribute `user.numaward.ID` of the
 //! cgroup ID. Such an attribute can be written by whoever may write the directory, so it is put on, and believed of,
 //! only directories that belong to the user we run as: of a cgroup that was delegated to somebody else, the mark is on
 //! the nearest ancestor that is ours. It is written after the ledger, which it repeats, and dies with the cgroup.
@@ -171,7 +171,7 @@ impl XattrBackup {
     pub(super) fn new(hierarchy: Hierarchy, found: Found, state: &State) -> Self {
         let mut marks = Self { hierarchy, written: BTreeMap::new(), told: false };
         let wanted: BTreeSet<_> =
-            state.book.iter().map(|(path, record)| (marks.place(path), attribute(record.id))).collect();
+            state.applied.iter().map(|(path, record)| (marks.place(path), attribute(record.id))).collect();
         for (place, name) in found.places {
             if !wanted.contains(&(Some(place.clone()), name.clone())) {
                 marks.remove(&place, &name);
@@ -186,8 +186,8 @@ impl XattrBackup {
         let held: HashMap<&CgroupPath, (&String, &Arc<Guarantee>)> =
             state.guarantees.iter().map(|(name, held)| (&held.cgroup, (name, held))).collect();
         let over: Vec<CgroupPath> =
-            self.written.keys().filter(|path| state.book.get(path).is_none()).cloned().collect();
-        for (path, record) in state.book.iter() {
+            self.written.keys().filter(|path| state.applied.get(path).is_none()).cloned().collect();
+        for (path, record) in state.applied.iter() {
             let held = held.get(path).and_then(|&(name, guarantee)| {
                 Some((name, guarantee, state.ledger.owner(&OwnerId::from(guarantee.owner(name)))?))
             });

@@ -136,14 +136,9 @@ impl AppliedSettings {
         }
     }
 
-    /// Makes the changes that lead from one applied to another in this one, which may have others besides.
+    /// Applies the difference between two others to this one, which may differ elsewhere.
     pub fn patch(&mut self, from: &Self, to: &Self) {
-        for path in to.records.changed_since(&from.records) {
-            match to.records.get(&path) {
-                Some(record) => self.records.insert(path, record.clone()),
-                None => self.records.remove(&path),
-            }
-        }
+        self.records.patch(&from.records, &to.records);
     }
 
     /// Whether nothing was written that a release would have to bring back.

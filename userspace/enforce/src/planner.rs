@@ -38,11 +38,8 @@ impl Enforcer {
     /// Plans a change. Reads the kernel and writes nothing.
     pub fn plan(&self, applied: &AppliedSettings, change: &Change) -> Result<Plan, EnforceError> {
         let mut next = applied.clone();
-        let mut affected: BTreeSet<CgroupPath> = match change {
-            Change::Hold(path, _) | Change::Release(path) => path.ancestors().collect(),
-            Change::Each(changes) => changes.iter().flat_map(|(path, _)| path.ancestors()).collect(),
-            Change::Upkeep => applied.records.keys().flat_map(CgroupPath::ancestors).collect(),
-        };
+        let mut affected: BTreeSet<CgroupPath> =
+            change.cgroups(applied).iter().flat_map(CgroupPath::ancestors).collect();
         affected.remove(&CgroupPath::root());
         for path in &affected {
             self.forget_if_gone(&mut next, path);

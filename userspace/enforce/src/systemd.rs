@@ -148,7 +148,7 @@ impl Systemd {
                 };
                 // The time limit of methods is not that of the greeting.
                 let new = tokio::time::timeout(TIMEOUT, bus.method_timeout(TIMEOUT).build()).await;
-                let silent = |_| format!("it takes connections and does not answer within {TIMEOUT:?}");
+                let silent = |_| format!("it accepts connections but does not answer within {TIMEOUT:?}");
                 let new = new.map_err(silent).and_then(|new| new.map_err(|error| error.to_string()));
                 new.map_err(|message| EnforceError::NoBus { message })?
             };

@@ -13,7 +13,7 @@ pub trait MachineSource: Send + Sync {
     fn machine(&self) -> Arc<Machine>;
 }
 
-/// Is told what is assigned, before the answer to who asked for it.
+/// Learns what is assigned: before a request is answered, but after the answer to a container that is to be created.
 pub trait AssignmentSink: Send + Sync {
     /// This is assigned now.
     fn assigned(&self, promises: Promises);
@@ -21,7 +21,7 @@ pub trait AssignmentSink: Send + Sync {
 
 /// Takes events.
 pub trait EventSink: Send + Sync {
-    /// Something happened that somebody should know of, to the workload with this cgroup if to one.
+    /// Reports an event; `cgroup` is that of the workload it concerns, if there is one.
     fn report(&self, cgroup: Option<&CgroupPath>, report: Report);
 }
 

@@ -1,4 +1,4 @@
-//! What is promised to whom, as those need it who watch over it.
+//! What is promised to whom, for the parts that watch over it.
 
 use std::sync::Arc;
 

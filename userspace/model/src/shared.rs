@@ -1,7 +1,7 @@
 //! A map whose copies share what they hold.
 //!
-//! Problem: the state of a thousand workloads is copied before each change, so that it can come back, and whoever
-//! follows it wants to know what changed. To copy and to compare each workload costs more than the change itself.
+//! Problem: the state of a thousand workloads is copied before each change, so that it can come back, and those
+//! who follow it want to know what changed. To copy and to compare each workload costs more than the change itself.
 //!
 //! Answer: a copy is a pointer until either changes; then the pointers to the values are copied, and the values that
 //! did not change stay the same ones. Two maps are compared by where their values are.
@@ -82,6 +82,16 @@ impl<K: Ord + Clone, V> Shared<K, V> {
                 continue;
             }
             changed.extend(was.or(is).map(|(key, _)| key.clone()));
+        }
+    }
+
+    /// Applies the difference between two others to this one, which may differ elsewhere.
+    pub fn patch(&mut self, from: &Self, to: &Self) {
+        for key in to.changed_since(from) {
+            match to.get(&key) {
+                Some(value) => self.insert(key, value.clone()),
+                None => self.remove(&key),
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{fs, io, path::Path};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use super::{error::StoreError, version::VERSION};
+use super::error::{StoreError, VERSION};
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -5,7 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::version::VERSION;
+/// The version of the format that is written. Older ones are read.
+///
+/// 1 had no generation, and its checksum is that of the ledger's text alone.
+pub(crate) const VERSION: u32 = 2;
 
 /// A ledger could not be opened or saved. What was saved before is as it was.
 #[derive(Debug, thiserror::Error)]

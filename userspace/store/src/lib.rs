@@ -26,7 +26,6 @@ mod error;
 pub mod fault;
 mod journal;
 mod store;
-mod version;
 
 #[cfg(test)]
 mod tests;
@@ -34,5 +33,4 @@ mod tests;
 pub use self::{
     error::StoreError,
     store::{Loaded, SetAside, Store},
-    version::VERSION,
 };

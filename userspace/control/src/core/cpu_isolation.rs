@@ -12,7 +12,7 @@
 //! it was set to nothing. What is no longer herded gets back what was found. This is done before CPUs become exclusive,
 //! after they have ceased to be, when a child of an opened cgroup comes, and now and then.
 //!
-//! Invariants: what is written and what was found is in the stored book before the knob is; a set is never widened
+//! Invariants: what is to be applied and what was found is stored before the knob is written; a set is never widened
 //! beyond what was found, and never emptied. What cannot be herded is reported and left as it is.
 
 use std::{
@@ -265,7 +265,7 @@ impl Core {
         wanted: &BTreeMap<CgroupPath, CpuSet>,
         promised: &BTreeSet<CgroupPath>,
     ) -> Vec<(CgroupPath, Option<CpuSet>)> {
-        let has = |path: &CgroupPath| self.state.book.get(path).map(|record| &record.settings);
+        let has = |path: &CgroupPath| self.state.applied.get(path).map(|record| &record.settings);
         let comes = wanted
             .iter()
             .filter(|(path, share)| !self.state.herded.contains(*path) || has(path) != Some(&on(share)))
@@ -320,7 +320,7 @@ impl Core {
             self.isolation.refused.remove(path);
             return;
         };
-        // Of what was tried together, the intent may still be in the book.
+        // Of what was tried together, the intent may still be among the applied settings.
         self.state.herded.remove(path);
         let back = self.plan(Change::Release(path.clone()));
         let back = back.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan));
@@ -390,7 +390,7 @@ impl Core {
             drift: drift(path),
         };
         let held = self.state.herded.iter().filter_map(|path| {
-            let cpus = self.state.book.get(path)?.settings.cpus.as_ref()?;
+            let cpus = self.state.applied.get(path)?.settings.cpus.as_ref()?;
             Some(herded(path, cpus, api::HerdState::Herded))
         });
         let would =

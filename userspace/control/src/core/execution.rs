@@ -206,12 +206,12 @@ impl Core {
 
     /// Plans a change. Where systemd has to be asked for it, this may wait.
     pub(crate) fn plan(&mut self, change: Change) -> Result<Plan, EnforceError> {
-        let cgroups = change.cgroups(&self.state.book);
+        let cgroups = change.cgroups(&self.state.applied);
         if !self.execution.enforcer.asks_systemd(&cgroups) {
-            return self.execution.enforcer.plan(&self.state.book, &change);
+            return self.execution.enforcer.plan(&self.state.applied, &change);
         }
-        let book = self.state.book.clone();
-        self.wait_for(cgroups, move |enforcer| enforcer.plan(&book, &change))?
+        let applied = self.state.applied.clone();
+        self.wait_for(cgroups, move |enforcer| enforcer.plan(&applied, &change))?
     }
 
     /// Says what a plan would write.
@@ -225,19 +225,19 @@ impl Core {
     /// The CPUs that a cgroup was set to before us. Where systemd has to be asked for them, this may wait.
     pub(super) fn cpus_found(&mut self, path: &CgroupPath) -> Result<CpuSet, EnforceError> {
         let cgroups = BTreeSet::from([path.clone()]);
-        if self.state.book.get(path).is_some() || !self.execution.enforcer.asks_systemd(&cgroups) {
-            return self.execution.enforcer.cpus_found(&self.state.book, path);
+        if self.state.applied.get(path).is_some() || !self.execution.enforcer.asks_systemd(&cgroups) {
+            return self.execution.enforcer.cpus_found(&self.state.applied, path);
         }
-        let (book, path) = (self.state.book.clone(), path.clone());
-        self.wait_for(cgroups, move |enforcer| enforcer.cpus_found(&book, &path))?
+        let (applied, path) = (self.state.applied.clone(), path.clone());
+        self.wait_for(cgroups, move |enforcer| enforcer.cpus_found(&applied, &path))?
     }
 
     /// Stores what is intended, writes the knobs, stores what came of it.
     pub(super) fn carry_out(&mut self, plan: Plan) -> Result<(), AdmissionError> {
         let _span = spans::reconcile();
-        self.state.book.patch(&plan.base, &plan.intent);
+        self.state.applied.patch(&plan.base, &plan.intent);
         if let Err(error) = self.save() {
-            self.state.book.patch(&plan.intent, &plan.base);
+            self.state.applied.patch(&plan.intent, &plan.base);
             return Err(error.into());
         }
         let span = spans::knobs(plan.steps().len());
@@ -265,10 +265,10 @@ impl Core {
                 self.note_moved();
                 // Likewise where a change around it goes back.
                 for open in &mut self.open {
-                    open.book.patch(&plan.base, &plan.outcome);
+                    open.applied.patch(&plan.base, &plan.outcome);
                 }
                 if plan.outcome != plan.intent {
-                    self.state.book.patch(&plan.intent, &plan.outcome);
+                    self.state.applied.patch(&plan.intent, &plan.outcome);
                     if let Err(error) = self.save() {
                         // What is stored brings more back than it has to; that does no harm.
                         tracing::error!(%error, "the ledger cannot be stored");
@@ -286,12 +286,12 @@ impl Core {
 
     /// Writes one knob again that drifted.
     pub(crate) fn repair(&mut self, drift: &Drift) -> Result<Report, EnforceError> {
-        let step = self.execution.enforcer.repair_step(&self.state.book, drift);
+        let step = self.execution.enforcer.repair_step(&self.state.applied, drift);
         if !self.execution.enforcer.may_wait(std::slice::from_ref(&step)) {
-            return self.execution.enforcer.repair(&self.state.book, drift);
+            return self.execution.enforcer.repair(&self.state.applied, drift);
         }
-        let (book, drift) = (self.state.book.clone(), drift.clone());
-        self.wait_for(BTreeSet::from([step.cgroup]), move |enforcer| enforcer.repair(&book, &drift))?
+        let (applied, drift) = (self.state.applied.clone(), drift.clone());
+        self.wait_for(BTreeSet::from([step.cgroup]), move |enforcer| enforcer.repair(&applied, &drift))?
     }
 
     /// Does what may wait; meanwhile answers what the container runtime waits for and does not touch these cgroups.

@@ -19,7 +19,7 @@ impl Core {
     pub(crate) fn follow_mode(&mut self) {
         // Whatever holds settings and no allocation is of the herd, also where the ledger had to be rebuilt.
         let promised = self.promised_cgroups();
-        let herded = self.state.book.held().map(|(path, _)| path).filter(|path| !promised.contains(*path));
+        let herded = self.state.applied.held().map(|(path, _)| path).filter(|path| !promised.contains(*path));
         self.state.herded.extend(herded.cloned());
         match self.mode() {
             EnforcementMode::On => self.hold_again(),
@@ -39,7 +39,7 @@ impl Core {
 
     /// Enforces allocations that are not: of a dry run, or of a release that was not finished.
     fn hold_again(&mut self) {
-        let is_held = |path| self.state.book.get(path).is_some_and(|record| !record.settings.is_empty());
+        let is_held = |path| self.state.applied.get(path).is_some_and(|record| !record.settings.is_empty());
         let missing = self.state.guarantees.values().filter(|held| {
             !held.settings.is_empty() && (!is_held(&held.cgroup) || self.state.herded.contains(&held.cgroup))
         });
@@ -59,7 +59,7 @@ impl Core {
 
     /// Gives back all that was written.
     fn give_all_back(&mut self) {
-        let held: Vec<_> = self.state.book.held().map(|(path, _)| (path.clone(), None)).collect();
+        let held: Vec<_> = self.state.applied.held().map(|(path, _)| (path.clone(), None)).collect();
         if held.is_empty() {
             return;
         }

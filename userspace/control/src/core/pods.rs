@@ -83,7 +83,7 @@ pub(super) struct Pods {
     since: BTreeMap<String, Instant>,
     /// The pool that shared containers were given last.
     pool: CpuSet,
-    /// Whether the book does not say so of all of them yet.
+    /// Whether the applied settings of some are those of another pool.
     is_behind: bool,
     /// The container that was looked at last.
     looked_at: Option<String>,
@@ -396,8 +396,8 @@ impl Core {
                 }
             }
             let mut settings = Settings { cpus: Some(self.pods.pool.clone()), ..Settings::default() };
-            // Of those with promised memory the book says what CPUs they have.
-            if self.state.book.get(&placed.cgroup).is_some_and(|record| record.settings.cpus.is_some()) {
+            // Of those with promised memory the CPUs are applied settings.
+            if self.state.applied.get(&placed.cgroup).is_some_and(|record| record.settings.cpus.is_some()) {
                 settings = self.settings_of(&placed);
                 changes.push((placed.cgroup.clone(), Some(settings.clone())));
             }
@@ -417,7 +417,7 @@ impl Core {
         }
     }
 
-    /// Containers of which only the kernel knows the shared pool yet: now the book does too.
+    /// Notes the shared pool in the applied settings, where a wait has kept that from being done.
     pub(crate) fn catch_up_with_pool(&mut self) {
         if self.pods.is_behind {
             self.follow_pool();

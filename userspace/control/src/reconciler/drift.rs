@@ -313,13 +313,13 @@ impl DriftController {
             Event::Written(now) => self.patrol(core, *now, false),
             Event::Machine(now) => {
                 let seen = self.take();
-                let paths = core.state.book.iter().map(|(path, _)| path.clone()).collect();
+                let paths = core.state.applied.iter().map(|(path, _)| path.clone()).collect();
                 self.look_at(core, paths, seen, now.duration_since(self.start));
             }
             Event::Held(HeldChange::Released { cgroup, .. } | HeldChange::Rewritten(cgroup)) => {
                 self.forget(cgroup);
             }
-            Event::Changed => self.follow(&core.state.book),
+            Event::Changed => self.follow(&core.state.applied),
             Event::Held(HeldChange::Given(_)) | Event::Cgroups(_) | Event::Gone(_) | Event::Free => {}
         }
     }
@@ -330,14 +330,14 @@ impl DriftController {
         let seen = self.take();
         let mut paths = BTreeSet::new();
         if seen.everything {
-            paths.extend(core.state.book.iter().map(|(path, _)| path.clone()));
+            paths.extend(core.state.applied.iter().map(|(path, _)| path.clone()));
         }
         for (path, knob) in seen.knobs.keys() {
-            if core.state.book.get(path).is_some_and(|record| record.written.0.contains_key(knob)) {
+            if core.state.applied.get(path).is_some_and(|record| record.written.0.contains_key(knob)) {
                 paths.insert(path.clone());
             }
             if NARROWING.contains(knob) {
-                let below = core.state.book.iter().map(|(path, _)| path);
+                let below = core.state.applied.iter().map(|(path, _)| path);
                 paths.extend(below.filter(|below| path.contains(below)).cloned());
             }
         }
@@ -353,7 +353,7 @@ impl DriftController {
         for path in paths {
             self.due.remove(&path);
             core.catch_up_with_pool();
-            let drifts = match core.enforcer().drift(&core.state.book, &path) {
+            let drifts = match core.enforcer().drift(&core.state.applied, &path) {
                 Ok(drifts) => drifts,
                 Err(error) if error.is_gone() => continue,
                 Err(error) => {
@@ -384,7 +384,7 @@ impl DriftController {
     fn note_holding(&mut self, core: &Core, path: &CgroupPath, drifts: &[Drift], now: Duration) -> bool {
         let holds = |knob: Knob| drifts.iter().all(|drift| drift.knob != knob);
         if self.conflicts.is_contested(path)
-            && let Some(record) = core.state.book.get(path)
+            && let Some(record) = core.state.applied.get(path)
         {
             for knob in record.written.0.keys().filter(|knob| holds(**knob)) {
                 self.conflicts.holds(path, *knob, now);

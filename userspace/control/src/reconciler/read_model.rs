@@ -72,7 +72,7 @@ impl ReadModel {
             let source = Source {
                 guarantee: guarantee.clone(),
                 account: core.state.ledger.owner(&OwnerId::from(owner)).cloned(),
-                record: core.state.book.get(&guarantee.cgroup).cloned(),
+                record: core.state.applied.get(&guarantee.cgroup).cloned(),
                 drift: drift.of(&guarantee.cgroup),
                 missing: core.policy.missing.get(owner).cloned(),
                 moved: core.moved_of(&guarantee.cgroup),

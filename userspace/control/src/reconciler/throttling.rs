@@ -187,7 +187,7 @@ impl Throttling {
         let limited: BTreeMap<String, Limited> = state
             .guarantees
             .iter()
-            .filter_map(|(name, held)| match state.book.get(&held.cgroup)?.settings.memory_high? {
+            .filter_map(|(name, held)| match state.applied.get(&held.cgroup)?.settings.memory_high? {
                 Limit::Bytes(high) => {
                     Some((name.clone(), Limited { cgroup: held.cgroup.clone(), id: held.id, high }))
                 }

@@ -172,10 +172,10 @@ fn those_who_share_a_pool_that_shrank_during_a_wait_have_not_drifted() {
     assert_eq!(cpus(), "0,3-7", "it left the CPUs before they were given");
     // A fake's effective CPUs and nodes never change.
     let has_drifted = |core: &Core| {
-        let drifts = core.enforcer().drift(&core.state.book, &shares.cgroup).unwrap();
+        let drifts = core.enforcer().drift(&core.state.applied, &shares.cgroup).unwrap();
         drifts.iter().any(|drift| drift.kind == numaward_enforce::DriftKind::Rewritten)
     };
-    assert!(has_drifted(&bench.core), "the book does not know yet");
+    assert!(has_drifted(&bench.core), "the applied settings are behind");
     bench.core.catch_up_with_pool();
     assert!(!has_drifted(&bench.core));
     assert_eq!(cpus(), "0,3-7");
