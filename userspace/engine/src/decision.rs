@@ -150,6 +150,9 @@ pub enum Cause {
     /// Memory could not be given.
     #[error("{0}")]
     Memory(Detail),
+    /// No nodes that the topology policy allows have enough of everything.
+    #[error("{0}")]
+    NoRoom(Detail),
     /// Two containers have the same name.
     #[error("the request has two containers named {0:?}")]
     DuplicateContainer(String),
@@ -165,7 +168,7 @@ impl Cause {
     /// The word for it.
     pub fn reason(&self) -> Reason {
         match self {
-            Self::Topology => Reason::TopologyAffinityError,
+            Self::Topology | Self::NoRoom(_) => Reason::TopologyAffinityError,
             Self::Cores(_) => Reason::SmtAlignmentError,
             Self::Cpus(_) | Self::Memory(_) => Reason::UnexpectedAdmissionError,
             Self::DuplicateContainer(_) | Self::NoContainers | Self::Terms(_) => Reason::InvalidRequest,

@@ -11,6 +11,7 @@ use numaward_topology::NodeSet;
 use crate::{
     hint::{Hint, Provider, ProviderHints},
     request::ContainerName,
+    searches::Search,
 };
 
 /// Why a decision came out as it did.
@@ -18,6 +19,8 @@ use crate::{
 pub struct Explanation {
     /// The merges, in order. Without a topology policy there are none.
     pub merges: Vec<Merge>,
+    /// The searches of the strategy `native`, in the order in which they were decided. The kubelet's has none.
+    pub searches: Vec<Search>,
 }
 
 /// One merge of hints.

@@ -10,8 +10,10 @@
 //! | [`policy`] | the configuration and its faults |
 //! | [`ledger`] | what is promised |
 //! | [`strategy`], [`decision`] | the interface of a strategy, and its answers |
-//! | [`hint`], [`explain`] | why an answer came out as it did |
+//! | [`hint`], [`explain`], [`searches`] | why an answer came out as it did |
 //! | [`kubelet`] | the strategy that decides as the kubelet does |
+//! | [`native`] | the strategy that keeps the same promises without the kubelet's faults |
+//! | [`simulation`] | replays of recorded traces and fault scenarios |
 //! | [`memory_qos`] | the cgroup settings that follow for memory |
 //! | [`checkpoint`] | the kubelet's state files |
 //!
@@ -57,6 +59,7 @@ pub mod hint;
 pub mod kubelet;
 pub mod ledger;
 pub mod memory_qos;
+pub mod native;
 pub mod policy;
 mod policy_names;
 pub mod preferences;
@@ -64,6 +67,8 @@ pub mod qos;
 pub mod quantity;
 mod rebase;
 pub mod request;
+pub mod searches;
+pub mod simulation;
 pub mod strategy;
 pub mod terms;
 
@@ -71,6 +76,7 @@ pub use checkpoint::CheckpointError;
 pub use decision::{Cause, Decision, Detail, Grant, Reason, Rejection, ResizeError, Shortfall};
 pub use kubelet::Kubelet;
 pub use ledger::{Allocation, Block, Ledger, OwnerAccount};
+pub use native::{Native, NativeOptions};
 pub use policy::{PolicyConfig, StartError};
 pub use preferences::PlacementPreferences;
 pub use qos::QosClass;

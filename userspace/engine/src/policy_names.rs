@@ -109,6 +109,32 @@ named!(
     }
 );
 
+named!(
+    /// How memory-only nodes count where a topology policy wants few nodes.
+    #[serde(rename_all = "lowercase")]
+    "tiers" Tiers {
+        /// Together with the nodes with CPUs that they are nearest to.
+        #[default]
+        Attached = "attached",
+        /// As nodes of their own.
+        Strict = "strict",
+    }
+);
+
+named!(
+    /// What sort of memory a node has, by the kernel's memory tiers.
+    #[serde(rename_all = "lowercase")]
+    "memory tier" MemoryTier {
+        /// Ordinary memory.
+        #[default]
+        Dram = "dram",
+        /// High-bandwidth memory.
+        Hbm = "hbm",
+        /// Memory behind a CXL link, and whatever is slower than ordinary memory.
+        Cxl = "cxl",
+    }
+);
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,10 +3,12 @@
 //! They are kept with the owner in the ledger: who changes or moves later what an owner holds does it on the terms on
 //! which it was admitted.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    policy_names::{TopologyManagerPolicy, TopologyManagerScope},
+    policy_names::{MemoryTier, Tiers, TopologyManagerPolicy, TopologyManagerScope},
     preferences::PlacementPreferences,
 };
 
@@ -22,6 +24,30 @@ pub struct Terms {
     /// The nodes on which its containers should be placed.
     #[serde(default, skip_serializing_if = "PlacementPreferences::is_empty")]
     pub preferences: PlacementPreferences,
+    /// How memory-only nodes count for it, instead of as configured. Only `native` heeds this and all that follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tiers: Option<Tiers>,
+    /// The only sorts of memory that it takes. Empty: any.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub memory_tiers: BTreeSet<MemoryTier>,
+    /// What others can name it by, besides its own name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Owners on whose nodes it would like to be: by name, or by a label as `key=value`.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub with: BTreeSet<String>,
+    /// Owners on whose nodes it would like not to be: by name, or by a label as `key=value`.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub apart: BTreeSet<String>,
+    /// Its CPUs are to share a last-level cache where possible.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub same_cache: bool,
+    /// It must stay where it is placed first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub immovable: bool,
+    /// The memory that it requests is promised although it is Burstable. Its CPUs stay shared.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub burstable: bool,
 }
 
 impl Terms {

@@ -379,7 +379,7 @@ impl Kubelet {
                 Err(Box::new(rejection))
             }
         };
-        Decision { outcome, explanation: Explanation { merges }, ledger: next }
+        Decision { outcome, explanation: Explanation { merges, ..Explanation::default() }, ledger: next }
     }
 }
 
@@ -558,7 +558,7 @@ fn memory(
     }
 }
 
-fn check_request(request: &Request) -> Result<(), Cause> {
+pub(crate) fn check_request(request: &Request) -> Result<(), Cause> {
     if request.containers.is_empty() {
         return Err(Cause::NoContainers);
     }
@@ -570,7 +570,7 @@ fn check_request(request: &Request) -> Result<(), Cause> {
 }
 
 /// What the arithmetic relies on.
-fn check_machine(machine: &Machine) -> Result<(), MachineProblem> {
+pub(crate) fn check_machine(machine: &Machine) -> Result<(), MachineProblem> {
     if machine.nodes.is_empty() {
         return Err(MachineProblem::NoNodes);
     }
@@ -600,7 +600,7 @@ fn check_machine(machine: &Machine) -> Result<(), MachineProblem> {
 }
 
 /// What the kubelet checks of reservations before it makes its managers.
-fn check_reservations(config: &PolicyConfig) -> Result<(), StartProblem> {
+pub(crate) fn check_reservations(config: &PolicyConfig) -> Result<(), StartProblem> {
     let mut seen = BTreeMap::new();
     for reservation in &config.reserved_memory {
         let node = reservation.numa_node;

@@ -19,7 +19,8 @@ pub use self::problem::{
     StaticCpuProblem,
 };
 pub use crate::policy_names::{
-    CpuManagerPolicy, MemoryManagerPolicy, TopologyManagerPolicy, TopologyManagerScope, UnknownName,
+    CpuManagerPolicy, MemoryManagerPolicy, MemoryTier, Tiers, TopologyManagerPolicy, TopologyManagerScope,
+    UnknownName,
 };
 use crate::quantity::Quantity;
 

@@ -12,11 +12,12 @@ use numaward_engine::{
     hint::{Hint, HintList, Provider, ProviderHints},
     kubelet::Checkpoints,
     policy::{Component, Phase, StartError, UnknownName},
+    simulation::format::Config,
 };
 use numaward_topology::{CpuSet, Machine, NodeSet};
 use serde_json::{Map, Value, json};
 
-use super::vectors::{Config, Scenario, Step};
+use super::vectors::{Scenario, Step};
 
 /// What a container has none of is either left out of a record or empty.
 const MAY_BE_EMPTY: [&str; 4] = ["cpus", "cpuset_cpus", "cpuset_mems", "blocks"];

@@ -1,0 +1,241 @@
+//! Exclusive CPUs: how many each node has to give, and which of them are taken.
+//!
+//! How many CPUs come from which node is decided before, for all resources together. Within a node whole cores go
+//! first, then single CPUs of cores that are in use already, so that large free parts stay whole. The options of the
+//! static CPU policy mean here:
+//!
+//! | option | effect |
+//! |---|---|
+//! | `full-pcpus-only` | only whole cores count as free |
+//! | `distribute-cpus-across-numa` | several nodes give equally many |
+//! | `distribute-cpus-across-cores` | one CPU a core, in turn |
+//! | `prefer-align-cpus-by-uncorecache` | from as few last-level caches as possible |
+//! | `strict-cpu-reservation` | the shared pool has no reserved CPUs |
+//!
+//! Unlike the kubelet, this counts what a core really has: cores of different sizes are no problem.
+
+use std::collections::BTreeMap;
+
+use numaward_topology::{CpuSet, Machine, NodeId};
+
+use crate::{
+    kubelet::{CpuError, cpu::StaticCpus},
+    ledger::Ledger,
+    policy::{CpuOptions, StaticCpuProblem, TopologyManagerPolicy},
+};
+
+/// The CPUs of a node.
+#[derive(Debug)]
+struct NodeCpus {
+    all: CpuSet,
+    /// By the lowest CPU of each.
+    cores: Vec<CpuSet>,
+    /// Last-level caches; one for the whole node where the platform reports none.
+    caches: Vec<CpuSet>,
+}
+
+/// The CPUs of the machine.
+#[derive(Debug)]
+pub(super) struct Cpus {
+    nodes: Vec<NodeCpus>,
+    manager: StaticCpus,
+    options: CpuOptions,
+    allocatable: CpuSet,
+    idle_pool: CpuSet,
+    /// CPUs of a core, on average.
+    per_core: usize,
+}
+
+/// Which CPUs can be taken, and how.
+#[derive(Clone, Debug)]
+pub(super) struct Available {
+    /// The CPUs that can become exclusive now.
+    pub(super) cpus: CpuSet,
+    /// Take CPUs that share a last-level cache where possible.
+    pub(super) by_cache: bool,
+}
+
+impl Cpus {
+    pub(super) fn new(machine: &Machine, manager: StaticCpus, options: CpuOptions) -> Self {
+        let groups = |by: BTreeMap<u32, CpuSet>| -> Vec<CpuSet> {
+            let by_lowest: BTreeMap<_, CpuSet> = by.into_values().map(|cpus| (cpus.first(), cpus)).collect();
+            by_lowest.into_values().collect()
+        };
+        let of_node = |id: &NodeId| {
+            let mut all = CpuSet::new();
+            let (mut cores, mut caches) = (BTreeMap::<_, CpuSet>::new(), BTreeMap::<_, CpuSet>::new());
+            for (&cpu, data) in machine.cpus.iter().filter(|(_, data)| data.node == *id) {
+                all.insert(cpu);
+                cores.entry(data.core.0).or_default().insert(cpu);
+                caches
+                    .entry(data.last_level_cache.map_or(u32::MAX, |cache| cache.0))
+                    .or_default()
+                    .insert(cpu);
+            }
+            NodeCpus { all, cores: groups(cores), caches: groups(caches) }
+        };
+        let nodes: Vec<NodeCpus> = machine.nodes.keys().map(of_node).collect();
+        let cores: usize = nodes.iter().map(|node| node.cores.len()).sum();
+        Self {
+            allocatable: manager.allocatable(),
+            idle_pool: manager.idle_pool(),
+            per_core: machine.cpus.len().checked_div(cores).unwrap_or(1),
+            nodes,
+            manager,
+            options,
+        }
+    }
+
+    /// Whether the options go with a topology policy.
+    pub(super) fn check_policy(&self, policy: TopologyManagerPolicy) -> Result<(), StaticCpuProblem> {
+        self.manager.check_policy(policy)
+    }
+
+    /// Whether nobody but those with exclusive CPUs may run on reserved ones.
+    pub(super) fn strict_reservation(&self) -> bool {
+        self.options.strict_reservation
+    }
+
+    /// The CPUs that can become exclusive.
+    pub(super) fn allocatable(&self) -> &CpuSet {
+        &self.allocatable
+    }
+
+    /// The shared pool while nobody has exclusive CPUs.
+    pub(super) fn idle_pool(&self) -> &CpuSet {
+        &self.idle_pool
+    }
+
+    /// How many CPUs each node could give on the empty machine, by position.
+    pub(super) fn capacity(&self) -> Vec<u64> {
+        self.count(&self.whole(&self.allocatable))
+    }
+
+    /// The CPUs that can become exclusive now.
+    pub(super) fn available(&self, ledger: &Ledger) -> CpuSet {
+        self.whole(&(ledger.shared_pool() & &self.allocatable))
+    }
+
+    /// How many of these CPUs each node has, by position.
+    pub(super) fn count(&self, cpus: &CpuSet) -> Vec<u64> {
+        self.nodes.iter().map(|node| shared(&node.all, cpus)).collect()
+    }
+
+    /// The positions of the nodes on which these CPUs are.
+    pub(super) fn nodes_of(&self, cpus: &CpuSet) -> Vec<usize> {
+        (0..self.nodes.len()).filter(|&at| self.nodes[at].all.intersects(cpus)).collect()
+    }
+
+    /// With `full-pcpus-only` those that make up whole cores, else all.
+    pub(super) fn whole(&self, cpus: &CpuSet) -> CpuSet {
+        if !self.options.full_pcpus_only {
+            return cpus.clone();
+        }
+        let cores = self.nodes.iter().flat_map(|node| &node.cores).filter(|core| core.is_subset(cpus));
+        cores.flat_map(CpuSet::iter).collect()
+    }
+
+    /// With `full-pcpus-only`: whether so many CPUs are a number of whole cores.
+    pub(super) fn check_cores(&self, requested: u64) -> Result<(), CpuError> {
+        let requested = usize::try_from(requested).unwrap_or(usize::MAX);
+        if self.options.full_pcpus_only && !requested.is_multiple_of(self.per_core.max(1)) {
+            return Err(CpuError::NotWholeCores { requested, cpus_per_core: self.per_core });
+        }
+        Ok(())
+    }
+
+    /// Divides a number of CPUs over the nodes of a set, of which each has so many free.
+    pub(super) fn split(&self, free: &[u64], set: &[usize], needed: u64) -> Vec<(usize, u64)> {
+        if !self.options.distribute_across_numa || set.len() < 2 {
+            return super::rank::split(free, set, needed);
+        }
+        let group = if self.options.full_pcpus_only { self.per_core.max(1) as u64 } else { 1 };
+        let mut left = needed;
+        let mut shares: Vec<(usize, u64)> = set.iter().map(|&at| (at, 0)).collect();
+        // Those with the least free first: what they cannot give the others give.
+        shares.sort_by_key(|&(at, _)| (free[at], at));
+        let count = shares.len() as u64;
+        for (index, (at, share)) in (0u64..).zip(&mut shares) {
+            let even = left.div_ceil(count - index).next_multiple_of(group);
+            *share = even.min(free[*at]).min(left);
+            left -= *share;
+        }
+        shares.sort_unstable();
+        shares
+    }
+
+    /// Takes CPUs of a node. `None` where there are not enough, or cores of the right sizes.
+    pub(super) fn pick(&self, at: usize, from: &Available, count: u64) -> Option<CpuSet> {
+        let node = self.nodes.get(at)?;
+        let count = usize::try_from(count).ok()?;
+        let mut free = &node.all & &from.cpus;
+        let mut taken = CpuSet::new();
+        if (self.options.align_by_cache || from.by_cache) && node.caches.len() > 1 {
+            while taken.len() < count {
+                let left = count - taken.len();
+                let sizes = node.caches.iter().map(|cache| (cache & &free).len());
+                let sizes: Vec<(usize, usize)> = sizes.zip(0..).filter(|(size, _)| *size > 0).collect();
+                // The fullest that suffices, else the emptiest.
+                let enough = sizes.iter().filter(|(size, _)| *size >= left).min();
+                let &(size, index) = enough.or_else(|| {
+                    sizes.iter().max_by_key(|(size, index)| (*size, node.caches.len() - index))
+                })?;
+                let part = self.pick_cores(node, &(&node.caches[index] & &free), left.min(size))?;
+                free = &free - &part;
+                taken = &taken | &part;
+            }
+            return Some(taken);
+        }
+        self.pick_cores(node, &free, count)
+    }
+
+    fn pick_cores(&self, node: &NodeCpus, free: &CpuSet, count: usize) -> Option<CpuSet> {
+        if free.len() == count {
+            return Some(free.clone());
+        }
+        let mut taken = CpuSet::new();
+        let mut left = count;
+        let parts = || node.cores.iter().map(|core| (core, core & free)).filter(|(_, part)| !part.is_empty());
+        if self.options.distribute_across_cores {
+            let mut parts: Vec<_> =
+                parts().map(|(_, part)| part.iter().collect::<Vec<_>>().into_iter()).collect();
+            while left > 0 {
+                let before = left;
+                for cpu in parts.iter_mut().filter_map(Iterator::next) {
+                    if left > 0 {
+                        taken.insert(cpu);
+                        left -= 1;
+                    }
+                }
+                if left == before {
+                    return None;
+                }
+            }
+            return Some(taken);
+        }
+        let mut rest = Vec::new();
+        for (core, part) in parts() {
+            let size = part.len();
+            if part == *core && size <= left {
+                left -= size;
+                taken.extend(part.iter());
+            } else {
+                rest.push((size, part));
+            }
+        }
+        if left > 0 && self.options.full_pcpus_only {
+            return None;
+        }
+        // Cores that are in use already before those that are whole.
+        rest.sort_by_key(|(size, _)| *size);
+        for cpu in rest.iter().flat_map(|(_, part)| part.iter()).take(left) {
+            taken.insert(cpu);
+        }
+        (taken.len() == count).then_some(taken)
+    }
+}
+
+/// Number of CPUs that two sets share.
+fn shared(a: &CpuSet, b: &CpuSet) -> u64 {
+    a.words().iter().zip(b.words()).map(|(a, b)| u64::from((a & b).count_ones())).sum()
+}

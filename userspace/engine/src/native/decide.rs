@@ -1,0 +1,420 @@
+//! An admission: everything a request asks for is placed, or nothing.
+//!
+//! Units (containers; in pod scope all that run together) are placed depth first, the largest first. Of each the best
+//! few placements are tried; a placement that leaves no room for a later unit or an init container is taken back. The
+//! first placements that go together are taken, so the best ones of the largest units. After [`STEPS`] tries it is
+//! refused.
+
+use std::sync::Arc;
+
+use numaward_topology::{Bytes, CpuSet};
+
+use super::{
+    Native, accounts,
+    cpus::Available,
+    host::{CPU, Host},
+    init,
+    rank::Placement,
+    refusal::{Refusal, What},
+    room::{Room, Shares, Unit},
+    search::{self, Found, Rule},
+    units::{self, Needs, Wishes},
+};
+use crate::{
+    decision::{Cause, Decision, Grant, Rejection},
+    explain::Explanation,
+    hint::Resource,
+    ledger::{Allocation, Block, Ledger},
+    policy::{Tiers, TopologyManagerPolicy, TopologyManagerScope},
+    request::{ContainerName, Request},
+    searches::{Candidate, Search},
+    strategy::Stage,
+    terms::Terms,
+};
+
+/// Placements that are tried before a request is refused.
+const STEPS: u32 = 400;
+
+/// What a request is decided on.
+#[derive(Clone, Copy)]
+pub(super) struct Agreed<'a> {
+    pub(super) host: &'a Host,
+    pub(super) policy: TopologyManagerPolicy,
+    pub(super) scope: TopologyManagerScope,
+    pub(super) tiers: Tiers,
+}
+
+impl Agreed<'_> {
+    /// What the policy allows a unit.
+    pub(super) fn rule(&self, room: &Room, unit: &Unit) -> Option<Rule> {
+        let resources = || unit.need.iter().enumerate();
+        let sizes = |fewest: &dyn Fn(usize, u64) -> Option<usize>| -> Option<Vec<usize>> {
+            resources().map(|(of, &need)| if need == 0 { Some(0) } else { fewest(of, need) }).collect()
+        };
+        let attached = self.tiers == Tiers::Attached && self.host.has_attached();
+        match self.policy {
+            TopologyManagerPolicy::None | TopologyManagerPolicy::BestEffort => Some(Rule::Anywhere),
+            TopologyManagerPolicy::SingleNumaNode => {
+                let sizes = sizes(&|_, _| Some(1))?;
+                Some(Rule::Sized { with_attached: attached.then(|| sizes.clone()), sizes })
+            }
+            TopologyManagerPolicy::Restricted => {
+                let capacity = &room.capacity;
+                let least = sizes(&|of, need| search::fewest(capacity[of].iter().copied(), need))?;
+                let with_attached = attached.then(|| {
+                    sizes(&|of, need| {
+                        if of == CPU {
+                            return search::fewest(capacity[of].iter().copied(), need);
+                        }
+                        search::fewest_with_attached(self.host, &capacity[of], need)
+                    })
+                });
+                Some(Rule::Sized { sizes: least, with_attached: with_attached.flatten() })
+            }
+        }
+    }
+
+    /// Where a unit can go.
+    pub(super) fn candidates(&self, room: &Room, unit: &Unit) -> Found {
+        self.rule(room, unit).map_or_else(Found::default, |rule| search::search(self.host, room, unit, &rule))
+    }
+
+    /// Why there is no room for a unit.
+    pub(super) fn no_room(&self, room: &Room, unit: &Unit, what: What) -> Refusal {
+        let mut lacking: Vec<usize> = unit.resources().filter(|&of| !self.could(room, unit, of)).collect();
+        if lacking.is_empty() {
+            lacking = unit.resources().collect();
+        }
+        Refusal::NoRoom {
+            container: unit.container.clone(),
+            policy: self.policy,
+            ever: !self.candidates(&room.empty(), unit).placements.is_empty(),
+            what,
+            missing: room.shortfalls(self.host, unit, &lacking),
+        }
+    }
+
+    /// Whether a unit could have a resource if it needed nothing else.
+    fn could(&self, room: &Room, unit: &Unit, resource: usize) -> bool {
+        let mut only = unit.clone();
+        for (of, need) in only.need.iter_mut().enumerate() {
+            *need = if of == resource { *need } else { 0 };
+        }
+        !self.candidates(room, &only).placements.is_empty()
+    }
+}
+
+/// A unit that was placed.
+struct Placed {
+    found: Found,
+    chosen: usize,
+}
+
+/// What an attempt goes through.
+struct Attempt<'a> {
+    terms: Agreed<'a>,
+    needs: &'a Needs,
+    units: &'a [(Unit, Vec<usize>)],
+    room: Room,
+    steps: u32,
+    placed: Vec<Placed>,
+    /// By container: what it holds in the end, and the sets of nodes of each resource.
+    result: Vec<Holding>,
+    /// Why it failed at first, and what had been found for the unit at which it did.
+    failure: Option<(Refusal, Option<ContainerName>)>,
+    failed: Option<(usize, Found)>,
+}
+
+/// What a container holds, as numbers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Holding {
+    /// By resource: how much from which node.
+    pub(super) shares: Shares,
+    /// By resource: the nodes on which it may use it.
+    pub(super) sets: Vec<Vec<usize>>,
+    /// CPUs that it shares with containers that start after it has ended, by position.
+    pub(super) borrowed_cpus: Vec<(usize, u64)>,
+}
+
+impl Attempt<'_> {
+    fn place(&mut self, index: usize) -> bool {
+        let Some((unit, _)) = self.units.get(index) else { return self.finish() };
+        let found = self.terms.candidates(&self.room, unit);
+        if found.placements.is_empty() {
+            if self.failure.is_none() {
+                let refusal = self.terms.no_room(&self.room, unit, What::Running);
+                self.failure = Some((refusal, unit.container.clone()));
+                self.failed = Some((index, found));
+            }
+            return false;
+        }
+        self.placed.push(Placed { found, chosen: 0 });
+        let count = self.placed[index].found.placements.len();
+        for chosen in 0..count {
+            if self.steps == 0 {
+                break;
+            }
+            self.steps -= 1;
+            self.placed[index].chosen = chosen;
+            let placement = &self.placed[index].found.placements[chosen];
+            let shares = self.room.take(self.terms.host, unit, placement);
+            for &container in &self.units[index].1 {
+                self.result[container].shares.clear();
+            }
+            if self.hand_out(index, &shares) && self.place(index + 1) {
+                return true;
+            }
+            self.room.give_back(&shares);
+        }
+        if self.failure.is_none() {
+            self.failure =
+                Some((self.terms.no_room(&self.room, unit, What::Running), unit.container.clone()));
+        }
+        let placed = self.placed.pop();
+        self.failed = self.failed.take().or(placed.map(|placed| (index, placed.found)));
+        false
+    }
+
+    /// Divides what a unit was given among its containers, the largest first, each on as few nodes as possible.
+    fn hand_out(&mut self, index: usize, shares: &Shares) -> bool {
+        let (unit, containers) = &self.units[index];
+        let placement = &self.placed[index].found.placements[self.placed[index].chosen];
+        if let [container] = containers.as_slice() {
+            self.result[*container] =
+                Holding { shares: shares.clone(), sets: placement.sets.clone(), borrowed_cpus: Vec::new() };
+            return true;
+        }
+        let mut room = self.room.clone();
+        for (of, free) in room.free.iter_mut().enumerate() {
+            free.fill(0);
+            for &(at, share) in &shares[of] {
+                free[at] = share;
+            }
+        }
+        let part = |&container: &usize| Unit {
+            container: Some(self.needs.containers[container].name.clone()),
+            need: self.needs.containers[container].amounts.clone(),
+            ..unit.clone()
+        };
+        let mut parts: Vec<(Unit, usize)> = containers.iter().map(|of| (part(of), *of)).collect();
+        parts.sort_by_key(|(part, of)| (std::cmp::Reverse(part.dominant_share(&room)), *of));
+        for (part, container) in parts {
+            let found = search::search(self.terms.host, &room, &part, &Rule::Anywhere);
+            let Some(best) = found.placements.into_iter().next() else { return false };
+            let shares = room.take(self.terms.host, &part, &best);
+            self.result[container] = Holding { shares, sets: best.sets, borrowed_cpus: Vec::new() };
+        }
+        true
+    }
+
+    /// All that runs is placed: now the init containers.
+    fn finish(&mut self) -> bool {
+        let units: Vec<&Placement> =
+            self.placed.iter().map(|placed| &placed.found.placements[placed.chosen]).collect();
+        match init::place(&self.terms, &self.room, self.needs, &units, &mut self.result) {
+            Ok(()) => true,
+            Err((refusal, container)) => {
+                if self.failure.is_none() {
+                    self.failure = Some((refusal, Some(container)));
+                }
+                false
+            }
+        }
+    }
+
+    fn explanation(&self) -> Explanation {
+        let search = |index: usize, found: &Found, chosen: Option<usize>| Search {
+            container: self.units[index].0.container.clone(),
+            policy: self.terms.policy,
+            considered: found.considered,
+            cut_off: found.cut_off,
+            candidates: found.placements.iter().map(|of| candidate(self.terms.host, of)).collect(),
+            chosen,
+        };
+        let placed = self.placed.iter().enumerate();
+        let mut searches: Vec<Search> =
+            placed.map(|(index, placed)| search(index, &placed.found, Some(placed.chosen))).collect();
+        if let Some((index, found)) = &self.failed
+            && searches.len() <= *index
+        {
+            searches.push(search(*index, found, None));
+        }
+        Explanation { searches, ..Explanation::default() }
+    }
+}
+
+fn candidate(host: &Host, placement: &Placement) -> Candidate {
+    let sets = host.resources().iter().zip(&placement.sets).filter(|(_, set)| !set.is_empty());
+    Candidate {
+        nodes: host.set(&placement.nodes),
+        by_resource: sets.map(|(&resource, set)| (resource, host.set(set))).collect(),
+        rank: placement.key,
+    }
+}
+
+impl Native {
+    /// Decides on a request that is not contradictory.
+    pub(super) fn decide(
+        &self,
+        ledger: &Ledger,
+        request: &Request,
+        terms: &Terms,
+        watch: &dyn Fn(Stage),
+    ) -> Decision {
+        watch(Stage::Hints);
+        // Whoever is admitted again is decided on as if it were not there, and keeps what it has if it is refused.
+        let mut next = ledger.clone();
+        accounts::remove(&self.host, &mut next, &request.owner);
+        let refuse = |refusal: Refusal, container, explanation| {
+            let shortfalls = match &refusal {
+                Refusal::NoRoom { missing, .. } => missing.clone(),
+                _ => Vec::new(),
+            };
+            let cause = Cause::from(refusal);
+            let message = cause.to_string();
+            let rejection = Rejection::new(&request.owner, container, cause, message, shortfalls);
+            Decision { outcome: Err(Box::new(rejection)), explanation, ledger: ledger.clone() }
+        };
+        let needs = match Needs::new(&self.host, request, terms) {
+            Ok(needs) => needs,
+            Err(refusal) => return refuse(refusal, None, Explanation::default()),
+        };
+        let (policy, scope) = self.agreement(terms);
+        let tiers = terms.tiers.unwrap_or(self.options.tiers);
+        let mut room = Room::new(&self.host, &next);
+        units::only_tiers(&self.host, &mut room, terms, &self.options.memory_tiers);
+        let wishes = Wishes::new(&next, &request.owner, terms, &self.host);
+        let units = match units::units(&self.host, &room, &needs, policy, scope, &wishes) {
+            Ok(units) => units,
+            Err(refusal) => return refuse(refusal, None, Explanation::default()),
+        };
+        watch(Stage::Merge);
+        let mut attempt = Attempt {
+            terms: Agreed { host: &self.host, policy, scope, tiers },
+            needs: &needs,
+            units: &units,
+            room,
+            steps: STEPS,
+            placed: Vec::new(),
+            result: vec![Holding::default(); needs.containers.len()],
+            failure: None,
+            failed: None,
+        };
+        let placed = attempt.place(0);
+        let explanation = attempt.explanation();
+        if !placed {
+            let (refusal, container) = attempt.failure.unwrap_or((Refusal::SumTooLarge, None));
+            return refuse(refusal, container, explanation);
+        }
+        watch(Stage::Allocate);
+        let result = attempt.result;
+        match self.allocations(&next, &needs, &result, terms) {
+            Ok(allocations) => {
+                if let Err(refusal) = self.check_shared_pool(&next, request, &allocations) {
+                    return refuse(refusal, None, explanation);
+                }
+                let account = next.owner_mut(&request.owner);
+                account.request = Some(Arc::new(request.clone()));
+                account.terms.clone_from(terms);
+                for (need, allocation) in needs.containers.iter().zip(&allocations) {
+                    accounts::hold(&mut next, &request.owner, &need.name, allocation.clone());
+                }
+                let grants = needs.containers.into_iter().zip(allocations);
+                let grants = grants.map(|(need, allocation)| Grant { container: need.name, allocation });
+                Decision { outcome: Ok(grants.collect()), explanation, ledger: next }
+            }
+            Err(refusal) => refuse(refusal, None, explanation),
+        }
+    }
+
+    /// Makes allocations of numbers: chooses the CPUs.
+    pub(super) fn allocations(
+        &self,
+        ledger: &Ledger,
+        needs: &Needs,
+        result: &[Holding],
+        terms: &Terms,
+    ) -> Result<Vec<Allocation>, Refusal> {
+        let mut allocations = vec![Allocation::default(); result.len()];
+        let mut available = Available {
+            cpus: self.host.cpus.as_ref().map(|cpus| cpus.available(ledger)).unwrap_or_default(),
+            by_cache: terms.same_cache,
+        };
+        let uncollected =
+            |index: usize| Refusal::Uncollected { container: needs.containers[index].name.clone() };
+        // Those that start last first: those before borrow from them.
+        for index in (0..result.len()).rev() {
+            let holding = &result[index];
+            let mut chosen = CpuSet::new();
+            if let (Some(cpus), Some(shares)) = (&self.host.cpus, holding.shares.first()) {
+                for &(at, share) in shares {
+                    let part = cpus.pick(at, &available, share).ok_or_else(|| uncollected(index))?;
+                    available.cpus = &available.cpus - &part;
+                    chosen = &chosen | &part;
+                }
+                let later: CpuSet = allocations[index..]
+                    .iter()
+                    .filter_map(|of| of.cpus.as_ref())
+                    .flat_map(CpuSet::iter)
+                    .collect();
+                let later = Available { cpus: later, by_cache: terms.same_cache };
+                for &(at, share) in &holding.borrowed_cpus {
+                    let part = cpus.pick(at, &later, share).ok_or_else(|| uncollected(index))?;
+                    chosen = &chosen | &part;
+                }
+            }
+            allocations[index] = self.allocation(holding, chosen);
+        }
+        Ok(allocations)
+    }
+
+    fn allocation(&self, holding: &Holding, cpus: CpuSet) -> Allocation {
+        let mut allocation = Allocation { cpus: (!cpus.is_empty()).then_some(cpus), ..Allocation::default() };
+        for (number, resource) in self.host.resources().iter().enumerate() {
+            let &Resource::Memory(kind) = resource else { continue };
+            let Some(set) = holding.sets.get(number).filter(|set| !set.is_empty()) else { continue };
+            let shares = holding.shares.get(number).map_or(&[][..], Vec::as_slice);
+            let bytes = shares.iter().map(|(_, share)| share).sum();
+            allocation.blocks.push(Block { kind, affinity: self.host.set(set), bytes: Bytes(bytes) });
+            for &(at, share) in shares {
+                allocation.place(kind, self.host.id(at), share);
+            }
+        }
+        allocation.blocks.sort();
+        allocation
+    }
+
+    /// With `strict-cpu-reservation` all CPUs can become exclusive. Those that have none need one to run on.
+    fn check_shared_pool(
+        &self,
+        ledger: &Ledger,
+        request: &Request,
+        allocations: &[Allocation],
+    ) -> Result<(), Refusal> {
+        let Some(cpus) = self.host.cpus.as_ref().filter(|cpus| cpus.strict_reservation()) else {
+            return Ok(());
+        };
+        let taken: CpuSet =
+            allocations.iter().filter_map(|of| of.cpus.as_ref()).flat_map(CpuSet::iter).collect();
+        if !(ledger.shared_pool() - &taken).is_empty() {
+            return Ok(());
+        }
+        let shares = |request: &Request, holds: &dyn Fn(&ContainerName) -> bool| {
+            request.all_containers().any(|of| !request.is_regular_init(&of.name) && !holds(&of.name))
+        };
+        let own = |name: &ContainerName| {
+            let index = request.all_containers().position(|of| &of.name == name);
+            index.and_then(|index| allocations.get(index)).is_some_and(|of| of.cpus.is_some())
+        };
+        let others = ledger.owners().any(|(_, account)| {
+            let holds =
+                |name: &ContainerName| account.containers.get(name).is_some_and(|of| of.cpus.is_some());
+            account.request.as_ref().is_some_and(|request| shares(request, &holds))
+        });
+        if !others && !shares(request, &own) {
+            return Ok(());
+        }
+        let free = cpus.available(ledger).len() as u64;
+        Err(Refusal::SharedPool { requested: taken.len() as u64, free })
+    }
+}

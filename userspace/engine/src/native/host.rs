@@ -1,0 +1,189 @@
+//! What does not change while requests come and go: the machine and the configuration as the search sees them.
+//!
+//! Nodes go by their *position* among the machine's nodes in ascending order of ids. Ids set no limit, nor does their
+//! number. Resources go by a number too: [`CPU`], then one for each kind of memory.
+
+use std::collections::BTreeMap;
+
+use numaward_topology::{
+    Bytes, Machine, NodeId, NodeSet, ZoneKind,
+    machine::{LOCAL_DISTANCE, REMOTE_DISTANCE},
+};
+
+use super::cpus::Cpus;
+use crate::{
+    hint::Resource,
+    ledger::{KindAccount, NodeAccount},
+};
+
+/// The number of the resource CPU.
+pub(super) const CPU: usize = 0;
+
+/// The machine as the search sees it.
+#[derive(Debug)]
+pub(super) struct Host {
+    /// Ids by position.
+    ids: Vec<NodeId>,
+    /// Distances between nodes, row by row. Where the machine does not say one, it is the kernel's default.
+    distances: Vec<u64>,
+    /// By position of a node with CPUs: the memory-only nodes that have none nearer.
+    attached: Vec<Vec<usize>>,
+    /// CPUs, where they are managed.
+    pub(super) cpus: Option<Cpus>,
+    /// The accounts of memory while nothing is promised; empty where memory is not managed.
+    pub(super) idle: BTreeMap<NodeId, NodeAccount>,
+    /// All resources by number.
+    resources: Vec<Resource>,
+    /// What could be promised on the empty machine, by resource and position.
+    capacity: Vec<Vec<u64>>,
+    with_cpus: Vec<bool>,
+    /// By position: nodes with the same number have the same distances to all others.
+    twins: Vec<usize>,
+}
+
+impl Host {
+    pub(super) fn new(machine: &Machine, cpus: Option<Cpus>, idle: BTreeMap<NodeId, NodeAccount>) -> Self {
+        let ids: Vec<NodeId> = machine.nodes.keys().copied().collect();
+        let between = |from, to| {
+            let default = if from == to { LOCAL_DISTANCE } else { REMOTE_DISTANCE };
+            u64::from(machine.distance(from, to).unwrap_or(default))
+        };
+        let distances: Vec<u64> =
+            ids.iter().flat_map(|&from| ids.iter().map(move |&to| between(from, to))).collect();
+        let with_cpus: Vec<usize> = (0..ids.len())
+            .filter(|&at| machine.nodes.get(&ids[at]).is_some_and(|of| !of.cpus.is_empty()))
+            .collect();
+        let mut attached = vec![Vec::new(); ids.len()];
+        for memory in (0..ids.len()).filter(|at| !with_cpus.contains(at)) {
+            let distance = |cpu: usize| distances[cpu * ids.len() + memory];
+            let nearest = with_cpus.iter().map(|&cpu| distance(cpu)).min();
+            for &cpu in with_cpus.iter().filter(|&&cpu| Some(distance(cpu)) == nearest) {
+                attached[cpu].push(memory);
+            }
+        }
+        let mut kinds: Vec<ZoneKind> =
+            idle.values().flat_map(|account| account.kinds.keys().copied()).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        let resources: Vec<Resource> =
+            [Resource::Cpu].into_iter().chain(kinds.iter().map(|&kind| Resource::Memory(kind))).collect();
+        let mut capacity = vec![cpus.as_ref().map_or_else(|| vec![0; ids.len()], Cpus::capacity)];
+        let of_kind = |kind| column(&ids, &idle, kind, |account| account.allocatable);
+        capacity.extend(kinds.iter().map(|&kind| of_kind(kind)));
+        let twins = twins(&distances, ids.len());
+        let with_cpus = (0..ids.len()).map(|at| with_cpus.contains(&at)).collect();
+        Self { ids, distances, attached, cpus, idle, resources, capacity, with_cpus, twins }
+    }
+
+    /// Whether a node has CPUs.
+    pub(super) fn has_cpus(&self, at: usize) -> bool {
+        self.with_cpus[at]
+    }
+
+    /// Nodes with the same number have the same distances to all others.
+    pub(super) fn twins(&self, at: usize) -> usize {
+        self.twins[at]
+    }
+
+    /// The least distance between two nodes.
+    pub(super) fn nearest(&self) -> u64 {
+        let all = (0..self.len()).flat_map(|from| (0..self.len()).map(move |to| (from, to)));
+        all.filter(|(from, to)| from != to).map(|(from, to)| self.distance(from, to)).min().unwrap_or(0)
+    }
+
+    /// Number of nodes.
+    pub(super) fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// The id of a node.
+    pub(super) fn id(&self, at: usize) -> NodeId {
+        self.ids[at]
+    }
+
+    /// All ids, ascending.
+    pub(super) fn ids(&self) -> &[NodeId] {
+        &self.ids
+    }
+
+    /// The positions of a set, ascending; nodes that the machine does not have are left out.
+    pub(super) fn positions(&self, nodes: &NodeSet) -> Vec<usize> {
+        nodes.iter().filter_map(|id| self.ids.binary_search(&id).ok()).collect()
+    }
+
+    /// The set of some positions.
+    pub(super) fn set(&self, positions: &[usize]) -> NodeSet {
+        positions.iter().map(|&at| self.ids[at]).collect()
+    }
+
+    /// The distance from one node to another.
+    pub(super) fn distance(&self, from: usize, to: usize) -> u64 {
+        self.distances[from * self.ids.len() + to]
+    }
+
+    /// The memory-only nodes whose nearest node with CPUs is this one, or one as near.
+    pub(super) fn attached(&self, at: usize) -> &[usize] {
+        &self.attached[at]
+    }
+
+    /// Whether any memory-only node counts together with another.
+    pub(super) fn has_attached(&self) -> bool {
+        self.attached.iter().any(|of| !of.is_empty())
+    }
+
+    /// All resources by number.
+    pub(super) fn resources(&self) -> &[Resource] {
+        &self.resources
+    }
+
+    /// The number of a kind of memory.
+    pub(super) fn number_of(&self, kind: ZoneKind) -> Option<usize> {
+        self.resources.iter().position(|&of| of == Resource::Memory(kind))
+    }
+
+    /// What could be promised on the empty machine, by resource and position.
+    pub(super) fn capacity(&self) -> &[Vec<u64>] {
+        &self.capacity
+    }
+
+    /// A column of the accounts of memory, by position.
+    pub(super) fn column(
+        &self,
+        accounts: &BTreeMap<NodeId, NodeAccount>,
+        kind: ZoneKind,
+        value: fn(&KindAccount) -> Bytes,
+    ) -> Vec<u64> {
+        column(&self.ids, accounts, kind, value)
+    }
+}
+
+/// Numbers nodes such that those that could change places have the same.
+fn twins(distances: &[u64], len: usize) -> Vec<usize> {
+    let distance = |from: usize, to: usize| distances[from * len + to];
+    let alike = |a: usize, b: usize| {
+        distance(a, a) == distance(b, b)
+            && distance(a, b) == distance(b, a)
+            && (0..len)
+                .filter(|&of| of != a && of != b)
+                .all(|of| distance(a, of) == distance(b, of) && distance(of, a) == distance(of, b))
+    };
+    let mut twins: Vec<usize> = Vec::with_capacity(len);
+    for at in 0..len {
+        let first = (0..at).find(|&before| twins[before] == before && alike(before, at));
+        twins.push(first.unwrap_or(at));
+    }
+    twins
+}
+
+/// A kind that a node does not have is one of which it has nothing.
+fn column(
+    ids: &[NodeId],
+    accounts: &BTreeMap<NodeId, NodeAccount>,
+    kind: ZoneKind,
+    value: fn(&KindAccount) -> Bytes,
+) -> Vec<u64> {
+    let of = |id| {
+        accounts.get(id).and_then(|account| account.kinds.get(&kind)).map_or(0, |account| value(account).0)
+    };
+    ids.iter().map(of).collect()
+}

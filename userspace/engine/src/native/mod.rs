@@ -1,0 +1,231 @@
+//! The strategy `native`: the same promises as the kubelet's managers give, without their known faults.
+//!
+//! Problem: give containers exclusive CPUs, memory and hugepages on as few and as near nodes as their topology policy
+//! demands, and leave as much as possible for those that come later.
+//!
+//! What the policies mean here:
+//!
+//! | policy | meaning |
+//! |---|---|
+//! | `none`, `best-effort` | whatever fits the machine is admitted, on as few nodes as possible, the nearest ones |
+//! | `restricted` | each resource is on the least number of nodes that could hold it on the empty machine, the smaller set within the larger |
+//! | `single-numa-node` | everything is on one node |
+//!
+//! Algorithm of an admission: what goes together (a container; in pod scope all that run) is placed in the order of
+//! size, depth first: of each the best few placements are tried, until all have room. Nothing is charged before.
+//! CPUs, memory and hugepages are placed jointly. Placements are ranked by fewest nodes, then by distances, then by
+//! what they leave (see [`crate::searches`]).
+//!
+//! Init containers end before those that matter start, so they never decide where these are. Each has to fit into
+//! what is free together with what the containers after it hold, and holds only what it needs beyond that.
+//!
+//! Invariants: a request is placed whole or the ledger stays as it is; the bytes of a block are those placed for it;
+//! what is promised on a node is what is placed there, so what is given back is exactly what was taken; the result
+//! depends on nothing but machine, configuration, ledger, request and terms.
+//!
+//! | part | where |
+//! |---|---|
+//! | the machine as the search sees it | module `host` |
+//! | what a request asks for | module `units` |
+//! | where it can go | module `search` |
+//! | which is best | module `rank` |
+//! | putting it together | modules `decide`, `init` |
+//! | which CPUs | module `cpus` |
+//! | a machine that changed | module `rebase` |
+//! | refusals | [`Refusal`] |
+
+mod accounts;
+mod cpus;
+mod decide;
+mod host;
+mod init;
+mod rank;
+mod rebase;
+mod refusal;
+mod room;
+mod search;
+mod units;
+
+use std::collections::BTreeMap;
+
+use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
+use serde::{Deserialize, Serialize};
+
+pub use self::refusal::{Refusal, What};
+use self::{cpus::Cpus, host::Host};
+use crate::{
+    decision::{Cause, Decision, Detail, Rejection, ResizeError},
+    explain::Explanation,
+    hint::NodeIndex,
+    kubelet::{check_machine, check_request, check_reservations, cpu::StaticCpus, memory::StaticMemory},
+    ledger::Ledger,
+    policy::{
+        Component, CpuManagerPolicy, CpuOptions, MemoryManagerPolicy, MemoryTier, Phase, PolicyConfig,
+        StartError, StartProblem, Tiers, TopologyManagerPolicy, TopologyManagerScope, TopologyOptions,
+    },
+    rebase::Uncovered,
+    request::{ContainerName, OwnerId, Request, Resources},
+    strategy::{Allocatable, Stage, Strategy},
+    terms::Terms,
+};
+
+/// What `native` needs to know beside the kubelet's configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct NativeOptions {
+    /// How memory-only nodes count, unless a request says otherwise.
+    pub tiers: Tiers,
+    /// What sort of memory each node has; those that are not named have ordinary memory.
+    pub memory_tiers: BTreeMap<NodeId, MemoryTier>,
+}
+
+/// The strategy `native`.
+#[derive(Debug)]
+pub struct Native {
+    host: Host,
+    policy: TopologyManagerPolicy,
+    scope: TopologyManagerScope,
+    options: NativeOptions,
+}
+
+impl Native {
+    /// Checks a configuration against a machine. The configuration is the kubelet's, and its faults are named in
+    /// the kubelet's words; there is no limit on the number of nodes, and distances always count.
+    pub fn new(
+        machine: &Machine,
+        config: &PolicyConfig,
+        options: &NativeOptions,
+    ) -> Result<Self, StartError> {
+        let refused = |component| move |problem| StartError::new(component, Phase::New, problem);
+        check_machine(machine).map_err(|problem| refused(Component::Configuration)(problem.into()))?;
+        check_reservations(config).map_err(refused(Component::Configuration))?;
+        // However many nodes there are, they are not too many.
+        let topology = TopologyOptions::parse(config, 0).map_err(refused(Component::TopologyManager))?;
+        let nodes = NodeIndex::new(machine.nodes.keys().copied());
+        let cpus = cpus(machine, &nodes, config).map_err(refused(Component::CpuManager))?;
+        let idle = match config.memory_manager_policy {
+            MemoryManagerPolicy::None => BTreeMap::new(),
+            MemoryManagerPolicy::Static => StaticMemory::new(machine, &nodes, config)
+                .map_err(refused(Component::MemoryManager))?
+                .idle()
+                .clone(),
+        };
+        let host = Host::new(machine, cpus, idle);
+        Ok(Self {
+            host,
+            policy: topology.policy,
+            scope: config.topology_manager_scope,
+            options: options.clone(),
+        })
+    }
+
+    /// The topology policy and scope for these terms.
+    fn agreement(&self, terms: &Terms) -> (TopologyManagerPolicy, TopologyManagerScope) {
+        (terms.policy.unwrap_or(self.policy), terms.scope.unwrap_or(self.scope))
+    }
+
+    fn check(&self, terms: &Terms) -> Result<(), StartError> {
+        let (policy, _) = self.agreement(terms);
+        let checked = self.host.cpus.as_ref().map_or(Ok(()), |cpus| cpus.check_policy(policy));
+        let problem =
+            |problem| StartError::new(Component::CpuManager, Phase::New, StartProblem::StaticCpu(problem));
+        checked.map_err(problem)
+    }
+}
+
+fn cpus(machine: &Machine, nodes: &NodeIndex, config: &PolicyConfig) -> Result<Option<Cpus>, StartProblem> {
+    let options = &config.cpu_manager_policy_options;
+    match config.cpu_manager_policy {
+        CpuManagerPolicy::None if options.is_empty() => Ok(None),
+        CpuManagerPolicy::None => Err(StartProblem::OptionsWithoutPolicy(options.clone())),
+        CpuManagerPolicy::Static => {
+            let manager = StaticCpus::new(machine, nodes, config, config.topology_manager_policy)?;
+            let options = CpuOptions::parse(config).map_err(StartProblem::StaticCpu)?;
+            Ok(Some(Cpus::new(machine, manager, options)))
+        }
+    }
+}
+
+fn rejected(ledger: &Ledger, request: &Request, container: Option<ContainerName>, cause: Cause) -> Decision {
+    let message = cause.to_string();
+    let rejection = Rejection::new(&request.owner, container, cause, message, Vec::new());
+    Decision {
+        outcome: Err(Box::new(rejection)),
+        explanation: Explanation::default(),
+        ledger: ledger.clone(),
+    }
+}
+
+impl Strategy for Native {
+    fn idle(&self) -> Ledger {
+        let shared_pool = self.host.cpus.as_ref().map(|cpus| cpus.idle_pool().clone()).unwrap_or_default();
+        Ledger::idle(self.host.idle.clone(), shared_pool)
+    }
+
+    fn allocatable(&self) -> Allocatable {
+        let mut memory: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>> = BTreeMap::new();
+        for (&node, account) in &self.host.idle {
+            for (&kind, account) in account.kinds.iter().filter(|(_, account)| account.allocatable.0 > 0) {
+                memory.entry(kind).or_default().insert(node, account.allocatable);
+            }
+        }
+        let cpus = self.host.cpus.as_ref().map(|cpus| cpus.allocatable().clone()).unwrap_or_default();
+        Allocatable { cpus, memory }
+    }
+
+    fn check_terms(&self, terms: &Terms) -> Result<(), StartError> {
+        self.check(terms)
+    }
+
+    fn admit_watched(
+        &self,
+        ledger: &Ledger,
+        request: &Request,
+        terms: &Terms,
+        watch: &dyn Fn(Stage),
+    ) -> Decision {
+        let checked = check_request(request)
+            .and_then(|()| self.check(terms).map_err(|problem| Cause::Terms(Detail::new(problem))));
+        match checked {
+            Ok(()) => self.decide(ledger, request, terms, watch),
+            Err(cause) => rejected(ledger, request, None, cause),
+        }
+    }
+
+    fn started(&self, ledger: &Ledger, owner: &OwnerId, container: &ContainerName) -> Ledger {
+        let mut next = ledger.clone();
+        let Some(request) = next.owner(owner).and_then(|account| account.request.clone()) else {
+            return next;
+        };
+        if !request.has_container(container) {
+            return next;
+        }
+        next.owner_mut(owner).started.insert(container.clone());
+        for init in request.init_containers.iter().take_while(|init| &init.name != container) {
+            if !init.restartable {
+                accounts::release(&self.host, &mut next, owner, &init.name);
+            }
+        }
+        next
+    }
+
+    fn removed(&self, ledger: &Ledger, owner: &OwnerId) -> Ledger {
+        let mut next = ledger.clone();
+        accounts::remove(&self.host, &mut next, owner);
+        next
+    }
+
+    fn resize(
+        &self,
+        ledger: &Ledger,
+        _owner: &OwnerId,
+        _container: &ContainerName,
+        _to: &Resources,
+    ) -> Result<Ledger, ResizeError> {
+        Ok(ledger.clone())
+    }
+
+    fn rebase(&self, ledger: &Ledger) -> (Ledger, Vec<Uncovered>) {
+        rebase::rebase(self, ledger)
+    }
+}

@@ -1,0 +1,134 @@
+//! Why a request is refused: what was asked for, and what each node has of it.
+
+use std::fmt;
+
+use numaward_topology::ZoneKind;
+
+use crate::{
+    decision::{Cause, Detail, Shortfall},
+    hint::Resource,
+    kubelet::CpuError,
+    policy::TopologyManagerPolicy,
+    quantity::Quantity,
+    request::ContainerName,
+};
+
+/// As many nodes are named in a sentence; the data has all.
+const NAMED: usize = 16;
+
+/// Why the strategy `native` refuses a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No nodes that the policy allows have enough free.
+    NoRoom {
+        /// The container; `None` for all that run together.
+        container: Option<ContainerName>,
+        /// The policy.
+        policy: TopologyManagerPolicy,
+        /// Whether the empty machine would have had room.
+        ever: bool,
+        /// For whom there is no room.
+        what: What,
+        /// What is requested and free by node.
+        missing: Vec<Shortfall>,
+    },
+    /// With `strict-cpu-reservation`: the shared pool would have no CPU left although somebody runs there.
+    SharedPool {
+        /// CPUs that were requested.
+        requested: u64,
+        /// CPUs that the shared pool has.
+        free: u64,
+    },
+    /// With `full-pcpus-only`: not a number of whole cores.
+    Cores(CpuError),
+    /// CPUs were counted that could not be taken.
+    Uncollected {
+        /// The container.
+        container: ContainerName,
+    },
+    /// The machine has no memory of a kind.
+    UnknownKind {
+        /// The kind.
+        kind: ZoneKind,
+        /// What was requested.
+        requested: Quantity,
+    },
+    /// An amount is more than any machine has.
+    TooLarge {
+        /// The resource.
+        resource: Resource,
+        /// The amount.
+        amount: Quantity,
+    },
+    /// All containers together ask for more than any machine has.
+    SumTooLarge,
+}
+
+/// What there was no room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A container that goes on running, or all of these.
+    Running,
+    /// A container that ends before the others start.
+    Init,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoRoom { container, policy, ever, what, missing } => {
+                match (container, what) {
+                    (Some(name), What::Running) => write!(f, "container {name}")?,
+                    (Some(name), What::Init) => write!(f, "init container {name}")?,
+                    (None, _) => f.write_str("the containers together")?,
+                }
+                let rule = match policy {
+                    TopologyManagerPolicy::SingleNumaNode => "cannot have all on one node",
+                    TopologyManagerPolicy::Restricted => {
+                        "cannot have each resource on its least number of nodes, the smaller sets within the larger"
+                    }
+                    TopologyManagerPolicy::None | TopologyManagerPolicy::BestEffort => {
+                        "cannot be placed on any nodes"
+                    }
+                };
+                write!(f, " {rule} (policy {policy}): ")?;
+                if !ever {
+                    f.write_str("not even the empty machine could hold it; ")?;
+                }
+                for (index, shortfall) in missing.iter().take(NAMED).enumerate() {
+                    write!(f, "{}{shortfall}", if index > 0 { "; " } else { "" })?;
+                }
+                if missing.len() > NAMED {
+                    write!(f, "; and {} more", missing.len() - NAMED)?;
+                }
+                Ok(())
+            }
+            Self::SharedPool { requested, free } => write!(
+                f,
+                "cpu requested {requested}, free {free}: the shared pool would have no CPU left for those that run there"
+            ),
+            Self::Cores(error) => error.fmt(f),
+            Self::Uncollected { container } => {
+                write!(f, "container {container}: the free CPUs cannot be put together to whole cores")
+            }
+            Self::UnknownKind { kind, requested } => {
+                write!(f, "{kind} requested {requested}, free 0: no node has any")
+            }
+            Self::TooLarge { resource, amount } => {
+                write!(f, "{resource} requested {amount}: more than any machine has")
+            }
+            Self::SumTooLarge => f.write_str("all containers together request more than any machine has"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+impl From<Refusal> for Cause {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Cores(error) => Self::Cores(Detail::new(error)),
+            refusal => Self::NoRoom(Detail::new(refusal)),
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Sets of nodes on machines on which not every set can be looked at.
+//!
+//! Problem: find the smallest sets that have enough of every resource, and of these the ones whose nodes are nearest
+//! to each other.
+//!
+//! Algorithm: branch and bound. A lower bound of the size comes from the sorted free amounts; an upper bound, and sets
+//! to fall back to, from two greedy seeds around every node: nearest first, and largest first within rings of
+//! distance. (Nearest first alone often takes more nodes than needed.) Then sets are built node by node, for each
+//! size from the lower bound on. A beginning is dropped if even the largest nodes cannot complete it, or if it cannot
+//! become nearer than what was found. Of nodes that are alike (the same free amounts, the same distances to all
+//! others) only the first is tried. After [`STEPS`] steps it stops with the best so far, and says so.
+
+use std::cmp::Reverse;
+
+use crate::native::host::Host;
+
+/// Nodes added to a beginning before the search gives up.
+pub(crate) const STEPS: u32 = 500;
+/// As many sets are kept.
+const KEPT: usize = 8;
+
+/// How much of a resource is needed.
+pub(super) struct Wanted {
+    pub(super) need: u64,
+    /// By position.
+    pub(super) free: Vec<u64>,
+    /// At most so many nodes of the set may give it; `None`: all.
+    pub(super) count: Option<usize>,
+}
+
+pub(super) struct Large<'a> {
+    host: &'a Host,
+    items: Vec<usize>,
+    wanted: Vec<Wanted>,
+    /// Nodes with the same number are alike; by position.
+    classes: Vec<usize>,
+    /// For each resource, how much the n largest nodes have together.
+    largest: Vec<Vec<u64>>,
+    /// The least distance between two nodes.
+    nearest: u64,
+    steps: u32,
+    /// Whether it gave up.
+    pub(super) cut_off: bool,
+    /// The best sets of one size, by the sum of their distances.
+    best: Vec<(u64, Vec<usize>)>,
+}
+
+impl<'a> Large<'a> {
+    pub(super) fn new(host: &'a Host, items: Vec<usize>, wanted: Vec<Wanted>) -> Self {
+        // A node that has nothing of what is needed is never part of a smallest set.
+        let items: Vec<usize> =
+            items.into_iter().filter(|&at| wanted.iter().any(|of| of.free[at] > 0)).collect();
+        let mut classes = vec![0; host.len()];
+        let mut seen = std::collections::BTreeMap::new();
+        for &at in &items {
+            let amounts: Vec<u64> = wanted.iter().map(|of| of.free[at].min(of.need)).collect();
+            let next = seen.len();
+            classes[at] = *seen.entry((host.twins(at), amounts)).or_insert(next);
+        }
+        let largest = |of: &Wanted| {
+            let mut free: Vec<u64> = items.iter().map(|&at| of.free[at]).collect();
+            free.sort_unstable_by(|a, b| b.cmp(a));
+            let mut sum = 0u64;
+            let mut sums = vec![0];
+            sums.extend(free.into_iter().map(|free| {
+                sum = sum.saturating_add(free);
+                sum
+            }));
+            sums
+        };
+        let largest = wanted.iter().map(largest).collect();
+        Self {
+            host,
+            nearest: host.nearest(),
+            items,
+            wanted,
+            classes,
+            largest,
+            steps: STEPS,
+            cut_off: false,
+            best: Vec::new(),
+        }
+    }
+
+    /// Whether a set has enough.
+    fn enough(&self, set: &[usize]) -> bool {
+        self.wanted.iter().all(|of| match of.count {
+            Some(count) if count < set.len() => {
+                let mut free: Vec<u64> = set.iter().map(|&at| of.free[at]).collect();
+                free.sort_unstable_by(|a, b| b.cmp(a));
+                free.iter().take(count).fold(0u64, |sum, &free| sum.saturating_add(free)) >= of.need
+            }
+            _ => set.iter().fold(0u64, |sum, &at| sum.saturating_add(of.free[at])) >= of.need,
+        })
+    }
+
+    /// How much of what is needed a node has, in 1/1024 of the need, over all resources.
+    fn weight(&self, at: usize) -> u64 {
+        let share = |of: &Wanted| {
+            let share = u128::from(of.free[at].min(of.need)) * 1024 / u128::from(of.need.max(1));
+            u64::try_from(share).unwrap_or(u64::MAX)
+        };
+        self.wanted.iter().map(share).sum()
+    }
+
+    fn spread(&self, set: &[usize]) -> u64 {
+        let to_later = |(index, &from): (usize, &usize)| {
+            set[index + 1..].iter().map(|&to| self.host.distance(from, to)).sum::<u64>()
+        };
+        set.iter().enumerate().map(to_later).sum()
+    }
+
+    fn keep(&mut self, mut set: Vec<usize>) {
+        set.sort_unstable();
+        if self.best.first().is_some_and(|(_, best)| best.len() > set.len()) {
+            self.best.clear();
+        }
+        if self.best.first().is_some_and(|(_, best)| best.len() < set.len()) {
+            return;
+        }
+        let entry = (self.spread(&set), set);
+        if let Err(index) = self.best.binary_search(&entry) {
+            self.best.insert(index, entry);
+            self.best.truncate(KEPT);
+        }
+    }
+
+    /// The best sets of the smallest size between two, nearest first.
+    pub(super) fn search(&mut self, least: usize, most: usize) -> Vec<Vec<usize>> {
+        let roots = self.roots();
+        for &root in &roots {
+            self.seed(root, most);
+        }
+        let upper = self.best.first().map_or(most.min(self.items.len()), |(_, set)| set.len());
+        for size in least..=upper {
+            let possible = self
+                .wanted
+                .iter()
+                .zip(&self.largest)
+                .all(|(of, largest)| largest[size.min(largest.len() - 1)] >= of.need);
+            if !possible {
+                continue;
+            }
+            for (index, &root) in roots.iter().enumerate() {
+                // Sets with an earlier root were seen. Nodes alike to this one can still be members.
+                let later: Vec<usize> = {
+                    let mut later: Vec<usize> = self
+                        .items
+                        .iter()
+                        .copied()
+                        .filter(|&at| {
+                            at != root
+                                && !roots[..index].iter().any(|&of| self.classes[of] == self.classes[at])
+                        })
+                        .collect();
+                    later.sort_by_key(|&at| {
+                        (self.host.distance(root, at), Reverse(self.weight(at)), self.classes[at], at)
+                    });
+                    later
+                };
+                let mut chosen = Vec::with_capacity(size);
+                chosen.push(root);
+                let mut sums: Vec<u64> = self.wanted.iter().map(|of| of.free[root]).collect();
+                self.extend(&later, size, &mut chosen, 0, &mut sums);
+                if self.steps == 0 {
+                    break;
+                }
+            }
+            if self.best.first().is_some_and(|(_, set)| set.len() == size) || self.steps == 0 {
+                break;
+            }
+        }
+        self.cut_off |= self.steps == 0;
+        self.best.iter().map(|(_, set)| set.clone()).collect()
+    }
+
+    /// One node of each class, those with the most first.
+    fn roots(&self) -> Vec<usize> {
+        let mut seen = std::collections::BTreeSet::new();
+        let mut roots: Vec<usize> =
+            self.items.iter().copied().filter(|&at| seen.insert(self.classes[at])).collect();
+        roots.sort_by_key(|&at| (Reverse(self.weight(at)), at));
+        roots
+    }
+
+    fn seed(&mut self, root: usize, most: usize) {
+        let mut by_distance: Vec<usize> = self.items.iter().copied().filter(|&at| at != root).collect();
+        by_distance.sort_by_key(|&at| (self.host.distance(root, at), Reverse(self.weight(at)), at));
+        self.greedy(root, &by_distance, most);
+        // Largest first within each ring that has more than the ring before.
+        let mut rings: Vec<u64> = by_distance.iter().map(|&at| self.host.distance(root, at)).collect();
+        rings.dedup();
+        for ring in rings {
+            let mut within: Vec<usize> =
+                by_distance.iter().copied().filter(|&at| self.host.distance(root, at) <= ring).collect();
+            within.sort_by_key(|&at| (Reverse(self.weight(at)), self.host.distance(root, at), at));
+            if self.greedy(root, &within, most) {
+                return;
+            }
+        }
+    }
+
+    /// Adds nodes in an order until there is enough.
+    fn greedy(&mut self, root: usize, order: &[usize], most: usize) -> bool {
+        let mut set = vec![root];
+        let mut order = order.iter();
+        while !self.enough(&set) {
+            match order.next() {
+                Some(&at) if set.len() < most => set.push(at),
+                _ => return false,
+            }
+        }
+        // What came first can be superfluous.
+        let mut index = 0;
+        while index < set.len() {
+            let mut without = set.clone();
+            without.remove(index);
+            if !without.is_empty() && self.enough(&without) {
+                set = without;
+            } else {
+                index += 1;
+            }
+        }
+        self.keep(set);
+        true
+    }
+
+    /// Completes a beginning to a set of a size with nodes of a list.
+    fn extend(
+        &mut self,
+        list: &[usize],
+        size: usize,
+        chosen: &mut Vec<usize>,
+        spread: u64,
+        sums: &mut Vec<u64>,
+    ) {
+        let missing = size - chosen.len();
+        if missing == 0 {
+            if self.enough(chosen) {
+                self.keep(chosen.clone());
+            }
+            return;
+        }
+        let mut skipped = None;
+        for (index, &at) in list.iter().enumerate() {
+            if list.len() - index < missing || self.steps == 0 {
+                return;
+            }
+            if skipped == Some(self.classes[at]) {
+                continue;
+            }
+            skipped = Some(self.classes[at]);
+            self.steps -= 1;
+            let added: u64 = chosen.iter().map(|&of| self.host.distance(of, at)).sum();
+            let left = missing - 1;
+            // What the missing ones add at least.
+            let more = self.nearest * (left * (chosen.len() + 1) + left * left.saturating_sub(1) / 2) as u64;
+            let full = self.best.len() == KEPT && self.best.first().is_some_and(|(_, set)| set.len() == size);
+            if full && self.best.last().is_some_and(|(worst, _)| spread + added + more >= *worst) {
+                continue;
+            }
+            let possible = self.wanted.iter().zip(&*sums).zip(&self.largest).all(|((of, sum), largest)| {
+                let rest = largest[left.min(largest.len() - 1)];
+                sum.saturating_add(of.free[at]).saturating_add(rest) >= of.need
+            });
+            if !possible {
+                continue;
+            }
+            let before = sums.clone();
+            for (sum, of) in sums.iter_mut().zip(&self.wanted) {
+                *sum = sum.saturating_add(of.free[at]);
+            }
+            chosen.push(at);
+            self.extend(&list[index + 1..], size, chosen, spread + added, sums);
+            chosen.pop();
+            *sums = before;
+        }
+    }
+}

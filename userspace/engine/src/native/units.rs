@@ -1,0 +1,194 @@
+//! What a request asks for, in numbers, and what goes together.
+
+use std::collections::BTreeMap;
+
+use numaward_topology::{NodeId, NodeSet, ZoneKind};
+
+use super::{
+    host::{CPU, Host},
+    refusal::Refusal,
+    room::{Room, Unit},
+};
+use crate::{
+    hint::Resource,
+    ledger::Ledger,
+    policy::{MemoryTier, TopologyManagerPolicy, TopologyManagerScope},
+    qos::QosClass,
+    request::{ContainerName, ContainerRequest, OwnerId, Request},
+    terms::Terms,
+};
+
+/// What each container of a request needs, by resource; in the order in which they start.
+#[derive(Clone, Debug)]
+pub(super) struct Needs {
+    pub(super) containers: Vec<Need>,
+}
+
+/// What a container needs.
+#[derive(Clone, Debug)]
+pub(super) struct Need {
+    pub(super) name: ContainerName,
+    /// By resource.
+    pub(super) amounts: Vec<u64>,
+    /// Whether it ends before the next one starts.
+    pub(super) ends: bool,
+}
+
+impl Need {
+    pub(super) fn is_nothing(&self) -> bool {
+        self.amounts.iter().all(|&amount| amount == 0)
+    }
+}
+
+impl Needs {
+    pub(super) fn new(host: &Host, request: &Request, terms: &Terms) -> Result<Self, Refusal> {
+        let guaranteed = request.qos() == QosClass::Guaranteed;
+        let containers = request.all_containers().map(|container| {
+            let mut amounts = vec![0; host.resources().len()];
+            if guaranteed || terms.burstable {
+                fill(host, container, guaranteed, &mut amounts)?;
+            }
+            Ok(Need { name: container.name.clone(), amounts, ends: request.is_regular_init(&container.name) })
+        });
+        Ok(Self { containers: containers.collect::<Result<_, Refusal>>()? })
+    }
+}
+
+fn fill(
+    host: &Host,
+    container: &ContainerRequest,
+    guaranteed: bool,
+    amounts: &mut [u64],
+) -> Result<(), Refusal> {
+    if let (Some(cpus), Some(cpu), true) = (&host.cpus, container.requests.cpu, guaranteed) {
+        let whole = cpu.whole_cpus().unwrap_or(0);
+        cpus.check_cores(whole).map_err(Refusal::Cores)?;
+        amounts[CPU] = whole;
+    }
+    if host.idle.is_empty() {
+        return Ok(());
+    }
+    for (&kind, &quantity) in container.requests.memory.iter().filter(|(_, quantity)| !quantity.is_zero()) {
+        let resource = Resource::Memory(kind);
+        let number = host.number_of(kind).ok_or(Refusal::UnknownKind { kind, requested: quantity })?;
+        amounts[number] = quantity.units().ok_or(Refusal::TooLarge { resource, amount: quantity })?;
+    }
+    Ok(())
+}
+
+/// What is placed together, the largest first, each with the containers that it is made of.
+pub(super) fn units(
+    host: &Host,
+    room: &Room,
+    needs: &Needs,
+    policy: TopologyManagerPolicy,
+    scope: TopologyManagerScope,
+    wishes: &Wishes<'_>,
+) -> Result<Vec<(Unit, Vec<usize>)>, Refusal> {
+    let running: Vec<usize> = (0..needs.containers.len())
+        .filter(|&index| !needs.containers[index].ends && !needs.containers[index].is_nothing())
+        .collect();
+    let together = scope == TopologyManagerScope::Pod && policy != TopologyManagerPolicy::None;
+    if together {
+        if running.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut sum = vec![0u64; host.resources().len()];
+        for &index in &running {
+            for (resource, amount) in needs.containers[index].amounts.iter().enumerate() {
+                sum[resource] = sum[resource].checked_add(*amount).ok_or(Refusal::SumTooLarge)?;
+            }
+        }
+        let names: Vec<&ContainerName> = running.iter().map(|&index| &needs.containers[index].name).collect();
+        let container = match names.as_slice() {
+            [one] => Some((*one).clone()),
+            _ => None,
+        };
+        return Ok(vec![(wishes.unit(host, container, sum, &names), running)]);
+    }
+    let unit = |index: usize| {
+        let need = &needs.containers[index];
+        (wishes.unit(host, Some(need.name.clone()), need.amounts.clone(), &[&need.name]), vec![index])
+    };
+    let mut units: Vec<(Unit, Vec<usize>)> = running.into_iter().map(unit).collect();
+    units.sort_by_key(|(unit, of)| (std::cmp::Reverse(unit.dominant_share(room)), of[0]));
+    Ok(units)
+}
+
+/// Where the containers of an owner would like to be.
+pub(super) struct Wishes<'a> {
+    terms: &'a Terms,
+    /// Nodes of those it wants to be with, and apart from.
+    with: NodeSet,
+    apart: NodeSet,
+}
+
+impl<'a> Wishes<'a> {
+    pub(super) fn new(ledger: &Ledger, owner: &OwnerId, terms: &'a Terms, host: &Host) -> Self {
+        let nodes_of = |selectors: &std::collections::BTreeSet<String>| {
+            let mut nodes = NodeSet::new();
+            if selectors.is_empty() {
+                return nodes;
+            }
+            for (other, account) in ledger.owners().filter(|(other, _)| *other != owner) {
+                let named = |selector: &String| match selector.split_once('=') {
+                    Some((key, value)) => account.terms.labels.get(key).is_some_and(|of| of == value),
+                    None => selector == other.as_str(),
+                };
+                if !selectors.iter().any(named) {
+                    continue;
+                }
+                for held in account.containers.values() {
+                    nodes.extend(held.memory_nodes().iter());
+                    if let (Some(cpus), Some(manager)) = (&held.cpus, &host.cpus) {
+                        nodes.extend(host.set(&manager.nodes_of(cpus)).iter());
+                    }
+                }
+            }
+            nodes
+        };
+        Self { terms, with: nodes_of(&terms.with), apart: nodes_of(&terms.apart) }
+    }
+
+    fn unit(
+        &self,
+        host: &Host,
+        container: Option<ContainerName>,
+        need: Vec<u64>,
+        names: &[&ContainerName],
+    ) -> Unit {
+        let all = |of: &BTreeMap<ContainerName, NodeSet>| -> NodeSet {
+            names.iter().filter_map(|name| of.get(*name)).flat_map(NodeSet::iter).collect()
+        };
+        let devices = host.positions(&all(&self.terms.preferences.devices));
+        let mut preferred = all(&self.terms.preferences.preferred);
+        preferred.extend(self.with.iter());
+        let mut unwished = Vec::new();
+        if !preferred.is_empty() || !self.apart.is_empty() {
+            let is_unwished = |&node: &NodeId| {
+                !preferred.is_empty() && !preferred.contains(node) || self.apart.contains(node)
+            };
+            unwished = host.ids().iter().map(is_unwished).collect();
+        }
+        Unit { container, need, devices, unwished }
+    }
+}
+
+/// Takes memory that a request does not want away: of other tiers than it names.
+pub(super) fn only_tiers(host: &Host, room: &mut Room, terms: &Terms, tiers: &BTreeMap<NodeId, MemoryTier>) {
+    if terms.memory_tiers.is_empty() {
+        return;
+    }
+    for at in 0..host.len() {
+        let tier = tiers.get(&host.id(at)).copied().unwrap_or_default();
+        if terms.memory_tiers.contains(&tier) {
+            continue;
+        }
+        for (number, resource) in host.resources().iter().enumerate() {
+            if matches!(resource, Resource::Memory(ZoneKind::Memory | ZoneKind::Hugepages(_))) {
+                room.free[number][at] = 0;
+                room.capacity[number][at] = 0;
+            }
+        }
+    }
+}

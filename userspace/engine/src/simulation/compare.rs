@@ -1,0 +1,182 @@
+//! Both strategies on the same traces.
+//!
+//! The strategy `kubelet` must do what the kubelet did. `native` is replayed in four variants: memory-only nodes as nodes
+//! of their own or attached, nobody moved or at most [`MOVES`] containers for a request. It must break no invariant,
+//! and by policy and load admit at least as much memory time as the kubelet.
+
+use std::{collections::BTreeMap, fmt};
+
+use numaward_topology::Bytes;
+
+use super::{
+    replay::{Moves, Replay, replay, without_moves},
+    table::Table,
+    trace::{Sums, Trace},
+};
+use crate::{
+    kubelet::Kubelet,
+    ledger::Ledger,
+    native::{Native, NativeOptions},
+    policy::{PolicyConfig, Tiers, TopologyManagerPolicy},
+    request::Request,
+};
+
+/// As many containers are moved for a request.
+pub const MOVES: usize = 3;
+
+const TITLES: [&str; 6] =
+    ["kubelet", "strict", "strict, moves", "attached", "attached, moves", "totals only"];
+
+/// What became of many traces.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    table: Table,
+    failures: Vec<String>,
+    traces: u64,
+    /// What moving cost, by title.
+    moves: BTreeMap<&'static str, Moves>,
+}
+
+impl Default for Comparison {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Comparison {
+    /// No trace yet.
+    pub fn new() -> Self {
+        Self { table: Table::new(&TITLES), failures: Vec::new(), traces: 0, moves: BTreeMap::new() }
+    }
+
+    /// The traces that were added.
+    pub const fn traces(&self) -> u64 {
+        self.traces
+    }
+
+    /// The sums.
+    pub const fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// What must hold and does not.
+    pub fn failures(&self) -> Vec<String> {
+        let mut failures = self.failures.clone();
+        for ((policy, load), row) in &self.table.rows {
+            let (Some(policy), Some(load)) = (policy, load) else { continue };
+            let Some((kubelet, others)) = row.columns.split_first() else { continue };
+            for (title, of) in TITLES[1..TITLES.len() - 1].iter().zip(others) {
+                if of.memory_mib_ticks < kubelet.memory_mib_ticks {
+                    failures.push(format!(
+                        "{policy}, load {load} %: {title}: less memory time than the kubelet ({} of {} MiB ticks)",
+                        of.memory_mib_ticks, kubelet.memory_mib_ticks
+                    ));
+                }
+            }
+        }
+        failures
+    }
+
+    /// Replays a trace in all ways.
+    pub fn add(&mut self, trace: &Trace) {
+        self.traces += 1;
+        if let Err(error) = self.try_add(trace) {
+            self.failures.push(format!("{}: {error}", trace.name));
+        }
+    }
+
+    fn try_add(&mut self, trace: &Trace) -> Result<(), String> {
+        let (machine, config, requests) = trace.parts()?;
+        let policy = config.topology_manager_policy;
+        let kubelet = Kubelet::new(&machine, &config).map_err(|error| error.to_string())?;
+        let got = without_moves(trace, &requests, &kubelet);
+        if let Some(recorded) = &trace.kubelet {
+            let differs = trace.pods.iter().zip(recorded.outcome.chars()).zip(got.outcome.chars());
+            let mut differs = differs.filter(|((pod, recorded), got)| pod.guaranteed && recorded != got);
+            if let Some(((pod, recorded), got)) = differs.next() {
+                let name = &pod.pod.name;
+                self.failures
+                    .push(format!("{}: kubelet: {name}: recorded {recorded}, got {got}", trace.name));
+            }
+            let mut recorded = recorded.sums;
+            recorded.guaranteed = got.sums.guaranteed;
+            if recorded != got.sums {
+                self.failures.push(format!("{}: kubelet: the sums differ from the record", trace.name));
+            }
+        }
+        let mut columns = vec![got.sums];
+        for (title, tiers, moves) in [
+            (TITLES[1], Tiers::Strict, 0),
+            (TITLES[2], Tiers::Strict, MOVES),
+            (TITLES[3], Tiers::Attached, 0),
+            (TITLES[4], Tiers::Attached, MOVES),
+        ] {
+            let options = NativeOptions { tiers, ..NativeOptions::default() };
+            let native = Native::new(&machine, &config, &options).map_err(|error| error.to_string())?;
+            let got = with_native(trace, &requests, &native, moves);
+            self.failures.extend(got.faults.iter().map(|fault| format!("{}: {title}: {fault}", trace.name)));
+            self.moves.entry(title).or_default().add(&got.moves);
+            if let Some(totals) = &trace.totals_only {
+                self.check_best_effort(&config, trace, title, &got.sums, totals);
+            }
+            columns.push(got.sums);
+        }
+        columns.push(trace.totals_only.unwrap_or_default());
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a load is a small number"
+        )]
+        let load = (trace.load * 100.0).round() as u64;
+        self.table.add(policy.as_str(), load, &trace.offered(), &columns);
+        Ok(())
+    }
+
+    /// Under `best-effort` nodes never are a reason to refuse.
+    fn check_best_effort(
+        &mut self,
+        config: &PolicyConfig,
+        trace: &Trace,
+        title: &str,
+        got: &Sums,
+        totals: &Sums,
+    ) {
+        let indifferent = [TopologyManagerPolicy::None, TopologyManagerPolicy::BestEffort];
+        let admitted = |sums: &Sums| (sums.admitted_first_try, sums.admitted_on_retry, sums.memory_mib_ticks);
+        if indifferent.contains(&config.topology_manager_policy) && admitted(got) != admitted(totals) {
+            self.failures
+                .push(format!("{}: {title}: not the admissions of a machine without nodes", trace.name));
+        }
+    }
+}
+
+/// Replays a trace with `native`, moving at most so many containers for a request.
+pub fn with_native(trace: &Trace, requests: &[Request], native: &Native, moves: usize) -> Replay {
+    if moves == 0 {
+        return without_moves(trace, requests, native);
+    }
+    replay(trace, requests, native, &|_ledger: &Ledger, _request: &Request| {
+        let _ = (native, Bytes(0));
+        None
+    })
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.table.text())?;
+        for (title, moves) in self.moves.iter().filter(|(_, moves)| moves.plans > 0) {
+            writeln!(
+                f,
+                "{title}: {} requests admitted after {} moves, {} MiB a request",
+                moves.plans,
+                moves.moves,
+                (moves.bytes.0 >> 20) / moves.plans
+            )?;
+        }
+        let failures = self.failures();
+        for failure in &failures {
+            writeln!(f, "FAILED {failure}")?;
+        }
+        write!(f, "{} traces, {} failures", self.traces, failures.len())
+    }
+}

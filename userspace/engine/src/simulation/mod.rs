@@ -1,0 +1,17 @@
+//! Replays: what a strategy would have done with pods that arrive, live and leave.
+//!
+//! Nothing here reads files: whoever calls hands in the text, already parsed.
+//!
+//! | part | what |
+//! |---|---|
+//! | [`format`] | machines, configurations and pods as they are written down |
+//! | [`trace`] | traces of pods, and what the kubelet did with them |
+//! | [`replay`] | a replay of a trace with a strategy |
+//! | [`table`] | sums over many replays |
+//! | [`compare`] | both strategies on the same traces |
+
+pub mod compare;
+pub mod format;
+pub mod replay;
+pub mod table;
+pub mod trace;

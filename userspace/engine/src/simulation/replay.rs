@@ -1,0 +1,183 @@
+//! A replay of a trace with a strategy.
+//!
+//! At each tick pods leave, then those are tried again that were rejected a while ago, then pods arrive. All containers
+//! of an admitted pod start at once, init containers first.
+
+use std::collections::BTreeMap;
+
+use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind};
+
+use super::trace::{Sums, Trace};
+use crate::{
+    ledger::Ledger,
+    request::{OwnerId, Request},
+    strategy::{Allocatable, Strategy},
+};
+
+/// What became of a trace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Replay {
+    /// A letter a pod: `A` admitted at the first try, `R` on retry, `X` dropped.
+    pub outcome: String,
+    /// The sums over the Guaranteed pods.
+    pub sums: Sums,
+    /// How many containers were moved, in how many plans.
+    pub moves: Moves,
+    /// What must not be and was; empty if all is well. At most a few are told.
+    pub faults: Vec<String>,
+}
+
+/// What moving cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moves {
+    /// Requests that were admitted after moves.
+    pub plans: u64,
+    /// Containers that were moved.
+    pub moves: u64,
+    /// Memory that was moved.
+    pub bytes: Bytes,
+}
+
+impl Moves {
+    /// Adds what others cost.
+    pub const fn add(&mut self, other: &Self) {
+        self.plans += other.plans;
+        self.moves += other.moves;
+        self.bytes.0 += other.bytes.0;
+    }
+}
+
+/// What an attempt to admit a request by moving others came to: the ledger afterwards, and what it cost.
+pub type Moved = Option<(Ledger, Moves)>;
+
+/// Replays a trace. Where a request is rejected, `make_room` may move others and admit it.
+pub fn replay(
+    trace: &Trace,
+    requests: &[Request],
+    strategy: &dyn Strategy,
+    make_room: &dyn Fn(&Ledger, &Request) -> Moved,
+) -> Replay {
+    let mut replay = Replay::default();
+    let mut letters = vec![' '; requests.len()];
+    let (mut departures, mut retries) = (Due::default(), Due::default());
+    let mut arrivals = Due::default();
+    for (index, pod) in trace.pods.iter().enumerate().take(requests.len()) {
+        arrivals.add(pod.at, index);
+    }
+    let mut ledger = strategy.idle();
+    let allocatable = strategy.allocatable();
+    while let Some(tick) = [&departures, &retries, &arrivals].into_iter().filter_map(Due::next).min() {
+        for index in departures.take(tick) {
+            ledger = strategy.removed(&ledger, &requests[index].owner);
+        }
+        let again = retries.take(tick);
+        let first = arrivals.take(tick);
+        let tries =
+            again.into_iter().map(|index| (index, 'R')).chain(first.into_iter().map(|index| (index, 'A')));
+        for (index, letter) in tries {
+            let request = &requests[index];
+            let decision = strategy.admit(&ledger, request);
+            let admitted = if decision.outcome.is_ok() {
+                Some(decision.ledger)
+            } else if let Some((moved, cost)) = make_room(&ledger, request) {
+                replay.moves.add(&cost);
+                Some(moved)
+            } else {
+                ledger = decision.ledger;
+                None
+            };
+            if let Some(next) = admitted {
+                ledger = next;
+                for container in request.all_containers() {
+                    ledger = strategy.started(&ledger, &request.owner, &container.name);
+                }
+                letters[index] = letter;
+                departures.add(tick + trace.pods[index].life, index);
+            } else if letter == 'A' {
+                retries.add(tick + trace.retry_after, index);
+            } else {
+                letters[index] = 'X';
+            }
+        }
+        if replay.faults.len() < 3 {
+            replay.faults.extend(
+                faults(&ledger, &allocatable).into_iter().map(|fault| format!("tick {tick}: {fault}")),
+            );
+        }
+    }
+    if ledger != strategy.idle() && replay.faults.is_empty() && ledger.allocations().next().is_none() {
+        replay.faults.push("when all have left, the ledger is not as in the beginning".to_owned());
+    }
+    replay.outcome = letters.into_iter().collect();
+    replay.sums = trace.sums(&replay.outcome);
+    replay
+}
+
+/// A replay in which nobody is moved.
+pub fn without_moves(trace: &Trace, requests: &[Request], strategy: &dyn Strategy) -> Replay {
+    replay(trace, requests, strategy, &|_, _| None)
+}
+
+/// What is due at which tick.
+#[derive(Default)]
+struct Due(BTreeMap<u64, Vec<usize>>);
+
+impl Due {
+    fn add(&mut self, tick: u64, index: usize) {
+        self.0.entry(tick).or_default().push(index);
+    }
+
+    fn next(&self) -> Option<u64> {
+        self.0.keys().next().copied()
+    }
+
+    /// What is due, in the order of the trace.
+    fn take(&mut self, tick: u64) -> Vec<usize> {
+        let mut due = self.0.remove(&tick).unwrap_or_default();
+        due.sort_unstable();
+        due
+    }
+}
+
+/// What must never be: a CPU exclusive to two owners or reserved, or more bytes promised on a node than it has.
+pub fn faults(ledger: &Ledger, allocatable: &Allocatable) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut seen: BTreeMap<&OwnerId, CpuSet> = BTreeMap::new();
+    let mut bytes: BTreeMap<(ZoneKind, NodeId), u128> = BTreeMap::new();
+    for (owner, container, held) in ledger.allocations() {
+        if let Some(cpus) = &held.cpus {
+            seen.entry(owner).or_default().extend(cpus.iter());
+            if !cpus.is_subset(&allocatable.cpus) {
+                faults.push(format!("{owner}: {container} has CPUs {cpus}, some of which are reserved"));
+            }
+        }
+        for (&kind, placed) in &held.placed {
+            for (&node, placed) in placed {
+                *bytes.entry((kind, node)).or_default() += u128::from(placed.0);
+            }
+        }
+    }
+    let mut all = CpuSet::new();
+    for (owner, cpus) in seen {
+        if cpus.intersects(&all) || cpus.intersects(ledger.shared_pool()) {
+            faults.push(format!("{owner} has CPUs {cpus}, some of which are not its alone"));
+        }
+        all.extend(cpus.iter());
+    }
+    for ((kind, node), placed) in bytes {
+        let most =
+            allocatable.memory.get(&kind).and_then(|nodes| nodes.get(&node)).copied().unwrap_or_default();
+        if placed > u128::from(most.0) {
+            faults.push(format!("node {node}: {placed} bytes of {kind} are promised of {}", most.0));
+        }
+        let account = ledger.nodes().get(&node).and_then(|account| account.kinds.get(&kind));
+        let free = account.map_or(0, |account| account.free.0);
+        if placed + u128::from(free) != u128::from(most.0) {
+            faults.push(format!(
+                "node {node}: {placed} bytes of {kind} promised and {free} free are not {}",
+                most.0
+            ));
+        }
+    }
+    faults
+}

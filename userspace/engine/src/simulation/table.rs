@@ -1,0 +1,83 @@
+//! Sums over many replays, by policy and load, as a table.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use super::trace::Sums;
+
+/// A share of what was offered, in tenths of a percent.
+pub fn per_mille(part: u64, whole: u64) -> u64 {
+    let (part, whole) = (u128::from(part), u128::from(whole.max(1)));
+    u64::try_from((part * 2000 + whole) / (whole * 2)).unwrap_or(u64::MAX)
+}
+
+/// Sums of one row: what was offered, and what each column admitted.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    /// Traces in this row.
+    pub traces: u64,
+    /// What was offered.
+    pub offered: Sums,
+    /// What each column admitted.
+    pub columns: Vec<Sums>,
+}
+
+/// Sums by row. Rows are ordered by their key.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    /// What the columns are.
+    pub titles: Vec<String>,
+    /// All, by policy, by policy and load (in percent).
+    pub rows: BTreeMap<(Option<String>, Option<u64>), Row>,
+}
+
+impl Table {
+    /// A table with these columns.
+    pub fn new(titles: &[&str]) -> Self {
+        Self { titles: titles.iter().map(|&title| title.to_owned()).collect(), rows: BTreeMap::new() }
+    }
+
+    /// Adds what became of a trace.
+    pub fn add(&mut self, policy: &str, load_percent: u64, offered: &Sums, columns: &[Sums]) {
+        let keys = [(None, None), (Some(policy), None), (Some(policy), Some(load_percent))];
+        for (policy, load) in keys {
+            let row = self.rows.entry((policy.map(str::to_owned), load)).or_default();
+            row.traces += 1;
+            row.offered.add(offered);
+            row.columns.resize(self.titles.len(), Sums::default());
+            for (sum, column) in row.columns.iter_mut().zip(columns) {
+                sum.add(column);
+            }
+        }
+    }
+
+    /// The table as text: percent of pods, CPU time and memory time.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        let percent = |part, whole| {
+            let share = per_mille(part, whole);
+            format!("{}.{}", share / 10, share % 10)
+        };
+        let width = self.titles.iter().map(String::len).max().unwrap_or(0).max(14);
+        let _ = write!(text, "{:<32} {:>6} {:>6}", "% pods/CPU time/memory time", "traces", "pods");
+        for title in &self.titles {
+            let _ = write!(text, "  {title:>width$}");
+        }
+        for ((policy, load), row) in &self.rows {
+            let name = match (policy, load) {
+                (None, _) => "all".to_owned(),
+                (Some(policy), None) => policy.clone(),
+                (Some(policy), Some(load)) => format!("{policy}, load {load} %"),
+            };
+            let _ = write!(text, "\n{name:<32} {:>6} {:>6}", row.traces, row.offered.guaranteed);
+            for sums in &row.columns {
+                let shares = [
+                    percent(sums.admitted(), row.offered.guaranteed),
+                    percent(sums.cpu_milli_ticks, row.offered.cpu_milli_ticks),
+                    percent(sums.memory_mib_ticks, row.offered.memory_mib_ticks),
+                ];
+                let _ = write!(text, "  {:>width$}", shares.join("/"));
+            }
+        }
+        text
+    }
+}
