@@ -1,6 +1,6 @@
-//! `cargo xtask bench` and `cargo xtask conformance`: names for what cargo runs.
+//! `cargo xtask bench`, `cargo xtask conformance` and `cargo xtask simulate`: names for what cargo runs.
 
-use std::path::{self, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -79,21 +79,33 @@ fn in_vm(package: &str, bench: &str, command: &str) -> Result<ExitCode> {
 pub(crate) struct Conformance {
     /// The folder of vectors [default: the repository's own]
     folder: Option<PathBuf>,
+    /// A folder of fault scenarios: `kubelet` against the record, `native` against what is desired
+    #[arg(long, value_name = "DIR", conflicts_with = "folder")]
+    faults: Option<PathBuf>,
 }
 
 pub(crate) fn conformance(arguments: &Conformance) -> Result<ExitCode> {
+    match &arguments.faults {
+        Some(folder) => engine("faults", Some(folder)),
+        None => engine("conformance", arguments.folder.as_deref()),
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct Simulate {
+    /// The folder of traces [default: the repository's own]
+    folder: Option<PathBuf>,
+}
+
+pub(crate) fn simulate(arguments: &Simulate) -> Result<ExitCode> {
+    engine("simulate", arguments.folder.as_deref())
+}
+
+/// Runs a program of the engine on a folder.
+fn engine(example: &str, folder: Option<&Path>) -> Result<ExitCode> {
     let mut cargo = command::cargo();
-    cargo.args([
-        "run",
-        "--quiet",
-        "--release",
-        "--package",
-        "numaward-engine",
-        "--example",
-        "conformance",
-        "--",
-    ]);
-    if let Some(folder) = &arguments.folder {
+    cargo.args(["run", "--quiet", "--release", "--package", "numaward-engine", "--example", example, "--"]);
+    if let Some(folder) = folder {
         // Cargo runs in the checkout's root.
         cargo.arg(path::absolute(folder).with_context(|| format!("cannot resolve {}", folder.display()))?);
     }

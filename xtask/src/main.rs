@@ -48,8 +48,10 @@ enum Task {
     Demo(demo::Arguments),
     /// Runs a benchmark
     Bench(bench::Bench),
-    /// Replays the kubelet's recorded decisions
+    /// Replays the kubelet's recorded decisions, or runs fault scenarios
     Conformance(bench::Conformance),
+    /// Replays traces of pods with both strategies
+    Simulate(bench::Simulate),
     /// Makes Grafana's dashboards from their tables, and the rules for the Prometheus operator
     Dashboards,
     /// Makes what is given to users: static program, Debian package, container image
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         Task::Demo(arguments) => demo::main(&arguments),
         Task::Bench(arguments) => bench::bench(&arguments),
         Task::Conformance(arguments) => bench::conformance(&arguments),
+        Task::Simulate(arguments) => bench::simulate(&arguments),
         Task::Dashboards => dashboards::run(command::root())
             .and_then(|()| manifests::write_rules(command::root()))
             .map(|()| ExitCode::SUCCESS),

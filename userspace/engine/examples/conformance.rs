@@ -4,13 +4,15 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
+#[path = "../tests/folder/mod.rs"]
+mod folder;
 #[path = "../tests/runner/mod.rs"]
 mod runner;
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     let directory = match arguments.as_slice() {
-        [] => runner::own_vectors(),
+        [] => folder::own("conformance"),
         [directory] => PathBuf::from(directory),
         _ => {
             eprintln!("usage: conformance [DIR]");

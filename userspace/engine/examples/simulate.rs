@@ -1,46 +1,38 @@
-//! Replays the traces of a directory with both strategies.
+//! Replays the traces of a directory with both strategies, by default those that come with the sources.
 //!
-//! `cargo run --release -p numaward-engine --example simulate -- DIR`
+//! `cargo run --release -p numaward-engine --example simulate -- [DIR]`
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use numaward_engine::simulation::{compare::Comparison, trace::Trace};
 
+#[path = "../tests/folder/mod.rs"]
+mod folder;
+
 fn compare(directory: &Path) -> Result<Comparison, String> {
-    let at = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    let mut files = Vec::new();
-    for entry in fs::read_dir(directory).map_err(|error| at(directory, &error))? {
-        let path = entry.map_err(|error| at(directory, &error))?.path();
-        if path.extension().is_some_and(|extension| extension == "json") {
-            files.push(path);
-        }
-    }
-    files.sort();
     let mut comparison = Comparison::new();
-    for file in &files {
-        let text = fs::read_to_string(file).map_err(|error| at(file, &error))?;
-        let traces: Vec<Trace> = serde_json::from_str(&text).map_err(|error| at(file, &error))?;
+    for (_, traces) in folder::read::<Trace>(directory)? {
         for trace in &traces {
             comparison.add(trace);
         }
-    }
-    if comparison.traces() == 0 {
-        return Err(at(directory, &"no traces (files *.json) in this directory"));
     }
     Ok(comparison)
 }
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
-    let [directory] = arguments.as_slice() else {
-        eprintln!("usage: simulate DIR");
-        return ExitCode::from(2);
+    let directory = match arguments.as_slice() {
+        [] => folder::own("traces"),
+        [directory] => PathBuf::from(directory),
+        _ => {
+            eprintln!("usage: simulate [DIR]");
+            return ExitCode::from(2);
+        }
     };
-    match compare(&PathBuf::from(directory)) {
+    match compare(&directory) {
         Ok(comparison) => {
             println!("{comparison}");
             if comparison.failures().is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -64,14 +64,22 @@ impl Allocation {
         }
     }
 
-    /// Has bytes charged to another node than before.
-    pub(crate) fn move_placed(&mut self, kind: ZoneKind, from: NodeId, to: NodeId, bytes: u64) {
+    /// Takes bytes off those charged to a node.
+    pub(crate) fn unplace(&mut self, kind: ZoneKind, from: NodeId, bytes: u64) {
         if let Some(nodes) = self.placed.get_mut(&kind) {
             if let Some(placed) = nodes.get_mut(&from) {
                 placed.0 = placed.0.saturating_sub(bytes);
             }
             nodes.retain(|_, placed| placed.0 > 0);
+            if nodes.is_empty() {
+                self.placed.remove(&kind);
+            }
         }
+    }
+
+    /// Has bytes charged to another node than before.
+    pub(crate) fn move_placed(&mut self, kind: ZoneKind, from: NodeId, to: NodeId, bytes: u64) {
+        self.unplace(kind, from, bytes);
         self.place(kind, to, bytes);
     }
 
@@ -98,7 +106,8 @@ impl Allocation {
 
 /// The account of one kind of memory on one node, in bytes.
 ///
-/// In the accounts by which a strategy decides ([`Ledger::nodes`]) `allocatable == promised + free` always holds.
+/// In the accounts by which a strategy decides ([`Ledger::nodes`]) `allocatable == promised + free` always holds, but
+/// for this: with `native` a node that lost memory has all promised that is placed on it, and nothing free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KindAccount {
     /// All there is (`MemTotal` of the node, pages in hugepage pools included; or the pool).

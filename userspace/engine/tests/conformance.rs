@@ -1,10 +1,11 @@
 //! The strategy `kubelet` repeats every record of the real kubelet.
 
+mod folder;
 mod runner;
 
 #[test]
 fn all_vectors_pass() {
-    let report = runner::run(&runner::own_vectors()).unwrap();
+    let report = runner::run(&folder::own("conformance")).unwrap();
     assert!(report.failures.is_empty(), "\n{report}");
     assert!(report.scenarios > 0 && report.state_files > 0, "{report}");
 }

@@ -96,7 +96,7 @@ fn resize_block(
 }
 
 /// What the owner asks for from now on.
-fn note_request(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName, to: &Resources) {
+pub(crate) fn note_request(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName, to: &Resources) {
     let Some(request) = ledger.owner(owner).and_then(|account| account.request.clone()) else { return };
     let mut request = (*request).clone();
     let asked = request.init_containers.iter_mut().chain(&mut request.containers);

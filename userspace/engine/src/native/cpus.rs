@@ -16,10 +16,13 @@
 
 use std::collections::BTreeMap;
 
-use numaward_topology::{CpuSet, Machine, NodeId};
+use numaward_topology::{CpuSet, Machine, NodeId, NodeSet};
 
 use crate::{
-    kubelet::{CpuError, cpu::StaticCpus},
+    kubelet::{
+        CpuError,
+        cpu::{StaticCpus, resize::CpuResizeError},
+    },
     ledger::Ledger,
     policy::{CpuOptions, StaticCpuProblem, TopologyManagerPolicy},
 };
@@ -124,6 +127,17 @@ impl Cpus {
     /// The positions of the nodes on which these CPUs are.
     pub(super) fn nodes_of(&self, cpus: &CpuSet) -> Vec<usize> {
         (0..self.nodes.len()).filter(|&at| self.nodes[at].all.intersects(cpus)).collect()
+    }
+
+    /// The CPUs that a container has instead of those it holds when it is to have so many, on these nodes.
+    pub(super) fn resized(
+        &self,
+        ledger: &Ledger,
+        held: &CpuSet,
+        wanted: usize,
+        nodes: &NodeSet,
+    ) -> Result<CpuSet, CpuResizeError> {
+        self.manager.resized(ledger, held, wanted, nodes)
     }
 
     /// With `full-pcpus-only` those that make up whole cores, else all.

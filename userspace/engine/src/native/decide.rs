@@ -26,7 +26,7 @@ use crate::{
     hint::Resource,
     ledger::{Allocation, Block, Ledger},
     policy::{Tiers, TopologyManagerPolicy, TopologyManagerScope},
-    request::{ContainerName, Request},
+    request::{ContainerName, OwnerId, Request},
     searches::{Candidate, Search},
     strategy::Stage,
     terms::Terms,
@@ -104,6 +104,9 @@ impl Agreed<'_> {
     }
 }
 
+/// Why a request is refused, and at which container.
+pub(super) type Refused = (Refusal, Option<ContainerName>);
+
 /// A unit that was placed.
 struct Placed {
     found: Found,
@@ -112,7 +115,7 @@ struct Placed {
 
 /// What an attempt goes through.
 struct Attempt<'a> {
-    terms: Agreed<'a>,
+    agreed: Agreed<'a>,
     needs: &'a Needs,
     units: &'a [(Unit, Vec<usize>)],
     room: Room,
@@ -121,7 +124,7 @@ struct Attempt<'a> {
     /// By container: what it holds in the end, and the sets of nodes of each resource.
     result: Vec<Holding>,
     /// Why it failed at first, and what had been found for the unit at which it did.
-    failure: Option<(Refusal, Option<ContainerName>)>,
+    failure: Option<Refused>,
     failed: Option<(usize, Found)>,
 }
 
@@ -139,10 +142,10 @@ pub(super) struct Holding {
 impl Attempt<'_> {
     fn place(&mut self, index: usize) -> bool {
         let Some((unit, _)) = self.units.get(index) else { return self.finish() };
-        let found = self.terms.candidates(&self.room, unit);
+        let found = self.agreed.candidates(&self.room, unit);
         if found.placements.is_empty() {
             if self.failure.is_none() {
-                let refusal = self.terms.no_room(&self.room, unit, What::Running);
+                let refusal = self.agreed.no_room(&self.room, unit, What::Running);
                 self.failure = Some((refusal, unit.container.clone()));
                 self.failed = Some((index, found));
             }
@@ -157,7 +160,7 @@ impl Attempt<'_> {
             self.steps -= 1;
             self.placed[index].chosen = chosen;
             let placement = &self.placed[index].found.placements[chosen];
-            let shares = self.room.take(self.terms.host, unit, placement);
+            let shares = self.room.take(self.agreed.host, unit, placement);
             for &container in &self.units[index].1 {
                 self.result[container].shares.clear();
             }
@@ -168,7 +171,7 @@ impl Attempt<'_> {
         }
         if self.failure.is_none() {
             self.failure =
-                Some((self.terms.no_room(&self.room, unit, What::Running), unit.container.clone()));
+                Some((self.agreed.no_room(&self.room, unit, What::Running), unit.container.clone()));
         }
         let placed = self.placed.pop();
         self.failed = self.failed.take().or(placed.map(|placed| (index, placed.found)));
@@ -199,9 +202,9 @@ impl Attempt<'_> {
         let mut parts: Vec<(Unit, usize)> = containers.iter().map(|of| (part(of), *of)).collect();
         parts.sort_by_key(|(part, of)| (std::cmp::Reverse(part.dominant_share(&room)), *of));
         for (part, container) in parts {
-            let found = search::search(self.terms.host, &room, &part, &Rule::Anywhere);
+            let found = search::search(self.agreed.host, &room, &part, &Rule::Anywhere);
             let Some(best) = found.placements.into_iter().next() else { return false };
-            let shares = room.take(self.terms.host, &part, &best);
+            let shares = room.take(self.agreed.host, &part, &best);
             self.result[container] = Holding { shares, sets: best.sets, borrowed_cpus: Vec::new() };
         }
         true
@@ -211,7 +214,7 @@ impl Attempt<'_> {
     fn finish(&mut self) -> bool {
         let units: Vec<&Placement> =
             self.placed.iter().map(|placed| &placed.found.placements[placed.chosen]).collect();
-        match init::place(&self.terms, &self.room, self.needs, &units, &mut self.result) {
+        match init::place(&self.agreed, &self.room, self.needs, &units, &mut self.result) {
             Ok(()) => true,
             Err((refusal, container)) => {
                 if self.failure.is_none() {
@@ -225,10 +228,10 @@ impl Attempt<'_> {
     fn explanation(&self) -> Explanation {
         let search = |index: usize, found: &Found, chosen: Option<usize>| Search {
             container: self.units[index].0.container.clone(),
-            policy: self.terms.policy,
+            policy: self.agreed.policy,
             considered: found.considered,
             cut_off: found.cut_off,
-            candidates: found.placements.iter().map(|of| candidate(self.terms.host, of)).collect(),
+            candidates: found.placements.iter().map(|of| candidate(self.agreed.host, of)).collect(),
             chosen,
         };
         let placed = self.placed.iter().enumerate();
@@ -279,19 +282,58 @@ impl Native {
             Ok(needs) => needs,
             Err(refusal) => return refuse(refusal, None, Explanation::default()),
         };
+        let (placed, explanation) = self.place(&next, &request.owner, &needs, terms, watch);
+        let allocations = match placed {
+            Ok(allocations) => allocations,
+            Err((refusal, container)) => return refuse(refusal, container, explanation),
+        };
+        if let Err(refusal) = self.check_shared_pool(&next, request, &allocations) {
+            return refuse(refusal, None, explanation);
+        }
+        let account = next.owner_mut(&request.owner);
+        account.request = Some(Arc::new(request.clone()));
+        account.terms.clone_from(terms);
+        for (need, allocation) in needs.containers.iter().zip(&allocations) {
+            accounts::hold(&mut next, &request.owner, &need.name, allocation.clone());
+        }
+        let grants = needs.containers.into_iter().zip(allocations);
+        let grants = grants.map(|(need, allocation)| Grant { container: need.name, allocation });
+        Decision { outcome: Ok(grants.collect()), explanation, ledger: next }
+    }
+
+    /// What a request is decided on.
+    pub(super) fn agreed(&self, terms: &Terms) -> Agreed<'_> {
         let (policy, scope) = self.agreement(terms);
-        let tiers = terms.tiers.unwrap_or(self.options.tiers);
-        let mut room = Room::new(&self.host, &next);
+        Agreed { host: &self.host, policy, scope, tiers: terms.tiers.unwrap_or(self.options.tiers) }
+    }
+
+    /// What a ledger leaves for those with these terms.
+    pub(super) fn room(&self, ledger: &Ledger, terms: &Terms) -> Room {
+        let mut room = Room::new(&self.host, ledger);
         units::only_tiers(&self.host, &mut room, terms, &self.options.memory_tiers);
-        let wishes = Wishes::new(&next, &request.owner, terms, &self.host);
-        let units = match units::units(&self.host, &room, &needs, policy, scope, &wishes) {
+        room
+    }
+
+    /// Places what containers need, as their terms say: what each is to hold, in their order.
+    pub(super) fn place(
+        &self,
+        ledger: &Ledger,
+        owner: &OwnerId,
+        needs: &Needs,
+        terms: &Terms,
+        watch: &dyn Fn(Stage),
+    ) -> (Result<Vec<Allocation>, Refused>, Explanation) {
+        let agreed = self.agreed(terms);
+        let room = self.room(ledger, terms);
+        let wishes = Wishes::new(ledger, owner, terms, &self.host);
+        let units = match units::units(&self.host, &room, needs, agreed.policy, agreed.scope, &wishes) {
             Ok(units) => units,
-            Err(refusal) => return refuse(refusal, None, Explanation::default()),
+            Err(refusal) => return (Err((refusal, None)), Explanation::default()),
         };
         watch(Stage::Merge);
         let mut attempt = Attempt {
-            terms: Agreed { host: &self.host, policy, scope, tiers },
-            needs: &needs,
+            agreed,
+            needs,
             units: &units,
             room,
             steps: STEPS,
@@ -303,28 +345,11 @@ impl Native {
         let placed = attempt.place(0);
         let explanation = attempt.explanation();
         if !placed {
-            let (refusal, container) = attempt.failure.unwrap_or((Refusal::SumTooLarge, None));
-            return refuse(refusal, container, explanation);
+            return (Err(attempt.failure.unwrap_or((Refusal::SumTooLarge, None))), explanation);
         }
         watch(Stage::Allocate);
-        let result = attempt.result;
-        match self.allocations(&next, &needs, &result, terms) {
-            Ok(allocations) => {
-                if let Err(refusal) = self.check_shared_pool(&next, request, &allocations) {
-                    return refuse(refusal, None, explanation);
-                }
-                let account = next.owner_mut(&request.owner);
-                account.request = Some(Arc::new(request.clone()));
-                account.terms.clone_from(terms);
-                for (need, allocation) in needs.containers.iter().zip(&allocations) {
-                    accounts::hold(&mut next, &request.owner, &need.name, allocation.clone());
-                }
-                let grants = needs.containers.into_iter().zip(allocations);
-                let grants = grants.map(|(need, allocation)| Grant { container: need.name, allocation });
-                Decision { outcome: Ok(grants.collect()), explanation, ledger: next }
-            }
-            Err(refusal) => refuse(refusal, None, explanation),
-        }
+        let allocations = self.allocations(ledger, needs, &attempt.result, terms);
+        (allocations.map_err(|refusal| (refusal, None)), explanation)
     }
 
     /// Makes allocations of numbers: chooses the CPUs.

@@ -32,6 +32,8 @@
 //! | putting it together | modules `decide`, `init` |
 //! | which CPUs | module `cpus` |
 //! | a machine that changed | module `rebase` |
+//! | what runs asks for more or less | module `resize` |
+//! | moves that make room | module [`plan`] |
 //! | refusals | [`Refusal`] |
 
 mod accounts;
@@ -39,9 +41,11 @@ mod cpus;
 mod decide;
 mod host;
 mod init;
+pub mod plan;
 mod rank;
 mod rebase;
 mod refusal;
+mod resize;
 mod room;
 mod search;
 mod units;
@@ -218,11 +222,11 @@ impl Strategy for Native {
     fn resize(
         &self,
         ledger: &Ledger,
-        _owner: &OwnerId,
-        _container: &ContainerName,
-        _to: &Resources,
+        owner: &OwnerId,
+        container: &ContainerName,
+        to: &Resources,
     ) -> Result<Ledger, ResizeError> {
-        Ok(ledger.clone())
+        self.resized(ledger, owner, container, to)
     }
 
     fn rebase(&self, ledger: &Ledger) -> (Ledger, Vec<Uncovered>) {

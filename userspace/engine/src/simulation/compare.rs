@@ -6,8 +6,6 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use numaward_topology::Bytes;
-
 use super::{
     replay::{Moves, Replay, replay, without_moves},
     table::Table,
@@ -15,10 +13,10 @@ use super::{
 };
 use crate::{
     kubelet::Kubelet,
-    ledger::Ledger,
-    native::{Native, NativeOptions},
+    native::{Native, NativeOptions, plan::Limits},
     policy::{PolicyConfig, Tiers, TopologyManagerPolicy},
     request::Request,
+    terms::Terms,
 };
 
 /// As many containers are moved for a request.
@@ -155,9 +153,11 @@ pub fn with_native(trace: &Trace, requests: &[Request], native: &Native, moves: 
     if moves == 0 {
         return without_moves(trace, requests, native);
     }
-    replay(trace, requests, native, &|_ledger: &Ledger, _request: &Request| {
-        let _ = (native, Bytes(0));
-        None
+    let limits = Limits { moves, ..Limits::default() };
+    replay(trace, requests, native, &|ledger, request| {
+        let plan = native.plan(ledger, request, &Terms::default(), &limits)?;
+        let moves = Moves { plans: 1, moves: plan.moves.len() as u64, bytes: plan.bytes };
+        Some((plan.decision.ledger, moves))
     })
 }
 

@@ -9,9 +9,12 @@
 //! | [`replay`] | a replay of a trace with a strategy |
 //! | [`table`] | sums over many replays |
 //! | [`compare`] | both strategies on the same traces |
+//! | [`scenario`] | scenarios with what is desired, and whether `native` does it |
 
+mod checks;
 pub mod compare;
 pub mod format;
 pub mod replay;
+pub mod scenario;
 pub mod table;
 pub mod trace;

@@ -8,11 +8,7 @@
 mod scenario;
 mod vectors;
 
-use std::{
-    fmt, fs,
-    io::Read as _,
-    path::{Path, PathBuf},
-};
+use std::{fmt, path::Path};
 
 use numaward_engine::checkpoint::{CpuCheckpoint, CpuState, MemoryCheckpoint};
 use serde_json::Value;
@@ -29,6 +25,8 @@ pub(crate) struct Report {
     pub(crate) state_files: usize,
     /// Vectors that say that nothing was recorded.
     pub(crate) unrecorded: usize,
+    /// Scenarios in which the kubelet starts with nonsense, which is not repeated: the start is refused, as desired.
+    pub(crate) refused: usize,
     /// The vectors that failed.
     pub(crate) failures: Vec<Failure>,
 }
@@ -56,64 +54,42 @@ impl fmt::Display for Report {
         let (scenarios, files) = (self.scenarios, self.state_files);
         write!(f, "{} passed, {} failed", scenarios + files, self.failures.len())?;
         write!(f, " (passed: {scenarios} scenarios, {files} state files")?;
-        match self.unrecorded {
-            0 => write!(f, ")"),
-            unrecorded => write!(f, "; {unrecorded} scenarios without a record)"),
+        if self.unrecorded > 0 {
+            write!(f, "; {} scenarios without a record", self.unrecorded)?;
         }
+        if self.refused > 0 {
+            write!(f, "; {} refused at the start, as desired", self.refused)?;
+        }
+        write!(f, ")")
     }
-}
-
-/// The vectors that come with the sources.
-pub(crate) fn own_vectors() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/conformance")
 }
 
 /// Runs all vectors of a directory.
 pub(crate) fn run(directory: &Path) -> Result<Report, String> {
-    let at = |path: &Path, error: &dyn fmt::Display| format!("{}: {error}", path.display());
-    let mut files = Vec::new();
-    for entry in fs::read_dir(directory).map_err(|error| at(directory, &error))? {
-        let path = entry.map_err(|error| at(directory, &error))?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let plain = name.strip_suffix(".gz").unwrap_or(&name);
-        if Path::new(plain).extension().is_some_and(|extension| extension == "json") {
-            files.push((name, path));
-        }
-    }
-    if files.is_empty() {
-        return Err(at(directory, &"no vectors (files *.json or *.json.gz) in this directory"));
-    }
-    files.sort();
     let mut report = Report::default();
-    for (name, path) in files {
-        let text = read(&path).map_err(|error| at(&path, &error))?;
-        let vectors: Vec<Value> = serde_json::from_str(&text).map_err(|error| at(&path, &error))?;
+    for (name, vectors) in crate::folder::read::<Value>(directory)? {
         for (index, vector) in vectors.into_iter().enumerate() {
             let title =
                 vector.get("name").and_then(Value::as_str).map_or_else(|| index.to_string(), Into::into);
             run_vector(&mut report, format!("{name}: {title}"), vector);
         }
     }
-    if report.scenarios + report.state_files + report.failures.len() == 0 {
-        return Err(at(directory, &"no vectors in these files"));
+    if report.scenarios + report.state_files + report.unrecorded + report.failures.len() == 0 {
+        return Err(format!("{}: no vectors in these files", directory.display()));
     }
     Ok(report)
-}
-
-fn read(path: &Path) -> std::io::Result<String> {
-    let file = fs::File::open(path)?;
-    let mut text = String::new();
-    if path.extension().is_some_and(|extension| extension == "gz") {
-        flate2::read::GzDecoder::new(file).read_to_string(&mut text)?;
-    } else {
-        std::io::BufReader::new(file).read_to_string(&mut text)?;
-    }
-    Ok(text)
 }
 
 fn run_vector(report: &mut Report, vector: String, value: Value) {
     if value.pointer("/kubelet/record") == Some(&Value::Bool(false)) {
         report.unrecorded += 1;
+        return;
+    }
+    let wants_refusal = |check: &Value| check["step"] == -1 && check["start"] == "refused";
+    let checks = value.pointer("/desired/checks").and_then(Value::as_array);
+    let wants_refusal = checks.is_some_and(|checks| checks.iter().any(wants_refusal));
+    if wants_refusal && serde_json::from_value::<Scenario>(value.clone()).is_ok_and(|of| of.is_refused()) {
+        report.refused += 1;
         return;
     }
     let is_state_file = value.get("hash_input").is_some();

@@ -26,6 +26,12 @@ const MAY_BE_EMPTY: [&str; 4] = ["cpus", "cpuset_cpus", "cpuset_mems", "blocks"]
 const STATE_DIR: &str = "<state-dir>";
 
 impl Scenario {
+    /// Whether the first start is refused.
+    pub(super) fn is_refused(&self) -> bool {
+        let parts = self.machine.machine().and_then(|machine| Ok((machine, self.config.config()?)));
+        matches!(parts, Ok((machine, Ok(config))) if Kubelet::new(&machine, &config).is_err())
+    }
+
     /// Runs the scenario and says what was different from the record.
     pub(super) fn run(&self) -> Vec<String> {
         let world = self.machine.machine().and_then(|machine| Ok(World::new(machine, self.config.config()?)));

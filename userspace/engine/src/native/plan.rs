@@ -1,0 +1,480 @@
+//! Moves that make room for a request.
+//!
+//! Problem: a request is refused although there is enough in all, because what is free lies on the wrong nodes. Which
+//! of those that run should move, so that few and small moves make it fit?
+//!
+//! Algorithm: the unit that has no room could go to several sets of nodes. For each of these sets, groups of at most as
+//! many movable containers as allowed are looked at whose leaving gives enough there, on paper. The groups of all sets
+//! are tried in the order of their bytes: they leave, the newcomer is placed, then they are placed again, the largest
+//! first, each by the same rank under the terms on which it was admitted. The first group for which all fit is the
+//! plan. In pod scope the containers of an owner move together, and count as one.
+//!
+//! The plan is a proposal. Whoever carries it out charges both places of what is being moved until it has arrived.
+
+use std::collections::BTreeSet;
+
+use numaward_topology::Bytes;
+
+use super::{
+    Native, accounts,
+    host::CPU,
+    room::{Room, Unit},
+    search::{self, EXACT, Rule},
+    units::{self, Need, Needs, Wishes},
+};
+use crate::{
+    decision::{Decision, Grant},
+    explain::Explanation,
+    ledger::{Allocation, Ledger},
+    policy::{TopologyManagerPolicy, TopologyManagerScope},
+    request::{ContainerName, ContainerRequest, OwnerId, Request},
+    strategy::Strategy as _,
+    terms::Terms,
+};
+
+/// As many groups are tried.
+const TRIES: usize = 400;
+/// As many groups are looked at on paper.
+const GROUPS: usize = 200_000;
+/// As many movable containers of a set of nodes are looked at, the cheapest ones.
+const MOVABLE: usize = 64;
+/// As many sets of nodes are looked at.
+const TARGETS: usize = 128;
+
+/// What a plan may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Containers that are moved. Those of an owner in pod scope move together and count as one.
+    pub moves: usize,
+    /// Memory that is moved, in all.
+    pub bytes: Bytes,
+}
+
+impl Default for Limits {
+    /// Three containers, of any size.
+    fn default() -> Self {
+        Self { moves: 3, bytes: Bytes(u64::MAX) }
+    }
+}
+
+/// A container that is moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// Whose it is.
+    pub owner: OwnerId,
+    /// The container.
+    pub container: ContainerName,
+    /// What it holds now.
+    pub from: Allocation,
+    /// What it is to hold.
+    pub to: Allocation,
+    /// Memory that has to go to another node.
+    pub bytes: Bytes,
+}
+
+/// Moves that make room for a request.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The moves; none where the request fits as it is.
+    pub moves: Vec<Move>,
+    /// Memory that has to go to another node, in all.
+    pub bytes: Bytes,
+    /// The admission of the request after all moves.
+    pub decision: Decision,
+}
+
+/// What moves together.
+struct Movable {
+    owner: OwnerId,
+    containers: Vec<ContainerName>,
+    bytes: u64,
+    /// By resource and position: what leaves with it.
+    leaves: Vec<Vec<u64>>,
+}
+
+/// Who needs a place: a request, or one that is moved.
+struct Newcomer<'a> {
+    owner: OwnerId,
+    request: Option<&'a Request>,
+    needs: Needs,
+    terms: &'a Terms,
+}
+
+/// What a search for a plan may still do.
+#[derive(Clone)]
+struct Effort {
+    tries: usize,
+    moves: usize,
+    /// Memory that may move.
+    bytes: u64,
+    /// Whether those that are moved may have others moved.
+    chains: bool,
+    /// Who has been moved already.
+    frozen: BTreeSet<(OwnerId, ContainerName)>,
+}
+
+impl Effort {
+    /// Goes back to what could be done before, but for the tries.
+    fn undo<T>(&mut self, before: Self) -> Option<T> {
+        *self = Self { tries: self.tries, ..before };
+        None
+    }
+}
+
+impl Native {
+    /// The cheapest moves that make a request fit. `None` where there are none within the limits.
+    pub fn plan(&self, ledger: &Ledger, request: &Request, terms: &Terms, limits: &Limits) -> Option<Plan> {
+        let decision = self.admit_watched(ledger, request, terms, &|_| {});
+        if decision.outcome.is_ok() {
+            return Some(Plan { moves: Vec::new(), bytes: Bytes(0), decision });
+        }
+        if limits.moves == 0 || self.check(terms).is_err() {
+            return None;
+        }
+        let needs = Needs::new(&self.host, request, terms).ok()?;
+        let newcomer = Newcomer { owner: request.owner.clone(), request: Some(request), needs, terms };
+        for chains in [false, true] {
+            let mut search = Effort {
+                tries: TRIES,
+                moves: limits.moves,
+                bytes: limits.bytes.0,
+                chains,
+                frozen: BTreeSet::new(),
+            };
+            let Some(after) = self.make_room(ledger, &newcomer, &mut search) else { continue };
+            let moves = moves(ledger, &after);
+            let bytes = Bytes(moves.iter().fold(0, |sum, of| sum.saturating_add(of.bytes.0)));
+            let account = after.owner(&request.owner)?;
+            let grant = |container: &ContainerRequest| Grant {
+                container: container.name.clone(),
+                allocation: account.containers.get(&container.name).cloned().unwrap_or_default(),
+            };
+            let grants = request.all_containers().map(grant).collect();
+            let decision =
+                Decision { outcome: Ok(grants), explanation: Explanation::default(), ledger: after.clone() };
+            return Some(Plan { moves, bytes, decision });
+        }
+        None
+    }
+
+    /// The unit of a request that has no room, and what is free when those before it have their places.
+    fn without_room(&self, ledger: &Ledger, newcomer: &Newcomer<'_>) -> Option<(Unit, Room)> {
+        let Newcomer { owner, needs, terms, .. } = newcomer;
+        let agreed = self.agreed(terms);
+        let mut room = self.room(ledger, terms);
+        let wishes = Wishes::new(ledger, owner, terms, &self.host);
+        let units = units::units(&self.host, &room, needs, agreed.policy, agreed.scope, &wishes).ok()?;
+        for (unit, _) in units {
+            let found = agreed.candidates(&room, &unit);
+            let Some(best) = found.placements.first() else { return Some((unit, room)) };
+            room.take(&self.host, &unit, best);
+        }
+        // All that runs has room: an init container has none.
+        let init = needs.containers.iter().filter(|need| need.ends);
+        let largest = init.max_by_key(|need| need.amounts.clone())?;
+        let unit = Unit {
+            container: Some(largest.name.clone()),
+            need: largest.amounts.clone(),
+            devices: Vec::new(),
+            unwished: Vec::new(),
+        };
+        Some((unit, self.room(ledger, terms)))
+    }
+
+    /// All that may be moved.
+    fn movable(&self, ledger: &Ledger, newcomer: &OwnerId, search: &Effort) -> Vec<Movable> {
+        let mut movable = Vec::new();
+        for (owner, account) in ledger.owners().filter(|(owner, _)| *owner != newcomer) {
+            let Some(request) = account.request.as_ref().filter(|_| !account.terms.immovable) else {
+                continue;
+            };
+            // Who is still starting stays.
+            if account
+                .containers
+                .keys()
+                .any(|name| request.is_regular_init(name) || !account.started.contains(name))
+            {
+                continue;
+            }
+            let (policy, scope) = self.agreement(&account.terms);
+            let names: Vec<ContainerName> = account.containers.keys().cloned().collect();
+            let together = scope == TopologyManagerScope::Pod && policy != TopologyManagerPolicy::None;
+            if names.iter().any(|name| search.frozen.contains(&(owner.clone(), name.clone()))) {
+                continue;
+            }
+            let groups =
+                if together { vec![names] } else { names.into_iter().map(|name| vec![name]).collect() };
+            for containers in groups.into_iter().filter(|of| !of.is_empty()) {
+                let mut leaves = vec![vec![0u64; self.host.len()]; self.host.resources().len()];
+                let mut bytes = 0u64;
+                for held in containers.iter().filter_map(|name| account.containers.get(name)) {
+                    self.add_held(held, &mut leaves);
+                    bytes = held
+                        .placed
+                        .values()
+                        .flat_map(|nodes| nodes.values())
+                        .fold(bytes, |sum, of| sum.saturating_add(of.0));
+                }
+                movable.push(Movable { owner: owner.clone(), containers, bytes, leaves });
+            }
+        }
+        movable
+    }
+
+    fn add_held(&self, held: &Allocation, to: &mut [Vec<u64>]) {
+        if let (Some(cpus), Some(manager)) = (&held.cpus, &self.host.cpus) {
+            for (sum, count) in to[CPU].iter_mut().zip(manager.count(cpus)) {
+                *sum += count;
+            }
+        }
+        for (&kind, nodes) in &held.placed {
+            let Some(number) = self.host.number_of(kind) else { continue };
+            for (node, bytes) in nodes {
+                if let Ok(at) = self.host.ids().binary_search(node) {
+                    to[number][at] += bytes.0;
+                }
+            }
+        }
+    }
+
+    /// The sets of nodes to which a unit could go.
+    fn targets(&self, unit: &Unit, room: &Room, terms: &Terms, movable: &[Movable]) -> Vec<Vec<usize>> {
+        let Some(Rule::Sized { sizes, with_attached }) = self.agreed(terms).rule(room, unit) else {
+            return Vec::new();
+        };
+        let all: Vec<usize> = (0..self.host.len()).collect();
+        let mut targets = Vec::new();
+        for (sizes, attached) in [(Some(sizes), false), (with_attached, true)] {
+            let Some(size) = sizes.and_then(|sizes| sizes.into_iter().max()) else { continue };
+            let items: Vec<usize> =
+                all.iter().copied().filter(|&at| !attached || self.host.has_cpus(at)).collect();
+            let mut add = |set: &[usize]| {
+                let set = if attached { search::members(&self.host, set) } else { set.to_vec() };
+                if targets.len() < TARGETS && !targets.contains(&set) {
+                    targets.push(set);
+                }
+            };
+            if size == 1 || items.len() <= EXACT {
+                search::subsets(&items, size, &mut add);
+            } else {
+                // Around each node, those that would have the most within the nearest.
+                let weight = |at: usize| {
+                    let could = |resource: usize| {
+                        let leaves: u64 = movable.iter().map(|of| of.leaves[resource][at]).sum();
+                        let most = unit.need[resource].max(1);
+                        u128::from(room.free[resource][at].saturating_add(leaves).min(most)) * 1024
+                            / u128::from(most)
+                    };
+                    unit.resources().map(could).sum::<u128>()
+                };
+                for &root in &items {
+                    let mut near: Vec<usize> = items.iter().copied().filter(|&at| at != root).collect();
+                    near.sort_by_key(|&at| (self.host.distance(root, at), std::cmp::Reverse(weight(at)), at));
+                    near.truncate(size.saturating_sub(1));
+                    near.push(root);
+                    near.sort_unstable();
+                    add(&near);
+                }
+            }
+        }
+        targets
+    }
+
+    /// Groups whose leaving gives a unit enough on paper, by bytes.
+    fn groups(
+        &self,
+        unit: &Unit,
+        room: &Room,
+        terms: &Terms,
+        movable: &[Movable],
+        search: &Effort,
+    ) -> BTreeSet<(u64, Vec<usize>)> {
+        let mut groups = BTreeSet::new();
+        let mut left = GROUPS;
+        for target in self.targets(unit, room, terms, movable) {
+            let sum = |column: &[u64]| target.iter().fold(0u64, |sum, &at| sum.saturating_add(column[at]));
+            let missing: Vec<u64> =
+                unit.need.iter().zip(&room.free).map(|(need, free)| need.saturating_sub(sum(free))).collect();
+            // On more than one node what is missing is not a question of sums alone.
+            let any = missing.iter().all(|&missing| missing == 0);
+            let mut there: Vec<(usize, Vec<u64>)> = Vec::new();
+            for (index, of) in movable.iter().enumerate() {
+                let leaves: Vec<u64> = of.leaves.iter().map(|column| sum(column)).collect();
+                let helps =
+                    leaves.iter().zip(&missing).any(|(leaves, missing)| *leaves > 0 && (any || *missing > 0));
+                if helps && of.bytes <= search.bytes {
+                    there.push((index, leaves));
+                }
+            }
+            there.sort_by_key(|(index, _)| (movable[*index].bytes, *index));
+            there.truncate(MOVABLE);
+            let mut chosen = Vec::new();
+            collect(&there, movable, &missing, search.moves, &mut chosen, &mut left, &mut groups);
+        }
+        groups
+    }
+
+    /// Has a group leave, places the newcomer, and places the group again. Who of these has no room may have others
+    /// make room for it, as far as there are moves left.
+    fn try_group(
+        &self,
+        ledger: &Ledger,
+        newcomer: &Newcomer<'_>,
+        group: &[&Movable],
+        search: &mut Effort,
+    ) -> Option<Ledger> {
+        search.tries = search.tries.checked_sub(1)?;
+        let bytes = group.iter().fold(0u64, |sum, of| sum.saturating_add(of.bytes));
+        if bytes > search.bytes || group.len() > search.moves {
+            return None;
+        }
+        let mut next = ledger.clone();
+        for of in group {
+            for container in &of.containers {
+                accounts::release(&self.host, &mut next, &of.owner, container);
+            }
+        }
+        let mut next = self.settle(&next, newcomer)?;
+        let mut order: Vec<(u128, &&Movable)> = group.iter().map(|of| (self.share(of), of)).collect();
+        order.sort_by_key(|(share, of)| (std::cmp::Reverse(*share), &of.owner, &of.containers));
+        let before = search.clone();
+        search.moves -= group.len();
+        search.bytes -= bytes;
+        search.frozen.extend(
+            group.iter().flat_map(|of| of.containers.iter().map(|name| (of.owner.clone(), name.clone()))),
+        );
+        for (_, of) in order {
+            let Some(again) = self.again(ledger, of) else { return search.undo(before) };
+            let placed = match self.settle(&next, &again) {
+                None if search.chains => self.make_room(&next, &again, search),
+                placed => placed,
+            };
+            match placed {
+                Some(placed) => next = placed,
+                None => return search.undo(before),
+            }
+        }
+        Some(next)
+    }
+
+    /// A container that is moved, as a newcomer.
+    fn again<'a>(&self, ledger: &'a Ledger, of: &Movable) -> Option<Newcomer<'a>> {
+        let account = ledger.owner(&of.owner)?;
+        let need = |name: &ContainerName| {
+            let held = account.containers.get(name)?;
+            let mut columns = vec![vec![0u64; self.host.len()]; self.host.resources().len()];
+            self.add_held(held, &mut columns);
+            let amounts = columns.iter().map(|column| column.iter().sum()).collect();
+            Some(Need { name: name.clone(), amounts, ends: false })
+        };
+        let needs = Needs { containers: of.containers.iter().map(need).collect::<Option<_>>()? };
+        Some(Newcomer { owner: of.owner.clone(), request: None, needs, terms: &account.terms })
+    }
+
+    /// Places a newcomer where there is room.
+    fn settle(&self, ledger: &Ledger, newcomer: &Newcomer<'_>) -> Option<Ledger> {
+        if let Some(request) = newcomer.request {
+            let decision = self.admit_watched(ledger, request, newcomer.terms, &|_| {});
+            return decision.outcome.is_ok().then_some(decision.ledger);
+        }
+        let (placed, _) = self.place(ledger, &newcomer.owner, &newcomer.needs, newcomer.terms, &|_| {});
+        let mut next = ledger.clone();
+        for (need, allocation) in newcomer.needs.containers.iter().zip(placed.ok()?) {
+            accounts::hold(&mut next, &newcomer.owner, &need.name, allocation);
+        }
+        Some(next)
+    }
+
+    /// The largest share of the machine that leaves with one.
+    fn share(&self, of: &Movable) -> u128 {
+        let share = |(leaves, capacity): (&Vec<u64>, &Vec<u64>)| {
+            let sum = |column: &[u64]| column.iter().map(|&of| u128::from(of)).sum::<u128>();
+            sum(leaves) * 1_000_000 / sum(capacity).max(1)
+        };
+        of.leaves.iter().zip(self.host.capacity()).map(share).max().unwrap_or(0)
+    }
+
+    /// The ledger when a newcomer has its place, after moves.
+    fn make_room(&self, ledger: &Ledger, newcomer: &Newcomer<'_>, search: &mut Effort) -> Option<Ledger> {
+        if search.moves == 0 {
+            return None;
+        }
+        let (unit, room) = self.without_room(ledger, newcomer)?;
+        let enough = |resource: usize| {
+            let all = room.free[resource].iter().fold(0u64, |sum, &free| sum.saturating_add(free));
+            all >= unit.need[resource]
+        };
+        if !unit.resources().all(enough) {
+            return None;
+        }
+        let movable = self.movable(ledger, &newcomer.owner, search);
+        let groups = self.groups(&unit, &room, newcomer.terms, &movable, search);
+        for (_, group) in groups {
+            if search.tries == 0 {
+                return None;
+            }
+            let members: Vec<&Movable> = group.iter().map(|&index| &movable[index]).collect();
+            if let Some(next) = self.try_group(ledger, newcomer, &members, search) {
+                return Some(next);
+            }
+        }
+        None
+    }
+}
+
+/// Adds all groups that begin with those chosen and give what is missing.
+fn collect(
+    there: &[(usize, Vec<u64>)],
+    movable: &[Movable],
+    missing: &[u64],
+    moves: usize,
+    chosen: &mut Vec<usize>,
+    left: &mut usize,
+    groups: &mut BTreeSet<(u64, Vec<usize>)>,
+) {
+    for (place, (index, leaves)) in there.iter().enumerate() {
+        if moves == 0 || *left == 0 {
+            return;
+        }
+        *left -= 1;
+        chosen.push(*index);
+        let still: Vec<u64> =
+            missing.iter().zip(leaves).map(|(missing, of)| missing.saturating_sub(*of)).collect();
+        if still.iter().all(|&missing| missing == 0) {
+            let bytes = chosen.iter().fold(0u64, |sum, &of| sum.saturating_add(movable[of].bytes));
+            let mut group = chosen.clone();
+            group.sort_unstable();
+            groups.insert((bytes, group));
+        } else {
+            collect(&there[place + 1..], movable, &still, moves - 1, chosen, left, groups);
+        }
+        chosen.pop();
+    }
+}
+
+/// What moved between two ledgers.
+fn moves(before: &Ledger, after: &Ledger) -> Vec<Move> {
+    let moved = before.allocations().filter_map(|(owner, container, from)| {
+        let to = after.allocation(owner, container)?;
+        (from != to).then(|| Move {
+            owner: owner.clone(),
+            container: container.clone(),
+            bytes: Bytes(moved_bytes(from, to)),
+            from: from.clone(),
+            to: to.clone(),
+        })
+    });
+    moved.collect()
+}
+
+/// How much has to go to another node.
+fn moved_bytes(from: &Allocation, to: &Allocation) -> u64 {
+    let mut moved = 0u64;
+    for (kind, nodes) in &to.placed {
+        for (node, bytes) in nodes {
+            let before = from.placed.get(kind).and_then(|nodes| nodes.get(node)).map_or(0, |bytes| bytes.0);
+            moved = moved.saturating_add(bytes.0.saturating_sub(before));
+        }
+    }
+    moved
+}

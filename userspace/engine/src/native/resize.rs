@@ -1,0 +1,105 @@
+//! Changing what a container that runs has been promised.
+//!
+//! It stays where it is: CPUs are added on the nodes of its CPUs (where no policy ties them, on those of its memory as
+//! well), memory on the nodes of its blocks. What it gives back of memory goes from the node that has the least of it.
+//! Where that is not possible, nothing changes. The terms on which it was admitted stay.
+
+use numaward_topology::{Bytes, NodeId};
+
+use super::{Native, accounts, rank};
+use crate::{
+    decision::{Detail, ResizeError, Shortfall},
+    hint::Resource,
+    kubelet::{cpu::resize::CpuResizeError, resize::note_request},
+    ledger::{Block, Ledger},
+    policy::TopologyManagerPolicy,
+    request::{ContainerName, OwnerId, Resources},
+};
+
+impl Native {
+    /// See [`crate::Strategy::resize`].
+    pub(super) fn resized(
+        &self,
+        ledger: &Ledger,
+        owner: &OwnerId,
+        container: &ContainerName,
+        to: &Resources,
+    ) -> Result<Ledger, ResizeError> {
+        let mut next = ledger.clone();
+        if let Some(held) = ledger.allocation(owner, container) {
+            if let (Some(cpus), Some(wanted), Some(manager)) = (&held.cpus, to.cpu, &self.host.cpus) {
+                let whole = wanted.whole_cpus().filter(|&whole| whole > 0);
+                let whole = whole.and_then(|whole| usize::try_from(whole).ok());
+                let whole = whole.ok_or(ResizeError::NotWholeCpus(wanted))?;
+                let mut nodes = self.host.set(&manager.nodes_of(cpus));
+                let policy =
+                    ledger.owner(owner).and_then(|account| account.terms.policy).unwrap_or(self.policy);
+                if matches!(policy, TopologyManagerPolicy::None | TopologyManagerPolicy::BestEffort) {
+                    nodes.extend(held.memory_nodes().iter());
+                }
+                let chosen = manager.resized(ledger, cpus, whole, &nodes).map_err(|error| match error {
+                    CpuResizeError::Alignment(error) => ResizeError::Cores(Detail::new(error)),
+                    CpuResizeError::Shortfall(missing) => ResizeError::Shortfall(missing),
+                })?;
+                let pool = &(&next.shared_pool | &(cpus & manager.idle_pool())) - &chosen;
+                next.shared_pool = pool;
+                next.allocation_mut(owner, container).cpus = Some(chosen);
+            }
+            for block in &held.blocks {
+                let Some(&wanted) = to.memory.get(&block.kind) else { continue };
+                let resource = Resource::Memory(block.kind);
+                let bytes = wanted.units().ok_or(ResizeError::TooLarge { resource, amount: wanted })?;
+                self.resize_block(&mut next, (owner, container), block, bytes)?;
+            }
+        }
+        note_request(&mut next, owner, container, to);
+        Ok(next)
+    }
+
+    fn resize_block(
+        &self,
+        ledger: &mut Ledger,
+        (owner, container): (&OwnerId, &ContainerName),
+        block: &Block,
+        bytes: u64,
+    ) -> Result<(), ResizeError> {
+        let kind = block.kind;
+        if bytes < block.bytes.0 {
+            let mut left = block.bytes.0 - bytes;
+            let placed = ledger.allocation(owner, container).and_then(|held| held.placed.get(&kind)).cloned();
+            let mut placed: Vec<(Bytes, NodeId)> =
+                placed.into_iter().flatten().map(|(node, bytes)| (bytes, node)).collect();
+            placed.sort_unstable();
+            for (of_node, node) in placed {
+                let share = of_node.0.min(left);
+                left -= share;
+                ledger.allocation_mut(owner, container).unplace(kind, node, share);
+                accounts::refund(ledger, node, kind, share);
+            }
+        } else {
+            let missing = bytes - block.bytes.0;
+            let free = self.host.column(&ledger.nodes, kind, |account| account.free);
+            let set = self.host.positions(&block.affinity);
+            let sum = set.iter().fold(0u64, |sum, &at| sum.saturating_add(free[at]));
+            if missing > sum {
+                let shortfall = |&at: &usize| Shortfall {
+                    node: self.host.id(at),
+                    resource: Resource::Memory(kind),
+                    requested: missing,
+                    free: free[at],
+                };
+                return Err(ResizeError::Shortfall(set.iter().map(shortfall).collect()));
+            }
+            for (at, share) in rank::split(&free, &set, missing) {
+                let node = self.host.id(at);
+                accounts::charge(ledger, node, kind, share);
+                ledger.allocation_mut(owner, container).place(kind, node, share);
+            }
+        }
+        let held = ledger.allocation_mut(owner, container);
+        for held in held.blocks.iter_mut().filter(|held| held.kind == kind) {
+            held.bytes = Bytes(bytes);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,43 @@
+//! Runs fault scenarios with the strategy `native`, against what is desired.
+
+use std::{fmt, path::Path, time::Instant};
+
+use numaward_engine::{NativeOptions, simulation::scenario::Scenario};
+
+/// What a run found.
+#[derive(Default)]
+pub(crate) struct Desired {
+    /// Scenarios in which all is as desired.
+    pub(crate) passed: usize,
+    /// The others, and what is not.
+    pub(crate) failed: Vec<(String, Vec<String>)>,
+}
+
+impl fmt::Display for Desired {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, differences) in &self.failed {
+            writeln!(f, "{name}")?;
+            for difference in differences {
+                writeln!(f, "  {difference}")?;
+            }
+        }
+        write!(f, "{} passed, {} failed", self.passed, self.failed.len())
+    }
+}
+
+/// Runs all scenarios of a directory.
+pub(crate) fn run(directory: &Path) -> Result<Desired, String> {
+    let begin = Instant::now();
+    let mut desired = Desired::default();
+    for (file, scenarios) in crate::folder::read::<Scenario>(directory)? {
+        for scenario in scenarios {
+            let differences = scenario.run_native(&NativeOptions::default(), &|| begin.elapsed());
+            if differences.is_empty() {
+                desired.passed += 1;
+            } else {
+                desired.failed.push((format!("{file}: {}", scenario.name), differences));
+            }
+        }
+    }
+    Ok(desired)
+}

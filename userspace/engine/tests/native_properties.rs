@@ -1,0 +1,488 @@
+//! What holds for `native` on every machine and for every sequence of requests.
+
+#![expect(clippy::unwrap_used, reason = "what makes random cases fails the test if it fails")]
+
+use std::collections::BTreeMap;
+
+use numaward_engine::{
+    ContainerRequest, Kubelet, Ledger, Native, NativeOptions, PolicyConfig, Quantity, Request, Resources,
+    Strategy as _, Terms,
+    hint::Resource,
+    native::plan::Limits,
+    policy::{
+        CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, Tiers, TopologyManagerPolicy,
+        TopologyManagerScope,
+    },
+    searches::Rank,
+    simulation::replay::faults,
+};
+use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, ZoneKind};
+use proptest::{collection, option, prelude::*, sample};
+
+const PAGE: HugepageSize = HugepageSize(Bytes::mib(2));
+
+/// Nodes of different sizes and distances, some without CPUs.
+fn machine(most: usize) -> impl Strategy<Value = Machine> {
+    let node = (0u32..=4, 1u64..=8, 0u64..=2);
+    let nodes = collection::vec(node, 1..=most);
+    (nodes, collection::vec(11u32..=14, 32), 1u32..=2).prop_map(|(nodes, distances, smt)| {
+        let count = u32::try_from(nodes.len()).unwrap();
+        let mut builder =
+            Machine::builder().nodes(count).sockets(1).smt(smt).cores_per_node(1).memory(Bytes::gib(1));
+        for (id, &(cores, gib, _)) in nodes.iter().enumerate() {
+            // The first node has reserved CPUs.
+            let cores = if id == 0 { cores + 1 } else { cores };
+            builder = builder
+                .node(NodeId(u32::try_from(id).unwrap()), |node| node.cores(cores).memory(Bytes::gib(gib)));
+        }
+        let between = |a: usize, b: usize| match a.cmp(&b) {
+            std::cmp::Ordering::Equal => 10,
+            std::cmp::Ordering::Less => distances[(a * 5 + b) % 32],
+            std::cmp::Ordering::Greater => distances[(b * 5 + a) % 32],
+        };
+        let rows: Vec<Vec<u32>> =
+            (0..nodes.len()).map(|a| (0..nodes.len()).map(|b| between(a, b)).collect()).collect();
+        let mut machine = builder.distances(rows).build().unwrap();
+        for (node, (_, _, pages)) in machine.nodes.values_mut().zip(nodes) {
+            let total = pages * 64;
+            node.hugepages.insert(PAGE, numaward_topology::HugepagePool { total, free: total, surplus: 0 });
+        }
+        machine
+    })
+}
+
+fn config(policy: TopologyManagerPolicy, scope: TopologyManagerScope) -> PolicyConfig {
+    PolicyConfig {
+        memory_manager_policy: MemoryManagerPolicy::Static,
+        reserved_memory: vec![MemoryReservation {
+            numa_node: NodeId(0),
+            limits: BTreeMap::from([(ZoneKind::Memory, Quantity::whole(Bytes::mib(64).0))]),
+        }],
+        cpu_manager_policy: CpuManagerPolicy::Static,
+        cpu_reservation: Some(Quantity::whole(1)),
+        topology_manager_policy: policy,
+        topology_manager_scope: scope,
+        ..PolicyConfig::default()
+    }
+}
+
+fn native(machine: &Machine, config: &PolicyConfig, tiers: Tiers) -> Native {
+    Native::new(machine, config, &NativeOptions { tiers, ..NativeOptions::default() }).unwrap()
+}
+
+fn policy() -> impl Strategy<Value = TopologyManagerPolicy> {
+    sample::select(TopologyManagerPolicy::ALL)
+}
+
+fn scope() -> impl Strategy<Value = TopologyManagerScope> {
+    sample::select(TopologyManagerScope::ALL)
+}
+
+fn container() -> impl Strategy<Value = ContainerRequest> {
+    (1u64..=12, 1u64..=48, option::weighted(0.2, 1u64..=64)).prop_map(|(half_cpus, memory, pages)| {
+        let mut resources = Resources::none()
+            .with_cpu(Quantity::milli(half_cpus * 500))
+            .with_memory(Quantity::whole(memory << 28));
+        if let Some(pages) = pages {
+            resources = resources.with_hugepages(PAGE, Quantity::whole(pages << 21));
+        }
+        ContainerRequest::guaranteed("", resources)
+    })
+}
+
+/// A request whose owner is yet to be named.
+fn request(init: usize, apps: usize) -> impl Strategy<Value = Request> {
+    let init = collection::vec((container(), any::<bool>()), 0..=init);
+    (init, collection::vec(container(), 1..=apps)).prop_map(|(init, apps)| {
+        let named = |prefix: &str, index: usize, container: ContainerRequest| ContainerRequest {
+            name: format!("{prefix}{index}").into(),
+            ..container
+        };
+        let init = init.into_iter().enumerate().map(|(index, (container, restartable))| ContainerRequest {
+            restartable,
+            ..named("i", index, container)
+        });
+        let apps = apps.into_iter().enumerate().map(|(index, container)| named("c", index, container));
+        Request { owner: "".into(), init_containers: init.collect(), containers: apps.collect() }
+    })
+}
+
+fn admit(native: &Native, ledger: &Ledger, request: &Request) -> Option<Ledger> {
+    let decision = native.admit(ledger, request);
+    decision.outcome.ok()?;
+    let start = |ledger: Ledger, of: &ContainerRequest| native.started(&ledger, &request.owner, &of.name);
+    Some(request.all_containers().fold(decision.ledger, start))
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Brute force
+
+/// What a placement is about: what each node has free, and what it could ever have; and what is needed.
+struct Question {
+    free: Vec<Vec<u64>>,
+    capacity: Vec<Vec<u64>>,
+    need: Vec<u64>,
+    memory: usize,
+}
+
+fn members(mask: u32) -> Vec<usize> {
+    (0..32).filter(|at| mask >> at & 1 == 1).collect()
+}
+
+/// The best placement of all, by trying each set of nodes for each resource. The rank and the sets.
+fn best(
+    machine: &Machine,
+    question: &Question,
+    policy: TopologyManagerPolicy,
+) -> Option<(Rank, Vec<Vec<usize>>)> {
+    let count = question.free[0].len();
+    let enough = |columns: &[Vec<u64>], of: usize, mask: u32| {
+        members(mask).iter().map(|&at| columns[of][at]).sum::<u64>() >= question.need[of]
+    };
+    let needed: Vec<usize> = (0..question.need.len()).filter(|&of| question.need[of] > 0).collect();
+    let least: Vec<u32> = (0..question.need.len())
+        .map(|of| {
+            let fitting = (0..1u32 << count).filter(|&mask| enough(&question.capacity, of, mask));
+            fitting.map(u32::count_ones).min().unwrap_or(u32::MAX)
+        })
+        .collect();
+    let mut best: Option<(Rank, Vec<usize>, Vec<Vec<usize>>)> = None;
+    let mut masks = vec![0u32; question.need.len()];
+    loop {
+        let allowed = needed.iter().all(|&of| enough(&question.free, of, masks[of]))
+            && (0..masks.len()).all(|of| (masks[of] == 0) == (question.need[of] == 0))
+            && match policy {
+                TopologyManagerPolicy::SingleNumaNode => {
+                    masks.iter().fold(0, |all, mask| all | mask).is_power_of_two()
+                }
+                TopologyManagerPolicy::Restricted => needed.iter().all(|&a| {
+                    masks[a].count_ones() == least[a]
+                        && needed.iter().all(|&b| least[a] > least[b] || masks[a] & !masks[b] == 0)
+                }),
+                _ => true,
+            };
+        if allowed {
+            let sets: Vec<Vec<usize>> = masks.iter().map(|&mask| members(mask)).collect();
+            let nodes = members(masks.iter().fold(0, |all, mask| all | mask));
+            let candidate = (rank(machine, question, &sets), nodes, sets);
+            if best.as_ref().is_none_or(|best| candidate < *best) {
+                best = Some(candidate);
+            }
+        }
+        // The next combination of sets.
+        let Some(of) = needed.iter().copied().find(|&of| masks[of] + 1 < 1 << count) else { break };
+        masks[of] += 1;
+        for &before in needed.iter().take_while(|&&before| before != of) {
+            masks[before] = 0;
+        }
+    }
+    best.map(|(rank, _, sets)| (rank, sets))
+}
+
+fn rank(machine: &Machine, question: &Question, sets: &[Vec<usize>]) -> Rank {
+    let ids: Vec<NodeId> = machine.nodes.keys().copied().collect();
+    let distance = |a: usize, b: usize| u64::from(machine.distance(ids[a], ids[b]).unwrap());
+    let mut memory: Vec<usize> = sets[1..].iter().flatten().copied().collect();
+    memory.sort_unstable();
+    memory.dedup();
+    let mut nodes = memory.clone();
+    nodes.extend(&sets[0]);
+    nodes.sort_unstable();
+    nodes.dedup();
+    let pairs = |set: &[usize]| -> u64 {
+        set.iter().flat_map(|&a| set.iter().filter(move |&&b| a < b).map(move |&b| distance(a, b))).sum()
+    };
+    let taken = |of: usize| {
+        let mut left = question.need[of];
+        let mut order = sets[of].clone();
+        order.sort_by_key(|&at| (question.free[of][at], at));
+        let mut taken = vec![0; ids.len()];
+        for at in order {
+            taken[at] = left.min(question.free[of][at]);
+            left -= taken[at];
+        }
+        taken
+    };
+    let (cpus, bytes) = (taken(0), taken(question.memory));
+    let product = |cpus: u64, bytes: u64| u128::from(cpus) * u128::from(bytes);
+    let stranded = (0..ids.len())
+        .map(|at| {
+            let (free_cpus, free_bytes) = (question.free[0][at], question.free[question.memory][at]);
+            product(free_cpus, free_bytes) - product(free_cpus - cpus[at], free_bytes - bytes[at])
+        })
+        .sum();
+    Rank {
+        nodes: nodes.len() as u64,
+        nodes_per_resource: sets.iter().map(|set| set.len() as u64).sum(),
+        cpu_to_cpu: pairs(&sets[0]),
+        cpu_to_memory: sets[0].iter().flat_map(|&a| memory.iter().map(move |&b| distance(a, b))).sum(),
+        memory_to_memory: pairs(&memory),
+        stranded,
+        ..Rank::default()
+    }
+}
+
+/// A container alone on a ledger.
+fn question(machine: &Machine, native: &Native, ledger: &Ledger, container: &ContainerRequest) -> Question {
+    let kinds: Vec<ZoneKind> = vec![ZoneKind::Hugepages(PAGE), ZoneKind::Memory];
+    let allocatable = native.allocatable();
+    let cpus = |of: &numaward_topology::CpuSet| -> Vec<u64> {
+        machine.nodes.values().map(|node| (&(of & &allocatable.cpus) & &node.cpus).len() as u64).collect()
+    };
+    let column = |kind: ZoneKind, capacity: bool| -> Vec<u64> {
+        let of = |account: &numaward_engine::ledger::NodeAccount| {
+            account.kinds.get(&kind).map_or(0, |of| if capacity { of.allocatable.0 } else { of.free.0 })
+        };
+        ledger.nodes().values().map(of).collect()
+    };
+    let mut question = Question {
+        free: vec![cpus(ledger.shared_pool())],
+        capacity: vec![cpus(&machine.cpu_ids())],
+        need: vec![container.requests.cpu.and_then(Quantity::whole_cpus).unwrap_or(0)],
+        memory: 2,
+    };
+    for kind in kinds {
+        question.free.push(column(kind, false));
+        question.capacity.push(column(kind, true));
+        question.need.push(container.requests.memory.get(&kind).and_then(|of| of.units()).unwrap_or(0));
+    }
+    question
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+
+    #[test]
+    fn the_best_of_all_placements_is_found(
+        machine in machine(5),
+        policy in policy(),
+        before in collection::vec(request(0, 1), 0..6),
+        newcomer in request(0, 1),
+    ) {
+        let native = native(&machine, &config(policy, TopologyManagerScope::Container), Tiers::Strict);
+        let mut ledger = native.idle();
+        let best_effort = Terms { policy: Some(TopologyManagerPolicy::BestEffort), ..Terms::default() };
+        for (number, request) in before.into_iter().enumerate() {
+            let request = Request { owner: format!("o{number}").as_str().into(), ..request };
+            ledger = native.admit_watched(&ledger, &request, &best_effort, &|_| {}).ledger;
+        }
+        let newcomer = Request { owner: "new".into(), ..newcomer };
+        let question = question(&machine, &native, &ledger, &newcomer.containers[0]);
+        let best = best(&machine, &question, policy);
+        let decision = native.admit(&ledger, &newcomer);
+        prop_assert_eq!(decision.outcome.is_ok(), best.is_some(), "{:?}", decision.outcome);
+        if let Some((rank, sets)) = best {
+            let search = &decision.explanation.searches[0];
+            let chosen = &search.candidates[search.chosen.unwrap()];
+            prop_assert_eq!(chosen.rank, rank, "{:?} {:?}", chosen, sets);
+            prop_assert!(!search.cut_off);
+            // What is held is what was chosen.
+            let held = &decision.outcome.unwrap()[0].allocation;
+            for (resource, nodes) in &chosen.by_resource {
+                if let &Resource::Memory(kind) = resource {
+                    let placed = &held.placed[&kind];
+                    prop_assert_eq!(&placed.keys().copied().collect::<numaward_topology::NodeSet>(), nodes);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_promised_twice_and_all_is_given_back(
+        machine in machine(4),
+        (policy, scope) in (policy(), scope()),
+        steps in collection::vec((request(2, 3), any::<sample::Index>(), 0u8..8, 1u64..=12), 1..14),
+    ) {
+        let native = native(&machine, &config(policy, scope), Tiers::Attached);
+        let mut ledger = native.idle();
+        let mut running: Vec<Request> = Vec::new();
+        for (number, (request, index, kind, amount)) in steps.into_iter().enumerate() {
+            match kind {
+                0 | 1 if !running.is_empty() => {
+                    let request = running.remove(index.index(running.len()));
+                    ledger = native.removed(&ledger, &request.owner);
+                }
+                2 if !running.is_empty() => {
+                    let request = &running[index.index(running.len())];
+                    let to = Resources::none()
+                        .with_cpu(Quantity::whole(amount))
+                        .with_memory(Quantity::whole(amount << 28));
+                    let resized = native.resize(&ledger, &request.owner, &request.containers[0].name, &to);
+                    ledger = resized.unwrap_or(ledger);
+                }
+                3 => {
+                    let request = Request { owner: format!("o{number}").as_str().into(), ..request };
+                    let limits = Limits { moves: 2, bytes: Bytes::gib(8) };
+                    if let Some(plan) = native.plan(&ledger, &request, &Terms::default(), &limits) {
+                        prop_assert!(plan.moves.len() <= 2 * 5 && plan.bytes <= limits.bytes);
+                        ledger = plan.decision.ledger;
+                        for container in request.all_containers() {
+                            ledger = native.started(&ledger, &request.owner, &container.name);
+                        }
+                        running.push(request);
+                    }
+                }
+                _ => {
+                    let request = Request { owner: format!("o{number}").as_str().into(), ..request };
+                    if let Some(next) = admit(&native, &ledger, &request) {
+                        ledger = next;
+                        running.push(request);
+                    } else {
+                        prop_assert_eq!(&native.admit(&ledger, &request).ledger, &ledger, "a refusal changes nothing");
+                    }
+                }
+            }
+            let faults = faults(&ledger, &native.allocatable());
+            prop_assert!(faults.is_empty(), "{:?}", faults);
+            let text = serde_json::to_string(&ledger).unwrap();
+            let read: Ledger = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(native.rebase(&read), (ledger.clone(), Vec::new()), "a restart changes nothing");
+        }
+        for request in running {
+            ledger = native.removed(&ledger, &request.owner);
+        }
+        prop_assert_eq!(ledger, native.idle());
+    }
+
+    #[test]
+    fn a_machine_that_changes_back_and_forth_loses_nothing(
+        machine in machine(4),
+        policy in policy(),
+        requests in collection::vec(request(1, 2), 1..8),
+        sizes in collection::vec(1u64..=8, 4),
+    ) {
+        let config = config(policy, TopologyManagerScope::Container);
+        let native = native(&machine, &config, Tiers::Attached);
+        let mut ledger = native.idle();
+        for (number, request) in requests.iter().enumerate() {
+            let request = Request { owner: format!("o{number}").as_str().into(), ..request.clone() };
+            ledger = admit(&native, &ledger, &request).unwrap_or(ledger);
+        }
+        let mut changed = machine.clone();
+        for (node, gib) in changed.nodes.values_mut().zip(&sizes) {
+            node.memory = Bytes::gib(*gib);
+        }
+        let other = self::native(&changed, &config, Tiers::Attached);
+        let (mut moved, uncovered) = other.rebase(&ledger);
+        let held = |ledger: &Ledger| -> u64 {
+            ledger.allocations().flat_map(|(_, _, held)| held.placed.values()).flat_map(|of| of.values()).map(|of| of.0).sum()
+        };
+        prop_assert_eq!(held(&ledger), held(&moved), "nobody loses anything");
+        let missing: u64 = uncovered.iter().map(|part| part.block.bytes.0).sum();
+        let over: u64 = moved.nodes().values().flat_map(|node| node.kinds.values())
+            .map(|of| of.promised.0.saturating_sub(of.allocatable.0)).sum();
+        prop_assert_eq!(missing, over);
+        for account in moved.nodes().values().flat_map(|node| node.kinds.values()) {
+            prop_assert_eq!(account.free.0, account.allocatable.0.saturating_sub(account.promised.0));
+        }
+        let owners: Vec<_> = moved.owners().map(|(owner, _)| owner.clone()).collect();
+        for owner in owners {
+            moved = other.removed(&moved, &owner);
+        }
+        prop_assert_eq!(moved, other.idle());
+    }
+
+    #[test]
+    fn best_effort_admits_what_a_machine_without_nodes_would(
+        machine in machine(5),
+        scope in scope(),
+        requests in collection::vec(request(2, 3), 1..10),
+    ) {
+        let native = native(&machine, &config(TopologyManagerPolicy::BestEffort, scope), Tiers::Attached);
+        let mut ledger = native.idle();
+        for (number, request) in requests.iter().enumerate() {
+            let request = Request { owner: format!("o{number}").as_str().into(), ..request.clone() };
+            let kinds = [ZoneKind::Hugepages(PAGE), ZoneKind::Memory];
+            let amounts = |of: &ContainerRequest| -> Vec<u64> {
+                let cpus = of.requests.cpu.and_then(Quantity::whole_cpus).unwrap_or(0);
+                let memory = kinds.iter().map(|kind| of.requests.memory.get(kind).and_then(|of| of.units()).unwrap_or(0));
+                std::iter::once(cpus).chain(memory).collect()
+            };
+            let mut free = vec![(ledger.shared_pool() & &native.allocatable().cpus).len() as u64];
+            free.extend(kinds.iter().map(|kind| {
+                ledger.nodes().values().map(|node| node.kinds.get(kind).map_or(0, |of| of.free.0)).sum::<u64>()
+            }));
+            let add = |sum: &[u64], more: &[u64]| -> Vec<u64> { sum.iter().zip(more).map(|(a, b)| a + b).collect() };
+            let (mut peak, mut running) = (vec![0; 3], vec![0; 3]);
+            for init in &request.init_containers {
+                let with = add(&running, &amounts(init));
+                if init.restartable {
+                    running = with;
+                } else {
+                    peak = peak.iter().zip(&with).map(|(a, b)| *a.max(b)).collect();
+                }
+            }
+            for app in &request.containers {
+                running = add(&running, &amounts(app));
+            }
+            let fits = free.iter().zip(peak.iter().zip(&running)).all(|(free, (peak, sum))| free >= peak.max(sum));
+            let next = admit(&native, &ledger, &request);
+            prop_assert_eq!(next.is_some(), fits, "{:?}: {:?}", request, native.admit(&ledger, &request).outcome);
+            ledger = next.unwrap_or(ledger);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Distances
+
+/// The mean distance between two nodes of those that have memory on several.
+fn mean_distance(machine: &Machine, strategy: &dyn numaward_engine::Strategy) -> (u64, u64) {
+    let mut ledger = strategy.idle();
+    let (mut sum, mut pairs) = (0, 0);
+    let mut state = 12_345u64;
+    let mut next = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    for number in 0..400 {
+        let owner = format!("o{number:03}");
+        let gib = [2, 3, 5, 9, 12, 14, 18][usize::try_from(next(7)).unwrap()];
+        let resources = Resources::none()
+            .with_cpu(Quantity::whole(1 + next(6)))
+            .with_memory(Quantity::whole(Bytes::gib(gib).0));
+        let decision = strategy.admit(&ledger, &Request::workload(owner.as_str(), resources));
+        if let Ok(grants) = &decision.outcome {
+            let nodes: Vec<NodeId> = grants[0].allocation.placed[&ZoneKind::Memory].keys().copied().collect();
+            for (index, &from) in nodes.iter().enumerate() {
+                for &to in &nodes[index + 1..] {
+                    sum += u64::from(machine.distance(from, to).unwrap());
+                    pairs += 1;
+                }
+            }
+            ledger = strategy.started(&decision.ledger, &owner.as_str().into(), &owner.as_str().into());
+        } else {
+            ledger = decision.ledger;
+        }
+        if number > 3 {
+            let gone = format!("o{:03}", number - 4);
+            ledger = strategy.removed(&ledger, &gone.as_str().into());
+        }
+    }
+    (sum, pairs)
+}
+
+#[test]
+fn sets_of_several_nodes_are_nearer_than_the_kubelets() {
+    for nodes in [4, 8] {
+        let machine = Machine::builder()
+            .nodes(nodes)
+            .sockets(2)
+            .cores_per_node(4)
+            .smt(2)
+            .memory(Bytes::gib(8))
+            .socket_distances(12, 32)
+            .build()
+            .unwrap();
+        for policy in [TopologyManagerPolicy::BestEffort, TopologyManagerPolicy::None] {
+            let config = config(policy, TopologyManagerScope::Container);
+            let kubelet = mean_distance(&machine, &Kubelet::new(&machine, &config).unwrap());
+            let native = mean_distance(&machine, &native(&machine, &config, Tiers::Attached));
+            assert!(native.1 > 20 && kubelet.1 > 5, "{native:?} {kubelet:?}");
+            assert!(
+                native.0 * kubelet.1 <= kubelet.0 * native.1,
+                "{nodes} nodes, {policy}: {native:?}, kubelet {kubelet:?}"
+            );
+        }
+    }
+}
