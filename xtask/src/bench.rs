@@ -17,7 +17,7 @@ enum Name {
     Probes,
     /// A scrape of 10,000 workloads on 8 nodes
     Scrape,
-    /// An admission
+    /// A decision of each strategy, on growing machines
     Engine,
     /// From a request to the last knob written, with up to 1,000 workloads
     Enforce,
@@ -46,17 +46,24 @@ pub(crate) fn bench(arguments: &Bench) -> Result<ExitCode> {
         Name::Probes if arguments.vm => return in_vm("numaward-probes", "probes", "probes"),
         Name::Probes => ("numaward-probes", "probes"),
         Name::Scrape => ("numaward-daemon", "scrape"),
-        Name::Engine => ("numaward-engine", "admission"),
         Name::Enforce if arguments.vm => return in_vm("numaward-daemon", "enforce", "enforce --real"),
         Name::Enforce => ("numaward-daemon", "enforce"),
         Name::Idle => return idle::measure(Duration::from_secs(arguments.seconds)),
+        Name::Engine => {
+            for bench in ["native", "admission"] {
+                run("numaward-engine", bench, &arguments.arguments)?;
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
     };
-    if !matches!(arguments.name, Name::Engine) {
-        setup::ensure(&[Part::Ebpf])?;
-    }
+    setup::ensure(&[Part::Ebpf])?;
+    run(package, bench, &arguments.arguments).map(|()| ExitCode::SUCCESS)
+}
+
+fn run(package: &str, bench: &str, arguments: &[String]) -> Result<()> {
     let mut cargo = command::cargo();
-    cargo.args(["bench", "--package", package, "--bench", bench, "--"]).args(&arguments.arguments);
-    command::run(&mut cargo).map(|()| ExitCode::SUCCESS)
+    cargo.args(["bench", "--package", package, "--bench", bench, "--"]).args(arguments);
+    command::run(&mut cargo)
 }
 
 /// A benchmark in a machine with two nodes.

@@ -288,6 +288,42 @@ proptest! {
     }
 
     #[test]
+    fn large_machines_take_no_more_nodes_than_needed(
+        used in collection::vec((0u64..=15, 0u64..=60), 9..=14),
+        (cpus, gib) in (20u64..=110, 60u64..=500),
+        sockets in 1u32..=3,
+    ) {
+        let count = u32::try_from(used.len()).unwrap();
+        let sockets = if count.is_multiple_of(sockets) { sockets } else { 1 };
+        let machine = Machine::builder().nodes(count).sockets(sockets).cores_per_node(8).smt(2)
+            .memory(Bytes::gib(64)).socket_distances(12, 32).build().unwrap();
+        let native = native(&machine, &config(TopologyManagerPolicy::BestEffort, TopologyManagerScope::Container), Tiers::Attached);
+        let mut ledger = native.idle();
+        for (node, &(cpus, gib)) in (0..count).zip(&used) {
+            let resources = Resources::none().with_cpu(Quantity::whole(cpus)).with_memory(Quantity::whole(Bytes::gib(gib).0));
+            let owner = format!("o{node:02}");
+            let request = Request::workload(owner.as_str(), resources);
+            let mut terms = Terms::default();
+            terms.preferences.devices.insert(owner.as_str().into(), [NodeId(node)].into_iter().collect());
+            terms.policy = Some(TopologyManagerPolicy::SingleNumaNode);
+            ledger = native.admit_watched(&ledger, &request, &terms, &|_| {}).ledger;
+        }
+        let resources = Resources::none().with_cpu(Quantity::whole(cpus)).with_memory(Quantity::whole(Bytes::gib(gib).0));
+        let newcomer = Request::workload("new", resources);
+        let question = question(&machine, &native, &ledger, &newcomer.containers[0]);
+        let enough = |of: usize, mask: u32| members(mask).iter().map(|&at| question.free[of][at]).sum::<u64>() >= question.need[of];
+        let fitting = (1..1u32 << count).filter(|&mask| enough(0, mask) && enough(2, mask));
+        let fewest = fitting.map(|mask| u64::from(mask.count_ones())).min();
+        let decision = native.admit(&ledger, &newcomer);
+        prop_assert_eq!(decision.outcome.is_ok(), fewest.is_some());
+        if let Some(fewest) = fewest {
+            let search = &decision.explanation.searches[0];
+            let nodes = search.candidates[search.chosen.unwrap()].rank.nodes;
+            prop_assert!(nodes == fewest || search.cut_off && nodes == fewest + 1, "{} nodes, {} do", nodes, fewest);
+        }
+    }
+
+    #[test]
     fn nothing_is_promised_twice_and_all_is_given_back(
         machine in machine(4),
         (policy, scope) in (policy(), scope()),

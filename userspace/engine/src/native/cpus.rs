@@ -158,6 +158,11 @@ impl Cpus {
         Ok(())
     }
 
+    /// Whether several nodes give equally many.
+    pub(super) fn splits_evenly(&self) -> bool {
+        self.options.distribute_across_numa
+    }
+
     /// Divides a number of CPUs over the nodes of a set, of which each has so many free.
     pub(super) fn split(&self, free: &[u64], set: &[usize], needed: u64) -> Vec<(usize, u64)> {
         if !self.options.distribute_across_numa || set.len() < 2 {

@@ -104,57 +104,64 @@ pub(super) fn union<'a>(sets: impl IntoIterator<Item = &'a [usize]>) -> Vec<usiz
     all
 }
 
-/// Makes a placement of where each resource is.
-pub(super) fn placement(host: &Host, room: &Room, unit: &Unit, sets: &[&[usize]]) -> Placement {
+/// The rank of where each resource is, but for what it strands, and all its nodes.
+pub(super) fn rank(host: &Host, unit: &Unit, sets: &[&[usize]]) -> (Rank, Vec<usize>) {
     let nodes = union(sets.iter().copied());
     let count = |len: usize| len as u64;
-    let mut key = Rank {
+    let mut rank = Rank {
         nodes: count(nodes.len()),
         nodes_per_resource: sets.iter().map(|set| count(set.len())).sum(),
         unwished: count(nodes.iter().filter(|&&at| unit.unwished.get(at) == Some(&true)).count()),
         ..Rank::default()
     };
     if !unit.devices.is_empty() {
-        key.nodes += count(unit.devices.iter().filter(|at| !nodes.contains(at)).count());
-        key.from_devices = between(host, &unit.devices, &nodes);
+        rank.nodes += count(unit.devices.iter().filter(|at| !nodes.contains(at)).count());
+        rank.from_devices = between(host, &unit.devices, &nodes);
     }
-    let cpus = sets[CPU];
+    let (cpus, memory) = (sets[CPU], &sets[CPU + 1..]);
     if nodes.len() > 1 {
-        let memory = union(sets[CPU + 1..].iter().copied());
-        key.cpu_to_cpu = pairs(host, cpus);
-        key.cpu_to_memory = between(host, cpus, &memory);
-        key.memory_to_memory = pairs(host, &memory);
-    } else if !cpus.is_empty() && sets[CPU + 1..].iter().any(|set| !set.is_empty()) {
-        key.cpu_to_memory = between(host, cpus, cpus);
+        // Mostly all memory is on the same nodes.
+        let first = memory.iter().find(|set| !set.is_empty()).copied().unwrap_or(&[]);
+        let same = memory.iter().all(|set| set.is_empty() || *set == first);
+        let all = if same { Vec::new() } else { union(memory.iter().copied()) };
+        let memory = if same { first } else { &all[..] };
+        rank.cpu_to_cpu = pairs(host, cpus);
+        rank.cpu_to_memory = between(host, cpus, memory);
+        rank.memory_to_memory = pairs(host, memory);
+    } else if !cpus.is_empty() && memory.iter().any(|set| !set.is_empty()) {
+        rank.cpu_to_memory = between(host, cpus, cpus);
     }
-    key.stranded = stranded(host, room, unit, sets, &nodes);
-    Placement { key, nodes, sets: sets.iter().map(|set| set.to_vec()).collect() }
+    (rank, nodes)
 }
 
 /// By how much the sum of free CPUs times free memory goes down.
-fn stranded(host: &Host, room: &Room, unit: &Unit, sets: &[&[usize]], nodes: &[usize]) -> u128 {
+pub(super) fn stranded(host: &Host, room: &Room, unit: &Unit, sets: &[&[usize]], nodes: &[usize]) -> u128 {
     let Some(memory) = room.memory else { return 0 };
     let product = |cpus: u64, memory: u64| u128::from(cpus) * u128::from(memory);
     // Where nobody manages CPUs, every node counts as having one.
     let free_cpus = |at: usize| if host.cpus.is_some() { room.free[CPU][at] } else { 1 };
-    let (needed_cpus, needed_memory) = (unit.need[CPU], unit.need[memory]);
-    if let [at] = *nodes {
+    let even = host.cpus.as_ref().filter(|cpus| cpus.splits_evenly() && sets[CPU].len() > 1);
+    let even = even.map(|cpus| cpus.split(&room.free[CPU], sets[CPU], unit.need[CPU]));
+    let of_cpus = |at: usize| match &even {
+        Some(shares) => shares.iter().find(|(of, _)| *of == at).map_or(0, |(_, share)| *share),
+        None => share(&room.free[CPU], sets[CPU], unit.need[CPU], at),
+    };
+    let lost = nodes.iter().map(|&at| {
         let (cpus, bytes) = (free_cpus(at), room.free[memory][at]);
-        return product(cpus, bytes)
-            .saturating_sub(product(cpus.saturating_sub(needed_cpus), bytes.saturating_sub(needed_memory)));
+        let fewer = cpus.saturating_sub(of_cpus(at));
+        let less = bytes.saturating_sub(share(&room.free[memory], sets[memory], unit.need[memory], at));
+        product(cpus, bytes).saturating_sub(product(fewer, less))
+    });
+    lost.sum()
+}
+
+/// What one node of a set gives: the rest that those with less free leave.
+fn share(free: &[u64], set: &[usize], needed: u64, at: usize) -> u64 {
+    if needed == 0 || !set.contains(&at) {
+        return 0;
     }
-    let of_cpus = if needed_cpus > 0 { amounts(host, room, CPU, sets[CPU], needed_cpus) } else { Vec::new() };
-    let of_memory =
-        if needed_memory > 0 { amounts(host, room, memory, sets[memory], needed_memory) } else { Vec::new() };
-    let taken =
-        |of: &[(usize, u64)], at: usize| of.iter().find(|(of, _)| *of == at).map_or(0, |(_, share)| *share);
-    nodes
-        .iter()
-        .map(|&at| {
-            let (cpus, bytes) = (free_cpus(at), room.free[memory][at]);
-            let (fewer, less) =
-                (cpus.saturating_sub(taken(&of_cpus, at)), bytes.saturating_sub(taken(&of_memory, at)));
-            product(cpus, bytes).saturating_sub(product(fewer, less))
-        })
-        .sum()
+    let own = (free[at], at);
+    let before = set.iter().filter(|&&of| (free[of], of) < own);
+    let left = before.fold(needed, |left, &of| left.saturating_sub(free[of]));
+    left.min(own.0)
 }

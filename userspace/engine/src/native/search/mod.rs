@@ -22,7 +22,7 @@ mod large;
 use self::large::{Large, Wanted};
 use super::{
     host::{CPU, Host},
-    rank::{Placement, placement},
+    rank::{Placement, rank, stranded},
     room::{Room, Unit},
 };
 
@@ -158,12 +158,19 @@ impl Search<'_> {
 
     /// Compares a placement with those found so far.
     fn offer(&mut self, sets: &[&[usize]]) {
-        let placement = placement(self.host, self.room, self.unit, sets);
+        let (mut key, nodes) = rank(self.host, self.unit, sets);
         self.found.considered += 1;
         let placements = &mut self.found.placements;
-        if placements.len() == KEPT && placements.last().is_some_and(|worst| *worst <= placement) {
+        let full = placements.len() == KEPT;
+        // What it strands decides only where all else is the same.
+        if full && placements.last().is_some_and(|worst| worst.key < key) {
             return;
         }
+        key.stranded = stranded(self.host, self.room, self.unit, sets, &nodes);
+        if full && placements.last().is_some_and(|worst| worst.key < key) {
+            return;
+        }
+        let placement = Placement { key, nodes, sets: sets.iter().map(|set| set.to_vec()).collect() };
         if let Err(index) = placements.binary_search(&placement) {
             placements.insert(index, placement);
             placements.truncate(KEPT);
@@ -277,6 +284,9 @@ impl Search<'_> {
         let least = sizes.iter().copied().max().unwrap_or(0);
         if !self.worth(least, per_resource) {
             return;
+        }
+        if sizes.iter().zip(domains).all(|(size, domain)| *size == domain.len()) {
+            return self.offer(domains);
         }
         let mut options: Vec<Vec<Vec<usize>>> = Vec::with_capacity(domains.len());
         for (resource, domain) in domains.iter().enumerate() {
