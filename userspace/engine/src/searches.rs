@@ -22,7 +22,8 @@ pub struct Rank {
     pub from_devices: u64,
     /// Distances between nodes of CPUs, added up; each pair once.
     pub cpu_to_cpu: u64,
-    /// Distances from each node of CPUs to each node of memory, added up.
+    /// Distances from each node of CPUs to each node of memory, added up. Without exclusive CPUs it is the distance from
+    /// the nearest node with CPUs to each.
     pub cpu_to_memory: u64,
     /// Distances between nodes of memory, added up; each pair once.
     pub memory_to_memory: u64,

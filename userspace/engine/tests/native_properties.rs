@@ -189,6 +189,10 @@ fn rank(machine: &Machine, question: &Question, sets: &[Vec<usize>]) -> Rank {
     nodes.extend(&sets[0]);
     nodes.sort_unstable();
     nodes.dedup();
+    let with_cpus: Vec<usize> = (0..ids.len())
+        .filter(|&at| machine.nodes.get(&ids[at]).is_some_and(|node| !node.cpus.is_empty()))
+        .collect();
+    let from_cpus = |at: usize| with_cpus.iter().map(|&cpu| distance(cpu, at)).min().unwrap_or(0);
     let pairs = |set: &[usize]| -> u64 {
         set.iter().flat_map(|&a| set.iter().filter(move |&&b| a < b).map(move |&b| distance(a, b))).sum()
     };
@@ -215,7 +219,10 @@ fn rank(machine: &Machine, question: &Question, sets: &[Vec<usize>]) -> Rank {
         nodes: nodes.len() as u64,
         nodes_per_resource: sets.iter().map(|set| set.len() as u64).sum(),
         cpu_to_cpu: pairs(&sets[0]),
-        cpu_to_memory: sets[0].iter().flat_map(|&a| memory.iter().map(move |&b| distance(a, b))).sum(),
+        cpu_to_memory: match sets[0].as_slice() {
+            [] => memory.iter().map(|&at| from_cpus(at)).sum(),
+            cpus => cpus.iter().flat_map(|&a| memory.iter().map(move |&b| distance(a, b))).sum(),
+        },
         memory_to_memory: pairs(&memory),
         stranded,
         ..Rank::default()

@@ -10,6 +10,7 @@
 //! | `distribute-cpus-across-numa` | several nodes give equally many |
 //! | `distribute-cpus-across-cores` | one CPU a core, in turn |
 //! | `prefer-align-cpus-by-uncorecache` | from as few last-level caches as possible |
+//! | `align-by-socket` | under `restricted`, what finds no least set may be on any nodes of one socket |
 //! | `strict-cpu-reservation` | the shared pool has no reserved CPUs |
 //!
 //! Unlike the kubelet, this counts what a core really has: cores of different sizes are no problem.
@@ -156,6 +157,11 @@ impl Cpus {
             return Err(CpuError::NotWholeCores { requested, cpus_per_core: self.per_core });
         }
         Ok(())
+    }
+
+    /// Whether all nodes of a socket count as aligned.
+    pub(super) fn aligns_by_socket(&self) -> bool {
+        self.options.align_by_socket
     }
 
     /// Whether several nodes give equally many.

@@ -11,7 +11,7 @@ use numaward_topology::{Bytes, CpuSet};
 
 use super::{
     Native, accounts,
-    cpus::Available,
+    cpus::{Available, Cpus},
     host::{CPU, Host},
     init,
     rank::Placement,
@@ -26,7 +26,7 @@ use crate::{
     hint::Resource,
     ledger::{Allocation, Block, Ledger},
     policy::{Tiers, TopologyManagerPolicy, TopologyManagerScope},
-    request::{ContainerName, OwnerId, Request},
+    request::{ContainerName, ContainerRequest, OwnerId, Request},
     searches::{Candidate, Search},
     strategy::Stage,
     terms::Terms,
@@ -76,7 +76,31 @@ impl Agreed<'_> {
 
     /// Where a unit can go.
     pub(super) fn candidates(&self, room: &Room, unit: &Unit) -> Found {
-        self.rule(room, unit).map_or_else(Found::default, |rule| search::search(self.host, room, unit, &rule))
+        let found = self
+            .rule(room, unit)
+            .map_or_else(Found::default, |rule| search::search(self.host, room, unit, &rule));
+        let by_socket = self.policy == TopologyManagerPolicy::Restricted
+            && self.host.cpus.as_ref().is_some_and(Cpus::aligns_by_socket);
+        if by_socket && found.placements.is_empty() { self.within_sockets(room, unit) } else { found }
+    }
+
+    /// On any nodes of one socket.
+    fn within_sockets(&self, room: &Room, unit: &Unit) -> Found {
+        let mut found = Found::default();
+        for socket in self.host.sockets() {
+            let mut within = room.clone();
+            for free in &mut within.free {
+                let others = free.iter_mut().enumerate().filter(|(at, _)| !socket.contains(at));
+                others.for_each(|(_, free)| *free = 0);
+            }
+            let on_this = search::search(self.host, &within, unit, &Rule::Anywhere);
+            found.placements.extend(on_this.placements);
+            found.considered += on_this.considered;
+            found.cut_off |= on_this.cut_off;
+        }
+        found.placements.sort();
+        found.placements.truncate(search::KEPT);
+        found
     }
 
     /// Why there is no room for a unit.
@@ -246,6 +270,20 @@ impl Attempt<'_> {
     }
 }
 
+/// Whoever is admitted already on the same terms keeps what it has.
+fn kept(ledger: &Ledger, request: &Request, terms: &Terms) -> Option<Decision> {
+    let account = ledger.owner(&request.owner)?;
+    if account.request.as_deref() != Some(request) || account.terms != *terms {
+        return None;
+    }
+    let grant = |container: &ContainerRequest| Grant {
+        container: container.name.clone(),
+        allocation: account.containers.get(&container.name).cloned().unwrap_or_default(),
+    };
+    let grants = request.all_containers().map(grant).collect();
+    Some(Decision { outcome: Ok(grants), explanation: Explanation::default(), ledger: ledger.clone() })
+}
+
 fn candidate(host: &Host, placement: &Placement) -> Candidate {
     let sets = host.resources().iter().zip(&placement.sets).filter(|(_, set)| !set.is_empty());
     Candidate {
@@ -265,7 +303,11 @@ impl Native {
         watch: &dyn Fn(Stage),
     ) -> Decision {
         watch(Stage::Hints);
-        // Whoever is admitted again is decided on as if it were not there, and keeps what it has if it is refused.
+        if let Some(decision) = kept(ledger, request, terms) {
+            return decision;
+        }
+        // Whoever asks for something else than before is decided on as if it were not there, and keeps what it has if
+        // it is refused.
         let mut next = ledger.clone();
         accounts::remove(&self.host, &mut next, &request.owner);
         let refuse = |refusal: Refusal, container, explanation| {

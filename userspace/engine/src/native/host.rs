@@ -37,6 +37,10 @@ pub(super) struct Host {
     /// What could be promised on the empty machine, by resource and position.
     capacity: Vec<Vec<u64>>,
     with_cpus: Vec<bool>,
+    /// The nodes of each socket; memory-only nodes are on none.
+    sockets: Vec<Vec<usize>>,
+    /// By position: the distance from the nearest node with CPUs.
+    from_cpus: Vec<u64>,
     /// By position: nodes with the same number have the same distances to all others.
     twins: Vec<usize>,
 }
@@ -70,14 +74,49 @@ impl Host {
         let mut capacity = vec![cpus.as_ref().map_or_else(|| vec![0; ids.len()], Cpus::capacity)];
         let of_kind = |kind| column(&ids, &idle, kind, |account| account.allocatable);
         capacity.extend(kinds.iter().map(|&kind| of_kind(kind)));
+        let mut sockets: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for cpu in machine.cpus.values() {
+            if let Ok(at) = ids.binary_search(&cpu.node) {
+                let nodes = sockets.entry(cpu.socket.0).or_default();
+                if !nodes.contains(&at) {
+                    nodes.push(at);
+                }
+            }
+        }
+        let sockets = sockets.into_values().collect();
+        let from_cpus =
+            |at: usize| with_cpus.iter().map(|&cpu| distances[cpu * ids.len() + at]).min().unwrap_or(0);
+        let from_cpus = (0..ids.len()).map(from_cpus).collect();
         let twins = twins(&distances, ids.len());
         let with_cpus = (0..ids.len()).map(|at| with_cpus.contains(&at)).collect();
-        Self { ids, distances, attached, cpus, idle, resources, capacity, with_cpus, twins }
+        Self {
+            ids,
+            distances,
+            attached,
+            cpus,
+            idle,
+            resources,
+            capacity,
+            with_cpus,
+            sockets,
+            from_cpus,
+            twins,
+        }
     }
 
     /// Whether a node has CPUs.
     pub(super) fn has_cpus(&self, at: usize) -> bool {
         self.with_cpus[at]
+    }
+
+    /// The nodes of each socket.
+    pub(super) fn sockets(&self) -> &[Vec<usize>] {
+        &self.sockets
+    }
+
+    /// The distance from the nearest node with CPUs.
+    pub(super) fn distance_from_cpus(&self, at: usize) -> u64 {
+        self.from_cpus[at]
     }
 
     /// Nodes with the same number have the same distances to all others.

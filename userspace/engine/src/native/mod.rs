@@ -64,8 +64,9 @@ use crate::{
     kubelet::{check_machine, check_request, check_reservations, cpu::StaticCpus, memory::StaticMemory},
     ledger::Ledger,
     policy::{
-        Component, CpuManagerPolicy, CpuOptions, MemoryManagerPolicy, MemoryTier, Phase, PolicyConfig,
-        StartError, StartProblem, Tiers, TopologyManagerPolicy, TopologyManagerScope, TopologyOptions,
+        Component, CpuManagerPolicy, CpuOptions, MachineProblem, MemoryManagerPolicy, MemoryTier, Phase,
+        PolicyConfig, StartError, StartProblem, Tiers, TopologyManagerPolicy, TopologyManagerScope,
+        TopologyOptions,
     },
     rebase::Uncovered,
     request::{ContainerName, OwnerId, Request, Resources},
@@ -100,27 +101,52 @@ impl Native {
         config: &PolicyConfig,
         options: &NativeOptions,
     ) -> Result<Self, StartError> {
-        let refused = |component| move |problem| StartError::new(component, Phase::New, problem);
-        check_machine(machine).map_err(|problem| refused(Component::Configuration)(problem.into()))?;
-        check_reservations(config).map_err(refused(Component::Configuration))?;
-        // However many nodes there are, they are not too many.
-        let topology = TopologyOptions::parse(config, 0).map_err(refused(Component::TopologyManager))?;
+        let mut problems = Vec::new();
+        let native = Self::make(machine, config, options, &mut problems);
+        match (native, problems.into_iter().next()) {
+            (Some(native), None) => Ok(native),
+            (_, Some(problem)) => Err(problem),
+            // Nothing is made only where something is wrong.
+            (None, None) => {
+                let problem = StartProblem::Machine(MachineProblem::NoNodes);
+                Err(StartError::new(Component::Configuration, Phase::New, problem))
+            }
+        }
+    }
+
+    /// Everything that is wrong with a configuration for a machine: at most one fault a component.
+    pub fn problems(machine: &Machine, config: &PolicyConfig) -> Vec<StartError> {
+        let mut problems = Vec::new();
+        Self::make(machine, config, &NativeOptions::default(), &mut problems);
+        problems
+    }
+
+    fn make(
+        machine: &Machine,
+        config: &PolicyConfig,
+        options: &NativeOptions,
+        problems: &mut Vec<StartError>,
+    ) -> Option<Self> {
+        let checked =
+            check_machine(machine).map_err(StartProblem::from).and_then(|()| check_reservations(config));
+        if let Err(problem) = checked {
+            problems.push(StartError::new(Component::Configuration, Phase::New, problem));
+            return None;
+        }
         let nodes = NodeIndex::new(machine.nodes.keys().copied());
-        let cpus = cpus(machine, &nodes, config).map_err(refused(Component::CpuManager))?;
+        // However many nodes there are, they are not too many.
+        let topology = keep(problems, Component::TopologyManager, TopologyOptions::parse(config, 0));
+        let cpus = keep(problems, Component::CpuManager, cpus(machine, &nodes, config));
         let idle = match config.memory_manager_policy {
-            MemoryManagerPolicy::None => BTreeMap::new(),
-            MemoryManagerPolicy::Static => StaticMemory::new(machine, &nodes, config)
-                .map_err(refused(Component::MemoryManager))?
-                .idle()
-                .clone(),
+            MemoryManagerPolicy::None => Ok(BTreeMap::new()),
+            MemoryManagerPolicy::Static => {
+                StaticMemory::new(machine, &nodes, config).map(|memory| memory.idle().clone())
+            }
         };
-        let host = Host::new(machine, cpus, idle);
-        Ok(Self {
-            host,
-            policy: topology.policy,
-            scope: config.topology_manager_scope,
-            options: options.clone(),
-        })
+        let idle = keep(problems, Component::MemoryManager, idle);
+        let host = Host::new(machine, cpus?, idle?);
+        let (policy, scope) = (topology?.policy, config.topology_manager_scope);
+        Some(Self { host, policy, scope, options: options.clone() })
     }
 
     /// The topology policy and scope for these terms.
@@ -135,6 +161,15 @@ impl Native {
             |problem| StartError::new(Component::CpuManager, Phase::New, StartProblem::StaticCpu(problem));
         checked.map_err(problem)
     }
+}
+
+/// Keeps what is wrong with a component.
+fn keep<T>(
+    problems: &mut Vec<StartError>,
+    component: Component,
+    result: Result<T, StartProblem>,
+) -> Option<T> {
+    result.map_err(|problem| problems.push(StartError::new(component, Phase::New, problem))).ok()
 }
 
 fn cpus(machine: &Machine, nodes: &NodeIndex, config: &PolicyConfig) -> Result<Option<Cpus>, StartProblem> {

@@ -131,6 +131,10 @@ pub(super) fn rank(host: &Host, unit: &Unit, sets: &[&[usize]]) -> (Rank, Vec<us
     } else if !cpus.is_empty() && memory.iter().any(|set| !set.is_empty()) {
         rank.cpu_to_memory = between(host, cpus, cpus);
     }
+    if cpus.is_empty() {
+        // It runs on the shared pool, so anywhere.
+        rank.cpu_to_memory = nodes.iter().map(|&at| host.distance_from_cpus(at)).sum();
+    }
     (rank, nodes)
 }
 

@@ -1,0 +1,280 @@
+//! The terms of a request, resizes, moves and explanations with the strategy `native`.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::collections::BTreeMap;
+
+use numaward_engine::{
+    Cause, Decision, Ledger, Native, NativeOptions, PolicyConfig, Quantity, Reason, Request, Resources,
+    Strategy, Terms,
+    native::{Refusal, plan::Limits},
+    policy::{
+        CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, Tiers, TopologyManagerPolicy,
+    },
+    searches::{Deciding, Verdict},
+};
+use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
+
+const MEMORY: ZoneKind = ZoneKind::Memory;
+
+/// Two nodes with 8 CPUs and 8 GiB on each of two sockets, and one with 32 GiB and no CPUs near node 1.
+fn machine() -> Machine {
+    Machine::builder()
+        .nodes(4)
+        .sockets(2)
+        .cores_per_node(4)
+        .smt(2)
+        .memory(Bytes::gib(8))
+        .node(NodeId(4), |node| node.cores(0).memory(Bytes::gib(32)))
+        .distances([
+            [10, 12, 32, 32, 24],
+            [12, 10, 32, 32, 14],
+            [32, 32, 10, 12, 34],
+            [32, 32, 12, 10, 34],
+            [24, 14, 34, 34, 10],
+        ])
+        .build()
+        .unwrap()
+}
+
+fn config(policy: TopologyManagerPolicy) -> PolicyConfig {
+    PolicyConfig {
+        memory_manager_policy: MemoryManagerPolicy::Static,
+        reserved_memory: vec![MemoryReservation {
+            numa_node: NodeId(0),
+            limits: BTreeMap::from([(MEMORY, Quantity::whole(Bytes::gib(1).0))]),
+        }],
+        cpu_manager_policy: CpuManagerPolicy::Static,
+        cpu_reservation: Some(Quantity::whole(2)),
+        topology_manager_policy: policy,
+        ..PolicyConfig::default()
+    }
+}
+
+fn native(policy: TopologyManagerPolicy) -> Native {
+    let options =
+        NativeOptions { memory_tiers: [(NodeId(4), MemoryTier::Cxl)].into(), ..NativeOptions::default() };
+    Native::new(&machine(), &config(policy), &options).unwrap()
+}
+
+fn resources(cpus: u64, gib: u64) -> Resources {
+    Resources::none().with_cpu(Quantity::whole(cpus)).with_memory(Quantity::whole(Bytes::gib(gib).0))
+}
+
+fn decide(native: &Native, ledger: &Ledger, name: &str, amounts: (u64, u64), terms: &Terms) -> Decision {
+    let request = Request::workload(name, resources(amounts.0, amounts.1));
+    native.admit_watched(ledger, &request, terms, &|_| {})
+}
+
+/// Admits and starts.
+fn admit(native: &Native, ledger: &Ledger, name: &str, amounts: (u64, u64), terms: &Terms) -> Ledger {
+    let decision = decide(native, ledger, name, amounts, terms);
+    decision.outcome.unwrap();
+    native.started(&decision.ledger, &name.into(), &name.into())
+}
+
+/// The nodes on which one has memory.
+fn nodes(ledger: &Ledger, name: &str) -> String {
+    ledger.allocation(&name.into(), &name.into()).unwrap().memory_nodes().to_string()
+}
+
+fn place(native: &Native, ledger: &Ledger, amounts: (u64, u64), terms: &Terms) -> Option<String> {
+    let decision = decide(native, ledger, "new", amounts, terms);
+    decision.outcome.is_ok().then(|| nodes(&decision.ledger, "new"))
+}
+
+fn at(nodes: &str) -> Option<String> {
+    Some(nodes.to_owned())
+}
+
+#[test]
+fn memory_only_nodes_count_as_the_terms_say() {
+    let native = native(TopologyManagerPolicy::SingleNumaNode);
+    let idle = native.idle();
+    let strict = Terms { tiers: Some(Tiers::Strict), ..Terms::default() };
+    assert_eq!(place(&native, &idle, (2, 20), &Terms::default()), at("4"));
+    assert_eq!(place(&native, &idle, (2, 20), &strict), None);
+    assert_eq!(place(&native, &idle, (2, 4), &Terms::default()), at("0"), "a node that has all is better");
+    let dram = Terms { memory_tiers: [MemoryTier::Dram].into(), ..Terms::default() };
+    let cxl = Terms { memory_tiers: [MemoryTier::Cxl].into(), ..Terms::default() };
+    assert_eq!(place(&native, &idle, (2, 20), &dram), None);
+    assert_eq!(place(&native, &idle, (2, 4), &cxl), at("4"));
+}
+
+#[test]
+fn wishes_decide_among_what_is_as_good() {
+    for policy in [TopologyManagerPolicy::SingleNumaNode, TopologyManagerPolicy::BestEffort] {
+        let native = native(policy);
+        let labels = [("app".to_owned(), "cache".to_owned())].into();
+        let near: Terms = Terms { labels, ..Terms::default() };
+        let mut on_two = near.clone();
+        on_two.preferences.preferred.insert("other".into(), "2".parse().unwrap());
+        let ledger = admit(&native, &native.idle(), "other", (2, 2), &on_two);
+        assert_eq!(nodes(&ledger, "other"), "2");
+        let named = |of: &str| [of.to_owned()].into();
+        for selector in ["other", "app=cache"] {
+            let with = Terms { with: named(selector), ..Terms::default() };
+            let apart = Terms { apart: named(selector), ..Terms::default() };
+            assert_eq!(place(&native, &ledger, (2, 2), &with), at("2"));
+            assert_ne!(place(&native, &ledger, (2, 2), &apart), at("2"));
+            assert_eq!(place(&native, &ledger, (8, 7), &with), at("1"), "a wish is given up");
+        }
+        let mut device = Terms::default();
+        device.preferences.devices.insert("new".into(), "3".parse().unwrap());
+        assert_eq!(place(&native, &ledger, (2, 2), &device), at("3"));
+    }
+    // A device cannot be moved.
+    let mut device = Terms::default();
+    device.preferences.devices.insert("new".into(), "0".parse().unwrap());
+    let native = native(TopologyManagerPolicy::SingleNumaNode);
+    assert_eq!(place(&native, &native.idle(), (8, 2), &device), None);
+}
+
+#[test]
+fn memory_alone_is_promised_where_the_terms_say_so() {
+    let native = native(TopologyManagerPolicy::SingleNumaNode);
+    let memory = Resources::none().with_memory(Quantity::whole(Bytes::gib(4).0));
+    let request = Request::workload("new", memory);
+    let plain = native.admit(&native.idle(), &request);
+    assert!(plain.outcome.unwrap()[0].allocation.is_empty());
+    let burstable = Terms { burstable: true, ..Terms::default() };
+    let decision = native.admit_watched(&native.idle(), &request, &burstable, &|_| {});
+    let held = &decision.outcome.unwrap()[0].allocation;
+    assert_eq!((held.cpus.clone(), held.memory_nodes().len()), (None, 1));
+}
+
+#[test]
+fn who_is_resized_stays_where_it_is() {
+    let native = native(TopologyManagerPolicy::Restricted);
+    let ledger = admit(&native, &native.idle(), "a", (2, 12), &Terms::default());
+    let before = ledger.allocation(&"a".into(), &"a".into()).unwrap().clone();
+    let resize =
+        |ledger: &Ledger, cpus, gib| native.resize(ledger, &"a".into(), &"a".into(), &resources(cpus, gib));
+    let grown = resize(&ledger, 4, 15).unwrap();
+    let held = grown.allocation(&"a".into(), &"a".into()).unwrap();
+    assert_eq!(held.cpus.as_ref().unwrap().len(), 4);
+    assert_eq!(held.memory_nodes(), before.memory_nodes());
+    assert_eq!(held.placed[&MEMORY].values().map(|of| of.0).sum::<u64>(), Bytes::gib(15).0);
+    let shrunk = resize(&grown, 2, 1).unwrap();
+    assert_eq!(native.rebase(&shrunk), (shrunk.clone(), Vec::new()));
+    assert_eq!(native.removed(&shrunk, &"a".into()), native.idle());
+    let error = resize(&ledger, 2, 500).unwrap_err().to_string();
+    assert!(error.contains("memory requested") && error.contains("free"), "{error}");
+}
+
+#[test]
+fn a_plan_moves_the_smallest_and_keeps_terms() {
+    let native = native(TopologyManagerPolicy::SingleNumaNode);
+    let strict = Terms { tiers: Some(Tiers::Strict), ..Terms::default() };
+    let mut ledger = native.idle();
+    // Six of seven or eight GiB are in use on each node: a small one and a larger one.
+    for node in 0..4 {
+        for (name, gib) in [("a", 1), ("b", 4)] {
+            let name = format!("{name}{node}");
+            let mut terms = strict.clone();
+            terms.preferences.preferred.insert(name.as_str().into(), [NodeId(node)].into_iter().collect());
+            ledger = admit(&native, &ledger, &name, (1, gib), &terms);
+            assert_eq!(nodes(&ledger, &name), node.to_string());
+        }
+    }
+    assert_eq!(place(&native, &ledger, (2, 4), &strict), None);
+    let request = Request::workload("new", resources(2, 4));
+    let plan = native.plan(&ledger, &request, &strict, &Limits::default()).unwrap();
+    assert_eq!((plan.moves.len(), plan.bytes), (1, Bytes::gib(1)), "{plan:?}");
+    assert!(plan.moves[0].owner.as_str().starts_with('a'));
+    assert_ne!(plan.moves[0].from, plan.moves[0].to);
+    let kept = plan.decision.ledger.owner(&plan.moves[0].owner).unwrap();
+    assert_eq!(kept.terms.tiers, Some(Tiers::Strict));
+    // A byte cap, and those that must stay.
+    let capped = Limits { bytes: Bytes::mib(512), ..Limits::default() };
+    assert!(native.plan(&ledger, &request, &strict, &capped).is_none());
+    let mut immovable = native.idle();
+    for (owner, account) in ledger.owners() {
+        let mut account = (**account).clone();
+        account.terms.immovable = true;
+        immovable.adopt(owner.clone(), account).unwrap();
+    }
+    let (immovable, uncovered) = native.rebase(&immovable);
+    assert_eq!(uncovered, []);
+    assert!(native.plan(&immovable, &request, &strict, &Limits::default()).is_none());
+}
+
+#[test]
+fn a_decision_says_which_rule_decided() {
+    let native = native(TopologyManagerPolicy::BestEffort);
+    let decision = decide(&native, &native.idle(), "new", (10, 12), &Terms::default());
+    let search = &decision.explanation.searches[0];
+    assert_eq!(search.chosen, Some(0));
+    assert!(search.considered >= search.candidates.len() as u64 && !search.cut_off);
+    let verdicts = search.verdicts();
+    assert_eq!(verdicts[0], Verdict::Chosen);
+    let by = |nodes: &str| {
+        let index = search.candidates.iter().position(|of| of.nodes.to_string() == nodes)?;
+        match verdicts[index] {
+            Verdict::Worse { by, .. } => Some(by),
+            _ => None,
+        }
+    };
+    assert_eq!(search.candidates[0].nodes.to_string(), "0-1");
+    assert_eq!(by("2-3"), Some(Deciding::Stranded));
+    assert_eq!(by("0,2"), Some(Deciding::CpuToCpu));
+    assert!(verdicts[1].to_string().contains("without memory"), "{}", verdicts[1]);
+}
+
+#[test]
+fn a_refusal_names_nodes_and_amounts() {
+    let native = native(TopologyManagerPolicy::SingleNumaNode);
+    let decision = decide(&native, &native.idle(), "new", (16, 2), &Terms::default());
+    let rejection = decision.outcome.unwrap_err();
+    assert_eq!(rejection.reason, Reason::TopologyAffinityError);
+    for words in
+        ["cannot have all on one node", "not even the empty machine", "node 0: cpu requested 16, free 6"]
+    {
+        assert!(rejection.message.contains(words), "{}", rejection.message);
+    }
+    let Cause::NoRoom(detail) = &rejection.cause else { panic!("{rejection:?}") };
+    assert!(matches!(detail.downcast_ref::<Refusal>(), Some(Refusal::NoRoom { ever: false, .. })));
+    assert_eq!(rejection.shortfalls.len(), 5);
+    assert!(rejection.shortfalls.iter().all(|of| of.requested == 16));
+    assert_eq!(decision.ledger, native.idle());
+    let mut wrong = config(TopologyManagerPolicy::Restricted);
+    wrong.reserved_memory.clear();
+    wrong.cpu_reservation = None;
+    assert_eq!(Native::problems(&machine(), &wrong).len(), 2);
+}
+
+#[test]
+fn who_is_admitted_again_keeps_what_it_has() {
+    let native = native(TopologyManagerPolicy::Restricted);
+    let terms = Terms::default();
+    let ledger = admit(&native, &native.idle(), "first", (2, 2), &terms);
+    let ledger = admit(&native, &ledger, "a", (2, 2), &terms);
+    let ledger = native.removed(&ledger, &"first".into());
+    let again = decide(&native, &ledger, "a", (2, 2), &terms);
+    assert_eq!(again.ledger, ledger);
+    assert_eq!(Some(&again.outcome.unwrap()[0].allocation), ledger.allocation(&"a".into(), &"a".into()));
+    // What it asks for instead is too much: it keeps what it has.
+    let more = decide(&native, &ledger, "a", (2, 500), &terms);
+    assert_eq!((more.outcome.is_ok(), more.ledger == ledger), (false, true));
+    let less = decide(&native, &ledger, "a", (1, 1), &terms);
+    assert_eq!(native.removed(&less.ledger, &"a".into()), native.idle());
+}
+
+#[test]
+fn with_align_by_socket_the_nodes_of_one_socket_are_as_good() {
+    let options = [("align-by-socket".to_owned(), "true".to_owned())].into();
+    let config =
+        PolicyConfig { cpu_manager_policy_options: options, ..config(TopologyManagerPolicy::Restricted) };
+    let native = Native::new(&machine(), &config, &NativeOptions::default()).unwrap();
+    let mut ledger = native.idle();
+    for node in 0..4 {
+        let mut terms = Terms::default();
+        let name = format!("o{node}");
+        terms.preferences.devices.insert(name.as_str().into(), [NodeId(node)].into_iter().collect());
+        ledger = admit(&native, &ledger, &name, (4, 1), &terms);
+    }
+    let strict = Terms { tiers: Some(Tiers::Strict), ..Terms::default() };
+    assert_eq!(place(&native, &ledger, (6, 6), &strict), at("0"));
+    assert_eq!(place(&self::native(TopologyManagerPolicy::Restricted), &ledger, (6, 6), &strict), None);
+    assert_eq!(place(&native, &ledger, (12, 6), &strict), None, "not on both sockets");
+}
