@@ -78,13 +78,10 @@ fn nodes(ledger: &Ledger, name: &str) -> String {
     ledger.allocation(&name.into(), &name.into()).unwrap().memory_nodes().to_string()
 }
 
-fn place(native: &Native, ledger: &Ledger, amounts: (u64, u64), terms: &Terms) -> Option<String> {
+/// The nodes on which it would have memory, or that it is refused.
+fn place(native: &Native, ledger: &Ledger, amounts: (u64, u64), terms: &Terms) -> String {
     let decision = decide(native, ledger, "new", amounts, terms);
-    decision.outcome.is_ok().then(|| nodes(&decision.ledger, "new"))
-}
-
-fn at(nodes: &str) -> Option<String> {
-    Some(nodes.to_owned())
+    if decision.outcome.is_ok() { nodes(&decision.ledger, "new") } else { "refused".to_owned() }
 }
 
 #[test]
@@ -92,13 +89,13 @@ fn memory_only_nodes_count_as_the_terms_say() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let idle = native.idle();
     let strict = Terms { tiers: Some(Tiers::Strict), ..Terms::default() };
-    assert_eq!(place(&native, &idle, (2, 20), &Terms::default()), at("4"));
-    assert_eq!(place(&native, &idle, (2, 20), &strict), None);
-    assert_eq!(place(&native, &idle, (2, 4), &Terms::default()), at("0"), "a node that has all is better");
+    assert_eq!(place(&native, &idle, (2, 20), &Terms::default()), "4");
+    assert_eq!(place(&native, &idle, (2, 20), &strict), "refused");
+    assert_eq!(place(&native, &idle, (2, 4), &Terms::default()), "0", "a node that has all is better");
     let dram = Terms { memory_tiers: [MemoryTier::Dram].into(), ..Terms::default() };
     let cxl = Terms { memory_tiers: [MemoryTier::Cxl].into(), ..Terms::default() };
-    assert_eq!(place(&native, &idle, (2, 20), &dram), None);
-    assert_eq!(place(&native, &idle, (2, 4), &cxl), at("4"));
+    assert_eq!(place(&native, &idle, (2, 20), &dram), "refused");
+    assert_eq!(place(&native, &idle, (2, 4), &cxl), "4");
 }
 
 #[test]
@@ -115,19 +112,19 @@ fn wishes_decide_among_what_is_as_good() {
         for selector in ["other", "app=cache"] {
             let with = Terms { with: named(selector), ..Terms::default() };
             let apart = Terms { apart: named(selector), ..Terms::default() };
-            assert_eq!(place(&native, &ledger, (2, 2), &with), at("2"));
-            assert_ne!(place(&native, &ledger, (2, 2), &apart), at("2"));
-            assert_eq!(place(&native, &ledger, (8, 7), &with), at("1"), "a wish is given up");
+            assert_eq!(place(&native, &ledger, (2, 2), &with), "2");
+            assert_ne!(place(&native, &ledger, (2, 2), &apart), "2");
+            assert_eq!(place(&native, &ledger, (8, 7), &with), "1", "a wish is given up");
         }
         let mut device = Terms::default();
         device.preferences.devices.insert("new".into(), "3".parse().unwrap());
-        assert_eq!(place(&native, &ledger, (2, 2), &device), at("3"));
+        assert_eq!(place(&native, &ledger, (2, 2), &device), "3");
     }
     // A device cannot be moved.
     let mut device = Terms::default();
     device.preferences.devices.insert("new".into(), "0".parse().unwrap());
     let native = native(TopologyManagerPolicy::SingleNumaNode);
-    assert_eq!(place(&native, &native.idle(), (8, 2), &device), None);
+    assert_eq!(place(&native, &native.idle(), (8, 2), &device), "refused");
 }
 
 #[test]
@@ -177,7 +174,7 @@ fn a_plan_moves_the_smallest_and_keeps_terms() {
             assert_eq!(nodes(&ledger, &name), node.to_string());
         }
     }
-    assert_eq!(place(&native, &ledger, (2, 4), &strict), None);
+    assert_eq!(place(&native, &ledger, (2, 4), &strict), "refused");
     let request = Request::workload("new", resources(2, 4));
     let plan = native.plan(&ledger, &request, &strict, &Limits::default()).unwrap();
     assert_eq!((plan.moves.len(), plan.bytes), (1, Bytes::gib(1)), "{plan:?}");
@@ -274,7 +271,7 @@ fn with_align_by_socket_the_nodes_of_one_socket_are_as_good() {
         ledger = admit(&native, &ledger, &name, (4, 1), &terms);
     }
     let strict = Terms { tiers: Some(Tiers::Strict), ..Terms::default() };
-    assert_eq!(place(&native, &ledger, (6, 6), &strict), at("0"));
-    assert_eq!(place(&self::native(TopologyManagerPolicy::Restricted), &ledger, (6, 6), &strict), None);
-    assert_eq!(place(&native, &ledger, (12, 6), &strict), None, "not on both sockets");
+    assert_eq!(place(&native, &ledger, (6, 6), &strict), "0");
+    assert_eq!(place(&self::native(TopologyManagerPolicy::Restricted), &ledger, (6, 6), &strict), "refused");
+    assert_eq!(place(&native, &ledger, (12, 6), &strict), "refused", "not on both sockets");
 }

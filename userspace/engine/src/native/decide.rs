@@ -112,7 +112,7 @@ impl Agreed<'_> {
         Refusal::NoRoom {
             container: unit.container.clone(),
             policy: self.policy,
-            ever: !self.candidates(&room.empty(), unit).placements.is_empty(),
+            ever: self.ever(room, unit),
             what,
             missing: room.shortfalls(self.host, unit, &lacking),
         }
@@ -120,11 +120,30 @@ impl Agreed<'_> {
 
     /// Whether a unit could have a resource if it needed nothing else.
     fn could(&self, room: &Room, unit: &Unit, resource: usize) -> bool {
-        let mut only = unit.clone();
-        for (of, need) in only.need.iter_mut().enumerate() {
-            *need = if of == resource { *need } else { 0 };
+        let Some(rule) = self.rule(room, unit) else { return false };
+        let fewest = search::fewest(room.free[resource].iter().copied(), unit.need[resource]);
+        match rule {
+            Rule::Anywhere => fewest.is_some(),
+            Rule::Sized { sizes, with_attached } => {
+                let attached = with_attached.is_some_and(|sizes| {
+                    let fewest =
+                        search::fewest_with_attached(self.host, &room.free[resource], unit.need[resource]);
+                    resource != CPU && fewest.is_some_and(|fewest| fewest <= sizes[resource])
+                });
+                attached || fewest.is_some_and(|fewest| fewest <= sizes[resource])
+            }
         }
-        !self.candidates(room, &only).placements.is_empty()
+    }
+
+    /// Whether the empty machine could hold a unit.
+    fn ever(&self, room: &Room, unit: &Unit) -> bool {
+        match self.rule(room, unit) {
+            None => false,
+            Some(Rule::Anywhere) => unit
+                .resources()
+                .all(|of| search::fewest(room.capacity[of].iter().copied(), unit.need[of]).is_some()),
+            Some(Rule::Sized { .. }) => !self.candidates(&room.empty(), unit).placements.is_empty(),
+        }
     }
 }
 

@@ -32,9 +32,9 @@ use crate::{
     terms::Terms,
 };
 
-/// As many groups are tried.
+/// As many groups are tried; on more than [`EXACT`] nodes fewer, as each takes longer.
 const TRIES: usize = 400;
-/// As many groups are looked at on paper.
+/// As many groups are looked at on paper; on more than [`EXACT`] nodes fewer.
 const GROUPS: usize = 200_000;
 /// As many movable containers of a set of nodes are looked at, the cheapest ones.
 const MOVABLE: usize = 64;
@@ -135,7 +135,7 @@ impl Native {
         let newcomer = Newcomer { owner: request.owner.clone(), request: Some(request), needs, terms };
         for chains in [false, true] {
             let mut search = Effort {
-                tries: TRIES,
+                tries: TRIES * EXACT / self.host.len().max(EXACT),
                 moves: limits.moves,
                 bytes: limits.bytes.0,
                 chains,
@@ -290,7 +290,7 @@ impl Native {
         search: &Effort,
     ) -> BTreeSet<(u64, Vec<usize>)> {
         let mut groups = BTreeSet::new();
-        let mut left = GROUPS;
+        let mut left = GROUPS * EXACT / self.host.len().max(EXACT);
         for target in self.targets(unit, room, terms, movable) {
             let sum = |column: &[u64]| target.iter().fold(0u64, |sum, &at| sum.saturating_add(column[at]));
             let missing: Vec<u64> =

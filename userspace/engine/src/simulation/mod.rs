@@ -4,7 +4,7 @@
 //!
 //! | part | what |
 //! |---|---|
-//! | [`format`] | machines, configurations and pods as they are written down |
+//! | [`mod@format`] | machines, configurations and pods as they are written down |
 //! | [`trace`] | traces of pods, and what the kubelet did with them |
 //! | [`replay`] | a replay of a trace with a strategy |
 //! | [`table`] | sums over many replays |
