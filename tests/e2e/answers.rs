@@ -13,6 +13,8 @@ use serde_json::Value;
 const BUDGET_MS: f64 = 100.0;
 /// The daemon lets a creation go on without it after 1500 ms.
 const LATEST_MS: f64 = 1000.0;
+/// As many as there are clients, while containers are created.
+const CLIENTS_ANSWERED: f64 = 50.0;
 
 fn phase(report: &Report, name: &str) -> Value {
     let line = report.section("check").lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
@@ -53,6 +55,12 @@ fn a_runtime_is_answered_while_something_else_is_waited_for() {
         assert!(figure(&phase, "medianMs") < limit, "{name}: {phase}, limit {limit} ms\n{report}");
         assert!(figure(&phase, "maxMs") < LATEST_MS, "{name}: {phase}\n{report}");
     }
+    let scraped = phase(&report, "scraped");
+    let answers = figure(&scraped, "answersMeanwhile");
+    assert!(
+        answers >= CLIENTS_ANSWERED,
+        "too few clients were answered to disturb anybody: {scraped}\n{report}"
+    );
     let moved = figure(&phase(&report, "page move"), "shortestMoveMs");
     assert!(moved >= 1000.0, "pages moved in {moved} ms: too soon to see whether anybody waits");
 }

@@ -3,7 +3,7 @@
 use std::{
     net::TcpStream,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
@@ -28,6 +28,8 @@ struct State {
     stop: AtomicBool,
     answers: AtomicU64,
     bytes: AtomicU64,
+    errors: AtomicU64,
+    first_error: OnceLock<String>,
 }
 
 pub(crate) struct Scrapers {
@@ -47,10 +49,16 @@ impl Scrapers {
                     if state.stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    // Too many at once are told to come again.
-                    if let Ok(body) = get(path) {
-                        state.answers.fetch_add(1, Ordering::Relaxed);
-                        state.bytes.fetch_max(body.len() as u64, Ordering::Relaxed);
+                    match get(path) {
+                        Ok(body) => {
+                            state.answers.fetch_add(1, Ordering::Relaxed);
+                            state.bytes.fetch_max(body.len() as u64, Ordering::Relaxed);
+                        }
+                        // A refusal as well: too many at once may be asked to come again.
+                        Err(error) => {
+                            state.errors.fetch_add(1, Ordering::Relaxed);
+                            state.first_error.get_or_init(|| format!("{error:#}"));
+                        }
                     }
                 }
                 Ok(())
@@ -67,6 +75,15 @@ impl Scrapers {
     /// The length of the longest.
     pub(crate) fn bytes(&self) -> u64 {
         self.state.bytes.load(Ordering::Relaxed)
+    }
+
+    /// How many requests were refused or failed.
+    pub(crate) fn errors(&self) -> u64 {
+        self.state.errors.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn first_error(&self) -> Option<&str> {
+        self.state.first_error.get().map(String::as_str)
     }
 
     pub(crate) fn stop(self) -> Result<()> {
