@@ -13,7 +13,7 @@ use serde_json::Value;
 const BUDGET_MS: f64 = 100.0;
 /// The daemon lets a creation go on without it after 1500 ms.
 const LATEST_MS: f64 = 1000.0;
-/// As many as there are clients, while containers are created.
+/// Answers that came to clients while containers were created: as many as there are clients.
 const CLIENTS_ANSWERED: f64 = 50.0;
 
 fn phase(report: &Report, name: &str) -> Value {

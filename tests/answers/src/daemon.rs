@@ -12,6 +12,10 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::http;
 
+/// Where the container runtime listens.
+pub(crate) const NRI: &str = "/tmp/answers/nri.sock";
+/// Where the system bus does.
+pub(crate) const BUS: &str = "/tmp/answers/bus";
 const SOCKET: &str = "/tmp/answers/control.sock";
 const LOG: &str = "/tmp/answers/daemon.log";
 /// For a start or an end on a busy host.
@@ -22,15 +26,15 @@ pub(crate) struct Daemon(Child);
 
 impl Daemon {
     /// Starts it, and waits until it is ready.
-    pub(crate) fn start(nri: &str, bus: &str) -> Result<Self> {
+    pub(crate) fn start() -> Result<Self> {
         let config = format!(
             "controlSocket: {SOCKET}\nstateDirectory: /tmp/answers/state\n\
-             kubernetes: {{nri: {{enabled: true, socket: {nri}}}}}\n"
+             kubernetes: {{nri: {{enabled: true, socket: {NRI}}}}}\n"
         );
         fs::write("/tmp/answers/config.yaml", config)?;
         let child = Command::new("numaward")
             .args(["run", "--config", "/tmp/answers/config.yaml"])
-            .env("DBUS_SYSTEM_BUS_ADDRESS", bus)
+            .env("DBUS_SYSTEM_BUS_ADDRESS", format!("unix:path={BUS}"))
             .stdin(Stdio::null())
             .stderr(File::create(LOG)?)
             .spawn()
