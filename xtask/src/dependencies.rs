@@ -124,15 +124,16 @@ const TABLE: &[Rule] = &[
     rule("numaward-tests", &["numaward-vm"]),
     rule("numaward-terminal", &[]),
     rule("numaward-vm", &[]),
+    rule("numaward-tests-daemon", &[]),
     rule("numaward-capabilities", &[]),
     // What the kubelet would do: it knows nothing of the project.
     rule("numaward-cri", &[]),
     // Part of what they test: they run inside the machine, against the kernel.
     // The container runtime that it plays is that of kube's tests.
-    rule("numaward-answers-check", &["numaward-kube", "numaward-topology"]),
+    rule("numaward-answers-check", &["numaward-kube", "numaward-tests-daemon", "numaward-topology"]),
     rule(
         "numaward-crash-check",
-        &["numaward-api", "numaward-config", "numaward-daemon", "numaward-topology"],
+        &["numaward-api", "numaward-config", "numaward-daemon", "numaward-tests-daemon", "numaward-topology"],
     ),
     rule(
         "numaward-enforce-check",

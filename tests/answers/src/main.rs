@@ -30,7 +30,6 @@
 
 mod bus;
 mod daemon;
-mod http;
 mod runtime;
 mod scrapers;
 
@@ -46,11 +45,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
+use numaward_tests_daemon::{LIMIT, PACE, wait};
 
 use self::{
     bus::Bus,
-    daemon::Daemon,
     runtime::{CALLS, CGROUPS, Runtime, millis},
     scrapers::Scrapers,
 };
@@ -63,9 +62,6 @@ const CLIENTS: usize = 50;
 const LOAD: &str = "400M";
 /// What is promised to it: more than node 0 has, so that it is on node 1.
 const PROMISED: &str = "1200M";
-/// For what takes a moment on an idle host.
-const LIMIT: Duration = Duration::from_mins(1);
-const PACE: Duration = Duration::from_millis(5);
 
 fn main() -> ExitCode {
     if let Err(error) = stay_on_cpu_0() {
@@ -77,7 +73,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             println!("FAILED: {error:#}");
-            println!("{}", Daemon::last_words());
+            println!("{}", daemon::last_words());
             ExitCode::FAILURE
         }
     }
@@ -98,7 +94,7 @@ async fn run() -> Result<()> {
     fs::create_dir_all("/tmp/answers")?;
     let bus = Bus::start(daemon::BUS)?;
     let mut runtime = Runtime::start(Path::new(daemon::NRI))?;
-    let daemon = Daemon::start()?;
+    let daemon = daemon::start()?;
     runtime.is_connected().await?;
     runtime.run_shared().await?;
 
@@ -256,16 +252,4 @@ async fn scraped(runtime: &mut Runtime) -> Result<()> {
 
 fn holds(dir: &Path, knob: &str, wanted: &str) -> bool {
     fs::read_to_string(dir.join(knob)).is_ok_and(|text| text.trim() == wanted)
-}
-
-/// Waits, on this thread: nothing is to be asked of the runtime meanwhile.
-fn wait(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
-    let start = Instant::now();
-    while !holds()? {
-        if start.elapsed() > LIMIT {
-            bail!("waited in vain for {what}");
-        }
-        thread::sleep(PACE);
-    }
-    Ok(())
 }

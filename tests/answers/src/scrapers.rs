@@ -1,7 +1,6 @@
 //! Clients that read all the time.
 
 use std::{
-    net::TcpStream,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -11,14 +10,12 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::http;
-
 const ADDRESS: &str = "127.0.0.1:9560";
 const PATHS: [&str; 2] = ["/api/v1/workloads", "/metrics"];
 
 /// Asks where everybody may.
 pub(crate) fn get(path: &str) -> Result<String> {
-    let (status, body) = http::exchange(TcpStream::connect(ADDRESS)?, "GET", path, "")?;
+    let (status, body) = numaward_tests_daemon::get(ADDRESS, path)?.context("no whole answer")?;
     ensure!(status == 200, "{path}: {status} {body}");
     Ok(body)
 }
