@@ -11,7 +11,7 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use serde::Deserialize;
 
 use crate::command;
@@ -168,8 +168,7 @@ struct Dependency {
 
 /// Checks this workspace.
 pub(crate) fn check() -> Result<()> {
-    let metadata = command::read(command::cargo().args(["metadata", "--no-deps", "--format-version=1"]))?;
-    let metadata: Metadata = serde_json::from_str(&metadata).context("cannot read cargo's metadata")?;
+    let metadata: Metadata = command::metadata()?;
     let faults = faults(&metadata.packages, TABLE);
     if !faults.is_empty() {
         bail!("dependencies against the table in xtask/src/dependencies.rs:\n  {}", faults.join("\n  "));
