@@ -36,7 +36,6 @@ const TABLE: &[Rule] = &[
         "numaward",
         &[
             "numaward-api",
-            "numaward-cgroup",
             "numaward-config",
             "numaward-daemon",
             "numaward-probes",
@@ -111,8 +110,9 @@ const TABLE: &[Rule] = &[
     Rule {
         package: "numaward-engine",
         own: &["numaward-topology"],
-        // schemars and utoipa only behind a feature of the daemon's: they describe what is in its configuration and API.
-        others: Some(&["fixedbitset", "schemars", "serde", "serde_json", "thiserror", "utoipa"]),
+        // schemars and utoipa only behind the feature `schema`, which `api` turns on: they describe what is in the
+        // configuration and the API.
+        others: Some(&["schemars", "serde", "serde_json", "thiserror", "utoipa"]),
         without: &["numaward-topology/sysfs"],
     },
     Rule { package: "numaward-topology", own: &[], others: Some(&["serde", "thiserror"]), without: &[] },
