@@ -26,8 +26,9 @@ const TESTS: &str = "numaward-tests";
 /// Packages, and their programs.
 const DAEMON: &str = "numaward";
 const LOAD: &str = "numaward-load";
-/// Programs that only the tests need inside a machine. The crash check kills the daemon, which for it has points to die
-/// at; built together, so has `numaward`, but only the crash check makes use of them.
+/// Programs that only the tests need inside a machine. They are built together with `numaward`, which so has two
+/// features more than what users get: the crash check's `fault-points`, at which a variable makes the daemon die, and
+/// kube's `testing`, with the fakes that the answers check plays the container runtime with. Only these two use them.
 const HELPERS: &[&str] = &[
     "numaward-answers-check",
     "numaward-capabilities",
