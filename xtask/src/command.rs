@@ -27,7 +27,7 @@ pub(crate) fn root() -> &'static Path {
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
-    // Where tests must not be skipped, neither may the probes be left out.
+    // Where tests must not be skipped, neither may the probes be missing.
     if is_ci() && env::var_os("NUMAWARD_EBPF").is_none() {
         command.env("NUMAWARD_EBPF", "require");
     }

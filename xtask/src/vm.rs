@@ -89,7 +89,7 @@ impl Test {
 
 /// Tests of what `cargo xtask dist` makes, which is made for them.
 const MADE: [&str; 2] = ["deploy::", "package::"];
-/// Tests that ordinary runs leave out, by the beginning of their names, but for some kernels: they take minutes under
+/// Tests that ordinary runs skip, by the beginning of their names, but for some kernels: they take minutes under
 /// emulation, or what they show hardly depends on the kernel.
 const LEFT_OUT: &[(&str, &[&str])] = &[
     ("answers::", &[]),
@@ -127,7 +127,7 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool) -> Result<()> {
         .map(|(name, _)| *name)
         .collect();
     if !left_out.is_empty() {
-        println!("left out, see --all: {}", left_out.join(", "));
+        println!("skipped, see --all: {}", left_out.join(", "));
     }
     let cargo = || {
         let mut cargo = command::cargo();

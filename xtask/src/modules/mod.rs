@@ -6,8 +6,8 @@
 //! alone. The crate's root file is a module of its own: what it defines for the others, it cannot build from them.
 //!
 //! An arrow is a name that a file takes from another ([`arrows`]). `mod` is none, and neither is a re-export of what
-//! lies below: whoever uses the re-exported name uses the file that defines it. Only what is built for use counts, not
-//! what is compiled for tests.
+//! lies below: to use the re-exported name is to use the file that defines it. Only what is built for use counts,
+//! not what is compiled for tests.
 
 mod arrows;
 mod tree;
