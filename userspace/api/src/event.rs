@@ -97,8 +97,11 @@ impl EventKind {
     /// How many events of one workload are told in a minute.
     pub const fn per_minute(self) -> u32 {
         match self {
-            Self::Miss | Self::Stall | Self::Intruder => 1,
-            Self::OomKill | Self::UnpinnedStart | Self::GuaranteeRefused | Self::NotHerded => 10,
+            Self::Miss | Self::Intruder => 1,
+            // A long reclaim must not hide that the workload stands still.
+            Self::Stall | Self::OomKill | Self::UnpinnedStart | Self::GuaranteeRefused | Self::NotHerded => {
+                10
+            }
             // A conflict over a knob has ten repairs, and its end has to be reported.
             Self::Drift => 20,
             Self::MachineChange => 60,
