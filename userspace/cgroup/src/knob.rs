@@ -219,17 +219,9 @@ impl Knob {
 
     /// The controller that provides the knob; `None` for those that every cgroup has.
     pub fn controller(self) -> Option<&'static str> {
-        match self {
-            Self::CpusetCpus
-            | Self::CpusetCpusEffective
-            | Self::CpusetCpusExclusive
-            | Self::CpusetPartition
-            | Self::CpusetMems
-            | Self::CpusetMemsEffective => Some("cpuset"),
-            Self::MemoryMin | Self::MemoryLow | Self::MemoryHigh | Self::MemoryMax => Some("memory"),
-            Self::HugetlbMax(_) => Some("hugetlb"),
-            Self::SubtreeControl | Self::Procs => None,
-        }
+        let name = self.to_string();
+        let prefix = name.split('.').next();
+        ["cpuset", "memory", "hugetlb"].into_iter().find(|&controller| Some(controller) == prefix)
     }
 
     /// Reads the knob of the cgroup with this directory.

@@ -141,7 +141,7 @@ impl Target {
             let resident = |memory: numaward_cgroup::read::NodeMemory| Resident {
                 anon: memory.anon,
                 file: memory.file,
-                kernel: memory.kernel(),
+                kernel: memory.kernel,
                 mapped: memory.file_mapped,
             };
             self.resident = Some(nodes.iter().map(of).map(resident).collect());
@@ -151,7 +151,7 @@ impl Target {
         }
         let events = memory_events(&self.dir).map(|events| self.trouble.oom_kills = Some(events.oom_kill));
         let pressure = memory_pressure(&self.dir).map(|pressure| {
-            let (waiting, stalled) = (pressure.some.total, pressure.full.total);
+            let (waiting, stalled) = (pressure.some, pressure.full);
             self.trouble.pressure = Some(Pressure { waiting, stalled });
         });
         resident.and(events).and(pressure)

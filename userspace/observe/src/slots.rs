@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{CgroupId, Event, WorkloadKind, classify, read::cpu_usage};
+use numaward_cgroup::{CgroupId, Event, WorkloadKind, classify, read::cpu_time};
 use numaward_model::error_chain;
 use numaward_probes::{self as probes, RegisterError};
 
@@ -219,7 +219,7 @@ impl Observer {
             state.table.members().map(|(id, member)| (id, hierarchy.dir(&member.path))).collect()
         };
         // A cgroup that vanishes meanwhile is not busy.
-        let used = targets.into_iter().filter_map(|(id, dir)| Some((id, cpu_usage(&dir).ok()?))).collect();
+        let used = targets.into_iter().filter_map(|(id, dir)| Some((id, cpu_time(&dir).ok()?))).collect();
         let mut moving = self.moving();
         let state = &mut *moving.state;
         state.slot_policy.look(used);
