@@ -12,7 +12,6 @@
 //! daemon runs meanwhile (the ledger is locked).
 
 use std::{
-    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -123,8 +122,7 @@ pub fn import(
         return Err(ImportError::Nothing(directory.to_owned()));
     }
     let place = directory.display().to_string();
-    // State of the first version names containers by the runtime's ids, which no file resolves.
-    let checkpoints = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &BTreeMap::new(), &place)?;
+    let checkpoints = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &place)?;
     let ledger = admit_again(&strategy, &strategy.restore(checkpoints, &place).ledger?)?;
     let imported = describe(&ledger);
     if !dry_run {

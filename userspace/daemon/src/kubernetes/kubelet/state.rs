@@ -51,9 +51,8 @@ impl Promised {
             }
         };
         let (cpus, memory) = (text(CpuCheckpoint::FILE)?, text(MemoryCheckpoint::FILE)?);
-        // Version 1 of the CPU state names containers by the runtime's ids; no kubelet since 1.18 writes it.
         let directory = directory.display().to_string();
-        let read = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &BTreeMap::new(), &directory)?;
+        let read = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &directory)?;
         Ok(Self::of(&read))
     }
 
