@@ -300,7 +300,10 @@ impl ReconcilerLoop {
             self.dispatch(&Event::Changed);
             self.read_model.follow(&self.core, &self.drift, &self.throttling);
             if is_promise {
-                let promises = Promises::new(self.read_model.promises(), self.core.state.ledger.clone());
+                let promises = Promises {
+                    free_cpus: self.core.free_cpus(),
+                    ..Promises::new(self.read_model.promises(), self.core.state.ledger.clone())
+                };
                 self.core.ports.assignments.assigned(promises);
             }
             let allocations =

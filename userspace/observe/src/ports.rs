@@ -117,6 +117,11 @@ impl Observer {
         self.assigned(Promises::new(workloads, ledger));
     }
 
+    /// What is promised.
+    pub fn promises(&self) -> Arc<Promises> {
+        self.lock().promises.clone()
+    }
+
     /// Is notified when a container comes to which nothing is known to be promised.
     pub fn containers_came(&self) -> Arc<Notify> {
         self.lock().containers_came.clone()
@@ -192,8 +197,10 @@ mod tests {
             vec![Arc::new(Promise {
                 cgroup: "/a".parse().unwrap(),
                 id: CgroupId(1),
+                container: None,
                 nodes: "0".parse().unwrap(),
                 cpus: CpuSet::new(),
+                blocks: Vec::new(),
                 placed: vec![(size, NodeId(0), Bytes::mib(2))],
                 offline_cpus: CpuSet::new(),
                 uncovered: Vec::new(),

@@ -32,11 +32,13 @@ impl ForeignPromises for Kept {
         Some(Promise {
             cgroup: cgroup.clone(),
             id,
+            container: None,
             nodes: nodes.unwrap_or_default(),
             cpus,
             // What the machine lost of the kubelet's promises is the kubelet's to find out.
             offline_cpus: CpuSet::new(),
             uncovered: Vec::new(),
+            blocks: Vec::new(),
             // Its checkpoints say the nodes of a block, not how much of it each is to hold: headroom is not known.
             placed: Vec::new(),
         })
