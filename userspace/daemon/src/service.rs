@@ -27,6 +27,7 @@ use crate::{
     http::{self, App, ControlListener, CredentialError, Gate, Key, ListenError, RemoteListener},
     kubernetes::{
         cluster::{self, Cluster},
+        export,
         kubelet::{self, Policies},
         nri,
     },
@@ -140,12 +141,15 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         if let Some((listener, gate)) = remote {
             serve_remote(&app, reconciler.as_ref(), listener, gate, &stop)?;
         }
-        let allocations = match mode {
-            OperatingMode::Enforce => reconciler.map(|reconciler| reconciler.view()),
+        let assigned = match mode {
+            OperatingMode::Enforce => {
+                reconciler.map(|reconciler| (reconciler.view(), export::promised(observer.clone())))
+            }
             OperatingMode::Observe => Some(follow_kubelet(config, &observer, cluster.pods(), &stop)),
         };
-        cluster.start(allocations.clone(), &stop);
-        http::serve(listener, http::router_with(app, allocations), stop).await;
+        let (view, source) = assigned.unzip();
+        cluster.start(source, &stop);
+        http::serve(listener, http::router_with(app, view), stop).await;
         Ok::<_, io::Error>(())
     });
     for thread in threads {
@@ -236,16 +240,16 @@ fn start_placing(
     tracing::info!(%socket, "containers are placed when they are created");
 }
 
-/// Follows what the kubelet promises, and gives it as allocations.
+/// Follows what the kubelet promises, and gives it as it is served, and to those who are told what is assigned.
 fn follow_kubelet(
     config: &Config,
     observer: &Arc<Observer>,
     pods: Option<Pods>,
     stop: &CancellationToken,
-) -> control::View {
+) -> (control::View, export::Source) {
     let last = kubelet::view::LastRead::default();
     tokio::spawn(kubelet::follow(config.clone(), observer.clone(), pods, last.clone(), stop.clone()));
-    last.view(observer.clone())
+    (last.clone().view(observer.clone()), last.source(observer.clone()))
 }
 
 /// Containers were to be placed, and nothing can be promised to them.

@@ -15,13 +15,12 @@ use axum::{
 use numaward_api as api;
 use numaward_api::problem::CONTENT_TYPE;
 use numaward_cgroup::knob::KnobError;
-use numaward_control::{AdmissionError, FieldError, Reconciler, Request, reconciler::Answer};
+use numaward_control::{AdmissionError, FieldError, Reconciler, Request, View, reconciler::Answer};
 use numaward_enforce::EnforceError;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::blocking::Blocking;
-use crate::kubernetes::export::View;
 
 /// Accepts connections on the control socket from those who may change allocations.
 #[derive(Debug)]

@@ -40,7 +40,7 @@ use hyper_util::{
     server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
-use numaward_control::Reconciler;
+use numaward_control::{Reconciler, View};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -55,7 +55,6 @@ pub use self::{
     remote::{CredentialError, Gate, Peer, RemoteListener},
     routes::{App, open_api},
 };
-use crate::kubernetes::export::View;
 
 /// Largest body that is taken. Only requests for allocations need one, of some hundred bytes.
 pub const MAX_BODY_BYTES: usize = 16 << 10;

@@ -19,8 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     directory,
     names::Names,
-    pod_resources_socket,
-    state::Promised,
+    pod_resources_socket, state,
     view::{Kept, LastRead},
 };
 
@@ -37,12 +36,10 @@ pub async fn follow(
     last: LastRead,
     stop: CancellationToken,
 ) {
-    let (directory, socket) = (directory(&config), pod_resources_socket(&config));
-    let stamps = None;
     let follower = Follower {
-        directory,
-        stamps,
-        socket,
+        directory: directory(&config),
+        stamps: None,
+        socket: pod_resources_socket(&config),
         observer,
         pods,
         kept: Arc::default(),
@@ -107,14 +104,13 @@ impl Follower {
             return;
         }
         self.stamps = None;
-        match Promised::read(&self.directory) {
-            Ok(promised) => {
+        match state::read(&self.directory) {
+            Ok(ledger) => {
                 self.stamps = Some(stamps);
                 self.observer.note(Part::Kubelet, Ok(()));
-                if promised != self.kept.promised {
-                    tracing::info!(pods = promised.pods.len(), "the kubelet's promises changed");
-                    let names = self.kept.names.clone();
-                    self.kept = Arc::new(Kept { promised, names });
+                if ledger != self.kept.ledger {
+                    tracing::info!(pods = ledger.owners().count(), "the kubelet's promises changed");
+                    Arc::make_mut(&mut self.kept).ledger = ledger;
                 }
             }
             Err(error) => self.observer.note(Part::Kubelet, Err(error.to_string())),
@@ -123,8 +119,8 @@ impl Follower {
 
     /// Whether there is a promised pod whose name is not known.
     fn has_nameless(&self) -> bool {
-        let Kept { promised, names } = &*self.kept;
-        promised.pods.keys().any(|uid| names.pod(uid.as_str()).is_none())
+        let Kept { ledger, names } = &*self.kept;
+        ledger.owners().any(|(uid, _)| names.pod(uid.as_str()).is_none())
     }
 
     async fn ask(&mut self) {
@@ -138,9 +134,9 @@ impl Follower {
 
     fn tell(&mut self) {
         let stored = self.pods.as_ref().map(Pods::all).unwrap_or_default();
-        let names = Names::new(stored.iter().map(AsRef::as_ref), &self.assigned, &self.kept.promised);
+        let names = Names::new(stored.iter().map(AsRef::as_ref), &self.assigned, &self.kept.ledger);
         if names != self.kept.names {
-            self.kept = Arc::new(Kept { promised: self.kept.promised.clone(), names });
+            Arc::make_mut(&mut self.kept).names = names;
         }
         self.last.set(self.kept.clone());
         self.observer.hold_to(self.kept.clone());

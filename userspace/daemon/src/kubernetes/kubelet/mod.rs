@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use numaward_config::{Config, OperatingMode};
 use numaward_kube::pod_resources::KUBELET_SOCKET;
 
-pub use self::{allocations::allocations, follow::follow, policies::Policies};
+pub use self::{follow::follow, policies::Policies};
 
 /// A kubelet places containers itself, and numaward was told to do so too.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -3,37 +3,46 @@
 use std::sync::{Arc, PoisonError, RwLock};
 
 use numaward_cgroup::{CgroupId, CgroupPath, Container};
+use numaward_control::View;
 use numaward_engine::Ledger;
 use numaward_model::Promise;
 use numaward_observe::{ForeignPromises, Observer};
-use numaward_topology::CpuSet;
+use numaward_topology::{CpuSet, NodeSet};
 
-use super::{allocations, names::Names, state::Promised};
-use crate::kubernetes::export::View;
+use super::{
+    allocations::{allocations, assigned},
+    names::Names,
+};
+use crate::kubernetes::export::Source;
 
 /// What the kubelet promised, and to whom.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// What it promised.
-    pub promised: Promised,
+    /// What it promised, by the UID of the pod and the name of the container: init containers and others alike.
+    pub ledger: Ledger,
     /// To whom.
     pub names: Names,
 }
 
 impl ForeignPromises for Kept {
     fn promise(&self, id: CgroupId, cgroup: &CgroupPath, container: &Container) -> Option<Promise> {
-        let pod = container.pod_uid.as_deref()?;
+        let pod = self.ledger.owner(&container.pod_uid.as_deref()?.into())?;
         let name = self.names.container(container);
-        let nodes = self.promised.nodes_of(pod, name);
-        let cpus = self.promised.cpus_of(pod, name);
-        if nodes.is_none() && cpus.is_empty() {
+        // Where it is not known which container it is, it may be any of the pod's.
+        let held = pod.containers.iter().filter(|(of, _)| name.is_none_or(|name| of.as_str() == name));
+        let (mut nodes, mut cpus) = (NodeSet::new(), CpuSet::new());
+        for (_, held) in held {
+            nodes.extend(held.memory_nodes().iter());
+            cpus.extend(held.cpus.iter().flat_map(CpuSet::iter));
+        }
+        if nodes.is_empty() && cpus.is_empty() {
             return None;
         }
         Some(Promise {
             cgroup: cgroup.clone(),
             id,
             container: None,
-            nodes: nodes.unwrap_or_default(),
+            nodes,
             cpus,
             // What the machine lost of the kubelet's promises is the kubelet's to find out.
             offline_cpus: CpuSet::new(),
@@ -49,7 +58,7 @@ impl ForeignPromises for Kept {
     }
 
     fn ledger(&self) -> &Ledger {
-        &self.promised.ledger
+        &self.ledger
     }
 }
 
@@ -73,5 +82,10 @@ impl LastRead {
             let (containers, root) = (observer.containers(), observer.cgroup_root());
             Arc::new(allocations(&self.get(), &containers, &observer.machine(), root.as_deref()))
         })
+    }
+
+    /// Gives them to those who are told what is assigned.
+    pub fn source(self, observer: Arc<Observer>) -> Source {
+        Arc::new(move || assigned(&self.get(), &observer.machine()))
     }
 }
