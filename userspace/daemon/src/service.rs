@@ -24,7 +24,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    http::{self, App, ControlListener, CredentialError, Gate, Key, ListenError, RemoteListener},
+    http::{self, App, ControlListener, CredentialError, Gate, ListenError, RemoteListener},
     kubernetes::{
         cluster::{self, Cluster},
         export,
@@ -34,6 +34,11 @@ use crate::{
     logging, privileges,
     socket::{self, SocketError},
 };
+
+/// What sets the read-only address.
+const LISTEN: &str = "--listen, NUMAWARD_LISTEN or \"listen\" in the configuration";
+/// What sets the control address.
+const CONTROL_LISTEN: &str = "NUMAWARD_CONTROL_LISTEN or \"control.listen\" in the configuration";
 
 /// The daemon cannot run at all.
 #[derive(Debug, thiserror::Error)]
@@ -79,9 +84,9 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let metrics = Arc::new(metrics);
     let cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
     let app = App::new(observer.clone(), metrics.clone(), readiness.clone(), heartbeat.clone());
-    let listener = http::listen(config.listen.0, Key::Listen)?;
+    let listener = http::listen(config.listen.0, LISTEN)?;
     let remote = match config.control.listen.filter(|_| mode == OperatingMode::Enforce) {
-        Some(address) => Some((http::listen(address.0, Key::Control)?, Gate::open(&config.control)?)),
+        Some(address) => Some((http::listen(address.0, CONTROL_LISTEN)?, Gate::open(&config.control)?)),
         None => None,
     };
     let control = match mode {
@@ -149,7 +154,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         };
         let (view, source) = assigned.unzip();
         cluster.start(source, &stop);
-        http::serve(listener, http::router_with(app, view), stop).await;
+        http::serve(listener, http::router(app, view), stop).await;
         Ok::<_, io::Error>(())
     });
     for thread in threads {
