@@ -442,7 +442,7 @@ async fn what_is_missing_for_the_cluster_is_told() {
     let policies = Policies::default();
     let refused =
         Cluster::prepare(&host.config, OperatingMode::Observe, policies, &run.observer, Figures::default());
-    let refused = refused.unwrap_err().to_string();
+    let refused = refused.err().unwrap().to_string();
     assert!(
         refused.contains("taken.sock") && refused.contains("kubernetes.podResources.socket"),
         "{refused}"

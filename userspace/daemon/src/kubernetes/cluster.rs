@@ -26,7 +26,6 @@ use super::{
     export::{
         Assigned, Source,
         assigned::{Calls, Teller},
-        free,
     },
     kubelet::{Policies, pod_resources_socket},
 };
@@ -61,12 +60,6 @@ pub struct Cluster {
     policies: Policies,
     socket: Option<UnixListener>,
     pods: Option<(Pods, EventQueue, String)>,
-}
-
-impl std::fmt::Debug for Cluster {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cluster").field("mode", &self.mode).finish_non_exhaustive()
-    }
 }
 
 impl Cluster {
@@ -217,7 +210,7 @@ async fn look_at_free(
         look.tick().await;
         let assigned = source();
         let fingerprint = pods.is_synced().then(|| fingerprint_of(&pods, &assigned));
-        let now = Some(Arc::new(free::topology(&observer.machine(), &assigned, policy, fingerprint)));
+        let now = Some(Arc::new(assigned.topology(&observer.machine(), policy, fingerprint)));
         latest.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
     }
 }

@@ -30,30 +30,19 @@ use super::Source;
 const ASK: Duration = Duration::from_secs(10);
 
 /// Calls of the PodResources API. Clones share the counts.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Calls(Family<[(&'static str, &'static str); 2], Counter>);
 
-impl Default for Calls {
-    /// All at zero.
-    fn default() -> Self {
-        let calls = Family::<[(&'static str, &'static str); 2], Counter>::default();
+impl Calls {
+    /// Registers them, all at zero.
+    pub fn register(&self, registry: &mut Registry) {
         for (method, result) in
             [("List", "ok"), ("Get", "ok"), ("Get", "not_found"), ("GetAllocatableResources", "ok")]
         {
-            drop(calls.get_or_create(&[("method", method), ("result", result)]));
+            drop(self.0.get_or_create(&[("method", method), ("result", result)]));
         }
-        Self(calls)
-    }
-}
-
-impl Calls {
-    /// Registers them.
-    pub fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "pod_resources_calls",
-            "Calls of the PodResources API, by method and how they ended",
-            self.0.clone(),
-        );
+        let help = "Calls of the PodResources API, by method and how they ended";
+        registry.register("pod_resources_calls", help, self.0.clone());
     }
 }
 
@@ -68,12 +57,12 @@ impl Devices {
     async fn ask(socket: &Path) -> Result<Self, CallError> {
         let client = Client::connect(socket).await?;
         let (pods, allocatable) = (client.list().await?, client.allocatable().await?);
-        let mut held = BTreeMap::new();
-        for pod in pods {
-            for container in pod.containers.into_iter().filter(|container| !container.devices.is_empty()) {
-                held.insert((pod.namespace.clone(), pod.name.clone(), container.name), container.devices);
-            }
-        }
+        let held = pods.into_iter().flat_map(|PodResources { namespace, name, containers, .. }| {
+            let named =
+                move |of: ContainerResources| ((namespace.clone(), name.clone(), of.name), of.devices);
+            containers.into_iter().map(named)
+        });
+        let held = held.filter(|(_, devices)| !devices.is_empty()).collect();
         Ok(Self { held, all: allocatable.devices })
     }
 }

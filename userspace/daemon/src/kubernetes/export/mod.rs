@@ -1,23 +1,30 @@
-//! What is assigned, told to others in their own words.
+//! What is assigned, for others in their own words.
 //!
 //! Others are agents on this host, by the PodResources API, and the cluster's scheduler, by a NodeResourceTopology.
 //! Both are made of one source, [`Assigned`]: what the engine decided, or the kubelet.
 
 pub mod assigned;
-pub mod free;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use numaward_api::PodContainer;
-use numaward_engine::{Block, Ledger, ledger::KindAccount};
+use numaward_engine::{
+    Block, Ledger,
+    ledger::KindAccount,
+    policy::{TopologyManagerPolicy, TopologyManagerScope},
+};
+use numaward_kube::node_topology::{NodeTopology, Resource, Zone};
 use numaward_model::Promises;
 use numaward_observe::Observer;
-use numaward_topology::{CpuSet, Machine, NodeId, ZoneKind};
+use numaward_topology::{CpuSet, Machine, Node, NodeId, ZoneKind};
 
 /// Gives what is assigned now.
 pub type Source = Arc<dyn Fn() -> Assigned + Send + Sync>;
 
-/// Gives what the engine promised, as the observer was told.
+/// Gives what the engine promised, as it was published to the observer.
 pub fn promised(observer: Arc<Observer>) -> Source {
     Arc::new(move || Assigned::promised(&observer.promises(), &observer.machine()))
 }
@@ -83,5 +90,49 @@ impl Assigned {
             }
         }
         Self { held, free_cpus, pod_cpus, memory }
+    }
+
+    /// What is free on each node, as the scheduler reads it: *allocatable* is what pods can have at all, *available* what
+    /// is left of it. Shared CPUs are no amount that a node runs out of: like the kubelet's, the CPUs here are whole
+    /// ones, and only exclusive ones are taken from them.
+    pub fn topology(
+        &self,
+        machine: &Machine,
+        (policy, scope): (TopologyManagerPolicy, TopologyManagerScope),
+        fingerprint: Option<String>,
+    ) -> NodeTopology {
+        // A resource that only some nodes have is none of the others, not one without a node.
+        let kinds: BTreeSet<ZoneKind> = machine
+            .nodes
+            .values()
+            .flat_map(|node| node.hugepages.keys().map(|&size| ZoneKind::Hugepages(size)))
+            .chain([ZoneKind::Memory])
+            .collect();
+        let zone = |(&node, data): (&NodeId, &Node)| {
+            let cpus = Resource {
+                kind: None,
+                capacity: data.cpus.len() as u64,
+                allocatable: (&self.pod_cpus & &data.cpus).len() as u64,
+                available: (&self.free_cpus & &data.cpus).len() as u64,
+            };
+            let accounts = self.memory.get(&node);
+            let memory = kinds.iter().map(|&kind| {
+                let capacity = match kind {
+                    ZoneKind::Memory => data.memory.0,
+                    ZoneKind::Hugepages(size) => {
+                        data.hugepages.get(&size).map_or(0, |pool| pool.total.saturating_mul(size.0.0))
+                    }
+                };
+                let account = accounts.and_then(|kinds| kinds.get(&kind)).copied().unwrap_or_default();
+                let (allocatable, available) = (account.allocatable.0, account.free.0);
+                Resource { kind: Some(kind), capacity, allocatable, available }
+            });
+            Zone {
+                node,
+                distances: data.distances.iter().map(|(&other, &distance)| (other, distance)).collect(),
+                resources: std::iter::once(cpus).chain(memory).collect(),
+            }
+        };
+        NodeTopology { policy, scope, zones: machine.nodes.iter().map(zone).collect(), fingerprint }
     }
 }

@@ -1,13 +1,25 @@
 //! Keeps up with what the kubelet promises.
 //!
-//! The kubelet writes its state when it admits a pod. Then the pod's first container comes, which only holds the pod's
+//! The kubelet writes its state files, `cpu_manager_state` and `memory_manager_state`, when it admits a pod, by renaming
+//! a new file over the old; a damaged one is reported, and what was read before stays. Then the pod's first container comes, which only holds the pod's
 //! namespaces; so the state is read when a container comes, and the probes know the nodes before those that do the work.
 //! Names come later, and may come late.
 
-use std::{fs, os::unix::fs::MetadataExt as _, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use numaward_config::Config;
-use numaward_engine::checkpoint::{CpuCheckpoint, MemoryCheckpoint};
+use numaward_engine::{
+    Ledger,
+    checkpoint::{CpuCheckpoint, MemoryCheckpoint},
+    kubelet::Checkpoints,
+};
 use numaward_kube::{
     api::Pods,
     pod_resources::{Client, messages::PodResources},
@@ -19,7 +31,8 @@ use tokio_util::sync::CancellationToken;
 use super::{
     directory,
     names::Names,
-    pod_resources_socket, state,
+    pod_resources_socket,
+    policies::read_text,
     view::{Kept, LastRead},
 };
 
@@ -47,6 +60,20 @@ pub async fn follow(
         assigned: Vec::new(),
     };
     stop.run_until_cancelled(follower.run()).await;
+}
+
+/// Reads the state files in the kubelet's directory, with their checksums, as the ledger that they make, by the UID of
+/// the pod and the name of the container. None at all: nothing is promised. Else says what is wrong with which file.
+fn read_state(directory: &Path) -> Result<Ledger, String> {
+    let text = |file: &str| {
+        let path = directory.join(file);
+        read_text(&path, &path)
+    };
+    let (cpus, memory) = (text(CpuCheckpoint::FILE)?, text(MemoryCheckpoint::FILE)?);
+    let directory = directory.display().to_string();
+    // Version 1 of the CPU state names containers by the runtime's ids; no kubelet since 1.18 writes it.
+    let read = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &BTreeMap::new(), &directory);
+    read.map(|read| read.ledger()).map_err(|error| error.to_string())
 }
 
 /// What tells a file from its successor.
@@ -104,7 +131,7 @@ impl Follower {
             return;
         }
         self.stamps = None;
-        match state::read(&self.directory) {
+        match read_state(&self.directory) {
             Ok(ledger) => {
                 self.stamps = Some(stamps);
                 self.observer.note(Part::Kubelet, Ok(()));
@@ -113,7 +140,7 @@ impl Follower {
                     Arc::make_mut(&mut self.kept).ledger = ledger;
                 }
             }
-            Err(error) => self.observer.note(Part::Kubelet, Err(error.to_string())),
+            Err(problem) => self.observer.note(Part::Kubelet, Err(problem)),
         }
     }
 

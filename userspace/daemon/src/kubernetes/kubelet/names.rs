@@ -86,7 +86,6 @@ fn by_assignment(promised: &Ledger, assigned: &[PodResources]) -> HashMap<String
             marks.entry(mark_of_assignment(container, promised.shared_pool())).or_default().push(pod);
         }
     }
-    let mut found: HashMap<String, PodName> = HashMap::new();
     let mut holders: BTreeMap<PodName, Vec<String>> = BTreeMap::new();
     for (uid, account) in promised.owners() {
         let named = account.containers.iter().find_map(|(name, of)| {
@@ -96,17 +95,15 @@ fn by_assignment(promised: &Ledger, assigned: &[PodResources]) -> HashMap<String
             }
         });
         if let Some(named) = named {
-            holders.entry(named.clone()).or_default().push(uid.to_string());
-            found.insert(uid.to_string(), named);
+            holders.entry(named).or_default().push(uid.to_string());
         }
     }
-    // Two that seem to be one are in doubt both.
-    for uids in holders.values().filter(|uids| uids.len() > 1) {
-        for uid in uids {
-            found.remove(uid);
-        }
-    }
-    found
+    let only = |(named, uids): (PodName, Vec<String>)| match <[String; 1]>::try_from(uids) {
+        Ok([uid]) => Some((uid, named)),
+        // Two that seem to be one are in doubt both.
+        Err(_) => None,
+    };
+    holders.into_iter().filter_map(only).collect()
 }
 
 #[cfg(test)]
