@@ -6,7 +6,6 @@
 //! Names come later, and may come late.
 
 use std::{
-    collections::BTreeMap,
     fs,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -71,8 +70,7 @@ fn read_state(directory: &Path) -> Result<Ledger, String> {
     };
     let (cpus, memory) = (text(CpuCheckpoint::FILE)?, text(MemoryCheckpoint::FILE)?);
     let directory = directory.display().to_string();
-    // Version 1 of the CPU state names containers by the runtime's ids; no kubelet since 1.18 writes it.
-    let read = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &BTreeMap::new(), &directory);
+    let read = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &directory);
     read.map(|read| read.ledger()).map_err(|error| error.to_string())
 }
 
