@@ -118,3 +118,111 @@ fn render_explanation(explanation: &Explanation) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn allocation(more: Value) -> Value {
+        let mut allocation = json!({
+            "name": "redis", "target": "exec", "cgroup": "/redis", "directory": "/sys/fs/cgroup/redis", "cpus": "2-3",
+            "nodes": "0", "memory": [{"kind": "memory", "nodes": "0", "bytes": 8_u64 << 30}], "enforced": true,
+            "settings": {}, "drift": [],
+        });
+        let (all, Value::Object(more)) = (allocation.as_object_mut().unwrap(), more) else { unreachable!() };
+        all.extend(more);
+        allocation
+    }
+
+    #[test]
+    fn all_that_is_wrong_with_an_allocation_is_said() {
+        let drift = |found: Option<&str>, state: &str, count: u64, writer: Value, noticed: &str| {
+            json!({"cgroup": "/redis", "knob": "cpuset.cpus", "wanted": "2-3", "found": found, "state": state,
+                   "count": count, "noticed": noticed, "writer": writer})
+        };
+        let shell = json!({"pid": 7, "command": "sh", "cgroup": "/user.slice"});
+        let allocation = allocation(json!({
+            "enforced": false,
+            "stalled": true,
+            "moved": {"running": true, "movedBytes": 1 << 20, "leftBytes": 0},
+            "lack": {"cpus": "", "memory": [{"kind": "memory", "nodes": "0", "bytes": 1 << 30}]},
+            "drift": [
+                drift(Some(""), "repaired", 1, shell, "write"),
+                drift(None, "waiting", 2, json!({"pid": 8}), "write"),
+                drift(Some("0-3"), "left", 3, Value::Null, "write"),
+                drift(Some("2"), "ineffective", 4, Value::Null, "look"),
+            ],
+            "explanation": {"merges": []},
+        }));
+        let expected = "\
+redis holds CPUs 2-3 and memory on node 0 (cgroup /redis)
+  memory 8.0 GiB on node 0
+  not enforced: enforcement.mode is not on in the daemon's configuration
+  is slowed down at memory.high and does not get on
+  1.0 MiB moved to its nodes, 0 B could not be, and more is being moved
+  of this the machine lacks CPUs: no CPU, memory: 1.0 GiB
+  cpuset.cpus of /redis was empty, holds again 2-3 (drifted once, last by sh (process 7, cgroup /user.slice))
+  cpuset.cpus of /redis is not there, will be set to 2-3 again (drifted 2 times, last by a process that has ended (process 8))
+  cpuset.cpus of /redis is 0-3, should be 2-3: left to whoever keeps writing it (drifted 3 times, last by a process of another PID namespace)
+  cpuset.cpus of /redis is 2-3, of which the kernel gives only 2 (drifted 4 times, last by whom is not known)
+";
+        assert_eq!(render_allocation(&serde_json::from_value(allocation).unwrap()), expected);
+    }
+
+    #[test]
+    fn a_dry_run_shows_each_hint_and_each_candidate() {
+        let explanation = json!({"merges": [
+            {
+                "hints": [
+                    {"resource": "cpu", "omitted": 3,
+                     "sets": [{"nodes": "0", "preferred": true}, {"nodes": "0-1", "preferred": false}]},
+                    {"resource": "memory", "sets": []},
+                    {"resource": "isolation"},
+                ],
+                "candidates": [{"nodes": "0", "preferred": true, "verdict": "best of all"},
+                               {"nodes": "0-1", "preferred": false, "verdict": "wider"}],
+                "candidatesOmitted": 2, "nodes": "0", "accepted": true,
+            },
+            {"hints": [], "candidates": [], "accepted": false},
+        ]});
+        let merges = "
+RESOURCE   NODES       PREFERRED
+cpu        0           yes
+cpu        0-1         no
+cpu        and 3 more
+memory     none        -
+isolation  any         -
+
+CANDIDATE   PREFERRED  VERDICT
+0           yes        best of all
+0-1         no         wider
+and 2 more
+
+Result: nodes 0, accepted by the topology policy
+
+RESOURCE  NODES  PREFERRED
+
+Result: nodes any, not accepted by the topology policy
+";
+        let shortfalls = json!([
+            {"node": 0, "resource": "memory", "requested": 2 << 20, "free": 1 << 20},
+            {"node": 1, "resource": "cpu", "requested": 2, "free": 2},
+        ]);
+        let rejection = json!({"reason": "TopologyAffinityError", "message": "no", "shortfalls": shortfalls});
+        for (outcome, head) in [
+            (
+                json!({"admitted": true, "allocation": allocation(json!({})), "explanation": explanation}),
+                "redis would hold CPUs 2-3 and memory on node 0 (cgroup /redis)\n  memory 8.0 GiB on node 0\n",
+            ),
+            (
+                json!({"admitted": false, "rejection": rejection, "explanation": explanation}),
+                "would be refused: no (TopologyAffinityError)\n  \
+                 node 0: memory requested 2.0 MiB, free 1.0 MiB, too little\n  node 1: cpu requested 2, free 2\n",
+            ),
+        ] {
+            assert_eq!(render_dry_run(&serde_json::from_value(outcome).unwrap()), format!("{head}{merges}"));
+        }
+    }
+}
