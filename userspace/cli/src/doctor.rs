@@ -26,8 +26,3 @@ pub(crate) fn render(checks: &[Check]) -> String {
     }
     text
 }
-
-/// Whether nothing fails.
-pub(crate) fn passes(checks: &[Check]) -> bool {
-    checks.iter().all(|check| check.verdict != Verdict::Fail)
-}

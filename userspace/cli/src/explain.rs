@@ -2,20 +2,16 @@
 
 use std::fmt::Write;
 
-use numaward_api::{Allocation, Drift, DriftState, DryRun, Explanation, Noticed, Writer};
-
-use crate::{
-    refusal::rejection,
-    table::{columns, row, size},
+use numaward_api::{
+    Allocation, Drift, DriftState, DryRun, Explanation, Noticed, Refusal, Rejection, Shortfall, Writer,
 };
+
+use crate::table::{row, size, table};
 
 /// An allocation for people, with why it is as it is.
 pub(crate) fn render_allocation(allocation: &Allocation) -> String {
-    let mut text = placed(allocation, "holds");
-    if let Some(explanation) = &allocation.explanation {
-        text.push_str(&render_explanation(explanation));
-    }
-    text
+    placed(allocation, "holds")
+        + &allocation.explanation.as_ref().map_or_else(String::new, render_explanation)
 }
 
 /// An allocation for people, in a line or two.
@@ -41,9 +37,7 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
         let bytes = lack.memory.iter().map(|block| block.bytes).sum();
         let _ = writeln!(text, "  of this the machine lacks CPUs: {cpus}, memory: {}", size(bytes));
     }
-    for line in allocation.drift.iter().map(drifted) {
-        let _ = writeln!(text, "  {line}");
-    }
+    text.extend(allocation.drift.iter().map(drifted));
     text
 }
 
@@ -70,51 +64,67 @@ fn drifted(drift: &Drift) -> String {
         (None, Noticed::Look) => "by whom is not known".to_owned(),
     };
     let times = if drift.count == 1 { "once".to_owned() } else { format!("{} times", drift.count) };
-    format!("{knob} of {cgroup} {what} (drifted {times}, last {who})")
+    format!("  {knob} of {cgroup} {what} (drifted {times}, last {who})\n")
 }
 
 /// A dry run for people.
 pub(crate) fn render_dry_run(dry: &DryRun) -> String {
-    let mut text = match (&dry.allocation, &dry.rejection) {
+    let outcome = match (&dry.allocation, &dry.rejection) {
         (Some(allocation), _) => placed(allocation, "would hold"),
         (None, Some(rejected)) => format!("would be refused: {}\n", rejection(rejected)),
         (None, None) => String::new(),
     };
-    text.push_str(&render_explanation(&dry.explanation));
-    text
+    outcome + &render_explanation(&dry.explanation)
 }
 
 fn render_explanation(explanation: &Explanation) -> String {
+    let yes = |is_so: bool| if is_so { "yes" } else { "no" };
+    let more = |omitted: u64| (omitted > 0).then(|| format!("and {omitted} more"));
     let mut text = String::new();
     for merge in &explanation.merges {
-        text.push('\n');
-        let mut rows = vec![row(["RESOURCE", "NODES", "PREFERRED"])];
+        let mut rows = Vec::new();
         for hints in &merge.hints {
-            match &hints.sets {
+            match hints.sets.as_deref() {
                 None => rows.push(row([&hints.resource, "any", "-"])),
-                Some(sets) if sets.is_empty() => rows.push(row([&hints.resource, "none", "-"])),
-                Some(sets) => rows.extend(sets.iter().map(|hint| {
-                    row([&hints.resource, &hint.nodes, if hint.preferred { "yes" } else { "no" }])
-                })),
+                Some([]) => rows.push(row([&hints.resource, "none", "-"])),
+                Some(sets) => rows
+                    .extend(sets.iter().map(|hint| row([&hints.resource, &hint.nodes, yes(hint.preferred)]))),
             }
-            if hints.omitted > 0 {
-                rows.push(row([&hints.resource, &format!("and {} more", hints.omitted), ""]));
-            }
+            rows.extend(more(hints.omitted).map(|more| row([&hints.resource, &more, ""])));
         }
-        text.push_str(&columns(&rows));
+        let _ = write!(text, "\n{}", table(["RESOURCE", "NODES", "PREFERRED"], rows));
         if !merge.candidates.is_empty() {
-            let mut rows = vec![row(["CANDIDATE", "PREFERRED", "VERDICT"])];
-            rows.extend(merge.candidates.iter().map(|candidate| {
-                row([&candidate.nodes, if candidate.preferred { "yes" } else { "no" }, &candidate.verdict])
-            }));
-            if merge.candidates_omitted > 0 {
-                rows.push(row([&format!("and {} more", merge.candidates_omitted), "", ""]));
-            }
-            let _ = write!(text, "\n{}", columns(&rows));
+            let rows = merge.candidates.iter().map(|of| row([&of.nodes, yes(of.preferred), &of.verdict]));
+            let rows = rows.chain(more(merge.candidates_omitted).map(|more| row([&more, "", ""])));
+            let _ = write!(text, "\n{}", table(["CANDIDATE", "PREFERRED", "VERDICT"], rows));
         }
         let result = merge.nodes.as_deref().unwrap_or("any");
         let verdict = if merge.accepted { "accepted" } else { "not accepted" };
         let _ = writeln!(text, "\nResult: nodes {result}, {verdict} by the topology policy");
+    }
+    text
+}
+
+/// What a refusal says.
+pub(crate) fn refused(refusal: &Refusal) -> String {
+    match &refusal.rejection {
+        Some(rejected) => format!("refused: {}", rejection(rejected)),
+        None => refusal.detail.clone(),
+    }
+}
+
+/// Why the engine decided so, node by node.
+fn rejection(rejection: &Rejection) -> String {
+    let mut text = format!("{} ({})", rejection.message, rejection.reason);
+    for shortfall in &rejection.shortfalls {
+        let amount = |amount: u64| match shortfall.resource.as_str() {
+            "cpu" => amount.to_string(),
+            _ => size(amount),
+        };
+        let Shortfall { node, resource, requested, free } = shortfall;
+        let enough = if free >= requested { "" } else { ", too little" };
+        let (requested, free) = (amount(*requested), amount(*free));
+        let _ = write!(text, "\n  node {node}: {resource} requested {requested}, free {free}{enough}");
     }
     text
 }
@@ -134,6 +144,20 @@ mod tests {
         let (all, Value::Object(more)) = (allocation.as_object_mut().unwrap(), more) else { unreachable!() };
         all.extend(more);
         allocation
+    }
+
+    #[test]
+    fn a_rejection_names_nodes_and_shortfalls() {
+        let shortfall = |node, free| Shortfall { node, resource: "cpu".to_owned(), requested: 2, free };
+        let text = rejection(&Rejection {
+            reason: "TopologyAffinityError".to_owned(),
+            message: "no".to_owned(),
+            shortfalls: vec![shortfall(0, 1), shortfall(1, 2)],
+        });
+        assert_eq!(
+            text,
+            "no (TopologyAffinityError)\n  node 0: cpu requested 2, free 1, too little\n  node 1: cpu requested 2, free 2"
+        );
     }
 
     #[test]

@@ -2,12 +2,11 @@
 
 use numaward_daemon::import::Imported;
 
-use crate::table::{columns, row, size};
+use crate::table::{row, size, table};
 
 /// What was taken over, for people.
 pub(crate) fn render(imported: &Imported) -> String {
-    let mut rows = vec![row(["POD", "CONTAINER", "CPUS", "NODES", "MEMORY"])];
-    rows.extend(imported.containers.iter().map(|container| {
+    let rows = imported.containers.iter().map(|container| {
         let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
         let nodes: Vec<&str> = container.memory.iter().map(|block| block.nodes.as_str()).collect();
         let memory: Vec<String> =
@@ -19,8 +18,9 @@ pub(crate) fn render(imported: &Imported) -> String {
             &or_dash(&nodes.join(" ")),
             &or_dash(&memory.join(", ")),
         ])
-    }));
-    let table = if imported.containers.is_empty() { String::new() } else { columns(&rows) + "\n" };
+    });
+    let table = || table(["POD", "CONTAINER", "CPUS", "NODES", "MEMORY"], rows) + "\n";
+    let table = if imported.containers.is_empty() { String::new() } else { table() };
     format!("{table}{} containers; shared CPUs {}\n", imported.containers.len(), imported.shared_cpus)
 }
 
