@@ -20,16 +20,14 @@ use std::{
 };
 
 use hyper::HeaderMap;
-use numaward_api::Severity;
 use numaward_config::outgoing::Alerts;
-use prometheus_client::registry::Registry;
 use serde::Serialize;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 pub use self::webhook::AlertMetrics;
 use self::{
-    conditions::{CONDITIONS, Change, Evaluator, Subject},
+    conditions::{CONDITIONS, CRITICAL, Change, Evaluator, Subject},
     webhook::Webhook,
 };
 use crate::{http_client::Poster, metrics::Metrics};
@@ -92,18 +90,13 @@ impl Book {
             let fired = self.firing.remove(&(index, subject))?;
             return Some(Alert { status: Status::Resolved, ends_at: rfc3339(time), ..fired });
         };
-        let severity = match condition.severity {
-            Severity::Info => "info",
-            Severity::Warning => "warning",
-            Severity::Critical => "critical",
-        };
         let mut labels: BTreeMap<_, _> = subject.iter().cloned().collect();
         labels.insert("alertname", condition.alert.to_owned());
-        labels.insert("severity", severity.to_owned());
+        labels.insert("severity", condition.severity.to_owned());
         labels.insert("instance", self.host.clone());
         let annotations = BTreeMap::from([
             ("summary", condition.summary.to_owned()),
-            ("description", condition.description(&subject, value)),
+            ("description", (condition.describe)(&subject, value)),
             ("runbook_url", format!("{}/{}", self.runbooks, condition.alert)),
         ]);
         let alert = Alert {
@@ -126,7 +119,7 @@ fn log(alert: &Alert) {
     let description = alert.annotations.get("description").map_or("", String::as_str);
     match alert.status {
         Status::Resolved => tracing::info!(alert = name, workload, node, since = alert.starts_at, "resolved"),
-        Status::Firing if of("severity") == Some("critical") => {
+        Status::Firing if of("severity") == Some(CRITICAL) => {
             tracing::error!(alert = name, workload, node, "{description}");
         }
         Status::Firing => tracing::warn!(alert = name, workload, node, "{description}"),
@@ -216,23 +209,6 @@ async fn watch(
                 webhook.report(alert);
             }
         }
-    }
-}
-
-impl AlertMetrics {
-    /// Registers them.
-    pub fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "alert_notices",
-            "Alerts that began or ended, by what became of telling the webhook: delivered; refused by it; expired, after \
-             an hour of trying; or overflowed, for too many waited",
-            self.notices(),
-        );
-        registry.register(
-            "alert_posts_failed",
-            "Posts to the webhook that were not answered, or with an error",
-            self.failed(),
-        );
     }
 }
 

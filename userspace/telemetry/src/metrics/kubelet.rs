@@ -17,9 +17,6 @@ pub(super) fn collect(promises: &PromiseFigures, sink: &mut impl Sink) -> fmt::R
     let help = "The total number of CPUs exclusively allocated to containers";
     out.gauge("kubelet_cpu_manager_exclusive_cpu_allocation_count", None, help)?.put(NONE, exclusive)?;
     let help = "Number of CPUs allocated per NUMA node";
-    let mut family = out.gauge("kubelet_cpu_manager_allocation_per_numa", None, help)?;
-    for (node, cpus) in &promises.exclusive_cpus {
-        family.put([("numa_node", node.to_string().as_str())], cpus)?;
-    }
-    Ok(())
+    let cpus = promises.exclusive_cpus.iter().map(|(node, cpus)| ([("numa_node", node.to_string())], cpus));
+    out.gauge("kubelet_cpu_manager_allocation_per_numa", None, help)?.put_all(cpus)
 }

@@ -64,7 +64,7 @@ impl Sink for Lines<'_> {
         self.hand_on()?;
         let Description { name, sample_name, kind, unit, help } = family;
         self.out.write_str(&format!("# HELP {name} {help}\n"))?;
-        self.out.write_str(&format!("# TYPE {name} {}\n", kind.as_str()))?;
+        self.out.write_str(&format!("# TYPE {name} {}\n", <&str>::from(kind)))?;
         if !unit.is_empty() {
             self.out.write_str(&format!("# UNIT {name} {unit}\n"))?;
         }
@@ -142,7 +142,7 @@ fn push_real(text: &mut String, number: f64) {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::family::{Out, made},
+        super::family::{Kind, Out, made},
         *,
     };
 
@@ -157,7 +157,7 @@ mod tests {
         family.of("web.service").put([made!("node", "0")], 0.0).unwrap();
         family.of("ns/pod/main").put(NONE, 0.000_016).unwrap();
         out.gauge("b", None, "Below").unwrap().put(NONE, -3_i64).unwrap();
-        let mut family = out.histogram("c", Some("seconds"), "How long").unwrap();
+        let mut family = out.begin(Kind::Histogram, "c", Some("seconds"), "How long").unwrap();
         family.of("w").histogram(2.0, &[(Bound(0.5, "0.5"), 1), (Bound(f64::INFINITY, "+Inf"), 3)]).unwrap();
         lines.hand_on().unwrap();
         assert_eq!(
