@@ -156,32 +156,24 @@ pub fn start(
             let poster = Poster::new(url.0.clone(), "application/json", HeaderMap::new(), token)?;
             tracing::info!(receiver = poster.receiver(), "alerts are posted");
             let webhook = Arc::new(Webhook::new(host, config.group_interval.0, counted.clone()));
-            tokio::spawn(webhook.clone().run(poster, stop.clone()));
+            tokio::spawn(stop.clone().run_until_cancelled_owned(webhook.clone().run(poster)));
             Some(webhook)
         }
     };
     let book =
         Book { host: host.to_owned(), runbooks: runbooks(config, host, address), firing: BTreeMap::new() };
-    tokio::spawn(watch(config.clone(), metrics.clone(), book, webhook, stop.clone()));
+    let watching = watch(config.clone(), metrics.clone(), book, webhook);
+    tokio::spawn(stop.clone().run_until_cancelled_owned(watching));
     Ok(())
 }
 
-async fn watch(
-    config: Alerts,
-    metrics: Arc<Metrics>,
-    mut book: Book,
-    webhook: Option<Arc<Webhook>>,
-    stop: CancellationToken,
-) {
+async fn watch(config: Alerts, metrics: Arc<Metrics>, mut book: Book, webhook: Option<Arc<Webhook>>) {
     let mut ticks = interval(config.interval.0);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let start = Instant::now();
     let mut evaluator = Evaluator::default();
     loop {
-        tokio::select! {
-            () = stop.cancelled() => return,
-            _ = ticks.tick() => {}
-        }
+        ticks.tick().await;
         let metrics = metrics.clone();
         let read = tokio::task::spawn_blocking(move || {
             let mut reading = evaluator.read(start.elapsed());

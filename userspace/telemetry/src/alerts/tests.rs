@@ -40,7 +40,7 @@ fn bench(url: &str, adjust: impl FnOnce(&mut Webhook)) -> Bench {
     let poster = Poster::new(url.parse().unwrap(), "application/json", HeaderMap::new(), None).unwrap();
     let poster = poster.with_time_limit(Duration::from_secs(5));
     let stop = CancellationToken::new();
-    tokio::spawn(webhook.clone().run(poster, stop.clone()));
+    tokio::spawn(stop.clone().run_until_cancelled_owned(webhook.clone().run(poster)));
     Bench { webhook, counted, _stop: stop.drop_guard() }
 }
 

@@ -22,7 +22,6 @@ use prometheus_client::{
 use serde::Serialize;
 use strum::VariantArray as _;
 use tokio::{sync::Notify, time::sleep};
-use tokio_util::sync::CancellationToken;
 
 use super::{Alert, Status};
 use crate::http_client::{Poster, backoff};
@@ -197,43 +196,40 @@ impl Webhook {
         serde_json::to_vec(&body).unwrap_or_default().into()
     }
 
-    /// Posts what comes until `stop`.
-    pub(super) async fn run(self: std::sync::Arc<Self>, poster: Poster, stop: CancellationToken) {
-        let post = async {
-            let receiver = poster.receiver();
-            let backoff = backoff(self.first_wait, LONGEST_WAIT);
-            let mut waits = backoff.build();
-            let mut failing = false;
-            loop {
-                let alerts = self.next();
-                if alerts.is_empty() {
-                    self.news.notified().await;
-                    continue;
-                }
-                let Err(failure) = poster.post(self.body(&alerts)).await else {
-                    self.done(&alerts, Fate::Delivered);
-                    if mem::take(&mut failing) {
-                        tracing::info!(receiver, "alerts are taken again");
-                    }
-                    waits = backoff.build();
-                    sleep(self.group_interval).await;
-                    continue;
-                };
-                self.counted.failed.inc();
-                let problem = &failure.problem;
-                if failure.status.is_some_and(is_final) {
-                    self.done(&alerts, Fate::Refused);
-                    tracing::warn!(receiver, problem, alerts = alerts.len(), "alerts are refused");
-                    sleep(self.group_interval).await;
-                    continue;
-                }
-                if !mem::replace(&mut failing, true) {
-                    tracing::warn!(receiver, problem, "alerts cannot be posted; it is tried again");
-                }
-                sleep(failure.wait(waits.next().unwrap_or_default(), LONGEST_WAIT)).await;
+    /// Posts what comes, for ever.
+    pub(super) async fn run(self: std::sync::Arc<Self>, poster: Poster) {
+        let receiver = poster.receiver();
+        let backoff = backoff(self.first_wait, LONGEST_WAIT);
+        let mut waits = backoff.build();
+        let mut failing = false;
+        loop {
+            let alerts = self.next();
+            if alerts.is_empty() {
+                self.news.notified().await;
+                continue;
             }
-        };
-        stop.run_until_cancelled(post).await;
+            let Err(failure) = poster.post(self.body(&alerts)).await else {
+                self.done(&alerts, Fate::Delivered);
+                if mem::take(&mut failing) {
+                    tracing::info!(receiver, "alerts are taken again");
+                }
+                waits = backoff.build();
+                sleep(self.group_interval).await;
+                continue;
+            };
+            self.counted.failed.inc();
+            let problem = &failure.problem;
+            if failure.status.is_some_and(is_final) {
+                self.done(&alerts, Fate::Refused);
+                tracing::warn!(receiver, problem, alerts = alerts.len(), "alerts are refused");
+                sleep(self.group_interval).await;
+                continue;
+            }
+            if !mem::replace(&mut failing, true) {
+                tracing::warn!(receiver, problem, "alerts cannot be posted; it is tried again");
+            }
+            sleep(failure.wait(waits.next().unwrap_or_default(), LONGEST_WAIT)).await;
+        }
     }
 }
 

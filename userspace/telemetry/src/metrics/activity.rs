@@ -39,7 +39,7 @@ impl<S: Sink> Families<'_, S> {
         };
         let help = "Sampled accesses to memory of other nodes, by the node of the CPU. Not sampled is not \
                     none: see remote_sampling";
-        let mut family = self.out.counter("remote_access_pages", None, help)?;
+        let mut family = self.out.counter("remote_access_pages", help)?;
         for (workload, activity) in workloads() {
             family.of(&workload.name);
             for (&node, pages) in nodes.iter().zip(activity.remote.iter().flatten()) {
@@ -56,10 +56,9 @@ impl<S: Sink> Families<'_, S> {
             let memory = memory.map_or_else(|| "unknown".to_owned(), |memory| memory.to_string());
             ([("node", node.to_string()), ("memory_node", memory)], pages)
         });
-        self.out.counter("node_access_pages", None, help)?.put_all(accesses)?;
+        self.out.counter("node_access_pages", help)?.put_all(accesses)?;
         let mut family = self.out.gauge(
             "remote_sampling",
-            None,
             "Whether the kernel samples the workload's accesses (on), or why not; the value is always 1",
         )?;
         for (workload, activity) in workloads() {
@@ -73,14 +72,14 @@ impl<S: Sink> Families<'_, S> {
         let estimates = workloads().filter_map(|(workload, activity)| {
             Some((&*workload.name, f64::from(activity.estimated_remote_permille?) / 1000.0))
         });
-        self.out.gauge("remote_access_estimated_ratio", None, help)?.put_each(estimates)
+        self.out.gauge("remote_access_estimated_ratio", help)?.put_each(estimates)
     }
 
     fn dram(&mut self) -> fmt::Result {
         let (snapshot, nodes) = (self.snapshot, self.nodes);
         let help = "Accesses to DRAM as the processor counts them (loads or cache lines), by the node of \
                     the CPU and whether the memory was of that node; only where probes.hardware is enabled";
-        let mut family = self.out.counter("dram_accesses", None, help)?;
+        let mut family = self.out.counter("dram_accesses", help)?;
         for (name, dram) in parts(snapshot, |of| of.dram.as_ref()) {
             family.of(name);
             for (&node, (local, remote)) in nodes.iter().zip(dram) {
@@ -93,11 +92,9 @@ impl<S: Sink> Families<'_, S> {
 
     fn migrated(&mut self) -> fmt::Result {
         let (snapshot, page_size) = (self.snapshot, self.snapshot.page_size.0);
-        let mut family = self.out.counter(
-            "migrated",
-            Some("bytes"),
-            "Memory moved to another node by a task of the workload, by reason",
-        )?;
+        let mut family = self
+            .out
+            .counter("migrated_bytes", "Memory moved to another node by a task of the workload, by reason")?;
         for (name, migrated) in parts(snapshot, |of| of.migrated.as_ref()) {
             let bytes = |(reason, pages): &(&'static str, u64)| {
                 ([("reason", *reason)], pages.saturating_mul(page_size))
@@ -111,7 +108,7 @@ impl<S: Sink> Families<'_, S> {
         let snapshot = self.snapshot;
         let help = "How long tasks of the workload had to reclaim memory. Being throttled by memory.high is \
                     not in it: see memory_pressure";
-        let mut family = self.out.begin(Kind::Histogram, "reclaim_stall", Some("seconds"), help)?;
+        let mut family = self.out.begin(Kind::Histogram, "reclaim_stall_seconds", help)?;
         parts(snapshot, |of| of.stalls.as_ref()).try_for_each(|(name, stalls)| {
             family.of(name).histogram(stalls.total.as_secs_f64(), &buckets(stalls))
         })
@@ -121,7 +118,7 @@ impl<S: Sink> Families<'_, S> {
         let snapshot = self.snapshot;
         let help = "Processes of the workload that the OOM killer took, by what constrained the allocation; \
                     `unknown` (memory.events) where no probe tells";
-        let mut family = self.out.counter("oom_kills", None, help)?;
+        let mut family = self.out.counter("oom_kills", help)?;
         for workload in &snapshot.workloads {
             let by_constraint = workload.activity.as_ref().and_then(|of| of.oom_kills);
             match (by_constraint, workload.oom_kills) {
@@ -146,13 +143,13 @@ impl<S: Sink> Families<'_, S> {
             let time = |(class, time): (&str, Duration)| (of_cpu(*cpu, "class", class), time.as_secs_f64());
             figures.intruders.map(time)
         });
-        self.out.counter("exclusive_cpu_intruder", Some("seconds"), help)?.put_all(intruders)?;
+        self.out.counter("exclusive_cpu_intruder_seconds", help)?.put_all(intruders)?;
         let help = "Interrupts on the CPU while it was exclusive to a workload";
         let interrupts = cpus.iter().flat_map(|(cpu, figures)| {
             let kinds = figures.interrupts.map(|both| [("hard", both.hard), ("soft", both.soft)]);
             kinds.into_iter().flatten().map(|(kind, count)| (of_cpu(*cpu, "kind", kind), count))
         });
-        self.out.counter("exclusive_cpu_interrupts", None, help)?.put_all(interrupts)
+        self.out.counter("exclusive_cpu_interrupts", help)?.put_all(interrupts)
     }
 }
 

@@ -124,18 +124,18 @@ impl<'s, S: Sink> Out<'s, S> {
         Self { sink, prefix }
     }
 
-    pub(super) fn counter(&mut self, name: &str, unit: Option<&str>, help: &str) -> Begun<'_, S> {
-        self.begin(Kind::Counter, name, unit, help)
+    pub(super) fn counter(&mut self, name: &str, help: &str) -> Begun<'_, S> {
+        self.begin(Kind::Counter, name, help)
     }
 
-    pub(super) fn gauge(&mut self, name: &str, unit: Option<&str>, help: &str) -> Begun<'_, S> {
-        self.begin(Kind::Gauge, name, unit, help)
+    pub(super) fn gauge(&mut self, name: &str, help: &str) -> Begun<'_, S> {
+        self.begin(Kind::Gauge, name, help)
     }
 
-    pub(super) fn begin(&mut self, kind: Kind, name: &str, unit: Option<&str>, help: &str) -> Begun<'_, S> {
-        let parts = self.prefix.into_iter().chain([name]).chain(unit);
-        let name = parts.collect::<Vec<_>>().join("_");
+    pub(super) fn begin(&mut self, kind: Kind, name: &str, help: &str) -> Begun<'_, S> {
+        let name = self.prefix.map_or_else(|| name.to_owned(), |prefix| format!("{prefix}_{name}"));
         let sample_name = format!("{name}{}", kind.suffix());
+        let unit = name.rsplit('_').next().filter(|last| ["bytes", "seconds"].contains(last));
         let (unit, help) = (unit.unwrap_or_default().to_owned(), help.to_owned());
         self.sink.begin(Description { name, sample_name, kind, unit, help })?;
         Ok(Family(self.sink))

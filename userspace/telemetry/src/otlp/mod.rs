@@ -94,7 +94,7 @@ pub fn start(
         let poster = poster(&config.otlp, &endpoint.0, signal)?;
         tracing::info!(signal = signal.name(), receiver = poster.receiver(), "sent by OTLP");
         let outbox = Arc::new(Outbox::new(signal, counted.clone()));
-        tokio::spawn(outbox.clone().run(poster, stop.clone()));
+        tokio::spawn(stop.clone().run_until_cancelled_owned(outbox.clone().run(poster)));
         Ok::<_, io::Error>(outbox)
     };
     if config.otlp.metrics {

@@ -22,7 +22,6 @@ use prometheus_client::{
 };
 use prost::Message as _;
 use tokio::{sync::Notify, time::sleep};
-use tokio_util::sync::CancellationToken;
 
 use crate::http_client::{Failure, Poster, backoff};
 
@@ -175,12 +174,8 @@ impl Outbox {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends what comes until `stop`.
-    pub(super) async fn run(self: Arc<Self>, poster: Poster, stop: CancellationToken) {
-        stop.run_until_cancelled(self.send(&poster)).await;
-    }
-
-    async fn send(&self, poster: &Poster) {
+    /// Sends what comes, for ever.
+    pub(super) async fn run(self: Arc<Self>, poster: Poster) {
         let (signal, receiver) = (self.signal.name(), poster.receiver());
         let mut failing = false;
         loop {

@@ -203,7 +203,8 @@ fn bench(url: &str, capacity: usize) -> Bench {
     let endpoint = config(url).otlp.endpoint.unwrap();
     let poster = poster(&Otlp::default(), &endpoint.0, Signal::Metrics).unwrap();
     let stop = CancellationToken::new();
-    tokio::spawn(outbox.clone().run(poster.with_time_limit(Duration::from_secs(5)), stop.clone()));
+    let run = outbox.clone().run(poster.with_time_limit(Duration::from_secs(5)));
+    tokio::spawn(stop.clone().run_until_cancelled_owned(run));
     Bench { outbox, counted, _stop: stop.drop_guard() }
 }
 
