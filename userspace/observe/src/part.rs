@@ -3,12 +3,10 @@
 use std::{
     collections::BTreeMap,
     error::Error,
-    sync::{Mutex, MutexGuard},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use numaward_model::error_chain;
-
-use crate::observer::held;
 
 /// A part of the daemon that can work less well than it should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
@@ -98,6 +96,6 @@ impl Health {
     }
 
     pub(crate) fn degraded(&self) -> MutexGuard<'_, BTreeMap<Part, String>> {
-        held(&self.0)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
