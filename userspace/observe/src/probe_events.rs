@@ -23,8 +23,8 @@ impl Observer {
         let Some(events) = probing.events() else { return };
         let state = self.lock();
         let subject = |slot| {
-            let name = state.table.name_of_slot(slot)?.clone();
             let (id, _) = state.table.members().find(|(_, member)| member.slot == Some(slot))?;
+            let name = state.table.name(id)?.clone();
             Some(Subject { name, promised: state.promises.nodes_of(id).cloned() })
         };
         probing.events.extend(events.into_iter().map(|event| {

@@ -55,7 +55,7 @@ impl Probing {
             .flatten()
     }
 
-    /// What the probes beside that of allocations counted; nothing where that fails.
+    /// What the probes other than that of allocations counted; nothing where that fails.
     pub(crate) fn activity(&self) -> (BTreeMap<SlotId, Activity>, Activity) {
         self.health.noted(Part::Activity, self.probes.activity()).unwrap_or_default()
     }

@@ -163,8 +163,7 @@ impl Observer {
     pub(crate) fn judge_sampling(&self) {
         let (has_hints, skips_single_node_cpusets, activity) = {
             let probing = self.probing();
-            let activity =
-                probing.attached.has(Probe::Scan).then(|| probing.probes.activity().ok()).flatten();
+            let activity = probing.attached.has(Probe::Scan).then(|| probing.activity());
             (probing.attached.has(Probe::Hint), probing.probes.skips_single_node_cpusets(), activity)
         };
         let Some((hierarchy, table, machine)) = self.placed() else { return };

@@ -60,10 +60,14 @@ impl Moving<'_> {
         self.state.table_mut().remove(id, &counted, Instant::now());
     }
 
-    /// Gives free slots to so many workloads that wait, and takes from the list what has been gone for `keep`. Says whether
+    /// Gives free slots to at most `at_once` workloads that wait, and takes from the list what has been gone for `keep`. Says whether
     /// there are more.
     pub(crate) fn keep_books(&mut self, keep: Duration, at_once: usize) -> bool {
-        self.state.table_mut().expire(Instant::now(), keep);
+        // Where nothing expires, nothing is copied that a reader holds.
+        let now = Instant::now();
+        if self.state.table.has_expired(now, keep) {
+            self.state.table_mut().expire(now, keep);
+        }
         if self.probing.attached.is_empty() {
             return false;
         }

@@ -205,13 +205,18 @@ impl<S: Copy + Eq> Table<S> {
     pub(crate) fn expire(&mut self, now: Instant, keep: Duration) {
         let (gone, gone_activity) = (&mut self.gone, &mut self.gone_activity);
         self.series.retain(|_, series| {
-            let expired = series.removed.is_some_and(|removed| now.duration_since(removed) >= keep);
+            let expired = series.has_expired(now, keep);
             if expired {
                 add(gone, &series.base);
                 gone_activity.add(&series.base_activity);
             }
             !expired
         });
+    }
+
+    /// Whether there is anything to expire.
+    pub(crate) fn has_expired(&self, now: Instant, keep: Duration) -> bool {
+        self.series.values().any(|series| series.has_expired(now, keep))
     }
 
     /// What is served, by name.
@@ -257,6 +262,13 @@ impl<S: Copy + Eq> Table<S> {
             Some(_) => (with + 1, without),
             None => (with, without + 1),
         })
+    }
+}
+
+impl<S> Series<S> {
+    /// Whether all its members have been gone for so long.
+    fn has_expired(&self, now: Instant, keep: Duration) -> bool {
+        self.removed.is_some_and(|removed| now.duration_since(removed) >= keep)
     }
 }
 
