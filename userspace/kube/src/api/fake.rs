@@ -29,9 +29,6 @@ use tokio::{net::TcpListener, sync::watch};
 /// By what a client is known.
 const BEARER: &str = "Bearer secret";
 
-/// What was asked: method and path with its query.
-pub type Asked = String;
-
 /// A running server. It ends when this is dropped.
 #[derive(Debug)]
 pub struct FakeApiServer {
@@ -60,7 +57,8 @@ struct Inner {
     nodes: BTreeMap<String, String>,
     events: Vec<Value>,
     topologies: BTreeMap<String, Value>,
-    asked: Vec<Asked>,
+    /// Method and path with its query.
+    asked: Vec<String>,
     /// The next answers: part of the path, status.
     refusals: Vec<(String, StatusCode)>,
     /// All answers, until told otherwise: part of the path, status.
@@ -191,8 +189,8 @@ impl FakeApiServer {
         self.shared.lock().delay = delay;
     }
 
-    /// What was asked so far.
-    pub fn asked(&self) -> Vec<Asked> {
+    /// What was asked so far: method and path with its query.
+    pub fn asked(&self) -> Vec<String> {
         self.shared.lock().asked.clone()
     }
 

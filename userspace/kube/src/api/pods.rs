@@ -8,7 +8,6 @@
 
 use std::{
     borrow::Cow,
-    fmt,
     pin::pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -52,12 +51,6 @@ pub struct Pods {
     /// Whether they are synced. Notifies of every change of what is known.
     synced: watch::Sender<bool>,
     events: EventWriter,
-}
-
-impl fmt::Debug for Pods {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pods").field("synced", &self.is_synced()).finish_non_exhaustive()
-    }
 }
 
 /// The store keeps one pod of a name: the API server has no two at a time.

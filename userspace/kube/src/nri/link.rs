@@ -17,6 +17,7 @@ use tokio::{
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
+use tonic::Code;
 
 use super::{
     messages::{Request, Response},
@@ -25,9 +26,6 @@ use super::{
 
 /// Messages that wait to be written.
 const QUEUE: usize = 64;
-
-/// The code of a status that says the call came through.
-const OK: i32 = 0;
 
 /// A call of the runtime's services failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,16 +46,11 @@ pub enum CallError {
     },
     /// The answer could not be read.
     #[error("the answer could not be read: {0}")]
-    Unreadable(String),
+    Unreadable(#[from] prost::DecodeError),
     /// The call is too long to be sent.
     #[error(transparent)]
     TooLong(#[from] TooLong),
 }
-
-/// The stream was closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the connection is closed")]
-pub(crate) struct Closed;
 
 #[derive(Debug)]
 struct Outgoing {
@@ -111,16 +104,16 @@ impl Link {
     }
 
     /// Sends bytes as they are; returns when they were written.
-    pub(crate) async fn send(&self, bytes: Vec<u8>) -> Result<(), Closed> {
+    pub(crate) async fn send(&self, bytes: Vec<u8>) -> Result<(), CallError> {
         let (written, done) = oneshot::channel();
         let sending = async {
-            self.queue.send(Outgoing { bytes, written }).await.map_err(|_| Closed)?;
-            done.await.map_err(|_| Closed)
+            self.queue.send(Outgoing { bytes, written }).await.map_err(|_| CallError::Closed)?;
+            done.await.map_err(|_| CallError::Closed)
         };
         tokio::select! {
             biased;
             result = sending => result,
-            () = self.closed.cancelled() => Err(Closed),
+            () = self.closed.cancelled() => Err(CallError::Closed),
         }
     }
 
@@ -130,14 +123,13 @@ impl Link {
         inbound: Connection,
         stream: u32,
         response: &Response,
-    ) -> Result<(), Closed> {
+    ) -> Result<(), CallError> {
         let message = Message { stream, kind: wire::RESPONSE, payload: response.encode_to_vec() };
         let bytes = (self.encode)(inbound, &message).or_else(|too_long| {
-            let response = super::status(super::RESOURCE_EXHAUSTED, &too_long.to_string());
+            let response = super::status(Code::ResourceExhausted, &too_long.to_string());
             (self.encode)(inbound, &Message { payload: response.encode_to_vec(), ..message })
         });
-        // The text of an error fits.
-        self.send(bytes.map_err(|_| Closed)?).await
+        self.send(bytes?).await
     }
 
     /// Calls the other side.
@@ -149,7 +141,7 @@ impl Link {
         timeout: Duration,
     ) -> Result<P, CallError> {
         let answer = self.call_encoded(service, method, request.encode_to_vec(), timeout).await?;
-        P::decode(&*answer).map_err(unreadable)
+        Ok(P::decode(&*answer)?)
     }
 
     /// Calls the other side with a message that is encoded already, and returns one that still is.
@@ -173,14 +165,14 @@ impl Link {
             Message { stream: waiting.stream, kind: wire::REQUEST, payload: request.encode_to_vec() };
         let bytes = (self.encode)(self.outbound, &message)?;
         let exchange = async {
-            self.send(bytes).await.map_err(|Closed| CallError::Closed)?;
+            self.send(bytes).await?;
             answered.await.map_err(|_| CallError::Closed)
         };
         let answer =
             tokio::time::timeout_at(deadline, exchange).await.map_err(|_| CallError::Timeout(timeout))??;
-        let response = Response::decode(&*answer).map_err(unreadable)?;
+        let response = Response::decode(&*answer)?;
         match response.status {
-            Some(status) if status.code != OK => {
+            Some(status) if status.code != Code::Ok as i32 => {
                 Err(CallError::Status { code: status.code, message: status.message })
             }
             _ => Ok(response.payload),
@@ -213,11 +205,6 @@ impl Link {
             }
         }
     }
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn unreadable(error: prost::DecodeError) -> CallError {
-    CallError::Unreadable(error.to_string())
 }
 
 /// A call that waits. It stops to when dropped, so that calls given up do not pile up.

@@ -14,10 +14,7 @@ use tonic_prost::ProstCodec;
 
 use super::{
     ALLOCATABLE, GET, LIST,
-    messages::{
-        AllocatableRequest, AllocatableResponse, GetRequest, GetResponse, ListRequest, ListResponse,
-        PodResources,
-    },
+    messages::{AllocatableResponse, GetRequest, GetResponse, ListResponse, PodResources},
 };
 
 /// The kubelet answers from memory.
@@ -52,13 +49,6 @@ pub enum CallError {
     },
 }
 
-impl CallError {
-    /// Whether the pod asked for is not there.
-    pub fn is_not_found(&self) -> bool {
-        matches!(self, Self::Refused { status, .. } if status.code() == Code::NotFound)
-    }
-}
-
 /// A connection to the API. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -87,7 +77,7 @@ impl Client {
 
     /// All pods.
     pub async fn list(&self) -> Result<Vec<PodResources>, CallError> {
-        let response: ListResponse = self.call(LIST, ListRequest {}).await?;
+        let response: ListResponse = self.call(LIST, ()).await?;
         Ok(response.pod_resources)
     }
 
@@ -96,14 +86,14 @@ impl Client {
         let request = GetRequest { pod_name: name.to_owned(), pod_namespace: namespace.to_owned() };
         match self.call::<_, GetResponse>(GET, request).await {
             Ok(response) => Ok(response.pod_resources),
-            Err(error) if error.is_not_found() => Ok(None),
+            Err(CallError::Refused { status, .. }) if status.code() == Code::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     /// What can be assigned at all.
     pub async fn allocatable(&self) -> Result<AllocatableResponse, CallError> {
-        self.call(ALLOCATABLE, AllocatableRequest {}).await
+        self.call(ALLOCATABLE, ()).await
     }
 
     async fn call<Q, A>(&self, method: &'static str, request: Q) -> Result<A, CallError>

@@ -46,7 +46,6 @@ fn settings(of: &Held) -> Settings {
     Settings {
         cpus: of.cpus.clone(),
         mems: of.mems.clone(),
-        cpu_max: None,
         memory_min: limit(of.memory_min),
         memory_low: limit(of.memory_low),
         memory_high: limit(of.memory_high),
