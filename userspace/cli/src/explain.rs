@@ -81,7 +81,7 @@ fn render_explanation(explanation: &Explanation) -> String {
     let yes = |is_so: bool| if is_so { "yes" } else { "no" };
     let more = |omitted: u64| (omitted > 0).then(|| format!("and {omitted} more"));
     let mut text = String::new();
-    for merge in &explanation.merges {
+    for merge in explanation.merges.iter() {
         let mut rows = Vec::new();
         for hints in &merge.hints {
             match hints.sets.as_deref() {

@@ -24,7 +24,7 @@ impl NriMetrics {
     pub fn register(&self, registry: &mut Registry) {
         let Self { connected, disconnects, unpinned, placed, refused } = self.clone();
         // All at zero from the start.
-        for reason in NoAnswerReason::LABELS.into_iter().chain(Unpinned::ALL.map(Unpinned::label)) {
+        for reason in NoAnswerReason::LABELS.iter().copied().chain(Unpinned::ALL.map(Unpinned::label)) {
             drop(unpinned.get_or_create(&[("reason", reason)]));
         }
         let help = "Whether the container runtime asks us where containers shall run";
