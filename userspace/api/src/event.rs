@@ -1,6 +1,6 @@
 //! Events as they are served.
 
-use std::{collections::BTreeMap, str::FromStr};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
@@ -36,8 +36,8 @@ pub struct Event {
 /// What sort of event it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-#[derive(strum::Display, strum::IntoStaticStr, strum::VariantArray)]
-#[strum(serialize_all = "snake_case")]
+#[derive(strum::Display, strum::EnumString, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case", parse_err_ty = String, parse_err_fn = unknown_kind)]
 pub enum EventKind {
     /// A workload got memory outside the nodes promised to it.
     Miss,
@@ -91,15 +91,9 @@ impl EventKind {
     }
 }
 
-impl FromStr for EventKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL.iter().copied().find(|kind| kind.as_str() == text).ok_or_else(|| {
-            let known: Vec<_> = Self::ALL.iter().map(|kind| kind.as_str()).collect();
-            format!("{text:?} is no kind of event; there are {}", known.join(", "))
-        })
-    }
+fn unknown_kind(text: &str) -> String {
+    let known: Vec<_> = EventKind::ALL.iter().map(|kind| kind.as_str()).collect();
+    format!("{text:?} is no kind of event; there are {}", known.join(", "))
 }
 
 /// How bad an event is.

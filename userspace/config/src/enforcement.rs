@@ -1,6 +1,6 @@
 //! What is enforced: the mode, the herding of others, and guarantees that are declared.
 
-use std::{borrow::Cow, collections::BTreeMap, str::FromStr};
+use std::{collections::BTreeMap, str::FromStr};
 
 use educe::Educe;
 use numaward_api::{EnforcementMode, PartitionKind};
@@ -8,7 +8,7 @@ use numaward_cgroup::CgroupPath;
 use numaward_engine::{Quantity, policy::TopologyManagerPolicy};
 use numaward_topology::{Bytes, HugepageSize, ZoneKind, serde_as_text};
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
 use super::{policy::Amount, schema::inline_schema};
@@ -127,11 +127,11 @@ impl FromStr for PageSize {
 }
 
 /// A pattern for paths of cgroups.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 pub struct CgroupPattern(glob::Pattern);
 
 /// A pattern for names of systemd's units.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 pub struct UnitPattern(glob::Pattern);
 
 const MATCHING: glob::MatchOptions = glob::MatchOptions {
@@ -174,9 +174,18 @@ impl CgroupPattern {
     }
 }
 
-impl UnitPattern {
-    /// Reads a pattern.
-    pub fn new(text: &str) -> Result<Self, String> {
+impl FromStr for CgroupPattern {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::new(text)
+    }
+}
+
+impl FromStr for UnitPattern {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
         let ends = [".service", ".scope", ".slice", ".socket", ".mount", ".swap"];
         let is_unit = ends.iter().any(|end| text.strip_suffix(end).is_some_and(|name| !name.is_empty()));
         if !is_unit || text.contains('/') {
@@ -186,32 +195,17 @@ impl UnitPattern {
         }
         pattern(text).map(Self)
     }
+}
 
+impl UnitPattern {
     /// Whether a unit matches.
     pub fn matches(&self, unit: &str) -> bool {
         self.0.matches_with(unit, MATCHING)
     }
 }
 
-macro_rules! as_text {
-    ($name:ident) => {
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_str(self.0.as_str())
-            }
-        }
-
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = Cow::<'de, str>::deserialize(deserializer)?;
-                Self::new(&text).map_err(de::Error::custom)
-            }
-        }
-    };
-}
-
-as_text!(CgroupPattern);
-as_text!(UnitPattern);
+serde_as_text!(CgroupPattern);
+serde_as_text!(UnitPattern);
 serde_as_text!(PageSize);
 
 inline_schema!(CgroupPattern, { "type": "string", "examples": ["/batch/*"] });
@@ -278,7 +272,7 @@ mod tests {
             assert_eq!(pattern.matches(&path), matches, "{pattern:?} {path}");
             assert_eq!(pattern.may_match_below(&path), below, "{pattern:?} {path}");
         }
-        assert!(UnitPattern::new("db@*.service").unwrap().matches("db@main.service"));
+        assert!(UnitPattern::from_str("db@*.service").unwrap().matches("db@main.service"));
     }
 
     #[test]

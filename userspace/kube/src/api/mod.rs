@@ -57,13 +57,8 @@ pub type Report = Arc<dyn Fn(Result<(), String>) + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file that was named cannot be used.
-    #[error("{path}: cannot be used as a kubeconfig: {source}", path = .path.display())]
-    Kubeconfig {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: Box<KubeconfigError>,
-    },
+    #[error("{path}: cannot be used as a kubeconfig: {1}", path = .0.display())]
+    Kubeconfig(PathBuf, #[source] Box<KubeconfigError>),
     /// No file was named, and this is no pod with a service account.
     #[error(
         "there is no service account here ({0}); name a kubeconfig in kubernetes.kubeconfig, or run numaward as a pod"
@@ -79,7 +74,7 @@ pub enum ConfigError {
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<kube::Client, ConfigError> {
     let mut config = match kubeconfig {
         Some(path) => {
-            let fail = |source| ConfigError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
+            let fail = |source| ConfigError::Kubeconfig(path.to_owned(), Box::new(source));
             let file = Kubeconfig::read_from(path).map_err(fail)?;
             kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(fail)?
         }

@@ -21,11 +21,12 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     io,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use numaward_topology::{Bytes, CpuSet, NodeSet};
+use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, DuplexStream},
@@ -213,7 +214,7 @@ impl FakeRuntime {
 
     /// Connects a plugin in memory.
     pub fn connect(&self) -> io::Result<DuplexStream> {
-        if self.inner.state().down {
+        if self.inner.state.lock().down {
             return Err(io::Error::from(io::ErrorKind::ConnectionRefused));
         }
         let (ours, theirs) = tokio::io::duplex(STREAM_BUFFER);
@@ -232,7 +233,7 @@ impl FakeRuntime {
         let listener = UnixListener::bind(socket)?;
         let inner = Arc::clone(&self.inner);
         let ends = inner.stop.child_token();
-        inner.state().connections.push(ends.clone());
+        inner.state.lock().connections.push(ends.clone());
         tokio::spawn(ends.run_until_cancelled_owned(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 inner.accept(stream);
@@ -243,7 +244,7 @@ impl FakeRuntime {
 
     /// Stops the runtime: every connection ends and none is accepted. What runs goes on.
     pub fn stop(&self) {
-        let mut state = self.inner.state();
+        let mut state = self.inner.state.lock();
         state.down = true;
         state.connections.drain(..).for_each(|connection| connection.cancel());
         for peer in std::mem::take(&mut state.plugins).values() {
@@ -255,7 +256,7 @@ impl FakeRuntime {
 
     /// Starts the runtime again.
     pub fn start(&self) {
-        self.inner.state().down = false;
+        self.inner.state.lock().down = false;
     }
 
     /// Waits until exactly these plugins (such as `90-numaward`) are synchronized; whether they are, within ten
@@ -270,38 +271,38 @@ impl FakeRuntime {
 
     /// What the runtime logged: plugins that came, and why they went.
     pub fn log(&self) -> Vec<String> {
-        self.inner.state().log.clone()
+        self.inner.state.lock().log.clone()
     }
 
     /// A container with the resources that are in force.
     pub fn container(&self, id: &str) -> Option<Container> {
-        self.inner.state().containers.get(id).cloned().map(convert::container)
+        self.inner.state.lock().containers.get(id).cloned().map(convert::container)
     }
 
     /// The ids of all containers.
     pub fn containers(&self) -> Vec<String> {
-        self.inner.state().containers.keys().cloned().collect()
+        self.inner.state.lock().containers.keys().cloned().collect()
     }
 
     /// How many updates of containers plugins have asked for, those in answers included.
     pub fn updates_received(&self) -> usize {
-        self.inner.state().updates_received
+        self.inner.state.lock().updates_received
     }
 
     /// How long plugins took for each answer to calls of this method.
     pub fn reply_times(&self, method: &str) -> Vec<Duration> {
-        let state = self.inner.state();
+        let state = self.inner.state.lock();
         state.replies.iter().filter(|(of, _)| of == method).map(|(_, took)| *took).collect()
     }
 
     /// From now on the runtime fails to update this container.
     pub fn fail_updates_of(&self, id: &str) {
-        self.inner.state().fails_to_update.insert(id.to_owned());
+        self.inner.state.lock().fails_to_update.insert(id.to_owned());
     }
 
     /// Adds a pod and a container that runs, as if from before any plugin came.
     pub fn add_running(&self, pod: &PodSpec, container: &ContainerSpec) {
-        let mut state = self.inner.state();
+        let mut state = self.inner.state.lock();
         state.pods.insert(pod.id.clone(), pod.message());
         let container =
             messages::Container { state: ContainerState::Running as i32, pid: 1000, ..container.message() };
@@ -336,7 +337,7 @@ impl FakeRuntime {
         let _lock = self.inner.lock().await;
         let message = pod.message();
         self.inner.notify(EventKind::RunPodSandbox, &message, None).await?;
-        self.inner.state().pods.insert(pod.id.clone(), message);
+        self.inner.state.lock().pods.insert(pod.id.clone(), message);
         Ok(())
     }
 
@@ -367,7 +368,7 @@ impl FakeRuntime {
     pub async fn remove_pod(&self, id: &str) -> Result<(), String> {
         let pod = self.inner.pod(id)?;
         let containers: Vec<String> = {
-            let state = self.inner.state();
+            let state = self.inner.state.lock();
             let own = state.containers.values().filter(|container| container.pod_sandbox_id == id);
             own.map(|container| container.id.clone()).collect()
         };
@@ -379,7 +380,7 @@ impl FakeRuntime {
         for event in [EventKind::StopPodSandbox, EventKind::RemovePodSandbox] {
             let _logged_only = self.inner.notify(event, &pod, None).await;
         }
-        self.inner.state().pods.remove(id);
+        self.inner.state.lock().pods.remove(id);
         Ok(())
     }
 
@@ -420,7 +421,7 @@ impl FakeRuntime {
             }
         }
         message.state = ContainerState::Created as i32;
-        self.inner.state().containers.insert(container.id.clone(), message.clone());
+        self.inner.state.lock().containers.insert(container.id.clone(), message.clone());
         self.inner.apply(&updates);
         let _logged_only = self.inner.notify(EventKind::PostCreateContainer, &pod, Some(&message)).await;
         Ok(convert::container(message))
@@ -434,7 +435,7 @@ impl FakeRuntime {
         self.inner.check(resources_of(&mut container))?;
         self.inner.notify(EventKind::StartContainer, &pod, Some(&container)).await?;
         container.state = ContainerState::Running as i32;
-        self.inner.state().containers.insert(id.to_owned(), container.clone());
+        self.inner.state.lock().containers.insert(id.to_owned(), container.clone());
         let _logged_only = self.inner.notify(EventKind::PostStartContainer, &pod, Some(&container)).await;
         Ok(())
     }
@@ -464,7 +465,7 @@ impl FakeRuntime {
         }
         self.inner.check(&requested)?;
         merge(resources_of(&mut container), &requested);
-        self.inner.state().containers.insert(id.to_owned(), container.clone());
+        self.inner.state.lock().containers.insert(id.to_owned(), container.clone());
         self.inner.apply(&updates);
         let _logged_only = self.inner.notify(EventKind::PostUpdateContainer, &pod, Some(&container)).await;
         Ok(convert::container(container))
@@ -476,7 +477,7 @@ impl FakeRuntime {
         let (pod, mut container) = self.inner.container(id)?;
         self.inner.stopped(&pod, &container).await;
         container.state = ContainerState::Stopped as i32;
-        self.inner.state().containers.insert(id.to_owned(), container);
+        self.inner.state.lock().containers.insert(id.to_owned(), container);
         Ok(())
     }
 
@@ -485,41 +486,37 @@ impl FakeRuntime {
         let _lock = self.inner.lock().await;
         let (pod, container) = self.inner.container(id)?;
         let _logged_only = self.inner.notify(EventKind::RemoveContainer, &pod, Some(&container)).await;
-        self.inner.state().containers.remove(id);
+        self.inner.state.lock().containers.remove(id);
         Ok(())
     }
 }
 
 impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     async fn lock(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         if self.config.serial { Some(self.lock.lock().await) } else { None }
     }
 
     fn log(&self, line: String) {
-        self.state().log.push(line);
+        self.state.lock().log.push(line);
     }
 
     fn plugin(&self, name: &str) -> Result<Arc<Peer>, String> {
-        self.state().plugins.get(name).cloned().ok_or_else(|| format!("no plugin {name}"))
+        self.state.lock().plugins.get(name).cloned().ok_or_else(|| format!("no plugin {name}"))
     }
 
     fn pod(&self, id: &str) -> Result<messages::PodSandbox, String> {
-        self.state().pods.get(id).cloned().ok_or_else(|| format!("no pod {id:?}"))
+        self.state.lock().pods.get(id).cloned().ok_or_else(|| format!("no pod {id:?}"))
     }
 
     fn container(&self, id: &str) -> Result<(messages::PodSandbox, messages::Container), String> {
-        let container = self.state().containers.get(id).cloned();
+        let container = self.state.lock().containers.get(id).cloned();
         let container = container.ok_or_else(|| format!("no container {id:?}"))?;
         Ok((self.pod(&container.pod_sandbox_id)?, container))
     }
 
     fn subscribers(&self, event: EventKind) -> Vec<Arc<Peer>> {
         let bit = 1 << (event as i32 - 1);
-        self.state().plugins.values().filter(|peer| peer.events.0 & bit != 0).cloned().collect()
+        self.state.lock().plugins.values().filter(|peer| peer.events.0 & bit != 0).cloned().collect()
     }
 
     /// The answer of a plugin; none if it died or was late, which throws it out.
@@ -531,7 +528,7 @@ impl Inner {
     ) -> Result<Option<P>, String> {
         let (timeout, asked) = (self.config.request_timeout, Instant::now());
         let answer = peer.link.call(PLUGIN_SERVICE, method, request, timeout).await;
-        self.state().replies.push((method.to_owned(), asked.elapsed()));
+        self.state.lock().replies.push((method.to_owned(), asked.elapsed()));
         match answer {
             Ok(answer) => Ok(Some(answer)),
             Err(CallError::Status { code, message }) => {
@@ -547,7 +544,7 @@ impl Inner {
     fn throw_out(&self, name: &str, link: &Arc<Link>, why: &str) {
         self.log(format!("closing plugin {name}, {why}"));
         link.close();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.plugins.get(name).is_some_and(|peer| Arc::ptr_eq(&peer.link, link)) {
             state.plugins.remove(name);
             self.names.send_if_modified(|names| names.remove(name));
@@ -590,7 +587,7 @@ impl Inner {
     /// Applies updates; returns those that failed. Unknown containers are skipped without a word.
     fn apply(&self, updates: &[messages::ContainerUpdate]) -> Vec<messages::ContainerUpdate> {
         let mut failed = Vec::new();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.updates_received += updates.len();
         for update in updates {
             let wanted = wanted_of(update);
@@ -625,7 +622,7 @@ impl Inner {
     fn accept<S: AsyncRead + AsyncWrite + Send + 'static>(self: &Arc<Self>, stream: S) {
         let inner = Arc::clone(self);
         let ends = inner.stop.child_token();
-        inner.state().connections.push(ends.clone());
+        inner.state.lock().connections.push(ends.clone());
         tokio::spawn(async move {
             ends.run_until_cancelled(inner.serve(stream)).await;
         });
@@ -648,7 +645,7 @@ impl Inner {
             why = self.converse(&link, is_registered, &name) => why,
             () = link.closed.cancelled() => "the connection was closed".to_owned(),
         };
-        let name = name.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let name = name.lock().clone();
         self.throw_out(&name, &link, &end);
     }
 
@@ -666,7 +663,7 @@ impl Inner {
             return "plugin registration timed out".to_owned();
         };
         let full_name = format!("{}-{}", registration.plugin_idx, registration.plugin_name);
-        name.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&full_name);
+        name.lock().clone_from(&full_name);
         let told = |timeout: Duration| {
             if config.tells_timeouts { i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX) } else { 0 }
         };
@@ -694,7 +691,7 @@ impl Inner {
         }
         self.log(format!("plugin {full_name} synchronized"));
         let peer = Arc::new(Peer { name: full_name.clone(), link: Arc::clone(link), events });
-        self.state().plugins.insert(full_name.clone(), peer);
+        self.state.lock().plugins.insert(full_name.clone(), peer);
         self.names.send_if_modified(|names| names.insert(full_name));
         drop(lock);
         std::future::pending().await
@@ -722,7 +719,7 @@ impl Inner {
     fn parts(&self) -> Vec<messages::SynchronizeRequest> {
         let limit = self.config.message_limit;
         let mut parts = vec![messages::SynchronizeRequest::default()];
-        let state = self.state();
+        let state = self.state.lock();
         let pods = state.pods.values().map(|pod| (true, pod.encode_to_vec()));
         let running =
             state.containers.values().filter(|container| container.state() != ContainerState::Stopped);
@@ -893,7 +890,7 @@ fn encode_as_go(connection: Connection, message: &Message) -> Result<Vec<u8>, To
     Ok(frames.collect::<Vec<_>>().concat())
 }
 
-/// Which plugin has set which field of which container.
+/// Which plugin has set which field of which container, of those that ours can set.
 #[derive(Default)]
 struct Owners(HashMap<(String, String), String>);
 
@@ -903,10 +900,6 @@ impl Owners {
         let fields = [
             (!cpu.cpus.is_empty(), "CPU pinning".to_owned()),
             (!cpu.mems.is_empty(), "memory pinning".to_owned()),
-            (cpu.shares.is_some(), "CPU shares".to_owned()),
-            (cpu.quota.is_some(), "CPU quota".to_owned()),
-            (cpu.period.is_some(), "CPU period".to_owned()),
-            (wanted.memory.is_some_and(|memory| memory.limit.is_some()), "memory limit".to_owned()),
         ];
         let unified = wanted.unified.keys().map(|key| (true, format!("unified resource {key}")));
         for (_, field) in fields.into_iter().chain(unified).filter(|(is_set, _)| *is_set) {

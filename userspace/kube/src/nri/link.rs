@@ -4,12 +4,9 @@
 //! by cancellation never leaves half a frame behind. A sender learns when its message was handed to the
 //! kernel: an answer counts only then.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
+use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt as _},
@@ -96,11 +93,7 @@ impl Link {
     /// Ends all calls that wait.
     pub(crate) fn close(&self) {
         self.closed.cancel();
-        self.calls().waiting.clear();
-    }
-
-    fn calls(&self) -> MutexGuard<'_, Calls> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+        self.calls.lock().waiting.clear();
     }
 
     /// Sends bytes as they are; returns when they were written.
@@ -182,11 +175,11 @@ impl Link {
     /// How many calls wait for their answer.
     #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
-        self.calls().waiting.len()
+        self.calls.lock().waiting.len()
     }
 
     fn enter(&self, answer: oneshot::Sender<Vec<u8>>) -> Waiting<'_> {
-        let mut calls = self.calls();
+        let mut calls = self.calls.lock();
         let stream = calls.next;
         // Odd numbers stay odd when they wrap, after two thousand million calls.
         calls.next = stream.wrapping_add(2);
@@ -198,7 +191,7 @@ impl Link {
 
     /// Hands an answer to the call that waits for it; late and unknown ones are dropped.
     pub(crate) fn answered(&self, message: Message) {
-        match self.calls().waiting.remove(&message.stream) {
+        match self.calls.lock().waiting.remove(&message.stream) {
             Some(call) if message.kind == wire::RESPONSE => drop(call.send(message.payload)),
             _ => {
                 tracing::debug!(stream = message.stream, kind = message.kind, "an answer that nobody awaits");
@@ -215,7 +208,7 @@ struct Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.link.calls().waiting.remove(&self.stream);
+        self.link.calls.lock().waiting.remove(&self.stream);
     }
 }
 

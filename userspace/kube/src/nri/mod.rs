@@ -30,17 +30,12 @@ pub mod types;
 mod version;
 mod wire;
 
-use std::{
-    io,
-    path::PathBuf,
-    str::FromStr,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{io, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use educe::Educe;
 use numaward_topology::serde_as_text;
+use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::{

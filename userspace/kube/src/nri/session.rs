@@ -8,14 +8,9 @@
 //! Each call is served by its own task, and the handler's part of it by another, so that a handler that blocks
 //! or panics does not keep the answer from being sent in time.
 
-use std::{
-    collections::HashSet,
-    mem,
-    pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashSet, mem, pin::pin, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite},
@@ -297,7 +292,10 @@ impl<H: Handler> Session<H> {
             (_, Ok(EventKind::UpdatePodSandbox)) => self.update_pod(payload, deadline).await,
             // Not subscribed to; whatever others set is fine.
             (_, Ok(EventKind::ValidateContainerAdjustment)) => return ok(&()),
-            (_, Ok(kind)) => self.own_event(kind, payload, deadline).await,
+            (_, Ok(kind)) => match read::<messages::ContainerRequest>(Call::Event, payload) {
+                Ok(request) => self.event(kind, request.pod, request.container, deadline).await,
+                Err(unreadable) => Err(unreadable),
+            },
             (_, Err(_)) => return status(Code::Unimplemented, &format!("no method {method:?}")).into(),
         };
         // A call that makes no sense is not refused, so that a runtime that speaks differently than expected can still
@@ -390,7 +388,7 @@ impl<H: Handler> Session<H> {
             .parse()
             .ok()
             .or_else(|| NriVersion::of_runtime(&request.runtime_name, &request.runtime_version));
-        let events = if self.refused_events().as_ref().is_some_and(|(name, version)| {
+        let events = if self.shared.knows_only_basic_events.lock().as_ref().is_some_and(|(name, version)| {
             *name == request.runtime_name && *version == request.runtime_version
         }) {
             EventMask::BASIC
@@ -424,10 +422,6 @@ impl<H: Handler> Session<H> {
         Answer { sent: Some(Stage::Configured), ..response }
     }
 
-    fn refused_events(&self) -> MutexGuard<'_, Option<(String, String)>> {
-        self.shared.knows_only_basic_events.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A runtime that hangs up on the answer to `Configure` may know fewer events than its version tells: from
     /// then on that runtime and version is asked for the basic ones only. Where it had just been stopped, no
     /// more is lost than what it would tell about changes of pods.
@@ -435,26 +429,23 @@ impl<H: Handler> Session<H> {
         let status = self.shared.status.borrow();
         let Some(runtime) = &status.runtime else { return };
         if *self.stage.borrow() == Stage::Configured && runtime.events != EventMask::BASIC {
-            *self.refused_events() = Some((runtime.name.clone(), runtime.version.clone()));
+            *self.shared.knows_only_basic_events.lock() =
+                Some((runtime.name.clone(), runtime.version.clone()));
         }
-    }
-
-    fn told(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn synchronize(&self, payload: &[u8], received: Instant, deadline: Instant) -> Answer {
         let request = match messages::SynchronizeRequest::decode(payload) {
             Ok(request) => request,
             Err(error) => {
-                *self.told() = Told::default();
+                *self.told.lock() = Told::default();
                 return not_understood(&error);
             }
         };
         self.stage.send_replace(Stage::Synchronizing);
         let more = request.more;
         let (snapshot, since) = {
-            let mut told = self.told();
+            let mut told = self.told.lock();
             let since = *told.since.get_or_insert(received);
             if let Err(problem) = told.add(request, payload.len()) {
                 *told = Told::default();
@@ -541,7 +532,6 @@ impl<H: Handler> Session<H> {
         Ok(self.answer(lost, deadline, says, Ok).await)
     }
 
-    /// An event that the runtime tells as a change of state.
     async fn state_change(&self, payload: &[u8], deadline: Instant) -> Result<Answer, Unreadable> {
         let change: messages::StateChangeEvent = read(Call::Event, payload)?;
         let Some(kind) = EventKind::from_repr(change.event) else {
@@ -551,17 +541,7 @@ impl<H: Handler> Session<H> {
         self.event(kind, change.pod, change.container, deadline).await
     }
 
-    /// An event that the runtime tells by a call of its own.
-    async fn own_event(
-        &self,
-        kind: EventKind,
-        payload: &[u8],
-        deadline: Instant,
-    ) -> Result<Answer, Unreadable> {
-        let request: messages::ContainerRequest = read(Call::Event, payload)?;
-        self.event(kind, request.pod, request.container, deadline).await
-    }
-
+    /// An event that has come by a call of its own or as a change of state.
     async fn event(
         &self,
         kind: EventKind,

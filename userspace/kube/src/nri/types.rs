@@ -189,7 +189,7 @@ impl Settings {
             }
             let offline = cpus - &online.cpus;
             if !offline.is_empty() {
-                return Err(InvalidSettings::OfflineCpus { offline, online: online.cpus.clone() });
+                return Err(InvalidSettings::OfflineCpus(offline, online.cpus.clone()));
             }
         }
         if let Some(mems) = &self.mems {
@@ -198,7 +198,7 @@ impl Settings {
             }
             let missing = mems - &online.mems;
             if !missing.is_empty() {
-                return Err(InvalidSettings::NoMemory { missing, online: online.mems.clone() });
+                return Err(InvalidSettings::NoMemory(missing, online.mems.clone()));
             }
         }
         Ok(())
@@ -211,22 +211,12 @@ pub enum InvalidSettings {
     /// The runtime takes an empty set for "unchanged".
     #[error("{0} is empty, which the runtime takes for unchanged")]
     Empty(&'static str),
-    /// Some CPUs are not online.
-    #[error("cpuset.cpus has CPUs {offline} that are not online (online: {online})")]
-    OfflineCpus {
-        /// Those that are not.
-        offline: CpuSet,
-        /// All that are.
-        online: CpuSet,
-    },
-    /// Some nodes have no memory or do not exist.
-    #[error("cpuset.mems has nodes {missing} that have no memory or are not online (with memory: {online})")]
-    NoMemory {
-        /// Those that have none.
-        missing: NodeSet,
-        /// All that have some.
-        online: NodeSet,
-    },
+    /// Some CPUs are not online: which, and all that are.
+    #[error("cpuset.cpus has CPUs {0} that are not online (online: {1})")]
+    OfflineCpus(CpuSet, CpuSet),
+    /// Some nodes have no memory or do not exist: which, and all that have some.
+    #[error("cpuset.mems has nodes {0} that have no memory or are not online (with memory: {1})")]
+    NoMemory(NodeSet, NodeSet),
     /// Two updates of one container in one answer: the runtime takes the second for a conflict.
     #[error("container {0} is updated twice in one answer")]
     Twice(String),
