@@ -12,7 +12,7 @@ use clap_complete::Shell;
 use numaward_api::{PartitionKind, TopologyManagerPolicy};
 use numaward_config::Interval;
 
-use crate::top::Column;
+use crate::column::Column;
 
 /// Keeps memory near the CPUs that use it, and proves it.
 ///

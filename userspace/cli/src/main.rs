@@ -4,6 +4,7 @@
 
 mod args;
 mod client;
+mod column;
 mod control;
 mod doctor;
 mod exec;

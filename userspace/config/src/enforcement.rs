@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-use super::{policy::Amount, schema::inline_schema};
+use super::{inline_schema::inline_schema, policy::Amount};
 
 /// What is written to the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -4,7 +4,7 @@ use numaward_engine::memory_qos as engine;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::schema::inline_schema;
+use super::inline_schema::inline_schema;
 
 /// Whether what is promised is protected from reclaim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

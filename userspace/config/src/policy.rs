@@ -11,7 +11,7 @@ use numaward_topology::{CpuSet, ZoneKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::schema::inline_schema;
+use super::inline_schema::inline_schema;
 
 /// Memory of one node that is kept for the system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

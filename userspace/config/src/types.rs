@@ -7,7 +7,7 @@ use numaward_topology::serde_as_text;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::schema::inline_schema;
+use super::inline_schema::inline_schema;
 
 /// How severe an event must be to be logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -13,11 +13,12 @@ use tokio::sync::mpsc;
 
 use super::{
     feed::Update,
-    list::{Column, node_cell},
+    list::node_cell,
     model::{Model, NodeRates, Rates},
 };
 use crate::{
     args::{Choice, Format, Shown},
+    column::Column,
     table::{self, columns},
     text::clean_lines,
 };

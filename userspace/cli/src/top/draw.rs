@@ -15,11 +15,14 @@ use unicode_width::UnicodeWidthStr;
 
 use super::{
     detail,
-    list::{Column, bar, node_cell, rate},
+    list::{bar, node_cell, rate},
     model::{Level, Model, Row},
     screen::{Pane, Place, Screen, View},
 };
-use crate::text::{clean, cut};
+use crate::{
+    column::Column,
+    text::{clean, cut},
+};
 
 /// Events at the bottom of a screen with all panes.
 const EVENTS: usize = 4;

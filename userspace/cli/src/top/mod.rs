@@ -27,8 +27,8 @@ use std::{
 use anyhow::bail;
 use tokio::sync::mpsc;
 
+pub(crate) use self::model::Totals;
 use self::{feed::Update, model::Model};
-pub(crate) use self::{list::Column, model::Totals};
 use crate::{
     args::{Format, Shown},
     client::Server,
