@@ -132,13 +132,11 @@ impl Cgroupfs {
     fn put(&self, step: &Step) -> Result<Value, KnobError> {
         let dir = step.cgroup.dir(&self.root);
         let write = |value: Value| self.write_knob(&dir, step.knob, &value).map(|()| value);
-        match (step.knob, &step.to) {
+        let written = match (step.knob, &step.to) {
             (Knob::CpusetCpus, Value::Cpus(cpus)) if !cpus.is_empty() => {
                 write(Value::Cpus(self.without_partitions(&step.cgroup, cpus.clone())?))
             }
             _ => match write(step.to.clone()) {
-                // Without the knob, the cgroup has all that the parent has.
-                Err(KnobError::Missing { .. }) if is_everything(&step.to) => Ok(step.to.clone()),
                 Err(KnobError::Refused { .. }) if is_everything(&step.to) => {
                     write(if step.knob == Knob::CpusetMems {
                         Value::Nodes(self.options.possible_nodes.clone())
@@ -150,6 +148,12 @@ impl Cgroupfs {
                 }
                 result => result,
             },
+        };
+        match written {
+            // Without the knob, the cgroup has all that the parent has. systemd takes it away when no unit beside it
+            // needs it any more, also between two writes.
+            Err(KnobError::Missing { .. }) if is_everything(&step.to) => Ok(step.to.clone()),
+            written => written,
         }
     }
 
