@@ -1,6 +1,6 @@
 //! Holds the crates' dependencies on each other against the one table of what is allowed.
 //!
-//! The direction is the architecture: `cli → daemon → {control, observe, telemetry, kube}`,
+//! The direction is the architecture: `numaward → {cli, daemon} → {control, observe, telemetry, kube}`,
 //! `control → {enforce, store, config, model, engine, cgroup}`, `observe → {probes, cgroup, config, model}`,
 //! `telemetry → {model, config}`, `enforce → {model, cgroup, store}`, `config → {kube, probes, api}`,
 //! `model → {api, engine, cgroup}`, `api → {engine, topology}`, `kube → {engine, topology}`, `probes → {abi, topology}`,
@@ -35,15 +35,14 @@ const TABLE: &[Rule] = &[
     rule(
         "numaward",
         &[
-            "numaward-api",
-            "numaward-config",
+            "numaward-cli",
             "numaward-daemon",
-            "numaward-probes",
             // For its tests.
+            "numaward-api",
             "numaward-terminal",
-            "numaward-topology",
         ],
     ),
+    rule("numaward-cli", &["numaward-api", "numaward-config", "numaward-probes", "numaward-topology"]),
     rule(
         "numaward-daemon",
         &[

@@ -5,8 +5,10 @@
 
 mod activity;
 mod allocation;
+pub mod doctor;
 mod enforcement;
 mod event;
+pub mod import;
 pub mod problem;
 mod sample;
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use numaward_daemon::doctor::{Check, Verdict};
+use numaward_api::doctor::{Check, Verdict};
 
 use crate::table::wrap;
 

@@ -1,6 +1,6 @@
 //! `numaward import-kubelet-state`: what was taken over, as text.
 
-use numaward_daemon::import::Imported;
+use numaward_api::import::Imported;
 
 use crate::table::{row, size, table};
 
@@ -27,7 +27,7 @@ pub(crate) fn render(imported: &Imported) -> String {
 #[cfg(test)]
 mod tests {
     use numaward_api::Block;
-    use numaward_daemon::import::Container;
+    use numaward_api::import::Container;
 
     use super::*;
 

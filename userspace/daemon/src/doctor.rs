@@ -8,39 +8,13 @@ mod enforcement;
 
 use std::{fs, io, path::Path};
 
+use numaward_api::doctor::{Check, Verdict};
 use numaward_config::{Config, OperatingMode, Problems};
 use numaward_probes::{Mode, Probe, ProbeReport};
 use numaward_topology::NodeSet;
 use rustix::thread::CapabilitySet;
-use serde::{Deserialize, Serialize};
 
 use crate::kubernetes::kubelet::{self, Policies};
-
-/// How a check came out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    /// As it should be.
-    Ok,
-    /// numaward works, less well than it could.
-    Warn,
-    /// numaward cannot do its work.
-    Fail,
-}
-
-/// One check and its outcome.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Check {
-    /// What was looked at.
-    pub check: String,
-    /// How it came out.
-    pub verdict: Verdict,
-    /// What was found, and what it means unless all is well.
-    pub finding: String,
-    /// What to do about it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mend: Option<String>,
-}
 
 /// The outcome of a check: how it came out, what was found, and what to do about it.
 type Outcome = (Verdict, String, Option<String>);

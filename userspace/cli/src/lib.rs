@@ -1,4 +1,6 @@
-//! The command `numaward`: the daemon, and what reads from it and from this host.
+//! The commands of `numaward`: what asks the daemon, and what reads from this host.
+//!
+//! What is the daemon's own comes in as functions ([`Daemon`]), so that this crate does without it.
 
 #![forbid(unsafe_code)]
 
@@ -28,12 +30,13 @@ use std::{
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
 use numaward_api::{self as api, Version};
-use numaward_config::{self as config, Flag, Interval, Sources};
-use numaward_daemon::{
-    doctor::{Verdict, examine},
-    import::import,
+use numaward_api::{
+    doctor::{Check, Verdict},
+    import::Imported,
 };
-use numaward_probes::{Options, Probes};
+use numaward_config::{self as config, Flag, Interval, Sources};
+use numaward_probes::{Options, ProbeReport, Probes};
+use numaward_topology::Machine;
 use serde::Serialize;
 
 use crate::{
@@ -50,9 +53,24 @@ const REFUSED: u8 = 3;
 /// The daemon is not reachable.
 const UNREACHABLE: u8 = 4;
 
-fn main() -> ExitCode {
+/// Says what is missing on the host with this root directory, with these probes and this configuration.
+pub type Examine = fn(&Path, &[ProbeReport], Result<&config::Config, &config::Problems>) -> Vec<Check>;
+
+/// What the daemon does for a command.
+#[derive(Clone, Copy, Debug)]
+pub struct Daemon {
+    /// Is the daemon until it is stopped.
+    pub run: fn(&config::Config) -> anyhow::Result<()>,
+    /// Examines a host.
+    pub examine: Examine,
+    /// Takes over what a kubelet promised, from the state files in a directory; a dry run changes nothing.
+    pub import: fn(&config::Config, &Machine, &Path, bool) -> anyhow::Result<Imported>,
+}
+
+/// Does what the arguments of this process say.
+pub fn main(daemon: &Daemon) -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Run(args) => run(args),
+        Command::Run(args) => run(daemon, args),
         Command::Topology { root, output } => topology(&root, output),
         Command::Status { reached, cost, output } => status(reached, cost, output),
         Command::Top { shown, reached, output } => top(&shown, reached, output),
@@ -61,12 +79,12 @@ fn main() -> ExitCode {
         Command::Release { name, control } => release(&name, control),
         Command::Explain(args) => explain(args),
         Command::Enter { directory, command } => exec::enter(&directory, &command),
-        Command::Doctor { root, config, output } => doctor(&root, config, output),
+        Command::Doctor { root, config, output } => doctor(daemon, &root, config, output),
         Command::CheckConfig { file, output } => check_config(file, output),
         Command::ConfigSchema => print_json(&config::json_schema()),
         Command::Completions { shell } => completions(shell),
         Command::Man { dir } => man(dir.as_deref()),
-        Command::ImportKubeletState(args) => import_kubelet_state(args),
+        Command::ImportKubeletState(args) => import_kubelet_state(daemon, args),
         Command::Version(output) => version(output),
     };
     match done {
@@ -100,7 +118,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
-fn run(args: Run) -> anyhow::Result<ExitCode> {
+fn run(daemon: &Daemon, args: Run) -> anyhow::Result<ExitCode> {
     let flag = |name, key, value: Option<String>| value.map(|value| Flag { name, key, value });
     let flags = [
         flag("--listen", "listen", args.listen),
@@ -111,7 +129,7 @@ fn run(args: Run) -> anyhow::Result<ExitCode> {
     for warning in &loaded.warnings {
         eprintln!("numaward: {warning}");
     }
-    numaward_daemon::run(&loaded.config)?;
+    (daemon.run)(&loaded.config)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -128,7 +146,7 @@ fn configured(file: ConfigFile) -> anyhow::Result<config::Config> {
     Ok(load(file.config, Vec::new())?.config)
 }
 
-fn machine(root: &Path) -> anyhow::Result<numaward_topology::Machine> {
+fn machine(root: &Path) -> anyhow::Result<Machine> {
     numaward_topology::sysfs::read(root).context("the machine cannot be read")
 }
 
@@ -275,14 +293,14 @@ fn runtime() -> io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
-fn doctor(root: &Path, config: Option<PathBuf>, output: Output) -> anyhow::Result<ExitCode> {
+fn doctor(daemon: &Daemon, root: &Path, config: Option<PathBuf>, output: Output) -> anyhow::Result<ExitCode> {
     // Probes can be tried on the running kernel only.
     let probes = (root == Path::new("/")).then(|| {
         let machine = numaward_topology::sysfs::read(root).unwrap_or_default();
         Probes::load(&Options::new(&machine))
     });
     let configured = examined_config(root, config);
-    let checks = examine(root, probes.as_ref().map_or(&[], Probes::reports), configured.as_ref());
+    let checks = (daemon.examine)(root, probes.as_ref().map_or(&[], Probes::reports), configured.as_ref());
     print(output, &checks, |checks| doctor::render(checks))?;
     let fails = checks.iter().any(|check| check.verdict == Verdict::Fail);
     Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -351,9 +369,9 @@ fn man(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn import_kubelet_state(args: ImportKubeletState) -> anyhow::Result<ExitCode> {
+fn import_kubelet_state(daemon: &Daemon, args: ImportKubeletState) -> anyhow::Result<ExitCode> {
     let config = configured(args.config)?;
-    let imported = import(&config, &machine(&config.host_root)?, &args.directory, args.dry_run)?;
+    let imported = (daemon.import)(&config, &machine(&config.host_root)?, &args.directory, args.dry_run)?;
     print(args.output, &imported, import::render)
 }
 
