@@ -361,6 +361,15 @@ impl Backend for Systemd {
                 Err(error) => return Err(StepError::new(error, step)),
             }
         }
+        // systemd may turn the controller off once no unit needs it. A write to the knob at that moment gets lost, and
+        // the processes keep their CPUs: the kernel finds them neither here any more nor changed there.
+        for step in steps.iter().filter(|step| step.knob == Knob::CpusetCpus && is_everything(&step.to)) {
+            if let Err(error) = cgroupfs.put(step)
+                && !error.is_gone()
+            {
+                return Err(StepError::new(error.into(), step));
+            }
+        }
         let values: Vec<_> = steps.iter().map(|step| (step.knob, &step.to)).collect();
         self.write(unit, &values).map_err(|error| StepError::new(error, first))?;
 
@@ -368,10 +377,15 @@ impl Backend for Systemd {
         for step in steps {
             if is_everything(&step.to) {
                 // systemd writes the empty set too, and does not mind that the kernel refuses it.
-                match cgroupfs.put(step) {
-                    Err(error) if !error.is_gone() => return Err(StepError::new(error.into(), step)),
-                    _ => continue,
+                let held = cgroupfs.read(&step.cgroup, step.knob);
+                let is_set = held.is_ok_and(|held| !cgroupfs.is_back(step.knob, &step.to, &held));
+                if is_set
+                    && let Err(error) = cgroupfs.put(step)
+                    && !error.is_gone()
+                {
+                    return Err(StepError::new(error.into(), step));
                 }
+                continue;
             }
             loop {
                 match cgroupfs.check(step, &step.to) {
