@@ -41,6 +41,7 @@ mod common;
 mod counters;
 mod current;
 mod event_gate;
+mod lost;
 mod nodes;
 mod roots;
 
@@ -221,12 +222,7 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) {
 /// Reports pages outside the promised nodes.
 #[inline(never)]
 fn report_miss(slot: u32, node: u32, pages: u64) {
-    if !event_gate::report(&EVENTS, slot, |task| Miss { task, pages, node, padding: 0 })
-        && let Some(totals) = TOTALS.get_ptr_mut(0)
-    {
-        // SAFETY: as in `count`.
-        unsafe { (*totals).events_lost += 1 };
-    }
+    event_gate::report(&EVENTS, slot, |task| Miss { task, pages, node, padding: 0 });
 }
 
 /// The id of the current task's cgroup.

@@ -2,6 +2,17 @@
 
 use core::arch::asm;
 
+use aya_ebpf::maps::Array;
+
+/// Adds to a counter of a map; one that the map does not have is left alone.
+#[inline(always)]
+pub(crate) fn add_at(map: &Array<u64>, index: u32, value: u64) {
+    if let Some(counter) = map.get_ptr_mut(index) {
+        // SAFETY: the pointer is of the map's value.
+        unsafe { add_shared(counter, value) };
+    }
+}
+
 /// Adds to a counter that other CPUs add to as well. The target has no atomic intrinsics.
 ///
 /// # Safety

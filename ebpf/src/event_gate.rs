@@ -12,6 +12,8 @@ use aya_ebpf::{
 };
 use numaward_abi::{CgroupId, Task};
 
+use crate::lost::count_lost;
+
 /// By slot: 1 where the gate is open. Its size is set by userspace.
 #[map]
 static EVENT_GATE: Array<u64> = Array::with_max_entries(1, 0);
@@ -31,16 +33,16 @@ pub(crate) fn pass(slot: u32) -> bool {
     before != 0
 }
 
-/// Reports an event of the current task that has passed the gate. Where `ring` has no room, it is lost (`false`), and the
-/// gate opens for the next one.
+/// Reports an event of the current task that has passed the gate. Where `ring` has no room, it is lost, and the gate opens
+/// for the next one.
 #[inline(always)]
-pub(crate) fn report<T: 'static>(ring: &RingBuf, slot: u32, event: impl FnOnce(Task) -> T) -> bool {
+pub(crate) fn report<T: 'static>(ring: &RingBuf, slot: u32, event: impl FnOnce(Task) -> T) {
     let Some(mut entry) = ring.reserve::<T>(0) else {
         if let Some(gate) = EVENT_GATE.get_ptr_mut(slot) {
             // SAFETY: the pointer is of the map's value.
             unsafe { gate.write_volatile(1) };
         }
-        return false;
+        return count_lost();
     };
     // SAFETY: the helper takes nothing and always succeeds.
     let cgroup = CgroupId(unsafe { bpf_get_current_cgroup_id() });
@@ -48,5 +50,4 @@ pub(crate) fn report<T: 'static>(ring: &RingBuf, slot: u32, event: impl FnOnce(T
     let comm = bpf_get_current_comm().unwrap_or_default();
     entry.write(event(Task { cgroup, slot, pid, comm }));
     entry.submit(0);
-    true
 }

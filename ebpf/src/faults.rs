@@ -36,7 +36,7 @@ use aya_ebpf::{
 use numaward_abi::{MAX_NODE_IDS, MIGRATE_REASONS, ScanCounters, UNKNOWN_NODE};
 
 use crate::{
-    counters::add_shared,
+    counters::{add_at, add_shared},
     current::current_slot,
     nodes::{NODE_TABLE, NODES, home},
 };
@@ -111,10 +111,7 @@ fn hint(mem_node: i32, pages: i32, flags: i32) {
     } else {
         u32::from(memory)
     };
-    if let Some(counter) = ACCESS.get_ptr_mut((current_slot() * count + home) * columns + column) {
-        // SAFETY: the pointer is of the map's value.
-        unsafe { add_shared(counter, pages) };
-    }
+    add_at(&ACCESS, (current_slot() * count + home) * columns + column, pages);
 }
 
 #[fexit(function = "vma_policy_mof")]
@@ -189,8 +186,5 @@ fn migrate_tracepoint(ctx: TracePointContext) -> u32 {
 fn migrated(pages: u64, reason: u32) {
     let last = MIGRATE_REASONS as u32 - 1;
     let reason = if reason < last { reason } else { last };
-    if let Some(counter) = MIGRATED_PAGES.get_ptr_mut(current_slot() * MIGRATE_REASONS as u32 + reason) {
-        // SAFETY: the pointer is of the map's value.
-        unsafe { add_shared(counter, pages) };
-    }
+    add_at(&MIGRATED_PAGES, current_slot() * MIGRATE_REASONS as u32 + reason, pages);
 }

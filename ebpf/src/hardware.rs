@@ -19,6 +19,7 @@ mod cache;
 mod cgroup_node;
 mod common;
 mod counters;
+mod lost;
 mod nodes;
 mod roots;
 mod slot_cache;
@@ -38,6 +39,7 @@ use numaward_abi::{DramCounters, DramSeen};
 use crate::{
     cgroup_node::{CGROUP_PATH, CgroupNode},
     counters::add_shared,
+    lost::count_lost,
     nodes::{NODE_TABLE, NODES, home},
     slot_cache::slot_of,
 };
@@ -65,7 +67,7 @@ fn hardware_tp_btf(_ctx: BtfTracePointContext) -> i32 {
     let last = unsafe { &mut *last };
     let local = if HAS_LOCAL.load() != 0 { read(&LOCAL) } else { Some(0) };
     let (Some(local), Some(remote)) = (local, read(&REMOTE)) else {
-        last.unread += 1;
+        count_lost();
         last.is_known = 0;
         return 0;
     };

@@ -2,7 +2,7 @@
 
 use aya_ebpf::{macros::map, maps::Array};
 
-use crate::counters::add_shared;
+use crate::counters::add_at;
 
 /// How often that was so.
 #[map]
@@ -11,8 +11,5 @@ static LOST: Array<u64> = Array::with_max_entries(1, 0);
 /// Counts one more.
 #[inline(always)]
 pub(crate) fn count_lost() {
-    if let Some(counter) = LOST.get_ptr_mut(0) {
-        // SAFETY: the pointer is of the map's value.
-        unsafe { add_shared(counter, 1) };
-    }
+    add_at(&LOST, 0, 1);
 }

@@ -38,7 +38,7 @@ use numaward_abi::{LongStall, OOM_CONSTRAINTS, OomKill, STALL_BUCKETS, StallCoun
 use crate::{
     ancestors::slot_of,
     cgroup_node::{CGROUP_PATH, CgroupNode},
-    counters::add_shared,
+    counters::{add_at, add_shared},
     current::current_slot,
     lost::count_lost,
 };
@@ -137,11 +137,8 @@ fn end() {
             add_shared(&raw mut (*counters).nanoseconds, nanoseconds);
         }
     }
-    if nanoseconds >= LONG_STALL.load()
-        && event_gate::pass(slot)
-        && !event_gate::report(&LONG_STALLS, slot, |task| LongStall { task, nanoseconds })
-    {
-        count_lost();
+    if nanoseconds >= LONG_STALL.load() && event_gate::pass(slot) {
+        event_gate::report(&LONG_STALLS, slot, |task| LongStall { task, nanoseconds });
     }
 }
 
@@ -162,11 +159,8 @@ fn oom_fentry(ctx: FEntryContext) -> i32 {
     // SAFETY: the victim is a `struct task_struct`, not null, on which the OOM killer holds a reference.
     let node = unsafe { CgroupNode::of_task(CGROUP_PATH.load(), victim) };
     let slot = slot_of(node);
-    if (constraint as usize) < OOM_CONSTRAINTS
-        && let Some(counter) = OOM_KILLS.get_ptr_mut(slot * OOM_CONSTRAINTS as u32 + constraint)
-    {
-        // SAFETY: the pointer is of the map's value.
-        unsafe { add_shared(counter, 1) };
+    if (constraint as usize) < OOM_CONSTRAINTS {
+        add_at(&OOM_KILLS, slot * OOM_CONSTRAINTS as u32 + constraint, 1);
     }
     let mut name = [0; 16];
     for (index, byte) in name.iter_mut().enumerate() {
@@ -178,12 +172,8 @@ fn oom_fentry(ctx: FEntryContext) -> i32 {
     let pid = unsafe { *victim.add(tgid as usize).cast::<u32>() };
     let task = Task { cgroup: node.id(), slot, pid, comm: name };
     let event = OomKill { task, constraint, padding: 0 };
-    match EVENTS.reserve::<OomKill>(0) {
-        Some(mut entry) => {
-            entry.write(event);
-            entry.submit(0);
-        }
-        None => count_lost(),
+    if EVENTS.output::<OomKill>(event, 0).is_err() {
+        count_lost();
     }
     0
 }

@@ -3,6 +3,7 @@ allocations() { ask /api/v1/allocations; echo; }
 _ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
 _active() { [ "$(systemctl show --value -p ActiveState "$1")" = active ]; }
 _loaded() { [ -s /run/load.json ]; }
+_unpinned() { grep -q '^Cpus_allowed_list:.0-3' "/proc/$(systemctl show --value -p MainPID load)/status"; }
 _pinned() { [ "$(cat $load/cpuset.cpus)" = 2-3 ]; }
 load=$cgroups/system.slice/load.service
 
@@ -72,6 +73,8 @@ wait_for 60 _ready
 
 section "release"
 numaward release load.service
+# systemd turns the controller off once it has answered, and the kernel frees the processes then.
+wait_for 10 _unpinned
 pins "released"
 systemctl daemon-reload
 systemctl restart load

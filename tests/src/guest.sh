@@ -5,10 +5,10 @@ cgroups=/sys/fs/cgroup
 # Its scans unmap pages for a while, and would move those that a test has placed.
 echo 0 >/proc/sys/kernel/numa_balancing
 
-# section NAME: what is printed from here on is the report's section NAME. What was before may lack a line's end.
+# section NAME: what is printed from here on is the report's section NAME. What was before may have no end of line.
 section() { printf '\n=== %s\n' "$1"; }
 
-# fail TEXT...: ends the machine's script; what was told last may say why.
+# fail TEXT...: ends the machine's script; the daemon's last answer and log may say why.
 fail() {
     echo "FAILED: $*"
     tail -n 20 /tmp/told /tmp/daemon.log 2>/dev/null

@@ -45,7 +45,7 @@ pub(crate) fn test(thorough: bool) -> Result<()> {
         }
         command::run(&mut command)
     };
-    // The document tells of changes too, which this address does not take.
+    // The document describes changes too, which this address does not take.
     let reading = ["--include-method", "GET", "--exclude-checks", "allow_header_conformance"];
     run(daemon.listen, &reading).context("on the read-only address")?;
     let authorization = format!("Authorization: Bearer {TOKEN}");
@@ -124,7 +124,7 @@ impl Daemon {
         Ok(Self { child, listen, control, directory })
     }
 
-    /// Whatever it was asked, it still runs, and stops when it is told to.
+    /// Whatever it was asked, it still runs, and stops when it is asked to.
     fn stop(mut self) -> Result<()> {
         ensure!(self.child.try_wait()?.is_none(), "the daemon has ended by itself");
         command::run(Command::new("kill").arg(self.child.id().to_string()))?;

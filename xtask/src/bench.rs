@@ -29,8 +29,8 @@ enum Name {
 pub(crate) struct Bench {
     #[arg(value_enum)]
     name: Name,
-    /// enforce, probes: in a machine with two nodes under emulation, where the kernel has what this one may lack; the
-    /// times are then no figures
+    /// enforce, probes: in a machine with two nodes under emulation, where the kernel has what may be missing on this
+    /// host; the times are then no figures
     #[arg(long)]
     vm: bool,
     /// idle: for so many seconds

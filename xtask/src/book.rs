@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_lead_nowhere_are_told() {
+    fn links_that_lead_nowhere_are_reported() {
         let made = folder(&[
             (
                 "index.html",
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_left_out_are_told() {
+    fn pages_that_are_left_out_are_reported() {
         let docs = folder(&[("SUMMARY.md", "- [A](a.md)\n"), ("a.md", ""), ("b/c.md", "")]);
         assert_eq!(left_out(docs.path()).unwrap(), ["docs/b/c.md is not in docs/SUMMARY.md"]);
     }

@@ -63,9 +63,7 @@ struct Metadata {
 pub(crate) fn portable_program(package: &str) -> Result<PathBuf> {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
-    let mut metadata = command::cargo();
-    metadata.args(["metadata", "--no-deps", "--format-version=1"]);
-    let metadata: Metadata = serde_json::from_str(&command::read(&mut metadata)?)?;
+    let metadata: Metadata = command::metadata()?;
     let target = Some(metadata.target_directory);
     // Of paths that match, the last counts.
     let flags = [(home, "/cargo"), (Some(command::root().to_owned()), "/numaward"), (target, "/target")]

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use serde::de::DeserializeOwned;
 
 /// A long command says that it lives at this pace.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -26,11 +27,17 @@ pub(crate) fn root() -> &'static Path {
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
-    // Where tests must not be skipped, neither may the probes be left out.
+    // Where tests must not be skipped, neither may the probes be missing.
     if is_ci() && env::var_os("NUMAWARD_EBPF").is_none() {
         command.env("NUMAWARD_EBPF", "require");
     }
     command
+}
+
+/// What cargo says about this workspace, as far as the caller has fields for it.
+pub(crate) fn metadata<T: DeserializeOwned>() -> Result<T> {
+    let text = read(cargo().args(["metadata", "--no-deps", "--format-version=1"]))?;
+    serde_json::from_str(&text).context("cannot read cargo's metadata")
 }
 
 /// Installs what `folder/package-lock.json` names, beside it.

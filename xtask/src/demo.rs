@@ -40,10 +40,10 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
     }
     let running = boot(arguments, address)?;
 
-    let mut told = false;
+    let mut announced = false;
     let (signalled, result) = vm::attend(running, || {
-        if !told && is_ready(address) {
-            told = true;
+        if !announced && is_ready(address) {
+            announced = true;
             println!("{}", what_to_look_at(address, arguments.seconds));
         }
     })?;

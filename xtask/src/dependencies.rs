@@ -1,6 +1,6 @@
 //! Holds the crates' dependencies on each other against the one table of what is allowed.
 //!
-//! The direction is the architecture: `cli → daemon → {control, observe, telemetry, kube}`,
+//! The direction is the architecture: `numaward → {cli, daemon} → {control, observe, telemetry, kube}`,
 //! `control → {enforce, store, config, model, engine, cgroup}`, `observe → {probes, cgroup, config, model}`,
 //! `telemetry → {model, config}`, `enforce → {model, cgroup, store}`, `config → {kube, probes, api}`,
 //! `model → {api, engine, cgroup}`, `api → {engine, topology}`, `kube → {engine, topology}`, `probes → {abi, topology}`,
@@ -11,7 +11,7 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use serde::Deserialize;
 
 use crate::command;
@@ -35,16 +35,14 @@ const TABLE: &[Rule] = &[
     rule(
         "numaward",
         &[
-            "numaward-api",
-            "numaward-cgroup",
-            "numaward-config",
+            "numaward-cli",
             "numaward-daemon",
-            "numaward-probes",
             // For its tests.
+            "numaward-api",
             "numaward-terminal",
-            "numaward-topology",
         ],
     ),
+    rule("numaward-cli", &["numaward-api", "numaward-config", "numaward-probes", "numaward-topology"]),
     rule(
         "numaward-daemon",
         &[
@@ -111,8 +109,9 @@ const TABLE: &[Rule] = &[
     Rule {
         package: "numaward-engine",
         own: &["numaward-topology"],
-        // schemars and utoipa only behind a feature of the daemon's: they describe what is in its configuration and API.
-        others: Some(&["fixedbitset", "schemars", "serde", "serde_json", "thiserror", "utoipa"]),
+        // schemars and utoipa only behind the feature `schema`, which `api` turns on: they describe what is in the
+        // configuration and the API.
+        others: Some(&["schemars", "serde", "serde_json", "thiserror", "utoipa"]),
         without: &["numaward-topology/sysfs"],
     },
     Rule { package: "numaward-topology", own: &[], others: Some(&["serde", "thiserror"]), without: &[] },
@@ -124,15 +123,16 @@ const TABLE: &[Rule] = &[
     rule("numaward-tests", &["numaward-vm"]),
     rule("numaward-terminal", &[]),
     rule("numaward-vm", &[]),
+    rule("numaward-tests-daemon", &[]),
     rule("numaward-capabilities", &[]),
     // What the kubelet would do: it knows nothing of the project.
     rule("numaward-cri", &[]),
     // Part of what they test: they run inside the machine, against the kernel.
     // The container runtime that it plays is that of kube's tests.
-    rule("numaward-answers-check", &["numaward-kube", "numaward-topology"]),
+    rule("numaward-answers-check", &["numaward-kube", "numaward-tests-daemon", "numaward-topology"]),
     rule(
         "numaward-crash-check",
-        &["numaward-api", "numaward-config", "numaward-daemon", "numaward-topology"],
+        &["numaward-api", "numaward-config", "numaward-daemon", "numaward-tests-daemon", "numaward-topology"],
     ),
     rule(
         "numaward-enforce-check",
@@ -167,8 +167,7 @@ struct Dependency {
 
 /// Checks this workspace.
 pub(crate) fn check() -> Result<()> {
-    let metadata = command::read(command::cargo().args(["metadata", "--no-deps", "--format-version=1"]))?;
-    let metadata: Metadata = serde_json::from_str(&metadata).context("cannot read cargo's metadata")?;
+    let metadata: Metadata = command::metadata()?;
     let faults = faults(&metadata.packages, TABLE);
     if !faults.is_empty() {
         bail!("dependencies against the table in xtask/src/dependencies.rs:\n  {}", faults.join("\n  "));

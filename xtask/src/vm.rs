@@ -26,8 +26,9 @@ const TESTS: &str = "numaward-tests";
 /// Packages, and their programs.
 const DAEMON: &str = "numaward";
 const LOAD: &str = "numaward-load";
-/// Programs that only the tests need inside a machine. The crash check kills the daemon, which for it has points to die
-/// at; built together, so has `numaward`, but only the crash check makes use of them.
+/// Programs that only the tests need inside a machine. They are built together with `numaward`, which so has two
+/// features more than what users get: the crash check's `fault-points`, at which a variable makes the daemon die, and
+/// kube's `testing`, with the fakes that the answers check plays the container runtime with. Only these two use them.
 const HELPERS: &[&str] = &[
     "numaward-answers-check",
     "numaward-capabilities",
@@ -88,7 +89,7 @@ impl Test {
 
 /// Tests of what `cargo xtask dist` makes, which is made for them.
 const MADE: [&str; 2] = ["deploy::", "package::"];
-/// Tests that ordinary runs leave out, by the beginning of their names, but for some kernels: they take minutes under
+/// Tests that ordinary runs skip, by the beginning of their names, but for some kernels: they take minutes under
 /// emulation, or what they show hardly depends on the kernel.
 const LEFT_OUT: &[(&str, &[&str])] = &[
     ("answers::", &[]),
@@ -126,7 +127,7 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool) -> Result<()> {
         .map(|(name, _)| *name)
         .collect();
     if !left_out.is_empty() {
-        println!("left out, see --all: {}", left_out.join(", "));
+        println!("skipped, see --all: {}", left_out.join(", "));
     }
     let cargo = || {
         let mut cargo = command::cargo();

@@ -65,8 +65,6 @@ pub struct AllocTotals {
     pub resolved: u64,
     /// How often, of these, the task could be preempted inside the probe.
     pub preemptible: u64,
-    /// Values of [`Miss`] that found no place in their ring buffer.
-    pub events_lost: u64,
 }
 
 /// A workload was given memory outside the nodes promised to it.
@@ -136,8 +134,6 @@ pub struct DramSeen {
     pub remote: u64,
     /// 0 where these are not yet known, else 1.
     pub is_known: u64,
-    /// How often they could not be read.
-    pub unread: u64,
 }
 
 /// Buckets of the histogram of stalls.
@@ -248,4 +244,4 @@ macro_rules! pod {
 }
 
 #[cfg(feature = "user")]
-pod!(AllocCounters, AllocTotals, CgroupId, CpuTimes, DramSeen, IntruderKey, IntruderTime, NodeTable, Slot);
+pod!(AllocTotals, CgroupId, CpuTimes, IntruderKey, IntruderTime, LongStall, Miss, NodeTable, OomKill, Slot);

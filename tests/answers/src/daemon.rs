@@ -1,83 +1,40 @@
 //! The daemon, as users run it.
 
-use std::{
-    fs::{self, File},
-    os::unix::net::UnixStream,
-    process::{Child, Command, Stdio},
-    thread,
-    time::{Duration, Instant},
-};
+use std::{fs, process::Command};
 
 use anyhow::{Context as _, Result, ensure};
+use numaward_tests_daemon::{self as daemon, Process, wait};
 
-use crate::http;
-
+/// Where the container runtime listens.
+pub(crate) const NRI: &str = "/tmp/answers/nri.sock";
+/// Where the system bus does.
+pub(crate) const BUS: &str = "/tmp/answers/bus";
 const SOCKET: &str = "/tmp/answers/control.sock";
+const CONFIG: &str = "/tmp/answers/config.yaml";
 const LOG: &str = "/tmp/answers/daemon.log";
-/// For a start or an end on a busy host.
-const LIMIT: Duration = Duration::from_mins(1);
-const PACE: Duration = Duration::from_millis(50);
 
-pub(crate) struct Daemon(Child);
-
-impl Daemon {
-    /// Starts it, and waits until it is ready.
-    pub(crate) fn start(nri: &str, bus: &str) -> Result<Self> {
-        let config = format!(
-            "controlSocket: {SOCKET}\nstateDirectory: /tmp/answers/state\n\
-             kubernetes: {{nri: {{enabled: true, socket: {nri}}}}}\n"
-        );
-        fs::write("/tmp/answers/config.yaml", config)?;
-        let child = Command::new("numaward")
-            .args(["run", "--config", "/tmp/answers/config.yaml"])
-            .env("DBUS_SYSTEM_BUS_ADDRESS", bus)
-            .stdin(Stdio::null())
-            .stderr(File::create(LOG)?)
-            .spawn()
-            .context("numaward")?;
-        let daemon = Self(child);
-        let start = Instant::now();
-        while !matches!(ask("GET", "/readyz", ""), Ok((200, _))) {
-            ensure!(start.elapsed() < LIMIT, "the daemon is not ready");
-            thread::sleep(PACE);
-        }
-        Ok(daemon)
-    }
-
-    /// Ends it as a service manager does.
-    pub(crate) fn stop(mut self) -> Result<()> {
-        let pid = rustix::process::Pid::from_child(&self.0);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.0.try_wait()? {
-                ensure!(status.success(), "told to stop, the daemon ended with {status}");
-                return Ok(());
-            }
-            ensure!(start.elapsed() < LIMIT, "the daemon does not end");
-            thread::sleep(PACE);
-        }
-    }
-
-    /// What it logged last.
-    pub(crate) fn last_words() -> String {
-        let text = fs::read_to_string(LOG).unwrap_or_default();
-        let lines: Vec<_> = text.lines().collect();
-        lines[lines.len().saturating_sub(30)..].join("\n")
-    }
+/// Starts it, and waits until it is ready.
+pub(crate) fn start() -> Result<Process> {
+    let config = format!(
+        "controlSocket: {SOCKET}\nstateDirectory: /tmp/answers/state\n\
+         kubernetes: {{nri: {{enabled: true, socket: {NRI}}}}}\n"
+    );
+    fs::write(CONFIG, config)?;
+    let mut command = Command::new("numaward");
+    command.args(["run", "--config", CONFIG]).env("DBUS_SYSTEM_BUS_ADDRESS", format!("unix:path={BUS}"));
+    let process = Process::start(&mut command, LOG.as_ref()).context("numaward")?;
+    wait("the daemon to be ready", || Ok(matches!(ask("GET", "/readyz", ""), Ok((200, _)))))?;
+    Ok(process)
 }
 
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// What it logged last.
+pub(crate) fn last_words() -> String {
+    daemon::last_words(LOG.as_ref())
 }
 
 /// Asks on the control socket.
 pub(crate) fn ask(method: &str, path: &str, body: &str) -> Result<(u16, String)> {
-    http::exchange(UnixStream::connect(SOCKET)?, method, path, body)
+    daemon::ask(SOCKET.as_ref(), method, path, body)?.context("no whole answer")
 }
 
 pub(crate) fn release(name: &str) -> Result<()> {

@@ -10,8 +10,10 @@ use numaward_kube::nri::{
 use numaward_topology::{Bytes, CpuSet, NodeSet};
 use serde_json::{Value, json};
 
-use crate::common::{CGROUPS, millis};
-
+/// Containers that are created in each phase.
+pub(crate) const CALLS: usize = 50;
+/// Where cgroups are.
+pub(crate) const CGROUPS: &str = "/sys/fs/cgroup";
 const PLUGIN: &str = "90-numaward";
 const CALL: &str = "CreateContainer";
 /// Containers that exist at once, of one CPU each.
@@ -66,17 +68,10 @@ impl Runtime {
         self.begin(&spec).await
     }
 
-    /// A phase of its own, in which this many are created.
-    pub(crate) async fn phase(
-        &mut self,
-        name: &str,
-        calls: usize,
-        whole: bool,
-        goes_on: impl Fn() -> bool,
-    ) -> Result<()> {
-        let done = self.calls(calls, whole, goes_on).await?;
-        ensure!(done == calls, "{name}: {done} calls instead of {calls}");
-        self.tell(name, &[])
+    /// A phase with nothing in progress.
+    pub(crate) async fn idle(&mut self, name: &str) -> Result<()> {
+        self.calls(CALLS, true, || true).await?;
+        self.print(name, &[])
     }
 
     /// Creates up to this many containers as long as it goes on, and removes them. How many calls count.
@@ -122,16 +117,13 @@ impl Runtime {
         Ok(self.times.len() - before)
     }
 
-    /// Prints what the calls since the last time took, and whatever else.
-    pub(crate) fn tell(&mut self, name: &str, figures: &[(&str, Value)]) -> Result<()> {
+    /// Prints what the calls since the last time took, and other figures of the phase.
+    pub(crate) fn print(&mut self, name: &str, figures: &[(&str, Value)]) -> Result<()> {
         let mut times = std::mem::take(&mut self.times);
         times.sort();
-        let at = |percent: usize| {
-            let place = (times.len() * percent).div_ceil(100).saturating_sub(1);
-            times.get(place).copied().map(millis).context("no calls")
-        };
-        let mut line =
-            json!({"calls": times.len(), "medianMs": at(50)?, "p99Ms": at(99)?, "maxMs": at(100)?});
+        let latest = *times.last().context("no calls")?;
+        let median = times[(times.len() - 1) / 2];
+        let mut line = json!({"calls": times.len(), "medianMs": millis(median), "maxMs": millis(latest)});
         for (key, value) in figures {
             line[*key] = value.clone();
         }
@@ -182,6 +174,11 @@ impl Runtime {
         }
         self.fake.remove_container(&spec.id).await.map_err(|error| anyhow!(error))
     }
+}
+
+/// With one decimal place.
+pub(crate) fn millis(time: Duration) -> Value {
+    json!((time.as_secs_f64() * 10_000.0).round() / 10.0)
 }
 
 /// The CPU of a container, which must be one, with nodes beside.

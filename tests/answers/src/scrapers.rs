@@ -1,9 +1,8 @@
 //! Clients that read all the time.
 
 use std::{
-    net::TcpStream,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
@@ -11,14 +10,12 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::http;
-
 const ADDRESS: &str = "127.0.0.1:9560";
 const PATHS: [&str; 2] = ["/api/v1/workloads", "/metrics"];
 
 /// Asks where everybody may.
 pub(crate) fn get(path: &str) -> Result<String> {
-    let (status, body) = http::exchange(TcpStream::connect(ADDRESS)?, "GET", path, "")?;
+    let (status, body) = numaward_tests_daemon::get(ADDRESS, path)?.context("no whole answer")?;
     ensure!(status == 200, "{path}: {status} {body}");
     Ok(body)
 }
@@ -28,6 +25,8 @@ struct State {
     stop: AtomicBool,
     answers: AtomicU64,
     bytes: AtomicU64,
+    errors: AtomicU64,
+    first_error: OnceLock<String>,
 }
 
 pub(crate) struct Scrapers {
@@ -47,10 +46,16 @@ impl Scrapers {
                     if state.stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    // Too many at once are told to come again.
-                    if let Ok(body) = get(path) {
-                        state.answers.fetch_add(1, Ordering::Relaxed);
-                        state.bytes.fetch_max(body.len() as u64, Ordering::Relaxed);
+                    match get(path) {
+                        Ok(body) => {
+                            state.answers.fetch_add(1, Ordering::Relaxed);
+                            state.bytes.fetch_max(body.len() as u64, Ordering::Relaxed);
+                        }
+                        // A refusal as well: too many at once may be asked to come again.
+                        Err(error) => {
+                            state.errors.fetch_add(1, Ordering::Relaxed);
+                            state.first_error.get_or_init(|| format!("{error:#}"));
+                        }
                     }
                 }
                 Ok(())
@@ -67,6 +72,15 @@ impl Scrapers {
     /// The length of the longest.
     pub(crate) fn bytes(&self) -> u64 {
         self.state.bytes.load(Ordering::Relaxed)
+    }
+
+    /// How many requests were refused or failed.
+    pub(crate) fn errors(&self) -> u64 {
+        self.state.errors.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn first_error(&self) -> Option<&str> {
+        self.state.first_error.get().map(String::as_str)
     }
 
     pub(crate) fn stop(self) -> Result<()> {

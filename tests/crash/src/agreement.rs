@@ -20,7 +20,7 @@ const EXEC_PARENT: &str = "/sys/fs/cgroup/numaward";
 /// How long the ledger file may take to follow, in a machine that is emulated.
 const FOLLOWS: Duration = Duration::from_secs(20);
 
-/// Everything that is promised, and that it holds. False if the daemon died before it told its metrics.
+/// Everything that is promised, and that it holds. False if the daemon died before it served its metrics.
 pub(crate) fn check(home: &Home, held: &api::Allocations) -> Result<bool> {
     if let Some(path) = home.damaged()? {
         anyhow::bail!("{}: a ledger was damaged", path.display());

@@ -1,23 +1,15 @@
 //! The daemon as a child that is to die.
 
 use std::{
-    fs::{self, File},
-    io,
-    os::unix::process::ExitStatusExt as _,
-    path::PathBuf,
-    process::{Child, Command, ExitStatus, Stdio},
-    thread,
-    time::{Duration, Instant},
+    fs, io, os::unix::process::ExitStatusExt as _, path::PathBuf, process::Command, thread, time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
 use numaward_config::{self as config, Sources};
+use numaward_tests_daemon::{Process, get, last_words, wait};
 
-use crate::client::{self, Client};
+use crate::client::Client;
 
-/// For a start on a busy host.
-const START_LIMIT: Duration = Duration::from_mins(2);
-const PACE: Duration = Duration::from_millis(5);
 const SIGKILL: i32 = 9;
 const SIGABRT: i32 = 6;
 
@@ -77,9 +69,7 @@ impl Home {
 
     /// What the daemon logged last in this or its last life.
     pub(crate) fn last_words(&self) -> String {
-        let text = fs::read_to_string(self.log()).unwrap_or_default();
-        let lines: Vec<_> = text.lines().collect();
-        lines[lines.len().saturating_sub(40)..].join("\n")
+        last_words(&self.log())
     }
 }
 
@@ -96,37 +86,34 @@ pub(crate) enum Death {
 
 /// A life of the daemon.
 pub(crate) struct Daemon {
-    child: Child,
+    process: Process,
     death: Death,
     log: PathBuf,
 }
 
 impl Daemon {
     pub(crate) fn start(home: &Home, death: &Death) -> Result<Self> {
-        let log = File::create(home.log())?;
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("daemon").arg(home.dir.join("config.yaml")).stdout(Stdio::null()).stderr(log);
+        command.arg("daemon").arg(home.dir.join("config.yaml"));
         if let Death::At(point) = death {
             command.env("NUMAWARD_FAULT", point);
         }
-        Ok(Self { child: command.spawn()?, death: death.clone(), log: home.log() })
+        let log = home.log();
+        Ok(Self { process: Process::start(&mut command, &log)?, death: death.clone(), log })
     }
 
     /// Whether it came to answer; if not, it died as it was to.
     pub(crate) fn comes_up(&mut self, client: &Client) -> Result<bool> {
-        let started = Instant::now();
-        loop {
-            if client.allocations()?.is_some() {
-                break;
-            }
-            if self.child.try_wait()?.is_some() {
-                return Ok(false);
-            }
-            ensure!(started.elapsed() < START_LIMIT, "the daemon does not answer");
-            thread::sleep(PACE);
+        let mut answers = false;
+        wait("an answer of the daemon", || {
+            answers = client.allocations()?.is_some();
+            Ok(answers || self.process.has_ended()?)
+        })?;
+        if !answers {
+            return Ok(false);
         }
         if let Death::After(time) = self.death {
-            let pid = rustix::process::Pid::from_child(&self.child);
+            let pid = self.process.pid();
             thread::spawn(move || {
                 thread::sleep(time);
                 // Nobody waits for it before it is dead, so the id is its own.
@@ -136,9 +123,9 @@ impl Daemon {
         Ok(true)
     }
 
-    /// Waits for its death, and tells where it died. Another end than the one intended is an error.
+    /// Waits for its death, and says where it died. Another end than the one intended is an error.
     pub(crate) fn dies(mut self) -> Result<String> {
-        let status = wait(&mut self.child)?;
+        let status = self.process.wait()?;
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let point = log.lines().find_map(|line| line.strip_prefix("fault point "));
         match (&self.death, status.signal(), point) {
@@ -149,39 +136,14 @@ impl Daemon {
     }
 
     /// Ends it as a service manager does.
-    pub(crate) fn stop(mut self) -> Result<()> {
-        rustix::process::kill_process(
-            rustix::process::Pid::from_child(&self.child),
-            rustix::process::Signal::TERM,
-        )?;
-        let status = wait(&mut self.child)?;
-        ensure!(status.success(), "told to stop, the daemon ended with {status}");
-        Ok(())
-    }
-}
-
-fn wait(child: &mut Child) -> Result<ExitStatus> {
-    let started = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(status);
-        }
-        ensure!(started.elapsed() < START_LIMIT, "the daemon does not end");
-        thread::sleep(PACE);
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    pub(crate) fn stop(self) -> Result<()> {
+        self.process.stop()
     }
 }
 
 /// The metrics, from where the daemon serves them by default; none if nobody does.
 pub(crate) fn metrics() -> Result<Option<String>> {
-    let Some((status, body)) = client::get("127.0.0.1:9560", "/metrics")? else { return Ok(None) };
+    let Some((status, body)) = get("127.0.0.1:9560", "/metrics")? else { return Ok(None) };
     ensure!(status == 200, "/metrics answers {status}");
     Ok(Some(body))
 }

@@ -1,11 +1,11 @@
 //! `numaward-crash-check` kills the daemon again and again while it admits and releases, and checks what each restart
 //! makes of it.
 //!
-//! The problem: a crash may come between any two steps, and whether the next start makes it good can only be told by
+//! The problem: a crash may come between any two steps, and whether the next start makes it good can only be shown by
 //! one that really came there, against a real kernel, with workloads that run.
 //!
 //! Terms: a *round* is one life of the daemon, from its start to its death. A *fault point* is where the daemon, built
-//! with them for this program, kills itself when told to (`NUMAWARD_FAULT`); in other rounds it is killed from
+//! with them for this program, kills itself when asked to (`NUMAWARD_FAULT`); in other rounds it is killed from
 //! outside at a random moment.
 //!
 //! Algorithm: in each round, start the daemon; compare what it says with what was promised before, with cgroupfs, with

@@ -69,7 +69,7 @@ struct Script {
     refused: u32,
 }
 
-/// Kills the daemon so often; the script follows from `seed`. Tells what was seen.
+/// Kills the daemon so often; the script follows from `seed`. Returns what was seen.
 pub(crate) fn run(kills: u32, seed: u64) -> Result<String> {
     let home = Home::new("/run/crash-check")?;
     fs::create_dir(GROUND).with_context(|| GROUND.to_owned())?;
@@ -124,7 +124,7 @@ impl Script {
         }
     }
 
-    /// A life of the daemon. Tells where it died.
+    /// A life of the daemon. Returns where it died.
     fn life(&mut self, death: &Death) -> Result<String> {
         let mut daemon = Daemon::start(&self.home, death)?;
         if daemon.comes_up(&self.client)? {

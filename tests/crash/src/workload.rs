@@ -1,4 +1,4 @@
-//! Workloads that hold promises, and whoever looks whether they are disturbed.
+//! Workloads that hold promises, and the thread that checks that they are not disturbed.
 
 use std::{
     fs,
@@ -169,7 +169,7 @@ impl Watch {
         if self.looking.as_ref().is_some_and(JoinHandle::is_finished) { self.end().map(drop) } else { Ok(()) }
     }
 
-    /// Ends, and tells how often a workload was looked at.
+    /// Ends, and says how often a workload was looked at.
     pub(crate) fn end(&mut self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         let looking = self.looking.take().context("nobody looks any more")?;

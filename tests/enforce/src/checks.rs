@@ -266,7 +266,7 @@ fn migration() -> Result<String> {
     ))
 }
 
-/// Whoever looks while settings change back and forth sees the old or the new.
+/// A reader sees the old settings or the new while they change back and forth.
 fn never_wider() -> Result<String> {
     const ROUNDS: usize = 30;
     let ground = Ground::new("check-order")?;
@@ -440,7 +440,7 @@ fn wait_for(watch: &KnobWatch, what: impl Fn(&Touched) -> bool) -> Result<Touche
         }
         thread::sleep(Duration::from_millis(1));
     }
-    bail!("nothing was told")
+    bail!("nothing was reported")
 }
 
 fn events_are_read(watch: &KnobWatch) -> Result<bool> {
@@ -449,7 +449,7 @@ fn events_are_read(watch: &KnobWatch) -> Result<bool> {
     Ok(rustix::event::poll(&mut files, Some(&rustix::time::Timespec::default()))? == 0)
 }
 
-/// Writes of others are told, with who it was; marks go with their cgroup.
+/// Writes of others are reported, with who it was; marks go with their cgroup.
 fn watch() -> Result<String> {
     let ground = Ground::new("check-watch")?;
     make("/check-watch/a")?;
@@ -462,14 +462,16 @@ fn watch() -> Result<String> {
         ensure!(watch.add(&cgroup, knob)?, "{knob} is not there");
     }
     Knob::CpusetCpus.write(&dir("/check-watch/a")?, "1")?;
-    ensure!(watch.read()?.is_empty(), "our own write was told");
+    ensure!(watch.read()?.is_empty(), "our own write was reported");
     let mut slowest = Duration::ZERO;
     for (knob, value) in knobs.into_iter().zip(["0-2", "0", "0", "max"]) {
         let file = knob.path(&dir("/check-watch/a")?);
         let started = Instant::now();
         let other = Running::start(&["write", &file.display().to_string(), value, "10000"])?;
-        let touched =
-            wait_for(&watch, |touched| matches!(touched, Touched::Knob { knob: told, .. } if *told == knob))?;
+        let touched = wait_for(
+            &watch,
+            |touched| matches!(touched, Touched::Knob { knob: found, .. } if *found == knob),
+        )?;
         slowest = slowest.max(started.elapsed());
         let Touched::Knob { by: Some(by), .. } = touched else { bail!("{touched:?}") };
         ensure!(by.pid == other.child.id(), "{by:?} is not {}", other.child.id());
@@ -499,7 +501,7 @@ fn watch() -> Result<String> {
         "{before} marks, {after} after the cgroup went, then {dropped}"
     );
     Ok(format!(
-        "told within {} ms; {before} marks, {after} after the cgroup went, then 0",
+        "reported within {} ms; {before} marks, {after} after the cgroup went, then 0",
         slowest.as_millis()
     ))
 }

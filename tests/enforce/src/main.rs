@@ -1,6 +1,6 @@
 //! `numaward-enforce-check` checks enforcement and the ledger store against the kernel it runs on.
 //!
-//! The problem: what the kernel makes of a knob is not in any document; only a kernel tells. Trees of plain files
+//! The problem: what the kernel makes of a knob is not in any document; only a kernel shows it. Trees of plain files
 //! stand for cgroups in the unit tests, and believe everything.
 //!
 //! Algorithm: each check makes cgroups of its own below the root, gives and takes settings through the library, and

@@ -10,7 +10,7 @@
 //! balancing may move a page of a mapping without a policy of its own depends on that of the thread that runs.
 //!
 //! Invariants: nothing is touched before the cgroup is entered; the report is printed after the last first touch and
-//! before the hold, so whoever reads it knows that the memory is there. What the program needs besides is about one
+//! before the hold, so its reader knows that the memory is there. What the program needs besides is about one
 //! page in a thousand of a 64 MiB load.
 
 mod arguments;

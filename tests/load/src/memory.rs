@@ -123,7 +123,7 @@ impl Memory {
         };
         // SAFETY: the range is within the mapping, and the advice does not change its contents.
         match unsafe { madvise(self.start.cast(), self.size, advice) } {
-            // A kernel without transparent huge pages needs no telling to use none.
+            // A kernel without transparent huge pages need not be asked to use none.
             Err(rustix::io::Errno::INVAL) if kind == Kind::Anon => Ok(()),
             result => result.map_err(|errno| Error::Map {
                 size: self.size as u64,

@@ -45,7 +45,7 @@ impl Policy {
             }
         }
         let mask = if *self == Self::Default { ptr::null() } else { mask.as_ptr() };
-        // The kernel reads one bit less than it is told.
+        // The kernel reads one bit less than it is given.
         let bits = MAX_NODES + 1;
         // SAFETY: `mask` is null or has the `bits - 1` bits that the kernel reads; it keeps no pointer to it.
         let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask, bits) };

@@ -94,7 +94,7 @@ pub enum Error {
         console: String,
     },
     /// The guest ended and no exit code came.
-    #[error("the machine ended without telling the script's exit code\n{console}")]
+    #[error("the machine ended without reporting the script's exit code\n{console}")]
     NoExitCode {
         /// The console's tail.
         console: String,

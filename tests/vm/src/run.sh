@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# Runs /numaward-vm/script and tells its exit code, on a machine that its init has prepared.
+# Runs /numaward-vm/script and reports its exit code, on a machine that its init has prepared.
 
 must() { "$@" || { echo "numaward-vm: failed: $*"; poweroff -f; }; }
 

@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# The guest's first process, until it becomes systemd: tells it of the script. All else here is Debian's.
+# The guest's first process, until it becomes systemd: registers the script with it. All else here is Debian's.
 
 /bin/busybox mkdir -p /numaward-vm/bin
 /bin/busybox --install -s /numaward-vm/bin

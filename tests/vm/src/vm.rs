@@ -407,7 +407,8 @@ fn tail(console: &str) -> String {
     format!("The console's last lines:\n    {}", shown.join("\n    "))
 }
 
-/// The path of one of [`TOOLS`], from PATH or the folders of the administrator's tools, which an ordinary user's PATH may lack.
+/// The path of one of [`TOOLS`], from PATH or the folders of the administrator's tools, which may be missing from an
+/// ordinary user's PATH.
 pub fn find_tool(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)

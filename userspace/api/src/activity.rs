@@ -3,31 +3,27 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
 use utoipa::ToSchema;
 
 /// What a workload did beside allocating since it was seen first. A part whose probe is not attached is absent.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Activity {
     /// Whether the kernel samples its accesses: only with `on` do few remote ones mean that there are few.
-    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(examples("on", "off", "mode2", "skipped_cpuset", "bound", "unknown"))]
     pub sampling: Option<String>,
     /// An estimate, no measurement (`observe.remoteEstimate`): the share of its accesses to memory of other nodes, by where
     /// its threads ran and where its memory lies. Absent where accesses are sampled.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub estimated_remote_percent: Option<u32>,
     /// Sampled accesses, by the node of the CPUs.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub accesses: Option<Vec<NodeAccesses>>,
     /// Memory moved to another node by its tasks, by reason.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub migrated_bytes: Option<BTreeMap<String, u64>>,
     /// How often its tasks had to reclaim memory.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub stalls: Option<Stalls>,
     /// Processes that the OOM killer took, by what constrained the allocation.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub oom_kills: Option<BTreeMap<String, u64>>,
 }
 

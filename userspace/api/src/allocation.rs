@@ -1,17 +1,19 @@
 //! Allocations: what is asked for, what is held, and why something is refused.
 
-use std::{collections::BTreeMap, ops::Deref, slice, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_engine::ledger::KindAccount;
 pub use numaward_engine::policy::TopologyManagerPolicy;
 use numaward_topology::ZoneKind;
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
 use utoipa::ToSchema;
 
 use super::enforcement::{Drift, Enforcement};
 
 /// A request for an allocation.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AllocationRequest {
@@ -28,7 +30,6 @@ pub struct AllocationRequest {
     pub memory: String,
     /// The most memory that the workload may use; absent: `memory`. What is promised is protected for good
     /// (`memory.min`) if both are equal, else as far as possible (`memory.low`).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(examples("12Gi"))]
     pub memory_limit: Option<String>,
     /// Huge pages, in bytes by page size.
@@ -36,10 +37,8 @@ pub struct AllocationRequest {
     #[schema(examples(json!({"2Mi": "64Mi"})))]
     pub hugepages: BTreeMap<String, String>,
     /// How the nodes of CPUs and memory have to agree; absent: as the configuration has it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<TopologyManagerPolicy>,
     /// Whether its CPUs are a scheduling domain of their own; absent: `member`, no.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition: Option<PartitionKind>,
 }
 
@@ -157,6 +156,7 @@ pub struct KindPromises {
 }
 
 /// What a workload holds.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Allocation {
@@ -181,7 +181,6 @@ pub struct Allocation {
     /// Whether the kernel is told; not in a dry run by `enforcement.mode`.
     pub enforced: bool,
     /// The pattern of the guarantee in the configuration, if it was declared there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub declared: Option<String>,
     /// What its cgroup is to hold: values by knob.
     #[schema(examples(json!({"cpuset.cpus": "2-3", "cpuset.mems": "1"})))]
@@ -192,13 +191,10 @@ pub struct Allocation {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stalled: bool,
     /// Pages that were moved because other nodes were promised to it, since the daemon started; absent if none were.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<Moved>,
     /// What is promised to it and not there (any more); absent if all is there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lack: Option<Lack>,
     /// Why it was placed there; absent for an allocation that was only decided about.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub explanation: Option<Explanation>,
 }
 
@@ -257,16 +253,15 @@ impl From<&numaward_engine::Block> for Block {
 }
 
 /// What would happen now.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DryRun {
     /// Whether the request would be admitted.
     pub admitted: bool,
     /// What it would hold; absent if it would be refused.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocation: Option<Allocation>,
     /// Why it would be refused.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejection: Option<Rejection>,
     /// How the decision comes about.
     pub explanation: Explanation,
@@ -305,50 +300,12 @@ pub struct Shortfall {
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
     /// The merges of hints, in order. Without a topology policy there are none.
+    // They can be many, and are cloned with what they explain.
     #[schema(value_type = Vec<Merge>)]
-    pub merges: Merges,
+    pub merges: Arc<[Merge]>,
     /// What else bears on the decision, such as what was not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-}
-
-/// Merges of hints. They can be many and are handed around with what they explain: clones share them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Merges(Arc<Vec<Merge>>);
-
-impl FromIterator<Merge> for Merges {
-    fn from_iter<I: IntoIterator<Item = Merge>>(merges: I) -> Self {
-        Self(Arc::new(merges.into_iter().collect()))
-    }
-}
-
-impl Deref for Merges {
-    type Target = [Merge];
-
-    fn deref(&self) -> &[Merge] {
-        &self.0
-    }
-}
-
-impl<'a> IntoIterator for &'a Merges {
-    type Item = &'a Merge;
-    type IntoIter = slice::Iter<'a, Merge>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter()
-    }
-}
-
-impl Serialize for Merges {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Merges {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Vec::deserialize(deserializer).map(|merges| Self(Arc::new(merges)))
-    }
 }
 
 /// One merge of hints.
@@ -413,6 +370,7 @@ pub struct Candidate {
 }
 
 /// Why an allocation is not given, changed or released (RFC 9457). The type is always `about:blank`.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Refusal {
@@ -425,15 +383,11 @@ pub struct Refusal {
     /// The path that was asked for.
     pub instance: String,
     /// The field of the request that is wrong.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
     /// What is allowed there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed: Option<String>,
     /// The engine's decision.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejection: Option<Rejection>,
     /// How it came about.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub explanation: Option<Explanation>,
 }

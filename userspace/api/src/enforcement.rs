@@ -4,6 +4,7 @@ use std::{borrow::Cow, fmt};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_with_macros::skip_serializing_none;
 use utoipa::ToSchema;
 
 /// How far the kernel is told.
@@ -115,6 +116,7 @@ pub enum HerdState {
 }
 
 /// A knob that did not hold what was written.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Drift {
@@ -126,7 +128,6 @@ pub struct Drift {
     /// What it is to hold.
     pub wanted: String,
     /// What it was last found to hold; absent if it was not there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found: Option<String>,
     /// How it is now.
     pub state: DriftState,
@@ -135,7 +136,6 @@ pub struct Drift {
     /// How it was noticed the last time.
     pub noticed: Noticed,
     /// Who wrote it the last time; absent if that is not known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writer: Option<Writer>,
 }
 
@@ -164,15 +164,14 @@ pub enum Noticed {
 }
 
 /// A process that wrote a knob.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Writer {
     /// Its id.
     pub pid: u32,
     /// Its name; absent if it had ended before it could be asked.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
     /// The path of its cgroup; absent likewise.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
 }

@@ -1,11 +1,13 @@
 //! Events as they are served.
 
-use std::{collections::BTreeMap, fmt, str::FromStr};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
 use utoipa::ToSchema;
 
 /// Something that happened on this host.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Event {
@@ -19,10 +21,8 @@ pub struct Event {
     /// How bad it is.
     pub severity: Severity,
     /// The workload that it is about, by the label of its metrics; absent where it is about the host.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub workload: Option<String>,
     /// The node that it is about.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<u32>,
     /// What happened, for people.
     pub message: String,
@@ -36,6 +36,8 @@ pub struct Event {
 /// What sort of event it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::Display, strum::EnumString, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case", parse_err_ty = String, parse_err_fn = unknown_kind)]
 pub enum EventKind {
     /// A workload got memory outside the nodes promised to it.
     Miss,
@@ -59,31 +61,11 @@ pub enum EventKind {
 
 impl EventKind {
     /// All kinds.
-    pub const ALL: [Self; 9] = [
-        Self::Miss,
-        Self::OomKill,
-        Self::Drift,
-        Self::UnpinnedStart,
-        Self::Stall,
-        Self::MachineChange,
-        Self::Intruder,
-        Self::GuaranteeRefused,
-        Self::NotHerded,
-    ];
+    pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
     /// The name: in JSON and as the label `kind`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Miss => "miss",
-            Self::OomKill => "oom_kill",
-            Self::Drift => "drift",
-            Self::UnpinnedStart => "unpinned_start",
-            Self::Stall => "stall",
-            Self::MachineChange => "machine_change",
-            Self::Intruder => "intruder",
-            Self::GuaranteeRefused => "guarantee_refused",
-            Self::NotHerded => "not_herded",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 
     /// How bad such events are, unless one is known to be otherwise.
@@ -97,8 +79,11 @@ impl EventKind {
     /// How many events of one workload are told in a minute.
     pub const fn per_minute(self) -> u32 {
         match self {
-            Self::Miss | Self::Stall | Self::Intruder => 1,
-            Self::OomKill | Self::UnpinnedStart | Self::GuaranteeRefused | Self::NotHerded => 10,
+            Self::Miss | Self::Intruder => 1,
+            // A long reclaim must not hide that the workload stands still.
+            Self::Stall | Self::OomKill | Self::UnpinnedStart | Self::GuaranteeRefused | Self::NotHerded => {
+                10
+            }
             // A conflict over a knob has ten repairs, and its end has to be reported.
             Self::Drift => 20,
             Self::MachineChange => 60,
@@ -106,21 +91,9 @@ impl EventKind {
     }
 }
 
-impl fmt::Display for EventKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for EventKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|kind| kind.as_str() == text).ok_or_else(|| {
-            let known: Vec<_> = Self::ALL.iter().map(|kind| kind.as_str()).collect();
-            format!("{text:?} is no kind of event; there are {}", known.join(", "))
-        })
-    }
+fn unknown_kind(text: &str) -> String {
+    let known: Vec<_> = EventKind::ALL.iter().map(|kind| kind.as_str()).collect();
+    format!("{text:?} is no kind of event; there are {}", known.join(", "))
 }
 
 /// How bad an event is.
@@ -136,6 +109,7 @@ pub enum Severity {
 }
 
 /// Events, and how far back the history reaches.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EventPage {
@@ -143,10 +117,8 @@ pub struct EventPage {
     pub events: Vec<Event>,
     /// The id of the oldest event that is kept; absent where none is. Whoever asks for events since an id
     /// further back has missed some.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub oldest: Option<u64>,
     /// The id of the latest event; absent where none is kept.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub latest: Option<u64>,
 }
 

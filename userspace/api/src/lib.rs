@@ -5,15 +5,18 @@
 
 mod activity;
 mod allocation;
+pub mod doctor;
 mod enforcement;
 mod event;
+pub mod import;
 pub mod problem;
 mod sample;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_topology::{CpuSet, Machine, NodeSet, SocketId};
 use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
 use utoipa::ToSchema;
 
 pub use self::{
@@ -116,13 +119,13 @@ pub struct Cache {
 
 impl From<&Machine> for Topology {
     fn from(machine: &Machine) -> Self {
-        let mut sockets: BTreeMap<SocketId, (CpuSet, NodeSet, Vec<_>)> = BTreeMap::new();
+        let mut sockets: BTreeMap<SocketId, (CpuSet, NodeSet, BTreeSet<_>)> = BTreeMap::new();
         let mut caches: BTreeMap<_, CpuSet> = BTreeMap::new();
         for (&id, cpu) in &machine.cpus {
             let (cpus, nodes, cores) = sockets.entry(cpu.socket).or_default();
             cpus.insert(id);
             nodes.insert(cpu.node);
-            cores.push(cpu.core);
+            cores.insert(cpu.core);
             if let Some(cache) = cpu.last_level_cache {
                 caches.entry(cache).or_default().insert(id);
             }
@@ -152,15 +155,11 @@ impl From<&Machine> for Topology {
                 .collect(),
             sockets: sockets
                 .into_iter()
-                .map(|(id, (cpus, nodes, mut cores))| {
-                    cores.sort();
-                    cores.dedup();
-                    Socket {
-                        socket: id.0,
-                        cpus: cpus.to_string(),
-                        nodes: nodes.to_string(),
-                        cores: u32::try_from(cores.len()).unwrap_or(u32::MAX),
-                    }
+                .map(|(id, (cpus, nodes, cores))| Socket {
+                    socket: id.0,
+                    cpus: cpus.to_string(),
+                    nodes: nodes.to_string(),
+                    cores: u32::try_from(cores.len()).unwrap_or(u32::MAX),
                 })
                 .collect(),
             last_level_caches: caches.values().map(|cpus| Cache { cpus: cpus.to_string() }).collect(),
@@ -233,6 +232,7 @@ pub struct Workloads {
 }
 
 /// A workload and its memory, since its cgroup was seen first.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Workload {
@@ -245,10 +245,8 @@ pub struct Workload {
     pub kind: String,
     /// Its cgroup below the cgroup mount; deeper ones fold into it. Absent for `other`, and for a workload that
     /// was removed.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
     /// Which container it is; absent where it is none.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<Container>,
     /// Where its allocations are counted.
     pub counters: Counters,
@@ -256,27 +254,23 @@ pub struct Workload {
     pub nodes: Vec<WorkloadNode>,
     /// Time its tasks lost for want of memory; absent where it cannot be read, or where other workloads are
     /// below this one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub pressure: Option<Pressure>,
     /// Processes that the OOM killer took; absent like `pressure`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub oom_kills: Option<u64>,
     /// What it did beside allocating; absent where it is not counted by itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activity: Option<Activity>,
 }
 
 /// A container, as far as its cgroup tells.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Container {
     /// The runtime's id.
     pub id: String,
     /// The UID of its pod; absent outside Kubernetes.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<String>,
     /// The runtime, as it calls itself in cgroups; absent where it does not.
-    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(examples("cri-containerd", "docker"))]
     pub runtime: Option<String>,
 }
@@ -296,20 +290,18 @@ pub enum Counters {
 }
 
 /// A workload's memory on one node.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkloadNode {
     /// The node.
     pub node: u32,
     /// What it allocated there; absent where it is not counted by itself.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub allocated: Option<Allocated>,
     /// What it allocated there although the node is not promised to it; absent where nothing is promised to
     /// it, or where it is not counted by itself.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub missed_bytes: Option<u64>,
     /// What lies there now; absent where it cannot be read.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub resident: Option<Resident>,
 }
 
@@ -360,6 +352,7 @@ pub struct Status {
 }
 
 /// A probe.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Probe {
@@ -369,32 +362,26 @@ pub struct Probe {
     #[schema(examples("tp_btf", "tracepoint", "absent"))]
     pub mode: String,
     /// Why not better; absent for the best way.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Its counts against known allocations at the start.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub self_check: Option<String>,
     /// Nanoseconds of a run on average; absent unless the kernel measured some.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub nanoseconds_per_event: Option<u64>,
     /// Runs that the kernel measured: for some seconds after the start, and while it is asked to. Absent where the
     /// probe is not attached.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_runs: Option<u64>,
     /// The time of all these runs, in nanoseconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_nanoseconds: Option<u64>,
     /// Events that the kernel did not hand to it; absent where it is not attached.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub events_lost: Option<u64>,
     /// For which part of the time it is attached: what it counts is then multiplied accordingly, and so is an estimate.
     /// Absent where that is all the time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(examples("5s/1m"))]
     pub duty_cycle: Option<String>,
 }
 
 /// A CPU that is exclusive to a workload, and who used it since it first was.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ExclusiveCpu {
@@ -411,10 +398,8 @@ pub struct ExclusiveCpu {
     /// Time of processes of other workloads.
     pub workload_micros: u64,
     /// Interrupts of devices, timers and other CPUs; absent where they cannot be read.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub hard_interrupts: Option<u64>,
     /// Softirqs; absent where they cannot be read.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub soft_interrupts: Option<u64>,
 }
 

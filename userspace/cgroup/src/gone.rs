@@ -2,8 +2,10 @@
 
 use std::io;
 
+use rustix::io::Errno;
+
 /// Whether an error means that the cgroup vanished.
 pub(crate) fn is_gone(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
-        || error.kind() == io::ErrorKind::NotADirectory
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+        || Errno::from_io_error(error) == Some(Errno::NODEV)
 }

@@ -1,28 +1,28 @@
 //! A mounted cgroup v2 hierarchy: finding it, walking it, ids and paths.
 
 use std::{
-    collections::BTreeSet,
-    fs::{self, File},
-    io,
-    os::{fd::AsFd, unix::fs::MetadataExt},
+    fs, io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
-use crate::{CgroupId, CgroupPath, Mounts, MountsError, ReadError, gone::is_gone, handle, read::read_words};
+use crate::{
+    CgroupId, CgroupPath,
+    gone::is_gone,
+    mounts::{MountsError, mount_points},
+};
 
 /// `CGROUP2_SUPER_MAGIC` of linux/magic.h.
 const CGROUP2_SUPER_MAGIC: u64 = 0x6367_7270;
 
 /// How to get a cgroup v2 hierarchy, for messages.
-const MEND: &str = "boot with `systemd.unified_cgroup_hierarchy=1` (without systemd: `cgroup_no_v1=all`), \
+const REMEDY: &str = "boot with `systemd.unified_cgroup_hierarchy=1` (without systemd: `cgroup_no_v1=all`), \
                     or mount it: `mount -t cgroup2 none /sys/fs/cgroup`";
 
 /// A mounted cgroup v2 hierarchy.
 #[derive(Clone, Debug)]
 pub struct Hierarchy {
     root: PathBuf,
-    /// Whether the root is on a cgroup2 file system, so that inodes are file handles.
-    is_cgroup2: bool,
 }
 
 /// A cgroup: its id and its path.
@@ -41,7 +41,7 @@ pub enum OpenError {
     #[error(transparent)]
     Mounts(#[from] MountsError),
     /// None is mounted.
-    #[error("no cgroup v2 hierarchy is mounted: {MEND}")]
+    #[error("no cgroup v2 hierarchy is mounted: {REMEDY}")]
     NotMounted,
     /// The directory given cannot be used.
     #[error("cannot open {path} as a cgroup v2 hierarchy: {source}", path = path.display())]
@@ -52,7 +52,7 @@ pub enum OpenError {
         source: io::Error,
     },
     /// The directory given is on another file system.
-    #[error("{path} is not a cgroup v2 hierarchy (file system type {magic:#x}, expected {CGROUP2_SUPER_MAGIC:#x}): {MEND}", path = path.display())]
+    #[error("{path} is not a cgroup v2 hierarchy (file system type {magic:#x}, expected {CGROUP2_SUPER_MAGIC:#x}): {REMEDY}", path = path.display())]
     NotCgroup2 {
         /// The directory.
         path: PathBuf,
@@ -76,22 +76,23 @@ impl Hierarchy {
     ///
     /// Where several are mounted, the one that shows the most: in a container, the host's before its own.
     pub fn open() -> Result<Self, OpenError> {
-        let mounts = Mounts::read(Path::new("/"))?;
-        Self::open_at(mounts.v2.first().ok_or(OpenError::NotMounted)?)
+        Self::open_at(mount_points(Path::new("/"))?.first().ok_or(OpenError::NotMounted)?)
     }
 
     /// The cgroup v2 hierarchy mounted at `root`.
     pub fn open_at(root: &Path) -> Result<Self, OpenError> {
-        match magic(root) {
-            Ok(CGROUP2_SUPER_MAGIC) => Ok(Self::at(root)),
-            Ok(magic) => Err(OpenError::NotCgroup2 { path: root.into(), magic }),
-            Err(source) => Err(OpenError::Unreadable { path: root.into(), source }),
+        let status = rustix::fs::statfs(root)
+            .map_err(|errno| OpenError::Unreadable { path: root.into(), source: errno.into() })?;
+        // The type of the field differs by architecture.
+        match u64::try_from(status.f_type).unwrap_or(0) {
+            CGROUP2_SUPER_MAGIC => Ok(Self::at(root)),
+            magic => Err(OpenError::NotCgroup2 { path: root.into(), magic }),
         }
     }
 
     /// The directory `root` taken for a hierarchy, whatever its file system: for tests and recorded trees.
     pub fn at(root: &Path) -> Self {
-        Self { root: root.into(), is_cgroup2: magic(root).is_ok_and(|magic| magic == CGROUP2_SUPER_MAGIC) }
+        Self { root: root.into() }
     }
 
     /// The directory of the root cgroup.
@@ -104,44 +105,26 @@ impl Hierarchy {
         path.dir(&self.root)
     }
 
-    /// The controllers that a cgroup may enable for its children (`cgroup.controllers`).
-    pub fn controllers(&self, path: &CgroupPath) -> Result<BTreeSet<String>, ReadError> {
-        read_words(&self.dir(path), "cgroup.controllers")
-    }
-
-    /// The controllers that a cgroup has enabled for its children (`cgroup.subtree_control`).
-    pub fn enabled_controllers(&self, path: &CgroupPath) -> Result<BTreeSet<String>, ReadError> {
-        read_words(&self.dir(path), "cgroup.subtree_control")
-    }
-
     /// Every cgroup, the root first and each one before those below it.
     ///
     /// One that vanishes meanwhile may be in the list or not. One whose name is not UTF-8 is left out, with
     /// all below it: it belongs to its parent then, as for the probes.
     pub fn walk(&self) -> Result<Vec<Cgroup>, WalkError> {
-        let fail = |path: &Path, source| WalkError { path: path.into(), source };
-        let root = Stat::of(&self.root).map_err(|error| fail(&self.root, error))?;
-        let mut found = vec![Cgroup { id: root.id, path: CgroupPath::root() }];
-        let mut leaf = vec![root.is_leaf];
+        let root = Stat::of(&self.root).map_err(|source| WalkError { path: self.root.clone(), source })?;
+        let mut found = vec![(Cgroup { id: root.id, path: CgroupPath::root() }, root.is_leaf)];
         let mut next = 0;
-        while next < found.len() {
-            if !leaf[next] {
-                let parent = found[next].path.clone();
-                let dir = self.dir(&parent);
-                match self.children(&parent) {
-                    Ok(children) => {
-                        for (cgroup, is_leaf) in children {
-                            found.push(cgroup);
-                            leaf.push(is_leaf);
-                        }
-                    }
-                    Err(error) if is_gone(&error) && !parent.is_root() => {}
-                    Err(error) => return Err(fail(&dir, error)),
-                }
-            }
+        while let Some((Cgroup { path: parent, .. }, is_leaf)) = found.get(next).cloned() {
             next += 1;
+            if is_leaf {
+                continue;
+            }
+            match self.children(&parent) {
+                Ok(children) => found.extend(children),
+                Err(error) if is_gone(&error) && !parent.is_root() => {}
+                Err(source) => return Err(WalkError { path: self.dir(&parent), source }),
+            }
         }
-        Ok(found)
+        Ok(found.into_iter().map(|(cgroup, _)| cgroup).collect())
     }
 
     /// The cgroups directly below one, and whether each is a leaf. Those that vanish meanwhile are left out.
@@ -174,36 +157,6 @@ impl Hierarchy {
             Err(source) => Err(WalkError { path: dir, source }),
         }
     }
-
-    /// The path of a cgroup; `None` where there is none (any more), or none below this hierarchy's root.
-    ///
-    /// Opens the cgroup by its id where this process may (`CAP_DAC_READ_SEARCH`), else walks the hierarchy.
-    pub fn path_of(&self, id: CgroupId) -> Result<Option<CgroupPath>, WalkError> {
-        if self.is_cgroup2 {
-            match self.path_by_handle(id) {
-                Ok(path) => return Ok(path),
-                Err(error) if error.raw_os_error() == Some(libc::ESTALE) => return Ok(None),
-                Err(_) => {}
-            }
-        }
-        Ok(self.walk()?.into_iter().find(|cgroup| cgroup.id == id).map(|cgroup| cgroup.path))
-    }
-
-    fn path_by_handle(&self, id: CgroupId) -> io::Result<Option<CgroupPath>> {
-        let root = File::open(&self.root)?;
-        let dir = handle::path_of(handle::open(&root, id)?.as_fd())?;
-        // Our root's path may lead over symbolic links. What is outside of it has a path of the kernel's making.
-        let root = handle::path_of(root.as_fd())?;
-        let below = dir.strip_prefix(root).ok().and_then(Path::to_str);
-        let path: Option<CgroupPath> = below.and_then(|path| format!("/{path}").parse().ok());
-        // A cgroup removed meanwhile has a path that ends with ` (deleted)`.
-        Ok(path.filter(|path| Stat::of(&self.dir(path)).is_ok_and(|stat| stat.id == id)))
-    }
-}
-
-fn magic(path: &Path) -> io::Result<u64> {
-    // The type of the field differs by architecture.
-    Ok(u64::try_from(rustix::fs::statfs(path)?.f_type).unwrap_or(0))
 }
 
 /// What is asked of a directory.
@@ -258,28 +211,15 @@ mod tests {
     }
 
     #[test]
-    fn ids_and_paths_lead_to_each_other() {
+    fn a_path_leads_to_its_id() {
         let (root, hierarchy) = tree(&["a/b"]);
         let path: CgroupPath = "/a/b".parse().unwrap();
         let id = hierarchy.id_of(&path).unwrap().unwrap();
         assert_eq!(id.0, fs::metadata(root.path().join("a/b")).unwrap().ino());
-        assert_eq!(hierarchy.path_of(id).unwrap(), Some(path.clone()));
         fs::remove_dir(root.path().join("a/b")).unwrap();
         assert_eq!(hierarchy.id_of(&path).unwrap(), None);
-        assert_eq!(hierarchy.path_of(id).unwrap(), None);
         fs::write(root.path().join("file"), "").unwrap();
         assert_eq!(hierarchy.id_of(&"/file".parse().unwrap()).unwrap(), None);
-    }
-
-    #[test]
-    fn controllers_are_those_of_the_cgroup() {
-        let (root, hierarchy) = tree(&["a"]);
-        fs::write(root.path().join("a/cgroup.controllers"), "cpu memory\n").unwrap();
-        fs::write(root.path().join("a/cgroup.subtree_control"), "\n").unwrap();
-        let path = "/a".parse().unwrap();
-        assert_eq!(hierarchy.controllers(&path).unwrap(), BTreeSet::from(["cpu".into(), "memory".into()]));
-        assert_eq!(hierarchy.enabled_controllers(&path).unwrap(), BTreeSet::new());
-        assert!(hierarchy.controllers(&CgroupPath::root()).unwrap_err().is_absent());
     }
 
     #[test]

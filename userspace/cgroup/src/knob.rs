@@ -219,17 +219,9 @@ impl Knob {
 
     /// The controller that provides the knob; `None` for those that every cgroup has.
     pub fn controller(self) -> Option<&'static str> {
-        match self {
-            Self::CpusetCpus
-            | Self::CpusetCpusEffective
-            | Self::CpusetCpusExclusive
-            | Self::CpusetPartition
-            | Self::CpusetMems
-            | Self::CpusetMemsEffective => Some("cpuset"),
-            Self::MemoryMin | Self::MemoryLow | Self::MemoryHigh | Self::MemoryMax => Some("memory"),
-            Self::HugetlbMax(_) => Some("hugetlb"),
-            Self::SubtreeControl | Self::Procs => None,
-        }
+        let name = self.to_string();
+        let prefix = name.split('.').next();
+        ["cpuset", "memory", "hugetlb"].into_iter().find(|&controller| Some(controller) == prefix)
     }
 
     /// Reads the knob of the cgroup with this directory.
@@ -406,24 +398,14 @@ impl fmt::Display for Value {
             Self::Nodes(nodes) => nodes.fmt(f),
             Self::Limit(limit) => limit.fmt(f),
             Self::Partition(state) => state.fmt(f),
-            Self::Controllers(names) => join(f, names, " "),
-            Self::Processes(processes) => join(f, processes, "\n"),
+            Self::Controllers(names) => f.write_str(&joined(names, " ")),
+            Self::Processes(processes) => f.write_str(&joined(processes, "\n")),
         }
     }
 }
 
-fn join<T: fmt::Display>(
-    f: &mut fmt::Formatter<'_>,
-    items: impl IntoIterator<Item = T>,
-    separator: &str,
-) -> fmt::Result {
-    for (index, item) in items.into_iter().enumerate() {
-        if index > 0 {
-            f.write_str(separator)?;
-        }
-        item.fmt(f)?;
-    }
-    Ok(())
+fn joined<T: ToString>(items: impl IntoIterator<Item = T>, separator: &str) -> String {
+    items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(separator)
 }
 
 impl Limit {
@@ -516,12 +498,10 @@ impl FromStr for PartitionState {
 
     fn from_str(text: &str) -> Result<Self, PartitionError> {
         let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
-        let partition = match word {
-            "member" => Partition::Member,
-            "root" => Partition::Root,
-            "isolated" => Partition::Isolated,
-            _ => return Err(PartitionError),
-        };
+        let partition = [Partition::Member, Partition::Root, Partition::Isolated]
+            .into_iter()
+            .find(|partition| partition.to_string() == word)
+            .ok_or(PartitionError)?;
         let invalid = match rest.strip_prefix("invalid") {
             Some(reason) => {
                 let reason = reason.trim();

@@ -111,25 +111,19 @@ impl KnobWatch {
 
     /// Watches a knob of a cgroup; `false` if it is not there.
     pub fn add(&self, cgroup: &CgroupPath, knob: Knob) -> Result<bool, WatchError> {
-        let path = knob.path(&cgroup.dir(&self.root));
-        let flags = MarkFlags::FAN_MARK_ADD | MarkFlags::FAN_MARK_EVICTABLE;
-        match self.fanotify.mark(flags, MaskFlags::FAN_MODIFY, rustix::fs::CWD, Some(&path)) {
-            Ok(()) => Ok(true),
-            Err(Errno::ENOENT | Errno::ENODEV) => Ok(false),
-            Err(errno) => Err(WatchError::Mark { path, source: errno.into() }),
-        }
+        self.mark(MarkFlags::FAN_MARK_ADD | MarkFlags::FAN_MARK_EVICTABLE, cgroup, knob)
     }
 
     /// Stops watching a knob. A cgroup that is gone needs it not.
     pub fn remove(&self, cgroup: &CgroupPath, knob: Knob) -> Result<(), WatchError> {
+        self.mark(MarkFlags::FAN_MARK_REMOVE, cgroup, knob).map(drop)
+    }
+
+    fn mark(&self, flags: MarkFlags, cgroup: &CgroupPath, knob: Knob) -> Result<bool, WatchError> {
         let path = knob.path(&cgroup.dir(&self.root));
-        match self.fanotify.mark(
-            MarkFlags::FAN_MARK_REMOVE,
-            MaskFlags::FAN_MODIFY,
-            rustix::fs::CWD,
-            Some(&path),
-        ) {
-            Ok(()) | Err(Errno::ENOENT | Errno::ENODEV) => Ok(()),
+        match self.fanotify.mark(flags, MaskFlags::FAN_MODIFY, rustix::fs::CWD, Some(&path)) {
+            Ok(()) => Ok(true),
+            Err(Errno::ENOENT | Errno::ENODEV) => Ok(false),
             Err(errno) => Err(WatchError::Mark { path, source: errno.into() }),
         }
     }

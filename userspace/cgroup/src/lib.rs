@@ -1,7 +1,7 @@
 //! cgroup v2: find the hierarchy, walk and watch it, tell workloads apart, read and write.
 //!
-//! - [`Hierarchy`] is a mounted tree: [`Hierarchy::open`] finds it, [`Hierarchy::walk`] lists its cgroups,
-//!   [`Hierarchy::path_of`] gives the path of an id, and the readers ([`read`]) give what a cgroup uses.
+//! - [`Hierarchy`] is a mounted tree: [`Hierarchy::open`] finds it, [`Hierarchy::walk`] lists its cgroups, and the
+//!   readers ([`read`]) give what a cgroup uses.
 //! - [`Watcher`] tells which cgroups came and went; [`Notifier`] what changes in chosen ones.
 //! - [`classify`] tells to which workload a cgroup belongs.
 //! - [`knob`] reads and writes settings.
@@ -11,10 +11,9 @@
 //!
 //! Source: Documentation/admin-guide/cgroup-v2.rst.
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod gone;
-mod handle;
 mod hierarchy;
 mod inotify;
 pub mod knob;
@@ -29,7 +28,7 @@ mod workload;
 
 pub use hierarchy::{Cgroup, Hierarchy, OpenError, WalkError};
 pub use knob_watch::{KnobWatch, Touched, WatchError, Writer};
-pub use mounts::{Mounts, MountsError};
+pub use mounts::MountsError;
 pub use notify::{Notice, Notifier, NotifyError, Subject};
 pub use path::{CgroupId, CgroupPath, PathError};
 pub use read::ReadError;

@@ -4,7 +4,6 @@
 
 use std::{
     cmp::Reverse,
-    collections::BTreeSet,
     ffi::OsString,
     fs, io,
     os::unix::ffi::OsStringExt,
@@ -12,15 +11,6 @@ use std::{
 };
 
 use crate::unescape::unescape;
-
-/// The mounts of cgroup file systems that this process sees.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Mounts {
-    /// Mount points of cgroup v2: the one that shows the most of the hierarchy first.
-    pub v2: Vec<PathBuf>,
-    /// Controllers that a cgroup v1 hierarchy holds, so that v2 lacks them: `memory`, `cpuset`, …
-    pub v1_controllers: BTreeSet<String>,
-}
 
 /// The mounts of this process cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -45,61 +35,33 @@ pub enum MountsError {
     },
 }
 
-impl Mounts {
-    /// Reads the mounts of this process, whose `proc` is found below `root` (`/` in production).
-    pub fn read(root: &Path) -> Result<Self, MountsError> {
-        let path = root.join("proc/self/mountinfo");
-        // Mount points are bytes.
-        let bytes =
-            fs::read(&path).map_err(|source| MountsError::Unreadable { path: path.clone(), source })?;
-        Self::parse(&bytes).map_err(|(line, content)| MountsError::Malformed { path, line, content })
-    }
-
-    fn parse(text: &[u8]) -> Result<Self, (usize, String)> {
-        let mut v2: Vec<(usize, PathBuf)> = Vec::new();
-        let mut v1_controllers = BTreeSet::new();
-        let lines = text.split(|&byte| byte == b'\n').zip(1..).filter(|(line, _)| !line.is_empty());
-        for (line, number) in lines {
-            let malformed = || (number, String::from_utf8_lossy(line).into_owned());
-            // ID PARENT MAJOR:MINOR ROOT MOUNT-POINT OPTIONS [TAG…] - TYPE SOURCE SUPER-OPTIONS
-            let fields: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
-            let dash = fields.iter().skip(6).position(|&field| field == b"-").ok_or_else(malformed)? + 6;
-            let (Some(&kind), Some(&options)) = (fields.get(dash + 1), fields.get(dash + 3)) else {
-                return Err(malformed());
-            };
-            match kind {
-                b"cgroup2" => v2.push((levels_above(fields[3]), mount_point(fields[4]))),
-                b"cgroup" => v1_controllers.extend(
-                    String::from_utf8_lossy(options)
-                        .split(',')
-                        // Named hierarchies have no controller.
-                        .filter(|option| V1_CONTROLLERS.contains(option))
-                        .map(str::to_owned),
-                ),
-                _ => {}
-            }
-        }
-        v2.sort_by_key(|&(levels, _)| Reverse(levels));
-        Ok(Self { v2: v2.into_iter().map(|(_, path)| path).collect(), v1_controllers })
-    }
+/// The mount points of cgroup v2 that this process sees: the one that shows the most of the hierarchy first. Its `proc` is
+/// found below `root` (`/` in production).
+pub(crate) fn mount_points(root: &Path) -> Result<Vec<PathBuf>, MountsError> {
+    let path = root.join("proc/self/mountinfo");
+    // Mount points are bytes.
+    let bytes = fs::read(&path).map_err(|source| MountsError::Unreadable { path: path.clone(), source })?;
+    parse(&bytes).map_err(|(line, content)| MountsError::Malformed { path, line, content })
 }
 
-const V1_CONTROLLERS: [&str; 14] = [
-    "blkio",
-    "cpu",
-    "cpuacct",
-    "cpuset",
-    "devices",
-    "freezer",
-    "hugetlb",
-    "memory",
-    "misc",
-    "net_cls",
-    "net_prio",
-    "perf_event",
-    "pids",
-    "rdma",
-];
+fn parse(text: &[u8]) -> Result<Vec<PathBuf>, (usize, String)> {
+    let mut mounts: Vec<(usize, PathBuf)> = Vec::new();
+    let lines = text.split(|&byte| byte == b'\n').zip(1..).filter(|(line, _)| !line.is_empty());
+    for (line, number) in lines {
+        let malformed = || (number, String::from_utf8_lossy(line).into_owned());
+        // ID PARENT MAJOR:MINOR ROOT MOUNT-POINT OPTIONS [TAG…] - TYPE SOURCE SUPER-OPTIONS
+        let fields: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
+        let dash = fields.iter().skip(6).position(|&field| field == b"-").ok_or_else(malformed)? + 6;
+        if fields.len() < dash + 4 {
+            return Err(malformed());
+        }
+        if fields[dash + 1] == b"cgroup2" {
+            mounts.push((levels_above(fields[3]), mount_point(fields[4])));
+        }
+    }
+    mounts.sort_by_key(|&(levels, _)| Reverse(levels));
+    Ok(mounts.into_iter().map(|(_, path)| path).collect())
+}
 
 /// How far above this process's cgroup namespace the root of a mount is; 0 for one that is not.
 ///
@@ -119,11 +81,9 @@ fn mount_point(field: &[u8]) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<(Vec<String>, String), (usize, String)> {
-        Mounts::parse(text.as_bytes()).map(|mounts| {
-            let v2 = mounts.v2.iter().map(|path| path.display().to_string()).collect();
-            (v2, mounts.v1_controllers.into_iter().collect::<Vec<_>>().join(","))
-        })
+    fn parse(text: &str) -> Result<Vec<String>, (usize, String)> {
+        let mounts = super::parse(text.as_bytes())?;
+        Ok(mounts.iter().map(|path| path.display().to_string()).collect())
     }
 
     #[test]
@@ -137,19 +97,14 @@ mod tests {
                          501 400 0:26 /../../.. /host/sys/fs/cgroup ro master:4 propagate_from:2 - cgroup2 cgroup rw\n";
         let bound = "501 400 0:26 /system.slice /mnt/my\\040slice ro - cgroup2 cgroup rw\n\
                      500 400 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
-        for (text, v2, v1) in [
-            ("", vec![], ""),
-            (unified, vec!["/sys/fs/cgroup"], ""),
-            (beside_v1, vec!["/sys/fs/cgroup/unified"], "cpu,cpuacct"),
-            (container, vec!["/host/sys/fs/cgroup", "/sys/fs/cgroup"], ""),
-            (bound, vec!["/sys/fs/cgroup", "/mnt/my slice"], ""),
+        for (text, expected) in [
+            ("", vec![]),
+            (unified, vec!["/sys/fs/cgroup"]),
+            (beside_v1, vec!["/sys/fs/cgroup/unified"]),
+            (container, vec!["/host/sys/fs/cgroup", "/sys/fs/cgroup"]),
+            (bound, vec!["/sys/fs/cgroup", "/mnt/my slice"]),
         ] {
-            let (found, controllers) = parse(text).unwrap();
-            assert_eq!(
-                (found, controllers.as_str()),
-                (v2.into_iter().map(str::to_owned).collect(), v1),
-                "{text}"
-            );
+            assert_eq!(parse(text).unwrap(), expected, "{text}");
         }
     }
 
@@ -160,12 +115,12 @@ mod tests {
             assert_eq!((line, content.as_str()), (2, text));
         }
         let root = tempfile::tempdir().unwrap();
-        let error = Mounts::read(root.path()).unwrap_err().to_string();
+        let error = mount_points(root.path()).unwrap_err().to_string();
         assert!(error.contains("proc/self/mountinfo: No such file"), "{error}");
     }
 
     #[test]
     fn the_mounts_of_this_process_are_read() {
-        Mounts::read(Path::new("/")).unwrap();
+        mount_points(Path::new("/")).unwrap();
     }
 }

@@ -7,7 +7,8 @@ use std::{
     sync::Arc,
 };
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use numaward_topology::serde_as_text;
+use serde::{Deserialize, Serialize};
 
 /// The id of a cgroup: the inode number of its directory, and what the kernel's probes call it.
 ///
@@ -133,18 +134,7 @@ impl fmt::Display for CgroupPath {
     }
 }
 
-impl Serialize for CgroupPath {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for CgroupPath {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        text.parse().map_err(D::Error::custom)
-    }
-}
+serde_as_text!(CgroupPath);
 
 #[cfg(test)]
 mod tests {

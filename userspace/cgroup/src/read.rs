@@ -6,13 +6,14 @@
 //! Source: Documentation/admin-guide/cgroup-v2.rst, Documentation/accounting/psi.rst.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use numaward_topology::{Bytes, HugepageSize, NodeId};
+use rustix::io::Errno;
 
 use crate::{gone::is_gone, knob::Knob};
 
@@ -88,7 +89,7 @@ impl Text {
             // Every value is ASCII; anything else is told as malformed by who reads the line.
             Ok(bytes) => Ok(Self { path, text: String::from_utf8_lossy(&bytes).into_owned() }),
             Err(error) if is_gone(&error) => {
-                if error.raw_os_error() == Some(libc::ENOENT) && dir.is_dir() {
+                if error.kind() == io::ErrorKind::NotFound && dir.is_dir() {
                     let reason = match file.split_once('.') {
                         Some(("cgroup", _)) => "this kernel does not have it for this cgroup",
                         Some((_, "pressure")) => "this kernel has no pressure figures; boot with `psi=1`",
@@ -102,7 +103,7 @@ impl Text {
                     Err(ReadError::Gone { path: dir.into() })
                 }
             }
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::OPNOTSUPP) => {
                 let reason = match file.split_once('.') {
                     Some((_, "pressure")) => "pressure figures are switched off; boot with `psi=1`",
                     _ => "it has none in a threaded cgroup; read those of its domain",
@@ -138,11 +139,6 @@ impl Text {
     }
 }
 
-/// The words of a one-line file.
-pub(crate) fn read_words(dir: &Path, file: &str) -> Result<BTreeSet<String>, ReadError> {
-    Ok(Text::read(dir, file)?.text.split_ascii_whitespace().map(str::to_owned).collect())
-}
-
 /// What a cgroup and all below it have in the memory of one node (`memory.numa_stat`).
 ///
 /// Hugepages of pools are not in it. What a kernel does not report is zero.
@@ -152,64 +148,22 @@ pub struct NodeMemory {
     pub anon: Bytes,
     /// Page cache, tmpfs and shared memory included.
     pub file: Bytes,
-    /// Kernel stacks.
-    pub kernel_stack: Bytes,
-    /// Page tables.
-    pub pagetables: Bytes,
-    /// Page tables of virtual machines and IOMMUs.
-    pub sec_pagetables: Bytes,
-    /// The part of `file` that is tmpfs and shared memory.
-    pub shmem: Bytes,
     /// The part of `file` that is mapped.
     pub file_mapped: Bytes,
-    /// The part of `file` that waits to be written.
-    pub file_dirty: Bytes,
-    /// The part of `file` that is being written.
-    pub file_writeback: Bytes,
-    /// The part of `anon` in transparent huge pages.
-    pub anon_thp: Bytes,
-    /// The part of `file` in transparent huge pages, without `shmem_thp`.
-    pub file_thp: Bytes,
-    /// The part of `shmem` in transparent huge pages.
-    pub shmem_thp: Bytes,
-    /// Memory that reclaim leaves alone.
-    pub unevictable: Bytes,
-    /// Slab memory that is given back under pressure.
-    pub slab_reclaimable: Bytes,
-    /// Slab memory that is not.
-    pub slab_unreclaimable: Bytes,
+    /// Memory of the kernel: stacks, page tables and slab. (The kernel has more that it does not report by node.)
+    pub kernel: Bytes,
 }
 
 impl NodeMemory {
-    /// Memory of the kernel: stacks, page tables and slab. (The kernel has more that it does not tell by node.)
-    pub fn kernel(&self) -> Bytes {
-        let parts = [
-            self.kernel_stack,
-            self.pagetables,
-            self.sec_pagetables,
-            self.slab_reclaimable,
-            self.slab_unreclaimable,
-        ];
-        Bytes(parts.iter().fold(0, |sum, part| part.0.saturating_add(sum)))
-    }
-
-    fn field(&mut self, name: &str) -> Option<&mut Bytes> {
-        Some(match name {
+    /// Where the lines of a kind are counted.
+    fn field(&mut self, kind: &str) -> Option<&mut Bytes> {
+        Some(match kind {
             "anon" => &mut self.anon,
             "file" => &mut self.file,
-            "kernel_stack" => &mut self.kernel_stack,
-            "pagetables" => &mut self.pagetables,
-            "sec_pagetables" => &mut self.sec_pagetables,
-            "shmem" => &mut self.shmem,
             "file_mapped" => &mut self.file_mapped,
-            "file_dirty" => &mut self.file_dirty,
-            "file_writeback" => &mut self.file_writeback,
-            "anon_thp" => &mut self.anon_thp,
-            "file_thp" => &mut self.file_thp,
-            "shmem_thp" => &mut self.shmem_thp,
-            "unevictable" => &mut self.unevictable,
-            "slab_reclaimable" => &mut self.slab_reclaimable,
-            "slab_unreclaimable" => &mut self.slab_unreclaimable,
+            "kernel_stack" | "pagetables" | "sec_pagetables" | "slab_reclaimable" | "slab_unreclaimable" => {
+                &mut self.kernel
+            }
             _ => return None,
         })
     }
@@ -231,13 +185,9 @@ pub fn memory_numa_stat(dir: &Path) -> Result<BTreeMap<NodeId, NodeMemory>, Read
             continue;
         }
         for value in values.split_ascii_whitespace() {
-            let parsed = value.strip_prefix('N').and_then(|value| {
-                let (node, bytes) = value.split_once('=')?;
-                Some((NodeId(node.parse().ok()?), Bytes(bytes.parse().ok()?)))
-            });
-            let (node, bytes) = parsed.ok_or_else(malformed)?;
+            let (node, bytes) = bytes_of_node(value).ok_or_else(malformed)?;
             if let Some(field) = nodes.entry(node).or_default().field(kind) {
-                *field = bytes;
+                field.0 = field.0.saturating_add(bytes.0);
             }
         }
     }
@@ -247,6 +197,12 @@ pub fn memory_numa_stat(dir: &Path) -> Result<BTreeMap<NodeId, NodeMemory>, Read
     Ok(nodes)
 }
 
+/// Reads `N0=BYTES`.
+fn bytes_of_node(value: &str) -> Option<(NodeId, Bytes)> {
+    let (node, bytes) = value.strip_prefix('N')?.split_once('=')?;
+    Some((NodeId(node.parse().ok()?), Bytes(bytes.parse().ok()?)))
+}
+
 /// Reads `hugetlb.<size>.numa_stat` (Linux 5.17): huge pages of a cgroup and all below it, in bytes by node.
 pub fn hugetlb_numa_stat(dir: &Path, size: HugepageSize) -> Result<BTreeMap<NodeId, Bytes>, ReadError> {
     const EXPECTED: &str = "`hierarchical_total=BYTES N0=BYTES N1=BYTES …`";
@@ -254,35 +210,17 @@ pub fn hugetlb_numa_stat(dir: &Path, size: HugepageSize) -> Result<BTreeMap<Node
     let text = Text::read(dir, &format!("{}.numa_stat", limit.trim_end_matches(".max")))?;
     let of_all = text.lines().find(|(line, _)| line.starts_with("hierarchical_total="));
     let Some((line, number)) = of_all else { return Err(text.incomplete("hierarchical_total")) };
-    let parse = |value: &str| {
-        let (node, bytes) = value.strip_prefix('N')?.split_once('=')?;
-        Some((NodeId(node.parse().ok()?), Bytes(bytes.parse().ok()?)))
-    };
     let values = line.split_ascii_whitespace().skip(1);
-    values.map(|value| parse(value).ok_or_else(|| text.malformed(number, EXPECTED))).collect()
-}
-
-/// Reads `memory.current`: all memory charged to a cgroup and all below it. The root cgroup has none.
-pub fn memory_current(dir: &Path) -> Result<Bytes, ReadError> {
-    let text = Text::read(dir, "memory.current")?;
-    text.text.trim().parse().map(Bytes).map_err(|_| text.malformed(1, "a number of bytes"))
+    values.map(|value| bytes_of_node(value).ok_or_else(|| text.malformed(number, EXPECTED))).collect()
 }
 
 /// How often a cgroup or one below it met its limits (`memory.events`). Counts since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryEvents {
-    /// Reclaimed although below its `memory.low`.
-    pub low: u64,
     /// Throttled because above `memory.high`.
     pub high: u64,
-    /// About to exceed `memory.max`.
-    pub max: u64,
-    /// An allocation was about to fail at the limit.
-    pub oom: u64,
     /// Processes killed by any kind of OOM killer.
     pub oom_kill: u64,
-    /// OOM kills of the whole group (Linux 5.17).
-    pub oom_group_kill: Option<u64>,
 }
 
 /// Reads `memory.events`. The root cgroup has none.
@@ -290,36 +228,16 @@ pub fn memory_events(dir: &Path) -> Result<MemoryEvents, ReadError> {
     let text = Text::read(dir, "memory.events")?;
     let values = text.flat_keyed()?;
     let value = |key| values.get(key).copied().ok_or_else(|| text.incomplete(key));
-    Ok(MemoryEvents {
-        low: value("low")?,
-        high: value("high")?,
-        max: value("max")?,
-        oom: value("oom")?,
-        oom_kill: value("oom_kill")?,
-        oom_group_kill: values.get("oom_group_kill").copied(),
-    })
+    Ok(MemoryEvents { high: value("high")?, oom_kill: value("oom_kill")? })
 }
 
-/// How long tasks of a cgroup waited for memory (`memory.pressure`).
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// How long tasks of a cgroup have waited for memory (`memory.pressure`) since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pressure {
     /// At least one task waited.
-    pub some: Stall,
+    pub some: Duration,
     /// All tasks that could have run waited.
-    pub full: Stall,
-}
-
-/// One line of a pressure file.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Stall {
-    /// Share of the last 10 seconds, in percent.
-    pub avg10_percent: f32,
-    /// Share of the last minute, in percent.
-    pub avg60_percent: f32,
-    /// Share of the last five minutes, in percent.
-    pub avg300_percent: f32,
-    /// All time so far.
-    pub total: Duration,
+    pub full: Duration,
 }
 
 /// Reads `memory.pressure`. [`ReadError::Absent`] where the kernel has no PSI or it is switched off.
@@ -328,24 +246,15 @@ pub fn memory_pressure(dir: &Path) -> Result<Pressure, ReadError> {
     let text = Text::read(dir, "memory.pressure")?;
     let (mut some, mut full) = (None, None);
     for (line, number) in text.lines() {
-        let (kind, values) = line.split_once(' ').unwrap_or((line, ""));
-        let value =
-            |name: &str| values.split(' ').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
-        let percent = |name| value(name)?.parse().ok();
-        let stall = || {
-            Some(Stall {
-                avg10_percent: percent("avg10")?,
-                avg60_percent: percent("avg60")?,
-                avg300_percent: percent("avg300")?,
-                total: Duration::from_micros(value("total")?.parse().ok()?),
-            })
-        };
-        let line = match kind {
+        let malformed = || text.malformed(number, EXPECTED);
+        let (kind, values) = line.split_once(' ').ok_or_else(malformed)?;
+        let waited = match kind {
             "some" => &mut some,
             "full" => &mut full,
-            _ => return Err(text.malformed(number, EXPECTED)),
+            _ => return Err(malformed()),
         };
-        *line = Some(stall().ok_or_else(|| text.malformed(number, EXPECTED))?);
+        let total = values.split(' ').find_map(|value| value.strip_prefix("total=")?.parse().ok());
+        *waited = Some(Duration::from_micros(total.ok_or_else(malformed)?));
     }
     Ok(Pressure {
         some: some.ok_or_else(|| text.incomplete("some"))?,
@@ -358,8 +267,6 @@ pub fn memory_pressure(dir: &Path) -> Result<Pressure, ReadError> {
 pub struct NumaBalancing {
     /// Pages made to fault, to sample who accesses them.
     pub pte_updates: u64,
-    /// Such faults. Of a transparent huge page, one fault.
-    pub hint_faults: u64,
     /// Pages moved to the node that accesses them.
     pub pages_migrated: u64,
 }
@@ -374,15 +281,15 @@ pub fn numa_balancing(dir: &Path) -> Result<Option<NumaBalancing>, ReadError> {
     let all = || {
         Some(NumaBalancing {
             pte_updates: *values.get("numa_pte_updates")?,
-            hint_faults: *values.get("numa_hint_faults")?,
             pages_migrated: *values.get("numa_pages_migrated")?,
         })
     };
     Ok(all())
 }
 
-/// Reads `usage_usec` of `cpu.stat`: the CPU time of a cgroup and all below it. Every cgroup has it.
-pub fn cpu_usage(dir: &Path) -> Result<Duration, ReadError> {
+/// Reads `usage_usec` of `cpu.stat`: the CPU time of a cgroup and all that was ever below it. Every cgroup has it; it is
+/// zero where no process has run yet.
+pub fn cpu_time(dir: &Path) -> Result<Duration, ReadError> {
     let text = Text::read(dir, "cpu.stat")?;
     let usage = text.lines().find_map(|(line, number)| Some((line.strip_prefix("usage_usec ")?, number)));
     let Some((usage, number)) = usage else { return Err(text.incomplete("usage_usec")) };
@@ -395,14 +302,6 @@ pub fn populated(dir: &Path) -> Result<bool, ReadError> {
     let text = Text::read(dir, "cgroup.events")?;
     let values = text.flat_keyed()?;
     values.get("populated").map(|&value| value != 0).ok_or_else(|| text.incomplete("populated"))
-}
-
-/// Reads `usage_usec` of `cpu.stat`: the CPU time of a cgroup and all that was ever below it. None was ever used where no
-/// process has run yet.
-pub fn cpu_time(dir: &Path) -> Result<Duration, ReadError> {
-    let text = Text::read(dir, "cpu.stat")?;
-    let values = text.flat_keyed()?;
-    values.get("usage_usec").copied().map(Duration::from_micros).ok_or_else(|| text.incomplete("usage_usec"))
 }
 
 /// Reads `cgroup.procs`: the processes in the cgroup itself. 0 is one of another PID namespace.
@@ -481,24 +380,8 @@ mod tests {
                     file_writeback N0=8 N2=0\nswapcached N0=99 N2=0\nanon_thp N0=9 N2=0\nfile_thp N0=10 N2=0\n\
                     shmem_thp N0=11 N2=0\ninactive_anon N0=99 N2=0\nunevictable N0=12 N2=0\n\
                     slab_reclaimable N0=13 N2=0\nslab_unreclaimable N0=14 N2=0\nworkingset_refault_anon N0=9 N2=0\n";
-        let node0 = NodeMemory {
-            anon: Bytes(4096),
-            file: Bytes(100),
-            kernel_stack: Bytes(1),
-            pagetables: Bytes(2),
-            sec_pagetables: Bytes(3),
-            shmem: Bytes(50),
-            file_mapped: Bytes(6),
-            file_dirty: Bytes(7),
-            file_writeback: Bytes(8),
-            anon_thp: Bytes(9),
-            file_thp: Bytes(10),
-            shmem_thp: Bytes(11),
-            unevictable: Bytes(12),
-            slab_reclaimable: Bytes(13),
-            slab_unreclaimable: Bytes(14),
-        };
-        assert_eq!(node0.kernel(), Bytes(33));
+        let node0 =
+            NodeMemory { anon: Bytes(4096), file: Bytes(100), file_mapped: Bytes(6), kernel: Bytes(33) };
         let node2 = NodeMemory { anon: Bytes(8192), ..NodeMemory::default() };
         let least = NodeMemory { anon: Bytes(1), ..NodeMemory::default() };
         check(
@@ -522,39 +405,21 @@ mod tests {
     }
 
     #[test]
-    fn current_memory() {
-        check(
-            "memory.current",
-            memory_current,
-            &[("12288\n", Bytes(12288))],
-            &[("", "memory.current:1"), ("max\n", "\"max\" is not a number of bytes")],
-        );
-    }
-
-    #[test]
     fn events_of_memory() {
         let old = "low 0\nhigh 274\nmax 3\noom 2\noom_kill 1\n";
         let new = format!("{old}oom_group_kill 4\nsock_throttled 0\n");
-        let events = MemoryEvents { low: 0, high: 274, max: 3, oom: 2, oom_kill: 1, oom_group_kill: None };
+        let events = MemoryEvents { high: 274, oom_kill: 1 };
         check(
             "memory.events",
             memory_events,
-            &[(old, events), (&new, MemoryEvents { oom_group_kill: Some(4), ..events })],
-            &[("", "has no `low`"), ("low 0\nhigh\n", "memory.events:2"), ("low x\n", "memory.events:1")],
+            &[(old, events), (&new, events)],
+            &[("", "has no `high`"), ("low 0\nhigh\n", "memory.events:2"), ("low x\n", "memory.events:1")],
         );
     }
 
     #[test]
     fn pressure_of_memory() {
-        let pressure = Pressure {
-            some: Stall {
-                avg10_percent: 1.5,
-                avg60_percent: 0.25,
-                avg300_percent: 0.0,
-                total: Duration::from_millis(7600),
-            },
-            full: Stall { total: Duration::from_micros(5), ..Stall::default() },
-        };
+        let pressure = Pressure { some: Duration::from_millis(7600), full: Duration::from_micros(5) };
         let some = "some avg10=1.50 avg60=0.25 avg300=0.00 total=7600000\n";
         let text = format!("{some}full avg10=0.00 avg60=0.00 avg300=0.00 total=5\n");
         check(
@@ -566,7 +431,7 @@ mod tests {
                 (some, "has no `full`"),
                 ("some avg10=1.50\n", "memory.pressure:1"),
                 ("most avg10=0 avg60=0 avg300=0 total=0\n", "memory.pressure:1"),
-                (&format!("{some}full avg10=x avg60=0 avg300=0 total=0\n"), "memory.pressure:2"),
+                (&format!("{some}full avg10=0 avg60=0 avg300=0 total=x\n"), "memory.pressure:2"),
             ],
         );
     }
@@ -575,7 +440,7 @@ mod tests {
     fn time_on_cpus() {
         check(
             "cpu.stat",
-            cpu_usage,
+            cpu_time,
             &[("usage_usec 1500\nuser_usec 1000\nsystem_usec 500\n", Duration::from_micros(1500))],
             &[("", "has no `usage_usec`"), ("user_usec 1\nusage_usec -5\n", "cpu.stat:2")],
         );
@@ -588,7 +453,7 @@ mod tests {
         check(
             "memory.stat",
             numa_balancing,
-            &[(old, None), (&new, Some(NumaBalancing { pte_updates: 1, hint_faults: 2, pages_migrated: 3 }))],
+            &[(old, None), (&new, Some(NumaBalancing { pte_updates: 1, pages_migrated: 3 }))],
             &[("", "has no `anon`"), ("anon 1\nfile -1\n", "memory.stat:2")],
         );
     }
@@ -604,16 +469,6 @@ mod tests {
     }
 
     #[test]
-    fn cpu_time_of_a_cgroup() {
-        check(
-            "cpu.stat",
-            cpu_time,
-            &[("usage_usec 1500\nuser_usec 1000\nsystem_usec 500\n", Duration::from_micros(1500))],
-            &[("user_usec 1\n", "has no `usage_usec`"), ("usage_usec -1\n", "cpu.stat:1")],
-        );
-    }
-
-    #[test]
     fn processes_of_a_cgroup() {
         check(
             "cgroup.procs",
@@ -621,13 +476,5 @@ mod tests {
             &[("", vec![]), ("1\n0\n42\n", vec![1, 0, 42])],
             &[("1\nx\n", "cgroup.procs:2: \"x\" is not a process id")],
         );
-    }
-
-    #[test]
-    fn controllers_are_words() {
-        let dir = cgroup("cgroup.controllers", "cpuset cpu memory\n");
-        let words = read_words(dir.path(), "cgroup.controllers").unwrap();
-        assert_eq!(words.into_iter().collect::<Vec<_>>(), ["cpu", "cpuset", "memory"]);
-        assert!(read_words(&dir.path().join("gone"), "cgroup.controllers").unwrap_err().is_gone());
     }
 }

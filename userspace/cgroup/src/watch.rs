@@ -72,9 +72,7 @@ impl Default for WatchOptions {
 
 /// Follows a hierarchy.
 ///
-/// [`next`](Self::next) blocks for at most the time it is given, so a thread can drive it. An event loop
-/// can wait until [`fd`](Self::fd) is readable or [`sweep_due`](Self::sweep_due) is reached, and call `next` with no
-/// time at all.
+/// [`next`](Self::next) blocks for at most the time it is given, so a thread can drive it.
 #[derive(Debug)]
 pub struct Watcher {
     hierarchy: Hierarchy,
@@ -85,7 +83,6 @@ pub struct Watcher {
     watched: HashMap<i32, CgroupPath>,
     events: Vec<Event>,
     sweep_due: Instant,
-    overflows: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +107,6 @@ impl Watcher {
             watched: HashMap::new(),
             events: Vec::new(),
             sweep_due: Instant::now(),
-            overflows: 0,
         }
     }
 
@@ -142,19 +138,9 @@ impl Watcher {
         self.inotify.as_ref().map(AsFd::as_fd)
     }
 
-    /// When the next sweep is due.
-    pub fn sweep_due(&self) -> Instant {
-        self.sweep_due
-    }
-
     /// How new cgroups are noticed. Falls from watching to sweeping for good.
     pub fn mode(&self) -> &WatchMode {
         &self.mode
-    }
-
-    /// How often more happened than inotify keeps. Each time, a sweep made up for it.
-    pub fn overflows(&self) -> u64 {
-        self.overflows
     }
 
     /// The cgroups that are there now, as told so far and by the next call. Each before those below it.
@@ -179,7 +165,6 @@ impl Watcher {
     fn read_inotify(&mut self) -> Result<(), WalkError> {
         for told in self.told() {
             if told.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-                self.overflows += 1;
                 self.sweep_due = Instant::now();
             } else if told.flags.contains(ReadFlags::IGNORED) {
                 self.watched.remove(&told.watch);
@@ -497,7 +482,6 @@ mod tests {
         }
         fs::create_dir(tree.path("late")).unwrap();
         assert_eq!(tree.told(), ["+/late"]);
-        assert_eq!(tree.watcher.overflows(), 1);
         assert_eq!(tree.watcher.mode(), &WatchMode::Watching);
     }
 

@@ -12,6 +12,8 @@ use clap_complete::Shell;
 use numaward_api::{PartitionKind, TopologyManagerPolicy};
 use numaward_config::Interval;
 
+use crate::column::Column;
+
 /// Keeps memory near the CPUs that use it, and proves it.
 ///
 /// Exit codes: 0 done, 1 failed, 2 usage, 3 refused, 4 the daemon is not reachable.
@@ -34,23 +36,60 @@ pub(crate) enum Command {
     /// NUMAWARD_LOG_LEVEL), then from these flags; later ones win.
     Run(Run),
     /// Print the machine: nodes, distances, CPUs, caches, hugepages
-    Topology(Topology),
+    Topology {
+        /// Read sys and proc below this directory
+        #[arg(long, value_name = "DIR", default_value = "/")]
+        root: PathBuf,
+        #[command(flatten)]
+        output: Output,
+    },
     /// Print how the daemon is doing: probes, workloads, what is missing and why
-    Status(Status),
+    Status {
+        #[command(flatten)]
+        reached: Reached,
+        /// Also measure what the probes cost, for this long; needs root
+        #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s", conflicts_with = "server")]
+        cost: Option<Interval>,
+        #[command(flatten)]
+        output: Output,
+    },
     /// Watch nodes and workloads live
     ///
     /// Keys: arrows and Enter to look into a workload, s to sort, / to filter, ? for the others, q to quit. Colours
     /// are left out where NO_COLOR is set, and characters beyond ASCII where the locale is not UTF-8.
-    Top(Top),
+    Top {
+        #[command(flatten)]
+        shown: Shown,
+        #[command(flatten)]
+        reached: Reached,
+        #[command(flatten)]
+        output: Output,
+    },
     /// Run a command with exclusive CPUs and memory on their nodes
     ///
     /// The command runs in a cgroup of its own and ends the guarantee with its last process. Its exit code is
     /// passed on; 3: the guarantee was refused; 4: the daemon is not reachable.
-    Exec(Exec),
+    Exec {
+        #[command(flatten)]
+        wanted: Wanted,
+        /// Name of the workload [default: made from the command and the process id]
+        #[arg(long)]
+        name: Option<String>,
+        #[command(flatten)]
+        socket: Socket,
+        /// The command and its arguments
+        #[arg(last = true, required = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
+    },
     /// Give exclusive CPUs and memory to a cgroup or a unit that runs
     Guarantee(Guarantee),
     /// End a guarantee; the cgroup gets back what it had
-    Release(Release),
+    Release {
+        /// Name of the workload
+        name: String,
+        #[command(flatten)]
+        control: Controlled,
+    },
     /// Say why a workload was placed where it is, or what would happen to a request now
     Explain(Explain),
     /// Moves into a cgroup and becomes a command.
@@ -65,9 +104,23 @@ pub(crate) enum Command {
     /// Check what this host lacks for numaward, and say how to mend it
     ///
     /// Exits with 1 if a check fails; a warning is no failure.
-    Doctor(Doctor),
+    Doctor {
+        /// Examine the host whose file system is below this directory; for / the probes are tried too
+        #[arg(long, value_name = "DIR", default_value = "/")]
+        root: PathBuf,
+        /// Configuration file, which must exist [default: etc/numaward/config.yaml below the root if it exists]
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        #[command(flatten)]
+        output: Output,
+    },
     /// Check a configuration and report every error in it
-    CheckConfig(CheckConfig),
+    CheckConfig {
+        /// Configuration file, which must exist [default: /etc/numaward/config.yaml if it exists]
+        file: Option<PathBuf>,
+        #[command(flatten)]
+        output: Output,
+    },
     /// Print the JSON schema of the configuration
     ConfigSchema,
     /// Print a completion script for a shell
@@ -106,15 +159,6 @@ pub(crate) struct Run {
     pub(crate) log_format: Option<String>,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct Topology {
-    /// Read sys and proc below this directory
-    #[arg(long, value_name = "DIR", default_value = "/")]
-    pub(crate) root: PathBuf,
-    #[command(flatten)]
-    pub(crate) output: Output,
-}
-
 /// Where a daemon is read: the address, if one is given, then the socket, then the control address.
 #[derive(Debug, Args)]
 pub(crate) struct Reached {
@@ -130,39 +174,28 @@ pub(crate) struct Reached {
     pub(crate) remote: Remote,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct Status {
-    #[command(flatten)]
-    pub(crate) reached: Reached,
-    /// Also measure what the probes cost, for this long; needs root
-    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s", conflicts_with = "server")]
-    pub(crate) cost: Option<Interval>,
-    #[command(flatten)]
-    pub(crate) output: Output,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Top {
-    #[command(flatten)]
-    pub(crate) shown: Shown,
-    #[command(flatten)]
-    pub(crate) reached: Reached,
-    #[command(flatten)]
-    pub(crate) output: Output,
-}
-
-/// What is shown, and how often.
-#[derive(Debug, Args)]
-pub(crate) struct Shown {
+/// Which workloads are shown, and in which order.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct Choice {
     /// Sort workloads by this
-    #[arg(long, value_enum, value_name = "COLUMN", default_value_t = Sort::Resident)]
-    pub(crate) sort: Sort,
+    #[arg(long, value_enum, value_name = "COLUMN", default_value_t)]
+    pub(crate) sort: Column,
+    /// Against the order that the sort has by itself.
+    #[arg(skip)]
+    pub(crate) reversed: bool,
     /// Show only workloads with this in their name, kind or cgroup; node:N for those with memory on a node
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) filter: String,
     /// Show only workloads with a guarantee
     #[arg(long)]
     pub(crate) guaranteed: bool,
+}
+
+/// What is shown, and how often.
+#[derive(Debug, Args)]
+pub(crate) struct Shown {
+    #[command(flatten)]
+    pub(crate) choice: Choice,
     /// Print tables, one after the other, instead of taking the whole terminal
     #[arg(long)]
     pub(crate) batch: bool,
@@ -175,25 +208,6 @@ pub(crate) struct Shown {
     /// Seconds between tables
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) interval: u64,
-}
-
-/// What workloads can be sorted by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Sort {
-    /// Name
-    Name,
-    /// Memory that it has, most first
-    Resident,
-    /// Share that is near, least first
-    Local,
-    /// Memory allocated near, per second
-    LocalRate,
-    /// Memory allocated far, per second
-    RemoteRate,
-    /// Share of accesses that go to other nodes, most first
-    Accesses,
-    /// Memory allocated outside its nodes
-    Missed,
 }
 
 /// What is asked for.
@@ -218,8 +232,8 @@ pub(crate) struct Wanted {
     #[arg(long, value_parser = policies())]
     pub(crate) policy: Option<TopologyManagerPolicy>,
     /// Make the CPUs a scheduling domain of their own (cpuset.cpus.partition)
-    #[arg(long, value_enum)]
-    pub(crate) partition: Option<Partition>,
+    #[arg(long, value_parser = partitions())]
+    pub(crate) partition: Option<PartitionKind>,
 }
 
 /// The policies by the kubelet's names.
@@ -235,21 +249,13 @@ fn policies() -> impl TypedValueParser<Value = TopologyManagerPolicy> {
     PossibleValuesParser::new(named).try_map(|name| name.parse())
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Partition {
-    /// No other cgroup gets these CPUs, whatever it asks for
-    Root,
-    /// The same, and the scheduler does not balance load among them
-    Isolated,
-}
-
-impl From<Partition> for PartitionKind {
-    fn from(partition: Partition) -> Self {
-        match partition {
-            Partition::Root => Self::Root,
-            Partition::Isolated => Self::Isolated,
-        }
-    }
+/// The partitions by the kernel's names.
+fn partitions() -> impl TypedValueParser<Value = PartitionKind> {
+    PossibleValuesParser::new([
+        PossibleValue::new("root").help("No other cgroup gets these CPUs, whatever it asks for"),
+        PossibleValue::new("isolated").help("The same, and the scheduler does not balance load among them"),
+    ])
+    .map(|name| if name == "root" { PartitionKind::Root } else { PartitionKind::Isolated })
 }
 
 /// The configuration, where it says how the daemon is reached.
@@ -301,20 +307,6 @@ pub(crate) struct Controlled {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Exec {
-    #[command(flatten)]
-    pub(crate) wanted: Wanted,
-    /// Name of the workload [default: made from the command and the process id]
-    #[arg(long)]
-    pub(crate) name: Option<String>,
-    #[command(flatten)]
-    pub(crate) socket: Socket,
-    /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<OsString>,
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct Guarantee {
     /// A cgroup as in /proc/PID/cgroup (/batch/render), or a unit of systemd (nginx.service)
     #[arg(value_name = "CGROUP-OR-UNIT")]
@@ -331,14 +323,6 @@ pub(crate) struct Guarantee {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Release {
-    /// Name of the workload
-    pub(crate) name: String,
-    #[command(flatten)]
-    pub(crate) control: Controlled,
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct Explain {
     /// Name of a workload that holds an allocation
     #[arg(required_unless_present = "cpus", conflicts_with_all = ["cpus", "memory"])]
@@ -352,18 +336,6 @@ pub(crate) struct Explain {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Doctor {
-    /// Examine the host whose file system is below this directory; for / the probes are tried too
-    #[arg(long, value_name = "DIR", default_value = "/")]
-    pub(crate) root: PathBuf,
-    /// Configuration file, which must exist [default: etc/numaward/config.yaml below the root if it exists]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) output: Output,
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct ImportKubeletState {
     /// The kubelet's directory, usually /var/lib/kubelet
     pub(crate) directory: PathBuf,
@@ -372,14 +344,6 @@ pub(crate) struct ImportKubeletState {
     pub(crate) dry_run: bool,
     #[command(flatten)]
     pub(crate) config: ConfigFile,
-    #[command(flatten)]
-    pub(crate) output: Output,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct CheckConfig {
-    /// Configuration file, which must exist [default: /etc/numaward/config.yaml if it exists]
-    pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) output: Output,
 }

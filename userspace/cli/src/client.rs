@@ -26,7 +26,6 @@ const TIME_LIMIT: Duration = Duration::from_secs(35);
 pub(crate) const MAX_BYTES: usize = 256 << 20;
 
 /// A daemon, by the way to it.
-#[derive(Debug)]
 pub(crate) enum Server {
     /// Its read-only address.
     Address(SocketAddr),
@@ -41,18 +40,7 @@ impl fmt::Display for Server {
         match self {
             Self::Address(address) => write!(f, "at {address}"),
             Self::Socket(socket) => write!(f, "on its control socket {}", socket.display()),
-            Self::Remote(remote) => write!(f, "at {remote}"),
-        }
-    }
-}
-
-impl Server {
-    /// What to look at when nobody answers.
-    fn hint(&self) -> &'static str {
-        match self {
-            Self::Address(_) => "is `numaward run` running there? (--address names another)",
-            Self::Socket(_) => "does `numaward run` run, and is this root? (--socket names another)",
-            Self::Remote(_) => "does `numaward run` run there, with control.listen? (--server names another)",
+            Self::Remote(remote) => write!(f, "at {}", remote.url),
         }
     }
 }
@@ -63,35 +51,19 @@ pub(crate) enum ClientError {
     /// Nobody answers.
     #[error("no numaward daemon is reachable {server}: {reason}; {hint}")]
     Unreachable {
-        /// Where it was sought.
         server: String,
-        /// What went wrong.
         reason: String,
         /// What to look at.
         hint: &'static str,
     },
     /// It refuses.
-    #[error("{}", crate::refusal::in_words(.0))]
+    #[error("{}", crate::explain::refused(.0))]
     Refused(Box<Refusal>),
     /// The answer makes no sense.
     #[error(
         "who answers {server} said {status} and what is not numaward's: {reason}; is it of another version?"
     )]
-    Malformed {
-        /// Who answered.
-        server: String,
-        /// The HTTP status.
-        status: StatusCode,
-        /// What is wrong with it.
-        reason: String,
-    },
-}
-
-impl ClientError {
-    /// Whether the engine decided against the request.
-    pub(crate) fn is_rejection(&self) -> bool {
-        matches!(self, Self::Refused(refusal) if refusal.rejection.is_some())
-    }
+    Malformed { server: String, status: StatusCode, reason: serde_json::Error },
 }
 
 impl Server {
@@ -108,7 +80,7 @@ impl Server {
         body: Bytes,
     ) -> Result<T, ClientError> {
         let (status, body) = self.send(method, path, body).await?;
-        serde_json::from_slice(&body).map_err(|error| self.malformed(status, &error))
+        serde_json::from_slice(&body).map_err(|error| self.malformed(status, error))
     }
 
     /// Sends a body, gets the body of a success.
@@ -118,53 +90,48 @@ impl Server {
         path: &str,
         body: Bytes,
     ) -> Result<(StatusCode, Bytes), ClientError> {
-        let (status, body) = match timeout(TIME_LIMIT, self.exchange(method, path, body)).await {
-            Ok(answer) => answer.map_err(|error| self.unreachable(error.to_string()))?,
-            Err(_) => return Err(self.silent()),
+        let exchange = async {
+            let response = self.begin(method, path, "application/json", body).await?;
+            Ok((response.status(), whole(response.into_body()).await?))
         };
+        let (status, body) = self.in_time(exchange).await?;
         if status.is_success() { Ok((status, body)) } else { Err(self.refused(status, &body)) }
-    }
-
-    fn malformed(&self, status: StatusCode, error: &serde_json::Error) -> ClientError {
-        ClientError::Malformed { server: self.to_string(), status, reason: error.to_string() }
     }
 
     /// Opens a stream of server-sent events.
     pub(crate) async fn open(&self, path: &str) -> Result<Incoming, ClientError> {
         let begun = self.begin(Method::GET, path, "text/event-stream", Bytes::new());
-        let response = match timeout(TIME_LIMIT, begun).await {
-            Ok(answer) => answer.map_err(|error| self.unreachable(error.to_string()))?,
-            Err(_) => return Err(self.silent()),
-        };
-        let (parts, body) = response.into_parts();
+        let (parts, body) = self.in_time(begun).await?.into_parts();
         if parts.status.is_success() {
             return Ok(body);
         }
-        let body = match timeout(TIME_LIMIT, whole(body)).await {
-            Ok(body) => body.map_err(|error| self.unreachable(error.to_string()))?,
-            Err(_) => return Err(self.silent()),
+        Err(self.refused(parts.status, &self.in_time(whole(body)).await?))
+    }
+
+    /// What comes within the time limit.
+    async fn in_time<T>(&self, answer: impl Future<Output = io::Result<T>>) -> Result<T, ClientError> {
+        let reason = match timeout(TIME_LIMIT, answer).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {} seconds", TIME_LIMIT.as_secs()),
         };
-        Err(self.refused(parts.status, &body))
-    }
-
-    fn unreachable(&self, reason: String) -> ClientError {
-        ClientError::Unreachable { server: self.to_string(), reason, hint: self.hint() }
-    }
-
-    fn silent(&self) -> ClientError {
-        self.unreachable(format!("no answer within {} seconds", TIME_LIMIT.as_secs()))
+        let hint = match self {
+            Self::Address(_) => "is `numaward run` running there? (--address names another)",
+            Self::Socket(_) => "does `numaward run` run, and is this root? (--socket names another)",
+            Self::Remote(_) => "does `numaward run` run there, with control.listen? (--server names another)",
+        };
+        Err(ClientError::Unreachable { server: self.to_string(), reason, hint })
     }
 
     fn refused(&self, status: StatusCode, body: &Bytes) -> ClientError {
-        match serde_json::from_slice::<Refusal>(body) {
+        match serde_json::from_slice(body) {
             Ok(refusal) => ClientError::Refused(Box::new(refusal)),
-            Err(error) => self.malformed(status, &error),
+            Err(error) => self.malformed(status, error),
         }
     }
 
-    async fn exchange(&self, method: Method, path: &str, body: Bytes) -> io::Result<(StatusCode, Bytes)> {
-        let response = self.begin(method, path, "application/json", body).await?;
-        Ok((response.status(), whole(response.into_body()).await?))
+    fn malformed(&self, status: StatusCode, reason: serde_json::Error) -> ClientError {
+        ClientError::Malformed { server: self.to_string(), status, reason }
     }
 
     async fn begin(
@@ -190,7 +157,7 @@ impl Server {
             }
             Self::Remote(remote) => {
                 request = request.header(header::HOST, remote.authority());
-                if let Some(authorization) = remote.authorization() {
+                if let Some(authorization) = &remote.authorization {
                     request = request.header(header::AUTHORIZATION, authorization);
                 }
                 begin_on(remote.connect().await?, request, body).await
@@ -205,7 +172,7 @@ async fn begin_on(
     body: Bytes,
 ) -> io::Result<Response<Incoming>> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-    // Of what ends the connection, the request tells.
+    // What ends the connection is an error of the request too.
     tokio::spawn(connection);
     let request = request.body(Full::new(body)).map_err(io::Error::other)?;
     sender.send_request(request).await.map_err(io::Error::other)

@@ -9,29 +9,25 @@ use crate::client::{ClientError, Server};
 
 const PATH: &str = "/api/v1/allocations";
 
-/// Where a daemon takes changes.
-#[derive(Debug)]
-pub(crate) struct Control(pub(crate) Server);
-
-impl Control {
+impl Server {
     /// Asks for an allocation.
     pub(crate) async fn admit(&self, asked: &api::AllocationRequest) -> Result<api::Allocation, ClientError> {
-        self.0.ask(Method::POST, PATH, body(asked)).await
+        self.ask(Method::POST, PATH, body(asked)).await
     }
 
     /// Asks what would happen.
     pub(crate) async fn dry_run(&self, asked: &api::AllocationRequest) -> Result<api::DryRun, ClientError> {
-        self.0.ask(Method::POST, &format!("{PATH}?dryRun=true"), body(asked)).await
+        self.ask(Method::POST, &format!("{PATH}?dryRun=true"), body(asked)).await
     }
 
     /// Asks what is held.
     pub(crate) async fn allocations(&self) -> Result<api::Allocations, ClientError> {
-        self.0.get(PATH).await
+        self.get(PATH).await
     }
 
     /// Ends an allocation.
     pub(crate) async fn release(&self, name: &str) -> Result<(), ClientError> {
-        self.0.send(Method::DELETE, &format!("{PATH}/{}", encoded(name)), Bytes::new()).await.map(drop)
+        self.send(Method::DELETE, &format!("{PATH}/{}", encoded(name)), Bytes::new()).await.map(drop)
     }
 }
 

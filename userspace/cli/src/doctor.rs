@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use numaward_daemon::doctor::{Check, Verdict};
+use numaward_api::doctor::{Check, Verdict};
 
 use crate::table::wrap;
 
@@ -25,9 +25,4 @@ pub(crate) fn render(checks: &[Check]) -> String {
         }
     }
     text
-}
-
-/// Whether nothing fails.
-pub(crate) fn passes(checks: &[Check]) -> bool {
-    checks.iter().all(|check| check.verdict != Verdict::Fail)
 }

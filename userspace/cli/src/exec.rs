@@ -10,7 +10,7 @@ use std::{
     fs, io,
     os::unix::process::{CommandExt, ExitStatusExt},
     path::Path,
-    process::{Child, Command, ExitCode, ExitStatus},
+    process::{Command, ExitCode, ExitStatus},
     time::Duration,
 };
 
@@ -18,12 +18,13 @@ use anyhow::Context;
 use numaward_api as api;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
-    signal::unix::{Signal as Incoming, SignalKind, signal},
+    process::{self, Child},
+    signal::unix::{SignalKind, signal},
     sync::mpsc,
     time::sleep,
 };
 
-use crate::{client::ClientError, control::Control};
+use crate::client::{ClientError, Server};
 
 /// As shells have it: the command was found and cannot be executed; it was not found.
 const CANNOT_EXECUTE: u8 = 126;
@@ -42,15 +43,17 @@ const PASSED_ON: [(Signal, SignalKind, bool); 6] = [
 
 /// Runs the command and returns its exit code; 128 and the signal if one ended it.
 pub(crate) async fn run(
-    control: &Control,
+    control: &Server,
     asked: &api::AllocationRequest,
     command: &[OsString],
 ) -> anyhow::Result<ExitCode> {
     let mut signals = signals()?;
-    let mut children = signal(SignalKind::child())?;
+    // A parent that ignores SIGCHLD hands that down, and the kernel would not keep the exit code.
+    let _kept = signal(SignalKind::child())?;
     let allocation = control.admit(asked).await?;
-    let status = match start(&allocation.directory, command) {
-        Ok(mut child) => wait(&mut child, &mut children, &mut signals).await,
+    let mut enter = process::Command::new("/proc/self/exe");
+    let status = match enter.arg("enter").arg(&allocation.directory).arg("--").args(command).spawn() {
+        Ok(child) => wait(child, &mut signals).await,
         Err(error) => Err(error),
     };
     release(control, &allocation).await;
@@ -63,10 +66,6 @@ fn exit_code(status: ExitStatus) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
-fn start(directory: &str, command: &[OsString]) -> io::Result<Child> {
-    Command::new("/proc/self/exe").arg("enter").arg(directory).arg("--").args(command).spawn()
-}
-
 /// Takes the signals that are to be passed on. Those that were ignored before (`nohup`) stay so.
 fn signals() -> io::Result<mpsc::Receiver<Signal>> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -77,21 +76,17 @@ fn signals() -> io::Result<mpsc::Receiver<Signal>> {
         if ignored & (1 << (number.as_raw() - 1)) != 0 {
             continue;
         }
-        let incoming = signal(kind)?;
-        tokio::spawn(pass_on(incoming, number, from_terminal, sender.clone()));
+        let (mut incoming, sender) = (signal(kind)?, sender.clone());
+        tokio::spawn(async move {
+            while incoming.recv().await.is_some() {
+                let comes_by_itself = from_terminal && is_in_foreground();
+                if !comes_by_itself && sender.send(number).await.is_err() {
+                    return;
+                }
+            }
+        });
     }
     Ok(receiver)
-}
-
-async fn pass_on(mut incoming: Incoming, number: Signal, from_terminal: bool, sender: mpsc::Sender<Signal>) {
-    while incoming.recv().await.is_some() {
-        if from_terminal && is_in_foreground() {
-            continue;
-        }
-        if sender.send(number).await.is_err() {
-            return;
-        }
-    }
 }
 
 /// Whether this process group, and with it the command, gets the signals of a terminal's keys (proc(5)).
@@ -104,30 +99,19 @@ fn is_in_foreground() -> bool {
     matches!((fields.get(2), fields.get(5)), (Some(own), Some(foreground)) if own == foreground)
 }
 
-async fn wait(
-    child: &mut Child,
-    children: &mut Incoming,
-    signals: &mut mpsc::Receiver<Signal>,
-) -> io::Result<ExitStatus> {
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+async fn wait(mut child: Child, signals: &mut mpsc::Receiver<Signal>) -> io::Result<ExitStatus> {
+    // Until it has been waited for, the id is its own.
+    let pid = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
     loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(status);
-        }
         tokio::select! {
-            _ = children.recv() => {}
-            Some(signal) = signals.recv() => {
-                // It has not been waited for, so the id is still its own.
-                if let Some(pid) = pid {
-                    let _ = kill_process(pid, signal);
-                }
-            }
+            status = child.wait() => return status,
+            Some(signal) = signals.recv() => drop(pid.map(|pid| kill_process(pid, signal))),
         }
     }
 }
 
 /// Releases at once what is not in use any more. What is, the daemon releases when its last process ends.
-async fn release(control: &Control, allocation: &api::Allocation) {
+async fn release(control: &Server, allocation: &api::Allocation) {
     let events = Path::new(&allocation.directory).join("cgroup.events");
     for _ in 0..20 {
         // A cgroup that cannot be read is gone.
@@ -170,6 +154,16 @@ mod tests {
             let status = Command::new("sh").args(["-c", script]).status().unwrap();
             assert_eq!(exit_code(status), code, "{script}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_command_gets_signals_until_it_ends() {
+        let (sender, mut signals) = mpsc::channel(1);
+        sender.send(Signal::TERM).await.unwrap();
+        let child = process::Command::new("sleep").arg("600").spawn().unwrap();
+        assert_eq!(exit_code(wait(child, &mut signals).await.unwrap()), 143);
+        let child = process::Command::new("sh").args(["-c", "exit 7"]).spawn().unwrap();
+        assert_eq!(exit_code(wait(child, &mut signals).await.unwrap()), 7);
     }
 
     #[test]

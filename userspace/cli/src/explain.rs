@@ -2,20 +2,16 @@
 
 use std::fmt::Write;
 
-use numaward_api::{Allocation, Drift, DriftState, DryRun, Explanation, Noticed, Writer};
-
-use crate::{
-    refusal::rejection,
-    table::{columns, row, size},
+use numaward_api::{
+    Allocation, Drift, DriftState, DryRun, Explanation, Noticed, Refusal, Rejection, Shortfall, Writer,
 };
+
+use crate::table::{row, size, table};
 
 /// An allocation for people, with why it is as it is.
 pub(crate) fn render_allocation(allocation: &Allocation) -> String {
-    let mut text = placed(allocation, "holds");
-    if let Some(explanation) = &allocation.explanation {
-        text.push_str(&render_explanation(explanation));
-    }
-    text
+    placed(allocation, "holds")
+        + &allocation.explanation.as_ref().map_or_else(String::new, render_explanation)
 }
 
 /// An allocation for people, in a line or two.
@@ -41,9 +37,7 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
         let bytes = lack.memory.iter().map(|block| block.bytes).sum();
         let _ = writeln!(text, "  of this the machine lacks CPUs: {cpus}, memory: {}", size(bytes));
     }
-    for line in allocation.drift.iter().map(drifted) {
-        let _ = writeln!(text, "  {line}");
-    }
+    text.extend(allocation.drift.iter().map(drifted));
     text
 }
 
@@ -70,51 +64,189 @@ fn drifted(drift: &Drift) -> String {
         (None, Noticed::Look) => "by whom is not known".to_owned(),
     };
     let times = if drift.count == 1 { "once".to_owned() } else { format!("{} times", drift.count) };
-    format!("{knob} of {cgroup} {what} (drifted {times}, last {who})")
+    format!("  {knob} of {cgroup} {what} (drifted {times}, last {who})\n")
 }
 
 /// A dry run for people.
 pub(crate) fn render_dry_run(dry: &DryRun) -> String {
-    let mut text = match (&dry.allocation, &dry.rejection) {
+    let outcome = match (&dry.allocation, &dry.rejection) {
         (Some(allocation), _) => placed(allocation, "would hold"),
         (None, Some(rejected)) => format!("would be refused: {}\n", rejection(rejected)),
         (None, None) => String::new(),
     };
-    text.push_str(&render_explanation(&dry.explanation));
-    text
+    outcome + &render_explanation(&dry.explanation)
 }
 
 fn render_explanation(explanation: &Explanation) -> String {
+    let yes = |is_so: bool| if is_so { "yes" } else { "no" };
+    let more = |omitted: u64| (omitted > 0).then(|| format!("and {omitted} more"));
     let mut text = String::new();
-    for merge in &explanation.merges {
-        text.push('\n');
-        let mut rows = vec![row(["RESOURCE", "NODES", "PREFERRED"])];
+    for merge in explanation.merges.iter() {
+        let mut rows = Vec::new();
         for hints in &merge.hints {
-            match &hints.sets {
+            match hints.sets.as_deref() {
                 None => rows.push(row([&hints.resource, "any", "-"])),
-                Some(sets) if sets.is_empty() => rows.push(row([&hints.resource, "none", "-"])),
-                Some(sets) => rows.extend(sets.iter().map(|hint| {
-                    row([&hints.resource, &hint.nodes, if hint.preferred { "yes" } else { "no" }])
-                })),
+                Some([]) => rows.push(row([&hints.resource, "none", "-"])),
+                Some(sets) => rows
+                    .extend(sets.iter().map(|hint| row([&hints.resource, &hint.nodes, yes(hint.preferred)]))),
             }
-            if hints.omitted > 0 {
-                rows.push(row([&hints.resource, &format!("and {} more", hints.omitted), ""]));
-            }
+            rows.extend(more(hints.omitted).map(|more| row([&hints.resource, &more, ""])));
         }
-        text.push_str(&columns(&rows));
+        let _ = write!(text, "\n{}", table(["RESOURCE", "NODES", "PREFERRED"], rows));
         if !merge.candidates.is_empty() {
-            let mut rows = vec![row(["CANDIDATE", "PREFERRED", "VERDICT"])];
-            rows.extend(merge.candidates.iter().map(|candidate| {
-                row([&candidate.nodes, if candidate.preferred { "yes" } else { "no" }, &candidate.verdict])
-            }));
-            if merge.candidates_omitted > 0 {
-                rows.push(row([&format!("and {} more", merge.candidates_omitted), "", ""]));
-            }
-            let _ = write!(text, "\n{}", columns(&rows));
+            let rows = merge.candidates.iter().map(|of| row([&of.nodes, yes(of.preferred), &of.verdict]));
+            let rows = rows.chain(more(merge.candidates_omitted).map(|more| row([&more, "", ""])));
+            let _ = write!(text, "\n{}", table(["CANDIDATE", "PREFERRED", "VERDICT"], rows));
         }
         let result = merge.nodes.as_deref().unwrap_or("any");
         let verdict = if merge.accepted { "accepted" } else { "not accepted" };
         let _ = writeln!(text, "\nResult: nodes {result}, {verdict} by the topology policy");
     }
     text
+}
+
+/// What a refusal says.
+pub(crate) fn refused(refusal: &Refusal) -> String {
+    match &refusal.rejection {
+        Some(rejected) => format!("refused: {}", rejection(rejected)),
+        None => refusal.detail.clone(),
+    }
+}
+
+/// Why the engine decided so, node by node.
+fn rejection(rejection: &Rejection) -> String {
+    let mut text = format!("{} ({})", rejection.message, rejection.reason);
+    for shortfall in &rejection.shortfalls {
+        let amount = |amount: u64| match shortfall.resource.as_str() {
+            "cpu" => amount.to_string(),
+            _ => size(amount),
+        };
+        let Shortfall { node, resource, requested, free } = shortfall;
+        let enough = if free >= requested { "" } else { ", too little" };
+        let (requested, free) = (amount(*requested), amount(*free));
+        let _ = write!(text, "\n  node {node}: {resource} requested {requested}, free {free}{enough}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn allocation(more: Value) -> Value {
+        let mut allocation = json!({
+            "name": "redis", "target": "exec", "cgroup": "/redis", "directory": "/sys/fs/cgroup/redis", "cpus": "2-3",
+            "nodes": "0", "memory": [{"kind": "memory", "nodes": "0", "bytes": 8_u64 << 30}], "enforced": true,
+            "settings": {}, "drift": [],
+        });
+        let (all, Value::Object(more)) = (allocation.as_object_mut().unwrap(), more) else { unreachable!() };
+        all.extend(more);
+        allocation
+    }
+
+    #[test]
+    fn a_rejection_names_nodes_and_shortfalls() {
+        let shortfall = |node, free| Shortfall { node, resource: "cpu".to_owned(), requested: 2, free };
+        let text = rejection(&Rejection {
+            reason: "TopologyAffinityError".to_owned(),
+            message: "no".to_owned(),
+            shortfalls: vec![shortfall(0, 1), shortfall(1, 2)],
+        });
+        assert_eq!(
+            text,
+            "no (TopologyAffinityError)\n  node 0: cpu requested 2, free 1, too little\n  node 1: cpu requested 2, free 2"
+        );
+    }
+
+    #[test]
+    fn all_that_is_wrong_with_an_allocation_is_said() {
+        let drift = |found: Option<&str>, state: &str, count: u64, writer: Value, noticed: &str| {
+            json!({"cgroup": "/redis", "knob": "cpuset.cpus", "wanted": "2-3", "found": found, "state": state,
+                   "count": count, "noticed": noticed, "writer": writer})
+        };
+        let shell = json!({"pid": 7, "command": "sh", "cgroup": "/user.slice"});
+        let allocation = allocation(json!({
+            "enforced": false,
+            "stalled": true,
+            "moved": {"running": true, "movedBytes": 1 << 20, "leftBytes": 0},
+            "lack": {"cpus": "", "memory": [{"kind": "memory", "nodes": "0", "bytes": 1 << 30}]},
+            "drift": [
+                drift(Some(""), "repaired", 1, shell, "write"),
+                drift(None, "waiting", 2, json!({"pid": 8}), "write"),
+                drift(Some("0-3"), "left", 3, Value::Null, "write"),
+                drift(Some("2"), "ineffective", 4, Value::Null, "look"),
+            ],
+            "explanation": {"merges": []},
+        }));
+        let expected = "\
+redis holds CPUs 2-3 and memory on node 0 (cgroup /redis)
+  memory 8.0 GiB on node 0
+  not enforced: enforcement.mode is not on in the daemon's configuration
+  is slowed down at memory.high and does not get on
+  1.0 MiB moved to its nodes, 0 B could not be, and more is being moved
+  of this the machine lacks CPUs: no CPU, memory: 1.0 GiB
+  cpuset.cpus of /redis was empty, holds again 2-3 (drifted once, last by sh (process 7, cgroup /user.slice))
+  cpuset.cpus of /redis is not there, will be set to 2-3 again (drifted 2 times, last by a process that has ended (process 8))
+  cpuset.cpus of /redis is 0-3, should be 2-3: left to whoever keeps writing it (drifted 3 times, last by a process of another PID namespace)
+  cpuset.cpus of /redis is 2-3, of which the kernel gives only 2 (drifted 4 times, last by whom is not known)
+";
+        assert_eq!(render_allocation(&serde_json::from_value(allocation).unwrap()), expected);
+    }
+
+    #[test]
+    fn a_dry_run_shows_each_hint_and_each_candidate() {
+        let explanation = json!({"merges": [
+            {
+                "hints": [
+                    {"resource": "cpu", "omitted": 3,
+                     "sets": [{"nodes": "0", "preferred": true}, {"nodes": "0-1", "preferred": false}]},
+                    {"resource": "memory", "sets": []},
+                    {"resource": "isolation"},
+                ],
+                "candidates": [{"nodes": "0", "preferred": true, "verdict": "best of all"},
+                               {"nodes": "0-1", "preferred": false, "verdict": "wider"}],
+                "candidatesOmitted": 2, "nodes": "0", "accepted": true,
+            },
+            {"hints": [], "candidates": [], "accepted": false},
+        ]});
+        let merges = "
+RESOURCE   NODES       PREFERRED
+cpu        0           yes
+cpu        0-1         no
+cpu        and 3 more
+memory     none        -
+isolation  any         -
+
+CANDIDATE   PREFERRED  VERDICT
+0           yes        best of all
+0-1         no         wider
+and 2 more
+
+Result: nodes 0, accepted by the topology policy
+
+RESOURCE  NODES  PREFERRED
+
+Result: nodes any, not accepted by the topology policy
+";
+        let shortfalls = json!([
+            {"node": 0, "resource": "memory", "requested": 2 << 20, "free": 1 << 20},
+            {"node": 1, "resource": "cpu", "requested": 2, "free": 2},
+        ]);
+        let rejection = json!({"reason": "TopologyAffinityError", "message": "no", "shortfalls": shortfalls});
+        for (outcome, head) in [
+            (
+                json!({"admitted": true, "allocation": allocation(json!({})), "explanation": explanation}),
+                "redis would hold CPUs 2-3 and memory on node 0 (cgroup /redis)\n  memory 8.0 GiB on node 0\n",
+            ),
+            (
+                json!({"admitted": false, "rejection": rejection, "explanation": explanation}),
+                "would be refused: no (TopologyAffinityError)\n  \
+                 node 0: memory requested 2.0 MiB, free 1.0 MiB, too little\n  node 1: cpu requested 2, free 2\n",
+            ),
+        ] {
+            assert_eq!(render_dry_run(&serde_json::from_value(outcome).unwrap()), format!("{head}{merges}"));
+        }
+    }
 }

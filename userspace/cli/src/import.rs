@@ -1,13 +1,12 @@
 //! `numaward import-kubelet-state`: what was taken over, as text.
 
-use numaward_daemon::import::Imported;
+use numaward_api::import::Imported;
 
-use crate::table::{columns, row, size};
+use crate::table::{row, size, table};
 
 /// What was taken over, for people.
 pub(crate) fn render(imported: &Imported) -> String {
-    let mut rows = vec![row(["POD", "CONTAINER", "CPUS", "NODES", "MEMORY"])];
-    rows.extend(imported.containers.iter().map(|container| {
+    let rows = imported.containers.iter().map(|container| {
         let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
         let nodes: Vec<&str> = container.memory.iter().map(|block| block.nodes.as_str()).collect();
         let memory: Vec<String> =
@@ -19,7 +18,44 @@ pub(crate) fn render(imported: &Imported) -> String {
             &or_dash(&nodes.join(" ")),
             &or_dash(&memory.join(", ")),
         ])
-    }));
-    let table = if imported.containers.is_empty() { String::new() } else { columns(&rows) + "\n" };
+    });
+    let table = || table(["POD", "CONTAINER", "CPUS", "NODES", "MEMORY"], rows) + "\n";
+    let table = if imported.containers.is_empty() { String::new() } else { table() };
     format!("{table}{} containers; shared CPUs {}\n", imported.containers.len(), imported.shared_cpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_api::Block;
+    use numaward_api::import::Container;
+
+    use super::*;
+
+    #[test]
+    fn what_was_taken_over_is_a_table() {
+        let block = |kind: &str, nodes: &str| Block {
+            kind: kind.to_owned(),
+            nodes: nodes.to_owned(),
+            bytes: 1 << 30,
+        };
+        let container = |container: &str, cpus: &str, memory| Container {
+            pod_uid: "uid".to_owned(),
+            container: container.to_owned(),
+            cpus: cpus.to_owned(),
+            memory,
+        };
+        let two = vec![block("memory", "0"), block("hugepages-2Mi", "0-1")];
+        let containers = vec![container("a", "2-3", two), container("b", "", Vec::new())];
+        let imported = Imported { containers, shared_cpus: "0-1".to_owned() };
+        let expected = "\
+POD  CONTAINER  CPUS  NODES  MEMORY
+uid  a          2-3   0 0-1  memory 1.0 GiB, hugepages-2Mi 1.0 GiB
+uid  b          -     -      -
+
+2 containers; shared CPUs 0-1
+";
+        assert_eq!(render(&imported), expected);
+        let nothing = Imported { containers: Vec::new(), shared_cpus: "0-3".to_owned() };
+        assert_eq!(render(&nothing), "0 containers; shared CPUs 0-3\n");
+    }
 }

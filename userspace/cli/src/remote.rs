@@ -1,6 +1,6 @@
 //! The way to a daemon's control address: TCP, with TLS for `https`, and what proves that we may.
 
-use std::{fmt, fs, io, path::Path, sync::Arc};
+use std::{fs, io, path::Path, sync::Arc};
 
 use anyhow::{Context, bail};
 use hyper::{Uri, header::HeaderValue};
@@ -20,24 +20,12 @@ use crate::args;
 
 /// A control address, and what is presented there.
 pub(crate) struct Remote {
-    url: String,
+    pub(crate) url: String,
     host: String,
     port: u16,
-    authorization: Option<HeaderValue>,
+    /// What the header Authorization says.
+    pub(crate) authorization: Option<HeaderValue>,
     tls: Option<(ServerName<'static>, TlsConnector)>,
-}
-
-impl fmt::Display for Remote {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.url)
-    }
-}
-
-impl fmt::Debug for Remote {
-    /// Without the token.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Remote").field("url", &self.url).finish_non_exhaustive()
-    }
 }
 
 impl Remote {
@@ -68,11 +56,6 @@ impl Remote {
     /// What the header Host says.
     pub(crate) fn authority(&self) -> &str {
         self.url.split_once("://").map_or(&*self.url, |(_, authority)| authority)
-    }
-
-    /// What the header Authorization says.
-    pub(crate) fn authorization(&self) -> Option<HeaderValue> {
-        self.authorization.clone()
     }
 
     /// Connects.

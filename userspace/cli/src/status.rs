@@ -1,14 +1,20 @@
 //! `numaward status`: how the daemon is doing.
 
-use std::{cmp::Reverse, fmt::Write, time::Duration};
+use std::{
+    cmp::Reverse,
+    fmt::{self, Write},
+    time::Duration,
+};
 
 use numaward_api::{
-    Allocations, Counters, Drift, DriftState, EnforcementMode, ExclusiveCpu, HerdState, Probe, Status,
-    Workload, Workloads,
+    Allocations, Drift, DriftState, ExclusiveCpu, HerdState, Probe, Status, Workload, WorkloadCount,
 };
 use serde::Serialize;
 
-use crate::table::{columns, row, size, wrap};
+use crate::{
+    table::{or_dash, row, seconds, size, table, wrap},
+    top::Totals,
+};
 
 /// Workloads that the table shows; programs get all.
 const SHOWN: usize = 20;
@@ -16,10 +22,8 @@ const SHOWN: usize = 20;
 /// What the daemon said.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    /// How it is doing.
     #[serde(flatten)]
     pub(crate) status: Status,
-    /// What it watches.
     #[serde(rename = "workloadList")]
     pub(crate) workloads: Vec<Workload>,
     /// What it promised; absent where nothing can be promised.
@@ -34,22 +38,19 @@ pub(crate) struct Report {
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Cost {
-    /// The span.
-    pub(crate) seconds: f64,
-    /// Of each attached probe.
-    pub(crate) probes: Vec<ProbeCost>,
+    seconds: f64,
+    probes: Vec<ProbeCost>,
 }
 
 /// What a probe cost in a span of time.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct ProbeCost {
-    /// Its name.
-    pub(crate) probe: String,
+struct ProbeCost {
+    probe: String,
     /// How often it ran, on all CPUs.
-    pub(crate) runs: u64,
+    runs: u64,
     /// How long all of these took.
-    pub(crate) nanoseconds: u64,
+    nanoseconds: u64,
 }
 
 impl Cost {
@@ -67,14 +68,13 @@ impl Cost {
     }
 
     fn render(&self) -> String {
-        let mut rows = vec![row(["COST OF", "RUNS/S", "NS/RUN", "OF ONE CPU"])];
-        rows.extend(self.probes.iter().map(|of| {
-            let per_run = of.nanoseconds.checked_div(of.runs).map_or("-".to_owned(), |time| time.to_string());
+        let rows = self.probes.iter().map(|of| {
+            let per_run = or_dash(of.nanoseconds.checked_div(of.runs));
             let runs = count(of.runs) / self.seconds;
             let share = count(of.nanoseconds) / self.seconds / 1e7;
             row([&of.probe, &format!("{runs:.0}"), &per_run, &format!("{share:.4} %")])
-        }));
-        columns(&rows)
+        });
+        table(["COST OF", "RUNS/S", "NS/RUN", "OF ONE CPU"], rows)
     }
 }
 
@@ -84,66 +84,44 @@ fn count(number: u64) -> f64 {
     number as f64
 }
 
-impl Report {
-    pub(crate) fn new(status: Status, workloads: Workloads) -> Self {
-        Self { status, workloads: workloads.workloads, promised: None, cost: None }
-    }
-
-    /// With what is promised, if that is known.
-    pub(crate) fn with(self, promised: Option<Allocations>) -> Self {
-        Self { promised, ..self }
-    }
-}
-
 fn allocations(promised: &Allocations) -> String {
-    let mut rows = vec![row(["ALLOCATION", "CPUS", "NODES", "MEMORY", "DRIFT"])];
-    rows.extend(promised.allocations.iter().map(|held| {
+    let rows = promised.allocations.iter().map(|held| {
         let memory = held.memory.iter().map(|block| block.bytes).sum();
         let stands = |drift: &&Drift| drift.state != DriftState::Repaired;
         let drift: Vec<&str> = held.drift.iter().filter(stands).map(|drift| drift.knob.as_str()).collect();
         let drift = if drift.is_empty() { "none".to_owned() } else { drift.join(" ") };
         row([&held.name, &held.cpus, &held.nodes, &size(memory), &drift])
-    }));
-    columns(&rows)
+    });
+    table(["ALLOCATION", "CPUS", "NODES", "MEMORY", "DRIFT"], rows)
 }
 
 /// Who used the exclusive CPUs since they first were, the owners' own time apart.
 fn exclusive_cpus(cpus: &[ExclusiveCpu]) -> String {
     let head = ["EXCLUSIVE CPU", "OWN", "KERNEL", "HOST", "OTHERS", "INTERRUPTS", "SOFTIRQS", "WORKLOAD"];
-    let mut rows = vec![row(head)];
-    rows.extend(cpus.iter().map(|cpu| {
-        let count = |count: Option<u64>| count.map_or("-".to_owned(), |count| count.to_string());
+    let seconds = |micros| seconds(micros) + "s";
+    let rows = cpus.iter().map(|cpu| {
         row([
             &cpu.cpu.to_string(),
             &seconds(cpu.own_micros),
             &seconds(cpu.kernel_thread_micros),
             &seconds(cpu.host_micros),
             &seconds(cpu.workload_micros),
-            &count(cpu.hard_interrupts),
-            &count(cpu.soft_interrupts),
+            &or_dash(cpu.hard_interrupts),
+            &or_dash(cpu.soft_interrupts),
             &cpu.workload,
         ])
-    }));
-    columns(&rows)
+    });
+    table(head, rows)
 }
 
-/// Milliseconds matter where a CPU should be clean.
-fn seconds(micros: u64) -> String {
-    format!("{}.{:03}s", micros / 1_000_000, micros / 1000 % 1000)
-}
-
-/// How far the kernel is told, who is herded, and who waits.
+/// How far settings are written, who is herded, and who waits.
 fn enforcement(promised: &Allocations) -> String {
     let Allocations { enforcement, waiting, shared_cpus, .. } = promised;
     let herding = &enforcement.herding;
-    let mut text = format!(
-        "enforcement {}, herding {}, shared CPUs {shared_cpus}\n",
-        word(enforcement.mode),
-        word(herding.mode)
-    );
+    let (mode, herds) = (word(enforcement.mode), word(herding.mode));
+    let mut text = format!("enforcement {mode}, herding {herds}, shared CPUs {shared_cpus}\n");
     if !herding.cgroups.is_empty() {
-        let mut rows = vec![row(["HERD", "CPUS", "STATE"])];
-        rows.extend(herding.cgroups.iter().map(|herded| {
+        let rows = herding.cgroups.iter().map(|herded| {
             let state = match (herded.state, &herded.reason) {
                 (HerdState::Herded, _) => "herded",
                 (HerdState::DryRun, _) => "dry run",
@@ -151,144 +129,108 @@ fn enforcement(promised: &Allocations) -> String {
                 (HerdState::Refused, Some(reason)) => reason,
             };
             row([&herded.cgroup, if herded.cpus.is_empty() { "-" } else { &herded.cpus }, state])
-        }));
-        let _ = write!(text, "\n{}", columns(&rows));
+        });
+        let _ = write!(text, "\n{}", table(["HERD", "CPUS", "STATE"], rows));
     }
     if let Some(count) = herding.processes_in_root.filter(|count| *count > 0) {
         let _ = writeln!(text, "{count} processes in the root cgroup cannot be herded");
     }
     if !waiting.is_empty() {
-        let mut rows = vec![row(["WAITING", "DECLARED", "REASON"])];
-        rows.extend(waiting.iter().map(|one| row([&one.cgroup, &one.declared, &one.reason])));
-        let _ = write!(text, "\n{}", columns(&rows));
+        let rows = waiting.iter().map(|one| row([&one.cgroup, &one.declared, &one.reason]));
+        let _ = write!(text, "\n{}", table(["WAITING", "DECLARED", "REASON"], rows));
     }
     text
 }
 
-fn word(mode: EnforcementMode) -> &'static str {
-    match mode {
-        EnforcementMode::Off => "off",
-        EnforcementMode::DryRun => "dry-run",
-        EnforcementMode::On => "on",
-    }
+/// The API's word for it.
+fn word(value: impl Serialize) -> String {
+    fmt::from_fn(|f| value.serialize(f)).to_string()
+}
+
+/// What is said of a part of the daemon.
+fn noted(part: &str, note: &str) -> String {
+    let head = format!("{part}: ");
+    format!("{head}{}\n", wrap(note, head.len(), 2))
 }
 
 /// The report for people.
 pub(crate) fn render(report: &Report) -> String {
     let Report { status, workloads, promised, cost } = report;
-    let mut text = format!("numaward {}, up {}\n\n", status.version, uptime(status.uptime_seconds));
-    let mut rows = vec![row(["PROBE", "MODE", "RUNS", "NS/RUN", "LOST"])];
-    for probe in &status.probes {
-        let or_dash = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
+    let rows = status.probes.iter().map(|probe| {
         let mode = match &probe.duty_cycle {
             Some(cycle) => format!("{} {cycle}", probe.mode),
             None => probe.mode.clone(),
         };
         let [runs, cost, lost] =
             [probe.measured_runs, probe.nanoseconds_per_event, probe.events_lost].map(or_dash);
-        rows.push(row([&probe.probe, &mode, &runs, &cost, &lost]));
-    }
-    text.push_str(&columns(&rows));
-    if let Some(cost) = cost {
-        let _ = write!(text, "\n{}\n", cost.render());
-    }
+        row([&probe.probe, &mode, &runs, &cost, &lost])
+    });
+    let probes = table(["PROBE", "MODE", "RUNS", "NS/RUN", "LOST"], rows);
+    let mut notes = String::new();
     for probe in &status.probes {
         let check = probe.self_check.as_ref().map(|check| format!("self-check {check}"));
-        for note in probe.reason.iter().chain(&check) {
-            let head = format!("{}: ", probe.probe);
-            let _ = writeln!(text, "{head}{}", wrap(note, head.len(), 2));
-        }
+        notes.extend(probe.reason.iter().chain(&check).map(|note| noted(&probe.probe, note)));
+    }
+    let mut parts = vec![format!("numaward {}, up {}\n", status.version, uptime(status.uptime_seconds))];
+    match cost {
+        Some(cost) => parts.extend([probes, cost.render(), notes]),
+        None => parts.push(probes + &notes),
     }
     if !status.maps.is_empty() {
-        let mut rows = vec![row(["MAP", "ENTRIES", "CAPACITY"])];
-        rows.extend(
-            status
-                .maps
-                .iter()
-                .map(|map| row([&map.map, &map.entries.to_string(), &map.capacity.to_string()])),
-        );
-        text.push('\n');
-        text.push_str(&columns(&rows));
+        let maps = status.maps.iter();
+        let rows = maps.map(|map| row([&map.map, &map.entries.to_string(), &map.capacity.to_string()]));
+        let mut maps = table(["MAP", "ENTRIES", "CAPACITY"], rows);
         let memory = status.map_memory.iter().map(|(family, bytes)| format!("{family} {}", size(*bytes)));
         let memory = memory.collect::<Vec<_>>().join(", ");
         if !memory.is_empty() {
-            let _ = writeln!(text, "memory of all maps: {memory}");
+            let _ = writeln!(maps, "memory of all maps: {memory}");
         }
+        parts.push(maps);
     }
     if let Some(promised) = promised {
         if !promised.allocations.is_empty() {
-            text.push('\n');
-            text.push_str(&allocations(promised));
+            parts.push(allocations(promised));
         }
-        text.push('\n');
-        text.push_str(&enforcement(promised));
+        parts.push(enforcement(promised));
     }
     if !status.exclusive_cpus.is_empty() {
-        text.push('\n');
-        text.push_str(&exclusive_cpus(&status.exclusive_cpus));
+        parts.push(exclusive_cpus(&status.exclusive_cpus));
     }
-    for degraded in &status.degraded {
-        let head = format!("{}: ", degraded.part);
-        let _ = write!(text, "\n{head}{}\n", wrap(&degraded.reason, head.len(), 2));
-    }
-    let count = status.workloads;
-    let _ = writeln!(
-        text,
-        "\nWorkloads' cgroups with counters of their own: {}, without: {}",
-        count.own, count.other
-    );
+    parts.extend(status.degraded.iter().map(|degraded| noted(&degraded.part, &degraded.reason)));
+    let WorkloadCount { own, other } = status.workloads;
+    parts.push(format!("Workloads' cgroups with counters of their own: {own}, without: {other}\n"));
     if !workloads.is_empty() {
-        text.push('\n');
-        text.push_str(&workload_table(workloads));
+        parts.push(workload_table(workloads));
     }
-    text
+    parts.join("\n")
 }
 
 fn workload_table(workloads: &[Workload]) -> String {
-    let mut sorted: Vec<&Workload> = workloads.iter().collect();
-    sorted.sort_by_key(|workload| Reverse((resident(workload), allocated(workload))));
-    let mut rows = vec![row(["RESIDENT", "ALLOCATED", "REMOTE", "SAMPLED", "COUNTERS", "WORKLOAD"])];
-    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-    for workload in sorted.iter().take(SHOWN) {
-        let remote = allocated(workload).filter(|(all, _)| *all > 0).map(|(all, remote)| {
+    let mut sorted: Vec<_> = workloads.iter().map(|workload| (Totals::of(workload), workload)).collect();
+    // User memory: all and remote.
+    let allocated = |totals: &Totals| totals.allocated.map(|(local, remote)| (local + remote, remote));
+    sorted.sort_by_key(|(totals, _)| Reverse((totals.resident_bytes(), allocated(totals))));
+    let rows = sorted.iter().take(SHOWN).map(|(totals, workload)| {
+        let remote = allocated(totals).filter(|(all, _)| *all > 0).map(|(all, remote)| {
             // Tenths of a percent; 128 bits hold a thousand times any size.
             let share = u128::from(remote) * 1000 / u128::from(all);
             format!("{}.{} %", share / 10, share % 10)
         });
-        let counters = match workload.counters {
-            Counters::Own => "own",
-            Counters::Other => "other",
-            Counters::None => "none",
-            Counters::Removed => "removed",
-        };
-        let sampling = workload.activity.as_ref().and_then(|activity| activity.sampling.clone());
-        rows.push(row([
-            &or_dash(resident(workload).map(size)),
-            &or_dash(allocated(workload).map(|(all, _)| size(all))),
+        let sampling = workload.activity.as_ref().and_then(|activity| activity.sampling.as_ref());
+        row([
+            &or_dash(totals.resident_bytes().map(size)),
+            &or_dash(allocated(totals).map(|(all, _)| size(all))),
             &or_dash(remote),
             &or_dash(sampling),
-            counters,
+            &word(workload.counters),
             &workload.workload,
-        ]));
-    }
-    let mut text = columns(&rows);
+        ])
+    });
+    let mut text = table(["RESIDENT", "ALLOCATED", "REMOTE", "SAMPLED", "COUNTERS", "WORKLOAD"], rows);
     if sorted.len() > SHOWN {
         let _ = writeln!(text, "and {} more: -o json lists all", sorted.len() - SHOWN);
     }
     text
-}
-
-fn resident(workload: &Workload) -> Option<u64> {
-    let nodes = workload.nodes.iter().filter_map(|node| node.resident);
-    nodes.map(|bytes| bytes.anon_bytes + bytes.file_bytes + bytes.kernel_bytes).reduce(|a, b| a + b)
-}
-
-/// User memory: all and remote.
-fn allocated(workload: &Workload) -> Option<(u64, u64)> {
-    let nodes = workload.nodes.iter().filter_map(|node| node.allocated);
-    nodes
-        .map(|bytes| (bytes.local_bytes + bytes.remote_bytes, bytes.remote_bytes))
-        .reduce(|a, b| (a.0 + b.0, a.1 + b.1))
 }
 
 fn uptime(seconds: u64) -> String {
@@ -304,8 +246,8 @@ fn uptime(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use numaward_api::{
-        Activity, Allocated, Degraded, Enforcement, Herded, Herding, Map, Resident, Waiting, WorkloadCount,
-        WorkloadNode,
+        Activity, Allocated, Counters, Degraded, Enforcement, EnforcementMode, Herded, Herding, Map,
+        Resident, Waiting, WorkloadNode,
     };
     use std::collections::BTreeMap;
 

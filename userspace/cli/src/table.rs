@@ -1,8 +1,10 @@
 //! Plain text for people: aligned columns, wrapped text, sizes.
 
-use std::{borrow::Cow, fmt::Write};
+use std::{borrow::Cow, fmt::Write, iter};
 
-use crate::text::{clean, width};
+use unicode_width::UnicodeWidthStr;
+
+use crate::text::clean;
 
 /// Width that text is wrapped to.
 const WIDTH: usize = 80;
@@ -14,12 +16,12 @@ pub(crate) fn columns(rows: &[Vec<String>]) -> String {
         rows.iter().map(|row| row.iter().map(|cell| clean(cell)).collect()).collect();
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widest =
-        |column| cells.iter().filter_map(|row| row.get(column)).map(|cell: &Cow<'_, str>| width(cell)).max();
+        |column| cells.iter().filter_map(|row| row.get(column)).map(|cell: &Cow<'_, str>| cell.width()).max();
     let widths: Vec<usize> = (0..count).map(|column| widest(column).unwrap_or(0)).collect();
     let mut text = String::new();
     for row in &cells {
         let line = row.iter().zip(&widths).fold(String::new(), |mut line, (cell, widest)| {
-            let gap = widest - width(cell) + 2;
+            let gap = widest - cell.width() + 2;
             let _ = write!(line, "{cell}{:gap$}", "");
             line
         });
@@ -29,9 +31,22 @@ pub(crate) fn columns(rows: &[Vec<String>]) -> String {
     text
 }
 
+/// Rows below the titles of their columns.
+pub(crate) fn table<const N: usize>(
+    titles: [&str; N],
+    rows: impl IntoIterator<Item = Vec<String>>,
+) -> String {
+    columns(&iter::once(row(titles)).chain(rows).collect::<Vec<_>>())
+}
+
 /// A row of owned cells.
 pub(crate) fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
     cells.map(str::to_owned).to_vec()
+}
+
+/// A cell for what may not be known.
+pub(crate) fn or_dash(cell: Option<impl ToString>) -> String {
+    cell.map_or_else(|| "-".to_owned(), |cell| cell.to_string())
 }
 
 /// Text in lines of at most [`WIDTH`] characters, all but the first indented.
@@ -64,6 +79,11 @@ pub(crate) fn size(bytes: u64) -> String {
         }
         None => format!("{bytes} B"),
     }
+}
+
+/// Seconds with milliseconds, which matter where a CPU should be clean.
+pub(crate) fn seconds(micros: u64) -> String {
+    format!("{}.{:03}", micros / 1_000_000, micros / 1000 % 1000)
 }
 
 #[cfg(test)]

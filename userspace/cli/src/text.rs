@@ -8,7 +8,7 @@
 
 use std::{borrow::Cow, fmt::Write};
 
-use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+use unicode_width::UnicodeWidthChar;
 
 /// Whether a terminal may do something else with it than show it.
 fn is_unsafe(c: char) -> bool {
@@ -46,11 +46,6 @@ fn escaped(text: &str, must: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// How many cells of a terminal it takes.
-pub(crate) fn width(text: &str) -> usize {
-    text.width()
-}
-
 /// As much as fits, with a mark where something is left out.
 pub(crate) fn cut(text: &str, cells: usize) -> Cow<'_, str> {
     // A name of 10 KiB is not measured to its end.
@@ -72,6 +67,8 @@ pub(crate) fn cut(text: &str, cells: usize) -> Cow<'_, str> {
 
 #[cfg(test)]
 mod tests {
+    use unicode_width::UnicodeWidthStr;
+
     use super::*;
 
     #[test]
@@ -106,8 +103,8 @@ mod tests {
             ("e\u{301}x", 2, "e\u{301}x"),
         ] {
             assert_eq!(cut(text, cells), fits, "{text} in {cells}");
-            assert!(width(&cut(text, cells)) <= cells);
+            assert!(cut(text, cells).width() <= cells);
         }
-        assert_eq!(width(&cut(&"x".repeat(10 << 10), 80)), 80);
+        assert_eq!(cut(&"x".repeat(10 << 10), 80).width(), 80);
     }
 }

@@ -1,30 +1,21 @@
 //! `numaward topology`: the machine as tables.
 
-use std::fmt::Write;
-
 use numaward_api::Topology;
 
-use crate::table::{columns, row, size};
+use crate::table::{columns, or_dash, row, size, table};
 
 /// The machine for people.
 pub(crate) fn render(topology: &Topology) -> String {
-    let mut text = summary(topology);
-    text.push_str("\n\n");
-    text.push_str(&nodes(topology));
-    if topology.nodes.len() > 1 {
-        text.push('\n');
-        text.push_str(&distances(topology));
-    }
-    text.push('\n');
-    text.push_str(&sockets(topology));
-    let caches = caches(topology);
-    if !caches.is_empty() {
-        let _ = writeln!(text, "\nLast-level caches: {caches}");
-    }
-    if !topology.isolated_cpus.is_empty() {
-        let _ = writeln!(text, "\nIsolated CPUs: {}", topology.isolated_cpus);
-    }
-    text
+    let isolated = &topology.isolated_cpus;
+    let parts = [
+        Some(summary(topology)),
+        Some(nodes(topology)),
+        (topology.nodes.len() > 1).then(|| distances(topology)),
+        Some(sockets(topology)),
+        caches(topology),
+        (!isolated.is_empty()).then(|| format!("Isolated CPUs: {isolated}\n")),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join("\n")
 }
 
 fn count(number: usize, one: &str) -> String {
@@ -34,14 +25,14 @@ fn count(number: usize, one: &str) -> String {
 fn summary(topology: &Topology) -> String {
     let memory = topology.nodes.iter().map(|node| node.memory_bytes).sum();
     let cores: u32 = topology.sockets.iter().map(|socket| socket.cores).sum();
-    [
+    let counts = [
         count(topology.nodes.len(), "node"),
         count(topology.sockets.len(), "socket"),
         count(cores as usize, "core"),
         count(list_len(&topology.online_cpus), "CPU"),
         size(memory),
-    ]
-    .join(", ")
+    ];
+    counts.join(", ") + "\n"
 }
 
 /// How many ids a list of the kernel's format names.
@@ -50,11 +41,8 @@ fn list_len(list: &str) -> usize {
 }
 
 fn nodes(topology: &Topology) -> String {
-    let sizes: Vec<&str> = topology
-        .nodes
-        .first()
-        .map(|node| node.hugepages.iter().map(|pool| pool.size.as_str()).collect())
-        .unwrap_or_default();
+    let pools = topology.nodes.first().map_or(&[][..], |node| &node.hugepages);
+    let sizes: Vec<&str> = pools.iter().map(|pool| pool.size.as_str()).collect();
     let mut header = row(["NODE", "CPUS", "MEMORY"]);
     header.extend(sizes.iter().map(|size| format!("HUGEPAGES {size}")));
     let mut rows = vec![header];
@@ -62,11 +50,8 @@ fn nodes(topology: &Topology) -> String {
         let cpus = if node.memory_only { "none: memory only" } else { node.cpus.as_str() };
         let mut cells = row([&node.node.to_string(), cpus, &size(node.memory_bytes)]);
         cells.extend(sizes.iter().map(|size| {
-            let pool = node.hugepages.iter().find(|pool| pool.size == *size);
-            match pool.map(|pool| (pool.total_pages, pool.free_pages)) {
-                None | Some((0, _)) => "-".to_owned(),
-                Some((total, free)) => format!("{total} ({free} free)"),
-            }
+            let pool = node.hugepages.iter().find(|pool| pool.size == *size && pool.total_pages > 0);
+            or_dash(pool.map(|pool| format!("{} ({} free)", pool.total_pages, pool.free_pages)))
         }));
         rows.push(cells);
     }
@@ -78,35 +63,30 @@ fn distances(topology: &Topology) -> String {
     header.extend(topology.nodes.iter().map(|node| node.node.to_string()));
     let mut rows = vec![header];
     for from in &topology.nodes {
+        let distance = |node| from.distances.get(node).map_or_else(|| "?".to_owned(), u32::to_string);
         let mut cells = row([&from.node.to_string()]);
-        cells.extend(
-            topology
-                .nodes
-                .iter()
-                .map(|to| from.distances.get(&to.node).map_or_else(|| "?".to_owned(), ToString::to_string)),
-        );
+        cells.extend(topology.nodes.iter().map(|to| distance(&to.node)));
         rows.push(cells);
     }
     columns(&rows)
 }
 
 fn sockets(topology: &Topology) -> String {
-    let mut rows = vec![row(["SOCKET", "NODES", "CORES", "CPUS"])];
-    rows.extend(topology.sockets.iter().map(|socket| {
+    let rows = topology.sockets.iter().map(|socket| {
         row([&socket.socket.to_string(), &socket.nodes, &socket.cores.to_string(), &socket.cpus])
-    }));
-    columns(&rows)
+    });
+    table(["SOCKET", "NODES", "CORES", "CPUS"], rows)
 }
 
-fn caches(topology: &Topology) -> String {
+fn caches(topology: &Topology) -> Option<String> {
     let sharers: Vec<usize> = topology.last_level_caches.iter().map(|cache| list_len(&cache.cpus)).collect();
-    match (sharers.iter().min(), sharers.iter().max()) {
-        (Some(&least), Some(&most)) if least == most => {
-            format!("{}, each of {}", sharers.len(), count(least, "CPU"))
-        }
-        (Some(&least), Some(&most)) => format!("{}, of {least} to {most} CPUs each", sharers.len()),
-        _ => String::new(),
-    }
+    let (least, most) = (*sharers.iter().min()?, *sharers.iter().max()?);
+    let each = if least == most {
+        format!("each of {}", count(least, "CPU"))
+    } else {
+        format!("of {least} to {most} CPUs each")
+    };
+    Some(format!("Last-level caches: {}, {each}\n", sharers.len()))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use educe::Educe;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -18,19 +19,15 @@ pub enum OperatingMode {
 }
 
 /// The kubelet of this host.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Kubelet {
     /// Its directory, with its configuration and its state files; a path of the host.
+    #[educe(Default(expression = PathBuf::from("/var/lib/kubelet")))]
     pub directory: PathBuf,
     /// The socket on which it reports what it assigned, a path of the host. Default: in its directory.
     pub pod_resources_socket: Option<PathBuf>,
-}
-
-impl Default for Kubelet {
-    fn default() -> Self {
-        Self { directory: PathBuf::from("/var/lib/kubelet"), pod_resources_socket: None }
-    }
 }
 
 /// Reports to others what was assigned, in the kubelet's words.
@@ -42,17 +39,13 @@ pub struct PodResources {
 }
 
 /// Reports to the cluster's scheduler what is free on each node, as a NodeResourceTopology.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct NodeResourceTopology {
     /// Whether it is published. Needs `kubernetes.nodeName`.
     pub enabled: bool,
     /// The least time between two updates.
+    #[educe(Default(expression = Interval(Duration::from_secs(5))))]
     pub interval: Interval,
-}
-
-impl Default for NodeResourceTopology {
-    fn default() -> Self {
-        Self { enabled: false, interval: Interval(Duration::from_secs(5)) }
-    }
 }

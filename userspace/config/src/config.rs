@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use educe::Educe;
 use numaward_engine::policy::TopologyManagerPolicy;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -25,13 +26,15 @@ use super::{
 };
 
 /// numaward's configuration. Every key is optional.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Config {
     /// Whether numaward places workloads, or only observes. Default: it places them, unless the kubelet of this host
     /// pins containers itself (its policies `static` and `Static`).
     pub mode: Option<OperatingMode>,
     /// Address and port of the read-only HTTP server: metrics, health, API.
+    #[educe(Default(expression = ListenAddress(SocketAddr::from((Ipv4Addr::LOCALHOST, 9560)))))]
     pub listen: ListenAddress,
     /// What is logged, and how.
     pub log: Log,
@@ -43,14 +46,17 @@ pub struct Config {
     /// numaward's figures. Only where the kubelet's own are not scraped with the same labels.
     pub export_kubelet_names: bool,
     /// Where the host's file system is found; not `/` where a container mounts it elsewhere.
+    #[educe(Default(expression = PathBuf::from("/")))]
     pub host_root: PathBuf,
     /// Where cgroup v2 is mounted. Default: found in the host's mount table.
     pub cgroup_mount: Option<PathBuf>,
     /// The socket on which guarantees are asked for. Only root and the daemon's own user may.
+    #[educe(Default(expression = PathBuf::from("/run/numaward/control.sock")))]
     pub control_socket: PathBuf,
     /// Changes of allocations over TCP.
     pub control: Control,
     /// Where the ledger is kept.
+    #[educe(Default(expression = PathBuf::from("/var/lib/numaward")))]
     pub state_directory: PathBuf,
     /// What is written to the kernel.
     pub enforcement: Enforcement,
@@ -95,43 +101,6 @@ pub struct Config {
     pub otlp: Otlp,
 }
 
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            mode: None,
-            listen: ListenAddress(SocketAddr::from((Ipv4Addr::LOCALHOST, 9560))),
-            log: Log::default(),
-            probes: Probes::default(),
-            observe: Observe::default(),
-            export_kubelet_names: false,
-            host_root: PathBuf::from("/"),
-            cgroup_mount: None,
-            control_socket: PathBuf::from("/run/numaward/control.sock"),
-            control: Control::default(),
-            state_directory: PathBuf::from("/var/lib/numaward"),
-            enforcement: Enforcement::default(),
-            guarantees: Vec::new(),
-            memory_manager_policy: None,
-            reserved_memory: None,
-            cpu_manager_policy: None,
-            cpu_manager_policy_options: BTreeMap::new(),
-            reserved_system_cpus: None,
-            topology_manager_policy: None,
-            topology_manager_scope: None,
-            topology_manager_policy_options: BTreeMap::new(),
-            memory_reservation_policy: None,
-            memory_throttling_factor: None,
-            memory_qos: MemoryQos::default(),
-            kube_reserved: None,
-            system_reserved: None,
-            eviction_hard: None,
-            kubernetes: Kubernetes::default(),
-            alerts: Alerts::default(),
-            otlp: Otlp::default(),
-        }
-    }
-}
-
 /// What is logged, and how. Logs go to standard error.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -143,7 +112,8 @@ pub struct Log {
 }
 
 /// The eBPF probes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Probes {
     /// Counts page allocations.
@@ -163,21 +133,8 @@ pub struct Probes {
     /// as `other`. The counters of allocations take 32 bytes for each workload and node, on most hosts
     /// times CPUs.
     #[schemars(range(min = 1, max = 16_384))]
+    #[educe(Default = 512)]
     pub slots: u32,
-}
-
-impl Default for Probes {
-    fn default() -> Self {
-        Self {
-            allocation: AllocationProbe::default(),
-            accesses: ProbeSwitch::default(),
-            stalls: StallProbe::default(),
-            oom_kills: ProbeSwitch::default(),
-            intruders: ProbeSwitch::default(),
-            hardware: HardwareProbe::default(),
-            slots: 512,
-        }
-    }
 }
 
 impl Probes {
@@ -208,17 +165,13 @@ impl Probes {
 }
 
 /// Whether a probe is used.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ProbeSwitch {
     /// Whether it is attached.
+    #[educe(Default = true)]
     pub enabled: bool,
-}
-
-impl Default for ProbeSwitch {
-    fn default() -> Self {
-        Self { enabled: true }
-    }
 }
 
 /// Whether the processor's counters are used.
@@ -230,26 +183,25 @@ pub struct HardwareProbe {
 }
 
 /// The probe that measures the time that tasks lose in reclaim.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct StallProbe {
     /// Whether it is attached.
+    #[educe(Default = true)]
     pub enabled: bool,
     /// How long a stall has to be for an event of its own; one a minute for each workload.
+    #[educe(Default(expression = Interval(numaward_probes::DEFAULT_LONG_STALL)))]
     pub event_from: Interval,
 }
 
-impl Default for StallProbe {
-    fn default() -> Self {
-        Self { enabled: true, event_from: Interval(numaward_probes::DEFAULT_LONG_STALL) }
-    }
-}
-
 /// The probe that counts page allocations.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AllocationProbe {
     /// Whether it is attached.
+    #[educe(Default = true)]
     pub enabled: bool,
     /// For which part of the time it is attached, `5s/60s` for five seconds of each minute; all the time where this is
     /// absent. What it counts is then multiplied accordingly: estimates, and shown as such.
@@ -258,23 +210,21 @@ pub struct AllocationProbe {
     pub debug_log: bool,
 }
 
-impl Default for AllocationProbe {
-    fn default() -> Self {
-        Self { enabled: true, duty_cycle: None, debug_log: false }
-    }
-}
-
 /// How this host is observed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Observe {
     /// How often where each workload's memory lies is read (`memory.numa_stat`). At least 5s: the
     /// kernel adds the numbers up on each reading.
+    #[educe(Default(expression = Interval(Duration::from_secs(10))))]
     pub residency_interval: Interval,
     /// How often the machine is read again: hotplug, hugepage pools.
+    #[educe(Default(expression = Interval(Duration::from_mins(1))))]
     pub topology_interval: Interval,
     /// How long the series of a workload that went away are still served, so that the last
     /// values are scraped.
+    #[educe(Default(expression = Interval(Duration::from_mins(5))))]
     pub keep_removed: Interval,
     /// An estimate of remote accesses where the kernel samples none.
     pub remote_estimate: RemoteEstimate,
@@ -282,7 +232,8 @@ pub struct Observe {
 
 /// An estimate of how much workloads use memory of other nodes, where the kernel does not sample their accesses: by where
 /// their threads run and where their memory lies.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RemoteEstimate {
     /// Whether it is made, each `residencyInterval`.
@@ -290,22 +241,6 @@ pub struct RemoteEstimate {
     /// How many files (one for each thread, two for each cgroup) are read each time, at most; some 10 µs each. Where it
     /// takes more, workloads take turns.
     #[schemars(range(min = 1, max = 65_536))]
+    #[educe(Default = 1024)]
     pub max_files: u32,
-}
-
-impl Default for RemoteEstimate {
-    fn default() -> Self {
-        Self { enabled: false, max_files: 1024 }
-    }
-}
-
-impl Default for Observe {
-    fn default() -> Self {
-        Self {
-            residency_interval: Interval(Duration::from_secs(10)),
-            topology_interval: Interval(Duration::from_mins(1)),
-            keep_removed: Interval(Duration::from_mins(5)),
-            remote_estimate: RemoteEstimate::default(),
-        }
-    }
 }

@@ -1,15 +1,17 @@
 //! What is enforced: the mode, the herding of others, and guarantees that are declared.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt, str::FromStr};
+use std::{collections::BTreeMap, str::FromStr};
 
+use educe::Educe;
 use numaward_api::{EnforcementMode, PartitionKind};
 use numaward_cgroup::CgroupPath;
 use numaward_engine::{Quantity, policy::TopologyManagerPolicy};
-use numaward_topology::{Bytes, HugepageSize, ZoneKind};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use numaward_topology::{Bytes, HugepageSize, ZoneKind, serde_as_text};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
 
-use super::policy::Amount;
+use super::{inline_schema::inline_schema, policy::Amount};
 
 /// What is written to the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -29,35 +31,30 @@ impl Enforcement {
 }
 
 /// Keeps workloads without exclusive CPUs on the shared pool, as long as any CPU is exclusive.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Herding {
     /// `off`, `dry-run` (reported, not written) or `on`. Never does more than `enforcement.mode`.
+    #[educe(Default(expression = EnforcementMode::Off))]
     pub mode: EnforcementMode,
     /// Cgroups that keep all CPUs, as patterns: `*` stands for any text without a slash, `**` for any number
     /// of levels. All else is herded, by the highest cgroup possible; if one further down is exempt here, those
     /// beside it are herded one by one. Default: the init process, `/init.scope`. Kernel threads and what else
     /// runs in the root cgroup cannot be herded.
+    #[educe(Default(expression = CgroupPattern::new("/init.scope").into_iter().collect()))]
     pub system_slices: Vec<CgroupPattern>,
-}
-
-impl Default for Herding {
-    fn default() -> Self {
-        let init = CgroupPattern::new("/init.scope");
-        Self { mode: EnforcementMode::Off, system_slices: init.into_iter().collect() }
-    }
 }
 
 /// A guarantee that every workload gets whose unit or cgroup matches. It holds from the moment the cgroup
 /// appears until it is gone.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Declared {
     /// The unit of systemd, as a pattern. Either this or `cgroup`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<UnitPattern>,
     /// The cgroup, as a pattern: `*` stands for any text without a slash, `**` for any number of levels.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<CgroupPattern>,
     /// Exclusive CPUs for each.
     #[schemars(range(min = 1, max = 65_536))]
@@ -65,16 +62,13 @@ pub struct Declared {
     /// Memory for each: promised on the nodes.
     pub memory: Size,
     /// The most memory that each may use. Default: `memory`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<Size>,
     /// Huge pages for each: bytes by page size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub hugepages: BTreeMap<PageSize, Size>,
     /// How the nodes of CPUs and memory have to agree. Default: `topologyManagerPolicy`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<TopologyManagerPolicy>,
     /// Whether its CPUs are a scheduling domain of their own (`cpuset.cpus.partition`). Default: `member`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition: Option<PartitionKind>,
 }
 
@@ -90,7 +84,8 @@ impl Declared {
 }
 
 /// An amount of memory above 0: `256Mi`, `8Gi`, a plain number of bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Amount")]
 pub struct Size(pub Bytes);
 
 impl Size {
@@ -105,41 +100,20 @@ impl Size {
     }
 }
 
-impl Serialize for Size {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u64(self.0.0)
-    }
-}
+impl TryFrom<Amount> for Size {
+    type Error = String;
 
-impl<'de> Deserialize<'de> for Size {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Amount(quantity) = Amount::deserialize(deserializer)?;
+    fn try_from(Amount(quantity): Amount) -> Result<Self, String> {
         let expected = "expected a number of bytes above 0, such as 256Mi or 8Gi";
-        Self::new(quantity).map_err(|problem| de::Error::custom(format_args!("{problem}; {expected}")))
+        Self::new(quantity).map_err(|problem| format!("{problem}; {expected}"))
     }
 }
 
-impl JsonSchema for Size {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> Cow<'static, str> {
-        "Size".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["string", "integer"], "examples": ["8Gi", 1_073_741_824] })
-    }
-}
+inline_schema!(Size, { "type": ["string", "integer"], "examples": ["8Gi", 1_073_741_824] });
 
 /// The size of a huge page: `2Mi`, `1Gi`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, derive_more::Display)]
 pub struct PageSize(pub HugepageSize);
-
-impl fmt::Display for PageSize {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 impl FromStr for PageSize {
     type Err = String;
@@ -153,11 +127,11 @@ impl FromStr for PageSize {
 }
 
 /// A pattern for paths of cgroups.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 pub struct CgroupPattern(glob::Pattern);
 
 /// A pattern for names of systemd's units.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 pub struct UnitPattern(glob::Pattern);
 
 const MATCHING: glob::MatchOptions = glob::MatchOptions {
@@ -200,9 +174,18 @@ impl CgroupPattern {
     }
 }
 
-impl UnitPattern {
-    /// Reads a pattern.
-    pub fn new(text: &str) -> Result<Self, String> {
+impl FromStr for CgroupPattern {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::new(text)
+    }
+}
+
+impl FromStr for UnitPattern {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
         let ends = [".service", ".scope", ".slice", ".socket", ".mount", ".swap"];
         let is_unit = ends.iter().any(|end| text.strip_suffix(end).is_some_and(|name| !name.is_empty()));
         if !is_unit || text.contains('/') {
@@ -212,46 +195,22 @@ impl UnitPattern {
         }
         pattern(text).map(Self)
     }
+}
 
+impl UnitPattern {
     /// Whether a unit matches.
     pub fn matches(&self, unit: &str) -> bool {
         self.0.matches_with(unit, MATCHING)
     }
 }
 
-macro_rules! as_text {
-    ($name:ident, $new:path, $text:expr, $example:literal) => {
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                let text: fn(&Self) -> String = $text;
-                serializer.serialize_str(&text(self))
-            }
-        }
+serde_as_text!(CgroupPattern);
+serde_as_text!(UnitPattern);
+serde_as_text!(PageSize);
 
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = Cow::<'de, str>::deserialize(deserializer)?;
-                $new(&text).map_err(de::Error::custom)
-            }
-        }
-
-        impl JsonSchema for $name {
-            fn inline_schema() -> bool {
-                true
-            }
-            fn schema_name() -> Cow<'static, str> {
-                stringify!($name).into()
-            }
-            fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                json_schema!({ "type": "string", "examples": [$example] })
-            }
-        }
-    };
-}
-
-as_text!(CgroupPattern, CgroupPattern::new, |pattern| pattern.0.as_str().to_owned(), "/batch/*");
-as_text!(UnitPattern, UnitPattern::new, |pattern| pattern.0.as_str().to_owned(), "db@*.service");
-as_text!(PageSize, PageSize::from_str, ToString::to_string, "2Mi");
+inline_schema!(CgroupPattern, { "type": "string", "examples": ["/batch/*"] });
+inline_schema!(UnitPattern, { "type": "string", "examples": ["db@*.service"] });
+inline_schema!(PageSize, { "type": "string", "examples": ["2Mi"] });
 
 /// What is wrong with declared guarantees (each with its number) beyond single values: the path of the key, and
 /// the problem. `is_given` says whether there was a value at a path, right or wrong.
@@ -313,7 +272,7 @@ mod tests {
             assert_eq!(pattern.matches(&path), matches, "{pattern:?} {path}");
             assert_eq!(pattern.may_match_below(&path), below, "{pattern:?} {path}");
         }
-        assert!(UnitPattern::new("db@*.service").unwrap().matches("db@main.service"));
+        assert!(UnitPattern::from_str("db@*.service").unwrap().matches("db@main.service"));
     }
 
     #[test]

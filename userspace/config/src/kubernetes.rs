@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+use educe::Educe;
 use numaward_kube::nri;
+pub use numaward_kube::nri::WhenPinned;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -27,45 +29,25 @@ pub struct Kubernetes {
 }
 
 /// The Node Resource Interface, by which containerd and CRI-O ask where a container shall run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Nri {
     /// Whether containers are placed. Needs the control socket's directory to be writable, like every guarantee.
     pub enabled: bool,
     /// The runtime's socket.
+    #[educe(Default(expression = nri::Options::default().socket))]
     pub socket: PathBuf,
     /// The plugin's name.
     #[schemars(with = "String", regex(pattern = r"^[a-zA-Z0-9_.+-]+$"), example = &"numaward")]
+    #[educe(Default(expression = nri::Options::default().name))]
     pub plugin_name: nri::PluginName,
     /// The plugin's place among others: two digits, asked in ascending order.
     #[schemars(with = "String", regex(pattern = r"^\d\d$"), example = &"90")]
+    #[educe(Default(expression = nri::Options::default().index))]
     pub plugin_index: nri::PluginIndex,
     /// What to do with containers that another plugin or the kubelet has pinned already.
     pub when_pinned: WhenPinned,
-}
-
-impl Default for Nri {
-    fn default() -> Self {
-        let nri::Options { socket, name, index, .. } = nri::Options::default();
-        Self {
-            enabled: false,
-            socket,
-            plugin_name: name,
-            plugin_index: index,
-            when_pinned: WhenPinned::default(),
-        }
-    }
-}
-
-/// What to do with containers that somebody else has pinned.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum WhenPinned {
-    /// Leave them alone.
-    #[default]
-    Yield,
-    /// Place them all the same. Where a plugin has pinned them, the runtime then fails their creation.
-    Override,
 }
 
 impl Nri {
@@ -75,10 +57,7 @@ impl Nri {
             socket: self.socket.clone(),
             name: self.plugin_name.clone(),
             index: self.plugin_index,
-            when_pinned: match self.when_pinned {
-                WhenPinned::Yield => nri::WhenPinned::Yield,
-                WhenPinned::Override => nri::WhenPinned::Override,
-            },
+            when_pinned: self.when_pinned,
             ..nri::Options::default()
         }
     }

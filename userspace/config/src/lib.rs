@@ -11,6 +11,7 @@ pub mod cluster;
 mod config;
 mod control;
 pub mod enforcement;
+mod inline_schema;
 pub mod kubernetes;
 mod load;
 pub mod memory_qos;

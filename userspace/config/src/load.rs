@@ -96,11 +96,13 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
     let given = tree.clone();
     let config = read_values(&mut tree, &mut problems);
     let numbered: Vec<_> = tree.left_of("guarantees").into_iter().zip(&config.guarantees).collect();
-    for (path, message) in enforcement::problems(&numbered, |path| given.at(path).is_ok()) {
-        let (Ok(origin) | Err(origin)) = given.at(&path).cloned().map_err(Clone::clone);
+    let problem = |path: &[String], message| {
+        let (Ok(origin) | Err(origin)) = given.at(path).cloned().map_err(Clone::clone);
         let path = path.join(".");
-        problems.push(Problem { origin, message: format!("{path}: {message}"), path });
-    }
+        Problem { origin, message: format!("{path}: {message}"), path }
+    };
+    let declared = enforcement::problems(&numbered, |path| given.at(path).is_ok());
+    problems.extend(declared.into_iter().map(|(path, message)| problem(&path, message)));
     // Between values that could not be read, nothing can be said.
     if problems.is_empty() {
         let between = control::problems(&config.control, config.listen)
@@ -108,8 +110,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
             .chain(outgoing::problems(&config.alerts, &config.otlp));
         problems.extend(between.map(|(key, message)| {
             let path: Vec<String> = key.split('.').map(str::to_owned).collect();
-            let (Ok(origin) | Err(origin)) = given.at(&path).cloned().map_err(Clone::clone);
-            Problem { origin, path: key.to_owned(), message: format!("{key}: {message}") }
+            problem(&path, message)
         }));
     }
     if problems.is_empty() {

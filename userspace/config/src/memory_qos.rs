@@ -1,10 +1,10 @@
 //! Memory `QoS`: how requests and limits become `memory.min`, `memory.low` and `memory.high`.
 
-use std::borrow::Cow;
-
 use numaward_engine::memory_qos as engine;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use super::inline_schema::inline_schema;
 
 /// Whether what is promised is protected from reclaim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -30,17 +30,7 @@ impl From<MemoryReservationPolicy> for engine::MemoryReservationPolicy {
 #[serde(transparent)]
 pub struct Factor(pub engine::ThrottlingFactor);
 
-impl JsonSchema for Factor {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> Cow<'static, str> {
-        "Factor".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["number", "string"], "examples": [0.9] })
-    }
-}
+inline_schema!(Factor, { "type": ["number", "string"], "examples": [0.9] });
 
 /// What is done beside the kubelet's rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
+use educe::Educe;
 use http::{HeaderName, HeaderValue};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::types::{HttpUrl, Interval};
 
 /// Alerts of a host without a monitoring stack: the conditions of the rules for Prometheus, watched by the daemon itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Alerts {
     /// Whether the conditions are watched, and logged when they begin and end.
@@ -21,22 +23,11 @@ pub struct Alerts {
     /// Where the runbooks are; the name of the alert is appended. Default: this daemon, which serves them at `/runbooks/`.
     pub runbooks: Option<HttpUrl>,
     /// How often the conditions are looked at.
+    #[educe(Default(expression = Interval(Duration::from_secs(30))))]
     pub interval: Interval,
     /// The least time between two posts; what changes in between goes into one.
+    #[educe(Default(expression = Interval(Duration::from_secs(30))))]
     pub group_interval: Interval,
-}
-
-impl Default for Alerts {
-    fn default() -> Self {
-        Self {
-            log: false,
-            webhook: None,
-            token_file: None,
-            runbooks: None,
-            interval: Interval(Duration::from_secs(30)),
-            group_interval: Interval(Duration::from_secs(30)),
-        }
-    }
 }
 
 impl Alerts {
@@ -47,7 +38,8 @@ impl Alerts {
 }
 
 /// OpenTelemetry: metrics and traces, sent by OTLP over HTTP (protobuf).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Otlp {
     /// The receiver, without the path of a signal: `http://localhost:4318`; `/v1/metrics` and `/v1/traces` are appended.
@@ -58,24 +50,14 @@ pub struct Otlp {
     /// Headers of each request.
     pub headers: BTreeMap<String, String>,
     /// Whether metrics are sent.
+    #[educe(Default = true)]
     pub metrics: bool,
     /// Whether traces are sent.
+    #[educe(Default = true)]
     pub traces: bool,
     /// How often metrics are sent.
+    #[educe(Default(expression = Interval(Duration::from_mins(1))))]
     pub interval: Interval,
-}
-
-impl Default for Otlp {
-    fn default() -> Self {
-        Self {
-            endpoint: None,
-            token_file: None,
-            headers: BTreeMap::new(),
-            metrics: true,
-            traces: true,
-            interval: Interval(Duration::from_mins(1)),
-        }
-    }
 }
 
 /// The shortest window of the rules is five minutes; two values in it are the least.

@@ -1,15 +1,17 @@
 //! What is promised: the kubelet's fields under the kubelet's names, so that a block of a
 //! `KubeletConfiguration` can be pasted in.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt};
 
 use numaward_engine::Quantity;
 pub use numaward_engine::policy::{
     CpuManagerPolicy, MemoryManagerPolicy, TopologyManagerPolicy, TopologyManagerScope,
 };
 use numaward_topology::{CpuSet, ZoneKind};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use super::inline_schema::inline_schema;
 
 /// Memory of one node that is kept for the system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -57,31 +59,15 @@ impl<'de> Deserialize<'de> for Amount {
     }
 }
 
-impl JsonSchema for Amount {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> Cow<'static, str> {
-        "Amount".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["string", "number"], "examples": ["1Gi", "500m", 2] })
-    }
-}
+inline_schema!(Amount, { "type": ["string", "number"], "examples": ["1Gi", "500m", 2] });
 
 /// CPUs as a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct CpuList(pub CpuSet);
 
-impl JsonSchema for CpuList {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> Cow<'static, str> {
-        "CpuList".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "pattern": r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?$", "examples": ["0-1,8"] })
-    }
-}
+inline_schema!(CpuList, {
+    "type": "string",
+    "pattern": r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?$",
+    "examples": ["0-1,8"],
+});

@@ -52,7 +52,8 @@ impl fmt::Display for Origin {
 }
 
 /// One thing that is wrong with the configuration.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, derive_more::Display)]
+#[display("{origin}: {message}")]
 pub struct Problem {
     /// Where it was given.
     #[serde(flatten)]
@@ -61,12 +62,6 @@ pub struct Problem {
     pub path: String,
     /// What is wrong and what to do.
     pub message: String,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.origin, self.message)
-    }
 }
 
 /// Everything that is wrong with the configuration.

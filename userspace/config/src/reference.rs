@@ -121,15 +121,11 @@ impl Reference {
             let about = if path.is_empty() { "" } else { schema["description"].as_str().unwrap_or_default() };
             let about =
                 if about.is_empty() { String::new() } else { format!("\n{}\n", about.replace('\n', " ")) };
+            let rows: String = self.rows.drain(..).map(|row| row + "\n").collect();
             let _ = write!(
                 self.tables,
-                "\n## {title}\n{about}\n| key, variable | meaning | values | default |\n"
+                "\n## {title}\n{about}\n| key, variable | meaning | values | default |\n|---|---|---|---|\n{rows}"
             );
-            self.tables.push_str("|---|---|---|---|\n");
-            for row in self.rows.drain(..) {
-                self.tables.push_str(&row);
-                self.tables.push('\n');
-            }
         }
         for (path, schema, listed) in groups {
             self.add(&path, schema, is_listed || listed);

@@ -1,11 +1,13 @@
 //! Values with a form of their own.
 
-use std::{borrow::Cow, fmt, net::SocketAddr, str::FromStr, time::Duration};
+use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use http::Uri;
 use numaward_topology::serde_as_text;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use super::inline_schema::inline_schema;
 
 /// How severe an event must be to be logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -48,14 +50,8 @@ pub enum LogFormat {
 }
 
 /// Address and port to listen on. Port 0 takes any free one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 pub struct ListenAddress(pub SocketAddr);
-
-impl fmt::Display for ListenAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 impl FromStr for ListenAddress {
     type Err = String;
@@ -91,14 +87,8 @@ impl FromStr for Interval {
 }
 
 /// An address on the web: `https://host/path` or `http://host:port`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 pub struct HttpUrl(pub Uri);
-
-impl fmt::Display for HttpUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 impl FromStr for HttpUrl {
     type Err = String;
@@ -121,18 +111,13 @@ impl FromStr for HttpUrl {
 }
 
 /// For which part of the time something is done: `5s/60s` is five seconds of each minute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
+#[display("{on}/{period}")]
 pub struct DutyCycle {
     /// How long it is done.
     pub on: Interval,
     /// Of how long.
     pub period: Interval,
-}
-
-impl fmt::Display for DutyCycle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.on, self.period)
-    }
 }
 
 impl FromStr for DutyCycle {
@@ -157,25 +142,28 @@ impl FromStr for DutyCycle {
     }
 }
 
-macro_rules! as_text {
-    ($name:ident, $example:literal, $pattern:literal) => {
-        serde_as_text!($name);
+serde_as_text!(ListenAddress);
+serde_as_text!(Interval);
+serde_as_text!(DutyCycle);
+serde_as_text!(HttpUrl);
 
-        impl JsonSchema for $name {
-            fn inline_schema() -> bool {
-                true
-            }
-            fn schema_name() -> Cow<'static, str> {
-                stringify!($name).into()
-            }
-            fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                json_schema!({ "type": "string", "pattern": $pattern, "examples": [$example] })
-            }
-        }
-    };
-}
-
-as_text!(ListenAddress, "127.0.0.1:9560", r"^(\d+\.\d+\.\d+\.\d+|\[[0-9a-fA-F:.]+(%\d+)?\]):\d+$");
-as_text!(Interval, "1m30s", r"^(\d+\s*[a-zµ]+\s*)+$");
-as_text!(DutyCycle, "5s/60s", r"^(\d+\s*[a-zµ]+\s*)+/(\s*\d+\s*[a-zµ]+)+$");
-as_text!(HttpUrl, "https://alerts.example.com/hook", r"^https?://.+$");
+inline_schema!(ListenAddress, {
+    "type": "string",
+    "pattern": r"^(\d+\.\d+\.\d+\.\d+|\[[0-9a-fA-F:.]+(%\d+)?\]):\d+$",
+    "examples": ["127.0.0.1:9560"],
+});
+inline_schema!(Interval, {
+    "type": "string",
+    "pattern": r"^(\d+\s*[a-zµ]+\s*)+$",
+    "examples": ["1m30s"],
+});
+inline_schema!(DutyCycle, {
+    "type": "string",
+    "pattern": r"^(\d+\s*[a-zµ]+\s*)+/(\s*\d+\s*[a-zµ]+)+$",
+    "examples": ["5s/60s"],
+});
+inline_schema!(HttpUrl, {
+    "type": "string",
+    "pattern": r"^https?://.+$",
+    "examples": ["https://alerts.example.com/hook"],
+});

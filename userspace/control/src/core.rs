@@ -28,6 +28,7 @@ use numaward_config::Config;
 use numaward_enforce::{Change, Enforcer};
 use numaward_model::Report;
 use numaward_store::{Loaded, Store};
+use numaward_topology::CpuSet;
 
 pub use self::inbox::Answer;
 pub(crate) use self::{
@@ -119,6 +120,11 @@ impl Core {
 
     pub(crate) fn report(&self, cgroup: Option<&numaward_cgroup::CgroupPath>, report: Report) {
         self.ports.events.report(cgroup, report);
+    }
+
+    /// CPUs that can still become exclusive.
+    pub(crate) fn free_cpus(&self) -> CpuSet {
+        &self.policy.strategy.allocatable().cpus & self.state.ledger.shared_pool()
     }
 
     /// What is promised changed: containers that share what is left follow at once, and the others afterwards.

@@ -12,12 +12,11 @@
 //! daemon runs meanwhile (the ledger is locked).
 
 use std::{
-    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
 };
 
-use numaward_api as api;
+use numaward_api::import::{Container, Imported};
 use numaward_config::Config;
 use numaward_engine::{
     ContainerRequest, Kubelet, Ledger, Quantity, Request, Resources, StartError, Strategy,
@@ -25,7 +24,6 @@ use numaward_engine::{
 };
 use numaward_store::{Loaded, Store, StoreError};
 use numaward_topology::Machine;
-use serde::Serialize;
 
 use super::{PolicyError, State, policy};
 
@@ -86,30 +84,6 @@ pub enum ImportError {
     Store(#[from] StoreError),
 }
 
-/// What was taken over.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Imported {
-    /// What each container holds.
-    pub containers: Vec<Container>,
-    /// CPUs that are exclusive to nobody, as a list.
-    pub shared_cpus: String,
-}
-
-/// What a container holds.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Container {
-    /// The UID of its pod.
-    pub pod_uid: String,
-    /// Its name.
-    pub container: String,
-    /// Its exclusive CPUs, as a list; empty if it has none.
-    pub cpus: String,
-    /// Memory promised to it.
-    pub memory: Vec<api::Block>,
-}
-
 /// Reads the state files in a directory into the ledger of the configuration. A dry run only tells what they hold.
 pub fn import(
     config: &Config,
@@ -123,8 +97,7 @@ pub fn import(
         return Err(ImportError::Nothing(directory.to_owned()));
     }
     let place = directory.display().to_string();
-    // State of the first version names containers by the runtime's ids, which no file resolves.
-    let checkpoints = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &BTreeMap::new(), &place)?;
+    let checkpoints = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &place)?;
     let ledger = admit_again(&strategy, &strategy.restore(checkpoints, &place).ledger?)?;
     let imported = describe(&ledger);
     if !dry_run {

@@ -20,7 +20,7 @@ use numaward_config::{
 use numaward_engine::{
     Kubelet, PolicyConfig, Quantity, Request, StartError, Strategy,
     kubelet::as_reported_to_kubelet,
-    memory_qos::{MemoryQos, MemorySettings, Throttling, ThrottlingFormula},
+    memory_qos::{MemoryQos, MemorySettings},
     policy::MemoryReservation,
 };
 use numaward_topology::{Bytes, CpuSet, Machine, Node, NodeId, ZoneKind};
@@ -84,10 +84,9 @@ pub(super) fn kubelet(config: &Config, machine: &Machine) -> Result<Kubelet, Vec
 /// has none.
 pub fn memory_qos(config: &Config, default: MemoryReservationPolicy, ceiling: Bytes) -> MemoryQos {
     let reservation = config.memory_reservation_policy.unwrap_or(default);
-    let factor = config.memory_throttling_factor.map(|factor| factor.0);
     MemoryQos {
         reservation: reservation.into(),
-        throttling: factor.map(|factor| Throttling { formula: ThrottlingFormula::AboveRequest, factor }),
+        throttling: config.memory_throttling_factor.map(|factor| factor.0),
         page_size: Bytes(rustix::param::page_size() as u64),
         node_allocatable: ceiling,
     }

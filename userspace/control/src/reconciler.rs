@@ -300,7 +300,9 @@ impl ReconcilerLoop {
             self.dispatch(&Event::Changed);
             self.read_model.follow(&self.core, &self.drift, &self.throttling);
             if is_promise {
-                let promises = Promises::new(self.read_model.promises(), self.core.state.ledger.clone());
+                let ledger = self.core.state.ledger.clone();
+                let mut promises = Promises::new(self.read_model.promises(), ledger);
+                promises.free_cpus = self.core.free_cpus();
                 self.core.ports.assignments.assigned(promises);
             }
             let allocations =

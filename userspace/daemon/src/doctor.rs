@@ -1,4 +1,4 @@
-//! What this host lacks for numaward, what that means, and how to mend it.
+//! What is missing on this host for numaward, what that means, and how to fix it.
 //!
 //! Reads files below a root directory and judges them; changes nothing. Features are probed for, never
 //! kernel versions. A check *fails* where numaward cannot do its work, and *warns* where it works less
@@ -8,105 +8,87 @@ mod enforcement;
 
 use std::{fs, io, path::Path};
 
-use numaward_config::{self as config, Config, Problems};
+use numaward_api::doctor::{Check, Verdict};
+use numaward_config::{Config, OperatingMode, Problems};
 use numaward_probes::{Mode, Probe, ProbeReport};
 use numaward_topology::NodeSet;
-use serde::{Deserialize, Serialize};
+use rustix::thread::CapabilitySet;
 
 use crate::kubernetes::kubelet::{self, Policies};
 
-/// How a check came out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    /// As it should be.
-    Ok,
-    /// numaward works, less well than it could.
-    Warn,
-    /// numaward cannot do its work.
-    Fail,
+/// The outcome of a check: how it came out, what was found, and what to do about it.
+type Outcome = (Verdict, String, Option<String>);
+
+fn ok(finding: impl Into<String>) -> Outcome {
+    (Verdict::Ok, finding.into(), None)
 }
 
-/// One check and its outcome.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Check {
-    /// What was looked at.
-    pub check: String,
-    /// How it came out.
-    pub verdict: Verdict,
-    /// What was found, and what it means unless all is well.
-    pub finding: String,
-    /// What to do about it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mend: Option<String>,
+fn warn(finding: impl Into<String>, mend: impl Into<String>) -> Outcome {
+    (Verdict::Warn, finding.into(), Some(mend.into()))
 }
 
-impl Check {
-    fn ok(check: &str, finding: impl Into<String>) -> Self {
-        Self { check: check.to_owned(), verdict: Verdict::Ok, finding: finding.into(), mend: None }
-    }
+fn fail(finding: impl Into<String>, mend: impl Into<String>) -> Outcome {
+    (Verdict::Fail, finding.into(), Some(mend.into()))
+}
 
-    fn warn(check: &str, finding: impl Into<String>, mend: impl Into<String>) -> Self {
-        let (finding, mend) = (finding.into(), Some(mend.into()));
-        Self { check: check.to_owned(), verdict: Verdict::Warn, finding, mend }
-    }
-
-    fn fail(check: &str, finding: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Fail, ..Self::warn(check, finding, mend) }
-    }
+fn check(check: impl Into<String>, (verdict, finding, mend): Outcome) -> Check {
+    Check { check: check.into(), verdict, finding, mend }
 }
 
 /// Looks at the host whose file system is at `root`. `probes` is how the probes could be attached, if
 /// that was tried, `configured` what the daemon is configured to do, or what is wrong with that.
 pub fn examine(root: &Path, probes: &[ProbeReport], configured: Result<&Config, &Problems>) -> Vec<Check> {
     let host = Host { root };
-    let mut checks = vec![configuration(configured)];
-    checks.extend([host.kernel(), host.nodes(), host.btf(), host.jit(), host.privileges()]);
+    let mut checks = vec![
+        check("configuration", configuration(configured)),
+        check("kernel", host.kernel()),
+        check("NUMA nodes", host.nodes()),
+        check("BTF", host.btf()),
+        check("BPF JIT", host.jit()),
+        check("privileges", host.privileges()),
+    ];
     checks.extend(probes.iter().map(probe));
-    checks.extend([host.lockdown(), host.lsm(), host.tracefs(), host.paranoid(), host.kprobes()]);
+    checks.extend([
+        check("lockdown", host.lockdown()),
+        check("BPF LSM", host.lsm()),
+        check("tracefs", host.tracefs()),
+        check("perf events", host.paranoid()),
+        check("kprobes", host.kprobes()),
+    ]);
     checks.extend(host.cgroups());
-    checks.extend([host.pressure(), host.balancing()]);
-    // Where it cannot be read, the daemon does not start: what the kubelet does is told as to one without any.
+    // Where it cannot be read, the daemon does not start: what the kubelet does is judged as without any.
     let config = configured.ok().cloned().unwrap_or_default();
-    checks.push(host.kubelet(&config));
+    checks.extend([
+        check("pressure", host.pressure()),
+        check("NUMA balancing", host.balancing()),
+        check("kubelet", host.kubelet(&config)),
+    ]);
     checks.extend(host.enforcement());
     checks
 }
 
-fn configuration(configured: Result<&Config, &Problems>) -> Check {
-    let check = "configuration";
-    match configured {
-        Ok(_) => Check::ok(check, "understood"),
-        Err(problems) => {
-            let problems: Vec<_> = problems.0.iter().map(ToString::to_string).collect();
-            let finding = format!("the daemon does not start with it: {}", problems.join("; "));
-            Check::fail(check, finding, "`numaward check-config` tells whether it is mended")
-        }
-    }
+fn configuration(configured: Result<&Config, &Problems>) -> Outcome {
+    let Err(problems) = configured else { return ok("understood") };
+    let problems: Vec<_> = problems.0.iter().map(ToString::to_string).collect();
+    let finding = format!("the daemon does not start with it: {}", problems.join("; "));
+    fail(finding, "`numaward check-config` tells whether it is mended")
 }
 
 fn probe(report: &ProbeReport) -> Check {
-    let name = format!("probe {}", report.probe);
-    let reason = report.reason.clone().unwrap_or_default();
-    match (report.probe, report.mode) {
-        (Probe::Alloc, Mode::Absent) => Check::fail(
-            &name,
-            format!("cannot be attached ({reason}): allocations are not counted"),
-            "see the other checks: privileges, BTF, lockdown",
-        ),
-        (probe, Mode::Absent) => Check::warn(
-            &name,
-            format!("cannot be attached ({reason}): {}", without(probe)),
-            "see the other checks: privileges, BTF, lockdown",
-        ),
-        (_, Mode::Tracepoint) => Check::warn(
-            &name,
+    const SEE: &str = "see the other checks: privileges, BTF, lockdown";
+    let reason = report.reason.as_deref().unwrap_or_default();
+    let absent = |lost: &str| format!("cannot be attached ({reason}): {lost}");
+    let outcome = match (report.probe, report.mode) {
+        (probe @ Probe::Alloc, Mode::Absent) => fail(absent(without(probe)), SEE),
+        (probe, Mode::Absent) => warn(absent(without(probe)), SEE),
+        (_, Mode::Tracepoint) => warn(
             format!("attaches by the classic tracepoint, which costs more ({reason})"),
             "see the other checks: BTF, JIT, lockdown",
         ),
-        (_, Mode::TpBtf) => Check::ok(&name, "attaches by tp_btf, the cheapest way"),
-        (_, mode) => Check::ok(&name, format!("attaches by {mode}")),
-    }
+        (_, Mode::TpBtf) => ok("attaches by tp_btf, the cheapest way"),
+        (_, mode) => ok(format!("attaches by {mode}")),
+    };
+    check(format!("probe {}", report.probe), outcome)
 }
 
 /// What is not known without a probe.
@@ -142,267 +124,226 @@ impl Host<'_> {
         list.parse::<NodeSet>().map(|nodes| nodes.len()).map_err(|error| format!("/{path}: {error}"))
     }
 
-    fn kernel(&self) -> Check {
-        match self.read("proc/sys/kernel/osrelease") {
-            Ok(release) => Check::ok("kernel", release),
-            Err(error) => Check::warn(
-                "kernel",
-                format!("/proc/sys/kernel/osrelease cannot be read: {error}"),
-                "mount procfs at /proc",
-            ),
+    fn kernel(&self) -> Outcome {
+        let path = "proc/sys/kernel/osrelease";
+        match self.read(path) {
+            Ok(release) => ok(release),
+            Err(error) => warn(format!("/{path} cannot be read: {error}"), "mount procfs at /proc"),
         }
     }
 
-    fn nodes(&self) -> Check {
+    fn nodes(&self) -> Outcome {
         match self.node_count() {
-            Ok(1) => Check::warn(
-                "NUMA nodes",
+            Ok(1) => warn(
                 "1 node: no memory can be remote, so there is nothing for numaward to improve",
                 "use a host with several sockets or dies; some firmware has to be told to show its nodes \
                  (AMD: NPS, Intel: SNC), and a virtual machine needs a virtual NUMA topology",
             ),
-            Ok(count) => Check::ok("NUMA nodes", format!("{count} nodes")),
-            Err(error) => {
-                Check::fail("NUMA nodes", error, "use a kernel with CONFIG_NUMA, and mount sysfs at /sys")
-            }
+            Ok(count) => ok(format!("{count} nodes")),
+            Err(error) => fail(error, "use a kernel with CONFIG_NUMA, and mount sysfs at /sys"),
         }
     }
 
-    fn btf(&self) -> Check {
+    fn btf(&self) -> Outcome {
         let path = "sys/kernel/btf/vmlinux";
         match fs::File::open(self.root.join(path)) {
-            Ok(_) => Check::ok("BTF", format!("/{path}")),
-            Err(error) => Check::warn(
-                "BTF",
+            Ok(_) => ok(format!("/{path}")),
+            Err(error) => warn(
                 format!("/{path} cannot be read ({error}): probes attach by dearer ways, some not at all"),
                 "use a kernel with CONFIG_DEBUG_INFO_BTF=y",
             ),
         }
     }
 
-    fn jit(&self) -> Check {
+    fn jit(&self) -> Outcome {
         let path = "proc/sys/net/core/bpf_jit_enable";
         match self.read(path).as_deref() {
-            Ok("0") => Check::warn(
-                "BPF JIT",
+            Ok("0") => warn(
                 "off: probes are interpreted and cost several times as much; tp_btf cannot attach",
                 "sysctl net.core.bpf_jit_enable=1",
             ),
-            Ok(_) => Check::ok("BPF JIT", "on"),
-            Err(error) => Check::ok("BPF JIT", format!("unknown: /{path}: {error}")),
+            Ok(_) => ok("on"),
+            Err(error) => ok(format!("unknown: /{path}: {error}")),
         }
     }
 
-    /// Capabilities by number in the kernel (include/uapi/linux/capability.h).
-    fn privileges(&self) -> Check {
-        const BPF: (u32, &str) = (39, "CAP_BPF");
-        const PERFMON: (u32, &str) = (38, "CAP_PERFMON");
-        const SYS_ADMIN: (u32, &str) = (21, "CAP_SYS_ADMIN");
+    fn privileges(&self) -> Outcome {
         let effective = self.read("proc/self/status").ok().and_then(|status| {
             let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
             u64::from_str_radix(line.trim(), 16).ok()
         });
-        let Some(effective) = effective else {
-            return Check::warn(
-                "privileges",
-                "unknown: /proc/self/status has no line CapEff",
-                "mount procfs at /proc",
-            );
+        let Some(effective) = effective.map(CapabilitySet::from_bits_retain) else {
+            return warn("unknown: /proc/self/status has no line CapEff", "mount procfs at /proc");
         };
-        let has = |(bit, _): (u32, &str)| effective & (1 << bit) != 0;
-        let lacking: Vec<&str> =
-            [BPF, PERFMON].into_iter().filter(|&capability| !has(capability)).map(|(_, name)| name).collect();
+        let needed = [(CapabilitySet::BPF, "CAP_BPF"), (CapabilitySet::PERFMON, "CAP_PERFMON")];
+        let missing = needed.into_iter().filter(|(capability, _)| !effective.contains(*capability));
+        let missing: Vec<&str> = missing.map(|(_, name)| name).collect();
         // CAP_SYS_ADMIN includes both.
-        if lacking.is_empty() || has(SYS_ADMIN) {
-            return Check::ok("privileges", "CAP_BPF and CAP_PERFMON");
+        if missing.is_empty() || effective.contains(CapabilitySet::SYS_ADMIN) {
+            return ok("CAP_BPF and CAP_PERFMON");
         }
-        Check::fail(
-            "privileges",
-            format!("{} missing: probes cannot be attached", lacking.join(" and ")),
+        fail(
+            format!("{} missing: probes cannot be attached", missing.join(" and ")),
             "run as root, or give these capabilities to the service or container",
         )
     }
 
-    fn lockdown(&self) -> Check {
-        let mode = self.read("sys/kernel/security/lockdown").ok();
-        let mode = mode.as_deref().and_then(|modes| modes.split(['[', ']']).nth(1));
-        match mode {
-            Some("confidentiality") => Check::warn(
-                "lockdown",
+    fn lockdown(&self) -> Outcome {
+        let modes = self.read("sys/kernel/security/lockdown").unwrap_or_default();
+        match modes.split(['[', ']']).nth(1) {
+            Some("confidentiality") => warn(
                 "confidentiality: only probes that attach by BTF and read no kernel memory load",
                 "boot with lockdown=integrity where the rest is needed",
             ),
-            Some(mode) => Check::ok("lockdown", mode),
-            None => Check::ok("lockdown", "not in this kernel, or securityfs is not mounted"),
+            Some(mode) => ok(mode),
+            None => ok("not in this kernel, or securityfs is not mounted"),
         }
     }
 
-    fn lsm(&self) -> Check {
-        match self.read("sys/kernel/security/lsm") {
-            Ok(modules) if modules.split(',').any(|module| module == "bpf") => Check::ok(
-                "BPF LSM",
-                "active: a policy of this host may refuse probes; a probe so refused says EPERM",
-            ),
-            Ok(_) => Check::ok("BPF LSM", "not active"),
-            Err(_) => Check::ok("BPF LSM", "unknown: securityfs is not mounted"),
-        }
+    fn lsm(&self) -> Outcome {
+        ok(match self.read("sys/kernel/security/lsm") {
+            Ok(modules) if modules.split(',').any(|module| module == "bpf") => {
+                "active: a policy of this host may refuse probes; a probe so refused says EPERM"
+            }
+            Ok(_) => "not active",
+            Err(_) => "unknown: securityfs is not mounted",
+        })
     }
 
-    fn tracefs(&self) -> Check {
-        let found = ["sys/kernel/tracing/events", "sys/kernel/debug/tracing/events"]
-            .into_iter()
-            .find(|path| self.exists(path));
-        match found {
-            Some(path) => Check::ok("tracefs", format!("/{path}")),
-            None => Check::warn(
-                "tracefs",
+    fn tracefs(&self) -> Outcome {
+        let places = ["sys/kernel/tracing/events", "sys/kernel/debug/tracing/events"];
+        match places.into_iter().find(|path| self.exists(path)) {
+            Some(path) => ok(format!("/{path}")),
+            None => warn(
                 "not found: probes that cannot attach by BTF have no fallback",
                 "mount -t tracefs nodev /sys/kernel/tracing",
             ),
         }
     }
 
-    fn paranoid(&self) -> Check {
+    fn paranoid(&self) -> Outcome {
         let path = "proc/sys/kernel/perf_event_paranoid";
         let Ok(level) = self.read(path) else {
-            return Check::warn(
-                "perf events",
+            return warn(
                 format!("/{path} is missing: classic tracepoints cannot be attached"),
                 "use a kernel with CONFIG_PERF_EVENTS=y",
             );
         };
-        match level.parse::<i32>() {
-            Ok(3..) => Check::ok(
-                "perf events",
-                format!("perf_event_paranoid={level}: classic tracepoints need CAP_SYS_ADMIN"),
-            ),
-            _ => Check::ok("perf events", format!("perf_event_paranoid={level}")),
-        }
-    }
-
-    fn kprobes(&self) -> Check {
-        if self.exists("sys/bus/event_source/devices/kprobe/type") {
-            Check::ok("kprobes", "available")
+        let needs = if level.parse::<i32>().is_ok_and(|level| level >= 3) {
+            ": classic tracepoints need CAP_SYS_ADMIN"
         } else {
-            Check::warn(
-                "kprobes",
-                "not in this kernel: a probe that cannot attach by BTF may have no fallback",
-                "use a kernel with CONFIG_KPROBE_EVENTS=y",
-            )
-        }
+            ""
+        };
+        ok(format!("perf_event_paranoid={level}{needs}"))
     }
 
-    /// Where a file system of this type is mounted first.
-    fn mount_point(&self, kind: &str) -> Option<String> {
+    fn kprobes(&self) -> Outcome {
+        if self.exists("sys/bus/event_source/devices/kprobe/type") {
+            return ok("available");
+        }
+        warn(
+            "not in this kernel: a probe that cannot attach by BTF may have no fallback",
+            "use a kernel with CONFIG_KPROBE_EVENTS=y",
+        )
+    }
+
+    /// Where a file system of this type is mounted first, and the options of the mount (`proc_pid_mountinfo(5)`).
+    fn mount(&self, kind: &str) -> Option<(String, String)> {
         let table = self.read("proc/self/mountinfo").ok()?;
         table.lines().find_map(|line| {
-            // proc_pid_mountinfo(5): the type is the first field after a lone dash.
+            // The type is the first field after a lone dash.
             let (mount, file_system) = line.split_once(" - ")?;
-            (file_system.split(' ').next()? == kind)
-                .then(|| mount.split(' ').nth(4).map(|path| path.trim_start_matches('/').to_owned()))?
+            let mut fields = mount.split(' ').skip(4);
+            let (point, options) = (fields.next()?, fields.next()?);
+            let is_asked = file_system.split(' ').next() == Some(kind);
+            is_asked.then(|| (point.trim_start_matches('/').to_owned(), options.to_owned()))
         })
     }
 
     fn cgroups(&self) -> Vec<Check> {
         const V2_ONLY: &str = "boot with systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all";
-        let Some(mount) = self.mount_point("cgroup2") else {
-            return vec![Check::fail(
-                "cgroup v2",
-                "not mounted: numaward sees no workloads",
-                format!("{V2_ONLY}, or mount -t cgroup2 none /sys/fs/cgroup"),
-            )];
+        let Some((mount, _)) = self.mount("cgroup2") else {
+            let mend = format!("{V2_ONLY}, or mount -t cgroup2 none /sys/fs/cgroup");
+            return vec![check("cgroup v2", fail("not mounted: numaward sees no workloads", mend))];
         };
-        let beside = self.mount_point("cgroup").is_some();
+        let beside = self.mount("cgroup").is_some();
         let mounted = if beside {
-            Check::warn(
-                "cgroup v2",
-                format!("/{mount}, beside cgroup v1: a controller that v1 holds is missing in v2"),
-                V2_ONLY,
-            )
+            let finding = format!("/{mount}, beside cgroup v1: a controller that v1 holds is missing in v2");
+            warn(finding, V2_ONLY)
         } else {
-            Check::ok("cgroup v2", format!("/{mount}"))
+            ok(format!("/{mount}"))
         };
-        let list = |file: &str| {
-            let text = self.read(&format!("{mount}/{file}")).unwrap_or_default();
-            text.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
-        };
-        let (present, enabled) = (list("cgroup.controllers"), list("cgroup.subtree_control"));
         let controller = |name: &str, lost: &str| {
-            let check = format!("controller {name}");
-            let has = |list: &[String]| list.iter().any(|held| held == name);
-            if !has(&present) {
-                let finding = format!("missing in cgroup v2: {lost}");
-                Check::warn(&check, finding, if beside { V2_ONLY } else { "boot without cgroup_disable=" })
-            } else if !has(&enabled) {
+            let has = |file: &str| {
+                let list = self.read(&format!("{mount}/{file}")).unwrap_or_default();
+                list.split_whitespace().any(|held| held == name)
+            };
+            let outcome = if !has("cgroup.controllers") {
+                let mend = if beside { V2_ONLY } else { "boot without cgroup_disable=" };
+                warn(format!("missing in cgroup v2: {lost}"), mend)
+            } else if !has("cgroup.subtree_control") {
                 let mend = format!("echo +{name} > /{mount}/cgroup.subtree_control");
-                Check::warn(&check, format!("not enabled below the root cgroup: {lost}"), mend)
+                warn(format!("not enabled below the root cgroup: {lost}"), mend)
             } else {
-                Check::ok(&check, "enabled")
-            }
+                ok("enabled")
+            };
+            check(format!("controller {name}"), outcome)
         };
         vec![
-            mounted,
+            check("cgroup v2", mounted),
             controller("memory", "where memory lies, pressure and OOM kills cannot be read"),
             controller("cpuset", "workloads cannot be bound to nodes"),
         ]
     }
 
-    fn pressure(&self) -> Check {
+    fn pressure(&self) -> Outcome {
         // With psi=0 the file exists and reading it fails.
-        match self.read("proc/pressure/memory") {
-            Ok(_) => Check::ok("pressure", "measured"),
-            Err(_) => Check::warn(
-                "pressure",
-                "not measured: time lost for want of memory is unknown",
-                "boot with psi=1, on a kernel with CONFIG_PSI=y",
-            ),
+        if self.read("proc/pressure/memory").is_ok() {
+            return ok("measured");
         }
+        warn(
+            "not measured: time lost for want of memory is unknown",
+            "boot with psi=1, on a kernel with CONFIG_PSI=y",
+        )
     }
 
-    fn balancing(&self) -> Check {
-        let check = "NUMA balancing";
+    fn balancing(&self) -> Outcome {
         let single = self.node_count() == Ok(1);
         match self.read("proc/sys/kernel/numa_balancing").as_deref() {
-            _ if single => Check::ok(check, "of no use with one node"),
-            Ok("1") => Check::ok(check, "on"),
-            Ok("0") => Check::warn(
-                check,
+            _ if single => ok("of no use with one node"),
+            Ok("1") => ok("on"),
+            Ok("0") => warn(
                 "off: the kernel moves no memory to the CPUs that use it, and remote accesses cannot be sampled",
                 "sysctl kernel.numa_balancing=1",
             ),
-            Ok(mode) => Check::warn(
-                check,
+            Ok(mode) => warn(
                 format!("mode {mode} (tiering): accesses between nodes of one tier are not sampled"),
                 "sysctl kernel.numa_balancing=1 where memory tiering is not wanted",
             ),
-            Err(_) => Check::warn(
-                check,
+            Err(_) => warn(
                 "not in this kernel: remote accesses cannot be sampled",
                 "use a kernel with CONFIG_NUMA_BALANCING=y",
             ),
         }
     }
 
-    fn kubelet(&self, config: &Config) -> Check {
-        let (check, directory) = ("kubelet", config.kubernetes.kubelet.directory.as_path());
+    fn kubelet(&self, config: &Config) -> Outcome {
+        let directory = config.kubernetes.kubelet.directory.as_path();
         let policies = Policies::read(self.root, directory);
         if let Some(pins) = policies.pins() {
             let (found, mend) = (pins.found.join(", "), pins.mend.join(" and "));
             return match config.mode {
-                Some(config::OperatingMode::Enforce) => Check::fail(
-                    check,
+                Some(OperatingMode::Enforce) => fail(
                     format!(
                         "{found}: the kubelet pins containers itself, and mode: enforce is configured: numaward refuses \
                          to start, as both would write the same cgroups"
                     ),
                     format!("{mend}, rm its state files and restart it; or configure mode: observe"),
                 ),
-                Some(config::OperatingMode::Observe) => Check::ok(
-                    check,
-                    format!("{found}: numaward holds it to its promises, as configured (mode: observe)"),
-                ),
-                None => Check::warn(
-                    check,
+                Some(OperatingMode::Observe) => {
+                    ok(format!("{found}: numaward holds it to its promises, as configured (mode: observe)"))
+                }
+                None => warn(
                     format!(
                         "{found}: the kubelet pins containers itself; numaward then only observes, and holds it to its \
                          promises (it refuses to start with mode: enforce)"
@@ -413,11 +354,10 @@ impl Host<'_> {
         }
         match policies.problems.as_slice() {
             [] if kubelet::below(self.root, directory).exists() => {
-                Check::ok(check, "it leaves CPUs and memory to numaward: its CPU and memory managers are off")
+                ok("it leaves CPUs and memory to numaward: its CPU and memory managers are off")
             }
-            [] => Check::ok(check, format!("none here ({} is absent)", directory.display())),
-            [problem, ..] => Check::warn(
-                check,
+            [] => ok(format!("none here ({} is absent)", directory.display())),
+            [problem, ..] => warn(
                 format!("its policies are not understood: {problem}"),
                 "let numaward read these files as the kubelet writes them, to see policies that would fight with its own",
             ),
@@ -427,6 +367,7 @@ impl Host<'_> {
 
 #[cfg(test)]
 mod tests {
+    use numaward_config as config;
     use numaward_probes::Probe;
 
     use super::*;
@@ -584,15 +525,15 @@ mod tests {
         };
         for (mode, verdict, said) in [
             (None, Verdict::Warn, "numaward then only observes"),
-            (Some(config::OperatingMode::Observe), Verdict::Ok, "as configured (mode: observe)"),
-            (Some(config::OperatingMode::Enforce), Verdict::Fail, "numaward refuses to start"),
+            (Some(OperatingMode::Observe), Verdict::Ok, "as configured (mode: observe)"),
+            (Some(OperatingMode::Enforce), Verdict::Fail, "numaward refuses to start"),
         ] {
             let check = of(Ok(&config(mode)), "kubelet");
             assert_eq!(check.verdict, verdict, "{check:?}");
             assert!(check.finding.contains(said), "{check:?}");
             assert!(check.finding.contains("memoryManagerPolicy: Static in /data/kubelet/config.yaml"));
         }
-        let mend = of(Ok(&config(Some(config::OperatingMode::Enforce))), "kubelet").mend.unwrap();
+        let mend = of(Ok(&config(Some(OperatingMode::Enforce))), "kubelet").mend.unwrap();
         assert!(mend.contains("set memoryManagerPolicy: None") && mend.contains("mode: observe"), "{mend}");
         let file = dir.path().join("numaward.yaml");
         fs::write(&file, "mode: enforced\n").unwrap();

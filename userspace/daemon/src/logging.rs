@@ -14,17 +14,14 @@ const PROBES: &str = "alloc";
 
 /// Starts to log as configured, and to take spans for traces if they are to be sent. Where something logs already, as in tests, that one goes on.
 pub(crate) fn start(config: &Log, traces: &Traces) {
-    let _ = match config.format {
-        LogFormat::Text => {
-            // journald and container runtimes keep the bytes: colours only for people.
-            let layer = fmt::layer().with_writer(stderr).with_ansi(stderr().is_terminal()).with_target(false);
-            registry().with(traces.layer()).with(layer.with_filter(filter(config.level))).try_init()
-        }
-        LogFormat::Json => {
-            let layer = fmt::layer().with_writer(stderr).json().flatten_event(true);
-            registry().with(traces.layer()).with(layer.with_filter(filter(config.level))).try_init()
-        }
+    let layer = fmt::layer().with_writer(stderr);
+    let layer = match config.format {
+        // journald and container runtimes keep the bytes: colours only for people.
+        LogFormat::Text => layer.with_ansi(stderr().is_terminal()).with_target(false).boxed(),
+        LogFormat::Json => layer.json().flatten_event(true).boxed(),
     };
+    let layer = layer.with_filter(filter(config.level));
+    let _ = registry().with(traces.layer()).with(layer).try_init();
 }
 
 /// The level holds for numaward itself. Libraries tell their every step at `debug`, which is no help to

@@ -24,15 +24,21 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    http::{self, App, ControlListener, CredentialError, Gate, Key, ListenError, RemoteListener},
+    http::{self, App, ControlListener, CredentialError, Gate, ListenError, RemoteListener},
     kubernetes::{
         cluster::{self, Cluster},
+        export,
         kubelet::{self, Policies},
         nri,
     },
     logging, privileges,
     socket::{self, SocketError},
 };
+
+/// What sets the read-only address.
+const LISTEN: &str = "--listen, NUMAWARD_LISTEN or \"listen\" in the configuration";
+/// What sets the control address.
+const CONTROL_LISTEN: &str = "NUMAWARD_CONTROL_LISTEN or \"control.listen\" in the configuration";
 
 /// The daemon cannot run at all.
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +72,11 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     logging::start(&config.log, &traces);
     let policies = Policies::read(&config.host_root, &config.kubernetes.kubelet.directory);
     let mode = kubelet::mode(config, &policies)?;
-    tell_mode(mode, &policies);
+    if mode == OperatingMode::Observe {
+        let kubelet = policies.pins().map(|pins| pins.found.join(", "));
+        let message = "mode observe: nothing is placed or written; the kubelet is held to its promises";
+        tracing::info!(kubelet, "{message}");
+    }
     let mut readiness = Readiness::default();
     let latches = observe::Latches::new(&mut readiness);
     let heartbeat = Heartbeat::new();
@@ -78,9 +88,9 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let metrics = Arc::new(metrics);
     let cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
     let app = App::new(observer.clone(), metrics.clone(), readiness.clone(), heartbeat.clone());
-    let listener = http::listen(config.listen.0, Key::Listen)?;
+    let listener = http::listen(config.listen.0, LISTEN)?;
     let remote = match config.control.listen.filter(|_| mode == OperatingMode::Enforce) {
-        Some(address) => Some((http::listen(address.0, Key::Control)?, Gate::open(&config.control)?)),
+        Some(address) => Some((http::listen(address.0, CONTROL_LISTEN)?, Gate::open(&config.control)?)),
         None => None,
     };
     let control = match mode {
@@ -102,16 +112,13 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         None => CgroupSource::MountTable,
     };
     let mut threads = observe::spawn(&observer, cgroups, latches, &heartbeat, &stop)?;
-    let reconciler = match prepared {
-        Some(prepared) => {
-            control::start(config, control::Ports::of(&observer), figures, prepared, runtime.handle(), &stop)?
-        }
+    let ports = control::Ports::of(&observer);
+    let started = match prepared {
+        Some(prepared) => control::start(config, ports, figures, prepared, runtime.handle(), &stop)?,
         None => None,
     };
-    let reconciler = reconciler.map(|(reconciler, thread)| {
-        threads.push(thread);
-        reconciler
-    });
+    let (reconciler, thread) = started.unzip();
+    threads.extend(thread);
     let served = runtime.block_on(async {
         let stop = stop.clone();
         // Whatever ends this block ends the threads too.
@@ -129,23 +136,23 @@ pub fn run(config: &Config) -> Result<(), RunError> {
             tokio::spawn(http::serve(control, router, stop.clone()));
             tracing::info!(socket = %config.control_socket.display(), "guarantees can be asked for");
         }
-        if config.kubernetes.nri.enabled {
-            match &reconciler {
-                Some(reconciler) => {
-                    start_placing(config, reconciler, &observer, cluster.pods(), placing, &stop);
-                }
-                None => not_placed(mode),
-            }
+        if config.kubernetes.nri.enabled && mode == OperatingMode::Observe {
+            tracing::warn!("mode observe: no container is placed, although kubernetes.nri.enabled is set");
+        } else if config.kubernetes.nri.enabled {
+            start_placing(config, reconciler.clone(), &observer, cluster.pods(), placing, &stop);
         }
         if let Some((listener, gate)) = remote {
             serve_remote(&app, reconciler.as_ref(), listener, gate, &stop)?;
         }
-        let allocations = match mode {
-            OperatingMode::Enforce => reconciler.map(|reconciler| reconciler.view()),
+        let assigned = match mode {
+            OperatingMode::Enforce => {
+                reconciler.map(|reconciler| (reconciler.view(), export::promised(observer.clone())))
+            }
             OperatingMode::Observe => Some(follow_kubelet(config, &observer, cluster.pods(), &stop)),
         };
-        cluster.start(allocations.clone(), &stop);
-        http::serve(listener, http::router_with(app, allocations), stop).await;
+        let (view, source) = assigned.unzip();
+        cluster.start(source, &stop);
+        http::serve(listener, http::router(app, view), stop).await;
         Ok::<_, io::Error>(())
     });
     for thread in threads {
@@ -192,7 +199,9 @@ fn start_sending(
     traces: Traces,
     stop: &CancellationToken,
 ) {
-    let host = host_name(config);
+    // This host, for those who hear of several.
+    let host = config.kubernetes.node_name.clone();
+    let host = host.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
     if let Err(error) = alerts::start(&config.alerts, (&host, address), metrics, alerts, stop) {
         tracing::error!(%error, "alerts.webhook cannot be used: alerts are neither watched nor posted");
     }
@@ -202,60 +211,35 @@ fn start_sending(
     }
 }
 
-/// This host, for those who hear of several.
-fn host_name(config: &Config) -> String {
-    let name = config.kubernetes.node_name.clone();
-    name.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned())
-}
-
-fn tell_mode(mode: OperatingMode, policies: &Policies) {
-    if mode == OperatingMode::Observe {
-        let kubelet = policies.pins().map(|pins| pins.found.join(", "));
-        tracing::info!(
-            kubelet,
-            "mode observe: nothing is placed or written; the kubelet is held to its promises"
-        );
-    }
-}
-
-/// Places containers when they are created.
+/// Places containers when they are created, where anything can be promised to them.
 fn start_placing(
     config: &Config,
-    reconciler: &control::Reconciler,
+    reconciler: Option<control::Reconciler>,
     observer: &Arc<Observer>,
     pods: Option<Pods>,
     metrics: nri::NriMetrics,
     stop: &CancellationToken,
 ) {
-    let pods: Arc<dyn PodSource> = match pods {
-        Some(pods) => Arc::new(pods),
-        None => Arc::new(NoPods),
+    let Some(reconciler) = reconciler else {
+        return tracing::error!("no container is placed: guarantees cannot be given");
     };
-    nri::start(config, reconciler.clone(), nri::Ports::of(observer), pods, metrics, stop);
+    let pods = pods.map_or_else(|| Arc::new(NoPods) as Arc<dyn PodSource>, |pods| Arc::new(pods));
+    let plugin = nri::plugin(config, reconciler, observer.clone(), pods, metrics, stop);
+    tokio::spawn(plugin.run(stop.clone()));
     let socket = config.kubernetes.nri.socket.display();
     tracing::info!(%socket, "containers are placed when they are created");
 }
 
-/// Follows what the kubelet promises, and gives it as allocations.
+/// Follows what the kubelet promises, and gives it as it is served and as it is exported.
 fn follow_kubelet(
     config: &Config,
     observer: &Arc<Observer>,
     pods: Option<Pods>,
     stop: &CancellationToken,
-) -> control::View {
+) -> (control::View, export::Source) {
     let last = kubelet::view::LastRead::default();
     tokio::spawn(kubelet::follow(config.clone(), observer.clone(), pods, last.clone(), stop.clone()));
-    last.view(observer.clone())
-}
-
-/// Containers were to be placed, and nothing can be promised to them.
-fn not_placed(mode: OperatingMode) {
-    match mode {
-        OperatingMode::Observe => {
-            tracing::warn!("mode observe: no container is placed, although kubernetes.nri.enabled is set");
-        }
-        OperatingMode::Enforce => tracing::error!("no container is placed: guarantees cannot be given"),
-    }
+    (last.clone().view(observer.clone()), last.source(observer.clone()))
 }
 
 /// Those who read events are let go when the daemon stops.
@@ -322,24 +306,24 @@ async fn tell_service_manager(readiness: Readiness, heartbeat: Heartbeat, stop: 
     let watchdog = sd_notify::watchdog_enabled().map(|time| time / 2);
     let turn = watchdog.unwrap_or(Duration::from_secs(1)).min(Duration::from_secs(1));
     let mut ticks = interval(turn);
-    let mut told_ready = false;
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => break,
-            _ = ticks.tick() => {}
-        }
-        if !told_ready && readiness.is_ready() {
-            told_ready = true;
-            tracing::info!("ready");
-            tell(NotifyState::Ready);
-            if watchdog.is_none() {
-                break;
+    let telling = async {
+        let mut told_ready = false;
+        loop {
+            ticks.tick().await;
+            if !told_ready && readiness.is_ready() {
+                told_ready = true;
+                tracing::info!("ready");
+                tell(NotifyState::Ready);
+                if watchdog.is_none() {
+                    break;
+                }
+            }
+            if watchdog.is_some() && heartbeat.is_alive() {
+                tell(NotifyState::Watchdog);
             }
         }
-        if watchdog.is_some() && heartbeat.is_alive() {
-            tell(NotifyState::Watchdog);
-        }
-    }
+    };
+    stop.run_until_cancelled(telling).await;
     stop.cancelled().await;
     tell(NotifyState::Stopping);
 }

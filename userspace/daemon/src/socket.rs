@@ -12,72 +12,46 @@ use std::{
 /// A unix socket cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Another daemon has it.
+    /// Another daemon has it, at the path that this key of the configuration sets.
     #[error(
         "{path}: somebody answers on this socket, perhaps another numaward; stop that one, or choose another path \
-         with {key} in the configuration",
-        path = .path.display()
+         with {1} in the configuration",
+        path = .0.display()
     )]
-    InUse {
-        /// The socket.
-        path: PathBuf,
-        /// What sets its path.
-        key: &'static str,
-    },
+    InUse(PathBuf, &'static str),
     /// Something else is there.
-    #[error("{path}: this is no socket, and it is left alone; choose another path with {key}", path = .path.display())]
-    NoSocket {
-        /// What is there.
-        path: PathBuf,
-        /// What sets the path.
-        key: &'static str,
-    },
-    /// It cannot be made.
-    #[error("{path}: cannot {action}: {source}", path = .path.display())]
-    Io {
-        /// The socket, or its directory.
-        path: PathBuf,
-        /// What was to be done.
-        action: &'static str,
-        /// Why it failed.
-        source: io::Error,
-    },
+    #[error("{path}: this is no socket, and it is left alone; choose another path with {1}", path = .0.display())]
+    NoSocket(PathBuf, &'static str),
+    /// It cannot be made: at which path what could not be done, and why.
+    #[error("{path}: cannot {1}: {2}", path = .0.display())]
+    Io(PathBuf, &'static str, #[source] io::Error),
 }
 
 /// Makes a socket for its owner alone. That of a daemon that died is replaced. `key` is what sets its path.
 pub fn listen(path: &Path, key: &'static str) -> Result<UnixListener, SocketError> {
-    let fail = |action| move |source| SocketError::Io { path: path.to_owned(), action, source };
+    let fail = |action| move |error| SocketError::Io(path.to_owned(), action, error);
     if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).map_err(|source| SocketError::Io {
-            path: parent.to_owned(),
-            action: "make this directory",
-            source,
-        })?;
+        fs::create_dir_all(parent)
+            .map_err(|error| SocketError::Io(parent.to_owned(), "make this directory", error))?;
     }
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(fail("look at it")(error)),
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(SocketError::NoSocket { path: path.to_owned(), key });
+            return Err(SocketError::NoSocket(path.to_owned(), key));
         }
         Ok(_) => match UnixStream::connect(path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
             Err(error) => return Err(fail("tell whether somebody answers on it")(error)),
-            Ok(_) => return Err(SocketError::InUse { path: path.to_owned(), key }),
+            Ok(_) => return Err(SocketError::InUse(path.to_owned(), key)),
         },
     }
     // Made under another name, so that nobody finds it before it has its mode.
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    let new = PathBuf::from(new);
+    let new = path.with_added_extension("new");
     if let Err(error) = fs::remove_file(&new)
         && error.kind() != io::ErrorKind::NotFound
     {
-        return Err(SocketError::Io {
-            path: new,
-            action: "remove the rest of an earlier start",
-            source: error,
-        });
+        return Err(SocketError::Io(new, "remove the rest of an earlier start", error));
     }
     let listener = UnixListener::bind(&new).map_err(fail("listen on it"))?;
     fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).map_err(fail("set its mode"))?;

@@ -19,8 +19,7 @@ use std::{
 use numaward_config::Control;
 use numaward_daemon::{
     http::{
-        ControlListener, Gate, Key, MAX_BODY_BYTES, RemoteListener, control_router, listen, remote_router,
-        serve,
+        ControlListener, Gate, MAX_BODY_BYTES, RemoteListener, control_router, listen, remote_router, serve,
     },
     socket,
 };
@@ -316,7 +315,7 @@ fn write(path: &Path, text: &str) {
 /// Serves on a control address.
 fn on_address(daemon: &Daemon, control: &Control) -> SocketAddr {
     let gate = Gate::open(control).unwrap();
-    let listener = listen("127.0.0.1:0".parse().unwrap(), Key::Control).unwrap();
+    let listener = listen("127.0.0.1:0".parse().unwrap(), "control.listen").unwrap();
     let listener = RemoteListener::new(listener, gate.clone()).unwrap();
     let address = listener.local_addr().unwrap();
     let router = remote_router(daemon.app.clone(), daemon.reconciler.clone(), gate);

@@ -68,7 +68,7 @@ fn daemon_on(root: tempfile::TempDir) -> Daemon {
     let mut readiness = Readiness::default();
     let latch = readiness.latch("cgroups");
     let app = App::new(observer, metrics, readiness, Heartbeat::new());
-    Daemon { router: router(app), latch, events, root }
+    Daemon { router: router(app, None), latch, events, root }
 }
 
 fn daemon() -> Daemon {

@@ -14,9 +14,9 @@ use std::{
 
 use numaward_api::{Allocation, Target};
 use numaward_config::{Config, Interval, OperatingMode};
+use numaward_control::View;
 use numaward_daemon::kubernetes::{
     cluster::{Cluster, Figures},
-    export::View,
     kubelet::{self, Policies, view::LastRead},
 };
 use numaward_engine::{
@@ -160,8 +160,8 @@ impl Host {
         let follow =
             kubelet::follow(config.clone(), observer.clone(), cluster.pods(), last.clone(), stop.clone());
         tokio::spawn(follow);
-        let view = last.view(observer.clone());
-        cluster.start(Some(view.clone()), &stop);
+        let view = last.clone().view(observer.clone());
+        cluster.start(Some(last.source(observer.clone())), &stop);
         Run { observer, view, _stop: stop.drop_guard() }
     }
 }
@@ -442,7 +442,7 @@ async fn what_is_missing_for_the_cluster_is_told() {
     let policies = Policies::default();
     let refused =
         Cluster::prepare(&host.config, OperatingMode::Observe, policies, &run.observer, Figures::default());
-    let refused = refused.unwrap_err().to_string();
+    let refused = refused.err().unwrap().to_string();
     assert!(
         refused.contains("taken.sock") && refused.contains("kubernetes.podResources.socket"),
         "{refused}"

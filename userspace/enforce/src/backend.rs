@@ -132,13 +132,11 @@ impl Cgroupfs {
     fn put(&self, step: &Step) -> Result<Value, KnobError> {
         let dir = step.cgroup.dir(&self.root);
         let write = |value: Value| self.write_knob(&dir, step.knob, &value).map(|()| value);
-        match (step.knob, &step.to) {
+        let written = match (step.knob, &step.to) {
             (Knob::CpusetCpus, Value::Cpus(cpus)) if !cpus.is_empty() => {
                 write(Value::Cpus(self.without_partitions(&step.cgroup, cpus.clone())?))
             }
             _ => match write(step.to.clone()) {
-                // Without the knob, the cgroup has all that the parent has.
-                Err(KnobError::Missing { .. }) if is_everything(&step.to) => Ok(step.to.clone()),
                 Err(KnobError::Refused { .. }) if is_everything(&step.to) => {
                     write(if step.knob == Knob::CpusetMems {
                         Value::Nodes(self.options.possible_nodes.clone())
@@ -150,6 +148,12 @@ impl Cgroupfs {
                 }
                 result => result,
             },
+        };
+        match written {
+            // Without the knob, the cgroup has all that the parent has. systemd takes it away when no unit beside it
+            // needs it any more, also between two writes.
+            Err(KnobError::Missing { .. }) if is_everything(&step.to) => Ok(step.to.clone()),
+            written => written,
         }
     }
 
@@ -357,6 +361,15 @@ impl Backend for Systemd {
                 Err(error) => return Err(StepError::new(error, step)),
             }
         }
+        // systemd may turn the controller off once no unit needs it. A write to the knob at that moment gets lost, and
+        // the processes keep their CPUs: the kernel finds them neither here any more nor changed there.
+        for step in steps.iter().filter(|step| step.knob == Knob::CpusetCpus && is_everything(&step.to)) {
+            if let Err(error) = cgroupfs.put(step)
+                && !error.is_gone()
+            {
+                return Err(StepError::new(error.into(), step));
+            }
+        }
         let values: Vec<_> = steps.iter().map(|step| (step.knob, &step.to)).collect();
         self.write(unit, &values).map_err(|error| StepError::new(error, first))?;
 
@@ -364,10 +377,15 @@ impl Backend for Systemd {
         for step in steps {
             if is_everything(&step.to) {
                 // systemd writes the empty set too, and does not mind that the kernel refuses it.
-                match cgroupfs.put(step) {
-                    Err(error) if !error.is_gone() => return Err(StepError::new(error.into(), step)),
-                    _ => continue,
+                let held = cgroupfs.read(&step.cgroup, step.knob);
+                let is_set = held.is_ok_and(|held| !cgroupfs.is_back(step.knob, &step.to, &held));
+                if is_set
+                    && let Err(error) = cgroupfs.put(step)
+                    && !error.is_gone()
+                {
+                    return Err(StepError::new(error.into(), step));
                 }
+                continue;
             }
             loop {
                 match cgroupfs.check(step, &step.to) {

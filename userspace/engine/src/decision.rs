@@ -1,9 +1,8 @@
 //! The outcome of an admission.
 //!
-//! Nothing here belongs to one strategy. What a strategy has to say beyond these words is a [`Detail`] of a
-//! [`Cause`]: a text to whoever asks, and its own type to whoever knows that strategy.
+//! Nothing here belongs to one strategy. What a strategy has to say beyond these words is the text of a [`Cause`].
 
-use std::{error::Error, fmt, sync::Arc};
+use std::fmt;
 
 use numaward_topology::NodeId;
 
@@ -40,7 +39,8 @@ pub struct Grant {
 }
 
 /// Why a request is rejected.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}: {message}")]
 pub struct Rejection {
     /// Whose request.
     pub owner: OwnerId,
@@ -68,18 +68,6 @@ impl Rejection {
     }
 }
 
-impl fmt::Display for Rejection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.reason, self.message)
-    }
-}
-
-impl Error for Rejection {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.cause.source()
-    }
-}
-
 /// A rejection in a word: the kubelet's, as its users know these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
@@ -104,37 +92,6 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What a strategy itself has to say about what was wrong.
-#[derive(Clone, Debug)]
-pub struct Detail(Arc<dyn Error + Send + Sync>);
-
-impl Detail {
-    /// Keeps an error of a strategy.
-    pub fn new(error: impl Error + Send + Sync + 'static) -> Self {
-        Self(Arc::new(error))
-    }
-
-    /// The error as the strategy's own type, if it is that.
-    pub fn downcast_ref<E: Error + 'static>(&self) -> Option<&E> {
-        self.0.downcast_ref()
-    }
-}
-
-impl fmt::Display for Detail {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl PartialEq for Detail {
-    /// Whether it says the same.
-    fn eq(&self, other: &Self) -> bool {
-        self.to_string() == other.to_string()
-    }
-}
-
-impl Eq for Detail {}
-
 /// What was wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
@@ -143,22 +100,22 @@ pub enum Cause {
     Topology,
     /// Whole cores could not be given.
     #[error("{0}")]
-    Cores(Detail),
+    Cores(String),
     /// Exclusive CPUs could not be given.
     #[error("{0}")]
-    Cpus(Detail),
+    Cpus(String),
     /// Memory could not be given.
     #[error("{0}")]
-    Memory(Detail),
+    Memory(String),
     /// No nodes that the topology policy allows have enough of everything.
     #[error("{0}")]
-    NoRoom(Detail),
+    NoRoom(String),
     /// Two containers have the same name.
     #[error("the request has two containers named {0:?}")]
     DuplicateContainer(String),
     /// Its terms do not go with the configuration or the machine.
     #[error("{0}")]
-    Terms(Detail),
+    Terms(String),
     /// There is nothing to admit.
     #[error("the request has no containers")]
     NoContainers,
@@ -204,7 +161,7 @@ pub enum ResizeError {
     NotWholeCpus(Quantity),
     /// Cores must stay whole.
     #[error("{0}")]
-    Cores(Detail),
+    Cores(String),
     /// An amount is more than any machine has.
     #[error("{resource}: {amount} is more than any machine has")]
     TooLarge {

@@ -230,7 +230,7 @@ impl Ledger {
     }
 
     /// Gives the owners whose accounts differ between two ledgers those of the second. The accounts of the nodes are to
-    /// be made anew afterwards, by [`rebase`](Self::rebase).
+    /// be made anew afterwards, by [`crate::Strategy::rebase`].
     pub fn patch_owners(&mut self, from: &Self, to: &Self) {
         let differs = |owner: &&OwnerId| from.owner(owner) != to.owner(owner);
         for owner in from.owners.keys().chain(to.owners.keys()).filter(differs) {

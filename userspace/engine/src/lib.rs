@@ -73,7 +73,7 @@ pub mod strategy;
 pub mod terms;
 
 pub use checkpoint::CheckpointError;
-pub use decision::{Cause, Decision, Detail, Grant, Reason, Rejection, ResizeError, Shortfall};
+pub use decision::{Cause, Decision, Grant, Reason, Rejection, ResizeError, Shortfall};
 pub use kubelet::Kubelet;
 pub use ledger::{Allocation, Block, Ledger, OwnerAccount};
 pub use native::{Native, NativeOptions};

@@ -1,15 +1,13 @@
 //! Memory `QoS`: what `memory.min`, `memory.low` and `memory.high` of cgroup v2 follow from requests and limits.
 //!
 //! - *Reservation* protects what is requested from reclaim: of Guaranteed owners for good (`memory.min`), of
-//!   Burstable ones as far as possible (`memory.low`). A cgroup is protected only as far as its ancestors are,
-//!   so these get the sums.
-//! - *Throttling* slows a container down before it reaches its limit (`memory.high`). It is set for
-//!   containers only: a whole pod would be slowed down for the fault of one of its containers.
+//!   Burstable ones as far as possible (`memory.low`).
+//! - *Throttling* slows a container down before it reaches its limit (`memory.high`).
 //!
 //! What is `None` here is not to be written. All sizes are bytes; a factor is a fraction of integers, never a
 //! floating-point number.
 //!
-//! Source: KEP-2570.
+//! Source: KEP-2570, as of Kubernetes v1.27 and later.
 
 use std::{fmt, str::FromStr};
 
@@ -23,47 +21,13 @@ use crate::{
 };
 
 /// Whether requests are protected from reclaim.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum MemoryReservationPolicy {
     /// They are not.
     #[default]
     None,
     /// Those of Guaranteed owners for good, those of Burstable owners as far as possible.
     TieredReservation,
-}
-
-/// How `memory.high` is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum ThrottlingFormula {
-    /// Kubernetes v1.22: the limit times the factor. Close to the limit a request is never throttled.
-    LimitShare,
-    /// Kubernetes v1.27 and later: the request, plus what is between it and the limit times the factor; whole
-    /// pages.
-    AboveRequest,
-}
-
-impl ThrottlingFormula {
-    /// The factor that Kubernetes used with this formula where none was configured. (Since v1.37 it does not
-    /// throttle then.)
-    pub const fn default_factor(self) -> ThrottlingFactor {
-        match self {
-            Self::LimitShare => ThrottlingFactor { billionths: 800_000_000 },
-            Self::AboveRequest => ThrottlingFactor { billionths: 900_000_000 },
-        }
-    }
-
-    /// The value of `memory.high`, whether it makes sense or not. `ceiling` is the limit, or what is
-    /// allocatable on the host where there is no limit. A request above the ceiling counts as the ceiling.
-    pub fn apply(self, request: Bytes, ceiling: Bytes, factor: ThrottlingFactor, page_size: Bytes) -> Bytes {
-        match self {
-            Self::LimitShare => factor.of(ceiling.0),
-            Self::AboveRequest => {
-                let above = factor.of(ceiling.0.saturating_sub(request.0));
-                let exact = request.0.min(ceiling.0).saturating_add(above.0);
-                Bytes(exact - exact % page_size.0.max(1))
-            }
-        }
-    }
 }
 
 /// A factor of more than zero and at most one, exact to billionths.
@@ -78,11 +42,16 @@ pub struct ThrottlingFactor {
 pub struct FactorError(pub String);
 
 impl ThrottlingFactor {
-    /// The share of a number of bytes, rounded down.
-    fn of(self, bytes: u64) -> Bytes {
-        let share = u128::from(bytes) * u128::from(self.billionths) / 1_000_000_000;
-        // At most `bytes`, since the factor is at most one.
-        Bytes(u64::try_from(share).unwrap_or(bytes))
+    /// The value of `memory.high`, whether it makes sense or not: the request, plus this share of what is between it
+    /// and the ceiling; whole pages. The ceiling is the limit, or what is allocatable on the host where there is none.
+    /// A request above the ceiling counts as the ceiling.
+    fn high(self, request: Bytes, ceiling: Bytes, page_size: Bytes) -> Bytes {
+        let above = ceiling.0.saturating_sub(request.0);
+        let share = u128::from(above) * u128::from(self.billionths) / 1_000_000_000;
+        // At most `above`, since the factor is at most one.
+        let share = u64::try_from(share).unwrap_or(above);
+        let exact = request.0.min(ceiling.0).saturating_add(share);
+        Bytes(exact - exact % page_size.0.max(1))
     }
 }
 
@@ -149,15 +118,6 @@ impl<'de> Deserialize<'de> for ThrottlingFactor {
     }
 }
 
-/// Slowing down before the limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Throttling {
-    /// How `memory.high` is computed.
-    pub formula: ThrottlingFormula,
-    /// The factor in it.
-    pub factor: ThrottlingFactor,
-}
-
 /// What is to be written into a cgroup, in bytes. `None` is left as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemorySettings {
@@ -169,31 +129,13 @@ pub struct MemorySettings {
     pub high: Option<Bytes>,
 }
 
-/// The settings of the cgroups above those of pods.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AncestorSettings {
-    /// The cgroup of all pods (`kubepods`).
-    pub pods: MemorySettings,
-    /// The cgroup of all Burstable pods (`kubepods-burstable`).
-    pub burstable: MemorySettings,
-}
-
-/// The settings of the cgroups of reserved resources.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NodeSettings {
-    /// The cgroup of `kube-reserved`.
-    pub kube_reserved: MemorySettings,
-    /// The cgroup of `system-reserved`.
-    pub system_reserved: MemorySettings,
-}
-
 /// The configuration of Memory `QoS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryQos {
     /// Whether requests are protected.
     pub reservation: MemoryReservationPolicy,
-    /// Whether containers are slowed down.
-    pub throttling: Option<Throttling>,
+    /// Whether containers are slowed down, and by which factor.
+    pub throttling: Option<ThrottlingFactor>,
     /// The size of a base page.
     pub page_size: Bytes,
     /// What is allocatable on the host, all nodes together: the ceiling of who has no limit.
@@ -209,27 +151,7 @@ fn positive(bytes: Bytes) -> Option<Bytes> {
     Some(bytes).filter(|bytes| bytes.0 > 0)
 }
 
-/// What an owner requests while it runs: app containers, sidecars and what it costs to run it at all.
-/// Init containers do not count, as they are gone by then.
-fn running(request: &Request, overhead: Bytes) -> Bytes {
-    let sidecars = request.init_containers.iter().filter(|container| container.restartable);
-    let requests = sidecars.chain(&request.containers).map(|container| memory(&container.requests).0);
-    Bytes(requests.fold(overhead.0, u64::saturating_add))
-}
-
 impl MemoryQos {
-    fn protection(&self, class: QosClass, bytes: Bytes) -> MemorySettings {
-        match (self.reservation, class) {
-            (MemoryReservationPolicy::TieredReservation, QosClass::Guaranteed) => {
-                MemorySettings { min: positive(bytes), ..MemorySettings::default() }
-            }
-            (MemoryReservationPolicy::TieredReservation, QosClass::Burstable) => {
-                MemorySettings { low: positive(bytes), ..MemorySettings::default() }
-            }
-            _ => MemorySettings::default(),
-        }
-    }
-
     /// The settings of one container.
     pub fn container(&self, request: &Request, container: &ContainerRequest) -> MemorySettings {
         self.container_of(request.qos(), memory(&container.requests), memory(&container.limits))
@@ -238,54 +160,18 @@ impl MemoryQos {
     /// The settings of one container of an owner of this class, which requests and may use so much; a limit of zero
     /// is none.
     pub fn container_of(&self, class: QosClass, requested: Bytes, limit: Bytes) -> MemorySettings {
-        let high = self.throttling.filter(|_| class != QosClass::Guaranteed).and_then(|throttling| {
+        let high = self.throttling.filter(|_| class != QosClass::Guaranteed).and_then(|factor| {
             let ceiling = positive(limit).unwrap_or(self.node_allocatable);
-            let high = throttling.formula.apply(requested, ceiling, throttling.factor, self.page_size);
+            let high = factor.high(requested, ceiling, self.page_size);
             // At or below the request it would throttle what was promised.
             Some(high).filter(|&high| high > requested)
         });
-        MemorySettings { high, ..self.protection(class, requested) }
-    }
-
-    /// The settings of a pod, or of a workload's own cgroup. `overhead` is what its runtime class adds.
-    pub fn pod(&self, request: &Request, overhead: Bytes) -> MemorySettings {
-        self.protection(request.qos(), running(request, overhead))
-    }
-
-    /// The settings of the ancestors of all pods, each given with its overhead.
-    pub fn ancestors<'a>(&self, pods: impl IntoIterator<Item = (&'a Request, Bytes)>) -> AncestorSettings {
-        if self.reservation == MemoryReservationPolicy::None {
-            return AncestorSettings::default();
-        }
-        let (mut guaranteed, mut burstable) = (0u64, 0u64);
-        for (request, overhead) in pods {
-            let sum = match request.qos() {
-                QosClass::Guaranteed => &mut guaranteed,
-                QosClass::Burstable => &mut burstable,
-                QosClass::BestEffort => continue,
-            };
-            *sum = sum.saturating_add(running(request, overhead).0);
-        }
-        let all = Bytes(guaranteed.saturating_add(burstable));
-        AncestorSettings {
-            // A parent must be protected as far as all of its children together.
-            pods: MemorySettings { min: Some(all), ..MemorySettings::default() },
-            burstable: MemorySettings { low: Some(Bytes(burstable)), ..MemorySettings::default() },
-        }
-    }
-
-    /// The settings of the cgroups of reserved resources, where these are enforced.
-    pub fn node(&self, kube_reserved: Option<Bytes>, system_reserved: Option<Bytes>) -> NodeSettings {
-        let settings = |reserved| MemorySettings { min: reserved, ..MemorySettings::default() };
-        NodeSettings { kube_reserved: settings(kube_reserved), system_reserved: settings(system_reserved) }
-    }
-
-    /// What undoes an earlier reservation: without the ancestors' protection that of pods and containers
-    /// has no effect.
-    pub fn rollback() -> AncestorSettings {
-        AncestorSettings {
-            pods: MemorySettings { min: Some(Bytes(0)), ..MemorySettings::default() },
-            burstable: MemorySettings { low: Some(Bytes(0)), ..MemorySettings::default() },
+        let protected =
+            positive(requested).filter(|_| self.reservation == MemoryReservationPolicy::TieredReservation);
+        MemorySettings {
+            min: protected.filter(|_| class == QosClass::Guaranteed),
+            low: protected.filter(|_| class == QosClass::Burstable),
+            high,
         }
     }
 }
@@ -298,10 +184,10 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn qos(formula: ThrottlingFormula, text: &str, page_size: Bytes) -> MemoryQos {
+    fn qos(text: &str, page_size: Bytes) -> MemoryQos {
         MemoryQos {
             reservation: MemoryReservationPolicy::TieredReservation,
-            throttling: Some(Throttling { formula, factor: factor(text) }),
+            throttling: Some(factor(text)),
             page_size,
             node_allocatable: Bytes::mib(2000),
         }
@@ -351,104 +237,69 @@ mod tests {
             (900, 990),
             (1000, 1000),
         ] {
-            let high = ThrottlingFormula::AboveRequest.apply(
-                Bytes::mib(request),
-                Bytes::mib(1000),
-                ThrottlingFormula::AboveRequest.default_factor(),
-                Bytes::mib(1),
-            );
+            let high = factor("0.9").high(Bytes::mib(request), Bytes::mib(1000), Bytes::mib(1));
             assert_eq!(high, Bytes::mib(expected), "request {request}");
         }
     }
 
     #[test]
-    fn the_table_that_compares_the_formulas() {
+    fn the_table_of_factors() {
         // KEP-2570; the limit is 1000 Mi and a page 1 Mi. None: `max`, or no throttling.
-        for (request, factor, v1_22, v1_27) in [
-            (500, "0.6", Some(600), Some(800)),
-            (800, "0.6", None, Some(920)),
-            (1000, "0.6", None, None),
-            (500, "0.8", Some(800), Some(900)),
-            (850, "0.8", None, Some(970)),
-            (500, "0.4", None, Some(700)),
+        for (request, factor, expected) in [
+            (500, "0.6", Some(800)),
+            (800, "0.6", Some(920)),
+            (1000, "0.6", None),
+            (500, "0.8", Some(900)),
+            (850, "0.8", Some(970)),
+            (500, "0.4", Some(700)),
         ] {
-            let page = Bytes::mib(1);
-            for (formula, expected) in
-                [(ThrottlingFormula::LimitShare, v1_22), (ThrottlingFormula::AboveRequest, v1_27)]
-            {
-                let got = high(&qos(formula, factor, page), request, 1000);
-                assert_eq!(got, expected, "{formula:?}, request {request}, factor {factor}");
-            }
+            let got = high(&qos(factor, Bytes::mib(1)), request, 1000);
+            assert_eq!(got, expected, "request {request}, factor {factor}");
         }
     }
 
     #[test]
     fn the_other_examples_of_the_kep() {
-        let page = Bytes::mib(1);
-        let v1_22 = |factor| qos(ThrottlingFormula::LimitShare, factor, page);
-        let v1_27 = |factor| qos(ThrottlingFormula::AboveRequest, factor, page);
-        // requests.memory=50, limits.memory=100, a factor of .8: 80.
-        assert_eq!(high(&v1_22("0.8"), 50, 100), Some(80));
-        // requests.memory=85: 80 would be below the request.
-        assert_eq!(high(&v1_22("0.8"), 85, 100), None);
+        let qos = |factor| qos(factor, Bytes::mib(1));
         // Without a limit the host's 2000 Mi count.
-        assert_eq!(high(&v1_22("0.8"), 100, 0), Some(1600));
-        assert_eq!(high(&v1_27("0.9"), 100, 0), Some(1810));
+        assert_eq!(high(&qos("0.9"), 100, 0), Some(1810));
         // Without a request it is taken for zero.
-        assert_eq!(high(&v1_27("0.9"), 0, 1000), Some(900));
+        assert_eq!(high(&qos("0.9"), 0, 1000), Some(900));
         // A factor of 1 throttles at the limit.
-        assert_eq!(high(&v1_27("1"), 100, 1000), Some(1000));
+        assert_eq!(high(&qos("1"), 100, 1000), Some(1000));
         // More than the host has cannot be throttled.
-        assert_eq!(high(&v1_27("0.9"), 3000, 0), None);
-        assert_eq!(ThrottlingFormula::LimitShare.default_factor(), factor("0.8"));
+        assert_eq!(high(&qos("0.9"), 3000, 0), None);
     }
 
     #[test]
-    fn high_is_whole_pages_since_v1_27_only() {
+    fn high_is_whole_pages() {
         let page = Bytes::kib(4);
         let (request, limit) = (Bytes(0), Bytes(10_000));
         let f = factor("0.9");
-        assert_eq!(ThrottlingFormula::AboveRequest.apply(request, limit, f, page), Bytes(8192));
-        assert_eq!(ThrottlingFormula::LimitShare.apply(request, limit, f, page), Bytes(9000));
-        assert_eq!(ThrottlingFormula::AboveRequest.apply(request, limit, f, Bytes(0)), Bytes(9000));
+        assert_eq!(f.high(request, limit, page), Bytes(8192));
+        assert_eq!(f.high(request, limit, Bytes(0)), Bytes(9000));
         let all = Bytes(u64::MAX);
-        assert_eq!(ThrottlingFormula::LimitShare.apply(all, all, factor("1"), page), all);
+        assert_eq!(factor("1").high(request, all, Bytes(1)), all);
     }
 
     #[test]
     fn classes_are_protected_in_tiers() {
-        let qos = qos(ThrottlingFormula::AboveRequest, "0.9", Bytes::mib(1));
+        let qos = qos("0.9", Bytes::mib(1));
         let full = mib(100).with_cpu(Quantity::whole(1));
-        let mut guaranteed = Request::workload("g", full.clone());
-        let mut sidecar = ContainerRequest::guaranteed("s", full.clone());
-        sidecar.restartable = true;
-        let init = ContainerRequest::guaranteed("i", full);
-        guaranteed.init_containers = vec![init, sidecar];
+        let guaranteed = Request::workload("g", full);
         let burstable = burstable(300, 1000);
         let best_effort = Request::workload("b", Resources::none());
 
         let min = |mib| MemorySettings { min: Some(Bytes::mib(mib)), ..MemorySettings::default() };
         let low = |mib| MemorySettings { low: Some(Bytes::mib(mib)), ..MemorySettings::default() };
         assert_eq!(qos.container(&guaranteed, &guaranteed.containers[0]), min(100), "never throttled");
-        assert_eq!(qos.pod(&guaranteed, Bytes::mib(5)), min(205), "the sidecar and the overhead count");
         let throttled = MemorySettings { high: Some(Bytes::mib(930)), ..low(300) };
         assert_eq!(qos.container(&burstable, &burstable.containers[0]), throttled);
-        assert_eq!(qos.pod(&burstable, Bytes(0)), low(301));
         let throttled = MemorySettings { high: Some(Bytes::mib(1800)), ..MemorySettings::default() };
         assert_eq!(qos.container(&best_effort, &best_effort.containers[0]), throttled);
-        assert_eq!(qos.pod(&best_effort, Bytes::mib(7)), MemorySettings::default());
-
-        let pods = [(&guaranteed, Bytes::mib(5)), (&burstable, Bytes(0)), (&best_effort, Bytes::mib(7))];
-        let ancestors = AncestorSettings { pods: min(506), burstable: low(301) };
-        assert_eq!(qos.ancestors(pods), ancestors);
-        assert_eq!(qos.ancestors([]), MemoryQos::rollback(), "the last one resets the sums");
-        let node = NodeSettings { kube_reserved: min(10), system_reserved: MemorySettings::default() };
-        assert_eq!(qos.node(Some(Bytes::mib(10)), None), node);
 
         let off = MemoryQos { reservation: MemoryReservationPolicy::None, throttling: None, ..qos };
         assert_eq!(off.container(&burstable, &burstable.containers[0]), MemorySettings::default());
-        assert_eq!(off.pod(&guaranteed, Bytes(0)), MemorySettings::default());
-        assert_eq!(off.ancestors(pods), AncestorSettings::default());
     }
 
     #[test]

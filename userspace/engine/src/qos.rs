@@ -56,30 +56,25 @@ fn add(sum: &mut Option<Quantity>, amount: Option<Quantity>) -> bool {
 impl Request {
     /// The class of service.
     pub fn qos(&self) -> QosClass {
-        class_of(self)
-    }
-}
-
-/// The class of a request.
-pub fn class_of(request: &Request) -> QosClass {
-    let (mut requested, mut limited) = ([None; 2], [None; 2]);
-    let mut guaranteed = true;
-    for container in request.all_containers() {
-        let requests = deciding(&container.requests);
-        let limits = deciding(&container.limits);
-        guaranteed &= limits.iter().all(Option::is_some);
-        for index in 0..2 {
-            // Sums beyond all bounds cannot be compared; no such request can be guaranteed.
-            guaranteed &= add(&mut requested[index], requests[index]);
-            guaranteed &= add(&mut limited[index], limits[index]);
+        let (mut requested, mut limited) = ([None; 2], [None; 2]);
+        let mut guaranteed = true;
+        for container in self.all_containers() {
+            let requests = deciding(&container.requests);
+            let limits = deciding(&container.limits);
+            guaranteed &= limits.iter().all(Option::is_some);
+            for index in 0..2 {
+                // Sums beyond all bounds cannot be compared; no such request can be guaranteed.
+                guaranteed &= add(&mut requested[index], requests[index]);
+                guaranteed &= add(&mut limited[index], limits[index]);
+            }
         }
-    }
-    if requested.iter().chain(&limited).all(Option::is_none) {
-        QosClass::BestEffort
-    } else if guaranteed && requested == limited {
-        QosClass::Guaranteed
-    } else {
-        QosClass::Burstable
+        if requested.iter().chain(&limited).all(Option::is_none) {
+            QosClass::BestEffort
+        } else if guaranteed && requested == limited {
+            QosClass::Guaranteed
+        } else {
+            QosClass::Burstable
+        }
     }
 }
 

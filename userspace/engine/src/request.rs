@@ -18,7 +18,7 @@ macro_rules! name {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(from = "String", into = "String")]
+        #[serde(transparent)]
         pub struct $name(Arc<str>);
 
         impl $name {
@@ -37,12 +37,6 @@ macro_rules! name {
         impl From<String> for $name {
             fn from(name: String) -> Self {
                 Self(name.into())
-            }
-        }
-
-        impl From<$name> for String {
-            fn from(name: $name) -> Self {
-                name.0.as_ref().to_owned()
             }
         }
 

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use numaward_engine::{
     ContainerName, ContainerRequest, Kubelet, Ledger, OwnerId, PolicyConfig, QosClass, Quantity, Request,
     Resources, Strategy as _,
-    checkpoint::{CpuState, MemoryCheckpoint},
+    checkpoint::{CpuCheckpoint, MemoryCheckpoint},
     kubelet::Checkpoints,
     policy::{
         CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy, TopologyManagerScope,
@@ -334,7 +334,7 @@ proptest! {
         let files = run.kubelet.checkpoints(&run.ledger);
         let [cpus, memory] =
             [files.cpus.as_ref().unwrap().write().unwrap(), files.memory.as_ref().unwrap().write().unwrap()];
-        let read = Checkpoints::read(Some(&cpus), Some(&memory), &BTreeMap::new(), "").unwrap();
+        let read = Checkpoints::read(Some(&cpus), Some(&memory), "").unwrap();
         prop_assert_eq!(&read, &files);
         let restored = run.kubelet.restore(read, "");
         prop_assert_eq!(&restored.checkpoints, &files);
@@ -598,7 +598,7 @@ proptest! {
     fn no_text_makes_a_reader_panic(text in ".{0,40}", digits in "[0-9]{0,30}\\.?[0-9]{0,30}(Ki|Mi|Ei|m|k|E|e-?[0-9]{1,12})?") {
         let _ = text.parse::<Quantity>();
         let _ = digits.parse::<Quantity>();
-        let _ = CpuState::read(&text);
+        let _ = CpuCheckpoint::read(&text);
         let _ = MemoryCheckpoint::read(&text);
     }
 
@@ -623,7 +623,7 @@ proptest! {
             if let Ok(damaged) = String::from_utf8(bytes) {
                 let same = |read: &str| read == text || damaged.split_whitespace().collect::<String>() == text;
                 if text.contains("defaultCpuSet") {
-                    if let Ok(CpuState::V2(state)) = CpuState::read(&damaged) {
+                    if let Ok(state) = CpuCheckpoint::read(&damaged) {
                         prop_assert!(same(&state.write().unwrap()), "{damaged}");
                     }
                 } else if let Ok(state) = MemoryCheckpoint::read(&damaged) {

@@ -21,46 +21,39 @@ use numaward_engine::QosClass;
 /// What the names of slices end with.
 const SLICE: &str = ".slice";
 
-/// A text does not name a cgroup.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{text:?} does not name a cgroup: {problem} \
-     (expected `/PARENT/NAME` or, with the systemd driver, `NAME.slice:PREFIX:NAME`)"
-)]
-pub struct CgroupPathError {
-    /// The whole text.
-    pub text: String,
-    /// What is wrong with it.
-    pub problem: &'static str,
-}
-
 /// The cgroup of a container, from `linux.cgroupsPath` of its OCI specification.
 ///
 /// A runtime that is given systemd's notation while it uses cgroupfs itself makes something else of it: where
 /// the kubelet's driver and the runtime's differ, the cgroup is not there.
-pub fn of_container(cgroups_path: &str) -> Result<String, CgroupPathError> {
-    let fail = |problem| CgroupPathError { text: cgroups_path.to_owned(), problem };
+///
+/// # Errors
+///
+/// What is wrong with a text that names no cgroup.
+pub fn of_container(cgroups_path: &str) -> Result<String, &'static str> {
     let parts: Vec<&str> = cgroups_path.split(':').collect();
     match parts[..] {
-        [path] => plain(path).map_err(fail),
+        [path] => plain(path),
         [slice, prefix, name] => {
             // What the runtimes do where no slice is given.
             let slice = if slice.is_empty() { "system.slice" } else { slice };
-            let parent = expand_slice(slice).map_err(fail)?;
+            let parent = expand_slice(slice)?;
             if prefix.is_empty() || name.is_empty() || [prefix, name].iter().any(|part| part.contains('/')) {
-                return Err(fail("the scope's prefix or name is empty, or has a `/`"));
+                return Err("the scope's prefix or name is empty, or has a `/`");
             }
             Ok(format!("{parent}/{prefix}-{name}.scope"))
         }
-        _ => Err(fail("it has colons, but not two")),
+        _ => Err("it has colons, but not two"),
     }
 }
 
 /// The cgroup of a pod, from the `cgroup_parent` that the kubelet gave the runtime.
-pub fn of_pod(cgroup_parent: &str) -> Result<String, CgroupPathError> {
-    let fail = |problem| CgroupPathError { text: cgroup_parent.to_owned(), problem };
+///
+/// # Errors
+///
+/// What is wrong with a text that names no cgroup.
+pub fn of_pod(cgroup_parent: &str) -> Result<String, &'static str> {
     let name = cgroup_parent.rsplit('/').next().unwrap_or(cgroup_parent);
-    if name.strip_suffix(SLICE).is_some() { expand_slice(name) } else { plain(cgroup_parent) }.map_err(fail)
+    if name.ends_with(SLICE) { expand_slice(name) } else { plain(cgroup_parent) }
 }
 
 /// Checks a path as the cgroupfs driver gives it.
@@ -133,12 +126,7 @@ pub fn pod_levels(path: &str) -> Option<PodLevels> {
 /// The class that the names before `podUID` tell, if it is one.
 fn cgroupfs_class(parents: &[&str], name: &str) -> Option<QosClass> {
     name.strip_prefix("pod").filter(|uid| !uid.is_empty())?;
-    match parents {
-        [.., "kubepods"] => Some(QosClass::Guaranteed),
-        [.., "kubepods", "burstable"] => Some(QosClass::Burstable),
-        [.., "kubepods", "besteffort"] => Some(QosClass::BestEffort),
-        _ => None,
-    }
+    class_below(parents)
 }
 
 /// The class that a slice's name tells, given without `.slice`, if it is a pod's.
@@ -147,7 +135,11 @@ fn systemd_class(slice: &str) -> Option<QosClass> {
     if uid.is_empty() || uid.contains('-') {
         return None;
     }
-    match parents.split('-').collect::<Vec<_>>()[..] {
+    class_below(&parents.split('-').collect::<Vec<_>>())
+}
+
+fn class_below(parents: &[&str]) -> Option<QosClass> {
+    match parents {
         [.., "kubepods"] => Some(QosClass::Guaranteed),
         [.., "kubepods", "burstable"] => Some(QosClass::Burstable),
         [.., "kubepods", "besteffort"] => Some(QosClass::BestEffort),

@@ -3,7 +3,7 @@
 //! NRI carries limits only, and one container at a time. Requests, init and sidecar containers, resources of
 //! the pod as a whole and all containers at once come from the API server, by way of a [`PodSource`].
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_engine::{ContainerRequest, Request, Resources};
 
@@ -12,7 +12,8 @@ use numaward_engine::{ContainerRequest, Request, Resources};
 pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 
 /// Which pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
+#[display("{namespace}/{name}")]
 pub struct PodId {
     /// Its namespace.
     pub namespace: String,
@@ -22,12 +23,6 @@ pub struct PodId {
     pub uid: String,
 }
 
-impl fmt::Display for PodId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
 /// A pod of this Kubernetes node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pod {
@@ -35,8 +30,6 @@ pub struct Pod {
     pub id: PodId,
     /// Its UID in the API server; differs from that in `id` for the mirror of a static pod.
     pub api_uid: String,
-    /// Its labels.
-    pub labels: BTreeMap<String, String>,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
     /// Init containers in the order in which they start; those with `restartPolicy: Always` are sidecars.

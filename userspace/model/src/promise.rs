@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use numaward_api::PodContainer;
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_engine::{Block, Ledger};
 use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
@@ -14,13 +15,15 @@ pub struct Promises {
     workloads: Vec<Arc<Promise>>,
     /// The engine's ledger.
     pub ledger: Ledger,
+    /// CPUs that can still become exclusive.
+    pub free_cpus: CpuSet,
 }
 
 impl Promises {
     /// Those to these workloads.
     pub fn new(mut workloads: Vec<Arc<Promise>>, ledger: Ledger) -> Self {
         workloads.sort_by_key(|promise| promise.id);
-        Self { workloads, ledger }
+        Self { workloads, ledger, free_cpus: CpuSet::new() }
     }
 
     /// Workloads with an allocation, in the order of their cgroups' ids.
@@ -70,11 +73,15 @@ pub struct Promise {
     pub cgroup: CgroupPath,
     /// Which cgroup of that path.
     pub id: CgroupId,
+    /// The container, if it is one of a pod.
+    pub container: Option<PodContainer>,
     /// The nodes on which memory is promised to it.
     pub nodes: NodeSet,
     /// Its exclusive CPUs.
     pub cpus: CpuSet,
-    /// Memory promised to it, by kind and the node that is charged.
+    /// Memory promised to it, at most one block a kind.
+    pub blocks: Vec<Block>,
+    /// The same, by kind and the node that is charged.
     pub placed: Vec<(ZoneKind, NodeId, Bytes)>,
     /// Those of its CPUs that are offline.
     pub offline_cpus: CpuSet,

@@ -1,13 +1,9 @@
-//! What workloads do beside allocating, by name: accesses, migrations, stalls, kills.
-//!
-//! As with allocations, what a name counts never goes down while it is listed: what its former members had counted
-//! when they gave back their slots is its base. When a name is no longer listed its base is added to `other`, which also
-//! has what the probes count outside all slots. So the sum over all never goes down.
+//! What workloads do beside allocating, by name: accesses, migrations, stalls, kills. [`crate::table`] keeps it as it
+//! keeps allocations.
 
 use std::{
     array,
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
     time::Duration,
 };
 
@@ -19,53 +15,23 @@ use numaward_probes::{
 };
 use numaward_topology::NodeId;
 
-use crate::table::Series;
+use crate::table::Table;
 
-/// The bases.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Activities {
-    by_name: BTreeMap<Arc<str>, Activity>,
-    /// Those of names that are no longer listed.
-    pub(crate) gone: Activity,
+/// What was counted by one reading of the probes.
+#[derive(Debug, Default)]
+pub(crate) struct Counted {
+    pub(crate) slots: BTreeMap<SlotId, Activity>,
+    /// What no name has.
+    pub(crate) other: Activity,
 }
 
-impl Activities {
-    /// A member of this name gives back its slot, and had counted this.
-    pub(crate) fn release(&mut self, name: &Arc<str>, last: &Activity) {
-        self.by_name.entry(name.clone()).or_default().add(last);
-    }
-
-    /// Adds names that are no longer listed to what is gone.
-    pub(crate) fn keep(&mut self, is_listed: impl Fn(&str) -> bool) {
-        let gone = &mut self.gone;
-        self.by_name.retain(|name, base| {
-            let listed = is_listed(name);
-            if !listed {
-                gone.add(base);
-            }
-            listed
-        });
-    }
-
-    /// All that a name counted.
-    pub(crate) fn of(
-        &self,
-        name: &str,
-        series: &Series<SlotId>,
-        slots: &BTreeMap<SlotId, Activity>,
-    ) -> Activity {
-        let held = series.members.values().filter_map(|member| member.slot);
-        let mut counted = self.by_name.get(name).into_iter().chain(held.filter_map(|slot| slots.get(&slot)));
-        let mut sum = counted.next().cloned().unwrap_or_default();
-        counted.for_each(|activity| sum.add(activity));
-        sum
-    }
-
-    /// The accesses of all, with those of `counted` now.
-    pub(crate) fn accesses(&self, counted: &Counted) -> Vec<NodeAccesses> {
+impl Counted {
+    /// The accesses of all, with those that former members of the workloads of `table` had counted.
+    pub(crate) fn accesses(&self, table: &Table<SlotId>) -> Vec<NodeAccesses> {
         let mut sum = Activity::default();
         // `other` has what is gone.
-        let all = self.by_name.values().chain(counted.slots.values()).chain([&counted.other]);
+        let bases = table.series().map(|(_, series)| &series.base_activity);
+        let all = bases.chain(self.slots.values()).chain([&self.other]);
         // One at a time, as the rest of an activity is of no interest here.
         for activity in
             all.filter(|activity| activity.accesses.iter().any(|of| of.local.0 > 0 || of.remote.0 > 0))
@@ -76,14 +42,6 @@ impl Activities {
     }
 }
 
-/// What was counted by one reading of the probes.
-#[derive(Debug, Default)]
-pub(crate) struct Counted {
-    pub(crate) slots: BTreeMap<SlotId, Activity>,
-    /// What no name has.
-    pub(crate) other: Activity,
-}
-
 /// The probes that are attached.
 #[derive(Debug)]
 pub(crate) struct Attached(BTreeSet<Probe>);
@@ -92,6 +50,11 @@ impl Attached {
     pub(crate) fn of(reports: &[ProbeReport]) -> Self {
         let attached = reports.iter().filter(|report| report.mode != Mode::Absent);
         Self(attached.map(|report| report.probe).collect())
+    }
+
+    /// Whether none counts by workload.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     pub(crate) fn has(&self, probe: Probe) -> bool {
@@ -145,9 +108,9 @@ impl Attached {
 /// Pages by reason: those of NUMA balancing are there from the start, the others from when they happen.
 fn migrated(activity: &Activity) -> BTreeMap<&'static str, u64> {
     let reasons = MIGRATION_REASONS.iter().zip(activity.migrated).enumerate();
-    let told = reasons.filter(|(index, (_, pages))| *index == NUMA_MISPLACED || pages.0 > 0);
+    let happened = reasons.filter(|(index, (_, pages))| *index == NUMA_MISPLACED || pages.0 > 0);
     let mut by_reason: BTreeMap<&'static str, u64> = BTreeMap::new();
-    for (_, (reason, pages)) in told {
+    for (_, (reason, pages)) in happened {
         let sum = by_reason.entry(reason).or_default();
         *sum = sum.saturating_add(pages.0);
     }
@@ -174,9 +137,13 @@ pub(crate) fn micros(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use numaward_probes::{Pages, Stalls};
+    use std::time::Instant;
+
+    use numaward_cgroup::{CgroupId, WorkloadKind};
+    use numaward_probes::{NodeCounters, Pages, Stalls};
 
     use super::*;
+    use crate::table::Member;
 
     fn remote(from: u32, to: u32, pages: u64) -> Activity {
         let accesses = NodeAccesses {
@@ -190,13 +157,15 @@ mod tests {
 
     #[test]
     fn the_sum_over_all_keeps_what_is_gone() {
-        let mut activities = Activities::default();
-        activities.release(&"a".into(), &remote(0, 1, 5));
-        let sum = |activities: &Activities| {
+        let mut table = Table::default();
+        let (id, now) = (CgroupId(1), Instant::now());
+        table.add(id, "a", Member::new("/a".parse().unwrap(), WorkloadKind::Unit, None));
+        table.keep_activity(id, &remote(0, 1, 5));
+        let sum = |table: &Table<SlotId>| {
             let mut other = remote(0, 1, 2);
-            other.add(&activities.gone);
+            other.add(&table.gone_activity);
             let counted = Counted { slots: BTreeMap::new(), other };
-            activities.accesses(&counted).iter().map(accesses).collect::<Vec<_>>()
+            counted.accesses(table).iter().map(accesses).collect::<Vec<_>>()
         };
         let expected = api::NodeAccesses {
             node: 0,
@@ -204,10 +173,12 @@ mod tests {
             remote_pages: 7,
             remote: vec![api::RemoteAccesses { memory_node: Some(1), pages: 7 }],
         };
-        assert_eq!(sum(&activities), std::slice::from_ref(&expected));
-        activities.keep(|_| false);
-        assert!(activities.by_name.is_empty());
-        assert_eq!(sum(&activities), [expected]);
+        assert_eq!(sum(&table), std::slice::from_ref(&expected));
+        table.remove(id, &NodeCounters::new(), now);
+        assert_eq!(sum(&table), std::slice::from_ref(&expected));
+        table.expire(now, Duration::ZERO);
+        assert_eq!(table.series().count(), 0);
+        assert_eq!(sum(&table), [expected]);
     }
 
     #[test]
@@ -227,13 +198,12 @@ mod tests {
 
     #[test]
     fn what_former_members_counted_stays() {
-        let mut activities = Activities::default();
-        let name: Arc<str> = "a".into();
+        let mut table = Table::default();
+        table.add(CgroupId(1), "a", Member::new("/a".parse().unwrap(), WorkloadKind::Unit, None));
         let one = Activity { oom_kills: [1, 0, 0, 0], ..Activity::default() };
-        activities.release(&name, &one);
-        activities.release(&name, &one);
-        assert_eq!(activities.by_name["a"].oom_kills, [2, 0, 0, 0]);
-        activities.keep(|name| name != "a");
-        assert!(activities.by_name.is_empty());
+        table.keep_activity(CgroupId(1), &one);
+        table.keep_activity(CgroupId(1), &one);
+        let (_, series) = table.series().next().unwrap();
+        assert_eq!(series.activity(&BTreeMap::<SlotId, _>::new()).oom_kills, [2, 0, 0, 0]);
     }
 }

@@ -52,8 +52,10 @@ impl Observer {
     /// Begins and ends counting interrupts where CPUs became exclusive or no longer are.
     pub(crate) fn follow_interrupts(&self) {
         if self.lock().exclusive.is_due() {
-            let interrupts = self.read_interrupts().unwrap_or_default();
-            self.lock().exclusive.count(&interrupts);
+            match self.read_interrupts() {
+                Some(interrupts) => self.lock().exclusive.count(&interrupts),
+                None => self.lock().exclusive.retry(),
+            }
         }
     }
 
@@ -70,11 +72,11 @@ impl Observer {
         }
         let interrupts = self.read_interrupts();
         let used = self.probing().cpu_use().unwrap_or_default();
-        let state = self.lock();
+        let exclusive = &mut self.lock().exclusive;
         let of = |(&cpu, &by): (&CpuId, &CpuUse)| {
-            let book = state.exclusive.interrupts.get(&cpu)?;
+            let book = exclusive.interrupts.get_mut(&cpu)?;
             let interrupts = interrupts.as_ref().map(|now| book.total(now.get(&cpu).copied()));
-            Some(Used { cpu, owner: state.exclusive.owners.get(&cpu).copied(), by, interrupts })
+            Some(Used { cpu, owner: exclusive.owners.get(&cpu).copied(), by, interrupts })
         };
         used.iter().filter_map(of).collect()
     }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use numaward_api as api;
 use numaward_cgroup::WorkloadKind;
 use numaward_model::snapshot::Resident;
-use numaward_probes::{self as probes, NodeCounters, Pages, SelfCheck};
+use numaward_probes::{self as probes, Counters, NodeCounters, SelfCheck};
 use numaward_topology::NodeId;
 
 use crate::{
     activity::{self, micros},
-    figures::node_figures,
     naming::OTHER,
     observer::Observer,
     reading::Read,
+    snapshot::node_figures,
     table::Trouble,
 };
 
@@ -31,7 +31,6 @@ impl Observer {
             sum
         });
         let accesses = read.accesses();
-        let bytes = |pages: Pages| self.bytes_of(pages).0;
         let nodes = memory.iter().map(node_figures).map(|memory| {
             let kinds = memory.kinds.iter().map(|(kind, total, free)| api::NodeMemory {
                 kind: kind.to_string(),
@@ -42,14 +41,7 @@ impl Observer {
                 node: memory.node.0,
                 cpus: machine.nodes.get(&memory.node).map_or(String::new(), |node| node.cpus.to_string()),
                 memory: kinds.collect(),
-                allocated: allocated.as_ref().map(|sum| {
-                    let of = sum.get(&memory.node).copied().unwrap_or_default();
-                    api::Allocated {
-                        local_bytes: bytes(of.user_local),
-                        remote_bytes: bytes(of.user_remote),
-                        kernel_bytes: bytes(of.kernel),
-                    }
-                }),
+                allocated: allocated.as_ref().map(|sum| self.allocated(sum.get(&memory.node))),
             }
         });
         api::Nodes {
@@ -62,20 +54,15 @@ impl Observer {
     pub fn workloads(&self) -> api::Workloads {
         self.ask();
         let read = self.read();
-        let sampled = self.sampled.get();
+        let sampled = self.sampled.borrow().clone();
         let Read { counted, done, attached, .. } = &read;
         let nodes: Vec<NodeId> = read.machine.nodes.keys().copied().collect();
         let by_node =
             |allocated: Option<&NodeCounters>, resident: Option<&Arc<[Resident]>>, promised: bool| {
                 let missed = allocated.filter(|_| promised);
-                let allocated = allocated.map(|allocated| self.bytes(&nodes, allocated));
                 let nodes = nodes.iter().enumerate().map(|(index, node)| api::WorkloadNode {
                     node: node.0,
-                    allocated: allocated.as_ref().map(|allocated| api::Allocated {
-                        local_bytes: allocated[index].local.0,
-                        remote_bytes: allocated[index].remote.0,
-                        kernel_bytes: allocated[index].kernel.0,
-                    }),
+                    allocated: allocated.map(|counters| self.allocated(counters.get(node))),
                     missed_bytes: missed.map(|counters| {
                         self.bytes_of(counters.get(node).copied().unwrap_or_default().user_outside).0
                     }),
@@ -109,7 +96,7 @@ impl Observer {
                 let allocated = slots.and_then(|slots| series.counters(slots));
                 let nodes = by_node(allocated.as_ref(), None, false);
                 let removed = row(name, series.kind, api::Counters::Removed, nodes, series.trouble());
-                let activity = served(&read.activities.of(name, series, &done.slots));
+                let activity = served(&series.activity(&done.slots));
                 workloads.push(api::Workload { activity, ..removed });
             }
             for (&id, member) in &series.members {
@@ -129,10 +116,10 @@ impl Observer {
                         runtime: container.runtime.clone(),
                     }),
                     activity: member.slot.and_then(|slot| done.slots.get(&slot)).and_then(served).map(|of| {
-                        let sampling = sampled.state(id);
-                        let percent = sampled.estimates.of(id).map(|share| share.0 / 10);
+                        let sampling: &str = sampled.state(id).into();
+                        let percent = sampled.estimates.of(id).map(|share| share / 10);
                         api::Activity {
-                            sampling: Some(sampling.as_str().to_owned()),
+                            sampling: Some(sampling.to_owned()),
                             estimated_remote_percent: percent,
                             ..of
                         }
@@ -150,9 +137,18 @@ impl Observer {
         api::Workloads { workloads }
     }
 
+    fn allocated(&self, counters: Option<&Counters>) -> api::Allocated {
+        let allocated = self.in_bytes(counters);
+        api::Allocated {
+            local_bytes: allocated.local.0,
+            remote_bytes: allocated.remote.0,
+            kernel_bytes: allocated.kernel.0,
+        }
+    }
+
     /// How the daemon itself is doing.
     pub fn status(&self) -> api::Status {
-        let (table, sampled) = (self.lock().table.clone(), self.sampled.get());
+        let (table, sampled) = (self.lock().table.clone(), self.sampled.borrow().clone());
         let exclusive_cpus = self.exclusive_cpus();
         let probing = self.probing();
         let costs = probing.stats();
@@ -192,7 +188,11 @@ impl Observer {
             uptime_seconds: self.start.elapsed().as_secs(),
             probes: probes.collect(),
             maps: maps.collect(),
-            map_memory: probing.map_memory().map(|(family, bytes)| (family.to_owned(), bytes)).collect(),
+            map_memory: probing
+                .probes
+                .map_memory()
+                .map(|(family, bytes)| (family.to_owned(), bytes))
+                .collect(),
             workloads: api::WorkloadCount { own, other },
             exclusive_cpus,
             degraded: self

@@ -32,26 +32,22 @@ const THREADS: usize = 256;
 /// How long an estimate is served after the workload ran.
 const HOLDS: Duration = Duration::from_mins(5);
 
-/// Parts in a thousand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Permille(pub(super) u32);
-
-/// The estimates of all workloads that have one.
+/// The estimates of all workloads that have one, in thousandths.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Estimates(pub(crate) BTreeMap<CgroupId, (Permille, Instant)>);
+pub(crate) struct Estimates(pub(crate) BTreeMap<CgroupId, (u32, Instant)>);
 
 impl Estimates {
     /// That of a cgroup.
-    pub(crate) fn of(&self, id: CgroupId) -> Option<Permille> {
+    pub(crate) fn of(&self, id: CgroupId) -> Option<u32> {
         self.0.get(&id).filter(|(_, at)| at.elapsed() < HOLDS).map(|(share, _)| *share)
     }
 
     /// The mean of those of several.
-    pub(crate) fn mean<'a>(&self, ids: impl Iterator<Item = &'a CgroupId>) -> Option<Permille> {
+    pub(crate) fn mean<'a>(&self, ids: impl Iterator<Item = &'a CgroupId>) -> Option<u32> {
         let (sum, count) = ids
             .filter_map(|id| self.of(*id))
-            .fold((0_u32, 0_u32), |(sum, count), share| (sum + share.0, count + 1));
-        sum.checked_div(count).map(Permille)
+            .fold((0_u32, 0_u32), |(sum, count), share| (sum + share, count + 1));
+        sum.checked_div(count)
     }
 }
 
@@ -220,13 +216,13 @@ impl Thread {
     }
 }
 
-/// The share of remote accesses; `None` where it did not run or has no memory. `home` is where the memory of a node's
-/// CPUs is local.
+/// The share of remote accesses in thousandths; `None` where it did not run or has no memory. `home` is where the memory of
+/// a node's CPUs is local.
 pub(crate) fn remote_share(
     ran: &Ran,
     lies: &BTreeMap<NodeId, u64>,
     home: impl Fn(NodeId) -> NodeId,
-) -> Option<Permille> {
+) -> Option<u32> {
     let sum = |of: &BTreeMap<NodeId, u64>| of.values().fold(0_u128, |sum, value| sum + u128::from(*value));
     let (time, memory) = (sum(ran), sum(lies));
     let local = ran.iter().fold(0_u128, |local, (node, time)| {
@@ -236,19 +232,7 @@ pub(crate) fn remote_share(
         local.saturating_add(share * u128::from(*time))
     });
     let local = local.checked_div(time)?;
-    (memory > 0).then(|| Permille(1000 - u32::try_from(local / 1000).unwrap_or(1000).min(1000)))
-}
-
-/// The node whose memory is nearest to the CPUs of `node`: itself, if it has some.
-pub(crate) fn home(machine: &Machine, node: NodeId) -> NodeId {
-    let has_memory = |id: &NodeId| machine.nodes.get(id).is_some_and(|of| of.memory.0 > 0);
-    if has_memory(&node) {
-        return node;
-    }
-    let with_memory = machine.nodes.keys().copied().filter(has_memory);
-    with_memory
-        .min_by_key(|other| (machine.distance(node, *other).unwrap_or(u32::MAX), *other))
-        .unwrap_or(node)
+    (memory > 0).then(|| 1000 - u32::try_from(local / 1000).unwrap_or(1000).min(1000))
 }
 
 #[cfg(test)]
@@ -283,7 +267,7 @@ mod tests {
         let by_node =
             |values: &[(u32, u64)]| values.iter().map(|&(node, value)| (NodeId(node), value)).collect();
         let share = |ran: &[(u32, u64)], lies: &[(u32, u64)]| {
-            remote_share(&by_node(ran), &by_node(lies), |node| node).map(|share| share.0)
+            remote_share(&by_node(ran), &by_node(lies), |node| node)
         };
         assert_eq!(share(&[(0, 7)], &[(0, 100)]), Some(0));
         assert_eq!(share(&[(0, 7)], &[(1, 100)]), Some(1000));
@@ -293,7 +277,7 @@ mod tests {
         assert_eq!(share(&[(0, 7)], &[(0, 0)]), None, "it has no memory");
         assert_eq!(share(&[(0, u64::MAX), (1, u64::MAX)], &[(0, u64::MAX), (1, u64::MAX)]), Some(500));
         let near = remote_share(&by_node(&[(2, 7)]), &by_node(&[(0, 5)]), |_| NodeId(0));
-        assert_eq!(near, Some(Permille(0)), "CPUs without memory of their own are at home on the nearest");
+        assert_eq!(near, Some(0), "CPUs without memory of their own are at home on the nearest");
     }
 
     /// Two nodes with two CPUs each.

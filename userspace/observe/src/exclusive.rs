@@ -1,6 +1,6 @@
-//! Exclusive CPUs: who else runs on them, and which interrupts they take.
+//! Exclusive CPUs: whose they are, and which interrupts they take.
 //!
-//! The scheduler's probe measures tasks. Interrupts are counted by the kernel; what a CPU counted while it was
+//! Interrupts are counted by the kernel; what a CPU counted while it was
 //! exclusive is the growth between two readings of `/proc/interrupts` and `/proc/softirqs`.
 
 use std::{collections::BTreeMap, fs, path::Path};
@@ -10,7 +10,7 @@ use numaward_probes::SlotId;
 use numaward_topology::CpuId;
 
 /// The CPUs that are exclusive, or were since the daemon started.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Exclusive {
     pub(crate) owners: BTreeMap<CpuId, SlotId>,
     pub(crate) interrupts: BTreeMap<CpuId, Book>,
@@ -25,16 +25,18 @@ pub(crate) struct Book {
     sum: Interrupts,
     /// What the kernel had counted when it became so; `None` while it is not.
     base: Option<Interrupts>,
+    /// The largest total so far. Readings may come in another order than they were made, and a counter never falls.
+    total: Interrupts,
 }
 
 impl Book {
-    pub(crate) fn total(self, now: Option<Interrupts>) -> Interrupts {
-        let grown = |now: u64, base: u64| now.saturating_sub(base);
-        let (Some(base), Some(now)) = (self.base, now) else { return self.sum };
-        Interrupts {
-            hard: self.sum.hard.saturating_add(grown(now.hard, base.hard)),
-            soft: self.sum.soft.saturating_add(grown(now.soft, base.soft)),
+    pub(crate) fn total(&mut self, now: Option<Interrupts>) -> Interrupts {
+        if let (Some(base), Some(now)) = (self.base, now) {
+            let total = |sum: u64, base: u64, now: u64| sum.saturating_add(now.saturating_sub(base));
+            self.total.hard = self.total.hard.max(total(self.sum.hard, base.hard, now.hard));
+            self.total.soft = self.total.soft.max(total(self.sum.soft, base.soft, now.soft));
         }
+        self.total
     }
 }
 
@@ -51,6 +53,11 @@ impl Exclusive {
     /// Whether interrupts are to be read for [`Exclusive::count`]; says so once.
     pub(crate) fn is_due(&mut self) -> bool {
         std::mem::take(&mut self.is_behind)
+    }
+
+    /// They could not be read: they are to be read again.
+    pub(crate) fn retry(&mut self) {
+        self.is_behind = true;
     }
 
     /// Begins and ends counting with what the kernel has counted now.
@@ -149,16 +156,34 @@ pub(crate) mod tests {
         };
         let at = |hard| BTreeMap::from([(CpuId(1), Interrupts { hard, soft: 0 })]);
         let mut exclusive = Exclusive::default();
-        let total = |exclusive: &Exclusive, hard| {
-            exclusive.interrupts[&CpuId(1)].total(at(hard).get(&CpuId(1)).copied()).hard
+        let total = |exclusive: &mut Exclusive, hard| {
+            let book = exclusive.interrupts.get_mut(&CpuId(1)).unwrap();
+            book.total(at(hard).get(&CpuId(1)).copied()).hard
         };
         change(&mut exclusive, &one, &at(100));
-        assert_eq!(total(&exclusive, 107), 7);
+        assert_eq!(total(&mut exclusive, 107), 7);
         change(&mut exclusive, &none, &at(110));
-        assert_eq!(total(&exclusive, 500), 10, "it is not exclusive any more");
+        assert_eq!(total(&mut exclusive, 500), 10, "it is not exclusive any more");
         change(&mut exclusive, &one, &at(1000));
-        assert_eq!(total(&exclusive, 1002), 12);
-        assert_eq!(total(&exclusive, 3), 10, "the CPU was offline and counts anew");
+        assert_eq!(total(&mut exclusive, 1002), 12);
+        assert_eq!(
+            total(&mut exclusive, 3),
+            12,
+            "the CPU was offline and counts anew: a counter never falls"
+        );
+
+        // A scrape read 1007 after the files were read for the end, and came first.
+        assert_eq!(total(&mut exclusive, 1007), 17);
+        change(&mut exclusive, &none, &at(1005));
+        assert_eq!(total(&mut exclusive, 2000), 17);
+
+        // Where they cannot be read, it goes on counting until they can.
+        change(&mut exclusive, &one, &at(3000));
+        exclusive.own(none.clone());
+        assert!(exclusive.is_due());
+        exclusive.retry();
+        assert_eq!(total(&mut exclusive, 3004), 21);
+        assert!(exclusive.is_due(), "it is tried again");
     }
 
     /// Some slot, always the same.

@@ -158,17 +158,11 @@ fn follow(
 
 impl Observer {
     fn open(&self, source: &CgroupSource) -> Option<Watcher> {
-        match source.open() {
-            Ok(hierarchy) => {
-                tracing::info!(root = %hierarchy.root().display(), "following cgroups");
-                self.lock().hierarchy = Some(hierarchy.clone());
-                Some(Watcher::new(hierarchy, WatchOptions::default()))
-            }
-            Err(error) => {
-                self.note(Part::Cgroups, Err(error_chain(&error)));
-                None
-            }
-        }
+        let hierarchy =
+            source.open().inspect_err(|error| self.note(Part::Cgroups, Err(error_chain(error)))).ok()?;
+        tracing::info!(root = %hierarchy.root().display(), "following cgroups");
+        self.lock().hierarchy = Some(hierarchy.clone());
+        Some(Watcher::new(hierarchy, WatchOptions::default()))
     }
 
     /// Waits for news of cgroups and takes it in.
@@ -181,7 +175,7 @@ impl Observer {
             }
         };
         if !events.is_empty() {
-            held(&self.listeners.0).retain(|listener| listener(&events));
+            held(&self.listeners).retain(|listener| listener(&events));
             let mut moving = self.moving();
             for event in events {
                 moving.take(event);
@@ -197,11 +191,10 @@ impl Observer {
 
     /// Reads the machine again, for what changes at run time: memory and CPUs that come and go.
     fn read_machine(&self) {
-        let machine = sysfs::read(&self.config.host_root).map_err(|error| error_chain(&error));
-        self.note(Part::Topology, machine.as_ref().map(|_| ()).map_err(Clone::clone));
-        let Ok(machine) = machine else { return };
-        let refreshed = self.probing().probes.refresh(&machine).map_err(|error| error_chain(&error));
-        self.note(Part::ProbeNodes, refreshed);
+        let machine = sysfs::read(&self.config.host_root);
+        let Some(machine) = self.health.noted(Part::Topology, machine) else { return };
+        let refreshed = self.probing().probes.refresh(&machine);
+        self.health.noted(Part::ProbeNodes, refreshed);
         let before = self.machine();
         if machine == *before {
             return;
@@ -213,6 +206,6 @@ impl Observer {
         if machine.node_ids() != before.node_ids() {
             state.table_mut().forget_residents();
         }
-        self.machine.set(machine);
+        self.machine.send_replace(Arc::new(machine));
     }
 }

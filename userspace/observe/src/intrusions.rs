@@ -1,4 +1,4 @@
-//! Tells when others run on CPUs that are exclusive to a workload.
+//! Notices when others run on CPUs that are exclusive to a workload.
 //!
 //! Algorithm: every [`LOOK`], while a CPU is exclusive, the time of each class of intruders is compared with that of the
 //! look before. It is worth an event where tasks of others ran for more than [`TASKS`] of the time, or kernel threads,
@@ -125,11 +125,8 @@ mod tests {
     use crate::exclusive::tests::slot;
 
     fn used(host: u64, kernel_threads: u64) -> BTreeMap<CpuId, CpuUse> {
-        let used = CpuUse {
-            host: Duration::from_millis(host),
-            kernel_threads: Duration::from_millis(kernel_threads),
-            ..CpuUse::default()
-        };
+        let others = [kernel_threads, host, 0].map(Duration::from_millis);
+        let used = CpuUse { others, ..CpuUse::default() };
         BTreeMap::from([(CpuId(2), used), (CpuId(3), CpuUse::default()), (CpuId(9), used)])
     }
 

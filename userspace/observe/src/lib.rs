@@ -15,14 +15,11 @@
 
 mod activity;
 mod affinity;
-mod containers;
-mod cost;
 mod cpus;
 mod documents;
 mod estimate;
 pub mod events;
 mod exclusive;
-mod figures;
 mod follow;
 mod foreign;
 mod hotplug;
@@ -33,12 +30,12 @@ mod part;
 mod ports;
 mod probe_events;
 mod probing;
-mod published;
 mod reading;
 mod residency;
 mod sampling;
 mod slot_policy;
 mod slots;
+mod snapshot;
 mod state;
 mod table;
 

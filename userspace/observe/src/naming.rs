@@ -5,8 +5,8 @@
 //!
 //! - a systemd unit has its own name; of those that systemd numbers, the number is left out
 //!   (`session-12.scope`: `session-*.scope`, `run-u34.service`: `run-*.service`);
-//! - a container of a pod is `NAMESPACE/POD/CONTAINER` as soon as somebody tells that (see [`crate::containers`]), and
-//!   one of `pods` until then; others are named after their runtime (`docker`, `libpod`), else `containers`;
+//! - a container of a pod is `NAMESPACE/POD/CONTAINER` as soon as that is known (see [`crate::state`]), and one of
+//!   `pods` until then; others are named after their runtime (`docker`, `libpod`), else `containers`;
 //! - a command of `numaward exec` is `numaward/NAME`;
 //! - anything else has the name of its cgroup.
 //!
@@ -19,7 +19,6 @@ use numaward_cgroup::{Workload, WorkloadKind};
 /// The name under which everything is counted that has no counters of its own.
 pub(crate) const OTHER: &str = "other";
 
-/// The name of a workload.
 pub(crate) fn name(workload: &Workload) -> String {
     let name = match workload.kind {
         WorkloadKind::Unit => unit(&workload.name),

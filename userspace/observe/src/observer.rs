@@ -11,34 +11,24 @@ use numaward_config::Config;
 use numaward_model::{error_chain, port::CgroupListener};
 use numaward_probes::{self as probes, Mode, Probe, ProbeReport, Probes};
 use numaward_topology::{Machine, sysfs};
+use tokio::sync::watch;
 
 use crate::{
+    activity::Attached,
     affinity::Affinity,
-    cost::Cost,
     events::Events,
     intrusions::Intrusions,
     part::{Health, Part},
-    probing::Probing,
-    published::Published,
+    probing::{MEASURED, Probing},
     sampling::Sampled,
     state::State,
 };
 
-/// Whoever is called with cgroups that come and go.
-#[derive(Default)]
-pub(crate) struct Listeners(pub(crate) Mutex<Vec<CgroupListener>>);
-
-impl fmt::Debug for Listeners {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Listeners")
-    }
-}
-
 /// Who asks for the workloads' figures, and who reads them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Demand {
     /// When somebody last asked.
-    pub(crate) asked: Option<Instant>,
+    pub(crate) asked: Instant,
     /// Reads while somebody asks.
     pub(crate) reader: Option<Thread>,
 }
@@ -48,23 +38,29 @@ pub(crate) struct Demand {
 /// Locks are taken in the order of the fields, and no file is read while one is held, but for the process's own threads
 /// under `affinity`. Under `probing` maps are read, which takes as long as they are large; `state` is held for a few
 /// steps in memory.
-#[derive(Debug)]
 pub struct Observer {
     pub(crate) config: Config,
     pub(crate) events: Events,
     pub(crate) start: Instant,
     pub(crate) page_size: u64,
-    pub(crate) listeners: Listeners,
+    /// Those who are called with cgroups that come and go.
+    pub(crate) listeners: Mutex<Vec<CgroupListener>>,
     /// Where our own threads run, if they are to keep off exclusive CPUs.
     pub(crate) affinity: Mutex<Option<Affinity>>,
     pub(crate) demand: Mutex<Demand>,
     probing: Mutex<Probing>,
     state: Mutex<State>,
     /// The machine as last read. Replaced under the lock of `state`.
-    pub(crate) machine: Published<Machine>,
+    pub(crate) machine: watch::Sender<Arc<Machine>>,
     /// What is known of the workloads' accesses, as last looked at.
-    pub(crate) sampled: Published<Sampled>,
+    pub(crate) sampled: watch::Sender<Arc<Sampled>>,
     pub(crate) health: Arc<Health>,
+}
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observer").finish_non_exhaustive()
+    }
 }
 
 impl Observer {
@@ -79,7 +75,9 @@ impl Observer {
             Machine::default()
         });
         // Before they are loaded: they check themselves at once.
-        let cost = Cost::measure(Instant::now());
+        let window = probes::stats_window()
+            .inspect_err(|error| tracing::info!(%error, "what the probes cost is not measured"));
+        let cost = window.ok().map(|window| (window, Instant::now() + MEASURED));
         let probes = Probes::load(&probe_options(config, &machine));
         for report in probes.reports() {
             let (probe, mode) = (report.probe, report.mode);
@@ -93,20 +91,21 @@ impl Observer {
             }
         }
         let events = Vec::new();
-        let probing =
-            Probing { probes, cost, intrusions: Intrusions::default(), events, health: health.clone() };
+        let attached = Arc::new(Attached::of(probes.reports()));
+        let (intrusions, health_of) = (Intrusions::default(), health.clone());
+        let probing = Probing { probes, attached, cost, intrusions, events, health: health_of };
         Self {
             config: config.clone(),
             events: Events::default(),
             start: Instant::now(),
             page_size: rustix::param::page_size() as u64,
-            listeners: Listeners::default(),
+            listeners: Mutex::default(),
             affinity: Mutex::default(),
-            demand: Mutex::new(Demand { asked: Some(Instant::now()), reader: None }),
+            demand: Mutex::new(Demand { asked: Instant::now(), reader: None }),
             probing: Mutex::new(probing),
             state: Mutex::default(),
-            machine: Published::new(machine),
-            sampled: Published::default(),
+            machine: watch::Sender::new(Arc::new(machine)),
+            sampled: watch::Sender::default(),
             health,
         }
     }
@@ -118,7 +117,7 @@ impl Observer {
 
     /// The machine as last read.
     pub fn machine(&self) -> Arc<Machine> {
-        self.machine.get()
+        self.machine.borrow().clone()
     }
 
     /// Grows with each change of what is promised.
@@ -142,7 +141,7 @@ impl Observer {
     /// Somebody asks for the workloads' figures.
     pub(crate) fn ask(&self) {
         let mut demand = held(&self.demand);
-        demand.asked = Some(Instant::now());
+        demand.asked = Instant::now();
         if let Some(reader) = &demand.reader {
             reader.unpark();
         }
@@ -172,7 +171,7 @@ fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::Options<'
             .probes
             .allocation
             .duty_cycle
-            .and_then(|cycle| probes::DutyCycle::new(cycle.on.0, cycle.period.0).ok()),
+            .and_then(|cycle| probes::DutyCycle::new(cycle.on.0, cycle.period.0)),
         alloc_modes: if config.probes.allocation.enabled { defaults.alloc_modes } else { &[] },
         others: Probe::OTHERS.into_iter().filter(|probe| config.probes.is_enabled(*probe).0).collect(),
         long_stall: config.probes.stalls.event_from.0,

@@ -2,69 +2,63 @@
 
 use std::{
     collections::BTreeMap,
+    error::Error,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use numaward_model::error_chain;
+
 /// A part of the daemon that can work less well than it should.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Part {
     /// Reading the machine.
     Topology,
     /// Reporting to the probes nodes and memory that came.
+    #[strum(serialize = "probe nodes")]
     ProbeNodes,
     /// Finding workloads.
     Cgroups,
     /// Noticing new workloads without looking for them.
+    #[strum(serialize = "cgroup watch")]
     CgroupWatch,
     /// Giving workloads counters of their own.
     Slots,
     /// Reading the nodes' memory.
+    #[strum(serialize = "node memory")]
     NodeMemory,
     /// Counting.
     Counters,
     /// Counting what workloads do beside allocating.
     Activity,
     /// Reading of misses, kills and stalls as they happen.
+    #[strum(serialize = "probe events")]
     ProbeEvents,
     /// Reading what the probes cost.
+    #[strum(serialize = "probe statistics")]
     ProbeStats,
     /// Attaching the allocation probe for a part of the time.
+    #[strum(serialize = "duty cycle")]
     DutyCycle,
     /// Reading where memory lies.
     Residency,
     /// Reading what the kubelet promised.
     Kubelet,
     /// Reading pods from the API server.
+    #[strum(serialize = "Kubernetes API")]
     KubernetesApi,
-    /// Telling the scheduler what is free.
+    /// Publishing to the scheduler what is free.
+    #[strum(serialize = "NodeResourceTopology")]
     NodeResourceTopology,
-    /// Telling who runs on exclusive CPUs.
+    /// Finding out who runs on exclusive CPUs.
     Intruders,
     /// Counting interrupts on exclusive CPUs.
     Interrupts,
 }
 
 impl Part {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Topology => "topology",
-            Self::ProbeNodes => "probe nodes",
-            Self::Cgroups => "cgroups",
-            Self::CgroupWatch => "cgroup watch",
-            Self::Slots => "slots",
-            Self::NodeMemory => "node memory",
-            Self::Counters => "counters",
-            Self::Activity => "activity",
-            Self::ProbeEvents => "probe events",
-            Self::ProbeStats => "probe statistics",
-            Self::DutyCycle => "duty cycle",
-            Self::Residency => "residency",
-            Self::Kubelet => "kubelet",
-            Self::KubernetesApi => "Kubernetes API",
-            Self::NodeResourceTopology => "NodeResourceTopology",
-            Self::Intruders => "intruders",
-            Self::Interrupts => "interrupts",
-        }
+    pub(crate) fn name(self) -> &'static str {
+        self.into()
     }
 }
 
@@ -89,6 +83,16 @@ impl Health {
                 }
             }
         }
+    }
+
+    /// Notes whether something worked, and hands on what came of it.
+    pub(crate) fn noted<T>(&self, part: Part, result: Result<T, impl Error>) -> Option<T> {
+        let (value, noted) = match result {
+            Ok(value) => (Some(value), Ok(())),
+            Err(error) => (None, Err(error_chain(&error))),
+        };
+        self.note(part, noted);
+        value
     }
 
     pub(crate) fn degraded(&self) -> MutexGuard<'_, BTreeMap<Part, String>> {

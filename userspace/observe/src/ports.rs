@@ -35,7 +35,7 @@ impl EventSink for Observer {
 
 impl CgroupEvents for Observer {
     fn subscribe(&self, listener: CgroupListener) {
-        held(&self.listeners.0).push(listener);
+        held(&self.listeners).push(listener);
     }
 }
 
@@ -77,23 +77,23 @@ impl AssignmentSink for Observer {
 impl ContainerNames for Observer {
     fn containers_are(&self, named: Vec<(String, String)>, all: bool) {
         let mut moving = self.moving();
-        let known = &mut moving.state.containers.0;
-        let mut told = HashSet::new();
+        let known = &mut moving.state.containers;
+        let mut there = HashSet::new();
         for (id, name) in named {
-            told.insert(id.clone());
+            there.insert(id.clone());
             let is_known = known.get(&id).is_some_and(|had| **had == *name);
             if !is_known {
                 known.insert(id, name.into());
             }
         }
         if all {
-            known.retain(|id, _| told.contains(id));
+            known.retain(|id, _| there.contains(id));
         }
         moving.rename();
     }
 
     fn container_is_gone(&self, id: &str) {
-        self.lock().containers.0.remove(id);
+        self.lock().containers.remove(id);
     }
 }
 
@@ -115,6 +115,11 @@ impl Observer {
             containers.map(Arc::new).collect()
         };
         self.assigned(Promises::new(workloads, ledger));
+    }
+
+    /// What is promised.
+    pub fn promises(&self) -> Arc<Promises> {
+        self.lock().promises.clone()
     }
 
     /// Is notified when a container comes to which nothing is known to be promised.
@@ -192,8 +197,10 @@ mod tests {
             vec![Arc::new(Promise {
                 cgroup: "/a".parse().unwrap(),
                 id: CgroupId(1),
+                container: None,
                 nodes: "0".parse().unwrap(),
                 cpus: CpuSet::new(),
+                blocks: Vec::new(),
                 placed: vec![(size, NodeId(0), Bytes::mib(2))],
                 offline_cpus: CpuSet::new(),
                 uncovered: Vec::new(),

@@ -2,7 +2,7 @@
 
 use numaward_api::{EventKind, Severity};
 use numaward_model::Report;
-use numaward_probes::ProbeEvent;
+use numaward_probes::{Incident, ProbeEvent};
 use numaward_topology::{Bytes, NodeId, NodeSet, sysfs};
 
 use crate::{observer::Observer, probing::Subject};
@@ -23,16 +23,12 @@ impl Observer {
         let Some(events) = probing.events() else { return };
         let state = self.lock();
         let subject = |slot| {
-            let name = state.table.name_of_slot(slot)?.clone();
             let (id, _) = state.table.members().find(|(_, member)| member.slot == Some(slot))?;
+            let name = state.table.name(id)?.clone();
             Some(Subject { name, promised: state.promises.nodes_of(id).cloned() })
         };
         probing.events.extend(events.into_iter().map(|event| {
-            let slot = match &event {
-                ProbeEvent::OomKill { slot, .. } => *slot,
-                ProbeEvent::Miss { slot, .. } | ProbeEvent::LongStall { slot, .. } => Some(*slot),
-            };
-            let subject = slot.and_then(subject);
+            let subject = event.slot.and_then(subject);
             (event, subject)
         }));
     }
@@ -40,18 +36,15 @@ impl Observer {
     /// Reports what the probes reported.
     pub(crate) fn report_probe_events(&self) {
         self.read_probe_events();
-        let told = std::mem::take(&mut self.probing().events);
-        for (event, subject) in told {
+        let events = std::mem::take(&mut self.probing().events);
+        for (ProbeEvent { incident, pid, command, .. }, subject) in events {
             let promised = subject.as_ref().and_then(|subject| subject.promised.as_ref());
-            let report = match event {
-                ProbeEvent::OomKill { constraint, pid, command, .. } => {
+            let report = match incident {
+                Incident::OomKill { constraint } => {
                     oom_kill(&constraint, pid, &command, self.free_elsewhere(promised))
                 }
-                ProbeEvent::Miss { node, pages, pid, command, .. } => {
-                    let bytes = Bytes(pages.0.saturating_mul(self.page_size));
-                    miss(promised, node, bytes, pid, &command)
-                }
-                ProbeEvent::LongStall { time, pid, command, .. } => {
+                Incident::Miss { node, pages } => miss(promised, node, self.bytes_of(pages), pid, &command),
+                Incident::LongStall(time) => {
                     let message = format!("{command:?} ({pid}) had to reclaim memory for {time:.0?}.");
                     Report::new(EventKind::Stall, message)
                         .detail("command", command)

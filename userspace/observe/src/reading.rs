@@ -8,7 +8,7 @@ use numaward_probes::{self as probes, NodeAccesses, Probe, SlotId};
 use numaward_topology::Machine;
 
 use crate::{
-    activity::{Activities, Attached, Counted},
+    activity::{Attached, Counted},
     observer::Observer,
     table::Table,
 };
@@ -18,14 +18,13 @@ use crate::{
 pub(crate) struct Read {
     pub(crate) machine: Arc<Machine>,
     pub(crate) table: Arc<Table<SlotId>>,
-    pub(crate) activities: Arc<Activities>,
     pub(crate) hierarchy: Option<Hierarchy>,
     pub(crate) promises: Arc<Promises>,
     /// What was allocated; `None` where no probe counts that.
     pub(crate) counted: Option<probes::Snapshot>,
     /// What workloads did beside.
     pub(crate) done: Counted,
-    pub(crate) attached: Attached,
+    pub(crate) attached: Arc<Attached>,
 }
 
 impl Observer {
@@ -34,18 +33,16 @@ impl Observer {
         let probing = self.probing();
         let counted = probing.counters();
         let (slots, mut other) = probing.activity();
-        let attached = Attached::of(probing.probes.reports());
         let state = self.lock();
-        other.add(&state.activities.gone);
+        other.add(&state.table.gone_activity);
         Read {
             machine: self.machine(),
             table: state.table.clone(),
-            activities: state.activities.clone(),
             hierarchy: state.hierarchy.clone(),
             promises: state.promises.clone(),
             counted,
             done: Counted { slots, other },
-            attached,
+            attached: probing.attached.clone(),
         }
     }
 }
@@ -53,6 +50,6 @@ impl Observer {
 impl Read {
     /// The accesses of all workloads together; `None` where no probe samples.
     pub(crate) fn accesses(&self) -> Option<Vec<NodeAccesses>> {
-        self.attached.has(Probe::Hint).then(|| self.activities.accesses(&self.done))
+        self.attached.has(Probe::Hint).then(|| self.done.accesses(&self.table))
     }
 }

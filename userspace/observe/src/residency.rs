@@ -24,12 +24,12 @@ use numaward_model::{
     error_chain,
     snapshot::{Pressure, Resident},
 };
-use numaward_probes::{Probe, SlotId};
+use numaward_probes::{Probe, SlotId, home};
 use numaward_topology::{Bytes, Machine, NodeId};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    estimate::{self, Estimator, Look, home, remote_share},
+    estimate::{self, Estimator, Look, remote_share},
     observer::{Observer, held},
     part::Part,
     sampling::{Host, Sampled, Sampling, balancing},
@@ -46,8 +46,8 @@ pub(crate) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
     let mut due = Instant::now();
     held(&observer.demand).reader = Some(thread::current());
     while !stop.is_cancelled() {
-        let asked = held(&observer.demand).asked.is_some_and(|asked| asked.elapsed() < interest);
-        if !asked {
+        let asked = held(&observer.demand).asked;
+        if asked.elapsed() >= interest {
             thread::park();
             continue;
         }
@@ -141,7 +141,7 @@ impl Target {
             let resident = |memory: numaward_cgroup::read::NodeMemory| Resident {
                 anon: memory.anon,
                 file: memory.file,
-                kernel: memory.kernel(),
+                kernel: memory.kernel,
                 mapped: memory.file_mapped,
             };
             self.resident = Some(nodes.iter().map(of).map(resident).collect());
@@ -151,7 +151,7 @@ impl Target {
         }
         let events = memory_events(&self.dir).map(|events| self.trouble.oom_kills = Some(events.oom_kill));
         let pressure = memory_pressure(&self.dir).map(|pressure| {
-            let (waiting, stalled) = (pressure.some.total, pressure.full.total);
+            let (waiting, stalled) = (pressure.some, pressure.full);
             self.trouble.pressure = Some(Pressure { waiting, stalled });
         });
         resident.and(events).and(pressure)
@@ -163,8 +163,8 @@ impl Observer {
     pub(crate) fn judge_sampling(&self) {
         let (has_hints, skips_single_node_cpusets, activity) = {
             let probing = self.probing();
-            let activity = probing.has(Probe::Scan).then(|| probing.probes.activity().ok()).flatten();
-            (probing.has(Probe::Hint), probing.probes.skips_single_node_cpusets(), activity)
+            let activity = probing.attached.has(Probe::Scan).then(|| probing.activity());
+            (probing.attached.has(Probe::Hint), probing.probes.skips_single_node_cpusets(), activity)
         };
         let Some((hierarchy, table, machine)) = self.placed() else { return };
         let host = Host {
@@ -185,7 +185,7 @@ impl Observer {
             let scanned = activity.as_ref().and_then(|(slots, _)| Some(slots.get(&member.slot?)?.scanned));
             looked.insert(id, (host.judge(allowed), scanned, stat));
         }
-        let mut sampled = Sampled::clone(&self.sampled.get());
+        let mut sampled = Sampled::clone(&self.sampled.borrow());
         sampled.seen.retain(|id, _| looked.contains_key(id));
         sampled.memory_stat_serves = false;
         for (id, (by_host, scanned, stat)) in looked {
@@ -194,13 +194,13 @@ impl Observer {
             seen.moved = stat.map(|stat| stat.pages_migrated);
             sampled.memory_stat_serves |= stat.is_some();
         }
-        self.sampled.set(sampled);
+        self.sampled.send_replace(Arc::new(sampled));
     }
 
     /// Looks at every workload that is not sampled, as far as the budget goes.
     pub(crate) fn estimate_remote(&self, estimator: &mut Estimator) {
         let Some((hierarchy, table, machine)) = self.placed() else { return };
-        let mut sampled = Sampled::clone(&self.sampled.get());
+        let mut sampled = Sampled::clone(&self.sampled.borrow());
         let mut targets = Vec::new();
         let mut all = BTreeSet::new();
         for (id, member) in table.members() {
@@ -221,12 +221,13 @@ impl Observer {
         estimates.retain(|id, _| ids.contains(id));
         for target in &targets {
             if let Some(Look::Ran(ran)) = looks.get(&target.id)
-                && let Some(share) = remote_share(ran, &target.lies, |node| home(&machine, node))
+                && let Some(share) =
+                    remote_share(ran, &target.lies, |node| home(&machine, node, machine.nodes.keys()))
             {
                 estimates.insert(target.id, (share, now));
             }
         }
-        self.sampled.set(sampled);
+        self.sampled.send_replace(Arc::new(sampled));
     }
 }
 

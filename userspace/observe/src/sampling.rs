@@ -22,7 +22,10 @@ use crate::estimate::Estimates;
 const HOLDS: Duration = Duration::from_mins(5);
 
 /// Whether a workload's accesses are sampled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+///
+/// Its text is the metric label `state`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum Sampling {
     /// Yes.
     On,
@@ -37,20 +40,6 @@ pub(crate) enum Sampling {
     /// Nothing was seen yet, or nothing can be.
     #[default]
     Unknown,
-}
-
-impl Sampling {
-    /// The metric label `state`.
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::On => "on",
-            Self::Off => "off",
-            Self::Mode2 => "mode2",
-            Self::SkippedCpuset => "skipped_cpuset",
-            Self::Bound => "bound",
-            Self::Unknown => "unknown",
-        }
-    }
 }
 
 /// What is known of a workload's sampling.

@@ -2,13 +2,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, MutexGuard},
+    sync::MutexGuard,
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{CgroupId, Event, WorkloadKind, classify, read::cpu_usage};
+use numaward_cgroup::{CgroupId, Event, WorkloadKind, classify, read::cpu_time};
 use numaward_model::error_chain;
-use numaward_probes::{self as probes, RegisterError};
+use numaward_probes::{self as probes, NodeCounters, RegisterError};
 
 use crate::{
     observer::Observer,
@@ -56,26 +56,19 @@ impl Moving<'_> {
 
     /// Takes a cgroup from the table; its last counts stay with its name.
     pub(crate) fn give_up(&mut self, id: CgroupId) {
-        self.keep_activity(id);
-        let counted = match self.state.table.slot(id).map(|slot| self.probing.probes.release(slot)) {
-            None => None,
-            Some(Ok(counted)) => Some(counted),
-            Some(Err(error)) => {
-                tracing::warn!(cgroup = id.0, error = error_chain(&error), "last counts are lost");
-                None
-            }
-        };
-        self.state.table_mut().remove(id, &counted.unwrap_or_default(), Instant::now());
+        let counted = self.release(id, "last counts are lost").unwrap_or_default();
+        self.state.table_mut().remove(id, &counted, Instant::now());
     }
 
-    /// Gives free slots to so many workloads that wait, and takes from the list what has been gone for `keep`. Says whether
+    /// Gives free slots to at most `at_once` workloads that wait, and takes from the list what has been gone for `keep`. Says whether
     /// there are more.
     pub(crate) fn keep_books(&mut self, keep: Duration, at_once: usize) -> bool {
-        self.state.table_mut().expire(Instant::now(), keep);
-        let table = self.state.table.clone();
-        Arc::make_mut(&mut self.state.activities).keep(|name| table.is_listed(name));
-        drop(table);
-        if !self.probing.needs_slots() {
+        // Where nothing expires, nothing is copied that a reader holds.
+        let now = Instant::now();
+        if self.state.table.has_expired(now, keep) {
+            self.state.table_mut().expire(now, keep);
+        }
+        if self.probing.attached.is_empty() {
             return false;
         }
         let mut outcome = Ok(());
@@ -127,36 +120,32 @@ impl Moving<'_> {
 
     /// Takes a workload's slot back; it waits for another.
     fn take_slot(&mut self, id: CgroupId) {
-        self.keep_activity(id);
-        let Some(slot) = self.state.table.slot(id) else { return };
-        match self.probing.probes.release(slot) {
-            Ok(counted) => self.state.table_mut().suspend(id, &counted),
-            Err(error) => {
-                tracing::warn!(cgroup = id.0, error = error_chain(&error), "its slot cannot be taken back");
-            }
+        if let Some(counted) = self.release(id, "its slot cannot be taken back") {
+            self.state.table_mut().suspend(id, &counted);
         }
     }
 
-    /// Keeps what a workload had counted, before it gives back its slot.
-    pub(crate) fn keep_activity(&mut self, id: CgroupId) {
-        let (Some(slot), Some(name)) = (self.state.table.slot(id), self.state.table.name(id).cloned()) else {
-            return;
-        };
+    /// Takes a workload's slot from the probes. Returns what it allocated; what it did beside that is kept.
+    fn release(&mut self, id: CgroupId, failure: &'static str) -> Option<NodeCounters> {
+        let (slot, name) = (self.state.table.slot(id)?, self.state.table.name(id)?.clone());
         match self.probing.probes.activity_of(slot) {
-            Ok(last) => Arc::make_mut(&mut self.state.activities).release(&name, &last),
+            Ok(last) => self.state.table_mut().keep_activity(id, &last),
             Err(error) => {
                 tracing::warn!(workload = %name, error = error_chain(&error), "last counts are lost");
             }
         }
+        let released = self.probing.probes.release(slot);
+        released
+            .inspect_err(|error| tracing::warn!(cgroup = id.0, error = error_chain(error), "{failure}"))
+            .ok()
     }
 
     /// Sets in the probes which nodes a workload may use.
     pub(crate) fn allow(&mut self, id: CgroupId) {
         let Some(slot) = self.state.table.slot(id) else { return };
         let promises = self.state.promises.clone();
-        let told =
-            self.probing.probes.set_allowed(slot, promises.nodes_of(id)).map_err(|error| error_chain(&error));
-        self.probing.health.note(Part::Slots, told);
+        let set = self.probing.probes.set_allowed(slot, promises.nodes_of(id));
+        self.probing.health.noted(Part::Slots, set);
     }
 
     /// Serves under its name who has become known.
@@ -189,9 +178,9 @@ impl Moving<'_> {
         if owners == self.state.exclusive.owners {
             return;
         }
-        let told = self.probing.probes.set_exclusive(&owners).map_err(|error| error_chain(&error));
+        let set = self.probing.probes.set_exclusive(&owners);
         self.state.exclusive.own(owners);
-        self.probing.health.note(Part::Intruders, told);
+        self.probing.health.noted(Part::Intruders, set);
     }
 }
 
@@ -206,7 +195,7 @@ impl Observer {
     pub(crate) fn follow_slot_policy(&self, now: Instant) {
         let targets: Vec<_> = {
             let Moving { probing, mut state } = self.moving();
-            if state.table.waiting().next().is_none() || !probing.needs_slots() {
+            if state.table.waiting().next().is_none() || probing.attached.is_empty() {
                 // What was seen is of no use later.
                 state.slot_policy = SlotPolicy::default();
                 return;
@@ -219,7 +208,7 @@ impl Observer {
             state.table.members().map(|(id, member)| (id, hierarchy.dir(&member.path))).collect()
         };
         // A cgroup that vanishes meanwhile is not busy.
-        let used = targets.into_iter().filter_map(|(id, dir)| Some((id, cpu_usage(&dir).ok()?))).collect();
+        let used = targets.into_iter().filter_map(|(id, dir)| Some((id, cpu_time(&dir).ok()?))).collect();
         let mut moving = self.moving();
         let state = &mut *moving.state;
         state.slot_policy.look(used);

@@ -1,37 +1,34 @@
 //! The books of this host: its workloads, their names, and what is promised to them. No file and no map is read here.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use numaward_cgroup::{CgroupId, CgroupPath, Container, Hierarchy, Workload};
 use numaward_model::Promises;
 use numaward_probes::SlotId;
 use tokio::sync::Notify;
 
-use crate::{
-    activity::Activities, containers::Names, exclusive::Exclusive, foreign::ForeignPromises, naming,
-    slot_policy::SlotPolicy, table::Table,
-};
+use crate::{exclusive::Exclusive, foreign::ForeignPromises, naming, slot_policy::SlotPolicy, table::Table};
 
 /// The books. What is shared with readers is copied when it changes while they hold it.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) table: Arc<Table<SlotId>>,
-    /// What workloads do beside allocating.
-    pub(crate) activities: Arc<Activities>,
     /// Where cgroups are found, once that is known.
     pub(crate) hierarchy: Option<Hierarchy>,
-    /// What is promised.
     pub(crate) promises: Arc<Promises>,
     /// How often that changed.
     pub(crate) revision: u64,
     /// Somebody else's promises, where they are taken for our own.
     pub(crate) foreign: Option<Arc<dyn ForeignPromises>>,
-    /// The names of containers of pods.
-    pub(crate) containers: Names,
+    /// The names of pods' containers, which their cgroups do not say, by the runtime's ids.
+    ///
+    /// They come from the container runtime when it creates them, else from the API server, else from `foreign`. A
+    /// container that was seen before is served under its name from then on; what was counted before stays under the old
+    /// one. A name is forgotten when its container is.
+    pub(crate) containers: HashMap<String, Arc<str>>,
     /// Is notified of containers to which nothing is known to be promised.
     pub(crate) containers_came: Arc<Notify>,
     pub(crate) exclusive: Exclusive,
-    /// Who gets a slot.
     pub(crate) slot_policy: SlotPolicy,
 }
 
@@ -49,7 +46,7 @@ impl State {
     /// The name under which a container is served, where it is known.
     pub(crate) fn label(&self, container: Option<&Container>) -> Option<String> {
         let container = container?;
-        let known = self.containers.get(container).map(ToString::to_string);
+        let known = self.containers.get(&container.id).map(ToString::to_string);
         known.or_else(|| self.foreign.as_ref()?.label(container))
     }
 

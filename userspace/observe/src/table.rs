@@ -27,7 +27,7 @@ use std::{
 
 use numaward_cgroup::{CgroupId, CgroupPath, Container, WorkloadKind};
 use numaward_model::snapshot::{Pressure, Resident};
-use numaward_probes::{Counters, NodeCounters, Pages};
+use numaward_probes::{Activity, Counters, NodeCounters, Pages};
 
 /// All workloads, with slots of type `S`.
 #[derive(Clone, Debug)]
@@ -39,6 +39,8 @@ pub(crate) struct Table<S> {
     waiting: VecDeque<CgroupId>,
     /// What names that are no longer listed had counted.
     gone: NodeCounters,
+    /// What they did beside allocating.
+    pub(crate) gone_activity: Activity,
 }
 
 /// What is served under one name.
@@ -48,6 +50,8 @@ pub(crate) struct Series<S> {
     /// The kind of the member that came last.
     pub(crate) kind: WorkloadKind,
     base: NodeCounters,
+    /// What its former members did beside allocating.
+    pub(crate) base_activity: Activity,
     base_trouble: Trouble,
     /// Whether a member ever held a slot: if not, there are no counters to serve.
     counted: bool,
@@ -75,7 +79,8 @@ pub(crate) struct Trouble {
 impl<S> Default for Table<S> {
     fn default() -> Self {
         let (series, names) = (BTreeMap::new(), BTreeMap::new());
-        Self { series, names, waiting: VecDeque::new(), gone: NodeCounters::new() }
+        let (gone, gone_activity) = (NodeCounters::new(), Activity::default());
+        Self { series, names, waiting: VecDeque::new(), gone, gone_activity }
     }
 }
 
@@ -87,7 +92,6 @@ impl<S> Member<S> {
 }
 
 impl<S: Copy + Eq> Table<S> {
-    /// To be changed.
     fn series_mut(&mut self, id: CgroupId) -> Option<&mut Series<S>> {
         self.series.get_mut(self.names.get(&id)?).map(Arc::make_mut)
     }
@@ -105,6 +109,7 @@ impl<S: Copy + Eq> Table<S> {
                 members: BTreeMap::new(),
                 kind,
                 base: NodeCounters::new(),
+                base_activity: Activity::default(),
                 base_trouble: Trouble::default(),
                 counted: false,
                 removed: None,
@@ -136,6 +141,13 @@ impl<S: Copy + Eq> Table<S> {
         }
     }
 
+    /// A cgroup is about to give back its slot, for which this was counted beside allocations.
+    pub(crate) fn keep_activity(&mut self, id: CgroupId, last: &Activity) {
+        if let Some(series) = self.series_mut(id) {
+            series.base_activity.add(last);
+        }
+    }
+
     /// A cgroup's slot was taken back, and had counted this; it waits for another.
     pub(crate) fn suspend(&mut self, id: CgroupId, counted: &NodeCounters) {
         let Some(series) = self.series_mut(id) else { return };
@@ -157,14 +169,8 @@ impl<S: Copy + Eq> Table<S> {
         }
     }
 
-    /// The name under which a cgroup is served.
     pub(crate) fn name(&self, id: CgroupId) -> Option<&Arc<str>> {
         self.names.get(&id)
-    }
-
-    /// Whether a name is listed.
-    pub(crate) fn is_listed(&self, name: &str) -> bool {
-        self.series.contains_key(name)
     }
 
     /// The name of the workload with this slot.
@@ -173,12 +179,10 @@ impl<S: Copy + Eq> Table<S> {
         self.name(id)
     }
 
-    /// A workload.
     pub(crate) fn member(&self, id: CgroupId) -> Option<&Member<S>> {
         self.series.get(self.names.get(&id)?)?.members.get(&id)
     }
 
-    /// The slot of a cgroup.
     pub(crate) fn slot(&self, id: CgroupId) -> Option<S> {
         self.member(id)?.slot
     }
@@ -199,14 +203,20 @@ impl<S: Copy + Eq> Table<S> {
 
     /// Takes names from the list whose members have all been gone for `keep`.
     pub(crate) fn expire(&mut self, now: Instant, keep: Duration) {
-        let gone = &mut self.gone;
+        let (gone, gone_activity) = (&mut self.gone, &mut self.gone_activity);
         self.series.retain(|_, series| {
-            let expired = series.removed.is_some_and(|removed| now.duration_since(removed) >= keep);
+            let expired = series.has_expired(now, keep);
             if expired {
                 add(gone, &series.base);
+                gone_activity.add(&series.base_activity);
             }
             !expired
         });
+    }
+
+    /// Whether there is anything to expire.
+    pub(crate) fn has_expired(&self, now: Instant, keep: Duration) -> bool {
+        self.series.values().any(|series| series.has_expired(now, keep))
     }
 
     /// What is served, by name.
@@ -255,6 +265,13 @@ impl<S: Copy + Eq> Table<S> {
     }
 }
 
+impl<S> Series<S> {
+    /// Whether all its members have been gone for so long.
+    fn has_expired(&self, now: Instant, keep: Duration) -> bool {
+        self.removed.is_some_and(|removed| now.duration_since(removed) >= keep)
+    }
+}
+
 impl<S: Copy + Ord> Series<S> {
     /// What was allocated under this name; `None` if no member ever had a slot.
     pub(crate) fn counters(&self, slots: &BTreeMap<S, NodeCounters>) -> Option<NodeCounters> {
@@ -268,8 +285,16 @@ impl<S: Copy + Ord> Series<S> {
     /// Adds what was allocated under this name.
     pub(crate) fn add_to(&self, sum: &mut NodeCounters, slots: &BTreeMap<S, NodeCounters>) {
         add(sum, &self.base);
-        let held = self.members.values().filter_map(|member| member.slot);
-        held.filter_map(|slot| slots.get(&slot)).for_each(|counted| add(sum, counted));
+        let held = self.members.values().filter_map(|member| slots.get(&member.slot?));
+        held.for_each(|counted| add(sum, counted));
+    }
+
+    /// What was done under this name beside allocating.
+    pub(crate) fn activity(&self, slots: &BTreeMap<S, Activity>) -> Activity {
+        let mut sum = self.base_activity.clone();
+        let held = self.members.values().filter_map(|member| slots.get(&member.slot?));
+        held.for_each(|activity| sum.add(activity));
+        sum
     }
 
     /// Where the memory lies, by node; `None` if no member could be read.
@@ -294,18 +319,15 @@ impl<S: Copy + Ord> Series<S> {
 
 impl Trouble {
     fn plus(self, other: Self) -> Self {
-        let pressure = match (self.pressure, other.pressure) {
-            (Some(a), Some(b)) => Some(Pressure {
-                waiting: a.waiting.saturating_add(b.waiting),
-                stalled: a.stalled.saturating_add(b.stalled),
-            }),
-            (a, b) => a.or(b),
-        };
-        let oom_kills = match (self.oom_kills, other.oom_kills) {
-            (Some(a), Some(b)) => Some(a.saturating_add(b)),
-            (a, b) => a.or(b),
-        };
-        Self { pressure, oom_kills }
+        let pressure = self.pressure.zip(other.pressure).map(|(a, b)| Pressure {
+            waiting: a.waiting.saturating_add(b.waiting),
+            stalled: a.stalled.saturating_add(b.stalled),
+        });
+        let oom_kills = self.oom_kills.zip(other.oom_kills).map(|(a, b)| a.saturating_add(b));
+        Self {
+            pressure: pressure.or(self.pressure).or(other.pressure),
+            oom_kills: oom_kills.or(self.oom_kills).or(other.oom_kills),
+        }
     }
 }
 

@@ -120,16 +120,12 @@ impl Activity {
         }
         plus(&mut self.scanned.sampled, other.scanned.sampled);
         plus(&mut self.scanned.excluded, other.scanned.excluded);
-        for (sum, pages) in self.migrated.iter_mut().zip(other.migrated) {
-            plus(sum, pages);
-        }
-        for (sum, count) in self.stalls.buckets.iter_mut().zip(other.stalls.buckets) {
+        self.migrated.iter_mut().zip(other.migrated).for_each(|(sum, pages)| plus(sum, pages));
+        let buckets = self.stalls.buckets.iter_mut().zip(other.stalls.buckets);
+        for (sum, count) in buckets.chain(self.oom_kills.iter_mut().zip(other.oom_kills)) {
             *sum = sum.saturating_add(count);
         }
         self.stalls.total = self.stalls.total.saturating_add(other.stalls.total);
-        for (sum, kills) in self.oom_kills.iter_mut().zip(other.oom_kills) {
-            *sum = sum.saturating_add(kills);
-        }
         for more in &other.dram {
             let Some(sum) = self.dram.iter_mut().find(|sum| sum.node == more.node) else {
                 self.dram.push(*more);
@@ -142,15 +138,10 @@ impl Activity {
             };
         }
     }
-
-    /// Sampled accesses to memory of other nodes.
-    pub fn remote_pages(&self) -> Pages {
-        Pages(self.accesses.iter().fold(0, |sum, of| sum.saturating_add(of.remote.0)))
-    }
 }
 
 /// How a row of the matrix of accesses is laid out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Columns(u32);
 
 impl Columns {
@@ -272,6 +263,5 @@ mod tests {
         let mut sum = Activity { accesses: read.clone(), ..Activity::default() };
         sum.add(&Activity { accesses: read, ..Activity::default() });
         assert_eq!(sum.accesses[1], accesses(4, 10, 20, &[(Some(0), 8), (Some(5), 12)]));
-        assert_eq!(sum.remote_pages(), Pages(30));
     }
 }

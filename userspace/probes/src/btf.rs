@@ -69,60 +69,19 @@ const KIND_FUNC_PROTO: u32 = 13;
 /// How deep structs without a name are nested in others, at most.
 const MAX_DEPTH: u32 = 4;
 
-/// The kernel's structures, as the probe sees them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KernelLayout {
-    /// The number of bits by which to shift `page->flags` right to get the node id; 64 where the kernel
-    /// supports one node only.
-    pub(crate) node_shift: u32,
-    /// The offsets in bytes of `task_struct.cgroups`, `css_set.dfl_cgrp`, `cgroup.kn` and `kernfs_node.id`,
-    /// where the kernel has these.
-    pub(crate) cgroup_path: Option<[u32; 4]>,
-    /// The offset in bytes of `task_struct.migration_disabled`, where the kernel has it.
-    pub(crate) migration_disabled: Option<u32>,
-}
-
-impl KernelLayout {
-    /// What suffices for the classic tracepoint.
-    pub(crate) fn unknown() -> Self {
-        Self { node_shift: 64, cgroup_path: None, migration_disabled: None }
-    }
-
-    pub(crate) fn from_btf(data: &[u8]) -> Result<Self, BtfError> {
-        let btf = Btf::parse(data)?;
-        let (_, flags_offset) = btf.member("page", "flags", "struct page with flags")?;
-        if flags_offset != 0 {
-            return Err(BtfError::FlagsMoved(flags_offset));
-        }
-        let zones = btf.array_len("pglist_data", "node_zones", "array pglist_data.node_zones")?;
-        let zonerefs = btf.array_len("zonelist", "_zonerefs", "array zonelist._zonerefs")?;
-        let nodes = zonerefs.checked_sub(1).and_then(|entries| {
-            let nodes = entries.checked_div(zones)?;
-            (nodes * zones == entries && nodes.is_power_of_two()).then_some(nodes)
-        });
-        let nodes = nodes.ok_or(BtfError::NoNodeCount { zonerefs, zones })?;
-        let offset = |of, name| Some(btf.member(of, name, name).ok()?.1 / 8);
-        let cgroup_path = || {
-            let cgroups = offset("task_struct", "cgroups")?;
-            let rest =
-                [offset("css_set", "dfl_cgrp")?, offset("cgroup", "kn")?, offset("kernfs_node", "id")?];
-            Some([cgroups, rest[0], rest[1], rest[2]])
-        };
-        Ok(Self {
-            node_shift: 64 - nodes.ilog2(),
-            cgroup_path: cgroup_path(),
-            migration_disabled: offset("task_struct", "migration_disabled"),
-        })
-    }
-}
-
-/// What the probes beside that of allocations must know of the kernel's structures. Each answer stands alone: what
-/// one lacks does not keep the others from working.
+/// What the probes must know of the kernel's structures. Each answer stands alone: where one is missing, the others
+/// serve all the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Structures {
-    /// The offsets in bytes of `task_struct.cgroups`, `css_set.dfl_cgrp`, `cgroup.kn`, `kernfs_node.id`; and of the
-    /// latter's pointer to its parent.
-    pub(crate) cgroup_path: Result<([u32; 4], u32), BtfError>,
+    /// The number of bits by which to shift `page->flags` right to get the node id; 64 where the kernel supports one
+    /// node only.
+    pub(crate) node_shift: Result<u32, BtfError>,
+    /// The offsets in bytes of `task_struct.cgroups`, `css_set.dfl_cgrp`, `cgroup.kn`, `kernfs_node.id`.
+    pub(crate) cgroup_path: Result<[u32; 4], BtfError>,
+    /// That of the latter's pointer to its parent.
+    pub(crate) kernfs_parent: Result<u32, BtfError>,
+    /// That of `task_struct.migration_disabled`.
+    pub(crate) migration_disabled: Result<u32, BtfError>,
     /// Those of `vm_area_struct.vm_start` and `vm_end`, where `vma_policy_mof` is as expected.
     pub(crate) scan: Result<[u32; 2], BtfError>,
     /// Those of `oom_control.constraint` and `chosen`, `task_struct.tgid` and `comm`, where `oom_kill_process` is as
@@ -147,37 +106,49 @@ impl Structures {
 
     pub(crate) fn from_btf(data: &[u8]) -> Result<Self, BtfError> {
         let btf = Btf::parse(data)?;
-        let offset = |of, name, what| Ok(btf.member(of, name, what)?.1 / 8);
-        let task = |name, what| offset("task_struct", name, what);
+        let offset = |path| Ok::<_, BtfError>(btf.member(path, path)?.1 / 8);
         let arguments = |of, what, allowed: &[u32], expected| match btf.arguments(of, what)? {
             found if allowed.contains(&found) => Ok(found),
             found => Err(BtfError::Arguments { what, found, expected }),
         };
-        let cgroup_path = || {
-            let path = [
-                task("cgroups", "task_struct.cgroups")?,
-                offset("css_set", "dfl_cgrp", "css_set.dfl_cgrp")?,
-                offset("cgroup", "kn", "cgroup.kn")?,
-                offset("kernfs_node", "id", "kernfs_node.id")?,
-            ];
-            // The name changed when it came under RCU.
-            let parent = offset("kernfs_node", "parent", "kernfs_node.parent");
-            Ok((path, parent.or_else(|_| offset("kernfs_node", "__parent", "kernfs_node.parent"))?))
+        let node_shift = || {
+            let (_, flags_offset) = btf.member("page.flags", "struct page with flags")?;
+            if flags_offset != 0 {
+                return Err(BtfError::FlagsMoved(flags_offset));
+            }
+            let zones = btf.array_len("pglist_data.node_zones", "array pglist_data.node_zones")?;
+            let zonerefs = btf.array_len("zonelist._zonerefs", "array zonelist._zonerefs")?;
+            let nodes = zonerefs.checked_sub(1).and_then(|entries| {
+                let nodes = entries.checked_div(zones)?;
+                (nodes * zones == entries && nodes.is_power_of_two()).then_some(nodes)
+            });
+            Ok(64 - nodes.ok_or(BtfError::NoNodeCount { zonerefs, zones })?.ilog2())
         };
+        let cgroup_path = || {
+            Ok([
+                offset("task_struct.cgroups")?,
+                offset("css_set.dfl_cgrp")?,
+                offset("cgroup.kn")?,
+                offset("kernfs_node.id")?,
+            ])
+        };
+        // The name changed when it came under RCU.
+        let parent = offset("kernfs_node.parent");
+        let parent = parent.or_else(|_| Ok(btf.member("kernfs_node.__parent", "kernfs_node.parent")?.1 / 8));
         let scan = || {
             arguments("vma_policy_mof", "function vma_policy_mof", &[1], "1")?;
-            let vma = |name, what| offset("vm_area_struct", name, what);
-            Ok([vma("vm_start", "vm_area_struct.vm_start")?, vma("vm_end", "vm_area_struct.vm_end")?])
+            Ok([offset("vm_area_struct.vm_start")?, offset("vm_area_struct.vm_end")?])
         };
         let oom = || {
             arguments("oom_kill_process", "function oom_kill_process", &[2], "2")?;
             Ok([
-                offset("oom_control", "constraint", "oom_control.constraint")?,
-                offset("oom_control", "chosen", "oom_control.chosen")?,
-                task("tgid", "task_struct.tgid")?,
-                task("comm", "task_struct.comm")?,
+                offset("oom_control.constraint")?,
+                offset("oom_control.chosen")?,
+                offset("task_struct.tgid")?,
+                offset("task_struct.comm")?,
             ])
         };
+        let task = || Ok([offset("task_struct.flags")?, offset("task_struct.pid")?]);
         let migrate_reason = || {
             let what = "tracepoint mm_migrate_pages";
             let found = arguments("btf_trace_mm_migrate_pages", what, &[5, 8, 9, 10], "4, 7, 8 or 9")?;
@@ -185,11 +156,13 @@ impl Structures {
             Ok(found - 2)
         };
         Ok(Self {
+            node_shift: node_shift(),
             cgroup_path: cgroup_path(),
+            kernfs_parent: parent,
+            migration_disabled: offset("task_struct.migration_disabled"),
             scan: scan(),
             oom: oom(),
-            task: task("flags", "task_struct.flags")
-                .and_then(|flags| Ok([flags, task("pid", "task_struct.pid")?])),
+            task: task(),
             hint: arguments("task_numa_fault", "function task_numa_fault", &[4], "4").map(drop),
             migrate_reason: migrate_reason(),
             skips_single_node_cpusets: btf.hooks.contains_key(&b"btf_trace_sched_skip_cpuset_numa"[..]),
@@ -215,10 +188,9 @@ impl<'a> Btf<'a> {
         }
         let header = word(data, 4)? as usize;
         let section = |at: usize| -> Result<&'a [u8], BtfError> {
-            let start = header.checked_add(word(data, at)? as usize);
-            let end =
-                start.and_then(|start| Some((start, start.checked_add(word(data, at + 4).ok()? as usize)?)));
-            end.and_then(|(start, end)| data.get(start..end)).ok_or(BtfError::Malformed(at))
+            let (offset, length) = (word(data, at)? as usize, word(data, at + 4)? as usize);
+            let rest = data.get(header..).and_then(|rest| rest.get(offset..));
+            rest.and_then(|rest| rest.get(..length)).ok_or(BtfError::Malformed(at))
         };
         let mut btf = Self {
             types: section(8)?,
@@ -257,10 +229,12 @@ impl<'a> Btf<'a> {
         Ok(rest.split(|&byte| byte == 0).next().unwrap_or_default())
     }
 
-    /// The type id and the offset in bits of a member of a struct.
-    fn member(&self, of: &str, name: &str, what: &'static str) -> Result<(u32, u32), BtfError> {
-        let at = *self.structs.get(of.as_bytes()).ok_or(BtfError::Missing(what))?;
-        self.member_at(at, name, MAX_DEPTH)?.ok_or(BtfError::Missing(what))
+    /// The type id and the offset in bits of a member, `STRUCT.MEMBER`. `what` is missing where there is none.
+    fn member(&self, path: &str, what: &'static str) -> Result<(u32, u32), BtfError> {
+        let missing = || BtfError::Missing(what);
+        let (of, name) = path.split_once('.').ok_or_else(missing)?;
+        let at = *self.structs.get(of.as_bytes()).ok_or_else(missing)?;
+        self.member_at(at, name, MAX_DEPTH)?.ok_or_else(missing)
     }
 
     /// The same, of the struct or union at a place in `types`. Members of those without a name count as its own.
@@ -308,13 +282,12 @@ impl<'a> Btf<'a> {
     }
 
     /// The number of elements of a member that is an array.
-    fn array_len(&self, of: &str, name: &str, what: &'static str) -> Result<u32, BtfError> {
-        let (id, _) = self.member(of, name, what)?;
-        let at = *self.places.get(id as usize).filter(|_| id != 0).ok_or(BtfError::Missing(what))?;
-        if word(self.types, at + 4)? >> 24 & 0x1f != KIND_ARRAY {
-            return Err(BtfError::Missing(what));
+    fn array_len(&self, path: &str, what: &'static str) -> Result<u32, BtfError> {
+        let (id, _) = self.member(path, what)?;
+        match self.place(id)? {
+            Some((at, KIND_ARRAY)) => word(self.types, at + 20),
+            _ => Err(BtfError::Missing(what)),
         }
-        word(self.types, at + 20)
     }
 }
 
@@ -361,17 +334,18 @@ mod tests {
     #[test]
     fn the_shift_follows_from_the_number_of_nodes() {
         for (nodes, node_shift) in [(1, 64), (2, 63), (64, 58), (1024, 54)] {
-            let layout = KernelLayout::from_btf(&btf(4, nodes * 4 + 1, 0, "zonelist", "cgroup"));
-            let cgroup_path = Some([2376, 112, 256, 96]);
-            let expected = KernelLayout { node_shift, cgroup_path, migration_disabled: Some(992) };
-            assert_eq!(layout, Ok(expected), "{nodes} nodes");
+            let found = Structures::from_btf(&btf(4, nodes * 4 + 1, 0, "zonelist", "cgroup")).unwrap();
+            assert_eq!(found.node_shift, Ok(node_shift), "{nodes} nodes");
+            assert_eq!(found.cgroup_path, Ok([2376, 112, 256, 96]));
+            assert_eq!(found.migration_disabled, Ok(992));
         }
     }
 
     #[test]
     fn the_path_to_the_cgroup_may_be_missing() {
-        let layout = KernelLayout::from_btf(&btf(4, 4097, 0, "zonelist", "other")).unwrap();
-        assert_eq!(layout.cgroup_path, None);
+        let found = Structures::from_btf(&btf(4, 4097, 0, "zonelist", "other")).unwrap();
+        assert_eq!(found.cgroup_path, Err(BtfError::Missing("cgroup.kn")));
+        assert_eq!(found.node_shift, Ok(54), "the rest is known all the same");
     }
 
     #[test]
@@ -384,7 +358,7 @@ mod tests {
             (btf(0, 13, 0, "zonelist", "cgroup"), BtfError::NoNodeCount { zonerefs: 13, zones: 0 }),
             (btf(4, 0, 0, "zonelist", "cgroup"), BtfError::NoNodeCount { zonerefs: 0, zones: 4 }),
         ] {
-            assert_eq!(KernelLayout::from_btf(&data), Err(error));
+            assert_eq!(Structures::from_btf(&data).unwrap().node_shift, Err(error));
         }
     }
 
@@ -438,7 +412,10 @@ mod tests {
     fn offsets_and_arguments_are_found_each_alone() {
         let all = Structures::from_btf(&structures(("", ""), 4)).unwrap();
         let expected = Structures {
-            cgroup_path: Ok(([300, 112, 256, 96], 16)),
+            node_shift: Err(BtfError::Missing("struct page with flags")),
+            cgroup_path: Ok([300, 112, 256, 96]),
+            kernfs_parent: Ok(16),
+            migration_disabled: Err(BtfError::Missing("task_struct.migration_disabled")),
             scan: Ok([8, 16]),
             oom: Ok([56, 40, 104, 200]),
             task: Ok([44, 100]),
@@ -454,7 +431,7 @@ mod tests {
         let missing = BtfError::Missing("vm_area_struct.vm_end");
         assert_eq!(without("vm_end"), Structures { scan: Err(missing), ..expected.clone() });
         let missing = BtfError::Missing("kernfs_node.parent");
-        assert_eq!(without("__parent"), Structures { cgroup_path: Err(missing), ..expected.clone() });
+        assert_eq!(without("__parent"), Structures { kernfs_parent: Err(missing), ..expected.clone() });
         let missing = BtfError::Missing("tracepoint mm_migrate_pages");
         assert_eq!(
             without("btf_trace_mm_migrate_pages"),
@@ -481,7 +458,7 @@ mod tests {
     fn corrupt_data_is_an_error_and_never_a_panic() {
         let good = btf(4, 4097, 0, "zonelist", "cgroup");
         for end in 0..good.len() {
-            let cut = KernelLayout::from_btf(&good[..end]);
+            let cut = Structures::from_btf(&good[..end]);
             assert!(cut.is_err(), "cut at {end}: {cut:?}");
         }
         for at in 0..good.len() {
@@ -489,11 +466,11 @@ mod tests {
                 let mut bad = good.clone();
                 bad[at] = byte;
                 // Many bytes may change without harm; what counts is that none makes the reader panic.
-                let _any = KernelLayout::from_btf(&bad);
+                let _any = Structures::from_btf(&bad);
             }
         }
         let mut kind = good.clone();
         kind[24 + 7] = 31;
-        assert_eq!(KernelLayout::from_btf(&kind), Err(BtfError::UnknownKind(31)));
+        assert_eq!(Structures::from_btf(&kind), Err(BtfError::UnknownKind(31)));
     }
 }

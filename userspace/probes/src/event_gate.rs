@@ -8,13 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::maps::{Array, MapData};
+use aya::maps::{Array, MapData, RingBuf};
 
-use crate::{
-    MapAccessError,
-    error::Refusal,
-    maps::{set, typed},
-};
+use crate::{MapAccessError, ProbeEvent, error::Refusal, family::Family, maps::set};
 
 /// Time from one event of a slot to the next: a minute, and some more, so that whoever allows one a minute takes it.
 const PAUSE: Duration = Duration::from_secs(61);
@@ -25,13 +21,14 @@ pub(crate) const MAP: &str = "EVENT_GATE";
 /// Which slots are of interest, and since when the gate of one is closed.
 pub(crate) struct EventGate {
     map: Array<MapData, u64>,
+    events: RingBuf<MapData>,
     schedule: Schedule,
 }
 
 impl EventGate {
-    /// No slot is of interest yet.
-    pub(crate) fn new(map: aya::maps::Map) -> Result<Self, Refusal> {
-        Ok(Self { map: typed(map, MAP)?, schedule: Schedule::default() })
+    /// No slot is of interest yet. `events` is the name of the ring buffer.
+    pub(crate) fn new(family: &mut Family, events: &'static str) -> Result<Self, Refusal> {
+        Ok(Self { map: family.take(MAP)?, events: family.take(events)?, schedule: Schedule::default() })
     }
 
     /// The first event of this slot is to be reported, from now on. One that is of interest already stays as it is.
@@ -44,18 +41,23 @@ impl EventGate {
         if self.schedule.forget(slot) { set(&mut self.map, MAP, slot, &0) } else { Ok(()) }
     }
 
-    /// An event of this slot was read, and its gate is closed; `false` if it is of no interest any more.
-    pub(crate) fn passed(&mut self, slot: u32, now: Instant) -> bool {
-        self.schedule.passed(slot, now)
-    }
-
-    /// Opens the gates that were closed for long enough.
-    pub(crate) fn open_due(&mut self, now: Instant) -> Result<(), MapAccessError> {
+    /// What was reported since the last call. Opens the gates that were closed for long enough.
+    pub(crate) fn events(
+        &mut self,
+        now: Instant,
+        read: impl Fn(&[u8]) -> Option<ProbeEvent>,
+    ) -> Result<Vec<ProbeEvent>, MapAccessError> {
         for slot in self.schedule.due(now) {
             set(&mut self.map, MAP, slot, &1)?;
             self.schedule.opened(slot);
         }
-        Ok(())
+        let mut events = Vec::new();
+        while let Some(item) = self.events.next() {
+            let passed =
+                |event: &ProbeEvent| event.slot.is_some_and(|slot| self.schedule.passed(slot.0, now));
+            events.extend(read(&item).filter(passed));
+        }
+        Ok(events)
     }
 }
 
@@ -76,6 +78,7 @@ impl Schedule {
         self.0.remove(&slot).is_some()
     }
 
+    /// An event of this slot was read, and its gate is closed; `false` if it is of no interest any more.
     fn passed(&mut self, slot: u32, now: Instant) -> bool {
         self.0.get_mut(&slot).map(|closed| *closed = Some(now)).is_some()
     }

@@ -1,25 +1,21 @@
 //! One object with the programs of a family, loaded and attached each on its own.
 
-use std::{
-    fs, io,
-    os::fd::{AsFd, AsRawFd},
-    time::Duration,
-};
+use std::{collections::BTreeMap, io, os::fd::AsFd, time::Duration};
 
 use aya::{
     Btf, Ebpf, EbpfLoader,
-    maps::{Array, HashMap, Map, MapData},
-    programs::{Program, ProgramError, ProgramFd},
+    maps::{Array, HashMap, Map, MapData, MapError},
+    programs::{Program, ProgramError, ProgramFd, tp_btf::BtfTracePointLinkId},
 };
+use numaward_abi::{MAX_NODE_IDS, NodeTable};
 
 use crate::{
-    CgroupId, MapAccessError, Mode, Probe, ProbeStats,
+    CgroupId, MapAccessError, Mode, Probe, ProbeReport, ProbeStats,
     error::Refusal,
-    maps::{access, set, typed},
+    maps::{access, set},
     sys,
 };
 
-/// What a program is attached to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Hook {
     TpBtf(&'static str),
@@ -37,23 +33,20 @@ impl Hook {
 
 /// The programs of a family and what they share.
 pub(crate) struct Family {
-    /// That of the object.
     pub(crate) name: &'static str,
-    ebpf: Ebpf,
+    pub(crate) ebpf: Ebpf,
     roots: HashMap<MapData, CgroupId, u32>,
     /// In objects that remember slots: what makes them search anew.
     generation: Option<(Array<MapData, u64>, u64)>,
+    /// In objects that know of nodes: the map, and what it holds.
+    node_table: Option<(Array<MapData, NodeTable>, NodeTable)>,
     lost: Option<Array<MapData, u64>>,
     /// Which programs serve a probe.
-    attached: Vec<(Probe, &'static str)>,
+    programs: Vec<(Probe, &'static str)>,
+    /// The attachments of programs on BTF tracepoints.
+    links: BTreeMap<&'static str, BtfTracePointLinkId>,
     /// Bytes that the maps take of the kernel's memory.
     pub(crate) map_bytes: u64,
-}
-
-impl std::fmt::Debug for Family {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Family").field("attached", &self.attached).finish_non_exhaustive()
-    }
 }
 
 impl Family {
@@ -66,32 +59,34 @@ impl Family {
     ) -> Result<Self, Refusal> {
         loader.map_max_entries("ROOTS", slots.max(1));
         let mut ebpf = loader.load(object).map_err(|error| Refusal::kernel(&error))?;
-        let map_bytes = map_bytes(&ebpf);
-        let roots = ebpf.take_map("ROOTS").ok_or(Refusal::Incomplete("ROOTS"))?;
-        let lost = ebpf.take_map("LOST").map(|map| typed(map, "LOST")).transpose()?;
-        let generation = ebpf.take_map("GENERATION").map(|map| typed(map, "GENERATION")).transpose()?;
+        // As the kernel makes it.
+        let unwritten = NodeTable { index: [0; MAX_NODE_IDS], home: [0; MAX_NODE_IDS] };
         let mut family = Self {
             name,
-            roots: typed(roots, "ROOTS")?,
-            generation: generation.map(|map| (map, 0)),
-            lost,
+            map_bytes: map_bytes(&ebpf),
+            roots: take(&mut ebpf, "ROOTS")?.ok_or(Refusal::Incomplete("ROOTS"))?,
+            generation: take(&mut ebpf, "GENERATION")?.map(|map| (map, 0)),
+            node_table: take(&mut ebpf, "NODE_TABLE")?.map(|map| (map, unwritten)),
+            lost: take(&mut ebpf, "LOST")?,
             ebpf,
-            attached: Vec::new(),
-            map_bytes,
+            programs: Vec::new(),
+            links: BTreeMap::new(),
         };
         family.new_generation()?;
         Ok(family)
     }
 
-    /// A map of the object.
-    pub(crate) fn take(&mut self, name: &'static str) -> Result<Map, Refusal> {
-        self.ebpf.take_map(name).ok_or(Refusal::Incomplete(name))
+    pub(crate) fn take<T: TryFrom<Map, Error = MapError>>(
+        &mut self,
+        name: &'static str,
+    ) -> Result<T, Refusal> {
+        take(&mut self.ebpf, name)?.ok_or(Refusal::Incomplete(name))
     }
 
-    /// A map without a type: for [`read_values`], or for descriptors.
+    /// A map without a type: for [`sys::add_array`], or for descriptors.
     pub(crate) fn take_data(&mut self, name: &'static str) -> Result<MapData, Refusal> {
-        match self.take(name)? {
-            Map::Array(map) | Map::PerfEventArray(map) => Ok(map),
+        match self.ebpf.take_map(name) {
+            Some(Map::Array(map) | Map::PerfEventArray(map)) => Ok(map),
             _ => Err(Refusal::Incomplete(name)),
         }
     }
@@ -115,21 +110,21 @@ impl Family {
             }
         }
         for &(name, _) in programs {
-            if !self.attached.contains(&(probe, name)) {
-                self.attached.push((probe, name));
+            if !self.programs.contains(&(probe, name)) {
+                self.programs.push((probe, name));
             }
         }
         Ok(())
     }
 
-    fn attach_one(&mut self, name: &str, hook: Hook, btf: Option<&Btf>) -> Result<(), ProgramError> {
+    fn attach_one(&mut self, name: &'static str, hook: Hook, btf: Option<&Btf>) -> Result<(), ProgramError> {
         let program = self.ebpf.program_mut(name).ok_or(ProgramError::UnexpectedProgramType)?;
         // A tracepoint's program may be attached to several.
         let loaded = program.fd().is_ok();
         match (program, hook, btf) {
             (Program::BtfTracePoint(program), Hook::TpBtf(event), Some(btf)) => {
                 program.load(event, btf)?;
-                program.attach()?;
+                self.links.insert(name, program.attach()?);
             }
             (Program::FEntry(program), Hook::Fentry(function), Some(btf)) => {
                 program.load(function, btf)?;
@@ -154,8 +149,7 @@ impl Family {
         Ok(())
     }
 
-    /// Detaches a program, if it is attached.
-    pub(crate) fn unload(&mut self, name: &str) {
+    fn unload(&mut self, name: &str) {
         let unloaded = match self.ebpf.program_mut(name) {
             Some(Program::BtfTracePoint(program)) => program.unload(),
             Some(Program::FEntry(program)) => program.unload(),
@@ -170,18 +164,35 @@ impl Family {
         {
             log::debug!("{name}: {error}");
         }
-        self.attached.retain(|(_, attached)| *attached != name);
+        self.programs.retain(|(_, program)| *program != name);
+        self.links.remove(name);
     }
 
-    /// The program itself, for what this module does not do.
-    pub(crate) fn program(&mut self, name: &str) -> Option<&mut Program> {
-        self.ebpf.program_mut(name)
+    /// Attaches or detaches a program that is loaded, which takes no privileges. Only for one of a BTF tracepoint: any
+    /// other stays as it is.
+    pub(crate) fn set_attached(&mut self, name: &'static str, is_wanted: bool) -> Result<(), ProgramError> {
+        let Some(Program::BtfTracePoint(program)) = self.ebpf.program_mut(name) else { return Ok(()) };
+        if !is_wanted {
+            return self.links.remove(name).map_or(Ok(()), |link| program.detach(link));
+        }
+        if !self.links.contains_key(name) {
+            self.links.insert(name, program.attach()?);
+        }
+        Ok(())
+    }
+
+    /// Whether a program is attached to a BTF tracepoint now.
+    pub(crate) fn is_attached(&self, name: &str) -> bool {
+        self.links.contains_key(name)
     }
 
     /// Books `cgroup` and those below it to `slot`.
     pub(crate) fn add_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
         self.roots.insert(cgroup, slot, 0).map_err(access("ROOTS", "write"))?;
-        self.new_generation()
+        self.new_generation().inspect_err(|_| {
+            // Else some CPUs would count the cgroup and others not.
+            let _best_effort = self.roots.remove(&cgroup);
+        })
     }
 
     /// Undoes [`Family::add_root`].
@@ -190,29 +201,33 @@ impl Family {
         self.new_generation()
     }
 
+    /// Whether the programs are to learn of these nodes.
+    pub(crate) fn has_other_nodes(&self, nodes: &NodeTable) -> bool {
+        self.node_table.as_ref().is_some_and(|(_, held)| held != nodes)
+    }
+
+    /// Lets the programs learn of the nodes, where that is news.
+    pub(crate) fn set_nodes(&mut self, nodes: &NodeTable) -> Result<(), MapAccessError> {
+        if let Some((map, held)) = &mut self.node_table
+            && held != nodes
+        {
+            set(map, "NODE_TABLE", 0, nodes)?;
+            *held = *nodes;
+        }
+        Ok(())
+    }
+
     /// Makes every CPU search slots anew, where the programs remember them.
-    fn new_generation(&mut self) -> Result<(), MapAccessError> {
+    pub(crate) fn new_generation(&mut self) -> Result<(), MapAccessError> {
         let Some((map, generation)) = &mut self.generation else { return Ok(()) };
         *generation += 1;
         set(map, "GENERATION", 0, generation)
     }
 
-    /// What one program has cost, whether or not it is attached now.
-    pub(crate) fn stats_of(&self, probe: Probe, name: &str) -> io::Result<Vec<ProbeStats>> {
-        let Some(Ok(fd)) = self.ebpf.program(name).map(Program::fd) else { return Ok(Vec::new()) };
-        let mut stats = program_stats(probe, fd)?;
-        stats.events_lost += self.lost()?;
-        Ok(vec![stats])
-    }
-
-    fn lost(&self) -> io::Result<u64> {
-        self.lost.as_ref().map_or(Ok(0), |lost| lost.get(&0, 0).map_err(io::Error::other))
-    }
-
-    /// What each probe of the family has cost. What found no room in a map is booked to the first.
+    /// What each probe of the family has cost, attached or not. What found no room in a map is booked to the first.
     pub(crate) fn stats(&self) -> io::Result<Vec<ProbeStats>> {
         let mut all: Vec<ProbeStats> = Vec::new();
-        for &(probe, name) in &self.attached {
+        for &(probe, name) in &self.programs {
             let Some(Ok(fd)) = self.ebpf.program(name).map(Program::fd) else { continue };
             let stats = program_stats(probe, fd)?;
             match all.iter_mut().find(|sum| sum.probe == probe) {
@@ -224,38 +239,38 @@ impl Family {
                 None => all.push(stats),
             }
         }
-        if let Some(first) = all.first_mut() {
-            first.events_lost += self.lost()?;
+        if let (Some(first), Some(lost)) = (all.first_mut(), &self.lost) {
+            first.events_lost += lost.get(&0, 0).map_err(io::Error::other)?;
         }
         Ok(all)
     }
 }
 
-/// What the kernel counts of a program.
-pub(crate) fn program_stats(probe: Probe, program: &ProgramFd) -> io::Result<ProbeStats> {
-    let fd = program.as_fd().as_raw_fd();
-    let text = fs::read_to_string(format!("/proc/self/fdinfo/{fd}"))?;
-    // Kernels that do not count something do not write its line.
-    let field = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        line.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
-    };
+fn take<T: TryFrom<Map, Error = MapError>>(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+) -> Result<Option<T>, Refusal> {
+    ebpf.take_map(name).map(T::try_from).transpose().map_err(|_| Refusal::Incomplete(name))
+}
+
+fn program_stats(probe: Probe, program: &ProgramFd) -> io::Result<ProbeStats> {
+    let field = sys::fdinfo(program.as_fd())?;
     Ok(ProbeStats {
         probe,
-        run_time: Duration::from_nanos(field("run_time_ns")),
-        run_count: field("run_cnt"),
-        events_lost: field("recursion_misses"),
+        run_time: Duration::from_nanos(field("run_time_ns").unwrap_or(0)),
+        run_count: field("run_cnt").unwrap_or(0),
+        events_lost: field("recursion_misses").unwrap_or(0),
     })
 }
 
 /// Bytes that the maps of an object take of the kernel's memory; 0 for those of which the kernel reports none.
-pub(crate) fn map_bytes(ebpf: &Ebpf) -> u64 {
+fn map_bytes(ebpf: &Ebpf) -> u64 {
     let of = |map: &Map| match map {
         Map::Array(map)
         | Map::PerCpuArray(map)
         | Map::HashMap(map)
         | Map::PerfEventArray(map)
-        | Map::RingBuf(map) => sys::map_bytes(map.fd().as_fd()),
+        | Map::RingBuf(map) => sys::fdinfo(map.fd().as_fd()).ok()?("memlock"),
         _ => None,
     };
     ebpf.maps().filter_map(|(_, map)| of(map)).fold(0, u64::saturating_add)
@@ -270,7 +285,7 @@ pub(crate) fn attach_by_first(
     probe: Probe,
     ways: Vec<Way>,
     btf: Option<&Btf>,
-) -> crate::ProbeReport {
+) -> ProbeReport {
     let mut reasons = Vec::new();
     for (mode, programs) in ways {
         match programs.and_then(|programs| family.attach(probe, &programs, btf)) {
@@ -282,22 +297,7 @@ pub(crate) fn attach_by_first(
 }
 
 /// The report of a probe; what was tried before, and why it failed, is the reason.
-pub(crate) fn report(probe: Probe, mode: Mode, reasons: &[String]) -> crate::ProbeReport {
+pub(crate) fn report(probe: Probe, mode: Mode, reasons: &[String]) -> ProbeReport {
     let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
-    crate::ProbeReport { probe, mode, reason, self_check: None }
-}
-
-/// The values of `count` entries of an array from `first` on, each of `words` 64-bit numbers.
-pub(crate) fn read_values(
-    map: &MapData,
-    name: &'static str,
-    first: u32,
-    count: u32,
-    words: usize,
-) -> Result<Vec<u64>, MapAccessError> {
-    let mut values = vec![0u64; count as usize * words];
-    match sys::add_array(map.fd().as_fd(), first as usize * words, &mut values) {
-        Ok(()) => Ok(values),
-        Err(source) => Err(MapAccessError { map: name, action: "read", source }),
-    }
+    ProbeReport { probe, mode, reason, self_check: None }
 }

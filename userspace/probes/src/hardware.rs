@@ -3,52 +3,43 @@
 //! The counters are opened at the start, for the CPUs that are online then, and held. What a CPU that comes later does
 //! is not counted; how often that was so is reported as lost events.
 
-use std::{io, os::fd::AsFd as _, path::Path};
+use std::{os::fd::AsFd as _, path::Path};
 
-use aya::{
-    EbpfLoader,
-    maps::{Array, MapData, PerCpuArray},
-};
-use numaward_abi::{DramCounters, DramSeen, NodeTable};
+use aya::{EbpfLoader, maps::MapData};
+use numaward_abi::DramCounters;
 use numaward_topology::NodeId;
 use perf_event::Counter;
 
 use crate::{
-    DramAccesses, Mode, Options, Probe, ProbeReport, ProbeStats,
+    DramAccesses, Mode, Options, Probe, ProbeReport,
     error::Refusal,
     family::{Family, Hook, attach_by_first},
     kernel::Kernel,
-    maps::{access, set, typed},
-    nodes::{Numbering, node_table},
+    nodes::Numbering,
     objects::HARDWARE,
     pmu::{self, Opened},
     sys,
 };
 
+/// Number of 64-bit words of a slot's counters on one node.
+pub(crate) const WORDS: usize = size_of::<DramCounters>() / size_of::<u64>();
+
 /// What is held while the probe counts.
 pub(crate) struct Hardware {
     pub(crate) family: Family,
-    pub(crate) node_table: Array<MapData, NodeTable>,
-    /// The map of the counters, and the nodes of a slot's.
-    pub(crate) dram: MapData,
-    pub(crate) nodes: u32,
     has_local: bool,
-    last: PerCpuArray<MapData, DramSeen>,
     /// When a map's descriptor is closed, the kernel forgets the events put in by it.
     _held: ([MapData; 2], (Opened<Counter>, Opened<Counter>)),
 }
 
 impl Hardware {
-    /// Number of 64-bit words of a slot's counters.
-    pub(crate) const WORDS: usize = size_of::<DramCounters>() / size_of::<u64>();
-
     pub(crate) fn load(
         options: &Options<'_>,
         kernel: &Kernel,
         numbering: &Numbering,
     ) -> Result<(Self, ProbeReport), Refusal> {
         let object = HARDWARE.map_err(Refusal::NotBuilt)?;
-        let (path, parent) = kernel.get(|structures| &structures.cgroup_path)?;
+        let (path, parent) = kernel.ancestors()?;
         let nodes = numbering.capacity();
         let slots = options.slots.saturating_add(1);
         let entries = slots.checked_mul(nodes).ok_or(Refusal::TooManySlots { slots, nodes })?;
@@ -60,16 +51,14 @@ impl Hardware {
         let reads_local = u32::from(has_local);
         let mut loader = EbpfLoader::new();
         loader
-            .btf(kernel.btf.as_ref())
+            .btf(kernel.btf())
             .override_global("CGROUP_PATH", &path, true)
             .override_global("KERNFS_PARENT", &parent, true)
             .override_global("NODES", &nodes, true)
             .override_global("HAS_LOCAL", &reads_local, true)
             .map_max_entries("DRAM", entries);
         let mut family = Family::load(&mut loader, "hardware", object, options.slots)?;
-        let mut node_table: Array<_, NodeTable> = typed(family.take("NODE_TABLE")?, "NODE_TABLE")?;
-        let table = self::node_table(options.machine, numbering, options.fakes.cpu_node);
-        set(&mut node_table, "NODE_TABLE", 0, &table)?;
+        family.set_nodes(&numbering.table(options.machine))?;
         let maps = [family.take_data("LOCAL")?, family.take_data("REMOTE")?];
         let opened = pmu::open(events, &options.machine.cpu_ids(), pmu::count)?;
         for (map, counters) in maps.iter().zip([&opened.0, &opened.1]) {
@@ -79,37 +68,18 @@ impl Hardware {
             }
         }
         let hook = Ok(vec![("hardware_tp_btf", Hook::TpBtf("sched_switch"))]);
-        let report =
-            attach_by_first(&mut family, Probe::Hardware, vec![(Mode::TpBtf, hook)], kernel.btf.as_ref());
-        let hardware = Self {
-            dram: family.take_data("DRAM")?,
-            last: typed(family.take("LAST")?, "LAST")?,
-            node_table,
-            nodes,
-            has_local,
-            _held: (maps, opened),
-            family,
-        };
-        Ok((hardware, report))
+        let report = attach_by_first(&mut family, Probe::Hardware, vec![(Mode::TpBtf, hook)], kernel.btf());
+        Ok((Self { has_local, _held: (maps, opened), family }, report))
     }
 
     /// The growth of a slot's counters, by node.
     pub(crate) fn read(&self, nodes: &[NodeId], grown: &[u64]) -> Vec<DramAccesses> {
-        let counters = nodes.iter().zip(grown.as_chunks::<{ Self::WORDS }>().0);
-        let of = |(&node, &[local, remote]): (&NodeId, &[u64; 2])| DramAccesses {
+        let counters = nodes.iter().zip(grown.as_chunks::<WORDS>().0);
+        let of = |(&node, &[local, remote]): (&NodeId, &[u64; WORDS])| DramAccesses {
             node,
             local: self.has_local.then_some(local),
             remote,
         };
         counters.map(of).collect()
-    }
-
-    pub(crate) fn stats(&self) -> io::Result<Vec<ProbeStats>> {
-        let mut stats = self.family.stats()?;
-        let last = self.last.get(&0, 0).map_err(access("LAST", "read")).map_err(io::Error::other)?;
-        if let Some(stats) = stats.first_mut() {
-            stats.events_lost += last.iter().fold(0_u64, |sum, cpu| sum.saturating_add(cpu.unread));
-        }
-        Ok(stats)
     }
 }

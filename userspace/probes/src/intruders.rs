@@ -5,26 +5,26 @@
 //! privileges to attach, it stays attached.
 
 use std::{
+    array,
     collections::{BTreeMap, BTreeSet},
-    fmt, io,
+    io,
     time::Duration,
 };
 
 use aya::{
     EbpfLoader,
     maps::{Array, HashMap, MapData, PerCpuArray},
-    programs::{Program, ProgramError, tp_btf::BtfTracePointLinkId},
 };
 use numaward_abi::{CpuTimes, IntruderKey, IntruderTime, OTHER_SLOT, RunClass};
 use numaward_topology::CpuId;
 
 use crate::{
-    CgroupId, MapAccessError, Mode, Options, Probe, ProbeReport, ProbeStats, SlotId,
+    MapAccessError, Mode, Options, Probe, ProbeReport, SlotId,
     error::Refusal,
     event::command_name,
-    family::{Family, Hook, report},
+    family::{Family, Hook, attach_by_first},
     kernel::Kernel,
-    maps::{access, set, typed},
+    maps::{access, set},
     objects::SWITCH,
     sys,
 };
@@ -33,14 +33,15 @@ const PROGRAM: &str = "switch_tp_btf";
 const FALLBACK: &str = "switch_tracepoint";
 
 /// What sort of task runs on a CPU that is exclusive to another workload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum IntruderClass {
     /// A kernel thread.
-    KernelThread,
+    KernelThread = RunClass::KernelThread as isize,
     /// A process of no registered workload.
-    Host,
+    Host = RunClass::Host as isize,
     /// A process of another workload.
-    Workload,
+    Workload = RunClass::Workload as isize,
 }
 
 impl IntruderClass {
@@ -48,12 +49,8 @@ impl IntruderClass {
     pub const ALL: [Self; 3] = [Self::KernelThread, Self::Host, Self::Workload];
 
     /// The metric label `class`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::KernelThread => "kernel_thread",
-            Self::Host => "host",
-            Self::Workload => "workload",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 
@@ -62,36 +59,21 @@ impl IntruderClass {
 pub struct CpuUse {
     /// The workload that it is exclusive to.
     pub own: Duration,
-    /// Kernel threads.
-    pub kernel_threads: Duration,
-    /// Processes of no registered workload.
-    pub host: Duration,
-    /// Processes of other workloads.
-    pub workloads: Duration,
+    /// Intruders, by [`IntruderClass`].
+    pub others: [Duration; IntruderClass::ALL.len()],
 }
 
 impl CpuUse {
     /// The time of a class of intruders.
     pub const fn of(&self, class: IntruderClass) -> Duration {
-        match class {
-            IntruderClass::KernelThread => self.kernel_threads,
-            IntruderClass::Host => self.host,
-            IntruderClass::Workload => self.workloads,
-        }
-    }
-
-    /// All intruders.
-    pub fn intruders(&self) -> Duration {
-        self.kernel_threads + self.host + self.workloads
+        self.others[class as usize - 1]
     }
 
     /// No less than before in any part: a reading may catch the kernel between two writes.
     fn at_least(self, before: Self) -> Self {
         Self {
             own: self.own.max(before.own),
-            kernel_threads: self.kernel_threads.max(before.kernel_threads),
-            host: self.host.max(before.host),
-            workloads: self.workloads.max(before.workloads),
+            others: array::from_fn(|class| self.others[class].max(before.others[class])),
         }
     }
 }
@@ -115,84 +97,66 @@ pub struct Intruder {
 
 /// The scheduler's probe. Loaded, and attached while a CPU is exclusive.
 pub(crate) struct Switch {
-    family: Family,
-    /// Which of its programs serves.
-    program: &'static str,
+    pub(crate) family: Family,
     owner: Array<MapData, u32>,
     times: PerCpuArray<MapData, CpuTimes>,
     intruders: HashMap<MapData, IntruderKey, IntruderTime>,
-    link: Option<BtfTracePointLinkId>,
+    /// Which of the programs serves.
+    program: &'static str,
     exclusive: BTreeMap<CpuId, SlotId>,
     /// CPUs that are or were exclusive, and what was read of them last.
     read: BTreeMap<CpuId, CpuUse>,
 }
 
-impl fmt::Debug for Switch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Switch").field("exclusive", &self.exclusive).finish_non_exhaustive()
-    }
-}
-
 impl Switch {
     pub(crate) fn load(options: &Options<'_>, kernel: &Kernel) -> Result<(Self, ProbeReport), Refusal> {
         let object = SWITCH.map_err(Refusal::NotBuilt)?;
-        let (path, parent) = kernel.get(|structures| &structures.cgroup_path).unwrap_or_default();
-        let task = kernel.get(|structures| &structures.task).unwrap_or_default();
+        let layout = || Ok((kernel.ancestors()?, kernel.get(|structures| &structures.task)?));
+        let ((path, parent), task) = layout().unwrap_or_default();
         let cpus = aya::util::nr_cpus().map_err(|(_, error)| Refusal::Cpus(error))?;
         let mut loader = EbpfLoader::new();
         loader
-            .btf(kernel.btf.as_ref())
+            .btf(kernel.btf())
             .override_global("CGROUP_PATH", &path, true)
             .override_global("KERNFS_PARENT", &parent, true)
             .override_global("TASK", &task, true)
             .map_max_entries("OWNER", u32::try_from(cpus).unwrap_or(u32::MAX));
         let mut family = Family::load(&mut loader, "switch", object, options.slots)?;
-        let (program, report) = match load_tp_btf(&mut family, kernel) {
-            Ok(()) => (PROGRAM, report(Probe::Switch, Mode::TpBtf, &[])),
-            Err(refusal) => {
-                let reason = format!("{}: {refusal}", Mode::TpBtf);
-                let hook = Hook::Tracepoint("sched", "sched_switch");
-                let attached = family.attach(Probe::Switch, &[(FALLBACK, hook)], None);
-                attached.map_err(|refusal| {
-                    Refusal::Kernel(format!("{reason}; {}: {refusal}", Mode::Tracepoint))
-                })?;
-                let lacks = format!(
-                    "{}: kernel threads are taken for processes of the host; it is attached all the time",
-                    Mode::Tracepoint
-                );
-                (FALLBACK, report(Probe::Switch, Mode::Tracepoint, &[reason, lacks]))
-            }
-        };
+        let ways = vec![
+            (Mode::TpBtf, layout().map(|_| vec![(PROGRAM, Hook::TpBtf("sched_switch"))])),
+            (Mode::Tracepoint, Ok(vec![(FALLBACK, Hook::Tracepoint("sched", "sched_switch"))])),
+        ];
+        let mut report = attach_by_first(&mut family, Probe::Switch, ways, kernel.btf());
+        if report.mode == Mode::Tracepoint
+            && let Some(reason) = &mut report.reason
+        {
+            reason.push_str(
+                "; tracepoint: kernel threads are taken for processes of the host; it is attached all the time",
+            );
+        }
+        // That it can be attached is known now.
+        family.set_attached(PROGRAM, false).map_err(|error| Refusal::kernel(&error))?;
         let switch = Self {
-            owner: typed(family.take("OWNER")?, "OWNER")?,
-            times: typed(family.take("TIMES")?, "TIMES")?,
-            intruders: typed(family.take("INTRUDERS")?, "INTRUDERS")?,
-            link: None,
+            owner: family.take("OWNER")?,
+            times: family.take("TIMES")?,
+            intruders: family.take("INTRUDERS")?,
             exclusive: BTreeMap::new(),
             read: BTreeMap::new(),
-            program,
+            program: if report.mode == Mode::Tracepoint { FALLBACK } else { PROGRAM },
             family,
         };
         Ok((switch, report))
     }
 
-    pub(crate) fn add_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
-        self.family.add_root(cgroup, slot)
-    }
-
-    pub(crate) fn remove_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
-        self.family.remove_root(cgroup)?;
-        // The slot will be another's.
-        self.forget(|key| key.owner == slot || key.slot == slot)
-    }
-
-    fn forget(&mut self, which: impl Fn(&IntruderKey) -> bool) -> Result<(), MapAccessError> {
+    /// Forgets the intruders of a slot, and upon it: it will be another's.
+    pub(crate) fn forget(&mut self, slot: u32) -> Result<(), MapAccessError> {
         // Nobody ever intruded while nothing was exclusive.
         if self.read.is_empty() {
             return Ok(());
         }
         let keys: Result<BTreeSet<IntruderKey>, _> = self.intruders.keys().collect();
-        for key in keys.map_err(access("INTRUDERS", "read"))?.into_iter().filter(|key| which(key)) {
+        let keys = keys.map_err(access("INTRUDERS", "read"))?;
+        for key in keys.into_iter().filter(|key| key.owner == slot || key.slot == slot) {
             self.intruders.remove(&key).map_err(access("INTRUDERS", "write"))?;
         }
         Ok(())
@@ -200,14 +164,10 @@ impl Switch {
 
     /// Whether it measures now.
     pub(crate) fn is_attached(&self) -> bool {
-        self.link.is_some() || self.program == FALLBACK && !self.exclusive.is_empty()
+        self.family.is_attached(self.program) || self.program == FALLBACK && !self.exclusive.is_empty()
     }
 
-    pub(crate) fn family(&self) -> &Family {
-        &self.family
-    }
-
-    /// Tells which CPUs are exclusive to whom; attaches or detaches as that demands.
+    /// Sets which CPUs are exclusive to whom; attaches or detaches as that demands.
     pub(crate) fn set_exclusive(&mut self, now: &BTreeMap<CpuId, SlotId>) -> Result<(), MapAccessError> {
         let ended: Vec<CpuId> = self.exclusive.keys().filter(|cpu| !now.contains_key(cpu)).copied().collect();
         if !ended.is_empty() {
@@ -225,18 +185,11 @@ impl Switch {
                 self.read.entry(cpu).or_default();
             }
         }
-        let Some(Program::BtfTracePoint(program)) = self.family.program(self.program) else { return Ok(()) };
-        let failed = |error: ProgramError| MapAccessError {
+        self.family.set_attached(self.program, !now.is_empty()).map_err(|error| MapAccessError {
             map: "OWNER",
             action: "follow",
             source: io::Error::other(error),
-        };
-        match self.link.take() {
-            None if !now.is_empty() => self.link = Some(program.attach().map_err(failed)?),
-            Some(link) if now.is_empty() => program.detach(link).map_err(failed)?,
-            link => self.link = link,
-        }
-        Ok(())
+        })
     }
 
     /// Who used the CPUs that are exclusive or were, while they were.
@@ -265,23 +218,6 @@ impl Switch {
         }
         Ok(intruders)
     }
-
-    pub(crate) fn stats(&self) -> io::Result<Vec<ProbeStats>> {
-        self.family.stats_of(Probe::Switch, self.program)
-    }
-}
-
-/// Loads the program, and shows whether it can be attached, while that can be told.
-fn load_tp_btf(family: &mut Family, kernel: &Kernel) -> Result<(), Refusal> {
-    kernel.get(|structures| &structures.cgroup_path)?;
-    kernel.get(|structures| &structures.task)?;
-    let btf = kernel.btf.as_ref().ok_or(Refusal::Kernel("the kernel has no BTF".to_owned()))?;
-    let Some(Program::BtfTracePoint(program)) = family.program(PROGRAM) else {
-        return Err(Refusal::Incomplete(PROGRAM));
-    };
-    program.load("sched_switch", btf).map_err(|error| Refusal::kernel(&error))?;
-    let link = program.attach().map_err(|error| Refusal::kernel(&error))?;
-    program.detach(link).map_err(|error| Refusal::kernel(&error))
 }
 
 /// The time of each class, with that of the task that runs now.
@@ -293,24 +229,14 @@ fn use_of(times: &CpuTimes, owner: Option<u32>, now: u64) -> CpuUse {
     {
         *running = running.saturating_add(now.saturating_sub(times.since));
     }
-    let [own, kernel_threads, host, workloads] = nanoseconds.map(Duration::from_nanos);
-    CpuUse { own, kernel_threads, host, workloads }
+    let [own, others @ ..] = nanoseconds.map(Duration::from_nanos);
+    CpuUse { own, others }
 }
 
 fn intruder(key: &IntruderKey, time: &IntruderTime) -> Option<Intruder> {
-    let is = |class: RunClass| key.class == class as u32;
-    let class = if is(RunClass::KernelThread) {
-        IntruderClass::KernelThread
-    } else if is(RunClass::Host) {
-        IntruderClass::Host
-    } else if is(RunClass::Workload) {
-        IntruderClass::Workload
-    } else {
-        return None;
-    };
     Some(Intruder {
         owner: SlotId(key.owner),
-        class,
+        class: IntruderClass::ALL.into_iter().find(|class| *class as u32 == key.class)?,
         workload: (key.slot != OTHER_SLOT).then_some(SlotId(key.slot)),
         command: command_name(&key.comm),
         time: Duration::from_nanos(time.nanoseconds),
@@ -332,14 +258,15 @@ mod tests {
             padding: 0,
             nanoseconds: [1, 2, 3, 4],
         };
-        let host = |times: &CpuTimes, owner, now| use_of(times, owner, now).host.as_nanos();
+        let host =
+            |times: &CpuTimes, owner, now| use_of(times, owner, now).of(IntruderClass::Host).as_nanos();
         assert_eq!(host(&times, Some(7), 150), 53);
         assert_eq!(host(&times, Some(7), 50), 3, "clocks of CPUs may differ a little");
         assert_eq!(host(&times, Some(8), 150), 3, "it was switched in under another owner");
         assert_eq!(host(&times, None, 150), 3);
         assert_eq!(host(&CpuTimes { since: 0, ..times }, Some(7), 150), 3);
         let idle = CpuTimes { class: RunClass::Idle as u32, ..times };
-        assert_eq!(use_of(&idle, Some(7), 150).intruders(), Duration::from_nanos(9));
+        assert_eq!(use_of(&idle, Some(7), 150).others, [2, 3, 4].map(Duration::from_nanos));
         let full = CpuTimes { nanoseconds: [u64::MAX; 4], ..times };
         assert_eq!(host(&full, Some(7), u64::MAX), u128::from(u64::MAX));
     }

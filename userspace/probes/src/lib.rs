@@ -32,7 +32,7 @@ mod options;
 mod others;
 pub mod pmu;
 mod probes;
-pub mod report;
+mod report;
 mod rows;
 mod self_check;
 mod slots;
@@ -44,13 +44,13 @@ pub use activity::{
     Activity, DramAccesses, MIGRATION_REASONS, NUMA_MISPLACED, NodeAccesses, OOM_CONSTRAINT_NAMES, Scanned,
     Stalls,
 };
-pub use duty::{DutyCycle, NoDutyCycle};
+pub use duty::DutyCycle;
 pub use error::{MapAccessError, RefreshError, RegisterError, SlotError};
-pub use event::ProbeEvent;
+pub use event::{Incident, ProbeEvent};
 pub use intruders::{CpuUse, Intruder, IntruderClass};
-pub use nodes::NoSections;
+pub use nodes::{NoSections, home};
 pub use numaward_abi::CgroupId;
 pub use options::{DEFAULT_LONG_STALL, DEFAULT_SLOTS, Fakes, Options};
-pub use probes::{DutyError, Probes, StatsError, StatsWindow, stats_window};
-pub use report::{MapMemory, MapUsage, Mode, Probe, ProbeReport, ProbeStats, SelfCheck};
+pub use probes::{DutyError, Probes, StatsError, stats_window};
+pub use report::{MapUsage, Mode, Probe, ProbeReport, ProbeStats, SelfCheck};
 pub use types::{Counters, NodeCounters, Pages, SlotId, Snapshot};

@@ -4,14 +4,10 @@ use std::io;
 
 use aya::{
     Pod,
-    maps::{Array, Map, MapData, MapError},
+    maps::{Array, MapData, MapError},
 };
 
-use crate::error::{MapAccessError, Refusal};
-
-pub(crate) fn typed<T: TryFrom<Map, Error = MapError>>(map: Map, name: &'static str) -> Result<T, Refusal> {
-    T::try_from(map).map_err(|_| Refusal::Incomplete(name))
-}
+use crate::MapAccessError;
 
 pub(crate) fn set<V: Pod>(
     map: &mut Array<MapData, V>,

@@ -11,8 +11,7 @@ use std::collections::BTreeMap;
 
 use numaward_abi::{MAX_NODE_IDS, MAX_NODES, NodeTable, UNKNOWN_NODE};
 use numaward_topology::{Machine, NodeId, NodeSet, machine::SECTION_SIZE};
-
-use crate::sys;
+use rustix::param::page_size;
 
 /// Rows set aside for nodes that are possible and not online. Firmware may list far more than will ever come.
 const SPARE_NODES: usize = 8;
@@ -27,20 +26,23 @@ const MOST_SECTIONS: usize = 1 << 22;
 const ONE_SECTION: u32 = 63;
 
 /// The node indices given so far.
-#[derive(Clone, Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Numbering {
     /// By node index.
     ids: Vec<NodeId>,
     /// Nodes that can have an index.
     capacity: usize,
+    /// Stands for the home of every CPU, in tests.
+    fake_home: Option<NodeId>,
 }
 
 impl Numbering {
     /// Numbers the machine's nodes in the order of their ids.
-    pub(crate) fn new(machine: &Machine) -> Self {
+    pub(crate) fn new(machine: &Machine, fake_home: Option<NodeId>) -> Self {
         let online = machine.nodes.len();
         let spare = machine.possible_nodes.len().saturating_sub(online).min(SPARE_NODES);
-        let mut numbering = Self { ids: Vec::new(), capacity: (online + spare).clamp(1, MAX_NODES) };
+        let capacity = (online + spare).clamp(1, MAX_NODES);
+        let mut numbering = Self { ids: Vec::new(), capacity, fake_home };
         numbering.extend(machine);
         numbering
     }
@@ -61,7 +63,6 @@ impl Numbering {
         left_out
     }
 
-    /// The nodes by index.
     pub(crate) fn ids(&self) -> &[NodeId] {
         &self.ids
     }
@@ -84,26 +85,33 @@ impl Numbering {
         }
         mask
     }
-}
 
-/// What `NODE_TABLE` holds, for nodes that are numbered: a node's index, and that of the home node of its CPUs: the
-/// node itself or, where it has no memory, the nearest that has; the lowest of several. In tests, `fake` for all.
-pub(crate) fn node_table(machine: &Machine, nodes: &Numbering, fake: Option<NodeId>) -> NodeTable {
-    let index_of = nodes.indices();
-    let has_memory = |id: &NodeId| machine.nodes.get(id).is_some_and(|node| node.memory.0 > 0);
-    let distance = |from, to| (machine.distance(from, to).unwrap_or(u32::MAX), to);
-    let mut table = NodeTable { index: [UNKNOWN_NODE; MAX_NODE_IDS], home: [UNKNOWN_NODE; MAX_NODE_IDS] };
-    for (&id, &index) in &index_of {
-        let nearest = || nodes.ids.iter().copied().filter(has_memory).min_by_key(|&to| distance(id, to));
-        let home = if has_memory(&id) { id } else { nearest().unwrap_or(id) };
-        table.index[id.0 as usize] = index;
-        // A fake that the machine does not have gets an index of no row: all pages are remote to it.
-        table.home[id.0 as usize] = index_of.get(&fake.unwrap_or(home)).copied().unwrap_or(UNKNOWN_NODE - 1);
+    /// What `NODE_TABLE` holds, for nodes that are numbered: a node's index, and that of the [`home`] of its CPUs.
+    pub(crate) fn table(&self, machine: &Machine) -> NodeTable {
+        let index_of = self.indices();
+        let mut table = NodeTable { index: [UNKNOWN_NODE; MAX_NODE_IDS], home: [UNKNOWN_NODE; MAX_NODE_IDS] };
+        for (&id, &index) in &index_of {
+            let home = self.fake_home.unwrap_or_else(|| home(machine, id, &self.ids));
+            let home = index_of.get(&home).copied();
+            table.index[id.0 as usize] = index;
+            // A fake that the machine does not have gets an index of no row: all pages are remote to it.
+            table.home[id.0 as usize] = home.unwrap_or(UNKNOWN_NODE - 1);
+        }
+        table
     }
-    table
 }
 
-/// How many different home nodes the table has.
+/// The home node of a node's CPUs: the node itself or, where it has no memory, the nearest of `all` that has; the lowest of
+/// several.
+pub fn home<'a>(machine: &Machine, node: NodeId, all: impl IntoIterator<Item = &'a NodeId>) -> NodeId {
+    let has_memory = |id: &NodeId| machine.nodes.get(id).is_some_and(|of| of.memory.0 > 0);
+    if has_memory(&node) {
+        return node;
+    }
+    let distance = |to: &NodeId| (machine.distance(node, *to).unwrap_or(u32::MAX), *to);
+    all.into_iter().copied().filter(has_memory).min_by_key(distance).unwrap_or(node)
+}
+
 pub(crate) fn count_homes(table: &NodeTable) -> u32 {
     let homes: std::collections::BTreeSet<_> =
         table.home.iter().filter(|&&home| home != UNKNOWN_NODE).collect();
@@ -143,7 +151,7 @@ impl Sections {
             // With one node there is nothing to tell apart.
             (0, 1) => Ok(Self { shift: ONE_SECTION, nodes: vec![1] }),
             (0, 2..) => Err(NoSections),
-            _ => Ok(Self { shift: SECTION_SIZE.0.ilog2() - sys::page_size().ilog2(), nodes: by_section }),
+            _ => Ok(Self { shift: SECTION_SIZE.0.ilog2() - page_size().ilog2(), nodes: by_section }),
         }
     }
 
@@ -186,7 +194,7 @@ mod tests {
     }
 
     fn homes(machine: &Machine, fake: Option<NodeId>) -> Vec<u16> {
-        let table = node_table(machine, &Numbering::new(machine), fake);
+        let table = Numbering::new(machine, fake).table(machine);
         machine.nodes.keys().map(|id| table.home[id.0 as usize]).collect()
     }
 
@@ -199,7 +207,7 @@ mod tests {
             (7, 512, &[2], &[20, 40, 20, 10]),
         ]);
         assert_eq!(homes(&machine, None), [2, 1, 2, 3], "node 4, index 2, is as near to node 0 as node 7");
-        assert_eq!(count_homes(&node_table(&machine, &Numbering::new(&machine), None)), 3);
+        assert_eq!(count_homes(&Numbering::new(&machine, None).table(&machine)), 3);
         assert_eq!(homes(&machine, Some(NodeId(7))), [3; 4]);
         assert!(homes(&machine, Some(NodeId(9))).iter().all(|&home| home as usize > machine.nodes.len()));
     }
@@ -207,8 +215,8 @@ mod tests {
     #[test]
     fn node_ids_with_gaps_get_dense_indices() {
         let machine = machine(&[(0, 1, &[], &[]), (8, 1, &[], &[]), (252, 1, &[], &[])]);
-        let nodes = Numbering::new(&machine);
-        let table = node_table(&machine, &nodes, None);
+        let nodes = Numbering::new(&machine, None);
+        let table = nodes.table(&machine);
         assert_eq!([table.index[0], table.index[8], table.index[252]], [0, 1, 2]);
         assert_eq!((table.index[1], table.home[1]), (UNKNOWN_NODE, UNKNOWN_NODE));
         let allowed: NodeSet = "8,9".parse().unwrap();
@@ -220,7 +228,7 @@ mod tests {
     fn nodes_that_come_later_get_the_next_indices_and_none_changes_hands() {
         let mut before = machine(&[(1, 1, &[], &[]), (3, 0, &[], &[]), (4, 1, &[], &[])]);
         before.possible_nodes = "0-4".parse().unwrap();
-        let mut nodes = Numbering::new(&before);
+        let mut nodes = Numbering::new(&before, None);
         assert_eq!((nodes.ids().len(), nodes.capacity()), (3, 5));
         let nothing: NodeSet = NodeSet::new();
 
@@ -228,7 +236,7 @@ mod tests {
         let after = machine(&[(0, 1, &[], &[]), (1, 1, &[], &[]), (3, 1, &[], &[])]);
         assert_eq!(nodes.extend(&after), nothing);
         assert_eq!(nodes.ids(), [1, 3, 4, 0].map(NodeId));
-        let table = node_table(&after, &nodes, None);
+        let table = nodes.table(&after);
         assert_eq!(table.index[..5], [3, 0, UNKNOWN_NODE, 1, 2]);
         assert_eq!((table.home[3], table.home[0]), (1, 3), "each is its own home now");
 
@@ -244,7 +252,7 @@ mod tests {
             let nodes: Vec<_> = online.iter().map(|&id| (id, 1, &[][..], &[][..])).collect();
             let mut machine = machine(&nodes);
             machine.possible_nodes = possible.parse().unwrap();
-            Numbering::new(&machine).capacity()
+            Numbering::new(&machine, None).capacity()
         };
         assert_eq!(capacity(&[0, 1], "0-1"), 2);
         assert_eq!(capacity(&[0, 1], "0-255"), 10);
@@ -255,22 +263,22 @@ mod tests {
     #[test]
     fn sections_that_no_node_has_are_unknown() {
         let two_nodes = machine(&[(0, 1, &[0, 1], &[]), (3, 1, &[3], &[])]);
-        let sections = Sections::new(&two_nodes, &Numbering::new(&two_nodes)).unwrap();
+        let sections = Sections::new(&two_nodes, &Numbering::new(&two_nodes, None)).unwrap();
         assert_eq!(sections.nodes, [1, 1, 0, 2]);
-        assert_eq!(1u64 << sections.shift, SECTION_SIZE.0 / sys::page_size() as u64);
+        assert_eq!(1u64 << sections.shift, SECTION_SIZE.0 / page_size() as u64);
         assert_eq!(sections.capacity(), 1 << 16);
 
         let one_node = machine(&[(0, 1, &[], &[])]);
-        let all = Sections::new(&one_node, &Numbering::new(&one_node)).unwrap();
+        let all = Sections::new(&one_node, &Numbering::new(&one_node, None)).unwrap();
         assert_eq!((all.capacity(), all), (1, Sections { shift: ONE_SECTION, nodes: vec![1] }));
         let blind = machine(&[(0, 1, &[], &[]), (1, 1, &[], &[])]);
-        assert_eq!(Sections::new(&blind, &Numbering::new(&blind)), Err(NoSections));
+        assert_eq!(Sections::new(&blind, &Numbering::new(&blind, None)), Err(NoSections));
 
-        let unread = Sections::new(&Machine::default(), &Numbering::new(&Machine::default())).unwrap();
+        let unread = Sections::new(&Machine::default(), &Numbering::new(&Machine::default(), None)).unwrap();
         assert_eq!((unread.nodes.len(), unread.shift, unread.capacity()), (0, sections.shift, 1 << 16));
 
         let large = machine(&[(0, 1, &[100_000, 1 << 40], &[])]);
-        let sections = Sections::new(&large, &Numbering::new(&large)).unwrap();
+        let sections = Sections::new(&large, &Numbering::new(&large, None)).unwrap();
         assert_eq!((sections.nodes.len(), sections.capacity()), (100_001, 200_002), "as much again may come");
     }
 }

@@ -3,31 +3,34 @@
 //! Each family is an object of its own, with its own table of registered cgroups; what is missing for one on this
 //! kernel keeps no other from working. All of it is read by slots, like the counters of allocations.
 
-use std::{collections::BTreeMap, io, path::Path, time::Instant};
+use std::{
+    collections::BTreeMap,
+    os::fd::AsFd as _,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use aya::{
-    Btf, EbpfLoader,
-    maps::{Array, MapData, RingBuf},
+    EbpfLoader,
+    maps::{MapData, RingBuf},
 };
-use numaward_abi::{
-    MIGRATE_REASONS, NodeTable, OOM_CONSTRAINTS, OTHER_SLOT, STALL_BUCKETS, ScanCounters, StallCounters,
-};
-use numaward_topology::{Machine, NodeId};
+use numaward_abi::{MIGRATE_REASONS, OOM_CONSTRAINTS, OTHER_SLOT, ScanCounters, StallCounters};
+use numaward_topology::Machine;
+use rustix::param::page_size;
 
 use crate::{
-    Activity, CgroupId, MapAccessError, MapMemory, Mode, Options, Pages, Probe, ProbeEvent, ProbeReport,
-    ProbeStats, Scanned, Stalls,
+    Activity, CgroupId, MapAccessError, Mode, Options, Pages, Probe, ProbeEvent, ProbeReport, Scanned,
+    Stalls,
     activity::{Columns, growth},
-    btf::{BtfError, Structures},
+    btf::BtfError,
     error::Refusal,
     event,
     event_gate::{self, EventGate},
-    family::{Family, Hook, Way, attach_by_first, read_values, report},
-    hardware::Hardware,
+    family::{Family, Hook, Way, attach_by_first, report},
+    hardware::{self, Hardware},
     intruders::Switch,
     kernel::Kernel,
-    maps::{set, typed},
-    nodes::{Numbering, node_table},
+    nodes::Numbering,
     objects::{FAULTS, TROUBLE},
     sys, tracefs,
 };
@@ -36,28 +39,24 @@ use crate::{
 const ACCESS_LIMIT: u64 = 64 << 20;
 
 /// The counters of a probe.
-#[derive(Debug)]
 struct Table {
     name: &'static str,
     map: MapData,
-    /// Entries of a slot, and 64-bit numbers of an entry.
-    entries: u32,
+    /// 64-bit numbers of a slot.
     words: usize,
 }
 
 impl Table {
-    fn new(family: &mut Family, name: &'static str, entries: usize, words: usize) -> Result<Self, Refusal> {
-        let entries = u32::try_from(entries).unwrap_or(u32::MAX);
-        Ok(Self { name, map: family.take_data(name)?, entries, words })
+    fn new(family: &mut Family, name: &'static str, words: usize) -> Result<Self, Refusal> {
+        Ok(Self { name, map: family.take_data(name)?, words })
     }
 
     /// The counters of `count` slots from `first` on.
     fn read(&self, first: u32, count: u32) -> Result<Vec<u64>, MapAccessError> {
-        read_values(&self.map, self.name, first * self.entries, count * self.entries, self.words)
-    }
-
-    fn words_per_slot(&self) -> usize {
-        self.entries as usize * self.words
+        let mut values = vec![0; count as usize * self.words];
+        sys::add_array(self.map.fd().as_fd(), first as usize * self.words, &mut values)
+            .map_err(|source| MapAccessError { map: self.name, action: "read", source })?;
+        Ok(values)
     }
 }
 
@@ -75,20 +74,15 @@ enum Of {
 /// The attached families.
 #[derive(Default)]
 pub(crate) struct Others {
-    nodes: Option<Numbering>,
-    /// What maps a node's id to its index, and what it holds.
-    node_table: Option<(Array<MapData, NodeTable>, NodeTable)>,
-    /// For tests.
-    fake_home: Option<NodeId>,
-    columns: Option<Columns>,
+    nodes: Numbering,
+    columns: Columns,
     families: Vec<Family>,
     tables: BTreeMap<Of, Table>,
     /// What the slots had counted when they were taken.
     bases: BTreeMap<u32, BTreeMap<Of, Vec<u64>>>,
     /// The kills.
     events: Option<RingBuf<MapData>>,
-    /// The long stalls, and the slots of which they are reported.
-    long_stalls: Option<(RingBuf<MapData>, EventGate)>,
+    long_stalls: Option<EventGate>,
     pub(crate) switch: Option<Switch>,
     hardware: Option<Hardware>,
     pub(crate) reports: Vec<ProbeReport>,
@@ -96,39 +90,34 @@ pub(crate) struct Others {
     pub(crate) skips_single_node_cpusets: Option<bool>,
 }
 
-impl std::fmt::Debug for Others {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Others").field("reports", &self.reports).finish_non_exhaustive()
-    }
-}
-
 impl Others {
     /// Loads and attaches those of [`Options::others`].
-    pub(crate) fn load(options: &Options<'_>) -> Self {
+    pub(crate) fn load(options: &Options<'_>, kernel: &Kernel) -> Self {
         let mut others = Self::default();
         if options.others.is_empty() {
             return others;
         }
-        let structures = Structures::read(Path::new("/"));
-        others.skips_single_node_cpusets =
-            structures.as_ref().ok().map(|structures| structures.skips_single_node_cpusets);
-        let kernel = Kernel { structures, btf: Btf::from_sys_fs().ok() };
+        others.nodes = Numbering::new(options.machine, options.fakes.cpu_node);
+        let structures = kernel.structures.as_ref().ok();
+        others.skips_single_node_cpusets = structures.map(|structures| structures.skips_single_node_cpusets);
         others.load_family(options, &[Probe::Hint, Probe::Scan, Probe::Migrate], |others| {
-            others.load_faults(options, &kernel)
+            others.load_faults(options, kernel)
         });
         others.load_family(options, &[Probe::Stall, Probe::OomKill], |others| {
-            others.load_trouble(options, &kernel)
+            others.load_trouble(options, kernel)
         });
         others.load_family(options, &[Probe::Switch], |others| {
-            let (switch, report) = Switch::load(options, &kernel)?;
+            let (switch, report) = Switch::load(options, kernel)?;
+            others.switch = (report.mode != Mode::Absent).then_some(switch);
             others.reports.push(report);
-            others.switch = Some(switch);
             Ok(())
         });
         others.load_family(options, &[Probe::Hardware], |others| {
-            let nodes = others.nodes.get_or_insert_with(|| Numbering::new(options.machine));
-            let (hardware, report) = Hardware::load(options, &kernel, nodes)?;
+            let (mut hardware, report) = Hardware::load(options, kernel, &others.nodes)?;
+            let words = others.nodes.capacity() as usize * hardware::WORDS;
+            let dram = Table::new(&mut hardware.family, "DRAM", words)?;
             if report.mode != Mode::Absent {
+                others.tables.insert(Of::Dram, dram);
                 others.hardware = Some(hardware);
             }
             others.reports.push(report);
@@ -160,43 +149,43 @@ impl Others {
     fn attach(
         &mut self,
         options: &Options<'_>,
+        kernel: &Kernel,
         family: &mut Family,
         probe: Probe,
         ways: Vec<Way>,
-        kernel: &Kernel,
-        table: (Of, Table),
-    ) {
-        if !options.others.contains(&probe) {
-            return;
+        (of, name, words): (Of, &'static str, usize),
+    ) -> Result<(), Refusal> {
+        if options.others.contains(&probe) {
+            let report = attach_by_first(family, probe, ways, kernel.btf());
+            if report.mode != Mode::Absent {
+                self.tables.insert(of, Table::new(family, name, words)?);
+            }
+            self.reports.push(report);
         }
-        let report = attach_by_first(family, probe, ways, kernel.btf.as_ref());
-        if report.mode != Mode::Absent {
-            self.tables.insert(table.0, table.1);
-        }
-        self.reports.push(report);
+        Ok(())
     }
 
     fn load_faults(&mut self, options: &Options<'_>, kernel: &Kernel) -> Result<(), Refusal> {
         let object = FAULTS.map_err(Refusal::NotBuilt)?;
         let slots = options.slots.saturating_add(1);
-        let numbering = Numbering::new(options.machine);
-        let nodes = numbering.capacity();
-        let columns = Columns::new(slots, nodes, ACCESS_LIMIT);
+        let nodes = self.nodes.capacity();
+        self.columns = Columns::new(slots, nodes, ACCESS_LIMIT);
+        let columns = self.columns.count();
         let too_many = || Refusal::TooManySlots { slots, nodes };
         let entries = |per_slot: u32| slots.checked_mul(per_slot).ok_or_else(too_many);
-        let per_slot = nodes.checked_mul(columns.count()).ok_or_else(too_many)?;
-        let vma_range = kernel.get(|structures| &structures.scan).unwrap_or_default();
-        let reason = kernel.get(|structures| &structures.migrate_reason).unwrap_or_default();
+        let per_slot = nodes.checked_mul(columns).ok_or_else(too_many)?;
+        let scan = || kernel.get(|structures| &structures.scan);
+        let reason = || kernel.get(|structures| &structures.migrate_reason);
+        let (vma_range, reason_argument) = (scan().unwrap_or_default(), reason().unwrap_or_default());
         let reason_offset = tracefs::migrate_reason_offset(Path::new("/"));
-        let page_shift = sys::page_size().ilog2();
-        let count = columns.count();
+        let page_shift = page_size().ilog2();
         let reasons = u32::try_from(MIGRATE_REASONS).unwrap_or(u32::MAX);
         let mut loader = EbpfLoader::new();
         loader
-            .btf(kernel.btf.as_ref())
+            .btf(kernel.btf())
             .override_global("NODES", &nodes, true)
-            .override_global("COLUMNS", &count, true)
-            .override_global("REASON_ARGUMENT", &reason, true)
+            .override_global("COLUMNS", &columns, true)
+            .override_global("REASON_ARGUMENT", &reason_argument, true)
             .override_global("REASON_OFFSET", reason_offset.as_ref().unwrap_or(&0), true)
             .override_global("VMA_RANGE", &vma_range, true)
             .override_global("PAGE_SHIFT", &page_shift, true)
@@ -204,17 +193,8 @@ impl Others {
             .map_max_entries("SCAN", slots)
             .map_max_entries("MIGRATED_PAGES", entries(reasons)?);
         let mut family = Family::load(&mut loader, "faults", object, options.slots)?;
-        let mut table: Array<_, NodeTable> = typed(family.take("NODE_TABLE")?, "NODE_TABLE")?;
-        let value = node_table(options.machine, &numbering, options.fakes.cpu_node);
-        set(&mut table, "NODE_TABLE", 0, &value)?;
-        self.node_table = Some((table, value));
-        self.fake_home = options.fakes.cpu_node;
-        self.nodes = Some(numbering);
-        self.columns = Some(columns);
+        family.set_nodes(&self.nodes.table(options.machine))?;
 
-        let access = Table::new(&mut family, "ACCESS", per_slot as usize, 1)?;
-        let scan = Table::new(&mut family, "SCAN", 1, size_of::<ScanCounters>() / size_of::<u64>())?;
-        let migrated = Table::new(&mut family, "MIGRATED_PAGES", MIGRATE_REASONS, 1)?;
         let as_expected = || kernel.get(|structures| &structures.hint);
         let ways = vec![
             (Mode::Fentry, as_expected().map(|()| vec![("hint_fentry", Hook::Fentry("task_numa_fault"))])),
@@ -227,29 +207,18 @@ impl Others {
                 },
             ),
         ];
-        self.attach(options, &mut family, Probe::Hint, ways, kernel, (Of::Access, access));
-        let ways = vec![(
-            Mode::Fexit,
-            kernel
-                .get(|structures| &structures.scan)
-                .map(|_| vec![("scan_fexit", Hook::Fexit("vma_policy_mof"))]),
-        )];
-        self.attach(options, &mut family, Probe::Scan, ways, kernel, (Of::Scan, scan));
+        let table = (Of::Access, "ACCESS", per_slot as usize);
+        self.attach(options, kernel, &mut family, Probe::Hint, ways, table)?;
+        let ways = vec![(Mode::Fexit, scan().map(|_| vec![("scan_fexit", Hook::Fexit("vma_policy_mof"))]))];
+        let table = (Of::Scan, "SCAN", size_of::<ScanCounters>() / size_of::<u64>());
+        self.attach(options, kernel, &mut family, Probe::Scan, ways, table)?;
+        let by_tracepoint = vec![("migrate_tracepoint", Hook::Tracepoint("migrate", "mm_migrate_pages"))];
         let ways = vec![
-            (
-                Mode::TpBtf,
-                kernel
-                    .get(|structures| &structures.migrate_reason)
-                    .map(|_| vec![("migrate_tp_btf", Hook::TpBtf("mm_migrate_pages"))]),
-            ),
-            (
-                Mode::Tracepoint,
-                reason_offset
-                    .map_err(Refusal::from)
-                    .map(|_| vec![("migrate_tracepoint", Hook::Tracepoint("migrate", "mm_migrate_pages"))]),
-            ),
+            (Mode::TpBtf, reason().map(|_| vec![("migrate_tp_btf", Hook::TpBtf("mm_migrate_pages"))])),
+            (Mode::Tracepoint, reason_offset.map(|_| by_tracepoint).map_err(Refusal::from)),
         ];
-        self.attach(options, &mut family, Probe::Migrate, ways, kernel, (Of::Migrated, migrated));
+        let table = (Of::Migrated, "MIGRATED_PAGES", MIGRATE_REASONS);
+        self.attach(options, kernel, &mut family, Probe::Migrate, ways, table)?;
         self.families.push(family);
         Ok(())
     }
@@ -257,16 +226,13 @@ impl Others {
     fn load_trouble(&mut self, options: &Options<'_>, kernel: &Kernel) -> Result<(), Refusal> {
         let object = TROUBLE.map_err(Refusal::NotBuilt)?;
         let slots = options.slots.saturating_add(1);
-        let oom = || {
-            let (path, parent) = kernel.get(|structures| &structures.cgroup_path)?;
-            Ok::<_, Refusal>((path, parent, kernel.get(|structures| &structures.oom)?))
-        };
-        let (path, parent, layout) = oom().unwrap_or_default();
+        let oom = || Ok::<_, Refusal>((kernel.ancestors()?, kernel.get(|structures| &structures.oom)?));
+        let ((path, parent), layout) = oom().unwrap_or_default();
         let constraints = u32::try_from(OOM_CONSTRAINTS).unwrap_or(u32::MAX);
         let long_stall = u64::try_from(options.long_stall.as_nanos()).unwrap_or(u64::MAX);
         let mut loader = EbpfLoader::new();
         loader
-            .btf(kernel.btf.as_ref())
+            .btf(kernel.btf())
             .override_global("CGROUP_PATH", &path, true)
             .override_global("KERNFS_PARENT", &parent, true)
             .override_global("OOM_LAYOUT", &layout, true)
@@ -275,13 +241,8 @@ impl Others {
             .map_max_entries(event_gate::MAP, slots)
             .map_max_entries("OOM_KILLS", slots.saturating_mul(constraints));
         let mut family = Family::load(&mut loader, "trouble", object, options.slots)?;
-        self.events = Some(typed(family.take("EVENTS")?, "EVENTS")?);
-        let gate = EventGate::new(family.take(event_gate::MAP)?)?;
-        self.long_stalls = Some((typed(family.take("LONG_STALLS")?, "LONG_STALLS")?, gate));
-        let words = size_of::<StallCounters>() / size_of::<u64>();
-        let stalls = Table::new(&mut family, "STALLS", 1, words)?;
-        let kills = Table::new(&mut family, "OOM_KILLS", OOM_CONSTRAINTS, 1)?;
-
+        self.events = Some(family.take("EVENTS")?);
+        self.long_stalls = Some(EventGate::new(&mut family, "LONG_STALLS")?);
         let ways = vec![
             (
                 Mode::TpBtf,
@@ -302,10 +263,12 @@ impl Others {
                 ]),
             ),
         ];
-        self.attach(options, &mut family, Probe::Stall, ways, kernel, (Of::Stalls, stalls));
+        let table = (Of::Stalls, "STALLS", size_of::<StallCounters>() / size_of::<u64>());
+        self.attach(options, kernel, &mut family, Probe::Stall, ways, table)?;
         let ways =
             vec![(Mode::Fentry, oom().map(|_| vec![("oom_fentry", Hook::Fentry("oom_kill_process"))]))];
-        self.attach(options, &mut family, Probe::OomKill, ways, kernel, (Of::OomKills, kills));
+        let table = (Of::OomKills, "OOM_KILLS", OOM_CONSTRAINTS);
+        self.attach(options, kernel, &mut family, Probe::OomKill, ways, table)?;
         self.families.push(family);
         Ok(())
     }
@@ -313,69 +276,47 @@ impl Others {
     /// Books what `cgroup` and those below it do to `slot`, from now on.
     pub(crate) fn add_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
         let base = self.read_tables(slot, 1)?;
-        let mut result = Ok(());
-        for family in self.all_families() {
-            result = family.add_root(cgroup, slot);
-            if result.is_err() {
-                break;
-            }
+        let mut added = self.families_mut().try_for_each(|family| family.add_root(cgroup, slot));
+        if let Some(gate) = &mut self.long_stalls {
+            added = added.and_then(|()| gate.watch(slot));
         }
-        if result.is_ok()
-            && let Some(switch) = &mut self.switch
-        {
-            result = switch.add_root(cgroup, slot);
-        }
-        if result.is_ok()
-            && let Some((_, gate)) = &mut self.long_stalls
-        {
-            result = gate.watch(slot);
-        }
-        match &result {
+        match &added {
             Ok(()) => drop(self.bases.insert(slot, base)),
-            Err(_) => self.all_families().for_each(|family| {
+            Err(_) => self.families_mut().for_each(|family| {
                 // Those that come after the one that failed never had it.
                 let _best_effort = family.remove_root(cgroup);
             }),
         }
-        result
+        added
     }
 
-    /// The families whose slots are read by tables.
-    fn all_families(&mut self) -> impl Iterator<Item = &mut Family> {
-        self.families.iter_mut().chain(self.hardware.as_mut().map(|hardware| &mut hardware.family))
+    pub(crate) fn families(&self) -> impl Iterator<Item = &Family> {
+        let switch = self.switch.iter().map(|switch| &switch.family);
+        let hardware = self.hardware.iter().map(|hardware| &hardware.family);
+        self.families.iter().chain(switch).chain(hardware)
+    }
+
+    fn families_mut(&mut self) -> impl Iterator<Item = &mut Family> {
+        let switch = self.switch.iter_mut().map(|switch| &mut switch.family);
+        let hardware = self.hardware.iter_mut().map(|hardware| &mut hardware.family);
+        self.families.iter_mut().chain(switch).chain(hardware)
     }
 
     /// All counters of `count` slots from `first` on.
     fn read_tables(&self, first: u32, count: u32) -> Result<BTreeMap<Of, Vec<u64>>, MapAccessError> {
-        let mut read = BTreeMap::new();
-        for (&of, table) in &self.tables {
-            read.insert(of, table.read(first, count)?);
-        }
-        if let Some(Hardware { dram, nodes, .. }) = &self.hardware {
-            let values = read_values(dram, "DRAM", first * nodes, count * nodes, Hardware::WORDS)?;
-            read.insert(Of::Dram, values);
-        }
-        Ok(read)
-    }
-
-    /// How many 64-bit numbers a slot has of a sort.
-    fn words_per_slot(&self, of: Of) -> usize {
-        match (&self.hardware, self.tables.get(&of)) {
-            (Some(hardware), _) if of == Of::Dram => hardware.nodes as usize * Hardware::WORDS,
-            (_, table) => table.map_or(0, Table::words_per_slot),
-        }
+        self.tables.iter().map(|(&of, table)| Ok((of, table.read(first, count)?))).collect()
     }
 
     /// Undoes [`Others::add_root`]. Goes on where one family fails.
     pub(crate) fn remove_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
         let mut result = Ok(());
-        for family in self.all_families() {
+        for family in self.families_mut() {
             result = family.remove_root(cgroup).and(result);
         }
         if let Some(switch) = &mut self.switch {
-            result = switch.remove_root(cgroup, slot).and(result);
+            result = switch.forget(slot).and(result);
         }
-        if let Some((_, gate)) = &mut self.long_stalls {
+        if let Some(gate) = &mut self.long_stalls {
             result = gate.forget(slot).and(result);
         }
         self.bases.remove(&slot);
@@ -384,18 +325,9 @@ impl Others {
 
     /// Takes in nodes that came. For those that find no room, see [`crate::Probes::refresh`].
     pub(crate) fn refresh(&mut self, machine: &Machine) -> Result<(), MapAccessError> {
-        if let (Some(nodes), Some((map, table))) = (&mut self.nodes, &mut self.node_table) {
-            nodes.extend(machine);
-            let now = node_table(machine, nodes, self.fake_home);
-            if now != *table {
-                set(map, "NODE_TABLE", 0, &now)?;
-                if let Some(hardware) = &mut self.hardware {
-                    set(&mut hardware.node_table, "NODE_TABLE", 0, &now)?;
-                }
-                *table = now;
-            }
-        }
-        Ok(())
+        self.nodes.extend(machine);
+        let table = self.nodes.table(machine);
+        self.families_mut().try_for_each(|family| family.set_nodes(&table))
     }
 
     /// What the slots counted since they were taken, and what all else did.
@@ -406,10 +338,9 @@ impl Others {
     ) -> Result<(BTreeMap<u32, Activity>, Activity), MapAccessError> {
         let now = self.read_tables(OTHER_SLOT, end)?;
         let of_slot = |slot: u32| {
-            let counters = now.iter().filter_map(|(&of, values)| {
-                let words = self.words_per_slot(of);
+            let counters = self.tables.iter().filter_map(|(of, Table { words, .. })| {
                 let start = slot as usize * words;
-                Some((of, values.get(start..start + words)?))
+                Some((*of, now.get(of)?.get(start..start + words)?))
             });
             self.activity(slot, counters)
         };
@@ -429,42 +360,27 @@ impl Others {
             let base = bases.and_then(|bases| bases.get(&of)).map_or(&[][..], Vec::as_slice);
             let grown = growth(base, now);
             match of {
-                Of::Access => {
-                    if let (Some(columns), Some(nodes)) = (self.columns, &self.nodes) {
-                        activity.accesses = columns.read(nodes.ids(), &grown);
-                    }
-                }
+                Of::Access => activity.accesses = self.columns.read(self.nodes.ids(), &grown),
                 Of::Scan => {
                     if let &[sampled, excluded] = grown.as_slice() {
                         activity.scanned = Scanned { sampled: Pages(sampled), excluded: Pages(excluded) };
                     }
                 }
                 Of::Migrated => {
-                    for (sum, pages) in activity.migrated.iter_mut().zip(grown) {
-                        *sum = Pages(pages);
-                    }
+                    activity.migrated =
+                        grown.first_chunk().map_or(activity.migrated, |pages| pages.map(Pages));
                 }
                 Of::Stalls => {
-                    if let Some((nanoseconds, buckets)) = grown.split_last() {
-                        let mut stalls = Stalls {
-                            total: std::time::Duration::from_nanos(*nanoseconds),
-                            buckets: [0; STALL_BUCKETS],
-                        };
-                        for (to, from) in stalls.buckets.iter_mut().zip(buckets) {
-                            *to = *from;
-                        }
-                        activity.stalls = stalls;
+                    if let Some((&buckets, &[nanoseconds])) = grown.split_first_chunk() {
+                        activity.stalls = Stalls { buckets, total: Duration::from_nanos(nanoseconds) };
                     }
                 }
                 Of::Dram => {
-                    if let (Some(hardware), Some(nodes)) = (&self.hardware, &self.nodes) {
-                        activity.dram = hardware.read(nodes.ids(), &grown);
-                    }
+                    let dram = self.hardware.iter().flat_map(|it| it.read(self.nodes.ids(), &grown));
+                    activity.dram = dram.collect();
                 }
                 Of::OomKills => {
-                    for (to, from) in activity.oom_kills.iter_mut().zip(grown) {
-                        *to = from;
-                    }
+                    activity.oom_kills = grown.first_chunk().copied().unwrap_or_default();
                 }
             }
         }
@@ -474,14 +390,8 @@ impl Others {
     /// What the probes reported since the last call.
     pub(crate) fn events(&mut self, now: Instant) -> Result<Vec<ProbeEvent>, MapAccessError> {
         let mut events = Vec::new();
-        if let Some((ring, gate)) = &mut self.long_stalls {
-            gate.open_due(now)?;
-            while let Some(item) = ring.next() {
-                let Some((slot, event)) = event::long_stall(&item) else { continue };
-                if gate.passed(slot, now) {
-                    events.push(event);
-                }
-            }
+        if let Some(gate) = &mut self.long_stalls {
+            events = gate.events(now, event::long_stall)?;
         }
         if let Some(ring) = &mut self.events {
             while let Some(item) = ring.next() {
@@ -489,27 +399,5 @@ impl Others {
             }
         }
         Ok(events)
-    }
-
-    pub(crate) fn stats(&self) -> io::Result<Vec<ProbeStats>> {
-        let mut stats = Vec::new();
-        for family in &self.families {
-            stats.extend(family.stats()?);
-        }
-        if let Some(switch) = &self.switch {
-            stats.extend(switch.stats()?);
-        }
-        if let Some(hardware) = &self.hardware {
-            stats.extend(hardware.stats()?);
-        }
-        Ok(stats)
-    }
-
-    /// The memory of each family's maps.
-    pub(crate) fn map_memory(&self) -> Vec<MapMemory> {
-        let hardware = self.hardware.iter().map(|hardware| &hardware.family);
-        let switch = self.switch.iter().map(Switch::family);
-        let families = self.families.iter().chain(switch).chain(hardware);
-        families.map(|family| MapMemory { family: family.name, bytes: family.map_bytes }).collect()
     }
 }

@@ -40,7 +40,7 @@ struct Known {
     /// As /proc/cpuinfo has it: `vendor_id`, or `CPU implementer`.
     vendor: &'static str,
     /// `cpu family`; of Arm, none.
-    family: Option<u32>,
+    families: &'static [Option<u32>],
     /// `model`, or `CPU part`, from and to.
     models: &'static [(u32, u32)],
     events: Events,
@@ -53,28 +53,21 @@ const KNOWN: &[Known] = &[
     // skylakex and cascadelakex, icelakex, sapphirerapids, emeraldrapids, graniterapids.
     Known {
         vendor: "GenuineIntel",
-        family: Some(6),
+        families: &[Some(6)],
         models: &[(0x55, 0x55), (0x6a, 0x6a), (0x6c, 0x6c), (0x8f, 0x8f), (0xcf, 0xcf), (0xad, 0xae)],
         events: Events { local: Some(raw(0x01d3)), remote: raw(0x02d3) },
     },
-    // amdzen3 and amdzen4.
+    // amdzen3 and amdzen4, amdzen5.
     Known {
         vendor: "AuthenticAMD",
-        family: Some(0x19),
-        models: &[(0x00, 0xff)],
-        events: Events { local: Some(raw(0x0843)), remote: raw(0x4043) },
-    },
-    // amdzen5.
-    Known {
-        vendor: "AuthenticAMD",
-        family: Some(0x1a),
+        families: &[Some(0x19), Some(0x1a)],
         models: &[(0x00, 0xff)],
         events: Events { local: Some(raw(0x0843)), remote: raw(0x4043) },
     },
     // Neoverse N1, V1, N2 and V2: common architectural event 0x31.
     Known {
         vendor: "0x41",
-        family: None,
+        families: &[None],
         models: &[(0xd0c, 0xd0c), (0xd40, 0xd40), (0xd49, 0xd49), (0xd4f, 0xd4f)],
         events: Events { local: None, remote: raw(0x31) },
     },
@@ -125,7 +118,7 @@ impl Processor {
     fn events(&self) -> Option<Events> {
         let fits = |known: &&Known| {
             known.vendor == self.vendor
-                && known.family == self.family
+                && known.families.contains(&self.family)
                 && known.models.iter().any(|&(from, to)| (from..=to).contains(&self.model))
         };
         KNOWN.iter().find(fits).map(|known| known.events)

@@ -1,11 +1,6 @@
 //! All probes of a host, and the slots that they count by.
 
-use std::{
-    collections::BTreeMap,
-    io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    time::Instant,
-};
+use std::{collections::BTreeMap, io, os::fd::OwnedFd, time::Instant};
 
 use numaward_abi::{CgroupId, OTHER_SLOT};
 use numaward_topology::{CpuId, Machine, NodeSet};
@@ -17,10 +12,12 @@ use crate::{
     error::{MapAccessError, RefreshError, RegisterError, SlotError},
     event::ProbeEvent,
     explain::explain,
+    family::{Family, report},
     intruders::{CpuUse, Intruder, Switch},
+    kernel::Kernel,
     options::Options,
     others::Others,
-    report::{MapMemory, MapUsage, Mode, Probe, ProbeReport, ProbeStats},
+    report::{MapUsage, Mode, Probe, ProbeReport, ProbeStats},
     rows,
     slots::{Holder, Slots},
     sys,
@@ -37,22 +34,16 @@ pub struct DutyError(String);
 #[error("cannot switch on the kernel's BPF statistics: {0}")]
 pub struct StatsError(String);
 
-/// While it lives, the kernel counts runs and time of all BPF programs on the host.
-#[derive(Debug)]
-pub struct StatsWindow(#[expect(dead_code, reason = "held until the window closes")] OwnedFd);
-
-/// Lets the kernel count runs and time of BPF programs until the window is dropped.
+/// Lets the kernel count runs and time of BPF programs until the window, which is returned, is dropped.
 ///
 /// This is a switch of the whole host; it costs every BPF program some 30–40 ns a run, so keep the window short. The
 /// kernel counts its users: closing the window disturbs nobody else's. Needs `CAP_SYS_ADMIN` to be opened, and nothing
 /// to be held.
-pub fn stats_window() -> Result<StatsWindow, StatsError> {
-    let window = aya::sys::enable_stats(aya::sys::Stats::RunTime);
-    window.map(StatsWindow).map_err(|error| StatsError(explain(&error)))
+pub fn stats_window() -> Result<OwnedFd, StatsError> {
+    aya::sys::enable_stats(aya::sys::Stats::RunTime).map_err(|error| StatsError(explain(&error)))
 }
 
 /// The probes of this host.
-#[derive(Debug)]
 pub struct Probes {
     alloc: Option<Alloc>,
     others: Others,
@@ -63,11 +54,12 @@ pub struct Probes {
 impl Probes {
     /// Loads and attaches every probe, each on its own.
     pub fn load(options: &Options<'_>) -> Self {
+        let kernel = Kernel::new();
         let mut reasons = Vec::new();
         let mut preemptible = None;
         let mut exact = None;
         for &mode in options.alloc_modes {
-            match Alloc::load(options, mode) {
+            match Alloc::load(options, mode, &kernel) {
                 Ok(alloc) if alloc.preemptible => {
                     reasons.push(format!(
                         "{mode}: this kernel preempts tasks inside such programs, and loses events of others meanwhile"
@@ -92,15 +84,13 @@ impl Probes {
                 alloc.mode
             ));
         }
-        let report = ProbeReport {
-            probe: Probe::Alloc,
-            mode: alloc.as_ref().map_or(Mode::Absent, |alloc| alloc.mode),
-            reason: (!reasons.is_empty()).then(|| reasons.join("; ")),
-            self_check: alloc.as_ref().map(|alloc| alloc.self_check.clone()),
-        };
-        let others = Others::load(options);
+        let mode = alloc.as_ref().map_or(Mode::Absent, |alloc| alloc.mode);
+        let self_check = alloc.as_ref().map(|alloc| alloc.self_check.clone());
+        let mut reports = vec![ProbeReport { self_check, ..report(Probe::Alloc, mode, &reasons) }];
+        let mut others = Others::load(options, &kernel);
+        reports.append(&mut others.reports);
+        drop(kernel);
         sys::give_memory_back();
-        let reports = std::iter::once(report).chain(others.reports.iter().cloned()).collect();
         Self { alloc, others, slots: Slots::new(options.slots), reports }
     }
 
@@ -122,7 +112,7 @@ impl Probes {
         let mut base = Vec::new();
         self.others.add_root(cgroup, slot)?;
         if let Some(alloc) = &mut self.alloc {
-            let added = alloc.read(slot).and_then(|read| {
+            let added = alloc.rows.read(slot, 1).and_then(|read| {
                 base = read;
                 alloc.add_root(cgroup, slot, allowed)
             });
@@ -160,7 +150,7 @@ impl Probes {
         let mut last = NodeCounters::new();
         if let Some(alloc) = &mut self.alloc {
             alloc.remove_root(holder.cgroup, slot.0)?;
-            last = alloc.since(&holder.base, &alloc.read(slot.0)?);
+            last = alloc.since(&holder.base, &alloc.rows.read(slot.0, 1)?);
         }
         self.others.remove_root(holder.cgroup, slot.0)?;
         self.slots.free(slot.0, Instant::now());
@@ -175,11 +165,11 @@ impl Probes {
     /// Reads all counters.
     pub fn counters(&self) -> Result<Snapshot, MapAccessError> {
         let Some(alloc) = &self.alloc else { return Ok(Snapshot::default()) };
-        let now = alloc.read_up_to(self.slots.in_use_up_to())?;
+        let now = alloc.rows.read(OTHER_SLOT, self.slots.in_use_up_to())?;
         let of = |slot: u32| {
-            let nodes = alloc.nodes_per_slot();
-            let start = slot as usize * nodes;
-            now.get(start..start + nodes).unwrap_or_default()
+            let words = alloc.rows.layout.words_of_slot();
+            let start = slot as usize * words;
+            now.get(start..start + words).unwrap_or_default()
         };
         let slots = self.slots.holders();
         Ok(Snapshot {
@@ -259,7 +249,7 @@ impl Probes {
     pub fn map_usage(&self) -> Vec<MapUsage> {
         let Some(alloc) = &self.alloc else { return Vec::new() };
         let (held, slots) = (self.slots.held() as u64, u64::from(self.slots.capacity()));
-        let per_slot = alloc.layout().entries_of_slot();
+        let per_slot = alloc.rows.layout.entries_of_slot();
         vec![
             MapUsage { map: "ROOTS", entries: held, capacity: slots },
             // One slot more, for all that is not registered.
@@ -267,29 +257,27 @@ impl Probes {
         ]
     }
 
-    /// The memory that the maps of each family take.
-    pub fn map_memory(&self) -> Vec<MapMemory> {
-        let alloc = self.alloc.iter().map(|alloc| MapMemory { family: "alloc", bytes: alloc.map_bytes });
-        alloc.chain(self.others.map_memory()).collect()
+    fn families(&self) -> impl Iterator<Item = &Family> {
+        self.alloc.iter().map(|alloc| &alloc.family).chain(self.others.families())
+    }
+
+    /// Bytes of the kernel's memory that the maps of each family take, as the kernel reckons (`memlock` in fdinfo), by
+    /// the name of its object: the metric label `family`. All of it is taken when they are loaded.
+    pub fn map_memory(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.families().map(|family| (family.name, family.map_bytes))
     }
 
     /// What each attached probe has cost so far.
     pub fn stats(&self) -> io::Result<Vec<ProbeStats>> {
-        let mut stats: Vec<_> = self.alloc.iter().map(Alloc::stats).collect::<io::Result<_>>()?;
-        stats.extend(self.others.stats()?);
-        Ok(stats)
+        let stats: Vec<_> = self.families().map(Family::stats).collect::<io::Result<_>>()?;
+        Ok(stats.concat())
     }
 
     /// Passes the probes' debug messages on to the `log` crate. Nothing to do unless
     /// [`Options::debug_log`] is set.
     pub fn flush_log(&mut self) {
-        if let Some(alloc) = &mut self.alloc {
-            alloc.flush_log();
+        if let Some(logger) = self.alloc.as_mut().and_then(|alloc| alloc.logger.as_mut()) {
+            logger.flush();
         }
-    }
-
-    /// Readable when there are debug messages to flush; `None` unless [`Options::debug_log`] is set.
-    pub fn log_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.alloc.as_ref().and_then(Alloc::logger).map(AsFd::as_fd)
     }
 }

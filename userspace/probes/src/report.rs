@@ -1,11 +1,12 @@
 //! What each probe is, how it runs, and why not better.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use numaward_topology::NodeSet;
 
-/// A family of eBPF programs that answers one question.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// A family of eBPF programs that answers one question. Its text is the metric label `probe`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display)]
+#[strum(serialize_all = "snake_case")]
 pub enum Probe {
     /// Where pages are allocated: the tracepoint `kmem:mm_page_alloc`.
     Alloc,
@@ -31,24 +32,9 @@ impl Probe {
         [Self::Hint, Self::Scan, Self::Migrate, Self::Stall, Self::OomKill, Self::Switch, Self::Hardware];
 }
 
-impl fmt::Display for Probe {
-    /// The metric label `probe`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Alloc => "alloc",
-            Self::Hint => "hint",
-            Self::Scan => "scan",
-            Self::Migrate => "migrate",
-            Self::Stall => "stall",
-            Self::OomKill => "oom_kill",
-            Self::Switch => "switch",
-            Self::Hardware => "hardware",
-        })
-    }
-}
-
-/// How a probe is attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// How a probe is attached. Its text is the metric label `mode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display)]
+#[strum(serialize_all = "snake_case")]
 pub enum Mode {
     /// A BTF-typed raw tracepoint: the cheapest hook, reads kernel structures directly.
     TpBtf,
@@ -62,20 +48,6 @@ pub enum Mode {
     Kprobe,
     /// Not attached.
     Absent,
-}
-
-impl fmt::Display for Mode {
-    /// The metric label `mode`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::TpBtf => "tp_btf",
-            Self::Fentry => "fentry",
-            Self::Fexit => "fexit",
-            Self::Tracepoint => "tracepoint",
-            Self::Kprobe => "kprobe",
-            Self::Absent => "absent",
-        })
-    }
 }
 
 /// Whether a probe's counts were compared with known allocations after it was attached.
@@ -127,13 +99,4 @@ pub struct MapUsage {
     pub entries: u64,
     /// Entries it can hold.
     pub capacity: u64,
-}
-
-/// The memory that the maps of a family of probes take. It is all taken when they are loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MapMemory {
-    /// The family: the name of its object; the metric label `family`.
-    pub family: &'static str,
-    /// Bytes of the kernel's memory, as the kernel reckons (`memlock` in fdinfo).
-    pub bytes: u64,
 }

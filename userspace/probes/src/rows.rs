@@ -18,7 +18,8 @@ pub(crate) const MAP: &str = "CTR";
 pub(crate) const PER_CPU_LIMIT: u64 = 64 << 20;
 
 const ROW_SIZE: usize = size_of::<AllocCounters>();
-const ROW_WORDS: usize = ROW_SIZE / size_of::<u64>();
+/// 64-bit numbers of a row.
+pub(crate) const ROW_WORDS: usize = ROW_SIZE / size_of::<u64>();
 /// Rows in the pair of cache lines that a CPU fetches at once: shards begin at multiples of it.
 const ROWS_AT_ONCE: u32 = 4;
 const _: () = assert!(ROWS_AT_ONCE as usize * ROW_SIZE == 128, "two cache lines");
@@ -28,7 +29,6 @@ const _: () = assert!(ROWS_AT_ONCE as usize * ROW_SIZE == 128, "two cache lines"
 pub(crate) struct Layout {
     /// Nodes, hence rows of a slot.
     pub(crate) nodes: u32,
-    /// Rows of a shard.
     pub(crate) rows: u32,
     /// One for each possible CPU, or for one home node or several.
     pub(crate) shards: u32,
@@ -48,9 +48,13 @@ impl Layout {
         Some(Self { nodes, rows, shards, per_cpu: false })
     }
 
-    /// Entries of the map.
     pub(crate) fn entries(&self) -> u32 {
         self.rows * self.shards
+    }
+
+    /// 64-bit numbers that [`Rows::read`] gives of one slot.
+    pub(crate) fn words_of_slot(&self) -> usize {
+        self.nodes as usize * ROW_WORDS
     }
 
     /// Entries that belong to one slot.
@@ -60,61 +64,29 @@ impl Layout {
 }
 
 /// The counters' map, open for reading.
-#[derive(Debug)]
 pub(crate) struct Rows {
     pub(crate) layout: Layout,
     pub(crate) map: MapData,
 }
 
 impl Rows {
-    /// The rows of `count` slots from `first` on: those of each slot by node index.
-    pub(crate) fn read(&self, first: u32, count: u32) -> Result<Vec<AllocCounters>, MapAccessError> {
+    /// The rows of `count` slots from `first` on: those of each slot by node index, each as [`AllocCounters`].
+    pub(crate) fn read(&self, first: u32, count: u32) -> Result<Vec<u64>, MapAccessError> {
         let Layout { nodes, rows, shards, .. } = self.layout;
-        let mut sums = vec![0; (count * nodes) as usize * ROW_WORDS];
+        let mut sums = vec![0; count as usize * self.layout.words_of_slot()];
         for shard in 0..shards {
             let row = (shard * rows + first * nodes) as usize;
             // Modulo 2^64, like the shards: what counts is the growth.
             sys::add_array(self.map.fd().as_fd(), row * ROW_WORDS, &mut sums)
                 .map_err(|source| MapAccessError { map: MAP, action: "read", source })?;
         }
-        let rows = sums.as_chunks::<ROW_WORDS>().0.iter();
-        let row = |&[user_local, user_remote, user_outside, kernel]: &[u64; ROW_WORDS]| AllocCounters {
-            user_local,
-            user_remote,
-            user_outside,
-            kernel,
-        };
-        Ok(rows.map(row).collect())
+        Ok(sums)
     }
-}
-
-/// What rows grew by since `base`, modulo 2^64 as the kernel's additions. An empty `base` is all zero.
-pub(crate) fn growth(base: &[AllocCounters], now: &[AllocCounters]) -> impl Iterator<Item = AllocCounters> {
-    let base = base.iter().copied().chain(std::iter::repeat(AllocCounters::default()));
-    now.iter().zip(base).map(|(now, base)| AllocCounters {
-        user_local: now.user_local.wrapping_sub(base.user_local),
-        user_remote: now.user_remote.wrapping_sub(base.user_remote),
-        user_outside: now.user_outside.wrapping_sub(base.user_outside),
-        kernel: now.kernel.wrapping_sub(base.kernel),
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rows_grow_also_past_the_largest_number() {
-        let row = |local, remote, outside, kernel| AllocCounters {
-            user_local: local,
-            user_remote: remote,
-            user_outside: outside,
-            kernel,
-        };
-        let (base, now) = (row(1, u64::MAX - 1, u64::MAX, 7), row(3, 5, u64::MAX, 6));
-        assert!(growth(&[base], &[now]).eq([row(2, 7, 0, u64::MAX)]));
-        assert!(growth(&[], &[now, base]).eq([now, base]));
-    }
 
     #[test]
     fn counters_are_per_cpu_until_they_are_too_large() {

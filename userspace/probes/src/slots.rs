@@ -8,11 +8,11 @@
 //! (`base`), so no count is ever taken down, and reading them needs no lock against the probes.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     time::{Duration, Instant},
 };
 
-use numaward_abi::{AllocCounters, OTHER_SLOT};
+use numaward_abi::OTHER_SLOT;
 use numaward_topology::NodeSet;
 
 use crate::CgroupId;
@@ -25,9 +25,8 @@ pub(crate) const COOLING: Duration = Duration::from_secs(1);
 pub(crate) struct Holder {
     /// The root of its cgroups.
     pub(crate) cgroup: CgroupId,
-    /// The slot's counters, one per node index, when it took the slot.
-    pub(crate) base: Vec<AllocCounters>,
-    /// The nodes promised to it.
+    /// The slot's row of counters for each node index, when it took the slot.
+    pub(crate) base: Vec<u64>,
     pub(crate) allowed: Option<NodeSet>,
 }
 
@@ -36,7 +35,6 @@ pub(crate) struct Slots {
     /// All slots, [`OTHER_SLOT`] included.
     capacity: u32,
     held: BTreeMap<u32, Holder>,
-    cgroups: BTreeSet<CgroupId>,
     cooling: BTreeMap<u32, Instant>,
     /// No slot from here on was ever held.
     fresh: u32,
@@ -48,7 +46,6 @@ impl Slots {
         Self {
             capacity: slots.saturating_add(1),
             held: BTreeMap::new(),
-            cgroups: BTreeSet::new(),
             cooling: BTreeMap::new(),
             fresh: OTHER_SLOT + 1,
         }
@@ -64,14 +61,11 @@ impl Slots {
     pub(crate) fn take(&mut self, slot: u32, holder: Holder) {
         self.cooling.remove(&slot);
         self.fresh = self.fresh.max(slot + 1);
-        self.cgroups.insert(holder.cgroup);
         self.held.insert(slot, holder);
     }
 
-    /// Takes a slot back.
     pub(crate) fn free(&mut self, slot: u32, now: Instant) -> Option<Holder> {
         let holder = self.held.remove(&slot)?;
-        self.cgroups.remove(&holder.cgroup);
         self.cooling.insert(slot, now);
         Some(holder)
     }
@@ -91,7 +85,7 @@ impl Slots {
     }
 
     pub(crate) fn is_registered(&self, cgroup: CgroupId) -> bool {
-        self.cgroups.contains(&cgroup)
+        self.held.values().any(|holder| holder.cgroup == cgroup)
     }
 
     /// Number of slots, [`OTHER_SLOT`] included, that may hold counts.
@@ -99,7 +93,6 @@ impl Slots {
         self.held.keys().next_back().map_or(1, |&last| last + 1)
     }
 
-    /// Slots for workloads.
     pub(crate) fn capacity(&self) -> u32 {
         self.capacity - 1
     }
@@ -109,7 +102,6 @@ impl Slots {
         self.cooling.values().filter(|&&freed| now.saturating_duration_since(freed) < COOLING).count()
     }
 
-    /// Slots held by workloads.
     pub(crate) fn held(&self) -> usize {
         self.held.len()
     }

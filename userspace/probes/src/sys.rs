@@ -7,9 +7,15 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
     ptr,
     sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
 };
 
 use libc::{c_int, c_long, c_ulong, c_void};
+use rustix::{
+    mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap},
+    param::page_size,
+    time::{ClockId, clock_gettime},
+};
 
 /// Adds, modulo 2^64, the 64-bit numbers of an array that was made with `BPF_F_MMAPABLE`, the first one from place
 /// `first`. A hundred thousand take two system calls, and no copy of each by the kernel.
@@ -20,14 +26,9 @@ pub(crate) fn add_array(map: BorrowedFd<'_>, first: usize, values: &mut [u64]) -
     let start = first * size_of::<u64>();
     let before = start % page_size();
     let length = before + size_of_val(values);
-    let offset = libc::off_t::try_from(start - before).map_err(io::Error::other)?;
+    let offset = (start - before) as u64;
     // SAFETY: a mapping at an address that the kernel chooses touches no memory of ours.
-    let address = unsafe {
-        libc::mmap(ptr::null_mut(), length, libc::PROT_READ, libc::MAP_SHARED, map.as_raw_fd(), offset)
-    };
-    if address == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
+    let address = unsafe { mmap(ptr::null_mut(), length, ProtFlags::READ, MapFlags::SHARED, map, offset)? };
     // SAFETY: `before` is within the mapping.
     let numbers = unsafe { address.byte_add(before) }.cast::<AtomicU64>();
     // SAFETY: the mapping has as many numbers, and `before` is a multiple of 8. The probes write to them meanwhile, which
@@ -37,7 +38,13 @@ pub(crate) fn add_array(map: BorrowedFd<'_>, first: usize, values: &mut [u64]) -
         *value = value.wrapping_add(number.load(Ordering::Relaxed));
     }
     // SAFETY: nothing refers to the mapping any more.
-    check(unsafe { libc::munmap(address, length) }.into())
+    unsafe { munmap(address, length) }.map_err(io::Error::from)
+}
+
+/// A value that a probe put into a ring buffer; `None` where there are not as many bytes as a `T` has.
+pub(crate) fn read_value<T: aya::Pod>(bytes: &[u8]) -> Option<T> {
+    // SAFETY: there are as many bytes, and any bytes are a `T`.
+    (bytes.len() == size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
 /// `BPF_MAP_UPDATE_ELEM` with a descriptor for a value.
@@ -67,10 +74,14 @@ pub(crate) fn set_descriptor(map: BorrowedFd<'_>, index: u32, value: &impl AsRaw
     })
 }
 
-/// Bytes that a map takes of the kernel's memory, as the kernel reckons; `None` where it does not report that.
-pub(crate) fn map_bytes(map: BorrowedFd<'_>) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_raw_fd())).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("memlock:"))?.trim().parse().ok()
+/// What the kernel reports of a map or program, by the name of the line in `fdinfo`. Kernels that do not count something
+/// do not write its line.
+pub(crate) fn fdinfo(fd: BorrowedFd<'_>) -> io::Result<impl Fn(&str) -> Option<u64>> {
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+    Ok(move |name: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value?.trim().parse().ok()
+    })
 }
 
 /// Private anonymous memory, without huge pages.
@@ -84,17 +95,12 @@ impl Mapping {
     pub(crate) fn new(pages: usize) -> io::Result<Self> {
         let page_size = page_size();
         let length = pages * page_size;
-        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at a place of the kernel's choice touches no memory of ours.
-        let start = unsafe { libc::mmap(ptr::null_mut(), length, access, flags, -1, 0) };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let mapping = Self { start, page_size, pages };
-        // Kernels without transparent huge pages refuse the advice, and need none.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), length, access, MapFlags::PRIVATE)? };
         // SAFETY: the range is the mapping's.
-        unsafe { libc::madvise(start, length, libc::MADV_NOHUGEPAGE) };
-        Ok(mapping)
+        let _refused_where_there_are_none = unsafe { madvise(start, length, Advice::LinuxNoHugepage) };
+        Ok(Self { start, page_size, pages })
     }
 
     /// `mbind(2)` with `MPOL_PREFERRED`: the node is used while it has free memory.
@@ -123,7 +129,6 @@ impl Mapping {
         }
     }
 
-    /// Where it begins.
     pub(crate) fn start(&self) -> usize {
         self.start.addr()
     }
@@ -132,17 +137,14 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and nothing borrows from it any more.
-        unsafe { libc::munmap(self.start, self.pages * self.page_size) };
+        let _unmapped = unsafe { munmap(self.start, self.pages * self.page_size) };
     }
 }
 
 /// The monotonic clock, as `bpf_ktime_get_ns` reads it.
 pub(crate) fn monotonic_nanoseconds() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes the time to `time`, which outlives the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0))
+    let since = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Gives freed memory back to the kernel. The kernel's types, which are read to load the probes, take some 35 MB, which
@@ -153,13 +155,6 @@ pub(crate) fn give_memory_back() {
     unsafe {
         libc::malloc_trim(0);
     }
-}
-
-/// The size of a base page in bytes.
-pub(crate) fn page_size() -> usize {
-    // SAFETY: no pointers are involved.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).unwrap_or(4096)
 }
 
 fn check(result: c_long) -> io::Result<()> {

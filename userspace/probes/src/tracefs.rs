@@ -55,7 +55,6 @@ pub(crate) fn migrate_reason_offset(root: &Path) -> Result<u32, FormatError> {
     }
 }
 
-/// A format file.
 struct Format {
     path: PathBuf,
     text: String,
@@ -83,7 +82,6 @@ impl Format {
         Ok(())
     }
 
-    /// Offset and size of a field.
     fn place_of(&self, field: &str) -> Option<(u32, u32)> {
         self.text.lines().find_map(|line| place_of(line, field))
     }

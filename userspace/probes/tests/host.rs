@@ -22,7 +22,7 @@ use std::{
 };
 
 use numaward_probes::{
-    CgroupId, Counters, DutyCycle, Fakes, IntruderClass, Mode, NodeCounters, Options, Pages, Probe,
+    CgroupId, Counters, DutyCycle, Fakes, Incident, IntruderClass, Mode, NodeCounters, Options, Pages, Probe,
     ProbeEvent, Probes, RegisterError, SelfCheck, SlotError, SlotId,
     pmu::{Event, Events},
     stats_window,
@@ -203,9 +203,9 @@ fn intruders(host: &Host) {
         );
     };
     near("own", told.own, own);
-    near("of a workload", told.workloads, workload);
+    near("of a workload", told.of(IntruderClass::Workload), workload);
     // Others of this host run there as well.
-    assert!(told.host * 20 >= foreign * 19, "{told:?}, expected {foreign:?}");
+    assert!(told.of(IntruderClass::Host) * 20 >= foreign * 19, "{told:?}, expected {foreign:?}");
 
     let intruders = probes.intruders().unwrap();
     let found = intruders.iter().find(|intruder| intruder.workload == Some(neighbour_slot)).unwrap();
@@ -509,11 +509,10 @@ fn outside(host: &Host) {
     let events = probes.events().unwrap();
     assert_eq!(events.len(), 1, "one event of thousands of misses: {events:?}");
     let is_told = |event: &ProbeEvent| {
-        let ProbeEvent::Miss { slot: missed, cgroup: of, node, pages, pid, command } = event else {
-            return false;
-        };
-        (*missed, *of, *node, *pid) == (slot, cgroup.id(), Some(host.node), process.child.id())
-            && command.starts_with("host")
+        let Incident::Miss { node, pages } = event.incident else { return false };
+        (event.slot, event.cgroup, event.pid) == (Some(slot), cgroup.id(), process.child.id())
+            && node == Some(host.node)
+            && event.command.starts_with("host")
             && (1..=PAGES).contains(&pages.0)
     };
     assert!(is_told(&events[0]), "{events:?}");
@@ -534,7 +533,10 @@ fn outside(host: &Host) {
     let again = probes.register(cgroup.id(), Some(&nowhere)).unwrap();
     assert_eq!(again, slot, "it has cooled");
     process.touch(64);
-    assert!(matches!(probes.events().unwrap().as_slice(), [ProbeEvent::Miss { .. }]));
+    assert!(matches!(
+        probes.events().unwrap().as_slice(),
+        [ProbeEvent { incident: Incident::Miss { .. }, .. }]
+    ));
 }
 
 /// More workloads miss at once than the ring buffer has room for.
@@ -561,9 +563,9 @@ fn overrun(host: &Host) {
         lost = miss(&probes, cgroup);
     }
     let told = |probes: &mut Probes| -> Vec<SlotId> {
-        let slot = |event| match event {
-            ProbeEvent::Miss { slot, .. } => Some(slot),
-            ProbeEvent::OomKill { .. } | ProbeEvent::LongStall { .. } => None,
+        let slot = |event: ProbeEvent| match event.incident {
+            Incident::Miss { .. } => event.slot,
+            Incident::OomKill { .. } | Incident::LongStall(_) => None,
         };
         probes.events().unwrap().into_iter().filter_map(slot).collect()
     };
@@ -770,7 +772,6 @@ fn debug_log(host: &Host) {
     log::set_max_level(log::LevelFilter::Debug);
 
     let mut probes = Probes::load(&Options { debug_log: true, ..host.options() });
-    assert!(probes.log_fd().is_some(), "{:?}", probes.reports());
     let cgroup = host.cgroup("log");
     let mut process = Toucher::new(&cgroup.0);
     probes.register(cgroup.id(), None).unwrap();
@@ -1038,12 +1039,12 @@ fn map_memory(host: &Host) {
         let fakes = Fakes { dram_events: Some(FAULTS), ..Fakes::default() };
         let probes =
             Probes::load(&Options { slots, fakes, others: Probe::OTHERS.to_vec(), ..host.options() });
-        let memory = probes.map_memory();
+        let memory: Vec<_> = probes.map_memory().collect();
         println!("host:   {slots} slots: {memory:?}");
-        let families: Vec<_> = memory.iter().map(|memory| memory.family).collect();
+        let families: Vec<_> = memory.iter().map(|(family, _)| *family).collect();
         assert_eq!(families, ["alloc", "faults", "trouble", "switch", "hardware"]);
-        assert!(memory.iter().all(|memory| memory.bytes > 0), "{memory:?}");
-        memory.iter().map(|memory| memory.bytes).sum::<u64>()
+        assert!(memory.iter().all(|(_, bytes)| *bytes > 0), "{memory:?}");
+        memory.iter().map(|(_, bytes)| bytes).sum::<u64>()
     };
     let (few, many) = (total(512), total(10_000));
     assert!(few < many && many < 192 << 20, "{few} {many}");

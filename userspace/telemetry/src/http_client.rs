@@ -140,12 +140,8 @@ impl Poster {
 
 /// RFC 9110, 10.2.3: seconds, or a date.
 fn retry_after(value: &HeaderValue) -> Option<Duration> {
-    let text = value.to_str().ok()?.trim();
-    match text.parse() {
-        Ok(seconds) => Some(Duration::from_secs(seconds)),
-        // Dates are for people who write by hand; whoever sends one is asked again as if it had sent none.
-        Err(_) => None,
-    }
+    // Dates are for people who write by hand; a receiver that sends one is asked again as if it had sent none.
+    value.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }
 
 /// How long to wait before each further try: twice as long each time, up to the longest, and not all hosts at once.

@@ -2,10 +2,9 @@
 //!
 //! The builder describes a regular machine (every node alike) and then overrides single nodes. Nodes with
 //! CPUs are dealt to sockets in id order; CPU ids are dealt to nodes in id order, first one thread of every
-//! core, then the siblings (as x86 firmware does), or core by core with [`MachineBuilder::adjacent_siblings`].
-//! Memory is laid out from address 0 in node order. [`MachineBuilder::build`] gives the machine or says which
-//! value cannot be; a machine it gives holds what the reader of sysfs promises too: every node knows its
-//! distance to every node, every node lists every hugepage size.
+//! core, then the siblings (as x86 firmware does). Memory is laid out from address 0 in node order.
+//! [`MachineBuilder::build`] gives the machine or says which value cannot be; a machine it gives holds what the
+//! reader of sysfs promises too: every node knows its distance to every node and lists every hugepage size.
 //!
 //! ```
 //! use numaward_topology::{Bytes, HugepageSize, Machine, NodeId};
@@ -40,11 +39,11 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct MachineBuilder {
     node_ids: BTreeSet<NodeId>,
-    common: NodeBuilder,
+    common: Spec,
+    caches_per_node: u32,
     overrides: BTreeMap<NodeId, NodeBuilder>,
     sockets: u32,
     smt: u32,
-    adjacent_siblings: bool,
     distances: Distances,
     isolated_cpus: CpuSet,
 }
@@ -54,7 +53,6 @@ pub struct MachineBuilder {
 pub struct NodeBuilder {
     cores: Option<u32>,
     memory: Option<Bytes>,
-    caches: Option<u32>,
     hugepages: BTreeMap<HugepageSize, u64>,
 }
 
@@ -64,117 +62,21 @@ enum Distances {
     Matrix(Vec<Vec<u32>>),
 }
 
-/// The described machine cannot exist.
+/// The described machine cannot exist: which value, and what was expected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BuildError {
-    /// No node was asked for.
-    #[error("the machine has no nodes (expected at least one)")]
-    NoNodes,
-    /// No node has a core.
-    #[error("no node has a CPU (expected at least one node with cores)")]
-    NoCpus,
-    /// A count that must not be zero.
-    #[error("{what} is 0 (expected at least 1)")]
-    Zero {
-        /// The value's name in the builder.
-        what: &'static str,
-    },
-    /// Nodes, CPUs or their ids go beyond [`MAX_ID`].
-    #[error("{what} {value} is above {MAX_ID}")]
-    TooLarge {
-        /// What is too large.
-        what: &'static str,
-        /// Its value.
-        value: u64,
-    },
-    /// Cores or nodes cannot be split evenly.
-    #[error("{cores} cores of node {node} cannot be split evenly into {parts} {what}")]
-    Uneven {
-        /// The node.
-        node: NodeId,
-        /// Its cores.
-        cores: u32,
-        /// Into how many parts they were to be split.
-        parts: u32,
-        /// What the parts are: sockets or last-level caches.
-        what: &'static str,
-    },
-    /// More sockets than nodes with CPUs, and not a multiple of them.
-    #[error(
-        "{sockets} sockets cannot be dealt to {nodes} nodes with CPUs \
-         (expected at most {nodes}, or a multiple of it)"
-    )]
-    Sockets {
-        /// The sockets asked for.
-        sockets: u32,
-        /// The nodes that have CPUs.
-        nodes: usize,
-    },
-    /// The distance matrix has not one row and column per node.
-    #[error(
-        "row {row} of the distances has {columns} values (expected {nodes} rows and columns, one a node)"
-    )]
-    DistanceShape {
-        /// The first row that is too short, too long or missing.
-        row: usize,
-        /// Its number of values; 0 if it is missing.
-        columns: usize,
-        /// The number of nodes.
-        nodes: usize,
-    },
-    /// A distance that a SLIT cannot hold (ACPI: 10 to itself, 10 to 254 to others).
-    #[error(
-        "the distance from node {from} to node {to} is {distance} (expected 10 to itself, 10 to 254 to others)"
-    )]
-    Distance {
-        /// From this node.
-        from: NodeId,
-        /// To this node.
-        to: NodeId,
-        /// The distance given.
-        distance: u32,
-    },
-    /// A hugepage size that no kernel has.
-    #[error("{size} is not a hugepage size (expected a power of two above 4Ki)")]
-    HugepageSize {
-        /// The size given.
-        size: HugepageSize,
-    },
-    /// The pools of a node are larger than its memory.
-    #[error("node {node} has {memory} of memory but {pools} in hugepage pools")]
-    HugepagesExceedMemory {
-        /// The node.
-        node: NodeId,
-        /// Its memory.
-        memory: Bytes,
-        /// The sum of its pools.
-        pools: Bytes,
-    },
-    /// Isolated CPUs that the machine does not have.
-    #[error("CPUs {missing} are isolated, but the machine has only {online}")]
-    Isolated {
-        /// The CPUs that do not exist.
-        missing: CpuSet,
-        /// The machine's CPUs.
-        online: CpuSet,
-    },
-}
+#[error("{0}")]
+pub struct BuildError(String);
 
 impl Machine {
     /// Starts the description of a synthetic machine.
     pub fn builder() -> MachineBuilder {
         MachineBuilder {
             node_ids: BTreeSet::from([NodeId(0)]),
-            common: NodeBuilder {
-                cores: Some(1),
-                memory: Some(Bytes::gib(1)),
-                caches: Some(1),
-                hugepages: BTreeMap::new(),
-            },
+            common: Spec { cores: 1, memory: Bytes::gib(1), hugepages: BTreeMap::new() },
+            caches_per_node: 1,
             overrides: BTreeMap::new(),
             sockets: 1,
             smt: 1,
-            adjacent_siblings: false,
             distances: Distances::BySocket { within: REMOTE_DISTANCE, between: REMOTE_DISTANCE },
             isolated_cpus: CpuSet::new(),
         }
@@ -206,7 +108,7 @@ impl MachineBuilder {
     /// Physical cores on each node.
     #[must_use]
     pub fn cores_per_node(mut self, count: u32) -> Self {
-        self.common.cores = Some(count);
+        self.common.cores = count;
         self
     }
 
@@ -217,24 +119,17 @@ impl MachineBuilder {
         self
     }
 
-    /// Numbers the CPUs core by core, so that siblings have adjacent ids (as most virtual machines do).
-    #[must_use]
-    pub fn adjacent_siblings(mut self) -> Self {
-        self.adjacent_siblings = true;
-        self
-    }
-
     /// Last-level caches on each node (one a CCX on AMD); 0 where the platform reports none.
     #[must_use]
     pub fn caches_per_node(mut self, count: u32) -> Self {
-        self.common.caches = Some(count);
+        self.caches_per_node = count;
         self
     }
 
     /// Memory of each node.
     #[must_use]
     pub fn memory(mut self, bytes: Bytes) -> Self {
-        self.common.memory = Some(bytes);
+        self.common.memory = bytes;
         self
     }
 
@@ -283,7 +178,9 @@ impl MachineBuilder {
         let distances = self.node_distances(&specs, &cpus)?;
         let online: CpuSet = cpus.keys().copied().collect();
         if !self.isolated_cpus.is_subset(&online) {
-            return Err(BuildError::Isolated { missing: &self.isolated_cpus - &online, online });
+            let missing = &self.isolated_cpus - &online;
+            let text = format!("CPUs {missing} are isolated, but the machine has only {online}");
+            return Err(BuildError(text));
         }
 
         let total = specs.values().fold(0, |sum: u64, spec| sum.saturating_add(spec.memory.0));
@@ -324,32 +221,31 @@ impl MachineBuilder {
     fn specs(&self) -> Result<BTreeMap<NodeId, Spec>, BuildError> {
         for (what, value) in [("sockets", self.sockets), ("smt", self.smt)] {
             if value == 0 {
-                return Err(BuildError::Zero { what });
+                return Err(BuildError(format!("{what} is 0 (expected at least 1)")));
             }
         }
-        let highest = self.node_ids.last().ok_or(BuildError::NoNodes)?;
+        let no_nodes = || BuildError("the machine has no nodes (expected at least one)".to_owned());
+        let highest = self.node_ids.last().ok_or_else(no_nodes)?;
         if highest.0 > MAX_ID {
-            return Err(BuildError::TooLarge { what: "node id", value: highest.0.into() });
+            return Err(BuildError(format!("node id {highest} is above {MAX_ID}")));
         }
-        let sizes: BTreeSet<HugepageSize> = [&self.common]
-            .into_iter()
-            .chain(self.overrides.values())
-            .flat_map(|node| node.hugepages.keys())
-            .copied()
-            .collect();
+        let overrides = self.overrides.values().map(|node| &node.hugepages);
+        let sizes: BTreeSet<HugepageSize> =
+            overrides.chain([&self.common.hugepages]).flat_map(BTreeMap::keys).copied().collect();
         if let Some(&size) = sizes.iter().find(|size| !size.0.0.is_power_of_two() || size.0 <= Bytes::kib(4))
         {
-            return Err(BuildError::HugepageSize { size });
+            let text = format!("{size} is not a hugepage size (expected a power of two above 4Ki)");
+            return Err(BuildError(text));
         }
 
         let mut specs = BTreeMap::new();
         for &id in &self.node_ids {
             let own = self.overrides.get(&id);
-            let cores = own.and_then(|node| node.cores).or(self.common.cores).unwrap_or(0);
-            let memory = own.and_then(|node| node.memory).or(self.common.memory).unwrap_or_default();
-            let caches = own.and_then(|node| node.caches).or(self.common.caches).unwrap_or(0);
+            let cores = own.and_then(|node| node.cores).unwrap_or(self.common.cores);
+            let memory = own.and_then(|node| node.memory).unwrap_or(self.common.memory);
+            let caches = self.caches_per_node;
             if caches > 0 && !cores.is_multiple_of(caches) {
-                return Err(BuildError::Uneven { node: id, cores, parts: caches, what: "last-level caches" });
+                return Err(uneven(id, cores, caches, "last-level caches"));
             }
             let hugepages: BTreeMap<HugepageSize, u64> = sizes
                 .iter()
@@ -362,9 +258,11 @@ impl MachineBuilder {
                 .iter()
                 .fold(0, |sum: u64, (size, &pages)| sum.saturating_add(pages.saturating_mul(size.0.0)));
             if pools > memory.0 {
-                return Err(BuildError::HugepagesExceedMemory { node: id, memory, pools: Bytes(pools) });
+                let pools = Bytes(pools);
+                let text = format!("node {id} has {memory} of memory but {pools} in hugepage pools");
+                return Err(BuildError(text));
             }
-            specs.insert(id, Spec { cores, memory, caches, hugepages });
+            specs.insert(id, Spec { cores, memory, hugepages });
         }
         Ok(specs)
     }
@@ -376,26 +274,29 @@ impl MachineBuilder {
         let cores: u64 = with_cpus.iter().map(|(_, spec)| u64::from(spec.cores)).sum();
         let threads = cores.saturating_mul(self.smt.into());
         let (Ok(cores), true) = (u32::try_from(cores), threads <= u64::from(MAX_ID) + 1) else {
-            return Err(BuildError::TooLarge { what: "number of CPUs", value: threads });
+            return Err(BuildError(format!("number of CPUs {threads} is above {MAX_ID}")));
         };
         let node_count = u32::try_from(with_cpus.len()).unwrap_or(u32::MAX);
         if node_count == 0 {
-            return Err(BuildError::NoCpus);
+            let text = "no node has a CPU (expected at least one node with cores)";
+            return Err(BuildError(text.to_owned()));
         }
         if self.sockets > node_count && !self.sockets.is_multiple_of(node_count) {
-            return Err(BuildError::Sockets { sockets: self.sockets, nodes: with_cpus.len() });
+            let text = format!(
+                "{} sockets cannot be dealt to {node_count} nodes with CPUs (expected at most {node_count}, or a \
+                 multiple of it)",
+                self.sockets
+            );
+            return Err(BuildError(text));
         }
         let sockets_per_node = (self.sockets / node_count).max(1);
 
-        let cpu_id = |core: u32, thread: u32| {
-            CpuId(if self.adjacent_siblings { core * self.smt + thread } else { thread * cores + core })
-        };
+        let cpu_id = |core: u32, thread: u32| CpuId(thread * cores + core);
         let mut cpus = BTreeMap::new();
         let mut first_core = 0;
         for ((node, spec), rank) in with_cpus.into_iter().zip(0u32..) {
             if !spec.cores.is_multiple_of(sockets_per_node) {
-                let parts = sockets_per_node;
-                return Err(BuildError::Uneven { node, cores: spec.cores, parts, what: "sockets" });
+                return Err(uneven(node, spec.cores, sockets_per_node, "sockets"));
             }
             let cores_per_socket = spec.cores / sockets_per_node;
             for index in 0..spec.cores {
@@ -404,8 +305,8 @@ impl MachineBuilder {
                 } else {
                     rank * self.sockets / node_count
                 };
-                let cache = (spec.caches > 0).then(|| {
-                    let cores_per_cache = spec.cores / spec.caches;
+                let cache = (self.caches_per_node > 0).then(|| {
+                    let cores_per_cache = spec.cores / self.caches_per_node;
                     CacheId(cpu_id(first_core + index / cores_per_cache * cores_per_cache, 0).0)
                 });
                 let core = CoreId(cpu_id(first_core + index, 0).0);
@@ -430,7 +331,10 @@ impl MachineBuilder {
         if let Distances::Matrix(rows) = &self.distances {
             let columns = |row| rows.get(row).map_or(0, Vec::len);
             if let Some(row) = (0..nodes.max(rows.len())).find(|&row| row >= nodes || columns(row) != nodes) {
-                return Err(BuildError::DistanceShape { row, columns: columns(row), nodes });
+                return Err(BuildError(format!(
+                    "row {row} of the distances has {} values (expected {nodes} rows and columns, one a node)",
+                    columns(row)
+                )));
             }
         }
         let mut all = Vec::with_capacity(nodes);
@@ -446,7 +350,10 @@ impl MachineBuilder {
                     },
                 };
                 if !(LOCAL_DISTANCE..=254).contains(&distance) || (from == to && distance != LOCAL_DISTANCE) {
-                    return Err(BuildError::Distance { from, to, distance });
+                    return Err(BuildError(format!(
+                        "the distance from node {from} to node {to} is {distance} (expected 10 to itself, 10 to \
+                         254 to others)"
+                    )));
                 }
                 distances.insert(to, distance);
             }
@@ -456,10 +363,15 @@ impl MachineBuilder {
     }
 }
 
+fn uneven(node: NodeId, cores: u32, parts: u32, what: &str) -> BuildError {
+    BuildError(format!("{cores} cores of node {node} cannot be split evenly into {parts} {what}"))
+}
+
+/// What a node has.
+#[derive(Clone, Debug)]
 struct Spec {
     cores: u32,
     memory: Bytes,
-    caches: u32,
     hugepages: BTreeMap<HugepageSize, u64>,
 }
 
@@ -475,13 +387,6 @@ impl NodeBuilder {
     #[must_use]
     pub fn memory(mut self, bytes: Bytes) -> Self {
         self.memory = Some(bytes);
-        self
-    }
-
-    /// Last-level caches; 0 where the platform reports none.
-    #[must_use]
-    pub fn caches(mut self, count: u32) -> Self {
-        self.caches = Some(count);
         self
     }
 
@@ -536,17 +441,15 @@ mod tests {
             m.node_ids([NodeId(1), NodeId(8)])
                 .sockets(2)
                 .cores_per_node(2)
-                .adjacent_siblings()
                 .smt(2)
                 .memory(Bytes::gib(64))
                 .node(NodeId(252), |n| n.cores(0).memory(Bytes::gib(100)).hugepages(size, 3))
-                .node(NodeId(8), |n| n.memory(Bytes(0)).caches(0))
+                .node(NodeId(8), |n| n.memory(Bytes(0)))
         });
         assert_eq!(machine.node_ids().to_string(), "1,8,252");
-        assert_eq!(machine.nodes[&NodeId(8)].cpus.to_string(), "4-7");
-        assert_eq!(machine.cpus[&CpuId(5)].core, CoreId(4));
-        assert_eq!(machine.cpus[&CpuId(5)].last_level_cache, None);
-        assert_eq!(machine.cpus[&CpuId(5)].socket, SocketId(1));
+        assert_eq!(machine.nodes[&NodeId(8)].cpus.to_string(), "2-3,6-7");
+        assert_eq!(machine.cpus[&CpuId(7)].core, CoreId(3));
+        assert_eq!(machine.cpus[&CpuId(7)].socket, SocketId(1));
         assert!(machine.nodes[&NodeId(8)].memory_blocks.is_empty());
         assert_eq!(machine.nodes[&NodeId(252)].hugepages[&size].total, 3);
         assert_eq!(machine.nodes[&NodeId(1)].hugepages[&size].total, 0);

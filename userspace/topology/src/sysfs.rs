@@ -12,7 +12,7 @@
 //! A kernel without `CONFIG_NUMA` has no node directory; the machine then is node 0.
 //!
 //! Sources: Documentation/ABI/stable/sysfs-devices-node, Documentation/ABI/stable/sysfs-devices-system-cpu,
-//! Documentation/ABI/testing/sysfs-devices-memory, Documentation/admin-guide/{cputopology,numastat}.rst,
+//! Documentation/ABI/testing/sysfs-devices-memory, Documentation/admin-guide/cputopology.rst,
 //! Documentation/admin-guide/mm/hugetlbpage.rst, `proc_meminfo(5)`.
 
 mod machine;
@@ -20,5 +20,5 @@ mod memory;
 mod source;
 
 pub use machine::read;
-pub use memory::{NodeMemory, NumaStat, node_memory, numastat};
+pub use memory::{NodeMemory, node_memory};
 pub use source::ReadError;

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 /// Seconds before and after, in steps of one: several scrapes, and the clocks of the machine and of this host may differ.
 pub(super) const AROUND: u64 = 15;
-/// What tells who has asked whom: of Prometheus, and the attributes of the daemon's resource.
+/// Labels that say who has asked whom: of Prometheus, and the attributes of the daemon's resource.
 const OUTER: [&str; 10] = [
     "cluster",
     "instance",
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_one_has_is_told() {
+    fn what_only_one_has_is_reported() {
         let labels = json!({"__name__": "a"});
         let has = answer(&[(&labels, &[(10, "1")])]);
         let mut comparison = Comparison::default();

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_as_rfc_3339_has_them() {
+    fn times_are_written_as_rfc_3339_has_them() {
         assert_eq!(rfc3339(1_700_000_000).unwrap(), "2023-11-14T22:13:20Z");
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A path counts wherever it is written: in a `use`, a type, an expression, an attribute, and among the tokens that a
 //! macro is given. It leads to the file that defines its name, also through re-exports, or else to the deepest module
-//! along it. What has no path is not seen: the methods and fields of a value. Whoever names the value's type has an
-//! arrow.
+//! along it. What has no path is not seen: the methods and fields of a value. A file that names the value's type has
+//! an arrow.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -113,7 +113,7 @@ impl Visitor<'_> {
 
     fn add_import(&mut self, Import { path, is_glob, is_public, .. }: &Import) {
         let target = self.scopes.resolve(self.module, path, MAX_STEPS);
-        // The front of a module: whoever uses the name uses the file that defines it.
+        // The front of a module: to use the name is to use the file that defines it.
         let is_front = *is_public && target.is_some_and(|target| self.scopes.is_below(target, self.module));
         if !is_front {
             self.add(target, || path.join("::") + if *is_glob { "::*" } else { "" });

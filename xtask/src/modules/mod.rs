@@ -6,8 +6,8 @@
 //! alone. The crate's root file is a module of its own: what it defines for the others, it cannot build from them.
 //!
 //! An arrow is a name that a file takes from another ([`arrows`]). `mod` is none, and neither is a re-export of what
-//! lies below: whoever uses the re-exported name uses the file that defines it. Only what is built for use counts, not
-//! what is compiled for tests.
+//! lies below: to use the re-exported name is to use the file that defines it. Only what is built for use counts,
+//! not what is compiled for tests.
 
 mod arrows;
 mod tree;
@@ -19,7 +19,7 @@ use std::{
     thread,
 };
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use serde::Deserialize;
 
 use self::{
@@ -47,8 +47,7 @@ struct Target {
 
 /// Checks this workspace.
 pub(crate) fn check() -> Result<()> {
-    let metadata = command::read(command::cargo().args(["metadata", "--no-deps", "--format-version=1"]))?;
-    let metadata: Metadata = serde_json::from_str(&metadata).context("cannot read cargo's metadata")?;
+    let metadata: Metadata = command::metadata()?;
     let mut faults = Vec::new();
     for (Package { name, .. }, circles) in metadata.packages.iter().zip(all_circles(&metadata.packages)) {
         faults.extend(circles?.iter().map(|circle| format!("{name}: {circle}")));
@@ -100,7 +99,7 @@ fn circles(root: &Path) -> Result<Vec<String>> {
         );
         rest.retain(|other| !circle.contains(other));
         if circle.len() > 1 {
-            circles.push(told(&tree, &arrows, &circle));
+            circles.push(described(&tree, &arrows, &circle));
         }
     }
     Ok(circles)
@@ -119,7 +118,7 @@ fn reached<'a>(module: &str, used: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> BTr
 }
 
 /// A circle, with each arrow between its modules as `file -> file: names`.
-fn told(tree: &Tree, arrows: &Arrows, circle: &BTreeSet<&str>) -> String {
+fn described(tree: &Tree, arrows: &Arrows, circle: &BTreeSet<&str>) -> String {
     let modules = circle.iter().copied().collect::<Vec<_>>().join(", ");
     let mut text = format!("a circle of the modules {modules}:");
     for (&(from, to), names) in arrows {

@@ -60,7 +60,7 @@ const ADVICE: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// What to do, if the output tells.
+/// What to do, if the output says why it failed.
 pub(crate) fn advice(output: &str) -> Option<&'static str> {
     ADVICE.iter().find(|(signs, _)| signs.iter().any(|sign| output.contains(sign))).map(|(_, advice)| *advice)
 }

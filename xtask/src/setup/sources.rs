@@ -27,7 +27,7 @@ struct Entry {
     signed_by: Option<String>,
 }
 
-/// The release's code name, if the system at `root` is Debian itself (no derivative: their archives lack the kernels).
+/// The release's code name, if the system at `root` is Debian itself (no derivative: the kernels are missing from their archives).
 pub(crate) fn debian_codename(root: &Path) -> Option<String> {
     let text = fs::read_to_string(root.join("etc/os-release")).ok()?;
     let field = |name: &str| {

@@ -1,12 +1,12 @@
 //! Accesses of a workload to memory of other nodes, as far as they are known.
 //!
-//! The kernel samples accesses of some workloads and not of others. Where it samples none, that is told instead of a
+//! The kernel samples accesses of some workloads and not of others. Where it samples none, that is shown instead of a
 //! number: silence is no good news.
 
 use numaward_api::{Activity, NodeAccesses, Workload};
 
 use super::{list::percent, model::share};
-use crate::table::{columns, row};
+use crate::table::{row, table};
 
 /// What is known of the accesses of a workload.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +20,7 @@ pub(crate) enum Accesses<'a> {
 }
 
 impl<'a> Accesses<'a> {
-    /// Of this workload; nothing where no probe tells, and until the first is sampled.
+    /// Of this workload; nothing where no probe counts them, and until the first is sampled.
     pub(crate) fn of(workload: &'a Workload) -> Option<Self> {
         let activity = workload.activity.as_ref()?;
         match activity.sampling.as_deref()? {
@@ -77,8 +77,7 @@ pub(crate) fn in_full(activity: &Activity) -> Option<(String, String)> {
     if seen.is_empty() {
         return Some((said, String::new()));
     }
-    let mut rows = vec![row(["FROM CPUS OF", "LOCAL PAGES", "REMOTE PAGES", "WHERE"])];
-    rows.extend(seen.into_iter().map(|of| {
+    let rows = seen.into_iter().map(|of| {
         let places: Vec<String> = of
             .remote
             .iter()
@@ -93,8 +92,8 @@ pub(crate) fn in_full(activity: &Activity) -> Option<(String, String)> {
             &of.remote_pages.to_string(),
             &places.join(", "),
         ])
-    }));
-    Some((said, columns(&rows)))
+    });
+    Some((said, table(["FROM CPUS OF", "LOCAL PAGES", "REMOTE PAGES", "WHERE"], rows)))
 }
 
 #[cfg(test)]

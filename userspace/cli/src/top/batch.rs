@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, Write},
+    iter,
     time::{Duration, Instant},
 };
 
@@ -12,12 +13,13 @@ use tokio::sync::mpsc;
 
 use super::{
     feed::Update,
-    list::{Choice, Column, rate},
-    model::{Model, Rates},
+    list::node_cell,
+    model::{Model, NodeRates, Rates},
 };
 use crate::{
-    args::{Format, Shown},
-    table::{columns, row, size},
+    args::{Choice, Format, Shown},
+    column::Column,
+    table::{self, columns},
     text::clean_lines,
 };
 
@@ -25,7 +27,6 @@ use crate::{
 pub(crate) async fn run(
     updates: &mut mpsc::Receiver<Update>,
     model: &mut Model,
-    choice: &Choice,
     shown: &Shown,
     format: Format,
 ) -> anyhow::Result<()> {
@@ -49,14 +50,15 @@ pub(crate) async fn run(
         let now = Instant::now();
         model.take(update, now);
         let is_due = last.is_none_or(|last| now.duration_since(last) >= interval);
-        if !(is_sample && is_due && promises_known && model.has_rates()) {
+        let has_rates = model.samples >= 2;
+        if !(is_sample && is_due && promises_known && has_rates) {
             continue;
         }
         let text = match format {
-            Format::Json => serde_json::to_string(&report(model, choice))? + "\n",
+            Format::Json => serde_json::to_string(&report(model, &shown.choice))? + "\n",
             Format::Table => {
                 let gap = if printed > 0 { "\n" } else { "" };
-                format!("{gap}{}", clean_lines(&table(model, choice)))
+                format!("{gap}{}", clean_lines(&table(model, &shown.choice)))
             }
         };
         let mut out = io::stdout().lock();
@@ -69,55 +71,33 @@ pub(crate) async fn run(
 }
 
 fn table(model: &Model, choice: &Choice) -> String {
-    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-    let mut rows = vec![row(["NODE", "CPUS", "TOTAL", "FREE", "PROMISED", "LOCAL/S", "REMOTE/S"])];
-    for node in &model.nodes {
-        let base = node.memory.iter().find(|memory| memory.kind == "memory");
-        let promised = model.promises(node.node).and_then(|held| {
-            held.memory.iter().find(|memory| memory.kind == "memory").map(|memory| memory.promised_bytes)
-        });
-        let rates = model.node_rates.get(&node.node);
-        rows.push(vec![
-            node.node.to_string(),
-            if node.cpus.is_empty() { "none".to_owned() } else { node.cpus.clone() },
-            or_dash(base.map(|memory| size(memory.total_bytes))),
-            or_dash(base.and_then(|memory| memory.free_bytes).map(size)),
-            or_dash(promised.map(size)),
-            or_dash(rates.map(|(local, _)| rate(*local))),
-            or_dash(rates.map(|(_, remote)| rate(*remote))),
-        ]);
-    }
-    let mut text = columns(&rows);
+    const NODES: [&str; 7] = ["NODE", "CPUS", "TOTAL", "FREE", "PROMISED", "LOCAL/S", "REMOTE/S"];
+    let nodes = model.nodes.iter().map(|node| NODES.map(|title| node_cell(model, node, title)).to_vec());
     // The name comes last: only that may be of any length.
-    let mut order: Vec<Column> =
-        Column::ALL.into_iter().filter(|column| !matches!(column, Column::Name | Column::Bar)).collect();
+    let mut order = Column::BY_WORTH.to_vec();
+    order.retain(|column| *column != Column::Bar);
+    order.sort();
     order.push(Column::Name);
-    let mut rows = vec![order.iter().map(|column| column.title().to_owned()).collect::<Vec<_>>()];
-    for (_, found) in choice.rows(model) {
-        rows.push(order.iter().map(|column| column.cell(found).trim_end().to_owned()).collect());
-    }
-    text.push('\n');
-    text.push_str(&columns(&rows));
-    text
+    let titles = order.iter().map(|column| column.head().0.to_owned()).collect();
+    let cells = |row| order.iter().map(|column| column.cell(row).trim_end().to_owned()).collect();
+    let rows = choice.rows(model).into_iter().map(|(_, row)| cells(row));
+    let rows: Vec<_> = iter::once(titles).chain(rows).collect();
+    format!("{}\n{}", table::table(NODES, nodes), columns(&rows))
 }
 
 /// What is printed as JSON, a line each time.
 #[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
 struct Report<'a> {
     nodes: Vec<NodeReport<'a>>,
     workloads: Vec<WorkloadReport<'a>>,
 }
 
 #[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
 struct NodeReport<'a> {
     #[serde(flatten)]
     node: &'a Node,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    local_bytes_per_second: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    remote_bytes_per_second: Option<f64>,
+    #[serde(flatten)]
+    rates: Option<NodeRates>,
 }
 
 #[derive(Serialize)]
@@ -137,14 +117,8 @@ struct WorkloadReport<'a> {
 }
 
 fn report<'a>(model: &'a Model, choice: &Choice) -> Report<'a> {
-    let nodes = model.nodes.iter().map(|node| {
-        let rates = model.node_rates.get(&node.node);
-        NodeReport {
-            node,
-            local_bytes_per_second: rates.map(|(local, _)| *local),
-            remote_bytes_per_second: rates.map(|(_, remote)| *remote),
-        }
-    });
+    let rates = |node: &Node| model.node_rates.get(&node.node).copied();
+    let nodes = model.nodes.iter().map(|node| NodeReport { node, rates: rates(node) });
     let workloads = choice.rows(model).into_iter().map(|(_, found)| WorkloadReport {
         workload: &found.workload,
         bytes_per_second: found.rates,

@@ -1,30 +1,30 @@
 //! A workload or a node in full, and the help: lines that are scrolled through.
 
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, collections::BTreeMap, iter};
 
-use numaward_api::{Counters, ExclusiveCpu, Node, Workload};
-use numaward_topology::CpuSet;
+use numaward_api::{Counters, ExclusiveCpu, Node, Pressure, Workload};
+use numaward_topology::{CpuId, CpuSet};
 use ratatui::text::{Line, Span};
 
 use super::{
     accesses,
     draw::{BOLD, Paint, event_line, memory_marks},
     list::{percent, rate},
-    model::{HISTORY, Model, Row},
+    model::{HISTORY, Model, Rates, Row},
 };
 use crate::{
     explain::render_allocation,
-    table::{columns, row, size},
+    table::{columns, or_dash, row, seconds, size, table},
     text::clean,
 };
 
-fn heading(text: &str) -> Line<'static> {
-    Line::styled(text.to_owned(), BOLD)
+/// Lines of text that is made of others' words.
+fn text(text: &str) -> Vec<Line<'static>> {
+    text.lines().map(|line| Line::raw(clean(line).into_owned())).collect()
 }
 
-/// Lines of text that is made of others' words.
-fn text(text: &str) -> impl Iterator<Item = Line<'static>> {
-    text.lines().map(|line| Line::raw(clean(line).into_owned())).collect::<Vec<_>>().into_iter()
+fn titled(title: &str, lines: impl IntoIterator<Item = Line<'static>>) -> Vec<Line<'static>> {
+    iter::once(Line::styled(title.to_owned(), BOLD)).chain(lines).collect()
 }
 
 /// A workload: what it has, what is promised to it, why, and what happened.
@@ -33,90 +33,67 @@ pub(crate) fn workload(model: &Model, key: &str, paint: Paint, width: usize) -> 
         return vec![Line::raw(format!("The workload {} is gone.", clean(key)))];
     };
     let workload = &found.workload;
-    let mut lines = vec![heading(&clean(&workload.workload))];
-    lines.extend(text(&facts(model, found)));
-    lines.push(Line::default());
-    lines.extend(text(&by_node(workload)));
-    lines.push(Line::default());
-    lines.extend(history(found, paint, width));
-    lines.push(Line::default());
+    let mut parts = vec![
+        titled(&clean(&workload.workload), text(&facts(model, found))),
+        text(&by_node(workload)),
+        history(found, paint, width),
+    ];
     if let Some((said, table)) = workload.activity.as_ref().and_then(accesses::in_full) {
-        lines.push(heading("Accesses"));
-        lines.extend(text(&said));
-        lines.extend(text(&table));
-        lines.push(Line::default());
+        parts.push(titled("Accesses", text(&format!("{said}\n{table}"))));
     }
     match &found.allocation {
-        None => lines.push(Line::raw("It has no guarantee: pages on other nodes are remote, not missed.")),
+        None => parts.push(text("It has no guarantee: pages on other nodes are remote, not missed.")),
         Some(held) => {
-            lines.push(heading("Guarantee"));
-            lines.extend(text(&render_allocation(held)));
+            parts.push(titled("Guarantee", text(&render_allocation(held))));
             if !held.settings.is_empty() {
-                let mut rows = vec![row(["KNOB", "WANTED"])];
-                rows.extend(held.settings.iter().map(|(knob, value)| row([knob, value])));
-                lines.push(Line::default());
-                lines.extend(text(&columns(&rows)));
+                let rows = held.settings.iter().map(|(knob, value)| row([knob, value]));
+                parts.push(text(&table(["KNOB", "WANTED"], rows)));
             }
         }
     }
-    lines.push(Line::default());
-    lines.push(heading("What happened"));
-    let name = found.allocation.as_ref().map_or(&workload.workload, |held| &held.name);
-    let about = model.events.iter().filter(|event| {
-        event.workload.as_ref().is_some_and(|other| other == name || *other == workload.workload)
-    });
-    let before = lines.len();
-    lines.extend(about.map(|event| event_line(paint, event)));
-    if lines.len() == before {
-        lines.push(Line::raw("nothing, as far as it is remembered"));
+    let about =
+        model.events.iter().filter(|event| event.workload.as_ref().is_some_and(|of| found.is_called(of)));
+    let mut about: Vec<_> = about.map(|event| event_line(paint, event)).collect();
+    if about.is_empty() {
+        about.push(Line::raw("nothing, as far as it is remembered"));
     }
-    lines
+    parts.push(titled("What happened", about));
+    parts.join(&Line::default())
 }
 
 fn facts(model: &Model, found: &Row) -> String {
     let workload = &found.workload;
-    let mut facts = vec![row(["kind", &workload.kind])];
-    if let Some(cgroup) = &workload.cgroup {
-        facts.push(row(["cgroup", cgroup]));
-    }
-    if let Some(container) = &workload.container {
-        facts.push(row(["container", &container.id]));
-        facts.extend(container.pod_uid.as_ref().map(|uid| row(["pod", uid])));
-    }
+    let container = workload.container.as_ref();
     let counters = match workload.counters {
         Counters::Own => "its own",
         Counters::Other => "shared with others, for want of a slot: its allocations are not known",
         Counters::None => "none: no probe counts",
         Counters::Removed => "last values: its cgroup was removed",
     };
-    facts.push(row(["counters", counters]));
-    if let Some(share) = found.local_share() {
-        let of = if found.promised_nodes().is_some() {
-            "of its memory lies on the promised nodes"
-        } else {
-            "of what it allocated was local"
-        };
-        facts.push(row(["local", &format!("{} {of}", percent(share))]));
-    }
-    if let Some(rates) = found.rates {
-        let now = format!("local {}, remote {}", rate(rates.local), rate(rates.remote));
-        facts.push(row(["allocates", &now]));
-    }
-    if let Some(pressure) = workload.pressure {
-        let lost = format!(
-            "waited {} for memory, all of it {}",
-            seconds(pressure.waiting_micros),
-            seconds(pressure.stalled_micros)
-        );
-        facts.push(row(["pressure", &lost]));
-    }
-    if let Some(kills) = workload.oom_kills.filter(|kills| *kills > 0) {
-        facts.push(row(["OOM kills", &kills.to_string()]));
-    }
-    if let Some(intruders) = intruders(model, found) {
-        facts.push(row(["intruders", &intruders]));
-    }
-    columns(&facts)
+    let of = if found.promised_nodes().is_some() {
+        "of its memory lies on the promised nodes"
+    } else {
+        "of what it allocated was local"
+    };
+    let allocates = |rates: Rates| format!("local {}, remote {}", rate(rates.local), rate(rates.remote));
+    let waited = |lost: Pressure| {
+        let (waiting, stalled) = (seconds(lost.waiting_micros), seconds(lost.stalled_micros));
+        format!("waited {waiting} s for memory, all of it {stalled} s")
+    };
+    let facts = [
+        ("kind", Some(workload.kind.clone())),
+        ("cgroup", workload.cgroup.clone()),
+        ("container", container.map(|container| container.id.clone())),
+        ("pod", container.and_then(|container| container.pod_uid.clone())),
+        ("counters", Some(counters.to_owned())),
+        ("local", found.local_share().map(|share| format!("{} {of}", percent(share)))),
+        ("allocates", found.rates.map(allocates)),
+        ("pressure", workload.pressure.map(waited)),
+        ("OOM kills", workload.oom_kills.filter(|kills| *kills > 0).map(|kills| kills.to_string())),
+        ("intruders", intruders(model, found)),
+    ];
+    let known = facts.into_iter().filter_map(|(name, fact)| Some(row([name, &fact?])));
+    columns(&known.collect::<Vec<_>>())
 }
 
 /// Who else used its exclusive CPUs; absent where it has none, or where that is not measured.
@@ -129,7 +106,7 @@ fn intruders(model: &Model, found: &Row) -> Option<String> {
     }
     let sum = |time: fn(&ExclusiveCpu) -> u64| seconds(cpus.iter().map(|cpu| time(cpu)).sum());
     Some(format!(
-        "on its exclusive CPUs: workloads {}, host {}, kernel threads {}; itself {}",
+        "on its exclusive CPUs: workloads {} s, host {} s, kernel threads {} s; itself {} s",
         sum(|cpu| cpu.workload_micros),
         sum(|cpu| cpu.host_micros),
         sum(|cpu| cpu.kernel_thread_micros),
@@ -137,14 +114,9 @@ fn intruders(model: &Model, found: &Row) -> Option<String> {
     ))
 }
 
-fn seconds(micros: u64) -> String {
-    format!("{}.{:03} s", micros / 1_000_000, micros / 1000 % 1000)
-}
-
 fn by_node(workload: &Workload) -> String {
-    let or_dash = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), size);
-    let mut rows = vec![row(["NODE", "ANON", "FILE", "KERNEL", "LOCAL", "REMOTE", "MISSED"])];
-    rows.extend(workload.nodes.iter().map(|node| {
+    let or_dash = |bytes: Option<u64>| or_dash(bytes.map(size));
+    let rows = workload.nodes.iter().map(|node| {
         let (lies, got) = (node.resident, node.allocated);
         vec![
             node.node.to_string(),
@@ -155,8 +127,8 @@ fn by_node(workload: &Workload) -> String {
             or_dash(got.map(|got| got.remote_bytes)),
             or_dash(node.missed_bytes),
         ]
-    }));
-    columns(&rows)
+    });
+    table(["NODE", "ANON", "FILE", "KERNEL", "LOCAL", "REMOTE", "MISSED"], rows)
 }
 
 /// The rates of the last samples, each as high as its share of the highest.
@@ -165,27 +137,20 @@ fn history(found: &Row, paint: Paint, width: usize) -> Vec<Line<'static>> {
         return vec![Line::raw("What it allocates is not counted.")];
     }
     let cells = width.saturating_sub(30).clamp(1, HISTORY);
-    let latest: Vec<(f64, f64)> = found.history.iter().rev().take(cells).rev().copied().collect();
-    let most = latest.iter().fold(1.0, |most: f64, (local, remote)| most.max(*local).max(*remote));
+    let latest: Vec<Rates> = found.history.iter().rev().take(cells).rev().copied().collect();
+    let most = latest.iter().fold(1.0, |most: f64, rates| most.max(rates.local).max(rates.remote));
     let marks: &[char] = if paint.unicode {
         &[' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
     } else {
         &[' ', '.', ':', '-', '=', '+', '*', '#', '@']
     };
-    let line = |name: &str, pick: fn(&(f64, f64)) -> f64| {
+    let line = |name: &str, pick: fn(&Rates) -> f64| {
         let highest = latest.iter().map(pick).fold(0.0, f64::max);
         let marks: String = latest.iter().map(|rates| mark(marks, pick(rates) / most)).collect();
-        Line::from(vec![
-            Span::raw(format!("{name:<8}")),
-            Span::raw(format!("{marks:>cells$}")),
-            Span::raw(format!("  at most {}", rate(highest))),
-        ])
+        Line::raw(format!("{name:<8}{marks:>cells$}  at most {}", rate(highest)))
     };
-    vec![
-        heading(&format!("Allocation in the last {} s", latest.len())),
-        line("local", |rates| rates.0),
-        line("remote", |rates| rates.1),
-    ]
+    let lines = [line("local", |rates| rates.local), line("remote", |rates| rates.remote)];
+    titled(&format!("Allocation in the last {} s", latest.len()), lines)
 }
 
 fn mark(marks: &[char], share: f64) -> char {
@@ -201,13 +166,12 @@ fn mark(marks: &[char], share: f64) -> char {
 }
 
 /// The exclusive CPUs of a node, with whom each belongs to.
-pub(crate) fn exclusive<'a>(model: &'a Model, node: &Node) -> BTreeMap<u32, &'a str> {
+pub(crate) fn exclusive<'a>(model: &'a Model, node: &Node) -> BTreeMap<CpuId, &'a str> {
     let list = |text: &str| text.parse::<CpuSet>().unwrap_or_default();
     let here = list(&node.cpus);
     let held = model.allocations.iter().flat_map(|held| &held.allocations);
     held.flat_map(|held| list(&held.cpus).iter().map(|cpu| (cpu, &*held.name)).collect::<Vec<_>>())
         .filter(|(cpu, _)| here.contains(*cpu))
-        .map(|(cpu, name)| (cpu.0, name))
         .collect()
 }
 
@@ -216,33 +180,27 @@ pub(crate) fn node(model: &Model, id: u32) -> Vec<Line<'static>> {
     let Some(node) = model.nodes.iter().find(|node| node.node == id) else {
         return vec![Line::raw(format!("Node {id} is gone."))];
     };
-    let mut lines = vec![heading(&format!("Node {id}"))];
     let cpus = if node.cpus.is_empty() { "none: memory only" } else { &node.cpus };
     let mut facts = vec![row(["CPUs", cpus])];
-    let machine = model.topology.nodes.iter().find(|node| node.node == id);
-    if let Some(machine) = machine {
+    if let Some(machine) = model.topology.nodes.iter().find(|node| node.node == id) {
         let distances: Vec<String> =
             machine.distances.iter().map(|(node, distance)| format!("{distance} to node {node}")).collect();
         facts.push(row(["distances", &distances.join(", ")]));
     }
-    lines.extend(text(&columns(&facts)));
+    let mut parts = vec![titled(&format!("Node {id}"), text(&columns(&facts)))];
 
     let mut owners: BTreeMap<&str, CpuSet> = BTreeMap::new();
     for (cpu, owner) in exclusive(model, node) {
-        owners.entry(owner).or_default().insert(numaward_topology::CpuId(cpu));
+        owners.entry(owner).or_default().insert(cpu);
     }
     if !owners.is_empty() {
-        lines.extend([Line::default(), heading("Exclusive CPUs")]);
         let rows: Vec<_> = owners.iter().map(|(owner, cpus)| row([&cpus.to_string(), owner])).collect();
-        lines.extend(text(&columns(&rows)));
+        parts.push(titled("Exclusive CPUs", text(&columns(&rows))));
     }
 
-    lines.extend([Line::default(), heading("Memory")]);
-    let mut rows = vec![row(["KIND", "TOTAL", "NOT IN USE", "RESERVED", "PROMISED", "TO PROMISE"])];
-    let promises = model.promises(id);
-    rows.extend(node.memory.iter().map(|memory| {
-        let held = promises.and_then(|held| held.memory.iter().find(|held| held.kind == memory.kind));
-        let or_dash = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), size);
+    let rows = node.memory.iter().map(|memory| {
+        let held = model.promises(id, &memory.kind);
+        let or_dash = |bytes: Option<u64>| or_dash(bytes.map(size));
         vec![
             memory.kind.clone(),
             size(memory.total_bytes),
@@ -251,21 +209,21 @@ pub(crate) fn node(model: &Model, id: u32) -> Vec<Line<'static>> {
             or_dash(held.map(|held| held.promised_bytes)),
             or_dash(held.map(|held| held.free_bytes)),
         ]
-    }));
-    lines.extend(text(&columns(&rows)));
+    });
+    let memory = table(["KIND", "TOTAL", "NOT IN USE", "RESERVED", "PROMISED", "TO PROMISE"], rows);
+    parts.push(titled("Memory", text(&memory)));
 
-    lines.extend([Line::default(), heading("Who has memory here")]);
     let mut here: Vec<(u64, &Row)> = model
         .rows
         .values()
         .filter_map(|row| Some((*row.totals.resident.as_ref()?.get(&id)?, row)))
         .filter(|(bytes, _)| *bytes > 0)
         .collect();
-    here.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.workload.key().cmp(b.1.workload.key())));
+    here.sort_by_key(|(bytes, row)| (Reverse(*bytes), row.workload.key()));
     let rows: Vec<_> =
         here.iter().map(|(bytes, found)| row([&size(*bytes), &found.workload.workload])).collect();
-    lines.extend(text(&columns(&rows)));
-    lines
+    parts.push(titled("Who has memory here", text(&columns(&rows))));
+    parts.join(&Line::default())
 }
 
 /// What the keys do and what the columns mean.
@@ -294,14 +252,11 @@ pub(crate) fn help(paint: Paint) -> Vec<Line<'static>> {
         ("MISSED", "user memory placed outside the promised nodes, in all"),
         ("-", "not known: it is not counted, or the first second is not over"),
     ];
-    let table = |rows: &[(&str, &str)]| columns(&rows.iter().map(|(a, b)| row([a, b])).collect::<Vec<_>>());
-    let mut lines = vec![heading("Keys")];
-    lines.extend(text(&table(&keys)));
-    lines.extend([Line::default(), heading("Words")]);
-    lines.extend(text(&table(&words)));
-    lines.extend([Line::default(), heading("A node's memory")]);
-    lines.extend(memory_marks(paint).map(|(mark, name, style)| {
+    let table =
+        |rows: &[(&str, &str)]| text(&columns(&rows.iter().map(|(a, b)| row([a, b])).collect::<Vec<_>>()));
+    let marks = memory_marks(paint).map(|(mark, name, style)| {
         Line::from(vec![Span::styled(mark, style), Span::raw(format!("  {name}"))])
-    }));
-    lines
+    });
+    [titled("Keys", table(&keys)), titled("Words", table(&words)), titled("A node's memory", marks)]
+        .join(&Line::default())
 }

@@ -1,27 +1,27 @@
 //! Draws the screen, whatever its size.
 //!
 //! Each view is lines of text. The three panes share a screen that is high enough; on a lower one the pane that has the
-//! keys is shown alone. Nothing is told by colour alone.
+//! keys is shown alone. Nothing is shown by colour alone.
 
-use std::{borrow::Cow, fmt::Write as _, time::Instant};
+use std::{fmt::Write as _, ops::Range, time::Instant};
 
 use numaward_api::{Event, Node, Severity};
 use ratatui::{
     Frame,
-    layout::Rect,
     style::{Color, Modifier, Style},
-    text::{Line, Span},
+    text::{Line, Span, Text},
 };
+use unicode_width::UnicodeWidthStr;
 
 use super::{
     detail,
-    list::{Column, bar, rate},
+    list::{bar, node_cell, rate},
     model::{Level, Model, Row},
-    screen::{Pane, Screen, View},
+    screen::{Pane, Place, Screen, View},
 };
 use crate::{
-    table::size,
-    text::{clean, cut, width},
+    column::Column,
+    text::{clean, cut},
 };
 
 /// Events at the bottom of a screen with all panes.
@@ -30,7 +30,7 @@ const EVENTS: usize = 4;
 const FEW: usize = 8;
 
 /// How the terminal can be drawn on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Paint {
     pub(crate) colours: bool,
     /// Characters beyond ASCII.
@@ -61,7 +61,7 @@ impl Paint {
         })
     }
 
-    /// A node's own colour; more than six repeat, and are told apart by their digit.
+    /// A node's own colour; more than six repeat, and differ in their digit.
     fn node(self, node: u32) -> Style {
         const COLOURS: [Color; 6] =
             [Color::Cyan, Color::Magenta, Color::Yellow, Color::Green, Color::Blue, Color::LightRed];
@@ -75,6 +75,7 @@ impl Paint {
 
 pub(crate) const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const QUIET: Style = Style::new().add_modifier(Modifier::DIM);
+const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
 
 /// Draws what is to be seen now.
 pub(crate) fn draw(frame: &mut Frame<'_>, screen: &mut Screen, model: &Model, now: Instant) {
@@ -86,63 +87,55 @@ pub(crate) fn draw(frame: &mut Frame<'_>, screen: &mut Screen, model: &Model, no
     }
     let foot = (height > 4).then(|| foot(screen));
     let room = height.saturating_sub(lines.len() + usize::from(foot.is_some()));
-    match screen.view.clone() {
-        View::Lists => lines.extend(lists(screen, model, columns, room)),
-        View::Workload(key) => {
-            let text = detail::workload(model, &key, screen.paint, columns);
-            lines.extend(scrolled(screen, text, room));
-        }
-        View::Node(node) => lines.extend(scrolled(screen, detail::node(model, node), room)),
-        View::Help => lines.extend(scrolled(screen, detail::help(screen.paint), room)),
-    }
-    lines.truncate(height - usize::from(foot.is_some()).min(height));
-    for (line, y) in lines.iter().zip(area.y..) {
-        frame.render_widget(line, Rect { y, height: 1, ..area });
-    }
+    let text = match &screen.view {
+        View::Lists => None,
+        View::Workload(key) => Some(detail::workload(model, key, screen.paint, columns)),
+        View::Node(node) => Some(detail::node(model, *node)),
+        View::Help => Some(detail::help(screen.paint)),
+    };
+    lines.extend(match text {
+        None => lists(screen, model, columns, room),
+        Some(text) => scrolled(screen, text, room),
+    });
     if let Some(foot) = foot {
-        frame.render_widget(&foot, Rect { y: area.bottom() - 1, height: 1, ..area });
+        lines.resize(height - 1, Line::default());
+        lines.push(foot);
     }
+    frame.render_widget(Text::from(lines), area);
 }
 
 /// Who is watched, and whether the figures are of now.
 fn head(screen: &Screen, model: &Model, now: Instant, columns: usize) -> Line<'static> {
     let paint = screen.paint;
-    let stale = model.staleness(now);
-    let link = match (&stale, model.uptime_seconds()) {
-        (Some(_), _) => Span::styled("STALE", paint.alarm()),
-        (None, None) => Span::raw("waiting"),
-        (None, Some(_)) => Span::styled("live", paint.colour(Color::Green)),
+    let link = match model.samples {
+        _ if model.staleness(now).is_some() => Span::styled("STALE", paint.alarm()),
+        0 => Span::raw("waiting"),
+        _ => Span::styled("live", paint.colour(Color::Green)),
     };
-    let (mut remote, mut missed, mut guaranteed) = (None, 0.0, 0);
-    for row in model.rows.values() {
-        if let Some(rates) = row.rates {
-            remote = Some(remote.unwrap_or(0.0) + rates.remote);
-            missed += rates.missed;
-        }
-        guaranteed += usize::from(row.allocation.is_some());
-    }
+    let guaranteed = model.rows.values().filter(|row| row.allocation.is_some()).count();
+    let rates: Vec<_> = model.rows.values().filter_map(|row| row.rates).collect();
     let mut facts = vec![
         format!("numaward {}", clean(&model.version.version)),
         format!("Linux {}", clean(&model.version.kernel)),
         format!("{} workloads, {guaranteed} guaranteed", model.rows.len()),
     ];
-    if let Some(remote) = remote {
-        facts.push(format!("remote {}", rate(remote)));
-        facts.push(format!("missed {}", rate(missed)));
+    if !rates.is_empty() {
+        facts.push(format!("remote {}", rate(rates.iter().map(|rates| rates.remote).sum())));
+        facts.push(format!("missed {}", rate(rates.iter().map(|rates| rates.missed).sum())));
     }
     let room = columns.saturating_sub(link.width() + 2);
     let mut text = String::new();
     for fact in facts {
         let glue = if text.is_empty() { "" } else { "  " };
         // The host's name alone is cut; what does not fit is left out.
-        if !text.is_empty() && width(&text) + glue.len() + width(&fact) > room {
+        if !text.is_empty() && text.width() + glue.len() + fact.width() > room {
             continue;
         }
         text.push_str(glue);
         text.push_str(&fact);
     }
     let text = cut(&text, room).into_owned();
-    let gap = columns.saturating_sub(width(&text) + link.width());
+    let gap = columns.saturating_sub(text.width() + link.width());
     Line::from(vec![Span::styled(text, BOLD), Span::raw(" ".repeat(gap)), link])
 }
 
@@ -176,7 +169,7 @@ fn foot(screen: &Screen) -> Line<'static> {
         return Line::from(vec![
             Span::styled("filter: ", BOLD),
             Span::raw(filter),
-            Span::styled(" ", Style::new().add_modifier(Modifier::REVERSED)),
+            Span::styled(" ", REVERSED),
             Span::styled("  Enter keeps it, Esc drops it", QUIET),
         ]);
     }
@@ -197,7 +190,7 @@ fn foot(screen: &Screen) -> Line<'static> {
     for (key, does) in keys {
         spans.extend([Span::styled(*key, BOLD), Span::styled(format!(" {does}  "), QUIET)]);
     }
-    let Screen { choice, .. } = screen;
+    let choice = &screen.choice;
     if choice.guaranteed && screen.view == View::Lists {
         spans.push(Span::raw("only guaranteed  "));
     }
@@ -216,44 +209,29 @@ fn scrolled(screen: &mut Screen, lines: Vec<Line<'static>>, room: usize) -> Vec<
 fn lists(screen: &mut Screen, model: &Model, columns: usize, room: usize) -> Vec<Line<'static>> {
     let nodes_room = (model.nodes.len() + 1).min((room / 3).max(3));
     let with_nodes = room >= nodes_room + 1 + FEW;
-    if !with_nodes {
-        return match screen.pane {
-            Pane::Workloads => workloads(screen, model, columns, room),
-            Pane::Nodes => nodes(screen, model, columns, room),
-            Pane::Events => events(screen, model, room),
-        };
-    }
     let with_events = room >= nodes_room + 1 + FEW + 1 + EVENTS;
-    let events_room = match (with_events, screen.pane) {
-        (true, _) => EVENTS,
-        // Who goes there wants to see them.
-        (false, Pane::Events) => return events(screen, model, room),
-        (false, _) => 0,
-    };
-    let events_gap = usize::from(with_events);
+    match screen.pane {
+        Pane::Workloads if !with_nodes => return workloads(screen, model, columns, room),
+        Pane::Nodes if !with_nodes => return nodes(screen, model, columns, room),
+        // A user who goes there wants to see them.
+        Pane::Events if !with_events => return events(screen, model, room),
+        _ => {}
+    }
+    let above_events = room - if with_events { 1 + EVENTS } else { 0 };
     let mut lines = nodes(screen, model, columns, nodes_room);
     lines.push(Line::default());
-    let rest = room - nodes_room - 1 - events_room - events_gap;
-    let mut table = workloads(screen, model, columns, rest);
-    table.resize(rest + events_gap, Line::default());
-    lines.append(&mut table);
+    lines.extend(workloads(screen, model, columns, above_events - nodes_room - 1));
     if with_events {
-        lines.extend(events(screen, model, events_room));
+        lines.resize(above_events + 1, Line::default());
+        lines.extend(events(screen, model, EVENTS));
     }
     lines
-}
-
-/// The first line of those in sight, so that the selected one is among them.
-fn from(from: usize, selected: usize, count: usize, room: usize) -> usize {
-    let room = room.max(1);
-    let from = from.min(count.saturating_sub(room)).min(selected);
-    from.max((selected + 1).saturating_sub(room))
 }
 
 /// A cell, as wide as its column.
 fn padded(text: &str, cells: usize, is_text: bool) -> String {
     let text = cut(text, cells);
-    let gap = " ".repeat(cells.saturating_sub(width(&text)));
+    let gap = " ".repeat(cells.saturating_sub(text.width()));
     if is_text { format!("{text}{gap}") } else { format!("{gap}{text}") }
 }
 
@@ -261,35 +239,43 @@ fn heading(pane: Pane, screen: &Screen) -> Style {
     if pane == screen.pane { BOLD.add_modifier(Modifier::UNDERLINED) } else { BOLD }
 }
 
-fn gutter(is_selected: bool) -> Span<'static> {
-    Span::raw(if is_selected { ">" } else { " " })
+/// A line of a pane, with a mark in front where it is the selected one. Of the workloads it is marked from everywhere.
+fn marked(screen: &Screen, pane: Pane, index: usize, mut line: Line<'static>) -> Line<'static> {
+    let is_here = pane == screen.pane;
+    let is_selected = index == screen.places[pane as usize].at && (is_here || pane == Pane::Workloads);
+    line.spans.insert(0, Span::raw(if is_selected { ">" } else { " " }));
+    if is_selected && is_here { line.patch_style(REVERSED) } else { line }
 }
 
-fn selected(line: Line<'static>, is_selected: bool) -> Line<'static> {
-    if is_selected { line.patch_style(Style::new().add_modifier(Modifier::REVERSED)) } else { line }
+/// Which lines of a pane are in sight below its title, the selected one among them.
+fn in_sight(screen: &mut Screen, pane: Pane, count: usize, room: usize) -> Range<usize> {
+    let shown = room.saturating_sub(1);
+    if pane == screen.pane {
+        screen.page = shown;
+    }
+    let Place { at, from } = &mut screen.places[pane as usize];
+    *at = (*at).min(count.saturating_sub(1));
+    let (least, most) = ((*at + 1).saturating_sub(shown.max(1)), count.saturating_sub(shown.max(1)));
+    *from = (*from).min(most).min(*at).max(least);
+    *from..count.min(*from + shown)
 }
 
 fn workloads(screen: &mut Screen, model: &Model, columns: usize, room: usize) -> Vec<Line<'static>> {
     let rows = screen.choice.rows(model);
-    let at = screen.position(&rows);
-    screen.selected_at = at;
-    let shown = room.saturating_sub(1);
-    screen.workloads_from = from(screen.workloads_from, at, rows.len(), shown);
-    if screen.pane == Pane::Workloads {
-        screen.page = shown;
-    }
+    screen.places[Pane::Workloads as usize].at = screen.position(&rows);
+    let sight = in_sight(screen, Pane::Workloads, rows.len(), room);
     let (chosen, name) = Column::fitting(columns.saturating_sub(1), screen.choice.sort);
-    let cells = |column: Column| if column == Column::Name { name } else { column.width() };
+    let cells = |column: Column| if column == Column::Name { name } else { column.head().1 };
     let mut titles = String::from(" ");
     for column in &chosen {
-        let mark = match (column.sort() == Some(screen.choice.sort), screen.paint.unicode) {
+        let mark = match (*column == screen.choice.sort, screen.paint.unicode) {
             (false, _) => "",
             (true, true) if screen.choice.reversed => "▴",
             (true, true) => "▾",
             (true, false) if screen.choice.reversed => "^",
             (true, false) => "*",
         };
-        let mut title = format!("{}{mark}", column.title());
+        let mut title = format!("{}{mark}", column.head().0);
         if *column == Column::Name {
             let _ = match rows.len() {
                 count if count == model.rows.len() => write!(title, " ({count})"),
@@ -301,15 +287,15 @@ fn workloads(screen: &mut Screen, model: &Model, columns: usize, room: usize) ->
         titles.push_str(&padded(&title, cells(*column), column.is_text()));
     }
     let mut lines = vec![Line::styled(titles, heading(Pane::Workloads, screen))];
-    for (index, (_, row)) in rows.iter().enumerate().skip(screen.workloads_from).take(shown) {
-        let mut spans = vec![gutter(index == at)];
+    for (index, (_, row)) in sight.clone().zip(&rows[sight]) {
+        let mut spans = Vec::new();
         for column in &chosen {
             if *column != Column::Name {
                 spans.push(Span::raw(" "));
             }
             spans.extend(workload_cell(screen.paint, row, *column, cells(*column)));
         }
-        lines.push(selected(Line::from(spans), index == at && screen.pane == Pane::Workloads));
+        lines.push(marked(screen, Pane::Workloads, index, Line::from(spans)));
     }
     if rows.is_empty() && room > 1 {
         let why = match () {
@@ -324,28 +310,22 @@ fn workloads(screen: &mut Screen, model: &Model, columns: usize, room: usize) ->
 
 fn workload_cell(paint: Paint, row: &Row, column: Column, cells: usize) -> Vec<Span<'static>> {
     let text = column.cell(row);
-    match column {
-        Column::Bar => node_digits(paint, &text, cells),
-        Column::Local => {
-            let style = row.level().map(|level| paint.level(level)).unwrap_or_default();
-            vec![Span::styled(padded(&text, cells, false), style)]
-        }
+    let style = match column {
+        Column::Bar => return node_digits(paint, &text, cells),
+        Column::Local => row.level().map(|level| paint.level(level)).unwrap_or_default(),
         Column::Missed if row.totals.missed.is_some_and(|missed| missed > 0) && row.allocation.is_some() => {
-            vec![Span::styled(padded(&text, cells, false), paint.alarm())]
+            paint.alarm()
         }
-        Column::Name if row.allocation.is_some() => vec![Span::styled(padded(&text, cells, true), BOLD)],
-        _ => vec![Span::raw(padded(&text, cells, column.is_text()))],
-    }
+        Column::Name if row.allocation.is_some() => BOLD,
+        _ => Style::new(),
+    };
+    vec![Span::styled(padded(&text, cells, column.is_text()), style)]
 }
 
 /// A bar of digits, each in the colour of its node.
 fn node_digits(paint: Paint, digits: &str, cells: usize) -> Vec<Span<'static>> {
-    let mut spans: Vec<Span<'static>> = digits
-        .chars()
-        .map(|c| {
-            Span::styled(String::from(c), c.to_digit(36).map(|node| paint.node(node)).unwrap_or_default())
-        })
-        .collect();
+    let style = |c: char| c.to_digit(36).map(|node| paint.node(node)).unwrap_or_default();
+    let mut spans: Vec<_> = digits.chars().map(|c| Span::styled(String::from(c), style(c))).collect();
     spans.push(Span::raw(" ".repeat(cells.saturating_sub(digits.len()))));
     spans
 }
@@ -365,12 +345,7 @@ const LEAST_BAR: usize = 10;
 const MOST_BAR: usize = 40;
 
 fn nodes(screen: &mut Screen, model: &Model, columns: usize, room: usize) -> Vec<Line<'static>> {
-    let shown = room.saturating_sub(1);
-    screen.node = screen.node.min(model.nodes.len().saturating_sub(1));
-    screen.nodes_from = from(screen.nodes_from, screen.node, model.nodes.len(), shown);
-    if screen.pane == Pane::Nodes {
-        screen.page = shown;
-    }
+    let sight = in_sight(screen, Pane::Nodes, model.nodes.len(), room);
     let mut left = columns.saturating_sub(1 + NODE.1 + 1);
     let mut chosen = Vec::new();
     for column in NODE_COLUMNS {
@@ -386,16 +361,14 @@ fn nodes(screen: &mut Screen, model: &Model, columns: usize, room: usize) -> Vec
         titles.push_str(&padded(title, *cells, *is_text));
     }
     let mut lines = vec![Line::styled(titles, heading(Pane::Nodes, screen))];
-    for (index, node) in model.nodes.iter().enumerate().skip(screen.nodes_from).take(shown) {
-        let is_selected = index == screen.node && screen.pane == Pane::Nodes;
-        let mut spans = vec![gutter(is_selected)];
+    for (index, node) in sight.clone().zip(&model.nodes[sight]) {
         let label = padded(&node.node.to_string(), NODE.1, false);
-        spans.extend([Span::styled(label, screen.paint.node(node.node)), Span::raw(" ")]);
+        let mut spans = vec![Span::styled(label, screen.paint.node(node.node)), Span::raw(" ")];
         spans.extend(memory_bar(screen.paint, model, node, bar_cells));
         for (title, cells, is_text) in &chosen {
             spans.push(Span::raw(format!(" {}", padded(&node_cell(model, node, title), *cells, *is_text))));
         }
-        lines.push(selected(Line::from(spans), is_selected));
+        lines.push(marked(screen, Pane::Nodes, index, Line::from(spans)));
     }
     lines
 }
@@ -403,8 +376,7 @@ fn nodes(screen: &mut Screen, model: &Model, columns: usize, room: usize) -> Vec
 /// Bytes of a node's base memory: reserved, promised, used beyond that, free.
 fn memory_parts(model: &Model, node: &Node) -> Option<[u64; 4]> {
     let base = node.memory.iter().find(|memory| memory.kind == "memory")?;
-    let held =
-        model.promises(node.node).and_then(|held| held.memory.iter().find(|held| held.kind == "memory"));
+    let held = model.promises(node.node, "memory");
     let (reserved, promised) = held.map_or((0, 0), |held| (held.reserved_bytes, held.promised_bytes));
     let free = base.free_bytes.unwrap_or(0);
     let used = base.total_bytes.saturating_sub(free).saturating_sub(reserved).saturating_sub(promised);
@@ -430,49 +402,25 @@ fn memory_bar(paint: Paint, model: &Model, node: &Node, cells: usize) -> Vec<Spa
     let parts: Vec<(u32, u64)> = (0..).zip(parts).collect();
     let filled = bar(&parts, cells);
     let marks = memory_marks(paint);
-    let mut spans: Vec<Span<'static>> =
-        filled.iter().map(|part| Span::styled(marks[*part as usize].0, marks[*part as usize].2)).collect();
+    let filling = filled.iter().map(|part| marks[*part as usize]);
+    let mut spans: Vec<_> = filling.map(|(mark, _, style)| Span::styled(mark, style)).collect();
     spans.push(Span::raw(" ".repeat(cells - filled.len())));
     spans
 }
 
-fn node_cell(model: &Model, node: &Node, title: &str) -> String {
-    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-    let base = node.memory.iter().find(|memory| memory.kind == "memory");
-    let rates = model.node_rates.get(&node.node);
-    match title {
-        "FREE" => or_dash(base.and_then(|memory| memory.free_bytes).map(size)),
-        "TOTAL" => or_dash(base.map(|memory| size(memory.total_bytes))),
-        "PROMISED" => or_dash(model.promises(node.node).and_then(|promises| {
-            let kind = promises.memory.iter().find(|memory| memory.kind == "memory")?;
-            Some(size(kind.promised_bytes))
-        })),
-        "REMOTE/S" => or_dash(rates.map(|(_, remote)| rate(*remote))),
-        "LOCAL/S" => or_dash(rates.map(|(local, _)| rate(*local))),
-        "CPUS" if node.cpus.is_empty() => "none".to_owned(),
-        "CPUS" => clean(&node.cpus).into_owned(),
-        _ => or_dash(model.allocations.as_ref().map(|_| detail::exclusive(model, node).len().to_string())),
-    }
-}
-
 fn events(screen: &mut Screen, model: &Model, room: usize) -> Vec<Line<'static>> {
-    let shown = room.saturating_sub(1);
-    screen.event = screen.event.min(model.events.len().saturating_sub(1));
-    let is_here = screen.pane == Pane::Events;
-    if is_here {
-        screen.page = shown;
+    screen.places[Pane::Events as usize].from = 0;
+    let mut sight = in_sight(screen, Pane::Events, model.events.len(), room);
+    if screen.pane != Pane::Events {
+        sight = 0..sight.len();
     }
-    let from = if is_here { from(0, screen.event, model.events.len(), shown) } else { 0 };
     let more = match model.missed_events {
         0 => String::new(),
         missed => format!(" ({missed} came too fast to be shown)"),
     };
     let mut lines = vec![Line::styled(format!(" EVENTS{more}"), heading(Pane::Events, screen))];
-    for (index, event) in model.events.iter().enumerate().skip(from).take(shown) {
-        let is_selected = is_here && index == screen.event;
-        let mut line = event_line(screen.paint, event);
-        line.spans.insert(0, gutter(is_selected));
-        lines.push(selected(line, is_selected));
+    for (index, event) in sight.clone().zip(model.events.range(sight)) {
+        lines.push(marked(screen, Pane::Events, index, event_line(screen.paint, event)));
     }
     if model.events.is_empty() && room > 1 {
         lines.push(Line::styled(" nothing has happened", QUIET));
@@ -493,9 +441,9 @@ pub(crate) fn event_line(paint: Paint, event: &Event) -> Line<'static> {
     let name = event.workload.as_deref().map(|name| cut(&clean(name), 32).into_owned());
     let node = event.node.map(|node| format!("node {node}"));
     let about: Vec<String> = name.into_iter().chain(node).collect();
-    let more: Cow<'_, str> = match event.suppressed {
-        0 => "".into(),
-        count => format!(" ({count} more like it were not told)").into(),
+    let more = match event.suppressed {
+        0 => String::new(),
+        count => format!(" ({count} more like it were not told)"),
     };
     Line::from(vec![
         Span::styled(format!("{} ", clean(time)), QUIET),

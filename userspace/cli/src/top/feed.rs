@@ -1,4 +1,4 @@
-//! What a daemon tells those who watch, as it comes.
+//! What a daemon sends to those who watch, as it comes.
 //!
 //! One task keeps a stream of server-sent events open and makes it again, less and less often, when it is lost or
 //! silent. Beside it, what the stream only announces is asked for: allocations when they changed, the status now and then.
@@ -8,11 +8,15 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use numaward_api::{Allocations, Event, EventPage, Sample, Status, Topology, Version};
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
     time::{sleep, timeout},
+};
+use tokio_util::{
+    bytes::BytesMut,
+    codec::{AnyDelimiterCodec, Decoder},
 };
 
 use crate::client::{ClientError, MAX_BYTES, Server};
@@ -24,7 +28,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 /// Time between two questions for the status.
 const STATUS: Duration = Duration::from_secs(5);
 
-/// Something that the daemon told, or that it tells nothing.
+/// Something that the daemon sent, or that it sends nothing.
 #[derive(Debug)]
 pub(crate) enum Update {
     /// A connection was made; the next sample is complete.
@@ -85,23 +89,15 @@ pub(crate) async fn connect(server: &Server) -> Result<Host, ClientError> {
 
 /// Sends updates until nobody receives them. The first connection was made by [`connect`].
 pub(crate) async fn follow(server: Arc<Server>, host: Host, updates: mpsc::Sender<Update>) {
-    let mut next = Some(host);
     let mut pause = SHORTEST_PAUSE;
+    let mut connected = Ok(host);
     loop {
-        let connected = match next.take() {
-            Some(host) => Ok(host),
-            None => connect(&server).await,
-        };
         let ended = match connected {
             Ok(host) => {
-                let mut is_live = false;
-                let Err(error) = session(&server, host, &updates, &mut is_live).await;
-                if is_live {
-                    pause = SHORTEST_PAUSE;
-                }
+                let Err(error) = session(&server, host, &updates, &mut pause).await;
                 error
             }
-            Err(error) => error.into(),
+            Err(error) => FeedError::Client(error),
         };
         let lost = Update::Lost { reason: ended.to_string(), again: pause };
         if matches!(ended, FeedError::Unwatched) || updates.send(lost).await.is_err() {
@@ -109,14 +105,16 @@ pub(crate) async fn follow(server: Arc<Server>, host: Host, updates: mpsc::Sende
         }
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
+        connected = connect(&server).await;
     }
 }
 
+/// Sends what one connection brings. With the first sample, the next pause is a short one again.
 async fn session(
     server: &Arc<Server>,
     host: Host,
     updates: &mpsc::Sender<Update>,
-    is_live: &mut bool,
+    pause: &mut Duration,
 ) -> Result<Infallible, FeedError> {
     let last = host.events.last().map_or(0, |event| event.id);
     let mut body = server.open(&format!("/api/v1/stream?samples=true&since={last}")).await?;
@@ -134,7 +132,7 @@ async fn session(
             match message.kind.as_str() {
                 "sample" => {
                     let sample: Sample = serde_json::from_str(&message.data)?;
-                    *is_live = true;
+                    *pause = SHORTEST_PAUSE;
                     revision
                         .send_if_modified(|known| known.replace(sample.promises) != Some(sample.promises));
                     send(Update::Sample(Box::new(sample))).await?;
@@ -171,7 +169,7 @@ async fn fetch_allocations(
     updates: mpsc::Sender<Update>,
 ) {
     while changes.changed().await.is_ok() {
-        let answer = ask(&server, "/api/v1/allocations").await;
+        let answer = server.get("/api/v1/allocations").await.map_err(|error| error.to_string());
         if updates.send(Update::Allocations(answer)).await.is_err() {
             return;
         }
@@ -180,16 +178,12 @@ async fn fetch_allocations(
 
 async fn fetch_status(server: Arc<Server>, updates: mpsc::Sender<Update>) {
     loop {
-        let answer = ask(&server, "/api/v1/status").await;
+        let answer = server.get("/api/v1/status").await.map_err(|error| error.to_string());
         if updates.send(Update::Status(answer)).await.is_err() {
             return;
         }
         sleep(STATUS).await;
     }
-}
-
-async fn ask<T: DeserializeOwned>(server: &Server, path: &str) -> Result<Box<T>, String> {
-    server.get(path).await.map(Box::new).map_err(|error| error.to_string())
 }
 
 /// A message of a stream.
@@ -201,28 +195,22 @@ struct Message {
 
 /// Cuts a stream into its messages
 /// (<https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation>).
-#[derive(Debug)]
 struct Messages {
     /// The most that a message may take.
     limit: usize,
-    bytes: Vec<u8>,
-    /// Bytes in front that were read.
-    read: usize,
-    /// Where the search for the end of a line goes on.
-    searched: usize,
+    lines: AnyDelimiterCodec,
+    bytes: BytesMut,
     kind: String,
     data: String,
 }
 
 impl Messages {
     fn new(limit: usize) -> Self {
-        Self { limit, bytes: Vec::new(), read: 0, searched: 0, kind: String::new(), data: String::new() }
+        let lines = AnyDelimiterCodec::new(b"\n".to_vec(), Vec::new());
+        Self { limit, lines, bytes: BytesMut::new(), kind: String::new(), data: String::new() }
     }
 
     fn push(&mut self, bytes: &[u8]) -> Result<(), FeedError> {
-        self.bytes.drain(..self.read);
-        self.searched -= self.read;
-        self.read = 0;
         if self.bytes.len() + self.data.len() + bytes.len() > self.limit {
             return Err(FeedError::TooLarge);
         }
@@ -230,21 +218,9 @@ impl Messages {
         Ok(())
     }
 
-    fn line(&mut self) -> Option<String> {
-        let Some(length) = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n') else {
-            self.searched = self.bytes.len();
-            return None;
-        };
-        let end = self.searched + length;
-        let line = self.bytes[self.read..end].strip_suffix(b"\r").unwrap_or(&self.bytes[self.read..end]);
-        let line = String::from_utf8_lossy(line).into_owned();
-        self.read = end + 1;
-        self.searched = self.read;
-        Some(line)
-    }
-
     fn next(&mut self) -> Option<Message> {
-        while let Some(line) = self.line() {
+        while let Ok(Some(line)) = self.lines.decode(&mut self.bytes) {
+            let line = String::from_utf8_lossy(line.strip_suffix(b"\r").unwrap_or(&line));
             if line.is_empty() {
                 let kind = std::mem::take(&mut self.kind);
                 let mut data = std::mem::take(&mut self.data);

@@ -2,36 +2,20 @@
 
 use std::cmp::Ordering;
 
-use clap::ValueEnum;
+use clap::ValueEnum as _;
+use numaward_api::Node;
 
 use super::{
     accesses::Accesses,
+    detail,
     model::{Level, Model, Row},
 };
 use crate::{
-    args::{Shown, Sort},
-    table::size,
+    args::Choice,
+    column::Column,
+    table::{or_dash, size},
     text::clean,
 };
-
-/// What the user wants to see.
-#[derive(Clone, Debug)]
-pub(crate) struct Choice {
-    pub(crate) sort: Sort,
-    /// Against the order that the sort has by itself.
-    pub(crate) reversed: bool,
-    /// Words that must all be in a workload's name, kind or cgroup; `node:N` asks for memory on that node.
-    pub(crate) filter: String,
-    /// Only workloads with a guarantee.
-    pub(crate) guaranteed: bool,
-}
-
-impl From<&Shown> for Choice {
-    fn from(shown: &Shown) -> Self {
-        let Shown { sort, filter, guaranteed, .. } = shown;
-        Self { sort: *sort, reversed: false, filter: filter.clone(), guaranteed: *guaranteed }
-    }
-}
 
 impl Choice {
     /// The workloads that are shown, in order, with their keys.
@@ -47,24 +31,20 @@ impl Choice {
             rows.map(|(key, row)| (sort_value(self.sort, row), key.as_str(), row)).collect();
         rows.sort_by(|(a, a_key, a_row), (b, b_key, b_row)| {
             let order = match (a, b) {
-                // What is not known comes last, in either order.
-                (Some(_), None) => return Ordering::Less,
-                (None, Some(_)) => return Ordering::Greater,
                 (Some(a), Some(b)) => a.total_cmp(b),
-                (None, None) if self.sort == Sort::Name => {
-                    a_row.workload.workload.cmp(&b_row.workload.workload)
-                }
-                (None, None) => Ordering::Equal,
+                _ if self.sort == Column::Name => a_row.workload.workload.cmp(&b_row.workload.workload),
+                _ => Ordering::Equal,
             };
             let order = if self.reversed { order.reverse() } else { order };
-            order.then_with(|| a_key.cmp(b_key))
+            // What is not known comes last, in either order.
+            a.is_none().cmp(&b.is_none()).then(order).then_with(|| a_key.cmp(b_key))
         });
         rows.into_iter().map(|(_, key, row)| (key, row)).collect()
     }
 
     /// The next or the previous column to sort by.
     pub(crate) fn sort_by_next(&mut self, back: bool) {
-        let all = Sort::value_variants();
+        let all = Column::value_variants();
         let at = all.iter().position(|sort| *sort == self.sort).unwrap_or(0);
         let step = if back { all.len() - 1 } else { 1 };
         self.sort = all[(at + step) % all.len()];
@@ -74,12 +54,8 @@ impl Choice {
 
 fn matches(row: &Row, word: &str) -> bool {
     if let Some(node) = word.strip_prefix("node:").and_then(|node| node.parse().ok()) {
-        return row
-            .totals
-            .resident
-            .as_ref()
-            .and_then(|nodes| nodes.get(&node))
-            .is_some_and(|bytes| *bytes > 0);
+        let nodes = row.totals.resident.as_ref();
+        return nodes.and_then(|nodes| nodes.get(&node)).is_some_and(|bytes| *bytes > 0);
     }
     let has = |text: &str| text.to_lowercase().contains(word);
     has(&row.workload.workload) || has(&row.workload.kind) || row.workload.cgroup.as_deref().is_some_and(has)
@@ -87,128 +63,27 @@ fn matches(row: &Row, word: &str) -> bool {
 
 /// What a workload is sorted by, the smallest first. Names are compared as they are.
 #[expect(clippy::cast_precision_loss, reason = "workloads that differ by so little may be in any order")]
-fn sort_value(sort: Sort, row: &Row) -> Option<f64> {
+fn sort_value(sort: Column, row: &Row) -> Option<f64> {
     Some(match sort {
-        Sort::Name => return None,
-        Sort::Resident => -(row.totals.resident_bytes()? as f64),
-        Sort::Local => row.local_share()?,
-        Sort::LocalRate => -row.rates?.local,
-        Sort::RemoteRate => -row.rates?.remote,
-        Sort::Accesses => -Accesses::of(&row.workload)?.remote_share()?,
-        Sort::Missed => -(row.totals.missed? as f64),
+        Column::Name | Column::Nodes | Column::Bar => return None,
+        Column::Resident => -(row.totals.resident_bytes()? as f64),
+        Column::Local => row.local_share()?,
+        Column::LocalRate => -row.rates?.local,
+        Column::RemoteRate => -row.rates?.remote,
+        Column::Accesses => -Accesses::of(&row.workload)?.remote_share()?,
+        Column::Missed => -(row.totals.missed? as f64),
     })
 }
 
-/// A column of the workloads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Column {
-    Name,
-    /// The promised nodes.
-    Nodes,
-    /// Where its memory lies.
-    Bar,
-    Resident,
-    Local,
-    LocalRate,
-    RemoteRate,
-    /// How many of its accesses go to other nodes.
-    Accesses,
-    Missed,
-}
-
 impl Column {
-    /// In the order of the screen.
-    pub(crate) const ALL: [Self; 9] = [
-        Self::Name,
-        Self::Nodes,
-        Self::Bar,
-        Self::Resident,
-        Self::Local,
-        Self::LocalRate,
-        Self::RemoteRate,
-        Self::Accesses,
-        Self::Missed,
-    ];
-
-    pub(crate) const fn title(self) -> &'static str {
-        match self {
-            Self::Name => "WORKLOAD",
-            Self::Nodes => "NODES",
-            Self::Bar => "BY NODE",
-            Self::Resident => "RESIDENT",
-            Self::Local => "LOCAL",
-            Self::LocalRate => "LOCAL/S",
-            Self::RemoteRate => "REMOTE/S",
-            Self::Accesses => "ACCESSES",
-            Self::Missed => "MISSED",
-        }
-    }
-
-    /// Cells of a terminal, but for the name, which takes what is left.
-    pub(crate) const fn width(self) -> usize {
-        match self {
-            Self::Name => 0,
-            Self::Nodes => 7,
-            Self::Bar => 16,
-            Self::Resident | Self::Missed => 10,
-            Self::Local => 8,
-            Self::Accesses => 9,
-            Self::LocalRate | Self::RemoteRate => 12,
-        }
-    }
-
-    pub(crate) const fn is_text(self) -> bool {
-        matches!(self, Self::Name | Self::Nodes | Self::Bar)
-    }
-
-    pub(crate) const fn sort(self) -> Option<Sort> {
-        match self {
-            Self::Name => Some(Sort::Name),
-            Self::Nodes | Self::Bar => None,
-            Self::Resident => Some(Sort::Resident),
-            Self::Local => Some(Sort::Local),
-            Self::LocalRate => Some(Sort::LocalRate),
-            Self::RemoteRate => Some(Sort::RemoteRate),
-            Self::Accesses => Some(Sort::Accesses),
-            Self::Missed => Some(Sort::Missed),
-        }
-    }
-
-    /// Those that a screen of this width has room for, in order, and the width of the name.
-    pub(crate) fn fitting(width: usize, sort: Sort) -> (Vec<Self>, usize) {
-        let least = if width < 60 { 10 } else { 24 };
-        let sorted = Self::ALL.into_iter().filter(|column| column.sort() == Some(sort));
-        let rest = [
-            Self::Resident,
-            Self::Local,
-            Self::RemoteRate,
-            Self::Missed,
-            Self::Accesses,
-            Self::Nodes,
-            Self::LocalRate,
-            Self::Bar,
-        ];
-        let (mut chosen, mut left) = (vec![Self::Name], width);
-        for column in sorted.chain(rest) {
-            let takes = column.width() + 1;
-            if !chosen.contains(&column) && left >= takes + least {
-                left -= takes;
-                chosen.push(column);
-            }
-        }
-        chosen.sort_by_key(|column| Self::ALL.iter().position(|other| other == column));
-        (chosen, left)
-    }
-
     /// What it says of a workload.
     pub(crate) fn cell(self, row: &Row) -> String {
-        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
         match self {
             Self::Name => clean(&row.workload.workload).into_owned(),
-            Self::Nodes => or_dash(row.promised_nodes().map(|nodes| nodes.to_string())),
+            Self::Nodes => or_dash(row.promised_nodes()),
             Self::Bar => row.totals.resident.as_ref().map_or_else(String::new, |nodes| {
                 let bytes: Vec<_> = nodes.iter().map(|(node, bytes)| (*node, *bytes)).collect();
-                bar(&bytes, Self::Bar.width()).into_iter().map(digit).collect()
+                bar(&bytes, self.head().1).into_iter().map(digit).collect()
             }),
             Self::Resident => or_dash(row.totals.resident_bytes().map(size)),
             Self::Local => {
@@ -226,6 +101,23 @@ impl Column {
             Self::Accesses => or_dash(Accesses::of(&row.workload).map(|accesses| accesses.cell())),
             Self::Missed => or_dash(row.totals.missed.filter(|_| row.allocation.is_some()).map(size)),
         }
+    }
+}
+
+/// What the column of nodes with this title says of a node.
+pub(crate) fn node_cell(model: &Model, node: &Node, title: &str) -> String {
+    let base = node.memory.iter().find(|memory| memory.kind == "memory");
+    let rates = model.node_rates.get(&node.node);
+    match title {
+        "NODE" => node.node.to_string(),
+        "FREE" => or_dash(base.and_then(|memory| memory.free_bytes).map(size)),
+        "TOTAL" => or_dash(base.map(|memory| size(memory.total_bytes))),
+        "PROMISED" => or_dash(model.promises(node.node, "memory").map(|held| size(held.promised_bytes))),
+        "REMOTE/S" => or_dash(rates.map(|rates| rate(rates.remote_bytes_per_second))),
+        "LOCAL/S" => or_dash(rates.map(|rates| rate(rates.local_bytes_per_second))),
+        "CPUS" if node.cpus.is_empty() => "none".to_owned(),
+        "CPUS" => clean(&node.cpus).into_owned(),
+        _ => or_dash(model.allocations.as_ref().map(|_| detail::exclusive(model, node).len())),
     }
 }
 
@@ -251,7 +143,7 @@ pub(crate) fn rate(bytes: f64) -> String {
     if bytes == 0 { "0".to_owned() } else { format!("{}/s", size(bytes)) }
 }
 
-/// Cells of a bar, each with the node whose memory it stands for. Whoever has anything has a cell, if there are enough.
+/// Cells of a bar, each with the node whose memory it stands for. A node with anything has a cell, if there are enough.
 pub(crate) fn bar(parts: &[(u32, u64)], cells: usize) -> Vec<u32> {
     let all: u128 = parts.iter().map(|(_, bytes)| u128::from(*bytes)).sum();
     if all == 0 {
@@ -263,7 +155,7 @@ pub(crate) fn bar(parts: &[(u32, u64)], cells: usize) -> Vec<u32> {
         let whole = usize::try_from(exact / all).unwrap_or(cells).max(1);
         lengths.push((node, exact, whole));
     }
-    // Rounding left too many or too few: who is furthest from what is due takes or gives.
+    // Rounding left too many or too few: the node furthest from what is due takes or gives.
     let used = |lengths: &[(u32, u128, usize)]| lengths.iter().map(|(_, _, length)| length).sum::<usize>();
     while used(&lengths) != cells {
         let grow = used(&lengths) < cells;
@@ -321,16 +213,16 @@ mod tests {
     #[test]
     fn columns_fit_every_width_and_hold_what_is_sorted_by() {
         for width in 0..200 {
-            for sort in Sort::value_variants() {
+            for sort in Column::value_variants() {
                 let (columns, name) = Column::fitting(width, *sort);
-                let taken: usize = columns.iter().map(|column| column.width() + 1).sum::<usize>() - 1;
+                let taken: usize = columns.iter().map(|column| column.head().1 + 1).sum::<usize>() - 1;
                 assert_eq!(taken + name, width);
                 assert_eq!(columns[0], Column::Name);
                 if width >= 23 {
-                    assert!(columns.iter().any(|column| column.sort() == Some(*sort)), "{width}");
+                    assert!(columns.contains(sort), "{width}");
                 }
             }
         }
-        assert_eq!(Column::fitting(80, Sort::Resident).1, 26, "a unit's name can be read on 80 columns");
+        assert_eq!(Column::fitting(80, Column::Resident).1, 26, "a unit's name can be read on 80 columns");
     }
 }

@@ -27,7 +27,8 @@ use std::{
 use anyhow::bail;
 use tokio::sync::mpsc;
 
-use self::{feed::Update, list::Choice, model::Model};
+pub(crate) use self::model::Totals;
+use self::{feed::Update, model::Model};
 use crate::{
     args::{Format, Shown},
     client::Server,
@@ -36,7 +37,7 @@ use crate::{
 /// Updates that wait to be shown; the stream waits when they are so many.
 const UPDATES: usize = 64;
 
-/// Shows what the daemon tells, until the user has seen enough.
+/// Shows what the daemon sends, until the user has seen enough.
 pub(crate) async fn run(server: Server, shown: &Shown, format: Format) -> anyhow::Result<()> {
     let is_batch = shown.batch || shown.once || shown.count.is_some() || format == Format::Json;
     if !is_batch {
@@ -53,11 +54,10 @@ pub(crate) async fn run(server: Server, shown: &Shown, format: Format) -> anyhow
     let mut model = Model::new(host.topology.clone(), host.version.clone(), Instant::now());
     let (sender, mut updates) = mpsc::channel::<Update>(UPDATES);
     let feed = tokio::spawn(feed::follow(Arc::new(server), host, sender));
-    let choice = Choice::from(shown);
     let done = if is_batch {
-        batch::run(&mut updates, &mut model, &choice, shown, format).await
+        batch::run(&mut updates, &mut model, shown, format).await
     } else {
-        terminal::run(&mut updates, &mut model, choice).await
+        terminal::run(&mut updates, &mut model, shown.choice.clone()).await
     };
     feed.abort();
     done

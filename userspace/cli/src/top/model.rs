@@ -11,7 +11,7 @@ use std::{
 };
 
 use numaward_api::{
-    Allocated, Allocation, Allocations, Event, Node, NodePromises, Sample, Status, Topology, Version,
+    Allocated, Allocation, Allocations, Event, KindPromises, Node, Sample, Status, Topology, Version,
     Workload,
 };
 use numaward_topology::{NodeId, NodeSet};
@@ -38,6 +38,14 @@ pub(crate) struct Rates {
     pub(crate) missed: f64,
 }
 
+/// Bytes per second of user memory on a node.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct NodeRates {
+    pub(crate) local_bytes_per_second: f64,
+    pub(crate) remote_bytes_per_second: f64,
+}
+
 /// Sums over nodes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Totals {
@@ -54,7 +62,7 @@ impl Totals {
         self.resident.as_ref().map(|nodes| nodes.values().sum())
     }
 
-    fn of(workload: &Workload) -> Self {
+    pub(crate) fn of(workload: &Workload) -> Self {
         let mut totals = Self::default();
         for node in &workload.nodes {
             if let Some(Allocated { local_bytes, remote_bytes, .. }) = node.allocated {
@@ -75,7 +83,7 @@ impl Totals {
 }
 
 /// How near memory is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy)]
 pub(crate) enum Level {
     Good,
     Warn,
@@ -89,8 +97,8 @@ pub(crate) struct Row {
     pub(crate) totals: Totals,
     /// Absent until two samples are known, and where nothing is counted.
     pub(crate) rates: Option<Rates>,
-    /// Local and remote bytes per second, the latest last.
-    pub(crate) history: VecDeque<(f64, f64)>,
+    /// The latest last.
+    pub(crate) history: VecDeque<Rates>,
     pub(crate) allocation: Option<Arc<Allocation>>,
 }
 
@@ -99,10 +107,9 @@ impl Row {
     /// allocated by a CPU of the page's node.
     pub(crate) fn local_share(&self) -> Option<f64> {
         if let Some(promised) = self.promised_nodes() {
-            let resident = self.totals.resident.as_ref()?;
-            let all: u64 = resident.values().sum();
-            let inside = resident.iter().filter(|(node, _)| promised.contains(NodeId(**node)));
-            return share(inside.map(|(_, bytes)| bytes).sum(), all);
+            let resident = self.totals.resident.as_ref()?.iter();
+            let inside = resident.filter(|(node, _)| promised.contains(NodeId(**node)));
+            return share(inside.map(|(_, bytes)| bytes).sum(), self.totals.resident_bytes()?);
         }
         let (local, remote) = self.totals.allocated?;
         share(local, local + remote)
@@ -112,6 +119,11 @@ impl Row {
     pub(crate) fn promised_nodes(&self) -> Option<NodeSet> {
         let nodes: NodeSet = self.allocation.as_ref()?.nodes.parse().ok()?;
         (!nodes.is_empty()).then_some(nodes)
+    }
+
+    /// Whether the daemon means it by this name.
+    pub(crate) fn is_called(&self, name: &str) -> bool {
+        self.workload.workload == name || self.allocation.as_ref().is_some_and(|held| held.name == name)
     }
 
     pub(crate) fn level(&self) -> Option<Level> {
@@ -128,8 +140,7 @@ impl Row {
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
-        let Rates { local, remote, .. } = self.rates.unwrap_or_default();
-        self.history.push_back((local, remote));
+        self.history.push_back(self.rates.unwrap_or_default());
     }
 }
 
@@ -143,23 +154,13 @@ fn rate(before: u64, now: u64, seconds: f64) -> Option<f64> {
     now.checked_sub(before).map(|grown| grown as f64 / seconds)
 }
 
-/// How the daemon is reached.
-#[derive(Debug)]
-pub(crate) enum Link {
-    /// Samples come.
-    Live,
-    /// None does, for some reason.
-    Lost { reason: String, again: Duration, since: Instant },
-}
-
 /// All that is known.
 #[derive(Debug)]
 pub(crate) struct Model {
     pub(crate) topology: Topology,
     pub(crate) version: Version,
     pub(crate) nodes: Vec<Node>,
-    /// Bytes per second on each node: local, remote.
-    pub(crate) node_rates: BTreeMap<u32, (f64, f64)>,
+    pub(crate) node_rates: BTreeMap<u32, NodeRates>,
     /// By [`Workload::key`].
     pub(crate) rows: BTreeMap<String, Row>,
     pub(crate) allocations: Option<Allocations>,
@@ -170,7 +171,8 @@ pub(crate) struct Model {
     pub(crate) events: VecDeque<Event>,
     /// Events that came faster than they were read.
     pub(crate) missed_events: u64,
-    link: Link,
+    /// Why no samples come, and when it is tried again; absent while they come.
+    lost: Option<(String, Instant)>,
     /// When the last sample was taken, in the daemon's clock; absent until one came over this connection.
     at_millis: Option<u64>,
     /// When it came, in ours.
@@ -193,21 +195,20 @@ impl Model {
             troubles: BTreeMap::new(),
             events: VecDeque::new(),
             missed_events: 0,
-            link: Link::Live,
+            lost: None,
             at_millis: None,
             came: now,
             samples: 0,
         }
     }
 
-    /// Takes in what the daemon told.
+    /// Takes in what the daemon sent.
     pub(crate) fn take(&mut self, update: Update, now: Instant) {
         match update {
             Update::Connected(host) => {
                 let Host { topology, version, events } = *host;
                 (self.topology, self.version) = (topology, version);
-                (self.at_millis, self.samples, self.came) = (None, 0, now);
-                self.link = Link::Live;
+                (self.at_millis, self.samples, self.came, self.lost) = (None, 0, now, None);
                 for event in events {
                     self.event(event);
                 }
@@ -220,12 +221,8 @@ impl Model {
                     self.promise(allocations);
                 }
             }
-            Update::Status(answer) => {
-                if let Some(status) = self.answered("status", answer) {
-                    self.status = Some(status);
-                }
-            }
-            Update::Lost { reason, again } => self.link = Link::Lost { reason, again, since: now },
+            Update::Status(answer) => self.status = self.answered("status", answer).or(self.status.take()),
+            Update::Lost { reason, again } => self.lost = Some((reason, now + again)),
         }
     }
 
@@ -244,34 +241,20 @@ impl Model {
 
     /// Whether what is shown is of now; if not, why.
     pub(crate) fn staleness(&self, now: Instant) -> Option<String> {
-        match &self.link {
-            Link::Lost { reason, again, since } => {
-                let left = again.saturating_sub(now.duration_since(*since));
-                Some(match left.as_secs() {
-                    0 => format!("{reason}; connecting"),
-                    left => format!("{reason}; again in {left} s"),
-                })
-            }
-            Link::Live => {
-                let age = now.duration_since(self.came);
-                (age >= STALE).then(|| format!("no figures for {} s", age.as_secs()))
-            }
+        let age = now.duration_since(self.came);
+        match &self.lost {
+            Some((reason, again)) => Some(match again.saturating_duration_since(now).as_secs() {
+                0 => format!("{reason}; connecting"),
+                left => format!("{reason}; again in {left} s"),
+            }),
+            None => (age >= STALE).then(|| format!("no figures for {} s", age.as_secs())),
         }
     }
 
-    /// Whether rates are known.
-    pub(crate) fn has_rates(&self) -> bool {
-        self.samples >= 2
-    }
-
-    /// Seconds since the daemon started.
-    pub(crate) fn uptime_seconds(&self) -> Option<u64> {
-        self.at_millis.map(|millis| millis / 1000)
-    }
-
-    /// What is promised on a node.
-    pub(crate) fn promises(&self, node: u32) -> Option<&NodePromises> {
-        self.allocations.as_ref()?.nodes.iter().find(|promises| promises.node == node)
+    /// What is promised of a kind of memory on a node.
+    pub(crate) fn promises(&self, node: u32, kind: &str) -> Option<&KindPromises> {
+        let node = self.allocations.as_ref()?.nodes.iter().find(|promises| promises.node == node)?;
+        node.memory.iter().find(|promises| promises.kind == kind)
     }
 
     fn sample(&mut self, sample: Sample, now: Instant) {
@@ -283,20 +266,19 @@ impl Model {
             .map(|millis| millis as f64 / 1000.0);
         (self.at_millis, self.came) = (Some(sample.at_millis), now);
         self.samples += 1;
-        self.link = Link::Live;
+        self.lost = None;
         self.sample_nodes(sample.nodes, seconds);
 
         let mut seen = BTreeSet::new();
         for workload in sample.workloads {
-            let key = workload.key().to_owned();
-            self.sample_workload(&key, workload, seconds);
-            seen.insert(key);
+            seen.insert(workload.key().to_owned());
+            self.sample_workload(workload, seconds);
         }
         if sample.full {
             self.rows.retain(|key, _| seen.contains(key));
         } else {
             sample.removed.iter().for_each(|key| drop(self.rows.remove(key)));
-            // What is not told did nothing.
+            // What is not in it did nothing.
             for (_, row) in self.rows.iter_mut().filter(|(key, _)| !seen.contains(*key)) {
                 row.rates = row.totals.allocated.map(|_| Rates::default());
                 row.remember();
@@ -309,17 +291,18 @@ impl Model {
             self.nodes.iter().filter_map(|node| Some((node.node, node.allocated?))).collect();
         let rates = nodes.iter().filter_map(|node| {
             let (before, now, seconds) = (before.get(&node.node)?, node.allocated?, seconds?);
-            let local = rate(before.local_bytes, now.local_bytes, seconds)?;
-            Some((node.node, (local, rate(before.remote_bytes, now.remote_bytes, seconds)?)))
+            let local_bytes_per_second = rate(before.local_bytes, now.local_bytes, seconds)?;
+            let remote_bytes_per_second = rate(before.remote_bytes, now.remote_bytes, seconds)?;
+            Some((node.node, NodeRates { local_bytes_per_second, remote_bytes_per_second }))
         });
         self.node_rates = rates.collect();
         self.nodes = nodes;
     }
 
-    fn sample_workload(&mut self, key: &str, workload: Workload, seconds: Option<f64>) {
+    fn sample_workload(&mut self, workload: Workload, seconds: Option<f64>) {
         let totals = Totals::of(&workload);
         let allocations = self.allocations.as_ref();
-        let row = self.rows.entry(key.to_owned()).or_insert_with(|| Row {
+        let row = self.rows.entry(workload.key().to_owned()).or_insert_with(|| Row {
             allocation: held(allocations, &workload),
             workload: workload.clone(),
             totals: Totals::default(),

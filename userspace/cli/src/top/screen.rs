@@ -2,7 +2,11 @@
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::{draw::Paint, list::Choice, model::Model};
+use super::{
+    draw::Paint,
+    model::{Model, Row},
+};
+use crate::args::Choice;
 
 /// What comes after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,17 +17,19 @@ pub(crate) enum Then {
 }
 
 /// A part of the screen that keys move in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Pane {
+    #[default]
     Workloads,
     Nodes,
     Events,
 }
 
 /// What takes the screen.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum View {
     /// Nodes, workloads, events.
+    #[default]
     Lists,
     /// A workload in full, by its key.
     Workload(String),
@@ -32,8 +38,17 @@ pub(crate) enum View {
     Help,
 }
 
+/// Where the user is in a pane.
+#[derive(Debug, Default)]
+pub(crate) struct Place {
+    /// The selected line.
+    pub(crate) at: usize,
+    /// The first line in sight.
+    pub(crate) from: usize,
+}
+
 /// What is shown.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Screen {
     pub(crate) choice: Choice,
     pub(crate) paint: Paint,
@@ -41,39 +56,17 @@ pub(crate) struct Screen {
     pub(crate) pane: Pane,
     /// The workload that is selected, by its key; the first until one is.
     pub(crate) selected: Option<String>,
-    /// Where the selected workload was, for when it goes.
-    pub(crate) selected_at: usize,
-    pub(crate) node: usize,
-    pub(crate) event: usize,
-    /// The first line that is shown of what does not fit: of the workloads, the nodes, the events, a view.
-    pub(crate) workloads_from: usize,
-    pub(crate) nodes_from: usize,
+    /// By [`Pane`]. Of the workloads, where the selected one was: for when it goes.
+    pub(crate) places: [Place; 3],
+    /// The first line in sight of a view.
     pub(crate) scrolled: usize,
-    /// Lines that the pane or the view showed last.
+    /// Lines that the pane or the view showed last; none before the first.
     pub(crate) page: usize,
     /// Whether the filter is being written.
     pub(crate) is_filtering: bool,
 }
 
 impl Screen {
-    pub(crate) fn new(choice: Choice, paint: Paint) -> Self {
-        Self {
-            choice,
-            paint,
-            view: View::Lists,
-            pane: Pane::Workloads,
-            selected: None,
-            selected_at: 0,
-            node: 0,
-            event: 0,
-            workloads_from: 0,
-            nodes_from: 0,
-            scrolled: 0,
-            page: 1,
-            is_filtering: false,
-        }
-    }
-
     /// Does what a key asks for.
     pub(crate) fn key(&mut self, key: KeyEvent, model: &Model) -> Then {
         if key.modifiers.contains(KeyModifiers::CONTROL) {
@@ -136,19 +129,10 @@ impl Screen {
             KeyCode::Char('S' | '<') => self.choice.sort_by_next(true),
             KeyCode::Char('r') => self.choice.reversed = !self.choice.reversed,
             KeyCode::Char('g') => self.choice.guaranteed = !self.choice.guaranteed,
-            KeyCode::Tab => {
-                self.pane = match self.pane {
-                    Pane::Workloads => Pane::Nodes,
-                    Pane::Nodes => Pane::Events,
-                    Pane::Events => Pane::Workloads,
-                }
-            }
-            KeyCode::BackTab => {
-                self.pane = match self.pane {
-                    Pane::Workloads => Pane::Events,
-                    Pane::Nodes => Pane::Workloads,
-                    Pane::Events => Pane::Nodes,
-                }
+            KeyCode::Tab | KeyCode::BackTab => {
+                let all = [Pane::Workloads, Pane::Nodes, Pane::Events];
+                let step = if code == KeyCode::Tab { 1 } else { all.len() - 1 };
+                self.pane = all[(self.pane as usize + step) % all.len()];
             }
             KeyCode::Enter | KeyCode::Right => self.look_into(model),
             code => self.move_in_pane(code, model),
@@ -156,65 +140,45 @@ impl Screen {
     }
 
     fn look_into(&mut self, model: &Model) {
-        match self.pane {
+        let at = self.places[self.pane as usize].at;
+        let view = match self.pane {
             Pane::Workloads => {
                 let rows = self.choice.rows(model);
-                if let Some((key, _)) = rows.get(self.position(&rows)) {
-                    self.show(View::Workload((*key).to_owned()));
-                }
+                rows.get(self.position(&rows)).map(|(key, _)| View::Workload((*key).to_owned()))
             }
-            Pane::Nodes => {
-                if let Some(node) = model.nodes.get(self.node) {
-                    self.show(View::Node(node.node));
-                }
-            }
-            Pane::Events => {
-                // Of the workload that it is about, if that is still there.
-                let name = model.events.get(self.event).and_then(|event| event.workload.as_ref());
-                let about = name.and_then(|name| {
-                    let is_it = |row: &super::model::Row| {
-                        row.workload.workload == *name
-                            || row.allocation.as_ref().is_some_and(|held| held.name == *name)
-                    };
-                    model.rows.iter().find(|(_, row)| is_it(row))
-                });
-                if let Some((key, _)) = about {
-                    self.show(View::Workload(key.clone()));
-                }
-            }
+            Pane::Nodes => model.nodes.get(at).map(|node| View::Node(node.node)),
+            // Of the workload that it is about, if that is still there.
+            Pane::Events => model.events.get(at).and_then(|event| {
+                let name = event.workload.as_ref()?;
+                let (key, _) = model.rows.iter().find(|(_, row)| row.is_called(name))?;
+                Some(View::Workload(key.clone()))
+            }),
+        };
+        if let Some(view) = view {
+            self.show(view);
         }
     }
 
     fn move_in_pane(&mut self, code: KeyCode, model: &Model) {
-        let page = self.page.max(1);
-        match self.pane {
-            Pane::Workloads => {
-                let rows = self.choice.rows(model);
-                if let Some(at) = moved(code, self.position(&rows), page, rows.len().saturating_sub(1)) {
-                    self.selected_at = at;
-                    self.selected = rows.get(at).map(|(key, _)| (*key).to_owned());
-                }
-            }
-            Pane::Nodes => {
-                self.node =
-                    moved(code, self.node, page, model.nodes.len().saturating_sub(1)).unwrap_or(self.node);
-            }
-            Pane::Events => {
-                let last = model.events.len().saturating_sub(1);
-                self.event = moved(code, self.event, page, last).unwrap_or(self.event);
-            }
+        let rows = self.choice.rows(model);
+        let at = self.places[self.pane as usize].at;
+        let (at, count) = match self.pane {
+            Pane::Workloads => (self.position(&rows), rows.len()),
+            Pane::Nodes => (at, model.nodes.len()),
+            Pane::Events => (at, model.events.len()),
+        };
+        let Some(at) = moved(code, at, self.page.max(1), count.saturating_sub(1)) else { return };
+        self.places[self.pane as usize].at = at;
+        if self.pane == Pane::Workloads {
+            self.selected = rows.get(at).map(|(key, _)| (*key).to_owned());
         }
     }
 
     /// Where the selected workload is among these. One that is gone leaves its place to the next.
-    pub(crate) fn position(&self, rows: &[(&str, &super::model::Row)]) -> usize {
-        let last = rows.len().saturating_sub(1);
-        match &self.selected {
-            None => 0,
-            Some(key) => {
-                rows.iter().position(|(other, _)| other == key).unwrap_or_else(|| self.selected_at.min(last))
-            }
-        }
+    pub(crate) fn position(&self, rows: &[(&str, &Row)]) -> usize {
+        let Some(key) = &self.selected else { return 0 };
+        let before = self.places[Pane::Workloads as usize].at.min(rows.len().saturating_sub(1));
+        rows.iter().position(|(other, _)| other == key).unwrap_or(before)
     }
 }
 

@@ -20,10 +20,10 @@ use tokio::{
 use super::{
     draw,
     feed::Update,
-    list::Choice,
     model::Model,
     screen::{Screen, Then},
 };
+use crate::args::Choice;
 
 /// Ages and waiting times that are shown grow also while nothing comes.
 const TICK: Duration = Duration::from_secs(1);
@@ -33,14 +33,8 @@ struct Taken(DefaultTerminal);
 
 impl Taken {
     fn take() -> io::Result<Self> {
-        match ratatui::try_init() {
-            Ok(terminal) => Ok(Self(terminal)),
-            Err(error) => {
-                // It may have come half-way. The first error says more than one from here.
-                let _ = ratatui::try_restore();
-                Err(error)
-            }
-        }
+        // It may have come half-way. The first error says more than one from here.
+        ratatui::try_init().map(Self).inspect_err(|_| drop(ratatui::try_restore()))
     }
 }
 
@@ -58,7 +52,8 @@ pub(crate) async fn run(
     model: &mut Model,
     choice: Choice,
 ) -> anyhow::Result<()> {
-    let mut screen = Screen::new(choice, draw::Paint::from_environment());
+    let paint = draw::Paint::from_environment();
+    let mut screen = Screen { choice, paint, ..Screen::default() };
     let mut ends = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()].map(signal);
     let [Ok(terminate), Ok(hangup), Ok(interrupt)] = &mut ends else {
         anyhow::bail!("signals cannot be received");

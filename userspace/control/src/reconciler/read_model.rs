@@ -97,7 +97,7 @@ impl ReadModel {
         waiting: Vec<api::Waiting>,
     ) -> api::Allocations {
         let ledger = &core.state.ledger;
-        let free_cpus = &core.policy.strategy.allocatable().cpus & ledger.shared_pool();
+        let free_cpus = core.free_cpus();
         let memory = ledger.memory();
         let nodes = core.policy.machine.nodes.iter().map(|(&id, node)| api::NodePromises {
             node: id.0,
@@ -138,7 +138,12 @@ impl Description {
         let promise = Promise {
             cgroup: guarantee.cgroup.clone(),
             id: guarantee.id,
+            container: match &guarantee.target {
+                Target::Container(of) => Some(of.into()),
+                _ => None,
+            },
             nodes: held.memory_nodes(),
+            blocks: held.blocks.clone(),
             placed: if of.is_shown { Vec::new() } else { placed(&held) },
             cpus: held.cpus.unwrap_or_default(),
             offline_cpus: missing.cpus,

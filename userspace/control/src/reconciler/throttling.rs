@@ -167,7 +167,7 @@ impl Throttling {
             let (Ok(events), Ok(pressure)) = (read::memory_events(&dir), read::memory_pressure(&dir)) else {
                 continue;
             };
-            let sample = Sample { at: now, waited: pressure.full.total, throttled: events.high };
+            let sample = Sample { at: now, waited: pressure.full, throttled: events.high };
             let waits = self.workloads.entry(name.clone()).or_default();
             let before = waits.stalls;
             let begins = waits.take(sample);

@@ -2,49 +2,41 @@
 
 use std::{collections::BTreeSet, fs};
 
-use super::{Check, Host};
+use super::{Check, Host, Outcome, check, ok, warn};
 
 /// `AllowedCPUs=` and `AllowedMemoryNodes=` came with this version of systemd.
 const SYSTEMD_WITH_CPUSETS: u32 = 244;
 
-/// A program that may work against promises, by the name that the kernel shows (15 bytes of it).
-struct Other {
-    name: &'static str,
-    does: &'static str,
-    mend: &'static str,
-}
+const MANAGES: &str = "it writes cpusets and memory protection itself";
+const STOP_MANAGER: &str = "let only one of them bind workloads to CPUs and nodes: stop it, or switch its CPU and memory policies off";
 
-const CGROUP_MANAGER: &str = "let only one of them bind workloads to CPUs and nodes: stop it, or switch its CPU and memory policies off";
-
-const OTHERS: &[Other] = &[
-    Other {
-        name: "irqbalance",
-        does: "it moves interrupts to exclusive CPUs as well",
-        mend: "list the CPUs that workloads may get in IRQBALANCE_BANNED_CPULIST, or stop it",
-    },
-    Other {
-        name: "numad",
-        does: "it binds processes to nodes itself, also those that hold guarantees",
-        mend: "systemctl disable --now numad",
-    },
-    Other {
-        name: "tuned",
-        does: "profiles such as cpu-partitioning move processes and interrupts between CPUs",
-        mend: "tuned-adm profile throughput-performance, or another one that leaves affinities alone",
-    },
-    Other {
-        name: "cgrulesengd",
-        does: "it moves processes to other cgroups, out of those that hold guarantees",
-        mend: "leave workloads that hold guarantees out of cgrules.conf",
-    },
-    Other { name: "koordlet", does: "it writes cpusets and memory protection itself", mend: CGROUP_MANAGER },
-    Other {
-        name: "katalyst-agent",
-        does: "it writes cpusets and memory protection itself",
-        mend: CGROUP_MANAGER,
-    },
-    Other { name: "cri-resmgr", does: "it writes cpusets itself", mend: CGROUP_MANAGER },
-    Other { name: "nri-resource-po", does: "it writes cpusets itself", mend: CGROUP_MANAGER },
+/// Programs that may work against promises, by the name that the kernel shows (15 bytes of it); what they do, and what
+/// to do about it.
+const OTHERS: &[(&str, &str, &str)] = &[
+    (
+        "irqbalance",
+        "it moves interrupts to exclusive CPUs as well",
+        "list the CPUs that workloads may get in IRQBALANCE_BANNED_CPULIST, or stop it",
+    ),
+    (
+        "numad",
+        "it binds processes to nodes itself, also those that hold guarantees",
+        "systemctl disable --now numad",
+    ),
+    (
+        "tuned",
+        "profiles such as cpu-partitioning move processes and interrupts between CPUs",
+        "tuned-adm profile throughput-performance, or another one that leaves affinities alone",
+    ),
+    (
+        "cgrulesengd",
+        "it moves processes to other cgroups, out of those that hold guarantees",
+        "leave workloads that hold guarantees out of cgrules.conf",
+    ),
+    ("koordlet", MANAGES, STOP_MANAGER),
+    ("katalyst-agent", MANAGES, STOP_MANAGER),
+    ("cri-resmgr", "it writes cpusets itself", STOP_MANAGER),
+    ("nri-resource-po", "it writes cpusets itself", STOP_MANAGER),
 ];
 
 /// A process, as far as it is of interest.
@@ -57,10 +49,18 @@ struct Process {
 impl Host<'_> {
     pub(super) fn enforcement(&self) -> Vec<Check> {
         let processes = self.processes();
-        let mut checks = vec![self.writable(), self.systemd(), self.fanotify(), daemons(&processes)];
-        checks.extend(self.kubelet_state());
-        checks.extend(kubelet_flags(&processes));
-        checks.push(others(&processes));
+        let mut checks = vec![
+            check("cgroup writes", self.writable()),
+            check("systemd", self.systemd()),
+            check("fanotify", self.fanotify()),
+            check("daemon", daemons(&processes)),
+        ];
+        let states = [("cpu_manager_state", "static"), ("memory_manager_state", "Static")];
+        checks.extend(states.into_iter().filter_map(|(file, policy)| {
+            Some(check(format!("kubelet {file}"), self.kubelet_state(file, policy)?))
+        }));
+        checks.extend(kubelet_flags(&processes).map(|outcome| check("kubelet flags", outcome)));
+        checks.push(check("other writers", others(&processes)));
         checks
     }
 
@@ -68,54 +68,43 @@ impl Host<'_> {
         let Ok(entries) = fs::read_dir(self.root.join("proc")) else { return Vec::new() };
         let id = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
         let ids: BTreeSet<u32> = entries.flatten().filter_map(id).collect();
-        ids.into_iter()
-            .filter_map(|id| {
-                // One that ended meanwhile has neither.
-                let name = self.read(&format!("proc/{id}/comm")).ok()?;
-                let arguments = self.read(&format!("proc/{id}/cmdline")).unwrap_or_default();
-                let arguments = arguments.split('\0').map(str::to_owned).collect();
-                Some(Process { id, name, arguments })
-            })
-            .collect()
+        let process = |id| {
+            // One that ended meanwhile has neither.
+            let name = self.read(&format!("proc/{id}/comm")).ok()?;
+            let arguments = self.read(&format!("proc/{id}/cmdline")).unwrap_or_default();
+            Some(Process { id, name, arguments: arguments.split('\0').map(str::to_owned).collect() })
+        };
+        ids.into_iter().filter_map(process).collect()
     }
 
-    /// `proc_pid_mountinfo(5)`: the sixth field has the options of the mount.
-    fn writable(&self) -> Check {
-        let check = "cgroup writes";
-        let table = self.read("proc/self/mountinfo").unwrap_or_default();
-        let mount = table.lines().find(|line| line.contains(" - cgroup2 "));
-        let options = mount.and_then(|line| line.split(' ').nth(5)).unwrap_or_default();
-        match mount {
-            None => Check::warn(check, "no cgroup v2: nothing can be enforced", "see the check cgroup v2"),
-            Some(_) if options.split(',').any(|option| option == "ro") => Check::warn(
-                check,
+    fn writable(&self) -> Outcome {
+        match self.mount("cgroup2") {
+            None => warn("no cgroup v2: nothing can be enforced", "see the check cgroup v2"),
+            Some((_, options)) if options.split(',').any(|option| option == "ro") => warn(
                 "the hierarchy is mounted read-only: workloads are observed, and nothing is enforced",
                 "mount -o remount,rw /sys/fs/cgroup; for a container, mount the host's hierarchy read-write into it",
             ),
-            Some(_) => Check::ok(check, "the hierarchy is mounted read-write"),
+            Some(_) => ok("the hierarchy is mounted read-write"),
         }
     }
 
-    fn systemd(&self) -> Check {
-        let check = "systemd";
+    fn systemd(&self) -> Outcome {
         if !self.exists("run/systemd/system") {
-            return Check::ok(check, "not the init here: every cgroup is written directly");
+            return ok("not the init here: every cgroup is written directly");
         }
         if !self.exists("run/dbus/system_bus_socket") {
-            return Check::warn(
-                check,
+            return warn(
                 "its system bus is not found: units cannot be given guarantees",
                 "start dbus; for a container, mount /run/dbus/system_bus_socket into it",
             );
         }
         match self.systemd_version() {
-            Some(version) if version < SYSTEMD_WITH_CPUSETS => Check::warn(
-                check,
+            Some(version) if version < SYSTEMD_WITH_CPUSETS => warn(
                 format!("version {version} cannot bind units to CPUs and nodes"),
                 format!("use systemd {SYSTEMD_WITH_CPUSETS} or newer, or name cgroups outside of its slices"),
             ),
-            Some(version) => Check::ok(check, format!("version {version}; units are bound through it")),
-            None => Check::ok(check, "units are bound through it"),
+            Some(version) => ok(format!("version {version}; units are bound through it")),
+            None => ok("units are bound through it"),
         }
     }
 
@@ -126,74 +115,54 @@ impl Host<'_> {
         entries.flatten().find_map(|entry| {
             let name = entry.file_name();
             let version = name.to_str()?.strip_prefix("libsystemd-shared-")?;
-            let digits = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());
-            version[..digits].parse().ok()
+            version.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
         })
     }
 
-    fn fanotify(&self) -> Check {
-        let check = "fanotify";
+    fn fanotify(&self) -> Outcome {
         if self.exists("proc/sys/fs/fanotify") {
-            Check::ok(check, "available: who rewrites a knob is seen at once")
-        } else {
-            Check::warn(
-                check,
-                "not in this kernel: knobs are looked at every second instead, and who wrote them stays unknown",
-                "use a kernel with CONFIG_FANOTIFY=y, 5.13 or newer",
-            )
+            return ok("available: who rewrites a knob is seen at once");
         }
+        warn(
+            "not in this kernel: knobs are looked at every second instead, and who wrote them stays unknown",
+            "use a kernel with CONFIG_FANOTIFY=y, 5.13 or newer",
+        )
     }
 
-    /// The state files say what the kubelet really does, whatever its configuration says.
-    fn kubelet_state(&self) -> Vec<Check> {
-        let states = [("cpu_manager_state", "static"), ("memory_manager_state", "Static")];
-        states
-            .into_iter()
-            .filter_map(|(file, policy)| {
-                let path = format!("var/lib/kubelet/{file}");
-                let text = self.read(&path).ok()?;
-                let check = format!("kubelet {file}");
-                let Ok(state) = serde_json::from_str::<serde_json::Value>(&text) else {
-                    let mend = format!("rm /{path} and restart the kubelet, which refuses to start with it");
-                    return Some(Check::warn(&check, format!("/{path} is no JSON"), mend));
-                };
-                let name = state["policyName"].as_str().unwrap_or_default();
-                Some(if name.eq_ignore_ascii_case(policy) {
-                    Check::warn(
-                        &check,
-                        format!("policy {name}: the kubelet binds containers itself, or did until its policy changed"),
-                        format!(
-                            "`numaward import-kubelet-state /var/lib/kubelet` takes over what is promised; then set \
-                             the policy to none, rm /{path} and restart the kubelet"
-                        ),
-                    )
-                } else {
-                    Check::ok(&check, format!("policy {name}"))
-                })
-            })
-            .collect()
+    /// A state file says what the kubelet really does, whatever its configuration says.
+    fn kubelet_state(&self, file: &str, policy: &str) -> Option<Outcome> {
+        let path = format!("var/lib/kubelet/{file}");
+        let text = self.read(&path).ok()?;
+        let Ok(state) = serde_json::from_str::<serde_json::Value>(&text) else {
+            let mend = format!("rm /{path} and restart the kubelet, which refuses to start with it");
+            return Some(warn(format!("/{path} is no JSON"), mend));
+        };
+        let name = state["policyName"].as_str().unwrap_or_default();
+        if !name.eq_ignore_ascii_case(policy) {
+            return Some(ok(format!("policy {name}")));
+        }
+        Some(warn(
+            format!("policy {name}: the kubelet binds containers itself, or did until its policy changed"),
+            format!(
+                "`numaward import-kubelet-state /var/lib/kubelet` takes over what is promised; then set \
+                 the policy to none, rm /{path} and restart the kubelet"
+            ),
+        ))
     }
 }
 
-fn list(processes: &[&Process]) -> String {
-    let ids: Vec<String> = processes.iter().map(|process| process.id.to_string()).collect();
-    ids.join(", ")
-}
-
-fn daemons(processes: &[Process]) -> Check {
+fn daemons(processes: &[Process]) -> Outcome {
     let is_daemon = |process: &&Process| {
         process.name == "numaward" && process.arguments.get(1).is_some_and(|argument| argument == "run")
     };
-    let running: Vec<&Process> = processes.iter().filter(is_daemon).collect();
-    let check = "daemon";
-    match running.len() {
-        0 => Check::ok(check, "none runs"),
-        1 => Check::ok(check, format!("runs as process {}", list(&running))),
-        _ => Check::warn(
-            check,
+    let running: Vec<_> = processes.iter().filter(is_daemon).map(|process| process.id.to_string()).collect();
+    match running.as_slice() {
+        [] => ok("none runs"),
+        [id] => ok(format!("runs as process {id}")),
+        ids => warn(
             format!(
                 "several run, as processes {}: each would bind the workloads of the others",
-                list(&running)
+                ids.join(", ")
             ),
             "stop all but one; a container and a service may each run one",
         ),
@@ -201,49 +170,39 @@ fn daemons(processes: &[Process]) -> Check {
 }
 
 /// Policies that were given on the command line do not show in the kubelet's file.
-fn kubelet_flags(processes: &[Process]) -> Option<Check> {
+fn kubelet_flags(processes: &[Process]) -> Option<Outcome> {
     const POLICIES: [&str; 3] =
         ["--cpu-manager-policy", "--memory-manager-policy", "--topology-manager-policy"];
     let kubelet = processes.iter().find(|process| process.name == "kubelet")?;
     let mut own = Vec::new();
     for (index, argument) in kubelet.arguments.iter().enumerate() {
-        let (flag, value) = match argument.split_once('=') {
-            Some((flag, value)) => (flag, value),
-            None => (argument.as_str(), kubelet.arguments.get(index + 1).map_or("", String::as_str)),
-        };
+        let next = || kubelet.arguments.get(index + 1).map_or("", String::as_str);
+        let (flag, value) = argument.split_once('=').unwrap_or_else(|| (argument, next()));
         if POLICIES.contains(&flag) && !value.eq_ignore_ascii_case("none") {
             own.push(format!("{flag}={value}"));
         }
     }
-    let check = "kubelet flags";
-    Some(if own.is_empty() {
-        Check::ok(check, format!("process {} has none that would fight", kubelet.id))
-    } else {
-        Check::warn(
-            check,
-            format!("{}: the kubelet places workloads itself; numaward only watches", own.join(" ")),
-            "take these flags off the kubelet before numaward is to place workloads",
-        )
-    })
+    if own.is_empty() {
+        return Some(ok(format!("process {} has none that would fight", kubelet.id)));
+    }
+    Some(warn(
+        format!("{}: the kubelet places workloads itself; numaward only watches", own.join(" ")),
+        "take these flags off the kubelet before numaward is to place workloads",
+    ))
 }
 
-fn others(processes: &[Process]) -> Check {
-    let check = "other writers";
-    let found: Vec<(&Other, &Process)> = OTHERS
-        .iter()
-        .filter_map(|other| Some((other, processes.iter().find(|process| process.name == other.name)?)))
-        .collect();
-    if found.is_empty() {
-        return Check::ok(check, "no program is known that would fight over CPUs and nodes");
+fn others(processes: &[Process]) -> Outcome {
+    let (mut findings, mut mends) = (Vec::new(), Vec::new());
+    for (name, does, mend) in OTHERS {
+        if let Some(process) = processes.iter().find(|process| process.name == *name) {
+            findings.push(format!("{name} runs (process {}): {does}", process.id));
+            mends.push(format!("{name}: {mend}"));
+        }
     }
-    let findings: Vec<String> = found
-        .iter()
-        .map(|(other, process)| format!("{} runs (process {}): {}", other.name, process.id, other.does))
-        .collect();
-    let mut mends: Vec<String> =
-        found.iter().map(|(other, _)| format!("{}: {}", other.name, other.mend)).collect();
-    mends.dedup();
-    Check::warn(check, findings.join("; "), mends.join("; "))
+    if findings.is_empty() {
+        return ok("no program is known that would fight over CPUs and nodes");
+    }
+    warn(findings.join("; "), mends.join("; "))
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use axum::http::{HeaderMap, header};
 /// A media type on offer.
 #[derive(Debug)]
 pub(super) struct Offer<T> {
+    /// `TYPE/SUBTYPE`.
     pub(super) media_type: &'static str,
-    pub(super) subtype: &'static str,
     /// The value of the parameter `version`; a client that asks for another version does not get this.
     pub(super) version: Option<&'static str>,
     pub(super) gives: T,
@@ -15,32 +15,25 @@ pub(super) struct Offer<T> {
 /// The offer that the client prefers; `None` if it takes none. Where it likes several equally, the one
 /// that it names more exactly, then the earlier one. Without the header, the first.
 pub(super) fn choose<'a, T>(headers: &HeaderMap, offers: &'a [Offer<T>]) -> Option<&'a T> {
-    let mut ranges: Vec<Range> = Vec::new();
-    for value in headers.get_all(header::ACCEPT) {
-        // What is no text names no media type, and so accepts none.
-        ranges.extend(value.to_str().unwrap_or("").split(',').filter_map(Range::parse));
-    }
     if !headers.contains_key(header::ACCEPT) {
         return offers.first().map(|offer| &offer.gives);
     }
-    let mut best: Option<(u16, u8, &T)> = None;
-    for offer in offers {
+    // What is no text names no media type, and so accepts none.
+    let values = headers.get_all(header::ACCEPT).iter().map(|value| value.to_str().unwrap_or(""));
+    let ranges: Vec<Range> = values.flat_map(|value| value.split(',')).filter_map(Range::parse).collect();
+    let liked = offers.iter().filter_map(|offer| {
         // The most exact range that matches decides for an offer.
-        let range = ranges
-            .iter()
-            .filter_map(|range| Some((range.matches(offer)?, range.quality)))
-            .max_by_key(|&(exactness, quality)| (exactness, quality));
-        let Some((exactness, quality)) = range.filter(|&(_, quality)| quality > 0) else { continue };
-        if best.is_none_or(|(q, e, _)| (quality, exactness) > (q, e)) {
-            best = Some((quality, exactness, &offer.gives));
-        }
-    }
-    best.map(|(_, _, gives)| gives)
+        let matching = ranges.iter().filter_map(|range| Some((range.matches(offer)?, range.quality)));
+        let (exactness, quality) = matching.max()?;
+        (quality > 0).then_some(((quality, exactness), &offer.gives))
+    });
+    // Of equals, the last is the maximum.
+    liked.rev().max_by_key(|(rank, _)| *rank).map(|(_, gives)| gives)
 }
 
 struct Range {
+    /// `TYPE/SUBTYPE`, `TYPE/*` or `*/*`.
     media_type: String,
-    subtype: String,
     version: Option<String>,
     /// In thousandths: quality values have at most three decimals.
     quality: u16,
@@ -49,20 +42,12 @@ struct Range {
 impl Range {
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split(';').map(|part| part.trim().to_ascii_lowercase());
-        let name = parts.next()?;
-        let (media_type, subtype) = name.split_once('/')?;
-        let mut range = Self {
-            media_type: media_type.to_owned(),
-            subtype: subtype.to_owned(),
-            version: None,
-            quality: 1000,
-        };
+        let mut range = Self { media_type: parts.next()?, version: None, quality: 1000 };
         for part in parts {
-            let Some((key, value)) = part.split_once('=') else { continue };
-            match key {
-                "version" => range.version = Some(value.trim_matches('"').to_owned()),
+            match part.split_once('=') {
+                Some(("version", value)) => range.version = Some(value.trim_matches('"').to_owned()),
                 // A quality that is none makes the range unusable.
-                "q" => range.quality = parse_quality(value)?,
+                Some(("q", value)) => range.quality = parse_quality(value)?,
                 // `charset`, `escaping`: what is served is UTF-8 with names that need no escaping.
                 _ => {}
             }
@@ -72,10 +57,10 @@ impl Range {
 
     /// How exactly the range names the offer; `None` if it does not.
     fn matches<T>(&self, offer: &Offer<T>) -> Option<u8> {
-        let exactness = match (self.media_type.as_str(), self.subtype.as_str()) {
+        let exactness = match self.media_type.split_once('/')? {
             ("*", "*") => 0,
-            (media_type, "*") if media_type == offer.media_type => 1,
-            (media_type, subtype) if media_type == offer.media_type && subtype == offer.subtype => 2,
+            (media_type, "*") if offer.media_type.split('/').next() == Some(media_type) => 1,
+            _ if self.media_type == offer.media_type => 2,
             _ => return None,
         };
         match self.version.as_deref() {
@@ -100,13 +85,8 @@ mod tests {
     use super::*;
 
     const OFFERS: [Offer<&str>; 2] = [
-        Offer { media_type: "text", subtype: "plain", version: Some("0.0.4"), gives: "text" },
-        Offer {
-            media_type: "application",
-            subtype: "openmetrics-text",
-            version: Some("1.0.0"),
-            gives: "openmetrics",
-        },
+        Offer { media_type: "text/plain", version: Some("0.0.4"), gives: "text" },
+        Offer { media_type: "application/openmetrics-text", version: Some("1.0.0"), gives: "openmetrics" },
     ];
 
     #[test]

@@ -35,7 +35,7 @@ impl Blocking {
         });
         done.await.map_err(|error| {
             tracing::error!(%error, "a request failed");
-            Failure(StatusCode::INTERNAL_SERVER_ERROR, "numaward failed; its log says more".to_owned())
+            (StatusCode::INTERNAL_SERVER_ERROR, "numaward failed; its log says more".to_owned())
         })
     }
 }

@@ -9,19 +9,18 @@ use axum::{
     Json, Router,
     body::Bytes,
     extract::{Path as UrlPath, RawQuery, State, rejection::BytesRejection},
-    http::{HeaderValue, StatusCode, Uri, header},
+    http::{StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
 use numaward_api as api;
 use numaward_api::problem::CONTENT_TYPE;
 use numaward_cgroup::knob::KnobError;
-use numaward_control::{AdmissionError, FieldError, Reconciler, Request, reconciler::Answer};
+use numaward_control::{AdmissionError, FieldError, Reconciler, Request, View, reconciler::Answer};
 use numaward_enforce::EnforceError;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::blocking::Blocking;
-use crate::kubernetes::export::View;
 
 /// Accepts connections on the control socket from those who may change allocations.
 #[derive(Debug)]
@@ -71,29 +70,32 @@ fn may_control(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
-/// What is served to everybody.
-pub(super) fn reading(view: Option<View>, blocking: Blocking) -> Router {
-    OpenApiRouter::new().routes(routes!(allocations)).with_state(Reading(view, blocking)).into()
-}
-
 /// Gives the allocations, where there can be any.
 #[derive(Clone)]
 struct Reading(Option<View>, Blocking);
 
+fn reads() -> OpenApiRouter<Reading> {
+    OpenApiRouter::new().routes(routes!(allocations))
+}
+
+fn changes() -> OpenApiRouter<Arc<Reconciler>> {
+    OpenApiRouter::new().routes(routes!(admit)).routes(routes!(release))
+}
+
+/// What is served to everybody.
+pub(super) fn reading(view: Option<View>, blocking: Blocking) -> Router {
+    reads().with_state(Reading(view, blocking)).into()
+}
+
 /// What is served to those who may control, in addition.
 pub(super) fn changing(reconciler: Reconciler) -> Router {
-    OpenApiRouter::new()
-        .routes(routes!(admit))
-        .routes(routes!(release))
-        .with_state(Arc::new(reconciler))
-        .into()
+    changes().with_state(Arc::new(reconciler)).into()
 }
 
 /// The description of all of these.
 pub(super) fn open_api() -> OpenApi {
-    let mut document = OpenApiRouter::<Reading>::new().routes(routes!(allocations)).into_openapi();
-    let changes = OpenApiRouter::<Arc<Reconciler>>::new().routes(routes!(admit)).routes(routes!(release));
-    document.merge(changes.into_openapi());
+    let mut document = reads().into_openapi();
+    document.merge(changes().into_openapi());
     document
 }
 
@@ -111,17 +113,11 @@ async fn allocations(
     State(Reading(view, blocking)): State<Reading>,
     uri: Uri,
 ) -> Result<Json<api::Allocations>, Response> {
-    match view {
-        Some(view) => {
-            let read = blocking.run(move || Json((*view()).clone()));
-            read.await.map_err(IntoResponse::into_response)
-        }
-        None => Err(respond(refusal(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "nothing can be promised on this host; the log of the daemon says why".to_owned(),
-            uri.path(),
-        ))),
-    }
+    let Some(view) = view else {
+        let detail = "nothing can be promised on this host; the log of the daemon says why".to_owned();
+        return Err(respond(refusal(StatusCode::SERVICE_UNAVAILABLE, detail, uri.path())));
+    };
+    blocking.run(move || Json((*view()).clone())).await.map_err(IntoResponse::into_response)
 }
 
 /// Asks for an allocation. Answers when the kernel holds it. Only on the control socket and the control address.
@@ -200,10 +196,8 @@ async fn release(
     uri: Uri,
     UrlPath(name): UrlPath<String>,
 ) -> Result<StatusCode, Response> {
-    match reconciler.release(name).await {
-        Ok(()) => Ok(StatusCode::NO_CONTENT),
-        Err(error) => Err(refused(&error, uri.path())),
-    }
+    let released = reconciler.release(name).await;
+    released.map(|()| StatusCode::NO_CONTENT).map_err(|error| refused(&error, uri.path()))
 }
 
 fn refusal(status: StatusCode, detail: String, path: &str) -> api::Refusal {
@@ -226,17 +220,17 @@ fn possible_target(error: &AdmissionError) -> Option<&'static str> {
         AdmissionError::Failed(failure) => &failure.error,
         _ => return None,
     };
-    match error {
-        EnforceError::Gone { .. } => Some("a cgroup that exists"),
-        EnforceError::UnknownUnit { .. } => Some("a unit that runs on this host"),
+    Some(match error {
+        EnforceError::Gone { .. } => "a cgroup that exists",
+        EnforceError::UnknownUnit { .. } => "a unit that runs on this host",
         EnforceError::Excluded { .. } => {
-            Some("a cgroup whose ancestors leave it the CPUs and nodes that are promised")
+            "a cgroup whose ancestors leave it the CPUs and nodes that are promised"
         }
         EnforceError::Knob(KnobError::Missing { .. }) => {
-            Some("a cgroup of v2 whose ancestors have cpuset and memory in cgroup.subtree_control")
+            "a cgroup of v2 whose ancestors have cpuset and memory in cgroup.subtree_control"
         }
-        _ => None,
-    }
+        _ => return None,
+    })
 }
 
 fn refused(error: &AdmissionError, path: &str) -> Response {
@@ -256,29 +250,21 @@ fn refused(error: &AdmissionError, path: &str) -> Response {
         AdmissionError::Unfit(_) | AdmissionError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
     };
     let mut refusal = refusal(status, error.to_string(), path);
-    if let Some(possible) = possible {
-        refusal.field = Some("target".to_owned());
-        refusal.allowed = Some(possible.to_owned());
-    }
-    match error {
+    (refusal.field, refusal.allowed) = match error {
         AdmissionError::Field(wrong) | AdmissionError::Conflict(wrong) => {
-            refusal.field = Some(wrong.field.clone());
-            refusal.allowed = Some(wrong.allowed.clone());
+            (Some(wrong.field.clone()), Some(wrong.allowed.clone()))
         }
-        AdmissionError::Rejected(rejection, explanation) => {
-            refusal.rejection = Some(rejection.clone());
-            refusal.explanation = Some(explanation.clone());
-        }
-        _ => {}
+        _ => (possible.map(|_| "target".to_owned()), possible.map(str::to_owned)),
+    };
+    if let AdmissionError::Rejected(rejection, explanation) = error {
+        (refusal.rejection, refusal.explanation) = (Some(rejection.clone()), Some(explanation.clone()));
     }
     respond(refusal)
 }
 
 fn respond(refusal: api::Refusal) -> Response {
     let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = (status, Json(refusal)).into_response();
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE));
-    response
+    (status, [(header::CONTENT_TYPE, CONTENT_TYPE)], Json(refusal)).into_response()
 }
 
 #[cfg(test)]

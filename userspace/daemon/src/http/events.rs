@@ -8,7 +8,7 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{
-    Json, Router,
+    Json,
     body::Bytes,
     extract::{RawQuery, State},
     http::{HeaderMap, HeaderName, StatusCode, header},
@@ -23,7 +23,6 @@ use tokio::{
     sync::mpsc,
     time::{interval_at, timeout},
 };
-use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
@@ -32,7 +31,7 @@ use super::{
     pieces::{self, Piece},
     problem::Failure,
     routes::{App, JSON, accepted},
-    samples::Watcher,
+    samples::{COMMENT, Watcher},
 };
 
 /// Streams at once: each holds a connection.
@@ -42,52 +41,25 @@ const PAGE: usize = 100;
 /// Silence after which a comment is sent, so that nobody between takes the connection for dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-const STREAM: [Offer<()>; 1] =
-    [Offer { media_type: "text", subtype: "event-stream", version: None, gives: () }];
+const STREAM: [Offer<()>; 1] = [Offer { media_type: "text/event-stream", version: None, gives: () }];
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-pub(super) fn router(app: Arc<App>) -> Router {
-    documented().with_state(app).into()
-}
-
-/// The description of these routes.
-pub(super) fn open_api() -> OpenApi {
-    documented().into_openapi()
-}
-
-fn documented() -> OpenApiRouter<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(events)).routes(routes!(stream))
 }
 
-/// Whether a query asks for samples, and the rest of it.
-fn samples_asked(query: &str) -> Result<(bool, String), Failure> {
-    let mut asked = false;
-    let mut rest = Vec::new();
-    for pair in query.split('&') {
-        match pair.strip_prefix("samples=") {
-            Some("true") => asked = true,
-            Some("false") => asked = false,
-            Some(value) => {
-                let detail = format!("samples={value:?} is neither true nor false");
-                return Err(Failure(StatusCode::BAD_REQUEST, detail));
-            }
-            None => rest.push(pair),
-        }
-    }
-    Ok((asked, rest.join("&")))
-}
-
-/// Reads a query of these keys. Values are percent-encoded.
-fn filter(path: &str, query: Option<&str>, keys: &[&str]) -> Result<EventFilter, Failure> {
+/// Reads a query of these keys, and whether it asks for samples. Values are percent-encoded.
+fn filter(path: &str, query: Option<&str>, keys: &[&str]) -> Result<(EventFilter, bool), Failure> {
     let mut filter = EventFilter { limit: PAGE, ..EventFilter::default() };
-    let wrong = |detail: String| Failure(StatusCode::BAD_REQUEST, detail);
+    let mut samples = false;
+    let wrong = |detail: String| (StatusCode::BAD_REQUEST, detail);
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let (key, text) = pair.split_once('=').unwrap_or((pair, ""));
         if !keys.contains(&key) {
             return Err(wrong(format!("unknown parameter {key:?}: {path} takes {}", keys.join(", "))));
         }
-        let value = percent_decoded(value)
-            .ok_or_else(|| wrong(format!("{key}={value:?} is not percent-encoded UTF-8")))?;
+        let value = percent_decoded(text)
+            .ok_or_else(|| wrong(format!("{key}={text:?} is not percent-encoded UTF-8")))?;
         let number = || {
             value.parse::<u64>().map_err(|_| wrong(format!("{key}={value:?} is not a number of 0 or above")))
         };
@@ -98,10 +70,15 @@ fn filter(path: &str, query: Option<&str>, keys: &[&str]) -> Result<EventFilter,
                 _ => return Err(wrong(format!("limit={value} is not from 1 to {HISTORY}"))),
             },
             "kind" => filter.kind = Some(value.parse().map_err(wrong)?),
+            "samples" if pair == "samples" => {}
+            "samples" => {
+                samples =
+                    text.parse().map_err(|_| wrong(format!("samples={text:?} is neither true nor false")))?;
+            }
             _ => filter.workload = Some(value),
         }
     }
-    Ok(filter)
+    Ok((filter, samples))
 }
 
 fn percent_decoded(text: &str) -> Option<String> {
@@ -142,7 +119,8 @@ async fn events(
     RawQuery(query): RawQuery,
 ) -> Result<Json<EventPage>, Failure> {
     accepted(&headers, &JSON)?;
-    let filter = filter("/api/v1/events", query.as_deref(), &["since", "limit", "kind", "workload"])?;
+    let keys = ["since", "limit", "kind", "workload"];
+    let (filter, _) = filter("/api/v1/events", query.as_deref(), &keys)?;
     app.recall(move |events| events.page(&filter)).await.map(Json)
 }
 
@@ -168,17 +146,17 @@ async fn stream(
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
     accepted(&headers, &STREAM)?;
-    let (samples, query) = samples_asked(query.as_deref().unwrap_or_default())?;
-    let mut since = filter("/api/v1/stream", Some(&query), &["since", "samples"])?.since;
+    let (EventFilter { mut since, .. }, samples) =
+        filter("/api/v1/stream", query.as_deref(), &["since", "samples"])?;
     if let Some(last) = headers.get(LAST_EVENT_ID) {
         let id = last.to_str().ok().and_then(|text| text.parse().ok());
         since = Some(id.ok_or_else(|| {
-            Failure(StatusCode::BAD_REQUEST, format!("the header Last-Event-ID {last:?} is no event's id"))
+            (StatusCode::BAD_REQUEST, format!("the header Last-Event-ID {last:?} is no event's id"))
         })?);
     }
     let Ok(place) = app.streams.clone().try_acquire_owned() else {
         let detail = format!("{MAX_STREAMS} streams are open, which is as many as there may be");
-        return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, detail));
+        return Err((StatusCode::SERVICE_UNAVAILABLE, detail));
     };
     let (sender, body) = pieces::body();
     let subscription = app.recall(move |events| events.subscribe(since)).await?;
@@ -206,11 +184,17 @@ async fn feed(mut subscription: Subscription, mut samples: Option<Watcher>, send
                 return;
             }
         }
+        let sample = async {
+            match &mut samples {
+                Some(samples) => samples.next().await,
+                None => std::future::pending().await,
+            }
+        };
         message = tokio::select! {
             next = subscription.next() => match next {
                 Next::Event(event) => match serde_json::to_string(&*event) {
                     Ok(json) => format!("id: {}\ndata: {json}\n\n", event.id).into(),
-                    Err(_) => comment(),
+                    Err(_) => COMMENT,
                 },
                 Next::Missed(missed) => format!("event: missed\ndata: {{\"missed\":{missed}}}\n\n").into(),
                 Next::Closed => {
@@ -219,23 +203,11 @@ async fn feed(mut subscription: Subscription, mut samples: Option<Watcher>, send
                     return;
                 }
             },
-            sample = next_sample(samples.as_mut()) => sample,
-            _ = ticks.tick() => comment(),
+            sample = sample => sample,
+            _ = ticks.tick() => COMMENT,
             () = sender.closed() => return,
         };
     }
-}
-
-async fn next_sample(samples: Option<&mut Watcher>) -> Bytes {
-    match samples {
-        Some(samples) => samples.next().await,
-        None => std::future::pending().await,
-    }
-}
-
-/// A message that says nothing.
-fn comment() -> Bytes {
-    Bytes::from_static(b":\n\n")
 }
 
 #[cfg(test)]
@@ -280,8 +252,7 @@ mod tests {
     #[test]
     fn a_query_is_read_or_refused_with_what_is_wrong() {
         let keys = ["since", "limit", "kind", "workload"];
-        let read =
-            |query| filter("/x", Some(query), &keys).map_err(|Failure(status, detail)| (status, detail));
+        let read = |query| filter("/x", Some(query), &keys).map(|(filter, _)| filter);
         let found = read("since=7&limit=3&kind=oom_kill&workload=a%2Fb+c%C3%A4").unwrap();
         assert_eq!((found.since, found.limit), (Some(7), 3));
         assert_eq!(found.workload.as_deref(), Some("a/b cä"));

@@ -12,12 +12,10 @@ mod pieces;
 mod problem;
 mod remote;
 mod routes;
-mod runbooks;
 mod samples;
-mod scrape;
 
 use std::{
-    fmt, io,
+    io,
     net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
@@ -40,7 +38,7 @@ use hyper_util::{
     server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
-use numaward_control::Reconciler;
+use numaward_control::{Reconciler, View};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -55,7 +53,6 @@ pub use self::{
     remote::{CredentialError, Gate, Peer, RemoteListener},
     routes::{App, open_api},
 };
-use crate::kubernetes::export::View;
 
 /// Largest body that is taken. Only requests for allocations need one, of some hundred bytes.
 pub const MAX_BODY_BYTES: usize = 16 << 10;
@@ -68,68 +65,35 @@ const HEAD_TIME_LIMIT: Duration = Duration::from_secs(10);
 /// Requests under way when the daemon stops may take this long to end.
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(5);
 
-/// A listener of the daemon, by the key that sets its address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Key {
-    /// `listen`: read-only.
-    Listen,
-    /// `control.listen`: for changes.
-    Control,
-}
-
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Listen => "--listen, NUMAWARD_LISTEN or \"listen\" in the configuration",
-            Self::Control => "NUMAWARD_CONTROL_LISTEN or \"control.listen\" in the configuration",
-        })
-    }
-}
-
 /// The address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Somebody else does.
+    /// Somebody else does. The second is what sets the address.
     #[error(
         "the address {0} is in use, perhaps by another numaward; stop that one, or choose another address with {1}"
     )]
-    InUse(SocketAddr, Key),
+    InUse(SocketAddr, &'static str),
     /// Something else is wrong with it.
-    #[error("cannot listen on {address}: {source}; choose another address with {key}")]
-    Other {
-        /// The address.
-        address: SocketAddr,
-        /// What sets it.
-        key: Key,
-        /// What the kernel said.
-        source: io::Error,
-    },
+    #[error("cannot listen on {0}: {2}; choose another address with {1}")]
+    Other(SocketAddr, &'static str, #[source] io::Error),
 }
 
-/// Starts to listen. Ports below 1024 need `CAP_NET_BIND_SERVICE`.
-pub fn listen(address: SocketAddr, key: Key) -> Result<std::net::TcpListener, ListenError> {
-    let listen = || {
-        let listener = std::net::TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    };
-    listen().map_err(|source: io::Error| match source.kind() {
+/// Starts to listen on an address that `key` sets. Ports below 1024 need `CAP_NET_BIND_SERVICE`.
+pub fn listen(address: SocketAddr, key: &'static str) -> Result<std::net::TcpListener, ListenError> {
+    let bound = std::net::TcpListener::bind(address);
+    let listening = bound.and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
+    listening.map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => ListenError::InUse(address, key),
-        _ => ListenError::Other { address, key, source },
+        _ => ListenError::Other(address, key, error),
     })
 }
 
-/// The routes with everything around them.
-pub fn router(app: Arc<App>) -> Router {
-    router_with(app, None)
+/// The routes with everything around them; of allocations only where there can be any.
+pub fn router(app: Arc<App>, allocations: Option<View>) -> Router {
+    layered(reading(app, allocations).merge(page::router()))
 }
 
-/// The same, with allocations.
-pub fn router_with(app: Arc<App>, allocations: Option<View>) -> Router {
-    layered(reading(app, allocations).merge(page::router()).merge(runbooks::router()))
-}
-
-/// The routes of the control socket: those of [`router_with`], and changes.
+/// The routes of the control socket: those of [`router`] but for people's, and changes.
 pub fn control_router(app: Arc<App>, reconciler: Reconciler) -> Router {
     layered(controlling(app, reconciler))
 }
@@ -145,7 +109,7 @@ fn controlling(app: Arc<App>, reconciler: Reconciler) -> Router {
 
 fn reading(app: Arc<App>, allocations: Option<View>) -> Router {
     let allocations = control::reading(allocations, app.blocking.clone());
-    routes::router(app.clone()).merge(events::router(app)).merge(allocations)
+    routes::router(app).merge(allocations)
 }
 
 fn layered(router: Router) -> Router {

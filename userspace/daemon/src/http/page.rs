@@ -1,6 +1,7 @@
-//! The page for people, at `/`: static files that are part of the binary.
+//! What is for people: the page, at `/`, and the runbooks of the alerts, at `/runbooks/ALERT`, which are pages of the
+//! book as text. Static files that are part of the binary.
 //!
-//! They need nothing from elsewhere, and the policy that goes with them forbids it
+//! Those of the page need nothing from elsewhere, and the policy that goes with them forbids it
 //! (Content Security Policy, <https://www.w3.org/TR/CSP3/>).
 
 use axum::{
@@ -43,8 +44,30 @@ const FILES: [(&str, &str, &str); 11] = files! {
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
+macro_rules! runbooks {
+    ($($alert:literal),+ $(,)?) => {
+        [$(($alert, include_str!(concat!("../../../../docs/runbooks/", $alert, ".md")))),+]
+    };
+}
+
+/// The runbooks by alert: each leads to a page without anything else having to be there.
+const RUNBOOKS: [(&str, &str); 11] = runbooks![
+    "NumawardAdmissionStorm",
+    "NumawardDown",
+    "NumawardDriftReturns",
+    "NumawardHeadroomLow",
+    "NumawardIntruders",
+    "NumawardNumaMisses",
+    "NumawardPinCausedOomKill",
+    "NumawardPinningErrors",
+    "NumawardProbeAbsent",
+    "NumawardScrapeSlow",
+    "NumawardUnpinnedStarts",
+];
+
 pub(super) fn router() -> Router {
-    Router::new().route("/", get(index)).route("/page/{file}", get(file))
+    let page = Router::new().route("/", get(index)).route("/page/{file}", get(file));
+    page.route("/runbooks/{alert}", get(runbook))
 }
 
 async fn index() -> Response {
@@ -54,7 +77,7 @@ async fn index() -> Response {
 async fn file(Path(name): Path<String>) -> Result<Response, Failure> {
     let found = FILES.iter().find(|(file, ..)| *file == name);
     let (_, content_type, content) =
-        found.ok_or_else(|| Failure(StatusCode::NOT_FOUND, format!("the page has no file {name:?}")))?;
+        found.ok_or_else(|| (StatusCode::NOT_FOUND, format!("the page has no file {name:?}")))?;
     Ok(served(content_type, content))
 }
 
@@ -68,4 +91,48 @@ fn served(content_type: &'static str, content: &'static str) -> Response {
         (header::REFERRER_POLICY, "no-referrer"),
     ];
     (head, content).into_response()
+}
+
+async fn runbook(
+    Path(alert): Path<String>,
+) -> Result<([(HeaderName, &'static str); 2], &'static str), Failure> {
+    let found = RUNBOOKS.iter().find(|(name, _)| *name == alert);
+    let (_, text) = found.ok_or_else(|| (StatusCode::NOT_FOUND, format!("there is no alert {alert:?}")))?;
+    // Browsers show this; what says that it is Markdown they offer to save.
+    let head =
+        [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    Ok((head, *text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_alert_has_one() {
+        const RULES: &str = include_str!("../../../../dashboards/prometheus/rules.yaml");
+        let alerts: Vec<&str> =
+            RULES.lines().filter_map(|line| line.trim_start().strip_prefix("- alert: ")).collect();
+        assert_eq!(alerts.len(), RUNBOOKS.len());
+        for alert in alerts {
+            let (_, text) = RUNBOOKS.iter().find(|(name, _)| *name == alert).expect(alert);
+            assert!(text.starts_with(&format!("# {alert}\n")), "{alert}");
+            // Each says where to look.
+            assert!(text.contains("**Look.**"), "{alert}");
+            let link = format!("/runbooks/{alert}");
+            assert!(RULES.contains(&link), "the rules do not link to {link}");
+        }
+    }
+
+    #[tokio::test]
+    async fn it_is_served_as_text_and_nothing_else_is() {
+        let (head, text) = runbook(Path("NumawardDown".to_owned())).await.ok().unwrap();
+        assert!(head.contains(&(header::CONTENT_TYPE, "text/plain; charset=utf-8")));
+        assert!(text.starts_with("# NumawardDown"));
+        for name in ["", "README", "../limits", "numawarddown"] {
+            let (status, detail) = runbook(Path(name.to_owned())).await.err().unwrap();
+            assert_eq!(status, StatusCode::NOT_FOUND);
+            assert_eq!(detail, format!("there is no alert {name:?}"));
+        }
+    }
 }

@@ -1,14 +1,17 @@
 //! A body that somebody else writes, handed to the client piece by piece.
 
-use std::{
-    io,
-    pin::Pin,
-    task::{Context, Poll, ready},
-};
+use std::{io, sync::Arc, time::Instant};
 
 use axum::body::{Body, Bytes};
-use http_body::Frame;
-use tokio::sync::mpsc;
+use futures_util::stream;
+use numaward_telemetry::metrics::{Format, Metrics};
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedSemaphorePermit, mpsc},
+    time::timeout_at,
+};
+
+use super::TIME_LIMIT;
 
 /// Pieces that wait for a slow client, at most.
 const WAITING: usize = 4;
@@ -23,23 +26,31 @@ pub(super) enum Piece {
 /// A body, and where to put its pieces.
 pub(super) fn body() -> (mpsc::Sender<Piece>, Body) {
     let (sender, receiver) = mpsc::channel(WAITING);
-    (sender, Body::new(Pieces(receiver)))
+    let pieces = stream::unfold(receiver, async |mut receiver| {
+        let piece = match receiver.recv().await {
+            Some(Piece::Text(text)) => Ok(text),
+            Some(Piece::End) => return None,
+            None => Err(io::Error::other("what was to be said could not be said to its end")),
+        };
+        Some((piece, receiver))
+    });
+    (sender, Body::from_stream(pieces))
 }
 
-struct Pieces(mpsc::Receiver<Piece>);
-
-impl http_body::Body for Pieces {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        Poll::Ready(match ready!(self.0.poll_recv(context)) {
-            Some(Piece::Text(text)) => Some(Ok(Frame::data(text))),
-            Some(Piece::End) => None,
-            None => Some(Err(io::Error::other("what was to be said could not be said to its end"))),
-        })
-    }
+/// The body of `/metrics`, written by a thread that may block. `place` is held until they are written.
+pub(super) fn scrape(metrics: Arc<Metrics>, format: Format, place: Option<OwnedSemaphorePermit>) -> Body {
+    let (sender, written) = body();
+    let runtime = Handle::current();
+    let deadline = Instant::now() + TIME_LIMIT;
+    tokio::task::spawn_blocking(move || {
+        let send = |piece| {
+            let sent = timeout_at(deadline.into(), sender.send(piece));
+            runtime.block_on(async { matches!(sent.await, Ok(Ok(()))) })
+        };
+        if metrics.encode(format, |piece| send(Piece::Text(piece))).is_ok() {
+            send(Piece::End);
+        }
+        drop(place);
+    });
+    written
 }

@@ -5,22 +5,14 @@ use axum::{
     extract::Request,
     http::{HeaderValue, StatusCode, header},
     middleware::Next,
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use numaward_api::problem::{CONTENT_TYPE, Problem};
 
 /// An error with its detail; becomes a problem on its way out.
-#[derive(Debug)]
-pub(super) struct Failure(pub(super) StatusCode, pub(super) String);
+pub(super) type Failure = (StatusCode, String);
 
-impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
-        (self.0, self.1).into_response()
-    }
-}
-
-/// Turns every error response, whoever made it, into problem details. What the response said becomes
-/// the detail.
+/// Turns every error response into problem details. What the response said becomes the detail.
 pub(super) async fn layer(request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let method = request.method().clone();

@@ -42,8 +42,6 @@ use tokio_rustls::{
 };
 use tokio_util::either::Either;
 
-use super::problem::Failure;
-
 /// No file of credentials is larger.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 /// A shorter token could be guessed.
@@ -53,21 +51,11 @@ const MIN_TOKEN_BYTES: usize = 16;
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
     /// It cannot be read.
-    #[error("{path}: cannot be read: {source}", path = .path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// What it holds, or who else may read it, is wrong.
-    #[error("{path}: {problem}", path = .path.display())]
-    Unfit {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong, and what to do.
-        problem: String,
-    },
+    #[error("{path}: cannot be read: {1}", path = .0.display())]
+    Read(PathBuf, #[source] io::Error),
+    /// What it holds, or who else may read it, is wrong, and what to do.
+    #[error("{path}: {1}", path = .0.display())]
+    Unfit(PathBuf, String),
 }
 
 /// Who is on the other side of a connection, as far as the connection tells.
@@ -105,17 +93,12 @@ struct Credentials {
 /// What tells one version of a file from another: device, inode, size, time of change. None: it is not there.
 type Stamp = Option<(u64, u64, u64, i64, i64)>;
 
-#[derive(Debug)]
-struct Current {
-    seen: Vec<Stamp>,
-    credentials: Arc<Credentials>,
-}
-
 /// Decides who may control.
 #[derive(Debug)]
 pub struct Gate {
     control: Control,
-    current: Mutex<Current>,
+    /// What the files hold, and which versions of them.
+    current: Mutex<(Vec<Stamp>, Arc<Credentials>)>,
 }
 
 impl Gate {
@@ -123,28 +106,28 @@ impl Gate {
     pub fn open(control: &Control) -> Result<Arc<Self>, CredentialError> {
         // Before the files are read: a change meanwhile is seen later.
         let seen = stamps(control);
-        let credentials = Arc::new(Credentials::read(control)?);
-        let current = Mutex::new(Current { seen, credentials });
+        let current = Mutex::new((seen, Arc::new(Credentials::read(control)?)));
         Ok(Arc::new(Self { control: control.clone(), current }))
     }
 
     /// The credentials as the files hold them now. Blocks for as long as it takes to look at the files.
     fn look(&self) -> Arc<Credentials> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        let seen = stamps(&self.control);
-        if seen != current.seen {
-            current.seen = seen;
+        let (seen, credentials) = &mut *current;
+        let now = stamps(&self.control);
+        if *seen != now {
+            *seen = now;
             match Credentials::read(&self.control) {
-                Ok(credentials) => {
+                Ok(read) => {
                     tracing::info!("the credentials for control over TCP were read again");
-                    current.credentials = Arc::new(credentials);
+                    *credentials = Arc::new(read);
                 }
                 Err(error) => {
                     tracing::error!(%error, "the credentials for control over TCP stay as they were");
                 }
             }
         }
-        current.credentials.clone()
+        credentials.clone()
     }
 
     async fn credentials(self: &Arc<Self>) -> io::Result<Arc<Credentials>> {
@@ -170,9 +153,9 @@ impl Credentials {
     fn read(control: &Control) -> Result<Self, CredentialError> {
         let Tls { client_ca_file, client_names, .. } = &control.tls;
         let name = |name: &String| {
-            ServerName::try_from(name.clone()).map_err(|_| CredentialError::Unfit {
-                path: client_ca_file.clone().unwrap_or_default(),
-                problem: format!("control.tls.clientNames: {name:?} is no DNS name"),
+            ServerName::try_from(name.clone()).map_err(|_| {
+                let file = client_ca_file.as_deref().unwrap_or(Path::new(""));
+                unfit(file, format_args!("control.tls.clientNames: {name:?} is no DNS name"))
             })
         };
         let names = client_names.as_ref().map(|names| names.iter().map(name).collect()).transpose()?;
@@ -182,61 +165,60 @@ impl Credentials {
     }
 }
 
+fn unfit(path: &Path, problem: impl fmt::Display) -> CredentialError {
+    CredentialError::Unfit(path.to_owned(), problem.to_string())
+}
+
 fn token(path: &Path) -> Result<Token, CredentialError> {
-    let unfit = |problem: String| CredentialError::Unfit { path: path.to_owned(), problem };
     let text = private(path, 0o077, "the token")?;
     let text = text.trim_ascii();
     if text.len() < MIN_TOKEN_BYTES {
         let has = text.len();
-        return Err(unfit(format!("a token of {has} bytes can be guessed: it must have {MIN_TOKEN_BYTES}")));
+        let problem = format_args!("a token of {has} bytes can be guessed: it must have {MIN_TOKEN_BYTES}");
+        return Err(unfit(path, problem));
     }
     // RFC 6750, section 2.1: what can be sent in the header.
     if !text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-._~+/=".contains(byte)) {
-        return Err(unfit("a token has one line of letters, digits and -._~+/= only".to_owned()));
+        return Err(unfit(path, "a token has one line of letters, digits and -._~+/= only"));
     }
     Ok(Token(text.to_owned()))
 }
 
 fn tls(cert: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Arc<ServerConfig>, CredentialError> {
-    let unfit = |path: &Path, problem: &dyn fmt::Display| CredentialError::Unfit {
-        path: path.to_owned(),
-        problem: problem.to_string(),
-    };
     let chain = certificates(cert)?;
     // Groups that hold keys (Debian's ssl-cert) are common.
     let text = private(key, 0o007, "the private key")?;
     let private_key = PrivateKeyDer::from_pem_slice(&text)
-        .map_err(|error| unfit(key, &format_args!("no private key as PEM: {error}")))?;
+        .map_err(|error| unfit(key, format_args!("no private key as PEM: {error}")))?;
     let provider = Arc::new(ring::default_provider());
     let verifier = match client_ca {
         None => Arc::new(NoClientAuth),
         Some(path) => {
             let mut roots = RootCertStore::empty();
             for certificate in certificates(path)? {
-                roots.add(certificate).map_err(|error| unfit(path, &error))?;
+                roots.add(certificate).map_err(|error| unfit(path, error))?;
             }
             // A client without a certificate may have the token, and else learns from the answer what it lacks.
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
                 .allow_unauthenticated()
                 .build()
-                .map_err(|error| unfit(path, &error))?
+                .map_err(|error| unfit(path, error))?
         }
     };
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .and_then(|config| config.with_client_cert_verifier(verifier).with_single_cert(chain, private_key))
-        .map_err(|error| unfit(cert, &format_args!("with the key {}: {error}", key.display())))?;
+        .map_err(|error| unfit(cert, format_args!("with the key {}: {error}", key.display())))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CredentialError> {
-    let unfit = |problem: String| CredentialError::Unfit { path: path.to_owned(), problem };
     let (text, _) = read(path)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    let found = found.map_err(|error| unfit(format!("no certificates as PEM: {error}")))?;
+    let found = found.map_err(|error| unfit(path, format_args!("no certificates as PEM: {error}")))?;
     if found.is_empty() {
-        return Err(unfit("has no certificate as PEM".to_owned()));
+        return Err(unfit(path, "has no certificate as PEM"));
     }
     Ok(found)
 }
@@ -252,11 +234,11 @@ fn private(path: &Path, others: u32, what: &str) -> Result<Vec<u8>, CredentialEr
     } else {
         return Ok(text);
     };
-    Err(CredentialError::Unfit { path: path.to_owned(), problem })
+    Err(unfit(path, problem))
 }
 
 fn read(path: &Path) -> Result<(Vec<u8>, fs::Metadata), CredentialError> {
-    let fail = |source| CredentialError::Read { path: path.to_owned(), source };
+    let fail = |error| CredentialError::Read(path.to_owned(), error);
     // Opening a pipe would wait for whoever writes it.
     if !fs::metadata(path).map_err(fail)?.is_file() {
         return Err(fail(io::Error::other("it is no file")));
@@ -318,51 +300,19 @@ fn judge(certificate: &CertificateDer<'_>, names: Option<&[ServerName<'static>]>
     if names.iter().any(carries) { Certificate::Taken } else { Certificate::OtherName }
 }
 
-/// Why a request is turned away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Denied {
-    NoCredentials { token: bool, certificate: bool },
-    WrongToken,
-    OtherName,
-}
-
-impl fmt::Display for Denied {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NoCredentials { token: true, certificate: true } => {
-                "this address wants a client certificate or the header Authorization: Bearer TOKEN"
-            }
-            Self::NoCredentials { token: true, .. } => {
-                "this address wants the header Authorization: Bearer TOKEN, with the token of control.tokenFile"
-            }
-            Self::NoCredentials { .. } => {
-                "this address wants a client certificate of an authority in control.tls.clientCaFile, and takes \
-                 no token"
-            }
-            Self::WrongToken => "this is not the token of control.tokenFile",
-            Self::OtherName => "the client certificate carries none of the names in control.tls.clientNames",
-        })
-    }
+/// Why a request is turned away, and with which challenge.
+#[derive(Clone, Copy, Debug)]
+struct Denied {
+    status: StatusCode,
+    challenge: Option<&'static str>,
+    reason: &'static str,
 }
 
 impl IntoResponse for Denied {
     fn into_response(self) -> Response {
-        let (status, challenge) = match self {
-            Self::NoCredentials { token: true, .. } => {
-                (StatusCode::UNAUTHORIZED, Some("Bearer realm=\"numaward\""))
-            }
-            // RFC 9110 wants a challenge with each 401; there is no scheme for certificates.
-            Self::NoCredentials { token: false, .. } => (StatusCode::UNAUTHORIZED, Some("Mutual")),
-            Self::WrongToken => {
-                (StatusCode::UNAUTHORIZED, Some("Bearer realm=\"numaward\", error=\"invalid_token\""))
-            }
-            Self::OtherName => (StatusCode::FORBIDDEN, None),
-        };
-        let mut response = Failure(status, self.to_string()).into_response();
-        if let Some(challenge) = challenge {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
-        }
-        response
+        let Self { status, challenge, reason } = self;
+        let challenge = challenge.map(|challenge| [(header::WWW_AUTHENTICATE, challenge)]);
+        (challenge, (status, reason.to_owned())).into_response()
     }
 }
 
@@ -372,6 +322,9 @@ fn judge_request(
     certificate: Certificate,
     headers: &HeaderMap,
 ) -> Result<&'static str, Denied> {
+    const BEARER: &str = "Bearer realm=\"numaward\"";
+    let denied = |status, challenge, reason| Err(Denied { status, challenge, reason });
+    let unauthorized = |challenge, reason| denied(StatusCode::UNAUTHORIZED, Some(challenge), reason);
     if certificate == Certificate::Taken {
         return Ok("certificate");
     }
@@ -381,20 +334,37 @@ fn judge_request(
     });
     match (sent, &credentials.token) {
         (Some(sent), Some(Token(token))) if bool::from(sent.ct_eq(token)) => Ok("token"),
-        (Some(_), Some(_)) => Err(Denied::WrongToken),
-        _ if certificate == Certificate::OtherName => Err(Denied::OtherName),
-        (_, token) => {
-            Err(Denied::NoCredentials { token: token.is_some(), certificate: credentials.takes_certificates })
-        }
+        (Some(_), Some(_)) => unauthorized(
+            "Bearer realm=\"numaward\", error=\"invalid_token\"",
+            "this is not the token of control.tokenFile",
+        ),
+        _ if certificate == Certificate::OtherName => denied(
+            StatusCode::FORBIDDEN,
+            None,
+            "the client certificate carries none of the names in control.tls.clientNames",
+        ),
+        (_, Some(_)) if credentials.takes_certificates => unauthorized(
+            BEARER,
+            "this address wants a client certificate or the header Authorization: Bearer TOKEN",
+        ),
+        (_, Some(_)) => unauthorized(
+            BEARER,
+            "this address wants the header Authorization: Bearer TOKEN, with the token of control.tokenFile",
+        ),
+        // RFC 9110 wants a challenge with each 401; there is no scheme for certificates.
+        (_, None) => unauthorized(
+            "Mutual",
+            "this address wants a client certificate of an authority in control.tls.clientCaFile, and takes no token",
+        ),
     }
 }
 
-/// Lets through whoever may control.
+/// Lets through those who may control.
 pub(super) async fn authorize(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
     let Peer { address, certificate } = request.extensions().get().copied().unwrap_or_default();
     let credentials = match gate.credentials().await {
         Ok(credentials) => credentials,
-        Err(error) => return Failure(StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response(),
+        Err(error) => return (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response(),
     };
     let peer = address.map(tracing::field::display);
     match judge_request(&credentials, certificate, request.headers()) {
@@ -405,7 +375,7 @@ pub(super) async fn authorize(State(gate): State<Arc<Gate>>, request: Request, n
             next.run(request).await
         }
         Err(denied) => {
-            tracing::warn!(peer, reason = %denied, "turned away from the control address");
+            tracing::warn!(peer, reason = %denied.reason, "turned away from the control address");
             denied.into_response()
         }
     }

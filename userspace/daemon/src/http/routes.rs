@@ -1,11 +1,11 @@
 //! The routes.
 
-use std::{fmt::Write, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
     Json, Router,
     extract::{FromRequestParts, Path as UrlPath, State},
-    http::{HeaderMap, StatusCode, header, request::Parts},
+    http::{HeaderMap, StatusCode, Uri, header, request::Parts},
     response::{IntoResponse, Response},
 };
 use numaward_api as api;
@@ -13,19 +13,17 @@ use numaward_api::problem::{CONTENT_TYPE, Problem};
 use numaward_model::health::{Heartbeat, Readiness};
 use numaward_observe::{Observer, events::Events};
 use numaward_telemetry::metrics::{Format, Metrics};
+use serde_json::json;
 use tokio::sync::Semaphore;
-use utoipa::{
-    OpenApi,
-    openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
-};
+use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     accept::{Offer, choose},
     blocking::Blocking,
+    control, events, pieces,
     problem::Failure,
     samples::Samples,
-    scrape,
 };
 
 /// What the routes serve from.
@@ -44,7 +42,7 @@ pub struct App {
     /// Streams of events that are open at once.
     pub(super) streams: Arc<Semaphore>,
     /// What those who watch are shown.
-    pub(super) samples: Samples,
+    pub(super) samples: Arc<Samples>,
     /// The OpenAPI document as JSON.
     open_api: serde_json::Value,
 }
@@ -60,22 +58,17 @@ impl App {
         readiness: Readiness,
         heartbeat: Heartbeat,
     ) -> Arc<Self> {
-        let scrapes = Arc::new(Semaphore::new(MAX_SCRAPES));
-        let streams = Arc::new(Semaphore::new(super::events::MAX_STREAMS));
-        let samples = Samples::new(observer.clone());
-        let (blocking, recalling) = (Blocking::default(), Blocking::default());
-        let open_api = open_api();
         Arc::new(Self {
+            samples: Samples::new(observer.clone()),
             observer,
             metrics,
             readiness,
             heartbeat,
-            blocking,
-            recalling,
-            scrapes,
-            streams,
-            samples,
-            open_api,
+            blocking: Blocking::default(),
+            recalling: Blocking::default(),
+            scrapes: Arc::new(Semaphore::new(MAX_SCRAPES)),
+            streams: Arc::new(Semaphore::new(events::MAX_STREAMS)),
+            open_api: open_api(),
         })
     }
 
@@ -115,32 +108,26 @@ struct Document;
 /// The OpenAPI document of the routes.
 pub fn open_api() -> serde_json::Value {
     let mut described = documented().into_openapi();
-    described.merge(super::control::open_api());
-    described.merge(super::events::open_api());
-    let schemes = described.components.get_or_insert_default();
-    schemes.add_security_scheme(
-        "token",
-        SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build()),
-    );
-    let description = Some("On the control address, by an authority of control.tls.clientCaFile".to_owned());
-    schemes.add_security_scheme(
-        "certificate",
-        SecurityScheme::MutualTls { description, deprecated: None, extensions: None },
-    );
+    described.merge(control::open_api());
     let mut document = serde_json::to_value(described).unwrap_or_default();
-    // OpenAPI knows no parameter with slashes in it: there they are percent-encoded.
+    document["components"]["securitySchemes"] = json!({
+        "certificate": {
+            "type": "mutualTLS",
+            "description": "On the control address, by an authority of control.tls.clientCaFile",
+        },
+        "token": { "type": "http", "scheme": "bearer" },
+    });
     if let Some(paths) = document["paths"].as_object_mut() {
-        *paths =
-            std::mem::take(paths).into_iter().map(|(path, item)| (path.replace("{*", "{"), item)).collect();
-    }
-    // Every route may answer so; said once for all of them.
-    if let Some(paths) = document["paths"].as_object_mut() {
+        // Every route may answer so; said once for all of them.
         for operation in paths.values_mut().filter_map(|path| path.get_mut("get")) {
-            operation["responses"]["default"] = serde_json::json!({
+            operation["responses"]["default"] = json!({
                 "description": "An error, as problem details (RFC 9457)",
                 "content": { CONTENT_TYPE: { "schema": { "$ref": "#/components/schemas/Problem" } } }
             });
         }
+        // OpenAPI knows no parameter with slashes in it: there they are percent-encoded.
+        let named = std::mem::take(paths).into_iter();
+        paths.extend(named.map(|(path, item)| (path.replace("{*", "{"), item)));
     }
     document
 }
@@ -157,64 +144,43 @@ fn documented() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(status))
         .routes(routes!(version))
         .routes(routes!(document))
+        .merge(events::routes())
 }
 
 pub(super) fn router(app: Arc<App>) -> Router {
-    let (router, _) = documented().split_for_parts();
-    router.with_state(app)
+    documented().with_state(app).into()
 }
 
-/// The keys of the query that a resource takes; it has no values.
-struct Keys<const VERBOSE: bool> {
-    verbose: bool,
-}
-type NoQuery = Keys<false>;
-
-impl<const VERBOSE: bool, S: Sync> FromRequestParts<S> for Keys<VERBOSE> {
-    type Rejection = Failure;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
-        let mut keys = Self { verbose: false };
-        let query = parts.uri.query().unwrap_or_default();
-        for key in query.split('&').filter(|key| !key.is_empty()) {
-            match key.split('=').next() {
-                Some("verbose") if VERBOSE => keys.verbose = true,
-                _ => {
-                    let path = parts.uri.path();
-                    let taken = if VERBOSE { "verbose alone" } else { "none" };
-                    let detail = format!("unknown parameter {key:?}: {path} takes {taken}");
-                    return Err(Failure(StatusCode::BAD_REQUEST, detail));
-                }
-            }
+/// Whether the query has the key that a resource takes, if it takes one; it has no values.
+fn has_key(uri: &Uri, taken: Option<&str>) -> Result<bool, Failure> {
+    let mut has = false;
+    for key in uri.query().unwrap_or_default().split('&').filter(|key| !key.is_empty()) {
+        if key.split('=').next() != taken {
+            let taken = taken.map_or_else(|| "none".to_owned(), |taken| format!("{taken} alone"));
+            let detail = format!("unknown parameter {key:?}: {} takes {taken}", uri.path());
+            return Err((StatusCode::BAD_REQUEST, detail));
         }
-        Ok(keys)
+        has = true;
     }
+    Ok(has)
 }
 
-pub(super) const JSON: [Offer<()>; 1] =
-    [Offer { media_type: "application", subtype: "json", version: None, gives: () }];
-const TEXT: [Offer<()>; 1] = [Offer { media_type: "text", subtype: "plain", version: None, gives: () }];
+pub(super) const JSON: [Offer<()>; 1] = [Offer { media_type: "application/json", version: None, gives: () }];
+const TEXT: [Offer<()>; 1] = [Offer { media_type: "text/plain", version: None, gives: () }];
 const METRICS: [Offer<Format>; 2] = [
-    Offer { media_type: "text", subtype: "plain", version: Some("0.0.4"), gives: Format::Prometheus },
-    Offer {
-        media_type: "application",
-        subtype: "openmetrics-text",
-        version: Some("1.0.0"),
-        gives: Format::OpenMetrics,
-    },
+    Offer { media_type: "text/plain", version: Some("0.0.4"), gives: Format::Prometheus },
+    Offer { media_type: "application/openmetrics-text", version: Some("1.0.0"), gives: Format::OpenMetrics },
 ];
 
 pub(super) fn accepted<'a, T>(headers: &HeaderMap, offers: &'a [Offer<T>]) -> Result<&'a T, Failure> {
     choose(headers, offers).ok_or_else(|| {
-        let offered: Vec<String> = offers
-            .iter()
-            .map(|offer| match offer.version {
-                Some(version) => format!("{}/{}; version={version}", offer.media_type, offer.subtype),
-                None => format!("{}/{}", offer.media_type, offer.subtype),
-            })
-            .collect();
-        let detail = format!("the header Accept takes none of what is offered: {}", offered.join(", "));
-        Failure(StatusCode::NOT_ACCEPTABLE, detail)
+        let offered = offers.iter().map(|Offer { media_type, version, .. }| match version {
+            Some(version) => format!("{media_type}; version={version}"),
+            None => (*media_type).to_owned(),
+        });
+        let offered = offered.collect::<Vec<_>>().join(", ");
+        let detail = format!("the header Accept takes none of what is offered: {offered}");
+        (StatusCode::NOT_ACCEPTABLE, detail)
     })
 }
 
@@ -224,8 +190,8 @@ struct PlainJson;
 impl<S: Sync> FromRequestParts<S> for PlainJson {
     type Rejection = Failure;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
-        NoQuery::from_request_parts(parts, state).await?;
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        has_key(&parts.uri, None)?;
         accepted(&parts.headers, &JSON)?;
         Ok(Self)
     }
@@ -244,11 +210,12 @@ impl<S: Sync> FromRequestParts<S> for PlainJson {
         (status = 406, description = "Neither format is accepted", body = Problem, content_type = CONTENT_TYPE),
     )
 )]
-async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap, _: NoQuery) -> Result<Response, Failure> {
+async fn metrics(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> Result<Response, Failure> {
+    has_key(&uri, None)?;
     let format = *accepted(&headers, &METRICS)?;
     // The semaphore is never closed; without a place, the scrape would merely not be counted.
     let place = app.scrapes.clone().acquire_owned().await.ok();
-    let body = scrape::body(app.metrics.clone(), format, place);
+    let body = pieces::scrape(app.metrics.clone(), format, place);
     Ok(([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")], body).into_response())
 }
 
@@ -262,13 +229,14 @@ async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap, _: NoQuery) ->
         (status = 503, description = "Hung", body = Problem, content_type = CONTENT_TYPE),
     )
 )]
-async fn livez(State(app): State<Arc<App>>, headers: HeaderMap, _: NoQuery) -> Result<&'static str, Failure> {
+async fn livez(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> Result<&'static str, Failure> {
+    has_key(&uri, None)?;
     accepted(&headers, &TEXT)?;
     if app.heartbeat.is_alive() {
         return Ok("ok\n");
     }
     let detail = format!("the observing loop has not come round for {} s", app.heartbeat.age().as_secs());
-    Err(Failure(StatusCode::SERVICE_UNAVAILABLE, detail))
+    Err((StatusCode::SERVICE_UNAVAILABLE, detail))
 }
 
 /// Whether the daemon is ready: every part has done what it could. A part that works less well than it
@@ -283,26 +251,17 @@ async fn livez(State(app): State<Arc<App>>, headers: HeaderMap, _: NoQuery) -> R
         (status = 503, description = "Not ready yet", body = Problem, content_type = CONTENT_TYPE),
     )
 )]
-async fn readyz(
-    State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    query: Keys<true>,
-) -> Result<String, Failure> {
+async fn readyz(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> Result<String, Failure> {
+    let is_verbose = has_key(&uri, Some("verbose"))?;
     accepted(&headers, &TEXT)?;
-    let waiting: Vec<&str> =
-        app.readiness.parts().filter(|(_, ready)| !ready).map(|(part, _)| part).collect();
+    let waiting = app.readiness.parts().filter(|(_, ready)| !ready);
+    let waiting: Vec<&str> = waiting.map(|(part, _)| part).collect();
     if !waiting.is_empty() {
         let detail = format!("not ready yet: {}", waiting.join(", "));
-        return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, detail));
+        return Err((StatusCode::SERVICE_UNAVAILABLE, detail));
     }
-    let mut text = String::new();
-    if query.verbose {
-        for (part, _) in app.readiness.parts() {
-            let _ = writeln!(text, "[+] {part}");
-        }
-    }
-    text.push_str("ok\n");
-    Ok(text)
+    let parts = app.readiness.parts().filter(|_| is_verbose).map(|(part, _)| format!("[+] {part}\n"));
+    Ok(parts.chain(["ok\n".to_owned()]).collect())
 }
 
 /// The machine: nodes, distances, CPUs, sockets, caches, hugepages.
@@ -351,16 +310,14 @@ async fn workloads(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api
 )]
 async fn intruders(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
     UrlPath(name): UrlPath<String>,
-    _: NoQuery,
+    _: PlainJson,
 ) -> Result<Json<api::Intruders>, Failure> {
-    accepted(&headers, &JSON)?;
     let asked = name.clone();
     let found = app.ask(move |observer| observer.intruders(&asked)).await?;
     found.map(Json).ok_or_else(|| {
         let detail = format!("there is no workload named {name:?}; /api/v1/workloads lists all");
-        Failure(StatusCode::NOT_FOUND, detail)
+        (StatusCode::NOT_FOUND, detail)
     })
 }
 

@@ -23,17 +23,15 @@ use tokio::{
 /// Time between samples.
 const TURN: Duration = Duration::from_secs(1);
 
-/// Nothing in a frame can fail to be written; if ever, a comment says nothing wrong.
-const NOTHING: Bytes = Bytes::from_static(b":\n\n");
+/// A message that says nothing: instead of one that cannot be written, which nothing in an event or a frame causes.
+pub(super) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 
 /// What was seen at one moment.
 #[derive(Debug)]
 struct Frame {
     number: u64,
-    at_millis: u64,
-    promises: u64,
-    nodes: api::Nodes,
-    exclusive_cpus: Vec<api::ExclusiveCpu>,
+    /// But for workloads.
+    sample: api::Sample,
     workloads: BTreeMap<String, api::Workload>,
     /// The message with what changed since the frame before.
     change: Bytes,
@@ -41,12 +39,9 @@ struct Frame {
     full: OnceCell<Bytes>,
 }
 
-/// Hands out watchers. Clones are handles to the same samples.
-#[derive(Clone, Debug)]
-pub(super) struct Samples(Arc<Inner>);
-
+/// Hands out watchers.
 #[derive(Debug)]
-struct Inner {
+pub(super) struct Samples {
     observer: Arc<Observer>,
     start: Instant,
     latest: watch::Sender<Option<Arc<Frame>>>,
@@ -55,67 +50,63 @@ struct Inner {
 }
 
 impl Samples {
-    pub(super) fn new(observer: Arc<Observer>) -> Self {
-        Self(Arc::new(Inner {
-            observer,
-            start: Instant::now(),
-            latest: watch::Sender::new(None),
-            running: Mutex::new(false),
-        }))
+    pub(super) fn new(observer: Arc<Observer>) -> Arc<Self> {
+        let (latest, running) = (watch::Sender::new(None), Mutex::new(false));
+        Arc::new(Self { observer, start: Instant::now(), latest, running })
     }
 
     /// Starts to watch. Must be called in a runtime.
-    pub(super) async fn watch(&self) -> Watcher {
-        let mut running = self.0.running.lock().await;
-        let mut latest = self.0.latest.subscribe();
+    pub(super) async fn watch(self: &Arc<Self>) -> Watcher {
+        let mut running = self.running.lock().await;
+        let mut latest = self.latest.subscribe();
         // What is there may be old; if it is not, it is soon followed by another.
         latest.mark_unchanged();
         if !*running {
             *running = true;
-            tokio::spawn(take(self.0.clone()));
+            tokio::spawn(self.clone().take());
         }
         Watcher { latest, pending: None, sent: None }
     }
-}
 
-/// Takes frames until nobody watches.
-async fn take(inner: Arc<Inner>) {
-    let mut ticks = interval(TURN);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        {
-            let mut running = inner.running.lock().await;
-            if inner.latest.receiver_count() == 0 {
-                *running = false;
-                inner.latest.send_replace(None);
-                return;
+    /// Takes frames until nobody watches.
+    async fn take(self: Arc<Self>) {
+        let mut ticks = interval(TURN);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            {
+                let mut running = self.running.lock().await;
+                if self.latest.receiver_count() == 0 {
+                    *running = false;
+                    self.latest.send_replace(None);
+                    return;
+                }
+            }
+            let samples = self.clone();
+            match tokio::task::spawn_blocking(move || samples.frame()).await {
+                Ok(frame) => drop(self.latest.send_replace(Some(Arc::new(frame)))),
+                Err(error) => tracing::error!(%error, "a sample failed"),
             }
         }
-        let taker = inner.clone();
-        match tokio::task::spawn_blocking(move || taker.frame()).await {
-            Ok(frame) => drop(inner.latest.send_replace(Some(Arc::new(frame)))),
-            Err(error) => tracing::error!(%error, "a sample failed"),
-        }
     }
-}
 
-impl Inner {
     fn frame(&self) -> Frame {
         let before = self.latest.borrow().clone();
-        let nodes = self.observer.nodes();
+        let api::Nodes { nodes, accesses, .. } = self.observer.nodes();
         let workloads = self.observer.workloads().workloads;
         let workloads = workloads.into_iter().map(|workload| (workload.key().to_owned(), workload)).collect();
-        let mut frame = Frame {
-            number: before.as_ref().map_or(0, |before| before.number + 1),
+        let sample = api::Sample {
             at_millis: u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX),
+            full: false,
             promises: self.observer.revision(),
             nodes,
+            accesses,
             exclusive_cpus: self.observer.exclusive_cpus(),
-            workloads,
-            change: Bytes::new(),
-            full: OnceCell::new(),
+            workloads: Vec::new(),
+            removed: Vec::new(),
         };
+        let number = before.as_ref().map_or(0, |before| before.number + 1);
+        let mut frame = Frame { number, sample, workloads, change: Bytes::new(), full: OnceCell::new() };
         if let Some(before) = before {
             frame.change = frame.since(&before);
         }
@@ -125,40 +116,32 @@ impl Inner {
 
 impl Frame {
     fn since(&self, before: &Self) -> Bytes {
-        let changed =
-            self.workloads.iter().filter(|(key, workload)| before.workloads.get(*key) != Some(*workload));
+        let changed = self.workloads.iter().filter(|(key, of)| before.workloads.get(*key) != Some(*of));
         let removed = before.workloads.keys().filter(|key| !self.workloads.contains_key(*key));
-        self.message(
-            false,
-            changed.map(|(_, workload)| workload).cloned().collect(),
-            removed.cloned().collect(),
-        )
+        self.message(false, changed.map(|(_, workload)| workload), removed.cloned().collect())
     }
 
     /// The complete message. Written by a thread that may take its time, for whoever asks first.
     async fn full(self: &Arc<Self>) -> Bytes {
         let write = || async {
             let frame = self.clone();
-            let whole = move || frame.message(true, frame.workloads.values().cloned().collect(), Vec::new());
-            tokio::task::spawn_blocking(whole).await.unwrap_or(NOTHING)
+            let whole = move || frame.message(true, frame.workloads.values(), Vec::new());
+            tokio::task::spawn_blocking(whole).await.unwrap_or(COMMENT)
         };
         self.full.get_or_init(write).await.clone()
     }
 
-    fn message(&self, full: bool, workloads: Vec<api::Workload>, removed: Vec<String>) -> Bytes {
-        let sample = api::Sample {
-            at_millis: self.at_millis,
-            full,
-            promises: self.promises,
-            nodes: self.nodes.nodes.clone(),
-            accesses: self.nodes.accesses.clone(),
-            exclusive_cpus: self.exclusive_cpus.clone(),
-            workloads,
-            removed,
-        };
+    fn message<'a>(
+        &self,
+        full: bool,
+        workloads: impl Iterator<Item = &'a api::Workload>,
+        removed: Vec<String>,
+    ) -> Bytes {
+        let workloads = workloads.cloned().collect();
+        let sample = api::Sample { full, workloads, removed, ..self.sample.clone() };
         match serde_json::to_string(&sample) {
             Ok(json) => format!("event: sample\ndata: {json}\n\n").into(),
-            Err(_) => NOTHING,
+            Err(_) => COMMENT,
         }
     }
 }

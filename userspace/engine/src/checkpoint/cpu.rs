@@ -26,26 +26,6 @@ pub struct CpuCheckpoint {
     pub entries: BTreeMap<OwnerId, BTreeMap<ContainerName, CpuSet>>,
 }
 
-/// Version 1 of the state: containers go by the ids that the container runtime gave them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CpuCheckpointV1 {
-    /// The policy that wrote it.
-    pub policy: String,
-    /// The shared pool.
-    pub shared_pool: CpuSet,
-    /// Exclusive CPUs by the runtime's id of the container.
-    pub entries: BTreeMap<String, CpuSet>,
-}
-
-/// A state of either version.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CpuState {
-    /// Version 1, up to Kubernetes 1.17.
-    V1(CpuCheckpointV1),
-    /// Version 2.
-    V2(CpuCheckpoint),
-}
-
 /// The file, with CPU sets as text: the checksum is over their text.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -98,7 +78,7 @@ impl FileV2 {
 }
 
 fn cpus(text: &str, place: impl FnOnce() -> String) -> Result<CpuSet, CheckpointError> {
-    text.parse().map_err(|problem| CheckpointError::Cpus { place: place(), problem })
+    text.parse().map_err(|problem| CheckpointError::Cpus(place(), problem))
 }
 
 impl CpuCheckpoint {
@@ -140,7 +120,36 @@ impl CpuCheckpoint {
         go_json(&self.file())
     }
 
-    fn of_file(file: FileV2) -> Result<Self, CheckpointError> {
+    /// Reads the content of a file of either version: version 1 is tried first, as the kubelet does.
+    pub fn read(text: &str) -> Result<Self, CheckpointError> {
+        let v1 = serde_json::from_str(text).map_err(CheckpointError::from).and_then(Self::of_v1);
+        let v1_problem = match v1 {
+            Err(problem) if !matches!(problem, CheckpointError::UnknownContainer(_)) => problem,
+            known => return known,
+        };
+        match serde_json::from_str(text) {
+            Ok(file) => Self::of_v2(file),
+            // A damaged file of version 1 does not become clearer by what version 2 expects.
+            Err(_) if matches!(v1_problem, CheckpointError::Checksum { .. }) => Err(v1_problem),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Version 1, up to Kubernetes 1.17, names containers by the runtime's ids. No file says whose these are, so
+    /// that only a state without any can be used.
+    fn of_v1(file: FileV1) -> Result<Self, CheckpointError> {
+        file.check(&file.hash_input())?;
+        for (container, text) in &file.entries {
+            cpus(text, || format!("entries, {container}"))?;
+        }
+        let shared_pool = cpus(&file.default_cpu_set, || "defaultCpuSet".to_owned())?;
+        match file.entries.into_keys().next() {
+            Some(container) => Err(CheckpointError::UnknownContainer(container)),
+            None => Ok(Self { policy: file.policy_name, shared_pool, entries: BTreeMap::new() }),
+        }
+    }
+
+    fn of_v2(file: FileV2) -> Result<Self, CheckpointError> {
         file.check(&file.hash_input())?;
         let mut entries = BTreeMap::new();
         for (owner, containers) in file.entries {
@@ -153,50 +162,6 @@ impl CpuCheckpoint {
         }
         let shared_pool = cpus(&file.default_cpu_set, || "defaultCpuSet".to_owned())?;
         Ok(Self { policy: file.policy_name, shared_pool, entries })
-    }
-}
-
-impl CpuCheckpointV1 {
-    fn of_file(file: FileV1) -> Result<Self, CheckpointError> {
-        file.check(&file.hash_input())?;
-        let mut entries = BTreeMap::new();
-        for (container, text) in file.entries {
-            let cpus = cpus(&text, || format!("entries, {container}"))?;
-            entries.insert(container, cpus);
-        }
-        let shared_pool = cpus(&file.default_cpu_set, || "defaultCpuSet".to_owned())?;
-        Ok(Self { policy: file.policy_name, shared_pool, entries })
-    }
-
-    /// Version 2 of the state. `containers` are the containers by the runtime's ids.
-    pub fn migrate(
-        self,
-        containers: &BTreeMap<String, (OwnerId, ContainerName)>,
-    ) -> Result<CpuCheckpoint, CheckpointError> {
-        let mut entries: BTreeMap<OwnerId, BTreeMap<ContainerName, CpuSet>> = BTreeMap::new();
-        for (id, cpus) in self.entries {
-            let (owner, container) =
-                containers.get(&id).ok_or_else(|| CheckpointError::UnknownContainer(id.clone()))?;
-            entries.entry(owner.clone()).or_default().insert(container.clone(), cpus);
-        }
-        Ok(CpuCheckpoint { policy: self.policy, shared_pool: self.shared_pool, entries })
-    }
-}
-
-impl CpuState {
-    /// Reads the content of a file of either version: version 1 is tried first, as the kubelet does.
-    pub fn read(text: &str) -> Result<Self, CheckpointError> {
-        let v1 = serde_json::from_str(text).map_err(CheckpointError::from).and_then(CpuCheckpointV1::of_file);
-        let v1_problem = match v1 {
-            Ok(v1) => return Ok(Self::V1(v1)),
-            Err(problem) => problem,
-        };
-        match serde_json::from_str(text) {
-            Ok(file) => CpuCheckpoint::of_file(file).map(Self::V2),
-            // A damaged file of version 1 does not become clearer by what version 2 expects.
-            Err(_) if matches!(v1_problem, CheckpointError::Checksum { .. }) => Err(v1_problem),
-            Err(error) => Err(error.into()),
-        }
     }
 }
 
@@ -227,7 +192,7 @@ mod tests {
         };
         let text = checkpoint.write().unwrap();
         assert!(text.starts_with(V2), "{text}");
-        assert_eq!(CpuState::read(&text), Ok(CpuState::V2(checkpoint.clone())));
+        assert_eq!(CpuCheckpoint::read(&text).as_ref(), Ok(&checkpoint));
         assert_eq!(
             checkpoint.hash_input(),
             "(*state.CPUManagerCheckpoint){PolicyName:(string)static DefaultCPUSet:(string)0,2-15 \
@@ -237,27 +202,25 @@ mod tests {
 
     #[test]
     fn a_checksum_of_zero_is_taken() {
-        assert!(matches!(CpuState::read(&format!("{V2}0}}")), Ok(CpuState::V2(_))));
+        assert!(CpuCheckpoint::read(&format!("{V2}0}}")).is_ok());
     }
 
     #[test]
-    fn version_1_reads_and_migrates() {
-        let file = v1();
+    fn version_1_is_read_where_it_names_no_container() {
+        let mut file = v1();
         assert_eq!(
             file.hash_input(),
             "(*state.CPUManagerCheckpoint){PolicyName:(string)static DefaultCPUSet:(string)0,2-15 \
              Entries:(map[string]string)map[abc:1] Checksum:(checksum.Checksum)0}"
         );
-        let Ok(CpuState::V1(state)) = CpuState::read(&go_json(&file).unwrap()) else {
-            panic!("not version 1")
-        };
-        let known = BTreeMap::from([("abc".to_owned(), ("p1".into(), "c0".into()))]);
-        let migrated = state.clone().migrate(&known).unwrap();
-        assert_eq!(migrated.entries[&"p1".into()][&"c0".into()], "1".parse().unwrap());
         assert_eq!(
-            state.migrate(&BTreeMap::new()).unwrap_err().to_string(),
+            CpuCheckpoint::read(&go_json(&file).unwrap()).unwrap_err().to_string(),
             "containerID 'abc' not found in initial containers list"
         );
+        file.entries.clear();
+        file.checksum = checksum(&file.hash_input());
+        let state = CpuCheckpoint::read(&go_json(&file).unwrap()).unwrap();
+        assert_eq!((state.shared_pool.to_string(), state.entries.len()), ("0,2-15".to_owned(), 0));
     }
 
     #[test]
@@ -274,7 +237,7 @@ mod tests {
             (format!("{}0}}", V2.replace("0,2-15", "0,2-x")), "defaultCpuSet: \"0,2-x\" is not a CPU list"),
             (format!("{}0}}", V2.replace("\"1\"", "\"?\"")), "entries, p1, c0: \"?\" is not a CPU list"),
         ] {
-            let error = CpuState::read(&text).unwrap_err().to_string();
+            let error = CpuCheckpoint::read(&text).unwrap_err().to_string();
             assert!(error.contains(message), "{text}: {error}");
         }
     }
@@ -286,6 +249,6 @@ mod tests {
         checkpoint.entries.insert("a<b>&\"c\"\u{2028}".into(), BTreeMap::new());
         let text = checkpoint.write().unwrap();
         assert!(text.contains(r#""a\u003cb\u003e\u0026\"c\"\u2028":{}"#), "{text}");
-        assert_eq!(CpuState::read(&text), Ok(CpuState::V2(checkpoint)));
+        assert_eq!(CpuCheckpoint::read(&text), Ok(checkpoint));
     }
 }

@@ -114,7 +114,7 @@ impl File {
     fn nodes(&self) -> Result<BTreeMap<u32, &FileNode>, CheckpointError> {
         let id = |text: &String| {
             let id = text.parse().ok().filter(|id: &u32| *id <= MAX_ID && *text == id.to_string());
-            id.ok_or_else(|| CheckpointError::Node { place: "machineState".to_owned(), text: text.clone() })
+            id.ok_or_else(|| CheckpointError::Node("machineState".to_owned(), text.clone()))
         };
         self.machine_state.iter().map(|(text, node)| Ok((id(text)?, node))).collect()
     }
@@ -137,13 +137,13 @@ impl File {
 }
 
 fn kind(text: &str, place: impl FnOnce() -> String) -> Result<ZoneKind, CheckpointError> {
-    text.parse().map_err(|_| CheckpointError::Kind { place: place(), text: text.to_owned() })
+    text.parse().map_err(|_| CheckpointError::Kind(place(), text.to_owned()))
 }
 
 fn node_set(ids: &[u32], place: impl Fn() -> String) -> Result<NodeSet, CheckpointError> {
     let node = |&id: &u32| {
         if id > MAX_ID {
-            return Err(CheckpointError::Node { place: place(), text: id.to_string() });
+            return Err(CheckpointError::Node(place(), id.to_string()));
         }
         Ok(NodeId(id))
     };

@@ -15,10 +15,7 @@ use std::fmt::Write as _;
 
 use numaward_topology::set::ListError;
 
-pub use self::{
-    cpu::{CpuCheckpoint, CpuCheckpointV1, CpuState},
-    memory::MemoryCheckpoint,
-};
+pub use self::{cpu::CpuCheckpoint, memory::MemoryCheckpoint};
 
 /// A state file cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,30 +38,15 @@ pub enum CheckpointError {
         /// As it should be.
         computed: u64,
     },
-    /// A CPU set cannot be read.
-    #[error("the checkpoint is corrupted: {place}: {problem}")]
-    Cpus {
-        /// `defaultCpuSet`, or which entry.
-        place: String,
-        /// What is wrong.
-        problem: ListError,
-    },
-    /// A node id cannot be read.
-    #[error("the checkpoint is corrupted: {place}: {text:?} is not the id of a NUMA node")]
-    Node {
-        /// Where it is.
-        place: String,
-        /// What is there.
-        text: String,
-    },
-    /// A kind of memory cannot be read.
-    #[error("the checkpoint is corrupted: {place}: {text:?} is not a kind of memory")]
-    Kind {
-        /// Where it is.
-        place: String,
-        /// What is there.
-        text: String,
-    },
+    /// What is in one place is not a set of CPUs.
+    #[error("the checkpoint is corrupted: {0}: {1}")]
+    Cpus(String, ListError),
+    /// What is in one place is not the id of a node.
+    #[error("the checkpoint is corrupted: {0}: {1:?} is not the id of a NUMA node")]
+    Node(String, String),
+    /// What is in one place is not a kind of memory.
+    #[error("the checkpoint is corrupted: {0}: {1:?} is not a kind of memory")]
+    Kind(String, String),
     /// The account of a node contradicts itself.
     #[error(
         "the checkpoint is corrupted: node {node}, {kind}: {reserved} bytes promised and {free} free do not \

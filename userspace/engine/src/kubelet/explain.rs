@@ -17,55 +17,39 @@ pub(super) struct ByRule {
 impl Ranking for ByRule {
     fn candidates(&self, merge: &Merge) -> Vec<Candidate> {
         let lists = merge::lists(merge.hints.iter().map(|(_, hints)| hints));
-        let candidates = merge::candidates(&self.rule, &self.nodes, &lists);
-        let best = merge.best.affinity.as_ref().map_or(self.nodes.all(), |set| self.nodes.mask(set));
-        let chosen = Chosen {
-            mask: best,
-            preferred: merge.best.preferred,
-            found: candidates.iter().any(|candidate| candidate.mask == best),
-            aim: merge::aim(&lists),
+        let candidates = merge::candidates(&self.rule, self.nodes.all(), &lists);
+        let best = &merge.best;
+        let chosen = best.affinity.as_ref().map_or(self.nodes.all(), |set| self.nodes.mask(set));
+        let found = candidates.iter().any(|&(mask, _)| mask == chosen);
+        let aim = merge::aim(&lists);
+        let candidate = |(mask, preferred)| {
+            let verdict = if (mask, preferred) == (chosen, best.preferred) {
+                Verdict::Chosen
+            } else if self.rule.policy == TopologyManagerPolicy::SingleNumaNode && !preferred || !found {
+                Verdict::NotOnePreferredNode
+            } else if best.preferred && !preferred {
+                Verdict::NotPreferred
+            } else {
+                self.lost_to(chosen, mask, aim)
+            };
+            Candidate { affinity: self.nodes.set(mask), preferred, verdict }
         };
-        candidates
-            .into_iter()
-            .map(|candidate| Candidate {
-                affinity: self.nodes.set(candidate.mask),
-                preferred: candidate.preferred,
-                verdict: self.verdict(candidate, &chosen),
-            })
-            .collect()
+        candidates.into_iter().map(candidate).collect()
     }
 }
 
-/// What was chosen.
-struct Chosen {
-    mask: Mask,
-    preferred: bool,
-    /// Whether it is one of the candidates.
-    found: bool,
-    /// The number of nodes that the most demanding resource needs.
-    aim: u32,
-}
-
 impl ByRule {
-    fn verdict(&self, candidate: merge::Candidate, chosen: &Chosen) -> Verdict {
-        if candidate.mask == chosen.mask && candidate.preferred == chosen.preferred {
-            return Verdict::Chosen;
-        }
-        if self.rule.policy == TopologyManagerPolicy::SingleNumaNode && !candidate.preferred || !chosen.found
-        {
-            return Verdict::NotOnePreferredNode;
-        }
-        if chosen.preferred && !candidate.preferred {
-            return Verdict::NotPreferred;
-        }
-        let (nodes, best) = (candidate.mask.count_ones(), chosen.mask.count_ones());
+    /// Why one of two candidates of equal preference lost. `aim` is the number of nodes that the most demanding
+    /// resource needs.
+    fn lost_to(&self, chosen: Mask, lost: Mask, aim: u32) -> Verdict {
+        let (nodes, best) = (lost.count_ones(), chosen.count_ones());
         if nodes < best {
-            return Verdict::TooNarrow { nodes, needed: chosen.aim };
+            return Verdict::TooNarrow { nodes, needed: aim };
         }
         if nodes > best {
             return Verdict::Wider { nodes, chosen: best };
         }
-        match (self.rule.distance(candidate.mask), self.rule.distance(chosen.mask)) {
+        match (self.rule.distance(lost), self.rule.distance(chosen)) {
             (Some(distance), Some(chosen)) if distance > chosen => Verdict::Farther { distance, chosen },
             _ => Verdict::HigherIds,
         }

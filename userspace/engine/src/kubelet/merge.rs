@@ -16,11 +16,11 @@
 //!
 //! Invariant, tested against the product itself: the result is that of the kubelet's loop.
 
-use std::{cmp::Ordering, sync::Arc};
+use std::{cmp::Ordering, collections::BTreeSet, sync::Arc};
 
-use super::numa::Distances;
+use super::{Affinity, numa::Distances};
 use crate::{
-    hint::{Mask, NodeIndex, ProviderHints},
+    hint::{Mask, ProviderHints},
     policy::TopologyManagerPolicy,
 };
 
@@ -42,14 +42,6 @@ pub(crate) struct Rule {
     pub(crate) policy: TopologyManagerPolicy,
     /// Where sets of equal size are compared by distance.
     pub(crate) distances: Option<Arc<Distances>>,
-}
-
-/// What came out of a merge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Best {
-    /// `None`: any nodes.
-    pub(crate) mask: Option<Mask>,
-    pub(crate) preferred: bool,
 }
 
 /// The lists of all resources of all providers. A provider without resources counts as one that does not mind.
@@ -77,31 +69,19 @@ pub(crate) fn lists<'a>(hints: impl IntoIterator<Item = &'a ProviderHints>) -> V
 
 impl Rule {
     /// Merges the lists. `all` are all nodes of the machine.
-    pub(crate) fn merge(&self, all: Mask, lists: &[List]) -> Best {
-        let preferred = self.preferred(all, lists);
-        let best = if let Some(mask) = self.best(&preferred, 0) {
-            Best { mask: Some(mask), preferred: true }
-        } else {
-            let candidates = if self.policy == TopologyManagerPolicy::SingleNumaNode {
-                // Sets of one node that are not the same have nothing in common.
-                Vec::new()
-            } else {
-                affinities(all, lists)
-            };
-            let aim = aim(lists);
-            let mask = self.best(&candidates, aim).unwrap_or(all);
-            Best { mask: Some(mask), preferred: false }
+    pub(crate) fn merge(&self, all: Mask, lists: &[List]) -> Affinity {
+        let single = self.policy == TopologyManagerPolicy::SingleNumaNode;
+        let (mask, preferred) = match self.best(&self.preferred(all, lists), 0) {
+            Some(mask) => (mask, true),
+            // Sets of one node that are not the same have nothing in common.
+            None if single => (all, false),
+            None => (self.best(&affinities(all, lists), aim(lists)).unwrap_or(all), false),
         };
-        match best.mask {
-            Some(mask) if self.policy == TopologyManagerPolicy::SingleNumaNode && mask == all => {
-                Best { mask: None, ..best }
-            }
-            _ => best,
-        }
+        Affinity { mask: Some(mask).filter(|&mask| !single || mask != all), preferred }
     }
 
     /// Whether the policy takes the result.
-    pub(crate) fn accepts(&self, best: Best) -> bool {
+    pub(crate) fn accepts(&self, best: Affinity) -> bool {
         match self.policy {
             TopologyManagerPolicy::None | TopologyManagerPolicy::BestEffort => true,
             TopologyManagerPolicy::Restricted | TopologyManagerPolicy::SingleNumaNode => best.preferred,
@@ -226,27 +206,17 @@ fn for_each_edge(bits: u32, mut visit: impl FnMut(usize, usize)) {
     }
 }
 
-/// A candidate of a merge, for the explanation.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Candidate {
-    pub(crate) mask: Mask,
-    pub(crate) preferred: bool,
-}
-
-/// All candidates, best first.
-pub(crate) fn candidates(rule: &Rule, nodes: &NodeIndex, lists: &[List]) -> Vec<Candidate> {
-    let mut preferred = rule.preferred(nodes.all(), lists);
+/// All candidates and whether they are preferred, best first.
+pub(crate) fn candidates(rule: &Rule, all: Mask, lists: &[List]) -> Vec<(Mask, bool)> {
+    let mut preferred = rule.preferred(all, lists);
     preferred.sort_by(|&a, &b| rule.compare(a, b, 0));
-    let mut others = affinities(nodes.all(), lists);
-    let chosen: std::collections::BTreeSet<Mask> = preferred.iter().copied().collect();
+    let mut others = affinities(all, lists);
+    let chosen: BTreeSet<Mask> = preferred.iter().copied().collect();
     others.retain(|mask| !chosen.contains(mask));
     let aim = aim(lists);
     others.sort_by(|&a, &b| rule.compare(a, b, aim));
-    preferred
-        .into_iter()
-        .map(|mask| Candidate { mask, preferred: true })
-        .chain(others.into_iter().map(|mask| Candidate { mask, preferred: false }))
-        .collect()
+    let preferred = preferred.into_iter().map(|mask| (mask, true));
+    preferred.chain(others.into_iter().map(|mask| (mask, false))).collect()
 }
 
 #[cfg(test)]
@@ -293,7 +263,7 @@ mod tests {
     }
 
     /// The merge as the kubelet does it: all combinations, one after another.
-    fn product(rule: &Rule, all: Mask, lists: &[List]) -> Best {
+    fn product(rule: &Rule, all: Mask, lists: &[List]) -> Affinity {
         let single = rule.policy == TopologyManagerPolicy::SingleNumaNode;
         let hints = |list: &List| -> Vec<(Option<Mask>, bool)> {
             let hints: Vec<_> = match list {
@@ -329,7 +299,7 @@ mod tests {
             }
         }
         let (mask, preferred) = best.unwrap_or((all, false));
-        Best { mask: (!single || mask != all).then_some(mask), preferred }
+        Affinity { mask: (!single || mask != all).then_some(mask), preferred }
     }
 
     fn list(nodes: u32) -> impl Strategy<Value = List> {
@@ -356,7 +326,7 @@ mod tests {
                         *distance = random;
                     }
                 }
-                let index = NodeIndex::new(machine.nodes.keys().copied());
+                let index = crate::hint::NodeIndex::new(machine.nodes.keys().copied());
                 Arc::new(Distances::new(&machine, &index).unwrap_or_else(|error| panic!("{error}")))
             });
             Rule { policy, distances }
@@ -379,7 +349,7 @@ mod tests {
         #[test]
         fn affinities_are_those_of_all_combinations((nodes, _, lists) in case()) {
             let all = (1 << nodes) - 1;
-            let mut expected = std::collections::BTreeSet::from([all]);
+            let mut expected = BTreeSet::from([all]);
             for list in &lists {
                 if let List::Masks(masks) = list {
                     let with = |&common: &Mask| masks.iter().map(move |(mask, _)| common & mask);

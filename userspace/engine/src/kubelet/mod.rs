@@ -26,18 +26,14 @@ mod preferences;
 pub(crate) mod resize;
 pub(crate) mod restore;
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_topology::{Bytes, Machine, NodeId, ZoneKind, set::MAX_ID};
 
-pub use self::{
-    cpu::CpuError,
-    memory::MemoryError,
-    restore::{Checkpoints, Restored},
-};
+pub use self::restore::{Checkpoints, Restored};
 use self::{cpu::StaticCpus, explain::ByRule, memory::StaticMemory, merge::Rule, numa::Distances};
 use crate::{
-    decision::{Cause, Decision, Detail, Grant, Reason, Rejection, ResizeError, Shortfall},
+    decision::{Cause, Decision, Grant, Reason, Rejection, ResizeError, Shortfall},
     explain::{Explanation, Merge},
     hint::{Hint, Mask, NodeIndex, Provider, ProviderHints, Scope},
     ledger::Ledger,
@@ -74,32 +70,11 @@ pub fn as_reported_to_kubelet(machine: &Machine) -> Machine {
 pub const MAX_NODES: usize = 20;
 
 /// What came out of a merge: where to allocate.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Affinity {
     /// `None`: anywhere.
     pub(crate) mask: Option<Mask>,
     pub(crate) preferred: bool,
-}
-
-/// Why a provider could not allocate.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AllocateError {
-    /// CPUs.
-    #[error(transparent)]
-    Cpus(#[from] CpuError),
-    /// Memory.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-}
-
-impl From<AllocateError> for Cause {
-    fn from(error: AllocateError) -> Self {
-        match error {
-            AllocateError::Cpus(error) if error.is_alignment() => Self::Cores(Detail::new(error)),
-            AllocateError::Cpus(error) => Self::Cpus(Detail::new(error)),
-            AllocateError::Memory(error) => Self::Memory(Detail::new(error)),
-        }
-    }
 }
 
 /// The kubelet's sentence for what was wrong.
@@ -111,12 +86,9 @@ fn message(cause: &Cause) -> String {
     }
 }
 
-/// A source of hints that can also allocate. Each call first gives back what is stale, as the kubelet's
-/// managers do. A further one, for devices, joins by implementing this.
-pub(crate) trait HintProvider: fmt::Debug + Send + Sync {
-    /// Which one it is.
-    fn provider(&self) -> Provider;
-
+/// A source of hints that can also allocate. Each of the two first gives back what is stale, as the kubelet's
+/// managers do.
+trait HintProvider {
     /// On which sets of nodes it could serve a request.
     fn hints(&self, ledger: &mut Ledger, request: &Request, scope: Scope<'_>) -> ProviderHints;
 
@@ -127,43 +99,23 @@ pub(crate) trait HintProvider: fmt::Debug + Send + Sync {
         request: &Request,
         container: &ContainerRequest,
         affinity: Affinity,
-    ) -> Result<(), AllocateError>;
+    ) -> Result<(), Cause>;
 
     /// Gives back what a container holds.
     fn remove(&self, ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName);
 
+    /// Gives back what containers hold that nobody wants any more.
+    fn remove_stale(&self, ledger: &mut Ledger) {
+        if ledger.notes.restoring {
+            return;
+        }
+        for (owner, container) in ledger.stale() {
+            self.remove(ledger, &owner, &container);
+        }
+    }
+
     /// Missing capacity: what is requested, and what each node has free of it.
     fn shortfalls(&self, ledger: &Ledger, request: &Request, scope: Scope<'_>) -> Vec<Shortfall>;
-}
-
-/// What nobody manages (policy `none`): no preference, and nothing to give.
-#[derive(Debug)]
-struct Unmanaged(Provider);
-
-impl HintProvider for Unmanaged {
-    fn provider(&self) -> Provider {
-        self.0
-    }
-
-    fn hints(&self, _: &mut Ledger, _: &Request, _: Scope<'_>) -> ProviderHints {
-        ProviderHints::NoPreference
-    }
-
-    fn allocate(
-        &self,
-        _: &mut Ledger,
-        _: &Request,
-        _: &ContainerRequest,
-        _: Affinity,
-    ) -> Result<(), AllocateError> {
-        Ok(())
-    }
-
-    fn remove(&self, _: &mut Ledger, _: &OwnerId, _: &ContainerName) {}
-
-    fn shortfalls(&self, _: &Ledger, _: &Request, _: Scope<'_>) -> Vec<Shortfall> {
-        Vec::new()
-    }
 }
 
 /// How the nodes of resources have to agree, and for what.
@@ -192,49 +144,48 @@ pub struct Kubelet {
     configured: Agreement,
     /// For requests with one; or why it does not go with the configuration or the machine.
     by_policy: BTreeMap<TopologyManagerPolicy, Result<Agreement, StartError>>,
-    cpus: Option<Arc<StaticCpus>>,
-    memory: Option<Arc<StaticMemory>>,
-    /// In the order in which they are asked and allocate.
-    providers: Vec<Arc<dyn HintProvider>>,
+    cpus: Option<StaticCpus>,
+    memory: Option<StaticMemory>,
 }
 
 impl Kubelet {
     /// Checks a configuration against a machine, in the order in which the kubelet makes its managers.
     pub fn new(machine: &Machine, config: &PolicyConfig) -> Result<Self, StartError> {
-        let refused = |component| move |problem| StartError::new(component, Phase::New, problem);
         let nodes = nodes(machine, config).map_err(refused(Component::Configuration))?;
         let configured = agreement(machine, &nodes, config).map_err(refused(Component::TopologyManager))?;
         let cpus = cpus(machine, &nodes, config, configured.options.policy)
-            .map_err(refused(Component::CpuManager))?
-            .map(Arc::new);
-        let memory =
-            memory(machine, &nodes, config).map_err(refused(Component::MemoryManager))?.map(Arc::new);
-        let of_cpus = cpus.clone().map(|cpus| cpus as Arc<dyn HintProvider>);
-        let of_memory = memory.clone().map(|memory| memory as Arc<dyn HintProvider>);
-        let providers = vec![
-            of_cpus.unwrap_or_else(|| Arc::new(Unmanaged(Provider::Cpus))),
-            of_memory.unwrap_or_else(|| Arc::new(Unmanaged(Provider::Memory))),
-        ];
-        let with_policy = |&policy| (policy, with_policy(machine, config, cpus.as_deref(), policy));
+            .map_err(refused(Component::CpuManager))?;
+        let memory = memory(machine, &nodes, config).map_err(refused(Component::MemoryManager))?;
+        let with_policy = |&policy| (policy, with_policy(machine, config, cpus.as_ref(), policy));
         let by_policy = TopologyManagerPolicy::ALL.iter().map(with_policy).collect();
-        Ok(Self { nodes, configured, by_policy, cpus, memory, providers })
+        Ok(Self { nodes, configured, by_policy, cpus, memory })
+    }
+
+    /// In the order in which they are asked and allocate. `None` for what nobody manages (policy `none`): no
+    /// preference, and nothing to give.
+    fn managers(&self) -> [(Provider, Option<&dyn HintProvider>); 2] {
+        [
+            (Provider::Cpus, self.cpus.as_ref().map(|cpus| cpus as &dyn HintProvider)),
+            (Provider::Memory, self.memory.as_ref().map(|memory| memory as &dyn HintProvider)),
+        ]
+    }
+
+    fn providers(&self) -> impl Iterator<Item = &dyn HintProvider> {
+        self.managers().into_iter().filter_map(|(_, manager)| manager)
     }
 
     /// Everything that is wrong with a configuration for a machine: at most one fault a component.
     pub fn problems(machine: &Machine, config: &PolicyConfig) -> Vec<StartError> {
-        let refused = |component, problem| StartError::new(component, Phase::New, problem);
         let nodes = match nodes(machine, config) {
             Ok(nodes) => nodes,
-            Err(problem) => return vec![refused(Component::Configuration, problem)],
+            Err(problem) => return vec![refused(Component::Configuration)(problem)],
         };
         let topology = agreement(machine, &nodes, config);
         let policy = topology.as_ref().map_or(TopologyManagerPolicy::None, |of| of.options.policy);
         [
-            topology.err().map(|problem| refused(Component::TopologyManager, problem)),
-            cpus(machine, &nodes, config, policy)
-                .err()
-                .map(|problem| refused(Component::CpuManager, problem)),
-            memory(machine, &nodes, config).err().map(|problem| refused(Component::MemoryManager, problem)),
+            topology.err().map(refused(Component::TopologyManager)),
+            cpus(machine, &nodes, config, policy).err().map(refused(Component::CpuManager)),
+            memory(machine, &nodes, config).err().map(refused(Component::MemoryManager)),
         ]
         .into_iter()
         .flatten()
@@ -265,11 +216,11 @@ impl Kubelet {
     fn merge(&self, ledger: &mut Ledger, asked: Asked<'_>, scope: Scope<'_>) -> (Affinity, Merge) {
         let Asked { request, preferences, agreement: Agreement { rule, .. }, watch, .. } = asked;
         watch(Stage::Hints);
-        let mut hints: Vec<(Provider, ProviderHints)> = self
-            .providers
-            .iter()
-            .map(|provider| (provider.provider(), provider.hints(ledger, request, scope)))
-            .collect();
+        let mut hints = Vec::new();
+        for (provider, manager) in self.managers() {
+            let of_manager = manager.map(|manager| manager.hints(ledger, request, scope));
+            hints.push((provider, of_manager.unwrap_or(ProviderHints::NoPreference)));
+        }
         hints.extend(preferences::hints(preferences, &self.nodes, request, scope));
         watch(Stage::Merge);
         let best = rule.merge(self.nodes.all(), &merge::lists(hints.iter().map(|(_, hints)| hints)));
@@ -280,8 +231,7 @@ impl Kubelet {
         };
         let hint = Hint { affinity: best.mask.map(|mask| self.nodes.set(mask)), preferred: best.preferred };
         let ranking = Arc::new(ByRule { rule: rule.clone(), nodes: self.nodes.clone() });
-        let merge = Merge { container, hints, best: hint, accepted, ranking };
-        (Affinity { mask: best.mask, preferred: best.preferred }, merge)
+        (best, Merge { container, hints, best: hint, accepted, ranking })
     }
 
     fn allocate(
@@ -299,7 +249,7 @@ impl Kubelet {
         {
             return Ok(());
         }
-        for provider in &self.providers {
+        for provider in self.providers() {
             provider.allocate(ledger, request, container, affinity)?;
         }
         Ok(())
@@ -347,13 +297,11 @@ impl Kubelet {
         let failed = container.as_ref().and_then(|name| request.all_containers().find(|c| &c.name == name));
         let scope = failed.map_or(Scope::Owner, Scope::Container);
         let shortfalls =
-            self.providers.iter().flat_map(|provider| provider.shortfalls(ledger, request, scope)).collect();
+            self.providers().flat_map(|provider| provider.shortfalls(ledger, request, scope)).collect();
         let message = message(&cause);
         Rejection::new(&request.owner, container, cause, message, shortfalls)
     }
-}
 
-impl Kubelet {
     fn decide(&self, ledger: &Ledger, asked: Asked<'_>) -> Decision {
         let Asked { request, terms, .. } = asked;
         let mut next = ledger.clone();
@@ -361,8 +309,7 @@ impl Kubelet {
         account.request = Some(Arc::new(request.clone()));
         account.terms.clone_from(terms);
         let mut merges = Vec::new();
-        let attempt = self.attempt(&mut next, asked, &mut merges);
-        let outcome = match attempt {
+        let outcome = match self.attempt(&mut next, asked, &mut merges) {
             Ok(()) => {
                 let grant = |container: &ContainerRequest| Grant {
                     container: container.name.clone(),
@@ -387,18 +334,18 @@ impl Strategy for Kubelet {
     /// As the kubelet's managers begin where there are no state files.
     fn idle(&self) -> Ledger {
         let nodes = self.memory.as_ref().map(|memory| memory.idle().clone()).unwrap_or_default();
-        let shared_pool = self.cpus.as_ref().map(|cpus| cpus.idle_pool()).unwrap_or_default();
+        let shared_pool = self.cpus.as_ref().map(StaticCpus::idle_pool).unwrap_or_default();
         Ledger::idle(nodes, shared_pool)
     }
 
     fn allocatable(&self) -> Allocatable {
         let mut memory: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>> = BTreeMap::new();
-        for (&node, account) in self.memory.iter().flat_map(|memory| memory.idle()) {
+        for (&node, account) in self.memory.iter().flat_map(StaticMemory::idle) {
             for (&kind, account) in account.kinds.iter().filter(|(_, account)| account.allocatable.0 > 0) {
                 memory.entry(kind).or_default().insert(node, account.allocatable);
             }
         }
-        Allocatable { cpus: self.cpus.as_ref().map(|cpus| cpus.allocatable()).unwrap_or_default(), memory }
+        Allocatable { cpus: self.cpus.as_ref().map(StaticCpus::allocatable).unwrap_or_default(), memory }
     }
 
     fn check_terms(&self, terms: &Terms) -> Result<(), StartError> {
@@ -412,7 +359,7 @@ impl Strategy for Kubelet {
         terms: &Terms,
         watch: &dyn Fn(Stage),
     ) -> Decision {
-        let of_terms = || self.agreement(terms).map_err(|problem| Cause::Terms(Detail::new(problem)));
+        let of_terms = || self.agreement(terms).map_err(|problem| Cause::Terms(problem.to_string()));
         let agreement = match check_request(request).and_then(|()| of_terms()) {
             Ok(agreement) => agreement,
             Err(cause) => {
@@ -460,7 +407,7 @@ impl Strategy for Kubelet {
         let started = account.started.clone();
         let request = account.request.clone();
         for container in request.iter().flat_map(|request| request.all_containers()) {
-            for provider in self.providers.iter().filter(|_| started.contains(&container.name)) {
+            for provider in self.providers().filter(|_| started.contains(&container.name)) {
                 provider.remove(&mut next, owner, &container.name);
             }
         }
@@ -495,6 +442,10 @@ fn forget(ledger: &mut Ledger, owner: &OwnerId) {
     }
 }
 
+fn refused(component: Component) -> impl Fn(StartProblem) -> StartError {
+    StartError::of(component, Phase::New)
+}
+
 /// Checks the machine and what must hold before any manager is made.
 fn nodes(machine: &Machine, config: &PolicyConfig) -> Result<NodeIndex, StartProblem> {
     check_machine(machine)?;
@@ -524,7 +475,6 @@ fn with_policy(
     cpus: Option<&StaticCpus>,
     policy: TopologyManagerPolicy,
 ) -> Result<Agreement, StartError> {
-    let refused = |component| move |problem| StartError::new(component, Phase::New, problem);
     let config = PolicyConfig { topology_manager_policy: policy, ..config.clone() };
     let nodes = nodes(machine, &config).map_err(refused(Component::Configuration))?;
     let agreement = agreement(machine, &nodes, &config).map_err(refused(Component::TopologyManager))?;
@@ -578,9 +528,9 @@ pub(crate) fn check_machine(machine: &Machine) -> Result<(), MachineProblem> {
     let mut hugepages: BTreeMap<_, u64> = BTreeMap::new();
     for (&node, data) in &machine.nodes {
         if node.0 > MAX_ID {
-            return Err(MachineProblem::IdTooLarge { what: "NUMA node", id: node.0 });
+            return Err(MachineProblem::IdTooLarge("NUMA node", node.0));
         }
-        let too_large = MachineProblem::MemoryTooLarge { node };
+        let too_large = MachineProblem::MemoryTooLarge(node);
         memory = memory.checked_add(data.memory.0).ok_or(too_large)?;
         for (&size, pool) in &data.hugepages {
             let sum = hugepages.entry(size).or_default();
@@ -590,10 +540,10 @@ pub(crate) fn check_machine(machine: &Machine) -> Result<(), MachineProblem> {
     }
     for (&cpu, data) in &machine.cpus {
         if cpu.0 > MAX_ID {
-            return Err(MachineProblem::IdTooLarge { what: "CPU", id: cpu.0 });
+            return Err(MachineProblem::IdTooLarge("CPU", cpu.0));
         }
         if !machine.nodes.contains_key(&data.node) {
-            return Err(MachineProblem::CpuOnUnknownNode { cpu, node: data.node });
+            return Err(MachineProblem::CpuOnUnknownNode(cpu, data.node));
         }
     }
     Ok(())
@@ -606,10 +556,10 @@ pub(crate) fn check_reservations(config: &PolicyConfig) -> Result<(), StartProbl
         let node = reservation.numa_node;
         for (&kind, &quantity) in &reservation.limits {
             if quantity.is_zero() {
-                return Err(StartProblem::ZeroReservation { node, kind });
+                return Err(StartProblem::ZeroReservation(node, kind));
             }
             if let Some(first) = seen.insert((node, kind), quantity) {
-                return Err(StartProblem::DuplicateReservation { node, kind, first, second: quantity });
+                return Err(StartProblem::DuplicateReservation(node, kind, first, quantity));
             }
         }
     }

@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 use numaward_topology::Bytes;
 
-use super::{Kubelet, cpu::resize::CpuResizeError};
+use super::Kubelet;
 use crate::{
-    decision::{Detail, ResizeError, Shortfall},
+    decision::{ResizeError, Shortfall},
     hint::Resource,
-    ledger::Ledger,
+    ledger::{Block, Ledger},
     request::{ContainerName, OwnerId, Resources},
 };
 
@@ -35,13 +35,9 @@ impl Kubelet {
                 if nodes.is_empty() {
                     nodes = manager.nodes_of(cpus);
                 }
-                let whole = wanted.whole_cpus().filter(|&whole| whole > 0);
-                let whole = whole.and_then(|whole| usize::try_from(whole).ok());
-                let whole = whole.ok_or(ResizeError::NotWholeCpus(wanted))?;
-                let chosen = manager.resized(ledger, cpus, whole, &nodes).map_err(|error| match error {
-                    CpuResizeError::Alignment(error) => ResizeError::Cores(Detail::new(error)),
-                    CpuResizeError::Shortfall(missing) => ResizeError::Shortfall(missing),
-                })?;
+                let whole = wanted.whole_cpus().and_then(|whole| usize::try_from(whole).ok());
+                let whole = whole.filter(|&whole| whole > 0).ok_or(ResizeError::NotWholeCpus(wanted))?;
+                let chosen = manager.resized(ledger, cpus, whole, &nodes)?;
                 next.shared_pool = &(&next.shared_pool | cpus) - &chosen;
                 next.allocation_mut(owner, container).cpus = Some(chosen);
             }
@@ -61,7 +57,7 @@ fn resize_block(
     ledger: &mut Ledger,
     owner: &OwnerId,
     container: &ContainerName,
-    block: &crate::ledger::Block,
+    block: &Block,
     bytes: u64,
 ) -> Result<(), ResizeError> {
     let kind = block.kind;

@@ -10,10 +10,9 @@ use numaward_topology::{Bytes, NodeId, ZoneKind};
 
 use super::{Kubelet, StaticMemory, defects};
 use crate::{
-    checkpoint::{CheckpointError, CpuCheckpoint, CpuState, MemoryCheckpoint},
-    ledger::{Ledger, NodeAccount},
-    policy::{Component, Phase, RestoreProblem, StartError, StartProblem, StateField},
-    request::{ContainerName, OwnerId},
+    checkpoint::{CpuCheckpoint, MemoryCheckpoint},
+    ledger::{KindAccount, Ledger, NodeAccount},
+    policy::{Component, Phase, RestoreProblem, StartError, StartProblem},
 };
 
 /// The state files of an earlier run, if there are any.
@@ -25,37 +24,30 @@ pub struct Checkpoints {
     pub memory: Option<MemoryCheckpoint>,
 }
 
-impl Checkpoints {
-    /// Reads the content of state files, where there are any. `containers` are the containers by the runtime's
-    /// ids, for a CPU state of version 1; `directory` is where the files are, for messages.
-    pub fn read(
-        cpus: Option<&str>,
-        memory: Option<&str>,
-        containers: &BTreeMap<String, (OwnerId, ContainerName)>,
-        directory: &str,
-    ) -> Result<Self, StartError> {
-        let corrupt = |component, manager, file: &str, error: CheckpointError| {
-            let file = format!("{directory}/{file}");
-            let problem = Box::new(RestoreProblem::Corrupt(error));
-            StartError::new(component, Phase::Start, StartProblem::Restore { manager, file, problem })
-        };
-        let read_cpus = |text| match CpuState::read(text)? {
-            CpuState::V1(state) => state.migrate(containers),
-            CpuState::V2(state) => Ok(state),
-        };
-        let cpus = cpus.map(read_cpus).transpose();
-        let memory = memory.map(MemoryCheckpoint::read).transpose();
-        Ok(Self {
-            cpus: cpus
-                .map_err(|error| corrupt(Component::CpuManager, "CPU manager", CpuCheckpoint::FILE, error))?,
-            memory: memory.map_err(|error| {
-                corrupt(Component::MemoryManager, "memory manager", MemoryCheckpoint::FILE, error)
-            })?,
-        })
-    }
+/// The state files as messages call them, and their names.
+const CPU_STATE: (&str, &str) = ("CPU manager", CpuCheckpoint::FILE);
+const MEMORY_STATE: (&str, &str) = ("memory manager", MemoryCheckpoint::FILE);
+
+fn unusable((manager, file): (&'static str, &str), directory: &str, problem: RestoreProblem) -> StartProblem {
+    StartProblem::Restore { manager, file: format!("{directory}/{file}"), problem: problem.into() }
+}
+
+fn refused(component: Component) -> impl Fn(StartProblem) -> StartError {
+    StartError::of(component, Phase::Start)
 }
 
 impl Checkpoints {
+    /// Reads the content of state files, where there are any. `directory` is where the files are, for messages.
+    pub fn read(cpus: Option<&str>, memory: Option<&str>, directory: &str) -> Result<Self, StartError> {
+        let corrupt = |state| move |error| unusable(state, directory, RestoreProblem::Corrupt(error));
+        let cpus = cpus.map(CpuCheckpoint::read).transpose().map_err(corrupt(CPU_STATE));
+        let memory = memory.map(MemoryCheckpoint::read).transpose().map_err(corrupt(MEMORY_STATE));
+        Ok(Self {
+            cpus: cpus.map_err(refused(Component::CpuManager))?,
+            memory: memory.map_err(refused(Component::MemoryManager))?,
+        })
+    }
+
     /// The ledger as the files report it, whatever the machine and the policy of who reads them: to look at, not to
     /// go on from.
     pub fn ledger(&self) -> Ledger {
@@ -105,20 +97,16 @@ impl Kubelet {
     /// Takes over the state of an earlier run, or begins anew where there is none. `directory` is where the
     /// state files are, for messages.
     pub fn restore(&self, mut checkpoints: Checkpoints, directory: &str) -> Restored {
-        let refuse = |component, problem| StartError::new(component, Phase::Start, problem);
         let mut ledger = Ledger::default();
         ledger.notes.restoring = true;
-        let cpus = self.restore_cpus(&mut ledger, checkpoints.cpus.as_ref(), directory);
-        if let Err(problem) = cpus {
-            return Restored { ledger: Err(refuse(Component::CpuManager, problem)), checkpoints };
-        }
-        checkpoints.cpus = Some(CpuCheckpoint::of(self.cpu_policy(), &ledger));
-        let memory = self.restore_memory(&mut ledger, checkpoints.memory.as_ref(), directory);
-        if let Err(problem) = memory {
-            return Restored { ledger: Err(refuse(Component::MemoryManager, problem)), checkpoints };
-        }
-        checkpoints.memory = Some(MemoryCheckpoint::of(self.memory_policy(), &ledger));
-        Restored { ledger: Ok(ledger), checkpoints }
+        let restored = self
+            .restore_cpus(&mut ledger, &mut checkpoints.cpus, directory)
+            .map_err(refused(Component::CpuManager))
+            .and_then(|()| {
+                self.restore_memory(&mut ledger, &mut checkpoints.memory, directory)
+                    .map_err(refused(Component::MemoryManager))
+            });
+        Restored { ledger: restored.map(|()| ledger), checkpoints }
     }
 
     /// All owners that still run have been admitted again: what nobody asked for is stale from now on.
@@ -139,50 +127,53 @@ impl Kubelet {
     fn restore_cpus(
         &self,
         ledger: &mut Ledger,
-        checkpoint: Option<&CpuCheckpoint>,
+        checkpoint: &mut Option<CpuCheckpoint>,
         directory: &str,
     ) -> Result<(), StartProblem> {
+        let configured = self.cpu_policy();
         if let Some(checkpoint) = checkpoint {
-            if checkpoint.policy != self.cpu_policy() {
-                let (configured, saved) = (self.cpu_policy().to_owned(), checkpoint.policy.clone());
-                return Err(StartProblem::Restore {
-                    manager: "CPU manager",
-                    file: format!("{directory}/{}", CpuCheckpoint::FILE),
-                    problem: RestoreProblem::OtherCpuPolicy { configured, saved }.into(),
-                });
+            if checkpoint.policy != configured {
+                let problem = RestoreProblem::OtherCpuPolicy { configured, saved: checkpoint.policy.clone() };
+                return Err(unusable(CPU_STATE, directory, problem));
             }
             take_cpus(ledger, checkpoint);
         }
-        self.cpus.as_ref().map_or(Ok(()), |cpus| cpus.check(ledger))
+        if let Some(cpus) = &self.cpus {
+            cpus.check(ledger)?;
+        }
+        *checkpoint = Some(CpuCheckpoint::of(configured, ledger));
+        Ok(())
     }
 
     fn restore_memory(
         &self,
         ledger: &mut Ledger,
-        checkpoint: Option<&MemoryCheckpoint>,
+        checkpoint: &mut Option<MemoryCheckpoint>,
         directory: &str,
     ) -> Result<(), StartProblem> {
+        let configured = self.memory_policy();
         if let Some(checkpoint) = checkpoint {
-            if checkpoint.policy != self.memory_policy() {
-                let (configured, saved) = (self.memory_policy().to_owned(), checkpoint.policy.clone());
-                return Err(StartProblem::Restore {
-                    manager: "memory manager",
-                    file: format!("{directory}/{}", MemoryCheckpoint::FILE),
-                    problem: RestoreProblem::OtherMemoryPolicy { configured, saved }.into(),
-                });
+            if checkpoint.policy != configured {
+                let problem =
+                    RestoreProblem::OtherMemoryPolicy { configured, saved: checkpoint.policy.clone() };
+                return Err(unusable(MEMORY_STATE, directory, problem));
             }
             take_memory(ledger, checkpoint);
         }
-        let Some(memory) = &self.memory else { return Ok(()) };
-        if ledger.nodes.is_empty() {
-            if ledger.allocations().any(|(_, _, allocation)| !allocation.blocks.is_empty()) {
-                return Err(StartProblem::NoMachineState);
+        match &self.memory {
+            None => {}
+            Some(memory) if ledger.nodes.is_empty() => {
+                if ledger.allocations().any(|(_, _, allocation)| !allocation.blocks.is_empty()) {
+                    return Err(StartProblem::NoMachineState);
+                }
+                ledger.nodes.clone_from(memory.idle());
             }
-            ledger.nodes.clone_from(memory.idle());
-            return Ok(());
+            Some(memory) => {
+                memory.check(ledger)?;
+                place(ledger);
+            }
         }
-        memory.check(ledger)?;
-        place(ledger);
+        *checkpoint = Some(MemoryCheckpoint::of(configured, ledger));
         Ok(())
     }
 }
@@ -195,65 +186,36 @@ impl StaticMemory {
             for block in &allocation.blocks {
                 let mut bytes = block.bytes.0;
                 for node in block.affinity.iter() {
-                    let names = || (owner.to_string(), container.to_string());
-                    let Some(account) = expected.get_mut(&node) else {
-                        let (owner, container) = names();
-                        return Err(StartProblem::BlockOnUnknownNode { owner, container });
-                    };
+                    let unknown = || StartProblem::BlockOnUnknownNode(owner.clone(), container.clone());
+                    let account = expected.get_mut(&node).ok_or_else(unknown)?;
                     account.assignments += 1;
                     account.group.clone_from(&block.affinity);
-                    let Some(account) = account.kinds.get_mut(&block.kind) else {
-                        let (owner, container) = names();
-                        return Err(StartProblem::BlockOfUnknownKind { owner, container });
-                    };
+                    let unknown = || StartProblem::BlockOfUnknownKind(owner.clone(), container.clone());
+                    let account = account.kinds.get_mut(&block.kind).ok_or_else(unknown)?;
                     bytes -= account.charge(bytes);
                 }
             }
         }
-        match first_difference(&ledger.nodes, &expected) {
-            None => Ok(()),
-            Some((node, field)) => Err(StartProblem::OtherMachineState { node, field }),
-        }
+        if is_same(&ledger.nodes, &expected) { Ok(()) } else { Err(StartProblem::OtherMachineState) }
     }
 }
 
 type Nodes = BTreeMap<NodeId, NodeAccount>;
 
-/// The first node that differs, and in what. What is free and promised is compared over the node's group: the
-/// order in which a group's nodes were filled is not known.
-fn first_difference(saved: &Nodes, expected: &Nodes) -> Option<(NodeId, StateField)> {
-    if let Some(&node) = saved
-        .keys()
-        .chain(expected.keys())
-        .find(|node| !(saved.contains_key(node) && expected.contains_key(node)))
-    {
-        return Some((node, StateField::Presence));
-    }
-    saved.iter().zip(expected.values()).find_map(|((&node, a), b)| {
-        let field = if a.assignments != b.assignments {
-            StateField::Assignments
-        } else if a.group != b.group {
-            StateField::Group
-        } else if !a.kinds.keys().eq(b.kinds.keys()) {
-            StateField::Kinds
-        } else {
-            a.kinds.iter().zip(b.kinds.values()).find_map(|((&kind, of_a), of_b)| {
-                let size = |of: &crate::ledger::KindAccount| (of.total, of.reserved, of.allocatable);
-                let sums = |nodes: &Nodes| group_sums(nodes, a, kind);
-                let ((free, promised), (expected_free, expected_promised)) = (sums(saved), sums(expected));
-                if defects::SIZES_MUST_BE_EQUAL && size(of_a) != size(of_b) {
-                    Some(StateField::Size(kind))
-                } else if free != expected_free {
-                    Some(StateField::Free(kind))
-                } else if promised != expected_promised {
-                    Some(StateField::Promised(kind))
-                } else {
-                    None
-                }
-            })?
-        };
-        Some((node, field))
-    })
+/// Whether a saved state is the expected one. What is free and promised is compared over a node's group: the order in
+/// which a group's nodes were filled is not known.
+fn is_same(saved: &Nodes, expected: &Nodes) -> bool {
+    let size = |of: &KindAccount| (of.total, of.reserved, of.allocatable);
+    saved.keys().eq(expected.keys())
+        && saved.values().zip(expected.values()).all(|(a, b)| {
+            let same_kind = |((&kind, of_a), of_b): ((&ZoneKind, &KindAccount), &KindAccount)| {
+                (!defects::SIZES_MUST_BE_EQUAL || size(of_a) == size(of_b))
+                    && group_sums(saved, a, kind) == group_sums(expected, a, kind)
+            };
+            (a.assignments, &a.group) == (b.assignments, &b.group)
+                && a.kinds.keys().eq(b.kinds.keys())
+                && a.kinds.iter().zip(b.kinds.values()).all(same_kind)
+        })
 }
 
 /// What is free and promised of a kind in the group of a node.

@@ -20,10 +20,8 @@ use std::collections::BTreeMap;
 use numaward_topology::{CpuSet, Machine, NodeId, NodeSet};
 
 use crate::{
-    kubelet::{
-        CpuError,
-        cpu::{StaticCpus, resize::CpuResizeError},
-    },
+    decision::ResizeError,
+    kubelet::cpu::{CpuError, StaticCpus},
     ledger::Ledger,
     policy::{CpuOptions, StaticCpuProblem, TopologyManagerPolicy},
 };
@@ -137,7 +135,7 @@ impl Cpus {
         held: &CpuSet,
         wanted: usize,
         nodes: &NodeSet,
-    ) -> Result<CpuSet, CpuResizeError> {
+    ) -> Result<CpuSet, ResizeError> {
         self.manager.resized(ledger, held, wanted, nodes)
     }
 

@@ -58,7 +58,7 @@ use serde::{Deserialize, Serialize};
 pub use self::refusal::{Refusal, What};
 use self::{cpus::Cpus, host::Host};
 use crate::{
-    decision::{Cause, Decision, Detail, Rejection, ResizeError},
+    decision::{Cause, Decision, Rejection, ResizeError},
     explain::Explanation,
     hint::NodeIndex,
     kubelet::{check_machine, check_request, check_reservations, cpu::StaticCpus, memory::StaticMemory},
@@ -109,7 +109,7 @@ impl Native {
             // Nothing is made only where something is wrong.
             (None, None) => {
                 let problem = StartProblem::Machine(MachineProblem::NoNodes);
-                Err(StartError::new(Component::Configuration, Phase::New, problem))
+                Err(StartError::of(Component::Configuration, Phase::New)(problem))
             }
         }
     }
@@ -130,7 +130,7 @@ impl Native {
         let checked =
             check_machine(machine).map_err(StartProblem::from).and_then(|()| check_reservations(config));
         if let Err(problem) = checked {
-            problems.push(StartError::new(Component::Configuration, Phase::New, problem));
+            problems.push(StartError::of(Component::Configuration, Phase::New)(problem));
             return None;
         }
         let nodes = NodeIndex::new(machine.nodes.keys().copied());
@@ -158,7 +158,7 @@ impl Native {
         let (policy, _) = self.agreement(terms);
         let checked = self.host.cpus.as_ref().map_or(Ok(()), |cpus| cpus.check_policy(policy));
         let problem =
-            |problem| StartError::new(Component::CpuManager, Phase::New, StartProblem::StaticCpu(problem));
+            |problem| StartError::of(Component::CpuManager, Phase::New)(StartProblem::StaticCpu(problem));
         checked.map_err(problem)
     }
 }
@@ -169,7 +169,7 @@ fn keep<T>(
     component: Component,
     result: Result<T, StartProblem>,
 ) -> Option<T> {
-    result.map_err(|problem| problems.push(StartError::new(component, Phase::New, problem))).ok()
+    result.map_err(|problem| problems.push(StartError::of(component, Phase::New)(problem))).ok()
 }
 
 fn cpus(machine: &Machine, nodes: &NodeIndex, config: &PolicyConfig) -> Result<Option<Cpus>, StartProblem> {
@@ -224,7 +224,7 @@ impl Strategy for Native {
         watch: &dyn Fn(Stage),
     ) -> Decision {
         let checked = check_request(request)
-            .and_then(|()| self.check(terms).map_err(|problem| Cause::Terms(Detail::new(problem))));
+            .and_then(|()| self.check(terms).map_err(|problem| Cause::Terms(problem.to_string())));
         match checked {
             Ok(()) => self.decide(ledger, request, terms, watch),
             Err(cause) => rejected(ledger, request, None, cause),

@@ -5,9 +5,8 @@ use std::fmt;
 use numaward_topology::ZoneKind;
 
 use crate::{
-    decision::{Cause, Detail, Shortfall},
+    decision::{Cause, Shortfall},
     hint::Resource,
-    kubelet::CpuError,
     policy::TopologyManagerPolicy,
     quantity::Quantity,
     request::ContainerName,
@@ -40,7 +39,7 @@ pub enum Refusal {
         free: u64,
     },
     /// With `full-pcpus-only`: not a number of whole cores.
-    Cores(CpuError),
+    Cores(String),
     /// CPUs were counted that could not be taken.
     Uncollected {
         /// The container.
@@ -107,7 +106,7 @@ impl fmt::Display for Refusal {
                 f,
                 "cpu requested {requested}, free {free}: the shared pool would have no CPU left for those that run there"
             ),
-            Self::Cores(error) => error.fmt(f),
+            Self::Cores(error) => f.write_str(error),
             Self::Uncollected { container } => {
                 write!(f, "container {container}: the free CPUs cannot be put together to whole cores")
             }
@@ -127,8 +126,8 @@ impl std::error::Error for Refusal {}
 impl From<Refusal> for Cause {
     fn from(refusal: Refusal) -> Self {
         match refusal {
-            Refusal::Cores(error) => Self::Cores(Detail::new(error)),
-            refusal => Self::NoRoom(Detail::new(refusal)),
+            Refusal::Cores(error) => Self::Cores(error),
+            refusal => Self::NoRoom(refusal.to_string()),
         }
     }
 }

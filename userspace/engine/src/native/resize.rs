@@ -8,9 +8,9 @@ use numaward_topology::{Bytes, NodeId};
 
 use super::{Native, accounts, rank};
 use crate::{
-    decision::{Detail, ResizeError, Shortfall},
+    decision::{ResizeError, Shortfall},
     hint::Resource,
-    kubelet::{cpu::resize::CpuResizeError, resize::note_request},
+    kubelet::resize::note_request,
     ledger::{Block, Ledger},
     policy::TopologyManagerPolicy,
     request::{ContainerName, OwnerId, Resources},
@@ -37,10 +37,7 @@ impl Native {
                 if matches!(policy, TopologyManagerPolicy::None | TopologyManagerPolicy::BestEffort) {
                     nodes.extend(held.memory_nodes().iter());
                 }
-                let chosen = manager.resized(ledger, cpus, whole, &nodes).map_err(|error| match error {
-                    CpuResizeError::Alignment(error) => ResizeError::Cores(Detail::new(error)),
-                    CpuResizeError::Shortfall(missing) => ResizeError::Shortfall(missing),
-                })?;
+                let chosen = manager.resized(ledger, cpus, whole, &nodes)?;
                 let pool = &(&next.shared_pool | &(cpus & manager.idle_pool())) - &chosen;
                 next.shared_pool = pool;
                 next.allocation_mut(owner, container).cpus = Some(chosen);

@@ -62,7 +62,7 @@ fn fill(
 ) -> Result<(), Refusal> {
     if let (Some(cpus), Some(cpu), true) = (&host.cpus, container.requests.cpu, guaranteed) {
         let whole = cpu.whole_cpus().unwrap_or(0);
-        cpus.check_cores(whole).map_err(Refusal::Cores)?;
+        cpus.check_cores(whole).map_err(|error| Refusal::Cores(error.to_string()))?;
         amounts[CPU] = whole;
     }
     if host.idle.is_empty() {

@@ -15,7 +15,7 @@ use numaward_topology::{CpuSet, NodeId, ZoneKind};
 use serde::{Deserialize, Serialize};
 
 pub use self::problem::{
-    Component, MachineProblem, OptionProblem, Phase, RestoreProblem, StartError, StartProblem, StateField,
+    Component, MachineProblem, OptionProblem, Phase, RestoreProblem, StartError, StartProblem,
     StaticCpuProblem,
 };
 pub use crate::policy_names::{
@@ -68,8 +68,18 @@ pub struct PolicyConfig {
 }
 
 impl PolicyConfig {
-    fn gate(&self, gate: &str) -> bool {
-        self.feature_gates.get(gate).copied().unwrap_or(true)
+    /// Whether a manager's options of this level are switched on.
+    fn check_gate(
+        &self,
+        manager: &'static str,
+        level: &'static str,
+        option: &str,
+    ) -> Result<(), OptionProblem> {
+        let gate = format!("{manager}ManagerPolicy{level}Options");
+        if self.feature_gates.get(&gate).copied().unwrap_or(true) {
+            return Ok(());
+        }
+        Err(OptionProblem::NotEnabled { option: option.to_owned(), manager, level })
     }
 }
 
@@ -116,7 +126,7 @@ fn parse_bool(option: &str, value: &str) -> Result<bool, OptionProblem> {
     match value {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
         "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
-        _ => Err(OptionProblem::NotBool { option: option.to_owned(), value: value.to_owned() }),
+        _ => Err(OptionProblem::NotBool(option.to_owned(), value.to_owned())),
     }
 }
 
@@ -125,48 +135,28 @@ impl CpuOptions {
     pub fn parse(config: &PolicyConfig) -> Result<Self, StaticCpuProblem> {
         let mut options = Self::default();
         for (name, value) in &config.cpu_manager_policy_options {
-            let (target, level, gate) = match name.as_str() {
-                FULL_PCPUS_ONLY => (&mut options.full_pcpus_only, "Beta", "CPUManagerPolicyBetaOptions"),
-                name => {
-                    let target = match name {
-                        DISTRIBUTE_ACROSS_NUMA => &mut options.distribute_across_numa,
-                        ALIGN_BY_SOCKET => &mut options.align_by_socket,
-                        DISTRIBUTE_ACROSS_CORES => &mut options.distribute_across_cores,
-                        STRICT_RESERVATION => &mut options.strict_reservation,
-                        ALIGN_BY_CACHE => &mut options.align_by_cache,
-                        _ => {
-                            return Err(OptionProblem::Unknown { manager: "CPU", option: name.into() }.into());
-                        }
-                    };
-                    (target, "Alpha", "CPUManagerPolicyAlphaOptions")
-                }
+            let target = match name.as_str() {
+                FULL_PCPUS_ONLY => &mut options.full_pcpus_only,
+                DISTRIBUTE_ACROSS_NUMA => &mut options.distribute_across_numa,
+                ALIGN_BY_SOCKET => &mut options.align_by_socket,
+                DISTRIBUTE_ACROSS_CORES => &mut options.distribute_across_cores,
+                STRICT_RESERVATION => &mut options.strict_reservation,
+                ALIGN_BY_CACHE => &mut options.align_by_cache,
+                _ => return Err(OptionProblem::Unknown(name.clone(), "CPU").into()),
             };
-            if !config.gate(gate) {
-                return Err(OptionProblem::NotEnabled { manager: "CPU", level, option: name.clone() }.into());
-            }
+            config.check_gate("CPU", if name == FULL_PCPUS_ONLY { "Beta" } else { "Alpha" }, name)?;
             *target = parse_bool(name, value)?;
         }
+        let Self { full_pcpus_only, distribute_across_numa, distribute_across_cores, .. } = options;
         for (both, first, second) in [
+            (full_pcpus_only && distribute_across_cores, FULL_PCPUS_ONLY, DISTRIBUTE_ACROSS_CORES),
             (
-                options.full_pcpus_only && options.distribute_across_cores,
-                FULL_PCPUS_ONLY,
-                DISTRIBUTE_ACROSS_CORES,
-            ),
-            (
-                options.distribute_across_numa && options.distribute_across_cores,
+                distribute_across_numa && distribute_across_cores,
                 DISTRIBUTE_ACROSS_NUMA,
                 DISTRIBUTE_ACROSS_CORES,
             ),
-            (
-                options.align_by_cache && options.distribute_across_cores,
-                ALIGN_BY_CACHE,
-                DISTRIBUTE_ACROSS_CORES,
-            ),
-            (
-                options.align_by_cache && options.distribute_across_numa,
-                ALIGN_BY_CACHE,
-                DISTRIBUTE_ACROSS_NUMA,
-            ),
+            (options.align_by_cache && distribute_across_cores, ALIGN_BY_CACHE, DISTRIBUTE_ACROSS_CORES),
+            (options.align_by_cache && distribute_across_numa, ALIGN_BY_CACHE, DISTRIBUTE_ACROSS_NUMA),
         ] {
             if both {
                 return Err(StaticCpuProblem::Incompatible(first, second));
@@ -197,29 +187,16 @@ impl TopologyOptions {
         }
         for (name, value) in &config.topology_manager_policy_options {
             match name.as_str() {
-                PREFER_CLOSEST => {
-                    prefer_closest = parse_bool(name, value).map_err(StartProblem::TopologyOption)?;
-                }
+                PREFER_CLOSEST => prefer_closest = parse_bool(name, value)?,
                 MAX_NODES => {
-                    if !config.gate("TopologyManagerPolicyBetaOptions") {
-                        return Err(StartProblem::TopologyOption(OptionProblem::NotEnabled {
-                            manager: "Topology",
-                            level: "Beta",
-                            option: name.clone(),
-                        }));
-                    }
-                    allowed = parse_max_nodes(name, value).map_err(StartProblem::TopologyOption)?;
+                    config.check_gate("Topology", "Beta", name)?;
+                    allowed = parse_max_nodes(name, value)?;
                 }
-                _ => {
-                    return Err(StartProblem::TopologyOption(OptionProblem::Unknown {
-                        manager: "Topology",
-                        option: name.clone(),
-                    }));
-                }
+                _ => return Err(OptionProblem::Unknown(name.clone(), "Topology").into()),
             }
         }
         if u64::try_from(nodes).is_ok_and(|nodes| nodes > allowed) {
-            return Err(StartProblem::TooManyNodes { allowed, nodes });
+            return Err(StartProblem::TooManyNodes(allowed));
         }
         Ok(Self { policy, scope: config.topology_manager_scope, prefer_closest })
     }
@@ -232,10 +209,10 @@ fn parse_max_nodes(option: &str, value: &str) -> Result<u64, OptionProblem> {
             PosOverflow | NegOverflow => "value out of range",
             _ => "invalid syntax",
         };
-        OptionProblem::NotInteger { option: option.to_owned(), value: value.to_owned(), problem }
+        OptionProblem::NotInteger(option.to_owned(), value.to_owned(), problem)
     })?;
     u64::try_from(number)
         .ok()
         .filter(|&number| number >= DEFAULT_MAX_NODES)
-        .ok_or_else(|| OptionProblem::BelowMinimum { option: option.to_owned(), minimum: DEFAULT_MAX_NODES })
+        .ok_or_else(|| OptionProblem::BelowMinimum(option.to_owned(), DEFAULT_MAX_NODES))
 }

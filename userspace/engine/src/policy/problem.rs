@@ -7,7 +7,12 @@ use std::{collections::BTreeMap, error::Error, fmt};
 use numaward_topology::{Bytes, CpuId, CpuSet, NodeId, ZoneKind};
 use serde::{Deserialize, Serialize};
 
-use crate::{checkpoint::CheckpointError, quantity::Quantity};
+use crate::{
+    checkpoint::CheckpointError,
+    policy_names::TopologyManagerPolicy,
+    quantity::Quantity,
+    request::{ContainerName, OwnerId},
+};
 
 /// A part of the engine that can refuse to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -45,8 +50,9 @@ pub struct StartError {
 }
 
 impl StartError {
-    pub(crate) fn new(component: Component, phase: Phase, problem: StartProblem) -> Self {
-        Self { component, phase, problem: Box::new(problem) }
+    /// Makes an error of a component's problem.
+    pub(crate) fn of(component: Component, phase: Phase) -> impl Fn(StartProblem) -> Self {
+        move |problem| Self { component, phase, problem: Box::new(problem) }
     }
 }
 
@@ -68,42 +74,19 @@ pub enum StartProblem {
     /// The machine is not one that the strategy can work with.
     #[error(transparent)]
     Machine(#[from] MachineProblem),
-    /// A node and kind is reserved twice.
-    #[error(
-        "the reserved memory has a duplicate value for NUMA node {node} and type {kind}: {first} and {second}"
-    )]
-    DuplicateReservation {
-        /// The node.
-        node: NodeId,
-        /// The kind of memory.
-        kind: ZoneKind,
-        /// What was stated first.
-        first: Quantity,
-        /// What was stated again.
-        second: Quantity,
-    },
+    /// A node and kind is reserved twice: what was stated first, and what again.
+    #[error("the reserved memory has a duplicate value for NUMA node {0} and type {1}: {2} and {3}")]
+    DuplicateReservation(NodeId, ZoneKind, Quantity, Quantity),
     /// Nothing is reserved, in so many words.
-    #[error(
-        "the reserved memory of type {kind} on NUMA node {node} is zero; it must be greater, or left out"
-    )]
-    ZeroReservation {
-        /// The node.
-        node: NodeId,
-        /// The kind of memory.
-        kind: ZoneKind,
-    },
+    #[error("the reserved memory of type {1} on NUMA node {0} is zero; it must be greater, or left out")]
+    ZeroReservation(NodeId, ZoneKind),
     /// An option of the topology policy.
     #[error(transparent)]
-    TopologyOption(OptionProblem),
-    /// The machine has more nodes than the topology policy allows.
-    #[error("unsupported on machines with more than {allowed} NUMA Nodes")]
-    TooManyNodes {
-        /// What `max-allowable-numa-nodes` says, or its default.
-        allowed: u64,
-        /// What the machine has.
-        nodes: usize,
-    },
-    /// `prefer-closest-numa-nodes` on a machine that does not say all distances.
+    TopologyOption(#[from] OptionProblem),
+    /// The machine has more nodes than the topology policy allows (`max-allowable-numa-nodes`, or its default).
+    #[error("unsupported on machines with more than {0} NUMA Nodes")]
+    TooManyNodes(u64),
+    /// `prefer-closest-numa-nodes` on a machine that does not report all distances.
     #[error(
         "cannot discover NUMA topology: error getting NUMA distances: none from node {from} to node {to}"
     )]
@@ -135,12 +118,9 @@ pub enum StartProblem {
     NoMemoryReservation,
     /// A reservation names a node that does not exist.
     #[error(
-        "the reserved memory configuration references a NUMA node {node} that does not exist on this machine"
+        "the reserved memory configuration references a NUMA node {0} that does not exist on this machine"
     )]
-    ReservationOnUnknownNode {
-        /// The node.
-        node: NodeId,
-    },
+    ReservationOnUnknownNode(NodeId),
     /// The reservations by node do not add up to that of the whole machine.
     #[error(
         "the total amount \"{reserved}\" of type \"{kind}\" is not equal to the value \"{node_reservation}\" \
@@ -155,25 +135,11 @@ pub enum StartProblem {
         node_reservation: Bytes,
     },
     /// A reservation is not a whole number of bytes in integer form.
-    #[error(
-        "could not covert a variable of type Quantity to int64: {quantity} of {kind} on NUMA node {node}"
-    )]
-    ReservationNotInteger {
-        /// The node.
-        node: NodeId,
-        /// The kind of memory.
-        kind: ZoneKind,
-        /// What was stated.
-        quantity: Quantity,
-    },
+    #[error("could not covert a variable of type Quantity to int64: {2} of {1} on NUMA node {0}")]
+    ReservationNotInteger(NodeId, ZoneKind, Quantity),
     /// A reservation is of a hugepage size that the node does not have.
-    #[error("the reserved memory of type {kind} on NUMA node {node}: the node has no such hugepages")]
-    ReservationOfUnknownKind {
-        /// The node.
-        node: NodeId,
-        /// The kind of memory.
-        kind: ZoneKind,
-    },
+    #[error("the reserved memory of type {1} on NUMA node {0}: the node has no such hugepages")]
+    ReservationOfUnknownKind(NodeId, ZoneKind),
     /// A reservation is larger than what there is.
     #[error(
         "the reserved memory of type {kind} on NUMA node {node} is {reserved}, more than the {available} it has"
@@ -227,9 +193,9 @@ pub enum StartProblem {
     )]
     ExclusiveAndShared {
         /// The owner of the container.
-        owner: String,
+        owner: OwnerId,
         /// The container.
-        container: String,
+        container: ContainerName,
         /// Its exclusive CPUs.
         cpus: CpuSet,
         /// The shared pool.
@@ -248,53 +214,17 @@ pub enum StartProblem {
     NoMachineState,
     /// A block is on a node that does not exist.
     #[error(
-        "[memorymanager] (pod: {owner}, container: {container}) the memory assignment uses the NUMA that does \
-         not exist"
+        "[memorymanager] (pod: {0}, container: {1}) the memory assignment uses the NUMA that does not exist"
     )]
-    BlockOnUnknownNode {
-        /// The owner of the container.
-        owner: String,
-        /// The container.
-        container: String,
-    },
+    BlockOnUnknownNode(OwnerId, ContainerName),
     /// A block is of a kind that a node does not have.
     #[error(
-        "[memorymanager] (pod: {owner}, container: {container}) the memory assignment uses memory resource \
-         that does not exist"
+        "[memorymanager] (pod: {0}, container: {1}) the memory assignment uses memory resource that does not exist"
     )]
-    BlockOfUnknownKind {
-        /// The owner of the container.
-        owner: String,
-        /// The container.
-        container: String,
-    },
+    BlockOfUnknownKind(OwnerId, ContainerName),
     /// The machine, the configuration or the allocations are not those of the state.
     #[error("[memorymanager] the expected machine state is different from the real one")]
-    OtherMachineState {
-        /// The first difference: the node, and what of it.
-        node: NodeId,
-        /// What is different there.
-        field: StateField,
-    },
-}
-
-/// What of a node can differ between the saved state and the machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StateField {
-    /// Whether there is such a node at all.
-    Presence,
-    /// The number of blocks that name it.
-    Assignments,
-    /// Its group.
-    Group,
-    /// Which kinds of memory it has.
-    Kinds,
-    /// The size, the reservation or what is allocatable of a kind.
-    Size(ZoneKind),
-    /// What is free of a kind in its group.
-    Free(ZoneKind),
-    /// What is promised of a kind in its group.
-    Promised(ZoneKind),
+    OtherMachineState,
 }
 
 /// Why a saved state cannot be used.
@@ -304,7 +234,7 @@ pub enum RestoreProblem {
     #[error("configured policy \"{configured}\" differs from state checkpoint policy \"{saved}\"")]
     OtherCpuPolicy {
         /// The policy that runs now.
-        configured: String,
+        configured: &'static str,
         /// The policy that wrote it.
         saved: String,
     },
@@ -314,7 +244,7 @@ pub enum RestoreProblem {
     )]
     OtherMemoryPolicy {
         /// The policy that runs now.
-        configured: String,
+        configured: &'static str,
         /// The policy that wrote it.
         saved: String,
     },
@@ -340,22 +270,12 @@ pub enum MachineProblem {
         /// What the strategy takes.
         limit: usize,
     },
-    /// An id is beyond all bounds.
-    #[error("the machine has {what} {id}; ids above {max} are not supported", max = numaward_topology::set::MAX_ID)]
-    IdTooLarge {
-        /// `NUMA node` or `CPU`.
-        what: &'static str,
-        /// The id.
-        id: u32,
-    },
+    /// The id of a `NUMA node` or a `CPU` is beyond all bounds.
+    #[error("the machine has {0} {1}; ids above {max} are not supported", max = numaward_topology::set::MAX_ID)]
+    IdTooLarge(&'static str, u32),
     /// A CPU is on a node that the machine does not have.
-    #[error("CPU {cpu} is on NUMA node {node}, which the machine does not have")]
-    CpuOnUnknownNode {
-        /// The CPU.
-        cpu: CpuId,
-        /// Its node.
-        node: NodeId,
-    },
+    #[error("CPU {0} is on NUMA node {1}, which the machine does not have")]
+    CpuOnUnknownNode(CpuId, NodeId),
     /// The hugepage pools of a node are larger than its memory.
     #[error("the hugepages of NUMA node {node} are {hugepages}, more than its memory of {memory}")]
     HugepagesTooLarge {
@@ -366,12 +286,9 @@ pub enum MachineProblem {
         /// Its memory.
         memory: Bytes,
     },
-    /// The sizes add up to more than 64 bits can hold.
-    #[error("the memory of the machine is more than 2^64 bytes (counted up to NUMA node {node})")]
-    MemoryTooLarge {
-        /// The node at which the sum overflows.
-        node: NodeId,
-    },
+    /// The sizes add up to more than 64 bits can hold, at this node.
+    #[error("the memory of the machine is more than 2^64 bytes (counted up to NUMA node {0})")]
+    MemoryTooLarge(NodeId),
 }
 
 /// Why the static CPU policy cannot be made.
@@ -383,27 +300,15 @@ pub enum StaticCpuProblem {
     /// Two options exclude each other.
     #[error("static policy options {0} and {1} can not be used at the same time")]
     Incompatible(&'static str, &'static str),
-    /// `align-by-socket` excludes the topology policy.
-    #[error(
-        "Topolgy manager {topology_policy} policy is incompatible with CPUManager {option} policy option"
-    )]
-    IncompatibleTopologyPolicy {
-        /// The topology policy.
-        topology_policy: &'static str,
-        /// The option of the CPU policy.
-        option: &'static str,
-    },
-    /// `align-by-socket` needs at least a node a socket.
+    /// `align-by-socket` excludes this topology policy.
+    #[error("Topolgy manager {0} policy is incompatible with CPUManager align-by-socket policy option")]
+    IncompatibleTopologyPolicy(TopologyManagerPolicy),
+    /// `align-by-socket` needs at least a node with CPUs a socket.
     #[error(
         "Align by socket is not compatible with hardware where number of sockets are more than number of NUMA"
     )]
-    MoreSocketsThanNodes {
-        /// Sockets.
-        sockets: usize,
-        /// Nodes with CPUs.
-        nodes: usize,
-    },
-    /// The reserved CPUs are not as many as the reservation says.
+    MoreSocketsThanNodes,
+    /// The CPUs that could be reserved are not as many as are needed.
     #[error(
         "[cpumanager] unable to reserve the required amount of CPUs (size of {reserved} did not equal {needed})"
     )]
@@ -415,63 +320,36 @@ pub enum StaticCpuProblem {
     },
     /// A reserved CPU does not exist.
     #[error(
-        "[cpumanager] unable to build the reserved physical CPUs from the reserved set: unknown CPU ID: {cpu}"
+        "[cpumanager] unable to build the reserved physical CPUs from the reserved set: unknown CPU ID: {0}"
     )]
-    UnknownReservedCpu {
-        /// The CPU.
-        cpu: CpuId,
-    },
+    UnknownReservedCpu(CpuId),
 }
 
-/// What is wrong with an option.
+/// What is wrong with an option, which is named first.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionProblem {
-    /// No such option.
-    #[error("unknown {manager} Manager Policy option: {option:?}")]
-    Unknown {
-        /// `CPU` or `Topology`.
-        manager: &'static str,
-        /// The option.
-        option: String,
-    },
+    /// The `CPU` or `Topology` Manager has no such option.
+    #[error("unknown {1} Manager Policy option: {0:?}")]
+    Unknown(String, &'static str),
     /// The option's group is switched off.
     #[error("{manager} Manager Policy {level}-level Options not enabled, but option {option:?} provided")]
     NotEnabled {
+        /// The option.
+        option: String,
         /// `CPU` or `Topology`.
         manager: &'static str,
         /// `Alpha` or `Beta`.
         level: &'static str,
-        /// The option.
-        option: String,
     },
-    /// Neither true nor false.
-    #[error("bad value for option {option:?}: strconv.ParseBool: parsing {value:?}: invalid syntax")]
-    NotBool {
-        /// The option.
-        option: String,
-        /// Its value.
-        value: String,
-    },
-    /// Not a number.
-    #[error(
-        "unable to convert policy option to integer {option:?}: strconv.Atoi: parsing {value:?}: {problem}"
-    )]
-    NotInteger {
-        /// The option.
-        option: String,
-        /// Its value.
-        value: String,
-        /// `invalid syntax` or `value out of range`.
-        problem: &'static str,
-    },
-    /// A number below the least one.
-    #[error("the minimum value of {option:?} should not be less than {minimum}")]
-    BelowMinimum {
-        /// The option.
-        option: String,
-        /// The least value.
-        minimum: u64,
-    },
+    /// The value is neither true nor false.
+    #[error("bad value for option {0:?}: strconv.ParseBool: parsing {1:?}: invalid syntax")]
+    NotBool(String, String),
+    /// The value is not a number: `invalid syntax` or `value out of range`.
+    #[error("unable to convert policy option to integer {0:?}: strconv.Atoi: parsing {1:?}: {2}")]
+    NotInteger(String, String, &'static str),
+    /// The value is below the least one.
+    #[error("the minimum value of {0:?} should not be less than {1}")]
+    BelowMinimum(String, u64),
 }
 
 /// As Go prints a map.

@@ -10,7 +10,7 @@ mod vectors;
 
 use std::{fmt, path::Path};
 
-use numaward_engine::checkpoint::{CpuCheckpoint, CpuState, MemoryCheckpoint};
+use numaward_engine::checkpoint::{CpuCheckpoint, MemoryCheckpoint};
 use serde_json::Value;
 
 use self::vectors::Scenario;
@@ -112,10 +112,8 @@ fn run_vector(report: &mut Report, vector: String, value: Value) {
 fn check_state_file(vector: &StateFile) -> Vec<String> {
     let read_and_write = || {
         if vector.file == CpuCheckpoint::FILE {
-            match CpuState::read(&vector.content)? {
-                CpuState::V2(state) => Ok((state.hash_input(), state.write()?)),
-                CpuState::V1(_) => Ok((String::new(), "read as version 1".to_owned())),
-            }
+            let state = CpuCheckpoint::read(&vector.content)?;
+            Ok((state.hash_input(), state.write()?))
         } else {
             let state = MemoryCheckpoint::read(&vector.content)?;
             Ok((state.hash_input()?, state.write()?))

@@ -11,18 +11,6 @@ use serde_json::Value;
 
 use crate::pod::{CONFIG_HASH, Pod, PodId, PodResources};
 
-/// A pod cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("pod {pod}: {place}: {problem}")]
-pub struct PodError {
-    /// `NAMESPACE/NAME`, as far as known.
-    pub pod: String,
-    /// Which field.
-    pub place: String,
-    /// What is wrong with it.
-    pub problem: String,
-}
-
 /// A pod as it is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredPod {
@@ -123,12 +111,12 @@ fn containers(list: Vec<Container>, place: &str) -> Result<Vec<ContainerRequest>
     list.into_iter().map(container).collect()
 }
 
-/// Reads a pod.
-pub(super) fn pod(object: DynamicObject) -> Result<StoredPod, PodError> {
+/// Reads a pod; the error says which, and which field is wrong.
+pub(super) fn pod(object: DynamicObject) -> Result<StoredPod, String> {
     let DynamicObject { metadata, data, .. } = object;
     let (namespace, name) = (metadata.namespace.unwrap_or_default(), metadata.name.unwrap_or_default());
     let called = format!("{namespace}/{name}");
-    let fail = |(place, problem)| PodError { pod: called.clone(), place, problem };
+    let fail = |(place, problem): (String, String)| format!("pod {called}: {place}: {problem}");
     let api_uid = metadata
         .uid
         .filter(|uid| !uid.is_empty())
@@ -143,7 +131,6 @@ pub(super) fn pod(object: DynamicObject) -> Result<StoredPod, PodError> {
     let pod = Pod {
         id: PodId { namespace, name, uid },
         api_uid,
-        labels: metadata.labels.unwrap_or_default(),
         annotations,
         init_containers: containers(spec.init_containers.unwrap_or_default(), "spec.initContainers")
             .map_err(fail)?,
@@ -176,7 +163,7 @@ mod tests {
 
     use super::*;
 
-    fn read(pod: Value) -> Result<StoredPod, PodError> {
+    fn read(pod: Value) -> Result<StoredPod, String> {
         super::pod(serde_json::from_value(pod).unwrap())
     }
 
@@ -259,7 +246,7 @@ mod tests {
         for (edit, message) in faults {
             let mut object = full();
             edit(&mut object);
-            let error = read(object).unwrap_err().to_string();
+            let error = read(object).unwrap_err();
             assert!(error.starts_with("pod prod/db: ") && error.contains(message), "{error}");
         }
     }

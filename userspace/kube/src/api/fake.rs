@@ -4,14 +4,7 @@
 //! its version, and of one that is too old that it is gone; server-side apply takes a field manager and a full
 //! object. It can be told to misbehave: to refuse, to be slow, to forget, to hang up.
 
-use std::{
-    collections::BTreeMap,
-    convert::Infallible,
-    io,
-    net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
@@ -23,14 +16,12 @@ use axum::{
     routing,
 };
 use futures_util::stream;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::watch};
 
 /// By what a client is known.
 const BEARER: &str = "Bearer secret";
-
-/// What was asked: method and path with its query.
-pub type Asked = String;
 
 /// A running server. It ends when this is dropped.
 #[derive(Debug)]
@@ -60,7 +51,8 @@ struct Inner {
     nodes: BTreeMap<String, String>,
     events: Vec<Value>,
     topologies: BTreeMap<String, Value>,
-    asked: Vec<Asked>,
+    /// Method and path with its query.
+    asked: Vec<String>,
     /// The next answers: part of the path, status.
     refusals: Vec<(String, StatusCode)>,
     /// All answers, until told otherwise: part of the path, status.
@@ -161,7 +153,7 @@ impl FakeApiServer {
 
     /// Forgets all that is past: watches from an older version are gone.
     pub fn compact(&self) {
-        let mut inner = self.shared.lock();
+        let mut inner = self.shared.state.lock();
         inner.compacted = inner.version;
         inner.log.clear();
     }
@@ -173,52 +165,46 @@ impl FakeApiServer {
 
     /// Adds a Kubernetes node with its UID.
     pub fn put_node(&self, name: &str, uid: &str) {
-        self.shared.lock().nodes.insert(name.to_owned(), uid.to_owned());
+        self.shared.state.lock().nodes.insert(name.to_owned(), uid.to_owned());
     }
 
     /// Refuses the next request whose path and query contain this.
     pub fn refuse_next(&self, part: &str, status: StatusCode) {
-        self.shared.lock().refusals.push((part.to_owned(), status));
+        self.shared.state.lock().refusals.push((part.to_owned(), status));
     }
 
     /// Refuses each request whose path and query contain this; none: no more.
     pub fn refuse(&self, refusing: Option<(&str, StatusCode)>) {
-        self.shared.lock().refusing = refusing.map(|(part, status)| (part.to_owned(), status));
+        self.shared.state.lock().refusing = refusing.map(|(part, status)| (part.to_owned(), status));
     }
 
     /// Answers only after this time.
     pub fn delay(&self, delay: Duration) {
-        self.shared.lock().delay = delay;
+        self.shared.state.lock().delay = delay;
     }
 
-    /// What was asked so far.
-    pub fn asked(&self) -> Vec<Asked> {
-        self.shared.lock().asked.clone()
+    /// What was asked so far: method and path with its query.
+    pub fn asked(&self) -> Vec<String> {
+        self.shared.state.lock().asked.clone()
     }
 
     /// The events that were made.
     pub fn events(&self) -> Vec<Value> {
-        self.shared.lock().events.clone()
+        self.shared.state.lock().events.clone()
     }
 
     /// The NodeResourceTopology of this name.
     pub fn topology(&self, name: &str) -> Option<Value> {
-        self.shared.lock().topologies.get(name).cloned()
+        self.shared.state.lock().topologies.get(name).cloned()
     }
 
     fn change(&self, change: impl FnOnce(&mut Inner)) {
         {
-            let mut inner = self.shared.lock();
+            let mut inner = self.shared.state.lock();
             inner.version += 1;
             change(&mut inner);
         }
         self.shared.changed.send_modify(|count| *count += 1);
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -240,7 +226,7 @@ async fn misbehave(State(shared): State<Arc<Shared>>, request: Request, next: Ne
     let uri = request.uri().to_string();
     let is_known = request.headers().get(header::AUTHORIZATION).is_some_and(|says| says == BEARER);
     let (delay, refused) = {
-        let mut inner = shared.lock();
+        let mut inner = shared.state.lock();
         inner.asked.push(format!("{} {uri}", request.method()));
         let next = inner.refusals.iter().position(|(part, _)| uri.contains(part));
         let refused = match (next, &inner.refusing) {
@@ -269,7 +255,7 @@ async fn pods(State(shared): State<Arc<Shared>>, Query(query): Query<BTreeMap<St
         let version = query.get("resourceVersion").and_then(|version| version.parse().ok());
         return watch_pods(shared, node, version.unwrap_or(0));
     }
-    let inner = shared.lock();
+    let inner = shared.state.lock();
     let after = query.get("continue").cloned().unwrap_or_default();
     let limit = query.get("limit").and_then(|limit| limit.parse().ok()).unwrap_or(usize::MAX);
     let of_node = |pod: &&Value| pod["spec"]["nodeName"] == json!(node);
@@ -283,7 +269,7 @@ async fn pods(State(shared): State<Arc<Shared>>, Query(query): Query<BTreeMap<St
 }
 
 fn watch_pods(shared: Arc<Shared>, node: String, version: u64) -> Response {
-    let begun = shared.lock().generation;
+    let begun = shared.state.lock().generation;
     let mut changes = shared.changed.subscribe();
     changes.mark_changed();
     let lines = stream::unfold((shared, changes, version), move |(shared, mut changes, version)| {
@@ -291,7 +277,7 @@ fn watch_pods(shared: Arc<Shared>, node: String, version: u64) -> Response {
         async move {
             changes.changed().await.ok()?;
             let (text, version) = {
-                let inner = shared.lock();
+                let inner = shared.state.lock();
                 if inner.generation != begun {
                     return None;
                 }
@@ -321,7 +307,7 @@ fn line(kind: &str, object: &Value) -> String {
 }
 
 async fn node(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Response {
-    match shared.lock().nodes.get(&name) {
+    match shared.state.lock().nodes.get(&name) {
         Some(uid) => {
             Json(json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": name, "uid": uid}}))
                 .into_response()
@@ -347,7 +333,7 @@ async fn create_event(
     if !is_complete || event["regarding"]["namespace"] != json!(namespace) {
         return refusal(StatusCode::UNPROCESSABLE_ENTITY, "the event is not valid");
     }
-    shared.lock().events.push(event.clone());
+    shared.state.lock().events.push(event.clone());
     (StatusCode::CREATED, Json(event)).into_response()
 }
 
@@ -355,12 +341,9 @@ async fn create_event(
 async fn patch_event(
     State(shared): State<Arc<Shared>>,
     Path((_, name)): Path<(String, String)>,
-    body: Bytes,
+    Json(patch): Json<Value>,
 ) -> Response {
-    let Ok(patch) = serde_json::from_slice::<Value>(&body) else {
-        return refusal(StatusCode::BAD_REQUEST, "no JSON");
-    };
-    let mut inner = shared.lock();
+    let mut inner = shared.state.lock();
     let Some(event) = inner.events.iter_mut().find(|event| event["metadata"]["name"] == json!(name)) else {
         return refusal(StatusCode::NOT_FOUND, "there is no such event");
     };
@@ -392,7 +375,7 @@ async fn apply_topology(
     if object["kind"] != "NodeResourceTopology" || object["metadata"]["name"] != json!(name) {
         return refusal(StatusCode::BAD_REQUEST, "kind or name does not fit the path");
     }
-    let mut inner = shared.lock();
+    let mut inner = shared.state.lock();
     inner.version += 1;
     object["metadata"]["resourceVersion"] = json!(inner.version.to_string());
     inner.topologies.insert(name, object.clone());

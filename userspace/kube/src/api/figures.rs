@@ -1,72 +1,56 @@
 //! What the talk with the API server comes to, counted.
 
+use educe::Educe;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
+use strum::VariantArray as _;
 
 use super::{Cause, RequestError};
 
 /// What is done with the API server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr, strum::VariantArray)]
 pub(crate) enum Operation {
+    #[strum(serialize = "list_pods")]
     List,
+    #[strum(serialize = "watch_pods")]
     Watch,
+    #[strum(serialize = "create_event")]
     Event,
+    #[strum(serialize = "apply_node_resource_topology")]
     Topology,
-}
-
-impl Operation {
-    const ALL: [Self; 4] = [Self::List, Self::Watch, Self::Event, Self::Topology];
-
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::List => "list_pods",
-            Self::Watch => "watch_pods",
-            Self::Event => "create_event",
-            Self::Topology => "apply_node_resource_topology",
-        }
-    }
 }
 
 type Labels = [(&'static str, &'static str); 2];
 
 /// Counts since the start. Clones share them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Educe)]
+#[educe(Default)]
 pub struct Figures {
     pub(crate) synced: Gauge,
     pub(crate) pods: Gauge,
     /// Pods that could not be read, or that were too many.
     pub(crate) left_out: Counter,
+    #[educe(Default(expression = all_at_zero()))]
     errors: Family<Labels, Counter>,
     pub(crate) events: Counter,
     pub(crate) events_dropped: Counter,
     pub(crate) topology_updates: Counter,
 }
 
-impl Default for Figures {
-    /// All at zero.
-    fn default() -> Self {
-        let errors: Family<Labels, Counter> = Family::default();
-        for operation in Operation::ALL {
-            for cause in Cause::ALL {
-                drop(errors.get_or_create(&labels(operation, cause)));
-            }
-        }
-        Self {
-            synced: Gauge::default(),
-            pods: Gauge::default(),
-            left_out: Counter::default(),
-            errors,
-            events: Counter::default(),
-            events_dropped: Counter::default(),
-            topology_updates: Counter::default(),
+fn all_at_zero() -> Family<Labels, Counter> {
+    let errors = Family::default();
+    for &operation in Operation::VARIANTS {
+        for &cause in Cause::VARIANTS {
+            drop(errors.get_or_create(&labels(operation, cause)));
         }
     }
+    errors
 }
 
 fn labels(operation: Operation, cause: Cause) -> Labels {
-    [("operation", operation.as_str()), ("reason", cause.as_str())]
+    [("operation", operation.into()), ("reason", cause.into())]
 }
 
 impl Figures {

@@ -37,7 +37,7 @@ use tower::{
 
 pub(crate) use self::figures::Operation;
 pub use self::{
-    convert::{PodError, StoredPod},
+    convert::StoredPod,
     events::{EventQueue, EventWriter},
     figures::Figures,
     pods::Pods,
@@ -57,13 +57,8 @@ pub type Report = Arc<dyn Fn(Result<(), String>) + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file that was named cannot be used.
-    #[error("{path}: cannot be used as a kubeconfig: {source}", path = .path.display())]
-    Kubeconfig {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: Box<KubeconfigError>,
-    },
+    #[error("{path}: cannot be used as a kubeconfig: {1}", path = .0.display())]
+    Kubeconfig(PathBuf, #[source] Box<KubeconfigError>),
     /// No file was named, and this is no pod with a service account.
     #[error(
         "there is no service account here ({0}); name a kubeconfig in kubernetes.kubeconfig, or run numaward as a pod"
@@ -79,7 +74,7 @@ pub enum ConfigError {
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<kube::Client, ConfigError> {
     let mut config = match kubeconfig {
         Some(path) => {
-            let fail = |source| ConfigError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
+            let fail = |source| ConfigError::Kubeconfig(path.to_owned(), Box::new(source));
             let file = Kubeconfig::read_from(path).map_err(fail)?;
             kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(fail)?
         }
@@ -128,7 +123,8 @@ fn limited(
 }
 
 /// What the API server, or the way to it, did to a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum Cause {
     Unauthorized,
     Forbidden,
@@ -136,11 +132,14 @@ pub(crate) enum Cause {
     /// The version to continue from is too old.
     Gone,
     Conflict,
+    #[strum(serialize = "too_many_requests")]
     TooMany,
     /// Any other refusal of the request.
     Rejected,
     /// 5xx.
+    #[strum(serialize = "server_error")]
     Server,
+    #[strum(serialize = "timeout")]
     TimedOut,
     /// No connection, or it broke.
     Connection,
@@ -149,36 +148,6 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    pub(crate) const ALL: [Self; 11] = [
-        Self::Unauthorized,
-        Self::Forbidden,
-        Self::NotFound,
-        Self::Gone,
-        Self::Conflict,
-        Self::TooMany,
-        Self::Rejected,
-        Self::Server,
-        Self::TimedOut,
-        Self::Connection,
-        Self::Malformed,
-    ];
-
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Unauthorized => "unauthorized",
-            Self::Forbidden => "forbidden",
-            Self::NotFound => "not_found",
-            Self::Gone => "gone",
-            Self::Conflict => "conflict",
-            Self::TooMany => "too_many_requests",
-            Self::Rejected => "rejected",
-            Self::Server => "server_error",
-            Self::TimedOut => "timeout",
-            Self::Connection => "connection",
-            Self::Malformed => "malformed",
-        }
-    }
-
     const fn of_code(code: u16) -> Self {
         match code {
             401 => Self::Unauthorized,

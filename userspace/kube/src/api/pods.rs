@@ -6,13 +6,7 @@
 //!
 //! The pods *are synced* while a watch is open and everything up to it is known.
 
-use std::{
-    borrow::Cow,
-    fmt,
-    pin::pin,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{borrow::Cow, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, StreamExt as _};
 use http::Response;
@@ -26,6 +20,7 @@ use kube::{
         watcher::{self, DefaultBackoff, Event, watcher},
     },
 };
+use parking_lot::Mutex;
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -52,12 +47,6 @@ pub struct Pods {
     /// Whether they are synced. Notifies of every change of what is known.
     synced: watch::Sender<bool>,
     events: EventWriter,
-}
-
-impl fmt::Debug for Pods {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pods").field("synced", &self.is_synced()).finish_non_exhaustive()
-    }
 }
 
 /// The store keeps one pod of a name: the API server has no two at a time.
@@ -248,7 +237,7 @@ impl Follower {
             Event::Delete(object) => self.convert(object).map(Event::Delete),
         };
         let Some(event) = event else { return };
-        self.pods.writer.lock().unwrap_or_else(PoisonError::into_inner).apply_watcher_event(&event);
+        self.pods.writer.lock().apply_watcher_event(&event);
         // A list changes nothing until it is complete.
         if !matches!(event, Event::Init | Event::InitApply(_)) {
             self.figures.pods.set(i64::try_from(self.pods.store.len()).unwrap_or(i64::MAX));

@@ -15,7 +15,7 @@ mod publish;
 
 use numaward_engine::policy::{TopologyManagerPolicy, TopologyManagerScope};
 use numaward_topology::{NodeId, ZoneKind};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 pub use self::publish::Publisher;
 
@@ -71,68 +71,9 @@ pub struct NodeTopology {
     pub fingerprint: Option<String>,
 }
 
-/// The object as the API server takes it.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Object<'a> {
-    api_version: &'static str,
-    kind: &'static str,
-    metadata: Metadata<'a>,
-    topology_policies: [&'static str; 1],
-    attributes: Vec<Attribute<'a>>,
-    zones: Vec<ObjectZone>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Metadata<'a> {
-    name: &'a str,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    owner_references: Vec<OwnerReference<'a>>,
-}
-
-/// With its Kubernetes node gone, the object is too.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct OwnerReference<'a> {
-    api_version: &'static str,
-    kind: &'static str,
-    name: &'a str,
-    uid: &'a str,
-}
-
-#[derive(Debug, Serialize)]
-struct Attribute<'a> {
-    name: &'static str,
-    value: &'a str,
-}
-
-#[derive(Debug, Serialize)]
-struct ObjectZone {
-    name: String,
-    r#type: &'static str,
-    costs: Vec<Cost>,
-    resources: Vec<ObjectResource>,
-}
-
-#[derive(Debug, Serialize)]
-struct Cost {
-    name: String,
-    value: u32,
-}
-
-#[derive(Debug, Serialize)]
-struct ObjectResource {
-    name: String,
-    capacity: String,
-    allocatable: String,
-    available: String,
-}
-
 /// The group of the API, its version and what belongs to them.
 const GROUP: &str = "topology.node.k8s.io";
 const VERSION: &str = "v1alpha2";
-const API_VERSION: &str = "topology.node.k8s.io/v1alpha2";
 const KIND: &str = "NodeResourceTopology";
 const PLURAL: &str = "noderesourcetopologies";
 
@@ -141,40 +82,47 @@ fn zone_name(node: NodeId) -> String {
 }
 
 impl NodeTopology {
-    /// The object for the Kubernetes node `name`, whose UID is `uid` if that is known.
-    fn object<'a>(&'a self, name: &'a str, uid: Option<&'a str>) -> Object<'a> {
+    /// The object for the Kubernetes node `name`, whose UID is `uid` if that is known: with its Kubernetes node gone, the
+    /// object is too.
+    fn object(&self, name: &str, uid: Option<&str>) -> Value {
+        let attribute = |name: &str, value: &str| json!({"name": name, "value": value});
         let mut attributes = vec![
-            Attribute { name: "topologyManagerPolicy", value: self.policy.as_str() },
-            Attribute { name: "topologyManagerScope", value: self.scope.as_str() },
+            attribute("topologyManagerPolicy", self.policy.as_str()),
+            attribute("topologyManagerScope", self.scope.as_str()),
         ];
         if let Some(fingerprint) = &self.fingerprint {
-            attributes.push(Attribute { name: fingerprint::ATTRIBUTE, value: fingerprint });
-            attributes.push(Attribute { name: fingerprint::METHOD_ATTRIBUTE, value: fingerprint::METHOD });
+            attributes.push(attribute(fingerprint::ATTRIBUTE, fingerprint));
+            attributes.push(attribute(fingerprint::METHOD_ATTRIBUTE, fingerprint::METHOD));
         }
-        let resource = |resource: &Resource| ObjectResource {
-            name: resource.kind.map_or_else(|| "cpu".to_owned(), |kind| kind.to_string()),
-            capacity: resource.capacity.to_string(),
-            allocatable: resource.allocatable.to_string(),
-            available: resource.available.to_string(),
+        let cost = |&(node, value): &(NodeId, u32)| json!({"name": zone_name(node), "value": value});
+        let resource = |resource: &Resource| {
+            json!({
+                "name": resource.kind.map_or_else(|| "cpu".to_owned(), |kind| kind.to_string()),
+                "capacity": resource.capacity.to_string(),
+                "allocatable": resource.allocatable.to_string(),
+                "available": resource.available.to_string(),
+            })
         };
-        let zone = |zone: &Zone| ObjectZone {
-            name: zone_name(zone.node),
-            r#type: "Node",
-            costs: zone
-                .distances
-                .iter()
-                .map(|&(node, value)| Cost { name: zone_name(node), value })
-                .collect(),
-            resources: zone.resources.iter().map(resource).collect(),
+        let zone = |zone: &Zone| {
+            json!({
+                "name": zone_name(zone.node),
+                "type": "Node",
+                "costs": zone.distances.iter().map(cost).collect::<Value>(),
+                "resources": zone.resources.iter().map(resource).collect::<Value>(),
+            })
         };
-        let owner = |uid| OwnerReference { api_version: "v1", kind: "Node", name, uid };
-        Object {
-            api_version: API_VERSION,
-            kind: KIND,
-            metadata: Metadata { name, owner_references: uid.map(owner).into_iter().collect() },
-            topology_policies: [with_scope(self.policy, self.scope)],
-            attributes,
-            zones: self.zones.iter().map(zone).collect(),
+        let mut metadata = json!({"name": name});
+        if let Some(uid) = uid {
+            metadata["ownerReferences"] =
+                json!([{"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}]);
         }
+        json!({
+            "apiVersion": format!("{GROUP}/{VERSION}"),
+            "kind": KIND,
+            "metadata": metadata,
+            "topologyPolicies": [with_scope(self.policy, self.scope)],
+            "attributes": attributes,
+            "zones": self.zones.iter().map(zone).collect::<Value>(),
+        })
     }
 }

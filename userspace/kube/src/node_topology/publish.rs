@@ -40,12 +40,6 @@ pub struct Publisher {
     pub report: Report,
 }
 
-impl std::fmt::Debug for Publisher {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Publisher").field("node", &self.node).finish_non_exhaustive()
-    }
-}
-
 impl Publisher {
     /// Publishes what `latest` holds, from the first there is, until the token is cancelled or nobody will give
     /// anything more.
@@ -127,11 +121,11 @@ impl Publisher {
 }
 
 fn explained(error: &RequestError) -> String {
-    let text = format!("the NodeResourceTopology cannot be written: {error}");
-    match error.cause {
+    let hint = match error.cause {
         Cause::NotFound => {
-            format!("{text}; is the resource definition {PLURAL}.{GROUP} with version {VERSION} installed?")
+            format!("; is the resource definition {PLURAL}.{GROUP} with version {VERSION} installed?")
         }
-        _ => text,
-    }
+        _ => String::new(),
+    };
+    format!("the NodeResourceTopology cannot be written: {error}{hint}")
 }

@@ -5,74 +5,55 @@
 
 use std::time::Duration;
 
-use numaward_topology::{Bytes, HugepageSize};
+use numaward_topology::{Bytes, HugepageSize, ZoneKind};
 
 use super::{
     messages,
-    types::{
-        Container, ContainerState, Device, DeviceKind, Limit, Malformed, Pod, Resources, Settings, Update,
-    },
+    types::{Container, Device, DeviceKind, Limit, Malformed, Pod, Resources, Settings, Update},
 };
-use crate::cgroup_path::{self, CgroupPathError};
+use crate::cgroup_path;
 
 pub(crate) fn pod(message: messages::PodSandbox) -> Pod {
-    let mut malformed = Vec::new();
     let linux = message.linux.unwrap_or_default();
     Pod {
-        cgroup: cgroup(cgroup_path::of_pod, "linux.cgroup_parent", &linux.cgroup_parent, &mut malformed),
+        cgroup: cgroup_path::of_pod(&linux.cgroup_parent).ok(),
         id: message.id,
         name: message.name,
         namespace: message.namespace,
         uid: message.uid,
-        labels: message.labels,
         annotations: message.annotations,
-        runtime_handler: message.runtime_handler,
         overhead: linux.pod_overhead.map(resources),
-        resources: linux.pod_resources.map(resources),
-        malformed,
     }
 }
 
 pub(crate) fn container(message: messages::Container) -> Container {
     let mut malformed = Vec::new();
+    let state = message.state();
     let linux = message.linux.unwrap_or_default();
     Container {
-        cgroup: cgroup(cgroup_path::of_container, "linux.cgroups_path", &linux.cgroups_path, &mut malformed),
+        state,
+        cgroup: cgroup(&linux.cgroups_path, &mut malformed),
         id: message.id,
         pod_id: message.pod_sandbox_id,
         name: message.name,
-        state: match message.state {
-            1 => ContainerState::Created,
-            2 => ContainerState::Paused,
-            3 => ContainerState::Running,
-            4 => ContainerState::Stopped,
-            _ => ContainerState::Unknown,
-        },
-        labels: message.labels,
         annotations: message.annotations,
         resources: linux.resources.map(resources).unwrap_or_default(),
-        oom_score_adj: linux.oom_score_adj.map(|adjustment| adjustment.value),
         devices: linux.devices.into_iter().filter_map(|message| device(message, &mut malformed)).collect(),
         pid: (message.pid != 0).then_some(message.pid),
         malformed,
     }
 }
 
-fn cgroup(
-    resolve: impl Fn(&str) -> Result<String, CgroupPathError>,
-    field: &'static str,
-    text: &str,
-    malformed: &mut Vec<Malformed>,
-) -> Option<String> {
-    if text.is_empty() {
+fn cgroup(path: &str, malformed: &mut Vec<Malformed>) -> Option<String> {
+    if path.is_empty() {
         return None;
     }
-    let note = |error: CgroupPathError| Malformed {
-        field,
-        value: text.to_owned(),
-        problem: error.problem.to_owned(),
+    let note = |problem: &str| Malformed {
+        field: "linux.cgroups_path",
+        value: path.to_owned(),
+        problem: problem.to_owned(),
     };
-    resolve(text).map_err(|error| malformed.push(note(error))).ok()
+    cgroup_path::of_container(path).map_err(|problem| malformed.push(note(problem))).ok()
 }
 
 /// A device; none for named pipes and the like, which have no place.
@@ -112,9 +93,9 @@ pub(crate) fn resources(message: messages::LinuxResources) -> Resources {
     }
     Resources {
         // Zero is "not set" in a container's OCI specification.
-        cpu_shares: cpu.shares.map(|shares| shares.value).filter(|&shares| shares != 0),
+        cpu_shares: cpu.shares.filter(|&shares| shares != 0),
         cpu_quota: limit(cpu.quota, Duration::from_micros),
-        cpu_period: cpu.period.filter(|period| period.value != 0).map(|p| Duration::from_micros(p.value)),
+        cpu_period: cpu.period.filter(|&period| period != 0).map(Duration::from_micros),
         cpus,
         mems,
         memory_limit: limit(message.memory.unwrap_or_default().limit, Bytes),
@@ -125,8 +106,8 @@ pub(crate) fn resources(message: messages::LinuxResources) -> Resources {
 }
 
 /// A limit: zero is "not set", a negative number "unlimited".
-fn limit<T>(message: Option<messages::OptionalI64>, at: impl Fn(u64) -> T) -> Option<Limit<T>> {
-    match message?.value {
+fn limit<T>(value: Option<i64>, at: impl Fn(u64) -> T) -> Option<Limit<T>> {
+    match value? {
         0 => None,
         value => Some(u64::try_from(value).map_or(Limit::Unlimited, |value| Limit::At(at(value)))),
     }
@@ -149,16 +130,10 @@ where
 
 /// `2MB`, `1GB`, `64KB`: powers of 1024 in spite of their names.
 fn hugepage_size(text: &str) -> Option<HugepageSize> {
-    let digits = text.find(|c: char| !c.is_ascii_digit())?;
-    let (count, unit) = text.split_at(digits);
-    let shift = match unit {
-        "KB" => 10,
-        "MB" => 20,
-        "GB" => 30,
-        _ => return None,
-    };
-    let bytes = count.parse::<u64>().ok().filter(|&count| count > 0)?.checked_mul(1 << shift)?;
-    Some(HugepageSize(Bytes(bytes)))
+    match format!("hugepages-{}i", text.strip_suffix('B')?).parse() {
+        Ok(ZoneKind::Hugepages(size)) => Some(size),
+        _ => None,
+    }
 }
 
 /// Settings as the runtime's message; none where nothing is to be set.
@@ -166,14 +141,6 @@ pub(crate) fn settings(settings: &Settings) -> Option<messages::LinuxResources> 
     if settings.is_empty() {
         return None;
     }
-    let (quota, period) = match settings.cpu_max {
-        None => (None, None),
-        Some(Limit::Unlimited) => (Some(-1), None),
-        Some(Limit::At(bandwidth)) => (
-            Some(i64::try_from(bandwidth.quota.as_micros()).unwrap_or(i64::MAX)),
-            Some(u64::try_from(bandwidth.period.as_micros()).unwrap_or(u64::MAX)),
-        ),
-    };
     let unified = [
         ("memory.min", settings.memory_min),
         ("memory.low", settings.memory_low),
@@ -181,8 +148,6 @@ pub(crate) fn settings(settings: &Settings) -> Option<messages::LinuxResources> 
     ];
     Some(messages::LinuxResources {
         cpu: Some(messages::LinuxCpu {
-            quota: quota.map(|value| messages::OptionalI64 { value }),
-            period: period.map(|value| messages::OptionalU64 { value }),
             cpus: settings.cpus.as_ref().map(ToString::to_string).unwrap_or_default(),
             mems: settings.mems.as_ref().map(ToString::to_string).unwrap_or_default(),
             ..messages::LinuxCpu::default()
@@ -212,7 +177,7 @@ pub(crate) fn update(update: &Update) -> messages::ContainerUpdate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nri::types::CpuBandwidth;
+    use crate::nri::types::ContainerState;
 
     #[test]
     fn what_cannot_be_read_is_left_out_and_told() {
@@ -243,15 +208,13 @@ mod tests {
                 ],
                 resources: Some(messages::LinuxResources {
                     cpu: Some(messages::LinuxCpu {
-                        shares: Some(messages::OptionalU64 { value: 512 }),
-                        quota: Some(messages::OptionalI64 { value: -1 }),
-                        period: Some(messages::OptionalU64 { value: 100_000 }),
+                        shares: Some(512),
+                        quota: Some(-1),
+                        period: Some(100_000),
                         cpus: "0-3,x".to_owned(),
                         mems: "1".to_owned(),
                     }),
-                    memory: Some(messages::LinuxMemory {
-                        limit: Some(messages::OptionalI64 { value: 1 << 30 }),
-                    }),
+                    memory: Some(messages::LinuxMemory { limit: Some(1 << 30) }),
                     hugepage_limits: vec![
                         messages::HugepageLimit { page_size: "2MB".to_owned(), limit: 1 },
                         messages::HugepageLimit { page_size: "2MB".to_owned(), limit: 4 << 20 },
@@ -259,7 +222,6 @@ mod tests {
                     ],
                     ..messages::LinuxResources::default()
                 }),
-                ..messages::LinuxContainer::default()
             }),
             ..messages::Container::default()
         };
@@ -291,7 +253,6 @@ mod tests {
         let message = settings(&Settings {
             cpus: Some("2-3".parse().unwrap()),
             mems: Some("1".parse().unwrap()),
-            cpu_max: Some(Limit::Unlimited),
             memory_min: Some(Limit::At(Bytes::mib(1))),
             memory_high: Some(Limit::Unlimited),
             ..Settings::default()
@@ -299,21 +260,11 @@ mod tests {
         .unwrap();
         let cpu = message.cpu.unwrap();
         assert_eq!((cpu.cpus.as_str(), cpu.mems.as_str()), ("2-3", "1"));
-        assert_eq!(cpu.quota, Some(messages::OptionalI64 { value: -1 }));
-        assert_eq!((cpu.period, cpu.shares), (None, None));
+        assert_eq!((cpu.quota, cpu.period, cpu.shares), (None, None, None));
         let unified: Vec<_> =
             message.unified.iter().map(|(knob, value)| (knob.as_str(), value.as_str())).collect();
         assert_eq!(unified, [("memory.high", "max"), ("memory.min", "1048576")]);
         assert_eq!((message.memory, message.hugepage_limits.len()), (None, 0));
-    }
-
-    #[test]
-    fn a_bandwidth_is_sent_with_its_period() {
-        let bandwidth = CpuBandwidth { quota: Duration::from_millis(30), period: Duration::from_millis(20) };
-        let half = Settings { cpu_max: Some(Limit::At(bandwidth)), ..Settings::default() };
-        let cpu = settings(&half).unwrap().cpu.unwrap();
-        assert_eq!(cpu.quota, Some(messages::OptionalI64 { value: 30_000 }));
-        assert_eq!(cpu.period, Some(messages::OptionalU64 { value: 20_000 }));
     }
 
     #[test]

@@ -21,11 +21,12 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     io,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
-use numaward_topology::Bytes;
+use numaward_topology::{Bytes, CpuSet, NodeSet};
+use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, DuplexStream},
@@ -34,15 +35,16 @@ use tokio::{
     time::Instant,
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::Code;
 
 use super::{
-    EventMask, NriVersion, UNIMPLEMENTED, convert,
+    EventMask, NriVersion, convert,
     link::{CallError, Link},
     messages::{
-        self, ContainerRequest, Empty, LinuxResources, PLUGIN_SERVICE, RUNTIME_SERVICE, Request, Response,
+        self, ContainerRequest, LinuxResources, PLUGIN_SERVICE, RUNTIME_SERVICE, Request, Response, Updates,
     },
     status,
-    types::{Container, Online},
+    types::{Container, ContainerState, Online},
     version::EventKind,
     wire::{self, Connection, MAX_FRAME, MAX_MESSAGE, MESSAGE_HEADER, Message, TooLong},
 };
@@ -212,7 +214,7 @@ impl FakeRuntime {
 
     /// Connects a plugin in memory.
     pub fn connect(&self) -> io::Result<DuplexStream> {
-        if self.inner.state().down {
+        if self.inner.state.lock().down {
             return Err(io::Error::from(io::ErrorKind::ConnectionRefused));
         }
         let (ours, theirs) = tokio::io::duplex(STREAM_BUFFER);
@@ -231,7 +233,7 @@ impl FakeRuntime {
         let listener = UnixListener::bind(socket)?;
         let inner = Arc::clone(&self.inner);
         let ends = inner.stop.child_token();
-        inner.state().connections.push(ends.clone());
+        inner.state.lock().connections.push(ends.clone());
         tokio::spawn(ends.run_until_cancelled_owned(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 inner.accept(stream);
@@ -242,7 +244,7 @@ impl FakeRuntime {
 
     /// Stops the runtime: every connection ends and none is accepted. What runs goes on.
     pub fn stop(&self) {
-        let mut state = self.inner.state();
+        let mut state = self.inner.state.lock();
         state.down = true;
         state.connections.drain(..).for_each(|connection| connection.cancel());
         for peer in std::mem::take(&mut state.plugins).values() {
@@ -254,7 +256,7 @@ impl FakeRuntime {
 
     /// Starts the runtime again.
     pub fn start(&self) {
-        self.inner.state().down = false;
+        self.inner.state.lock().down = false;
     }
 
     /// Waits until exactly these plugins (such as `90-numaward`) are synchronized; whether they are, within ten
@@ -269,47 +271,47 @@ impl FakeRuntime {
 
     /// What the runtime logged: plugins that came, and why they went.
     pub fn log(&self) -> Vec<String> {
-        self.inner.state().log.clone()
+        self.inner.state.lock().log.clone()
     }
 
     /// A container with the resources that are in force.
     pub fn container(&self, id: &str) -> Option<Container> {
-        self.inner.state().containers.get(id).cloned().map(convert::container)
+        self.inner.state.lock().containers.get(id).cloned().map(convert::container)
     }
 
     /// The ids of all containers.
     pub fn containers(&self) -> Vec<String> {
-        self.inner.state().containers.keys().cloned().collect()
+        self.inner.state.lock().containers.keys().cloned().collect()
     }
 
     /// How many updates of containers plugins have asked for, those in answers included.
     pub fn updates_received(&self) -> usize {
-        self.inner.state().updates_received
+        self.inner.state.lock().updates_received
     }
 
     /// How long plugins took for each answer to calls of this method.
     pub fn reply_times(&self, method: &str) -> Vec<Duration> {
-        let state = self.inner.state();
+        let state = self.inner.state.lock();
         state.replies.iter().filter(|(of, _)| of == method).map(|(_, took)| *took).collect()
     }
 
     /// From now on the runtime fails to update this container.
     pub fn fail_updates_of(&self, id: &str) {
-        self.inner.state().fails_to_update.insert(id.to_owned());
+        self.inner.state.lock().fails_to_update.insert(id.to_owned());
     }
 
     /// Adds a pod and a container that runs, as if from before any plugin came.
     pub fn add_running(&self, pod: &PodSpec, container: &ContainerSpec) {
-        let mut state = self.inner.state();
+        let mut state = self.inner.state.lock();
         state.pods.insert(pod.id.clone(), pod.message());
-        let container = messages::Container { state: 3, pid: 1000, ..container.message() };
+        let container =
+            messages::Container { state: ContainerState::Running as i32, pid: 1000, ..container.message() };
         state.containers.insert(container.id.clone(), container);
     }
 
     /// Writes bytes into a plugin's connection, whatever they are.
     pub async fn send_raw(&self, plugin: &str, bytes: &[u8]) -> Result<(), String> {
-        let peer = self.inner.state().plugins.get(plugin).cloned();
-        let peer = peer.ok_or_else(|| format!("no plugin {plugin}"))?;
+        let peer = self.inner.plugin(plugin)?;
         peer.link.send(bytes.to_vec()).await.map_err(|error| error.to_string())
     }
 
@@ -321,8 +323,7 @@ impl FakeRuntime {
         method: &str,
         payload: &[u8],
     ) -> Result<(), String> {
-        let peer = self.inner.state().plugins.get(plugin).cloned();
-        let peer = peer.ok_or_else(|| format!("no plugin {plugin}"))?;
+        let peer = self.inner.plugin(plugin)?;
         let timeout = self.inner.config.request_timeout;
         let called = peer.link.call_encoded(service, method, payload.to_vec(), timeout).await;
         called.map(drop).map_err(|error| match error {
@@ -335,8 +336,8 @@ impl FakeRuntime {
     pub async fn run_pod(&self, pod: &PodSpec) -> Result<(), String> {
         let _lock = self.inner.lock().await;
         let message = pod.message();
-        self.inner.notify(EventKind::RunPodSandbox, Some(&message), None).await?;
-        self.inner.state().pods.insert(pod.id.clone(), message);
+        self.inner.notify(EventKind::RunPodSandbox, &message, None).await?;
+        self.inner.state.lock().pods.insert(pod.id.clone(), message);
         Ok(())
     }
 
@@ -349,27 +350,25 @@ impl FakeRuntime {
     ) -> Result<(), String> {
         let _lock = self.inner.lock().await;
         let pod = self.inner.pod(id)?;
-        let memory = messages::LinuxMemory { limit: Some(optional(memory_limit)) };
-        let cpu = cpu_shares.map(|value| messages::LinuxCpu {
-            shares: Some(messages::OptionalU64 { value }),
-            ..messages::LinuxCpu::default()
-        });
+        let memory = messages::LinuxMemory { limit: Some(signed(memory_limit)) };
+        let cpu = cpu_shares
+            .map(|shares| messages::LinuxCpu { shares: Some(shares), ..messages::LinuxCpu::default() });
         let request = messages::UpdatePodSandboxRequest {
             pod: Some(pod.clone()),
             linux_resources: Some(LinuxResources { memory: Some(memory), cpu, ..LinuxResources::default() }),
             ..messages::UpdatePodSandboxRequest::default()
         };
         for peer in self.inner.subscribers(EventKind::UpdatePodSandbox) {
-            let _: Option<Empty> = self.inner.call(&peer, "UpdatePodSandbox", &request).await?;
+            let _: Option<()> = self.inner.call(&peer, "UpdatePodSandbox", &request).await?;
         }
-        self.inner.notify(EventKind::PostUpdatePodSandbox, Some(&pod), None).await
+        self.inner.notify(EventKind::PostUpdatePodSandbox, &pod, None).await
     }
 
     /// Stops and removes a pod's sandbox and all of its containers.
     pub async fn remove_pod(&self, id: &str) -> Result<(), String> {
         let pod = self.inner.pod(id)?;
         let containers: Vec<String> = {
-            let state = self.inner.state();
+            let state = self.inner.state.lock();
             let own = state.containers.values().filter(|container| container.pod_sandbox_id == id);
             own.map(|container| container.id.clone()).collect()
         };
@@ -379,9 +378,9 @@ impl FakeRuntime {
         }
         let _lock = self.inner.lock().await;
         for event in [EventKind::StopPodSandbox, EventKind::RemovePodSandbox] {
-            let _logged_only = self.inner.notify(event, Some(&pod), None).await;
+            let _logged_only = self.inner.notify(event, &pod, None).await;
         }
-        self.inner.state().pods.remove(id);
+        self.inner.state.lock().pods.remove(id);
         Ok(())
     }
 
@@ -417,16 +416,14 @@ impl FakeRuntime {
             if let Err(error) = applied {
                 // The undo of the creation.
                 self.inner.stopped(&pod, &message).await;
-                let _logged_only =
-                    self.inner.notify(EventKind::RemoveContainer, Some(&pod), Some(&message)).await;
+                let _logged_only = self.inner.notify(EventKind::RemoveContainer, &pod, Some(&message)).await;
                 return Err(format!("failed to get NRI adjustment for container: {error}"));
             }
         }
-        message.state = 1;
-        self.inner.state().containers.insert(container.id.clone(), message.clone());
+        message.state = ContainerState::Created as i32;
+        self.inner.state.lock().containers.insert(container.id.clone(), message.clone());
         self.inner.apply(&updates);
-        let _logged_only =
-            self.inner.notify(EventKind::PostCreateContainer, Some(&pod), Some(&message)).await;
+        let _logged_only = self.inner.notify(EventKind::PostCreateContainer, &pod, Some(&message)).await;
         Ok(convert::container(message))
     }
 
@@ -436,11 +433,10 @@ impl FakeRuntime {
         let (pod, mut container) = self.inner.container(id)?;
         container.pid = 1000;
         self.inner.check(resources_of(&mut container))?;
-        self.inner.notify(EventKind::StartContainer, Some(&pod), Some(&container)).await?;
-        container.state = 3;
-        self.inner.state().containers.insert(id.to_owned(), container.clone());
-        let _logged_only =
-            self.inner.notify(EventKind::PostStartContainer, Some(&pod), Some(&container)).await;
+        self.inner.notify(EventKind::StartContainer, &pod, Some(&container)).await?;
+        container.state = ContainerState::Running as i32;
+        self.inner.state.lock().containers.insert(id.to_owned(), container.clone());
+        let _logged_only = self.inner.notify(EventKind::PostStartContainer, &pod, Some(&container)).await;
         Ok(())
     }
 
@@ -457,9 +453,8 @@ impl FakeRuntime {
                 container: Some(container.clone()),
                 linux_resources: Some(requested.clone()),
             };
-            let answer: Option<messages::UpdatesResponse> =
-                self.inner.call(&peer, "UpdateContainer", &request).await?;
-            for update in answer.map(|answer| answer.update).unwrap_or_default() {
+            let answer: Option<Updates> = self.inner.call(&peer, "UpdateContainer", &request).await?;
+            for update in answer.unwrap_or_default().update {
                 owners.claim(&update.container_id, &peer.name, &wanted_of(&update))?;
                 if update.container_id == id {
                     merge(&mut requested, &wanted_of(&update));
@@ -470,10 +465,9 @@ impl FakeRuntime {
         }
         self.inner.check(&requested)?;
         merge(resources_of(&mut container), &requested);
-        self.inner.state().containers.insert(id.to_owned(), container.clone());
+        self.inner.state.lock().containers.insert(id.to_owned(), container.clone());
         self.inner.apply(&updates);
-        let _logged_only =
-            self.inner.notify(EventKind::PostUpdateContainer, Some(&pod), Some(&container)).await;
+        let _logged_only = self.inner.notify(EventKind::PostUpdateContainer, &pod, Some(&container)).await;
         Ok(convert::container(container))
     }
 
@@ -482,8 +476,8 @@ impl FakeRuntime {
         let _lock = self.inner.lock().await;
         let (pod, mut container) = self.inner.container(id)?;
         self.inner.stopped(&pod, &container).await;
-        container.state = 4;
-        self.inner.state().containers.insert(id.to_owned(), container);
+        container.state = ContainerState::Stopped as i32;
+        self.inner.state.lock().containers.insert(id.to_owned(), container);
         Ok(())
     }
 
@@ -491,38 +485,38 @@ impl FakeRuntime {
     pub async fn remove_container(&self, id: &str) -> Result<(), String> {
         let _lock = self.inner.lock().await;
         let (pod, container) = self.inner.container(id)?;
-        let _logged_only = self.inner.notify(EventKind::RemoveContainer, Some(&pod), Some(&container)).await;
-        self.inner.state().containers.remove(id);
+        let _logged_only = self.inner.notify(EventKind::RemoveContainer, &pod, Some(&container)).await;
+        self.inner.state.lock().containers.remove(id);
         Ok(())
     }
 }
 
 impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     async fn lock(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         if self.config.serial { Some(self.lock.lock().await) } else { None }
     }
 
     fn log(&self, line: String) {
-        self.state().log.push(line);
+        self.state.lock().log.push(line);
+    }
+
+    fn plugin(&self, name: &str) -> Result<Arc<Peer>, String> {
+        self.state.lock().plugins.get(name).cloned().ok_or_else(|| format!("no plugin {name}"))
     }
 
     fn pod(&self, id: &str) -> Result<messages::PodSandbox, String> {
-        self.state().pods.get(id).cloned().ok_or_else(|| format!("no pod {id:?}"))
+        self.state.lock().pods.get(id).cloned().ok_or_else(|| format!("no pod {id:?}"))
     }
 
     fn container(&self, id: &str) -> Result<(messages::PodSandbox, messages::Container), String> {
-        let container = self.state().containers.get(id).cloned();
+        let container = self.state.lock().containers.get(id).cloned();
         let container = container.ok_or_else(|| format!("no container {id:?}"))?;
         Ok((self.pod(&container.pod_sandbox_id)?, container))
     }
 
     fn subscribers(&self, event: EventKind) -> Vec<Arc<Peer>> {
         let bit = 1 << (event as i32 - 1);
-        self.state().plugins.values().filter(|peer| peer.events.0 & bit != 0).cloned().collect()
+        self.state.lock().plugins.values().filter(|peer| peer.events.0 & bit != 0).cloned().collect()
     }
 
     /// The answer of a plugin; none if it died or was late, which throws it out.
@@ -534,7 +528,7 @@ impl Inner {
     ) -> Result<Option<P>, String> {
         let (timeout, asked) = (self.config.request_timeout, Instant::now());
         let answer = peer.link.call(PLUGIN_SERVICE, method, request, timeout).await;
-        self.state().replies.push((method.to_owned(), asked.elapsed()));
+        self.state.lock().replies.push((method.to_owned(), asked.elapsed()));
         match answer {
             Ok(answer) => Ok(Some(answer)),
             Err(CallError::Status { code, message }) => {
@@ -550,7 +544,7 @@ impl Inner {
     fn throw_out(&self, name: &str, link: &Arc<Link>, why: &str) {
         self.log(format!("closing plugin {name}, {why}"));
         link.close();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.plugins.get(name).is_some_and(|peer| Arc::ptr_eq(&peer.link, link)) {
             state.plugins.remove(name);
             self.names.send_if_modified(|names| names.remove(name));
@@ -561,25 +555,18 @@ impl Inner {
     async fn notify(
         &self,
         event: EventKind,
-        pod: Option<&messages::PodSandbox>,
+        pod: &messages::PodSandbox,
         container: Option<&messages::Container>,
     ) -> Result<(), String> {
         for peer in self.subscribers(event) {
-            let (pod, container) = (pod.cloned(), container.cloned());
+            let (pod, container) = (Some(pod.clone()), container.cloned());
             if self.config.dedicated_calls {
-                let request = ContainerRequest { pod: pod.clone(), container: container.clone() };
-                let told: Result<Option<Empty>, String> = self.call(&peer, event.method(), &request).await;
-                match told {
-                    // The fallback for plugins that know only changes of state.
-                    Err(error) if error.contains(&format!("code = {UNIMPLEMENTED} ")) => {}
-                    told => {
-                        told?;
-                        continue;
-                    }
-                }
+                let request = ContainerRequest { pod, container };
+                let _: Option<()> = self.call(&peer, event.into(), &request).await?;
+            } else {
+                let change = messages::StateChangeEvent { event: event as i32, pod, container };
+                let _: Option<()> = self.call(&peer, "StateChange", &change).await?;
             }
-            let change = messages::StateChangeEvent { event: event as i32, pod, container };
-            let _: Option<Empty> = self.call(&peer, "StateChange", &change).await?;
         }
         Ok(())
     }
@@ -589,7 +576,7 @@ impl Inner {
             let request = ContainerRequest { pod: Some(pod.clone()), container: Some(container.clone()) };
             match self.call(&peer, "StopContainer", &request).await {
                 Ok(answer) => {
-                    let answer: messages::UpdatesResponse = answer.unwrap_or_default();
+                    let answer: Updates = answer.unwrap_or_default();
                     self.apply(&answer.update);
                 }
                 Err(error) => self.log(format!("StopContainer: {error}")),
@@ -600,7 +587,7 @@ impl Inner {
     /// Applies updates; returns those that failed. Unknown containers are skipped without a word.
     fn apply(&self, updates: &[messages::ContainerUpdate]) -> Vec<messages::ContainerUpdate> {
         let mut failed = Vec::new();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.updates_received += updates.len();
         for update in updates {
             let wanted = wanted_of(update);
@@ -622,18 +609,11 @@ impl Inner {
         let cpu = resources.cpu.clone().unwrap_or_default();
         let refused =
             |file: &str, value: &str| format!("failed to write {value:?}: {file}: invalid argument");
-        if !cpu
-            .cpus
-            .parse()
-            .is_ok_and(|cpus: numaward_topology::CpuSet| cpus.is_subset(&self.config.online.cpus))
-        {
+        let online = &self.config.online;
+        if !cpu.cpus.parse().is_ok_and(|cpus: CpuSet| cpus.is_subset(&online.cpus)) {
             return Err(refused("cpuset.cpus", &cpu.cpus));
         }
-        if !cpu
-            .mems
-            .parse()
-            .is_ok_and(|mems: numaward_topology::NodeSet| mems.is_subset(&self.config.online.mems))
-        {
+        if !cpu.mems.parse().is_ok_and(|mems: NodeSet| mems.is_subset(&online.mems)) {
             return Err(refused("cpuset.mems", &cpu.mems));
         }
         Ok(())
@@ -642,7 +622,7 @@ impl Inner {
     fn accept<S: AsyncRead + AsyncWrite + Send + 'static>(self: &Arc<Self>, stream: S) {
         let inner = Arc::clone(self);
         let ends = inner.stop.child_token();
-        inner.state().connections.push(ends.clone());
+        inner.state.lock().connections.push(ends.clone());
         tokio::spawn(async move {
             ends.run_until_cancelled(inner.serve(stream)).await;
         });
@@ -665,7 +645,7 @@ impl Inner {
             why = self.converse(&link, is_registered, &name) => why,
             () = link.closed.cancelled() => "the connection was closed".to_owned(),
         };
-        let name = name.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let name = name.lock().clone();
         self.throw_out(&name, &link, &end);
     }
 
@@ -683,7 +663,7 @@ impl Inner {
             return "plugin registration timed out".to_owned();
         };
         let full_name = format!("{}-{}", registration.plugin_idx, registration.plugin_name);
-        name.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&full_name);
+        name.lock().clone_from(&full_name);
         let told = |timeout: Duration| {
             if config.tells_timeouts { i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX) } else { 0 }
         };
@@ -711,7 +691,7 @@ impl Inner {
         }
         self.log(format!("plugin {full_name} synchronized"));
         let peer = Arc::new(Peer { name: full_name.clone(), link: Arc::clone(link), events });
-        self.state().plugins.insert(full_name.clone(), peer);
+        self.state.lock().plugins.insert(full_name.clone(), peer);
         self.names.send_if_modified(|names| names.insert(full_name));
         drop(lock);
         std::future::pending().await
@@ -719,13 +699,13 @@ impl Inner {
 
     async fn synchronize(&self, link: &Link) -> Result<Vec<messages::ContainerUpdate>, String> {
         let deadline = Instant::now() + self.config.request_timeout;
-        for (request, more) in self.parts() {
+        for request in self.parts() {
             let left = deadline.saturating_duration_since(Instant::now());
             let answer: messages::SynchronizeResponse = link
                 .call(PLUGIN_SERVICE, "Synchronize", &request, left)
                 .await
                 .map_err(|error| format!("failed to synchronize plugin: {error}"))?;
-            if !more {
+            if !request.more {
                 return Ok(answer.update);
             }
             if !answer.more || !answer.update.is_empty() {
@@ -736,12 +716,13 @@ impl Inner {
     }
 
     /// All that runs, in parts.
-    fn parts(&self) -> Vec<(messages::SynchronizeRequest, bool)> {
+    fn parts(&self) -> Vec<messages::SynchronizeRequest> {
         let limit = self.config.message_limit;
         let mut parts = vec![messages::SynchronizeRequest::default()];
-        let state = self.state();
+        let state = self.state.lock();
         let pods = state.pods.values().map(|pod| (true, pod.encode_to_vec()));
-        let running = state.containers.values().filter(|container| container.state != 4);
+        let running =
+            state.containers.values().filter(|container| container.state() != ContainerState::Stopped);
         let mut length = 0;
         for (is_pod, object) in pods.chain(running.map(|container| (false, container.encode_to_vec()))) {
             // A tag, and a length of at most four bytes.
@@ -755,10 +736,10 @@ impl Inner {
             }
         }
         let last = parts.len() - 1;
-        let numbered = parts.into_iter().enumerate();
-        numbered
-            .map(|(i, part)| (messages::SynchronizeRequest { more: i < last, ..part }, i < last))
-            .collect()
+        for part in &mut parts[..last] {
+            part.more = true;
+        }
+        parts
     }
 
     /// Serves the plugin's calls, one at a time; returns why it stopped.
@@ -792,20 +773,19 @@ impl Inner {
         match (request.service.as_str(), request.method.as_str()) {
             (RUNTIME_SERVICE, "RegisterPlugin") => {
                 let Ok(registration) = messages::RegisterPluginRequest::decode(&*request.payload) else {
-                    return status(super::INVALID_ARGUMENT, "not a registration");
+                    return status(Code::InvalidArgument, "not a registration");
                 };
                 registered.send_replace(Some(registration));
                 ok(Vec::new())
             }
             (RUNTIME_SERVICE, "UpdateContainers") => {
-                let Ok(update) = messages::UpdateContainersRequest::decode(&*request.payload) else {
-                    return status(super::INVALID_ARGUMENT, "not an update of containers");
+                let Ok(updates) = Updates::decode(&*request.payload) else {
+                    return status(Code::InvalidArgument, "not an update of containers");
                 };
                 let _lock = self.lock().await;
-                let failed = self.apply(&update.update);
-                ok(messages::UpdateContainersResponse { failed }.encode_to_vec())
+                ok(Updates { update: self.apply(&updates.update) }.encode_to_vec())
             }
-            (service, method) => status(UNIMPLEMENTED, &format!("{service}/{method}")),
+            (service, method) => status(Code::Unimplemented, &format!("{service}/{method}")),
         }
     }
 }
@@ -864,13 +844,12 @@ impl BufferedReader {
 
     async fn message(&mut self) -> Result<Message, String> {
         let header = self.read_full(MESSAGE_HEADER).await?;
-        let number = |at: usize| header[at..at + 4].iter().fold(0, |n, &byte| n << 8 | u32::from(byte));
-        let length = number(0) as usize;
+        let length = wire::be_u32(&header, 0) as usize;
         if length > MAX_MESSAGE {
             return Err(format!("a message claims {length} bytes"));
         }
         let payload = self.read_full(length).await?;
-        Ok(Message { stream: number(4), kind: header[8], payload })
+        Ok(Message { stream: wire::be_u32(&header, 4), kind: header[8], payload })
     }
 
     /// Exactly so many bytes. Who wants at least a buffer's length is given the frame straight.
@@ -906,12 +885,12 @@ fn encode_as_go(connection: Connection, message: &Message) -> Result<Vec<u8>, To
     let stream = [header, &message.payload].concat();
     let frames = stream.chunks(READ_BUFFER).map(|part| {
         let length = u32::try_from(part.len()).unwrap_or(u32::MAX);
-        [&connection.id().to_be_bytes()[..], &length.to_be_bytes(), part].concat()
+        [&(connection as u32).to_be_bytes()[..], &length.to_be_bytes(), part].concat()
     });
     Ok(frames.collect::<Vec<_>>().concat())
 }
 
-/// Which plugin has set which field of which container.
+/// Which plugin has set which field of which container, of those that ours can set.
 #[derive(Default)]
 struct Owners(HashMap<(String, String), String>);
 
@@ -921,10 +900,6 @@ impl Owners {
         let fields = [
             (!cpu.cpus.is_empty(), "CPU pinning".to_owned()),
             (!cpu.mems.is_empty(), "memory pinning".to_owned()),
-            (cpu.shares.is_some(), "CPU shares".to_owned()),
-            (cpu.quota.is_some(), "CPU quota".to_owned()),
-            (cpu.period.is_some(), "CPU period".to_owned()),
-            (wanted.memory.is_some_and(|memory| memory.limit.is_some()), "memory limit".to_owned()),
         ];
         let unified = wanted.unified.keys().map(|key| (true, format!("unified resource {key}")));
         for (_, field) in fields.into_iter().chain(unified).filter(|(is_set, _)| *is_set) {
@@ -967,8 +942,8 @@ fn merge(now: &mut LinuxResources, wanted: &LinuxResources) {
     now.unified.extend(wanted.unified.clone());
 }
 
-fn optional(bytes: Bytes) -> messages::OptionalI64 {
-    messages::OptionalI64 { value: i64::try_from(bytes.0).unwrap_or(i64::MAX) }
+fn signed(bytes: Bytes) -> i64 {
+    i64::try_from(bytes.0).unwrap_or(i64::MAX)
 }
 
 impl PodSpec {
@@ -981,9 +956,8 @@ impl PodSpec {
             annotations: self.annotations.clone(),
             linux: Some(messages::LinuxPodSandbox {
                 cgroup_parent: self.cgroup_parent.clone(),
-                ..messages::LinuxPodSandbox::default()
+                pod_overhead: None,
             }),
-            ..messages::PodSandbox::default()
         }
     }
 }
@@ -1007,9 +981,9 @@ impl ContainerSpec {
     fn resources(&self) -> LinuxResources {
         let limits = self.hugepage_limits.iter();
         LinuxResources {
-            memory: Some(messages::LinuxMemory { limit: self.memory_limit.map(optional) }),
+            memory: Some(messages::LinuxMemory { limit: self.memory_limit.map(signed) }),
             cpu: Some(messages::LinuxCpu {
-                shares: self.cpu_shares.map(|value| messages::OptionalU64 { value }),
+                shares: self.cpu_shares,
                 cpus: self.cpus.clone(),
                 mems: self.mems.clone(),
                 ..messages::LinuxCpu::default()
@@ -1107,9 +1081,9 @@ mod tests {
         }
         let parts = runtime.inner.parts();
         assert!(parts.len() > 1);
-        assert!(parts.iter().all(|(part, _)| part.encode_to_vec().len() <= 1000));
-        assert_eq!(parts.iter().map(|(part, _)| part.containers.len()).sum::<usize>(), 100);
-        assert!(parts.iter().rev().skip(1).all(|(part, more)| part.more && *more));
-        assert!(parts.last().is_some_and(|(part, more)| !part.more && !more));
+        assert!(parts.iter().all(|part| part.encode_to_vec().len() <= 1000));
+        assert_eq!(parts.iter().map(|part| part.containers.len()).sum::<usize>(), 100);
+        assert!(parts.iter().rev().skip(1).all(|part| part.more));
+        assert!(parts.last().is_some_and(|part| !part.more));
     }
 }

@@ -4,12 +4,9 @@
 //! by cancellation never leaves half a frame behind. A sender learns when its message was handed to the
 //! kernel: an answer counts only then.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
+use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt as _},
@@ -17,6 +14,7 @@ use tokio::{
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
+use tonic::Code;
 
 use super::{
     messages::{Request, Response},
@@ -25,9 +23,6 @@ use super::{
 
 /// Messages that wait to be written.
 const QUEUE: usize = 64;
-
-/// The code of a status that says the call came through.
-const OK: i32 = 0;
 
 /// A call of the runtime's services failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,16 +43,11 @@ pub enum CallError {
     },
     /// The answer could not be read.
     #[error("the answer could not be read: {0}")]
-    Unreadable(String),
+    Unreadable(#[from] prost::DecodeError),
     /// The call is too long to be sent.
     #[error(transparent)]
     TooLong(#[from] TooLong),
 }
-
-/// The stream was closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the connection is closed")]
-pub(crate) struct Closed;
 
 #[derive(Debug)]
 struct Outgoing {
@@ -103,24 +93,20 @@ impl Link {
     /// Ends all calls that wait.
     pub(crate) fn close(&self) {
         self.closed.cancel();
-        self.calls().waiting.clear();
-    }
-
-    fn calls(&self) -> MutexGuard<'_, Calls> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+        self.calls.lock().waiting.clear();
     }
 
     /// Sends bytes as they are; returns when they were written.
-    pub(crate) async fn send(&self, bytes: Vec<u8>) -> Result<(), Closed> {
+    pub(crate) async fn send(&self, bytes: Vec<u8>) -> Result<(), CallError> {
         let (written, done) = oneshot::channel();
         let sending = async {
-            self.queue.send(Outgoing { bytes, written }).await.map_err(|_| Closed)?;
-            done.await.map_err(|_| Closed)
+            self.queue.send(Outgoing { bytes, written }).await.map_err(|_| CallError::Closed)?;
+            done.await.map_err(|_| CallError::Closed)
         };
         tokio::select! {
             biased;
             result = sending => result,
-            () = self.closed.cancelled() => Err(Closed),
+            () = self.closed.cancelled() => Err(CallError::Closed),
         }
     }
 
@@ -130,14 +116,13 @@ impl Link {
         inbound: Connection,
         stream: u32,
         response: &Response,
-    ) -> Result<(), Closed> {
+    ) -> Result<(), CallError> {
         let message = Message { stream, kind: wire::RESPONSE, payload: response.encode_to_vec() };
         let bytes = (self.encode)(inbound, &message).or_else(|too_long| {
-            let response = super::status(super::RESOURCE_EXHAUSTED, &too_long.to_string());
+            let response = super::status(Code::ResourceExhausted, &too_long.to_string());
             (self.encode)(inbound, &Message { payload: response.encode_to_vec(), ..message })
         });
-        // The text of an error fits.
-        self.send(bytes.map_err(|_| Closed)?).await
+        self.send(bytes?).await
     }
 
     /// Calls the other side.
@@ -149,7 +134,7 @@ impl Link {
         timeout: Duration,
     ) -> Result<P, CallError> {
         let answer = self.call_encoded(service, method, request.encode_to_vec(), timeout).await?;
-        P::decode(&*answer).map_err(unreadable)
+        Ok(P::decode(&*answer)?)
     }
 
     /// Calls the other side with a message that is encoded already, and returns one that still is.
@@ -173,14 +158,14 @@ impl Link {
             Message { stream: waiting.stream, kind: wire::REQUEST, payload: request.encode_to_vec() };
         let bytes = (self.encode)(self.outbound, &message)?;
         let exchange = async {
-            self.send(bytes).await.map_err(|Closed| CallError::Closed)?;
+            self.send(bytes).await?;
             answered.await.map_err(|_| CallError::Closed)
         };
         let answer =
             tokio::time::timeout_at(deadline, exchange).await.map_err(|_| CallError::Timeout(timeout))??;
-        let response = Response::decode(&*answer).map_err(unreadable)?;
+        let response = Response::decode(&*answer)?;
         match response.status {
-            Some(status) if status.code != OK => {
+            Some(status) if status.code != Code::Ok as i32 => {
                 Err(CallError::Status { code: status.code, message: status.message })
             }
             _ => Ok(response.payload),
@@ -190,11 +175,11 @@ impl Link {
     /// How many calls wait for their answer.
     #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
-        self.calls().waiting.len()
+        self.calls.lock().waiting.len()
     }
 
     fn enter(&self, answer: oneshot::Sender<Vec<u8>>) -> Waiting<'_> {
-        let mut calls = self.calls();
+        let mut calls = self.calls.lock();
         let stream = calls.next;
         // Odd numbers stay odd when they wrap, after two thousand million calls.
         calls.next = stream.wrapping_add(2);
@@ -206,18 +191,13 @@ impl Link {
 
     /// Hands an answer to the call that waits for it; late and unknown ones are dropped.
     pub(crate) fn answered(&self, message: Message) {
-        match self.calls().waiting.remove(&message.stream) {
+        match self.calls.lock().waiting.remove(&message.stream) {
             Some(call) if message.kind == wire::RESPONSE => drop(call.send(message.payload)),
             _ => {
                 tracing::debug!(stream = message.stream, kind = message.kind, "an answer that nobody awaits");
             }
         }
     }
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn unreadable(error: prost::DecodeError) -> CallError {
-    CallError::Unreadable(error.to_string())
 }
 
 /// A call that waits. It stops to when dropped, so that calls given up do not pile up.
@@ -228,7 +208,7 @@ struct Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.link.calls().waiting.remove(&self.stream);
+        self.link.calls.lock().waiting.remove(&self.stream);
     }
 }
 

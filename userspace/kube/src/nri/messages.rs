@@ -1,11 +1,14 @@
 //! The protobuf messages of ttrpc and of NRI's `nri.pkg.api.v1alpha1`, as far as they are used here.
 //!
 //! Only the field numbers and types are given by the protocol. Fields that are not listed are skipped by
-//! the decoder, so newer runtimes may send more.
+//! the decoder, so newer runtimes may send more. `OptionalUInt64` and its like are an `Option` here, and `Empty` is `()`:
+//! prost encodes a number alone as a message that has it as field 1.
 
 use std::collections::BTreeMap;
 
 use prost::Message;
+
+use super::types::ContainerState;
 
 /// The service that a plugin serves, on connection 1.
 pub(crate) const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
@@ -43,9 +46,6 @@ pub(crate) struct RpcStatus {
     #[prost(string, tag = "2")]
     pub(crate) message: String,
 }
-
-#[derive(Clone, Copy, PartialEq, Message)]
-pub(crate) struct Empty {}
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct RegisterPluginRequest {
@@ -126,9 +126,10 @@ pub(crate) struct UpdateContainerRequest {
     pub(crate) linux_resources: Option<LinuxResources>,
 }
 
-/// `UpdateContainerResponse` and `StopContainerResponse`.
+/// `UpdateContainerResponse`, `StopContainerResponse`, `UpdateContainersRequest`, and in `UpdateContainersResponse` those
+/// that failed.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct UpdatesResponse {
+pub(crate) struct Updates {
     #[prost(message, repeated, tag = "1")]
     pub(crate) update: Vec<ContainerUpdate>,
 }
@@ -151,18 +152,6 @@ pub(crate) struct StateChangeEvent {
     pub(crate) pod: Option<PodSandbox>,
     #[prost(message, optional, tag = "3")]
     pub(crate) container: Option<Container>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct UpdateContainersRequest {
-    #[prost(message, repeated, tag = "1")]
-    pub(crate) update: Vec<ContainerUpdate>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct UpdateContainersResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub(crate) failed: Vec<ContainerUpdate>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -208,11 +197,11 @@ pub(crate) struct LinuxResources {
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct LinuxCpu {
     #[prost(message, optional, tag = "1")]
-    pub(crate) shares: Option<OptionalU64>,
+    pub(crate) shares: Option<u64>,
     #[prost(message, optional, tag = "2")]
-    pub(crate) quota: Option<OptionalI64>,
+    pub(crate) quota: Option<i64>,
     #[prost(message, optional, tag = "3")]
-    pub(crate) period: Option<OptionalU64>,
+    pub(crate) period: Option<u64>,
     #[prost(string, tag = "6")]
     pub(crate) cpus: String,
     #[prost(string, tag = "7")]
@@ -222,7 +211,7 @@ pub(crate) struct LinuxCpu {
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(crate) struct LinuxMemory {
     #[prost(message, optional, tag = "1")]
-    pub(crate) limit: Option<OptionalI64>,
+    pub(crate) limit: Option<i64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -232,18 +221,6 @@ pub(crate) struct HugepageLimit {
     pub(crate) page_size: String,
     #[prost(uint64, tag = "2")]
     pub(crate) limit: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Message)]
-pub(crate) struct OptionalU64 {
-    #[prost(uint64, tag = "1")]
-    pub(crate) value: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Message)]
-pub(crate) struct OptionalI64 {
-    #[prost(int64, tag = "1")]
-    pub(crate) value: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -256,12 +233,8 @@ pub(crate) struct PodSandbox {
     pub(crate) uid: String,
     #[prost(string, tag = "4")]
     pub(crate) namespace: String,
-    #[prost(btree_map = "string, string", tag = "5")]
-    pub(crate) labels: BTreeMap<String, String>,
     #[prost(btree_map = "string, string", tag = "6")]
     pub(crate) annotations: BTreeMap<String, String>,
-    #[prost(string, tag = "7")]
-    pub(crate) runtime_handler: String,
     #[prost(message, optional, tag = "8")]
     pub(crate) linux: Option<LinuxPodSandbox>,
 }
@@ -270,8 +243,6 @@ pub(crate) struct PodSandbox {
 pub(crate) struct LinuxPodSandbox {
     #[prost(message, optional, tag = "1")]
     pub(crate) pod_overhead: Option<LinuxResources>,
-    #[prost(message, optional, tag = "2")]
-    pub(crate) pod_resources: Option<LinuxResources>,
     #[prost(string, tag = "3")]
     pub(crate) cgroup_parent: String,
 }
@@ -284,10 +255,8 @@ pub(crate) struct Container {
     pub(crate) pod_sandbox_id: String,
     #[prost(string, tag = "3")]
     pub(crate) name: String,
-    #[prost(int32, tag = "4")]
+    #[prost(enumeration = "ContainerState", tag = "4")]
     pub(crate) state: i32,
-    #[prost(btree_map = "string, string", tag = "5")]
-    pub(crate) labels: BTreeMap<String, String>,
     #[prost(btree_map = "string, string", tag = "6")]
     pub(crate) annotations: BTreeMap<String, String>,
     #[prost(message, optional, tag = "11")]
@@ -302,8 +271,6 @@ pub(crate) struct LinuxContainer {
     pub(crate) devices: Vec<LinuxDevice>,
     #[prost(message, optional, tag = "3")]
     pub(crate) resources: Option<LinuxResources>,
-    #[prost(message, optional, tag = "4")]
-    pub(crate) oom_score_adj: Option<OptionalI64>,
     #[prost(string, tag = "5")]
     pub(crate) cgroups_path: String,
 }

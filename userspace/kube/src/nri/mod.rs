@@ -7,8 +7,8 @@
 //! NRI fails open. A plugin that answers late, dies or is not there loses its say, and the container starts
 //! unpinned; late, it is also thrown out. Therefore:
 //!
-//! - a call is answered within [`Options::answer_within`] less [`Options::answer_margin`], if need be with "no
-//!   change", and the owner is told by [`Handler::no_answer`], so that it can repair what started unpinned;
+//! - a call is answered half a second before [`Options::answer_within`] is over, if need be with "no change", and the
+//!   owner learns of it by [`Handler::no_answer`], so that it can repair what started unpinned;
 //! - the connection is made again whenever it is lost, and every connection starts with
 //!   [`Handler::synchronize`], whose answer pins whatever runs without its pin;
 //! - an answer that would fail in the kernel or in the runtime is not sent: [`types::Settings::check`].
@@ -30,16 +30,14 @@ pub mod types;
 mod version;
 mod wire;
 
-use std::{
-    fmt, io,
-    path::PathBuf,
-    str::FromStr,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{io, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
+use educe::Educe;
 use numaward_topology::serde_as_text;
+use parking_lot::Mutex;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::UnixStream,
@@ -47,15 +45,16 @@ use tokio::{
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
+use tonic::Code;
 
 pub use self::{
     link::CallError,
-    version::{EventMask, NriVersion, VersionError},
+    version::{EventMask, NriVersion},
     wire::{TooLong, WireError},
 };
 use self::{
     link::Link,
-    messages::{RUNTIME_SERVICE, Response, RpcStatus, UpdateContainersRequest, UpdateContainersResponse},
+    messages::{RUNTIME_SERVICE, Response, RpcStatus, Updates},
     types::{
         Container, Creation, Event, InvalidSettings, NoAnswer, Online, Pod, Refusal, Resources, Snapshot,
         Update,
@@ -68,13 +67,9 @@ pub const DEFAULT_SOCKET: &str = "/var/run/nri/nri.sock";
 /// A connection that was kept for so long was a good one.
 const GOOD_CONNECTION: Duration = Duration::from_secs(5);
 
-const INVALID_ARGUMENT: i32 = 3;
-const RESOURCE_EXHAUSTED: i32 = 8;
-const FAILED_PRECONDITION: i32 = 9;
-const UNIMPLEMENTED: i32 = 12;
-
-fn status(code: i32, message: &str) -> Response {
-    Response { status: Some(RpcStatus { code, message: message.to_owned() }), payload: Vec::new() }
+fn status(code: Code, message: &str) -> Response {
+    let status = RpcStatus { code: code as i32, message: message.to_owned() };
+    Response { status: Some(status), payload: Vec::new() }
 }
 
 /// Who answers the runtime.
@@ -128,29 +123,19 @@ pub trait Handler: Send + Sync + 'static {
 }
 
 /// The name of a plugin: letters, digits and `_.+-`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 pub struct PluginName(String);
 
-/// A text cannot be a plugin's name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} cannot name an NRI plugin (expected letters, digits and `_.+-`, at least one)")]
-pub struct PluginNameError(pub String);
-
 impl FromStr for PluginName {
-    type Err = PluginNameError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, PluginNameError> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let allowed = |c: char| c.is_ascii_alphanumeric() || "_.+-".contains(c);
         if text.is_empty() || !text.chars().all(allowed) {
-            return Err(PluginNameError(text.to_owned()));
+            let expected = "expected letters, digits and `_.+-`, at least one";
+            return Err(format!("{text:?} cannot name an NRI plugin ({expected})"));
         }
         Ok(Self(text.to_owned()))
-    }
-}
-
-impl fmt::Display for PluginName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
@@ -158,89 +143,70 @@ serde_as_text!(PluginName);
 
 /// A plugin's place among the others: two digits. They are asked in ascending order, and each sees what the
 /// ones before have set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, derive_more::Display)]
+#[display("{_0:02}")]
 pub struct PluginIndex(u8);
 
-/// A text cannot be a plugin's index.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} cannot be the index of an NRI plugin (expected two digits, such as `90`)")]
-pub struct PluginIndexError(pub String);
-
 impl FromStr for PluginIndex {
-    type Err = PluginIndexError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, PluginIndexError> {
+    fn from_str(text: &str) -> Result<Self, String> {
         match text.as_bytes() {
             [tens @ b'0'..=b'9', ones @ b'0'..=b'9'] => Ok(Self((tens - b'0') * 10 + (ones - b'0'))),
-            _ => Err(PluginIndexError(text.to_owned())),
+            _ => Err(format!(
+                "{text:?} cannot be the index of an NRI plugin (expected two digits, such as `90`)"
+            )),
         }
-    }
-}
-
-impl fmt::Display for PluginIndex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:02}", self.0)
     }
 }
 
 serde_as_text!(PluginIndex);
 
-/// What to do with a container that a plugin of lower index, or the kubelet, has pinned.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What to do with containers that somebody else has pinned.
+// The handler is not asked about one that is left alone: it learns of it by `no_answer`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum WhenPinned {
-    /// Leave it to them: the handler is not asked, only told by [`Handler::no_answer`].
+    /// Leave them alone.
     #[default]
     Yield,
-    /// Ask the handler all the same. Where a plugin had set it, the runtime fails the creation.
+    /// Place them all the same. Where a plugin has pinned them, the runtime then fails their creation.
     Override,
 }
 
 /// How to be a plugin.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Educe)]
+#[educe(Default)]
 pub struct Options {
     /// The runtime's socket.
+    #[educe(Default(expression = PathBuf::from(DEFAULT_SOCKET)))]
     pub socket: PathBuf,
     /// The plugin's name.
+    #[educe(Default(expression = PluginName("numaward".to_owned())))]
     pub name: PluginName,
     /// Its place among the others.
+    #[educe(Default(expression = PluginIndex(90)))]
     pub index: PluginIndex,
-    /// From connecting until the runtime has registered and configured us. Longer, and it disconnects.
-    pub registration_timeout: Duration,
-    /// From being configured until all that runs has been told. The runtime first finishes the creations that
-    /// it is at.
-    pub synchronize_timeout: Duration,
     /// The time that the runtime gives us for an answer, where it does not tell a shorter one.
+    #[educe(Default(expression = Duration::from_secs(2)))]
     pub answer_within: Duration,
-    /// How long before that time an answer must be sent; never more than half of it.
-    pub answer_margin: Duration,
     /// How long [`Handle::update_containers`] may take. The kernel may move much memory meanwhile.
+    #[educe(Default(expression = Duration::from_secs(30)))]
     pub update_timeout: Duration,
     /// What to do with containers that somebody else has pinned.
     pub when_pinned: WhenPinned,
     /// How long to wait before connecting again. After a connection of 5 seconds it begins again.
+    #[educe(Default(expression = reconnection()))]
     pub backoff: ExponentialBuilder,
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            socket: PathBuf::from(DEFAULT_SOCKET),
-            name: PluginName("numaward".to_owned()),
-            index: PluginIndex(90),
-            registration_timeout: Duration::from_secs(5),
-            synchronize_timeout: Duration::from_mins(1),
-            answer_within: Duration::from_secs(2),
-            answer_margin: Duration::from_millis(500),
-            update_timeout: Duration::from_secs(30),
-            when_pinned: WhenPinned::default(),
-            // With jitter, up to twice as long.
-            backoff: ExponentialBuilder::new()
-                .with_min_delay(Duration::from_millis(50))
-                .with_max_delay(Duration::from_millis(2500))
-                .with_jitter()
-                .without_max_times(),
-        }
-    }
+fn reconnection() -> ExponentialBuilder {
+    // With jitter, up to twice as long.
+    ExponentialBuilder::new()
+        .with_min_delay(Duration::from_millis(50))
+        .with_max_delay(Duration::from_millis(2500))
+        .with_jitter()
+        .without_max_times()
 }
 
 /// How far the connection is.
@@ -314,7 +280,7 @@ pub enum Disconnect {
         within: Duration,
     },
     /// The runtime closed the connection while it was in this phase.
-    #[error("the runtime closed the connection ({}): {}", phase_text(*.0), closed_text(*.0))]
+    #[error("the runtime closed the connection {}", closed_text(*.0))]
     Closed(Phase),
     /// The connection ended within a message.
     #[error("the runtime closed the connection within a message: it was stopped, or is broken")]
@@ -330,21 +296,16 @@ pub enum Disconnect {
     Stopped,
 }
 
-fn phase_text(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Disconnected | Phase::Registering => "while registering",
-        Phase::Synchronizing => "while synchronizing",
-        Phase::Connected => "connected",
-    }
-}
-
+/// When the connection was closed, and what that may mean.
 fn closed_text(phase: Phase) -> &'static str {
     match phase {
         Phase::Disconnected | Phase::Registering => {
-            "it refuses external plugins (`disable_connections`), or was stopped"
+            "(while registering): it refuses external plugins (`disable_connections`), or was stopped"
         }
-        Phase::Synchronizing => "it knows fewer events than its version tells, or was stopped",
-        Phase::Connected => "it was stopped, or an answer was late; its log tells which",
+        Phase::Synchronizing => {
+            "(while synchronizing): it knows fewer events than its version tells, or was stopped"
+        }
+        Phase::Connected => "(connected): it was stopped, or an answer was late; its log tells which",
     }
 }
 
@@ -388,21 +349,14 @@ impl Handle {
         if update.is_empty() {
             return Ok(Vec::new());
         }
-        let request = UpdateContainersRequest { update };
-        let response: UpdateContainersResponse =
-            link.call(RUNTIME_SERVICE, "UpdateContainers", &request, self.timeout).await?;
-        Ok(response.failed.into_iter().map(|update| update.container_id).collect())
+        let failed: Updates =
+            link.call(RUNTIME_SERVICE, "UpdateContainers", &Updates { update }, self.timeout).await?;
+        Ok(failed.update.into_iter().map(|update| update.container_id).collect())
     }
 
     /// How the connection is; the receiver can also wait for changes.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.clone()
-    }
-}
-
-impl fmt::Debug for Handle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle").field("status", &*self.status.borrow()).finish_non_exhaustive()
     }
 }
 

@@ -8,14 +8,9 @@
 //! Each call is served by its own task, and the handler's part of it by another, so that a handler that blocks
 //! or panics does not keep the answer from being sent in time.
 
-use std::{
-    collections::HashSet,
-    mem,
-    pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashSet, mem, pin::pin, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite},
@@ -26,16 +21,16 @@ use tokio_util::{
     sync::CancellationToken,
     task::{AbortOnDropHandle, TaskTracker},
 };
+use tonic::Code;
 
 use super::{
-    Disconnect, FAILED_PRECONDITION, Handler, INVALID_ARGUMENT, Phase, RESOURCE_EXHAUSTED, RuntimeInfo,
-    Shared, UNIMPLEMENTED, WhenPinned, convert,
+    Disconnect, Handler, Phase, RuntimeInfo, Shared, WhenPinned, convert,
     link::{CallError, Link},
-    messages::{self, Empty, PLUGIN_SERVICE, RUNTIME_SERVICE, Request, Response},
+    messages::{self, PLUGIN_SERVICE, RUNTIME_SERVICE, Request, Response},
     status,
     types::{
-        Call, Container, ContainerEvent, Event, InvalidSettings, NoAnswer, NoAnswerReason, Online, Pod,
-        PodEvent, Refusal, Snapshot, Update,
+        Call, Container, ContainerEvent, Creation, Event, InvalidSettings, NoAnswer, NoAnswerReason, Online,
+        Pod, PodEvent, Refusal, Snapshot, Update,
     },
     version::{EventKind, EventMask, NriVersion},
     wire::{self, Connection, Decoder, Message},
@@ -49,6 +44,12 @@ const CALLS: usize = 64;
 /// kubelet allows.
 const MAX_OBJECTS: usize = 1 << 16;
 const MAX_SNAPSHOT: usize = 64 << 20;
+/// From connecting until the runtime has registered and configured us. Longer, and it disconnects.
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
+/// From being configured until all that runs has been told. The runtime first finishes the creations that it is at.
+const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_mins(1);
+/// How long before its time is up an answer must be sent; never more than half of that time.
+const ANSWER_MARGIN: Duration = Duration::from_millis(500);
 /// The runtime's default for an answer, which it tells as zero.
 const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -147,18 +148,52 @@ fn ok<M: prost::Message>(message: &M) -> Answer {
     Response { status: None, payload: message.encode_to_vec() }.into()
 }
 
+fn not_understood(error: &prost::DecodeError) -> Answer {
+    status(Code::InvalidArgument, &format!("the request could not be read: {error}")).into()
+}
+
+/// What is reported of a call that got no answer of ours: unless another reason is found, that it could not be sent.
+fn unanswered(call: Call, pod: &Pod, container: Option<&Container>) -> NoAnswer {
+    let reason = NoAnswerReason::ConnectionLost;
+    NoAnswer { call, pod: Some(pod.clone()), container: container.cloned(), reason }
+}
+
+/// A call that makes no sense, and why.
+struct Unreadable(Call, String);
+
+fn read<M: prost::Message + Default>(call: Call, payload: &[u8]) -> Result<M, Unreadable> {
+    M::decode(payload).map_err(|error| Unreadable(call, error.to_string()))
+}
+
+fn read_pod(call: Call, pod: Option<messages::PodSandbox>) -> Result<Pod, Unreadable> {
+    let pod = pod.filter(|pod| !pod.id.is_empty()).map(convert::pod);
+    pod.ok_or_else(|| Unreadable(call, "the pod or its id is missing".to_owned()))
+}
+
+fn read_both(
+    call: Call,
+    pod: Option<messages::PodSandbox>,
+    container: Option<messages::Container>,
+) -> Result<(Pod, Container), Unreadable> {
+    let container = container
+        .filter(|container| !container.id.is_empty())
+        .map(convert::container)
+        .ok_or_else(|| Unreadable(call, "the container or its id is missing".to_owned()))?;
+    Ok((read_pod(call, pod)?, container))
+}
+
 impl<H: Handler> Session<H> {
     async fn shake_hands(&self) -> Disconnect {
         let options = &self.shared.options;
-        let within = options.registration_timeout;
+        let within = REGISTRATION_TIMEOUT;
         let deadline = Instant::now() + within;
         let request = messages::RegisterPluginRequest {
             plugin_name: options.name.to_string(),
             plugin_idx: options.index.to_string(),
         };
-        match self.link.call::<_, Empty>(RUNTIME_SERVICE, "RegisterPlugin", &request, within).await {
-            Ok(Empty {}) => {}
-            // Whoever closed the link knows more.
+        match self.link.call::<_, ()>(RUNTIME_SERVICE, "RegisterPlugin", &request, within).await {
+            Ok(()) => {}
+            // What closed the link knows more.
             Err(CallError::Closed) => return std::future::pending().await,
             Err(error) => return Disconnect::Register(error),
         }
@@ -167,7 +202,7 @@ impl<H: Handler> Session<H> {
         if tokio::time::timeout_at(deadline, configured).await.is_err() {
             return Disconnect::Handshake { awaited: "Configure", within };
         }
-        let within = options.synchronize_timeout;
+        let within = SYNCHRONIZE_TIMEOUT;
         let synchronized = stage.wait_for(|&stage| stage == Stage::Synchronized);
         if tokio::time::timeout(within, synchronized).await.is_err() {
             return Disconnect::Handshake { awaited: "Synchronize", within };
@@ -220,7 +255,7 @@ impl<H: Handler> Session<H> {
     async fn serve(&self, message: Message, received: Instant) {
         let answer = match Request::decode(&*message.payload) {
             Ok(request) => self.dispatch(&request, received).await,
-            Err(error) => status(INVALID_ARGUMENT, &format!("the request could not be read: {error}")).into(),
+            Err(error) => not_understood(&error),
         };
         match self.link.answer(Connection::Plugin, message.stream, &answer.response).await {
             Ok(()) => {
@@ -240,49 +275,44 @@ impl<H: Handler> Session<H> {
         let payload = request.payload.as_slice();
         let deadline = received + self.time_to_answer(request.timeout_nano);
         if request.service != PLUGIN_SERVICE {
-            return status(UNIMPLEMENTED, &format!("no service {:?}", request.service)).into();
+            return status(Code::Unimplemented, &format!("no service {:?}", request.service)).into();
         }
-        match request.method.as_str() {
-            "Configure" => self.configure(payload),
-            "Synchronize" => self.synchronize(payload, received, deadline).await,
-            "Shutdown" => {
+        let method = request.method.as_str();
+        let answer = match (method, method.parse()) {
+            ("Configure", _) => return self.configure(payload),
+            ("Synchronize", _) => return self.synchronize(payload, received, deadline).await,
+            ("Shutdown", _) => {
                 tracing::info!("NRI: the runtime is shutting down");
-                ok(&Empty {})
+                return ok(&());
             }
-            "StateChange" => match messages::StateChangeEvent::decode(payload) {
-                Ok(change) => {
-                    if let Some(kind) = EventKind::of_number(change.event) {
-                        self.event(kind, change.pod, change.container, deadline).await
-                    } else {
-                        tracing::debug!(event = change.event, "an unknown event is ignored");
-                        ok(&Empty {})
-                    }
-                }
-                Err(error) => self.unreadable(Call::Event, &error),
+            ("StateChange", _) => self.state_change(payload, deadline).await,
+            (_, Ok(EventKind::CreateContainer)) => self.create_container(payload, deadline).await,
+            (_, Ok(EventKind::UpdateContainer)) => self.update_container(payload, deadline).await,
+            (_, Ok(EventKind::StopContainer)) => self.stop_container(payload, deadline).await,
+            (_, Ok(EventKind::UpdatePodSandbox)) => self.update_pod(payload, deadline).await,
+            // Not subscribed to; whatever others set is fine.
+            (_, Ok(EventKind::ValidateContainerAdjustment)) => return ok(&()),
+            (_, Ok(kind)) => match read::<messages::ContainerRequest>(Call::Event, payload) {
+                Ok(request) => self.event(kind, request.pod, request.container, deadline).await,
+                Err(unreadable) => Err(unreadable),
             },
-            method => match EventKind::of_method(method) {
-                Some(EventKind::CreateContainer) => self.create_container(payload, deadline).await,
-                Some(EventKind::UpdateContainer) => self.update_container(payload, deadline).await,
-                Some(EventKind::StopContainer) => self.stop_container(payload, deadline).await,
-                Some(EventKind::UpdatePodSandbox) => self.update_pod(payload, deadline).await,
-                // Not subscribed to; whatever others set is fine.
-                Some(EventKind::ValidateContainerAdjustment) => ok(&Empty {}),
-                Some(kind) => match messages::ContainerRequest::decode(payload) {
-                    Ok(request) => self.event(kind, request.pod, request.container, deadline).await,
-                    Err(error) => self.unreadable(Call::Event, &error),
-                },
-                None => status(UNIMPLEMENTED, &format!("no method {method:?}")).into(),
-            },
-        }
+            (_, Err(_)) => return status(Code::Unimplemented, &format!("no method {method:?}")).into(),
+        };
+        // A call that makes no sense is not refused, so that a runtime that speaks differently than expected can still
+        // create containers.
+        answer.unwrap_or_else(|Unreadable(call, problem)| {
+            let reason = NoAnswerReason::Unreadable(problem);
+            self.no_answer(NoAnswer { call, pod: None, container: None, reason });
+            ok(&())
+        })
     }
 
     /// How long an answer may take, from the time that the runtime tells it will wait (nanoseconds, zero: not
     /// told).
     fn time_to_answer(&self, timeout_nano: i64) -> Duration {
-        let options = &self.shared.options;
         let told = u64::try_from(timeout_nano).ok().filter(|&nanos| nanos > 0).map(Duration::from_nanos);
-        let within = options.answer_within.min(told.unwrap_or(Duration::MAX));
-        within.saturating_sub(options.answer_margin.min(within / 2))
+        let within = self.shared.options.answer_within.min(told.unwrap_or(Duration::MAX));
+        within.saturating_sub(ANSWER_MARGIN.min(within / 2))
     }
 
     /// The handler's answer, or why there is none.
@@ -315,30 +345,50 @@ impl<H: Handler> Session<H> {
         self.shared.handler.no_answer(call);
     }
 
-    /// What to say to a call that makes no sense: nothing, so that a runtime that speaks differently than
-    /// expected can still create containers.
-    fn unreadable(&self, call: Call, error: &dyn std::error::Error) -> Answer {
-        let reason = NoAnswerReason::Unreadable(error.to_string());
-        self.no_answer(NoAnswer { call, pod: None, container: None, reason });
-        ok(&Empty {})
+    /// Asks the handler and makes a message of what it says. Nothing is answered where it has nothing to say, has not
+    /// said it by the deadline, or says what would fail.
+    async fn answer<T, M>(
+        &self,
+        lost: NoAnswer,
+        deadline: Instant,
+        says: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+        message: impl FnOnce(T) -> Result<M, InvalidSettings>,
+    ) -> Answer
+    where
+        T: Send + 'static,
+        M: prost::Message + Default + PartialEq,
+    {
+        let said = match self.ask(deadline, says).await {
+            Ok(Ok(said)) => message(said).map(Ok).map_err(NoAnswerReason::from),
+            Ok(Err(refusal)) => Ok(Err(refusal)),
+            Err(reason) => Err(reason),
+        };
+        let answer = match said {
+            Ok(Ok(message)) if message == M::default() => return ok(&()),
+            Ok(Ok(message)) => ok(&message),
+            Ok(Err(refusal)) => status(Code::FailedPrecondition, &refusal.0).into(),
+            Err(reason) => {
+                self.no_answer(NoAnswer { reason, ..lost });
+                return ok(&());
+            }
+        };
+        Answer { lost: Some(lost), ..answer }
     }
 
     fn configure(&self, payload: &[u8]) -> Answer {
         let request = match messages::ConfigureRequest::decode(payload) {
             Ok(request) => request,
-            Err(error) => {
-                return status(INVALID_ARGUMENT, &format!("the request could not be read: {error}")).into();
-            }
+            Err(error) => return not_understood(&error),
         };
         if *self.stage.borrow() != Stage::Registering {
-            return status(FAILED_PRECONDITION, "this plugin is configured already").into();
+            return status(Code::FailedPrecondition, "this plugin is configured already").into();
         }
         let nri_version = request
             .nri_version
             .parse()
             .ok()
             .or_else(|| NriVersion::of_runtime(&request.runtime_name, &request.runtime_version));
-        let events = if self.refused_events().as_ref().is_some_and(|(name, version)| {
+        let events = if self.shared.knows_only_basic_events.lock().as_ref().is_some_and(|(name, version)| {
             *name == request.runtime_name && *version == request.runtime_version
         }) {
             EventMask::BASIC
@@ -372,10 +422,6 @@ impl<H: Handler> Session<H> {
         Answer { sent: Some(Stage::Configured), ..response }
     }
 
-    fn refused_events(&self) -> MutexGuard<'_, Option<(String, String)>> {
-        self.shared.knows_only_basic_events.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A runtime that hangs up on the answer to `Configure` may know fewer events than its version tells: from
     /// then on that runtime and version is asked for the basic ones only. Where it had just been stopped, no
     /// more is lost than what it would tell about changes of pods.
@@ -383,30 +429,27 @@ impl<H: Handler> Session<H> {
         let status = self.shared.status.borrow();
         let Some(runtime) = &status.runtime else { return };
         if *self.stage.borrow() == Stage::Configured && runtime.events != EventMask::BASIC {
-            *self.refused_events() = Some((runtime.name.clone(), runtime.version.clone()));
+            *self.shared.knows_only_basic_events.lock() =
+                Some((runtime.name.clone(), runtime.version.clone()));
         }
-    }
-
-    fn told(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn synchronize(&self, payload: &[u8], received: Instant, deadline: Instant) -> Answer {
         let request = match messages::SynchronizeRequest::decode(payload) {
             Ok(request) => request,
             Err(error) => {
-                *self.told() = Told::default();
-                return status(INVALID_ARGUMENT, &format!("the request could not be read: {error}")).into();
+                *self.told.lock() = Told::default();
+                return not_understood(&error);
             }
         };
         self.stage.send_replace(Stage::Synchronizing);
         let more = request.more;
         let (snapshot, since) = {
-            let mut told = self.told();
+            let mut told = self.told.lock();
             let since = *told.since.get_or_insert(received);
             if let Err(problem) = told.add(request, payload.len()) {
                 *told = Told::default();
-                return status(RESOURCE_EXHAUSTED, &problem).into();
+                return status(Code::ResourceExhausted, &problem).into();
             }
             if more {
                 return ok(&messages::SynchronizeResponse { update: Vec::new(), more: true });
@@ -415,196 +458,113 @@ impl<H: Handler> Session<H> {
         };
         // All parts together have the time of one call.
         let deadline = deadline.min(since + self.time_to_answer(0));
-        let no_answer = |reason| NoAnswer { call: Call::Synchronize, pod: None, container: None, reason };
+        let lost = NoAnswer {
+            call: Call::Synchronize,
+            pod: None,
+            container: None,
+            reason: NoAnswerReason::ConnectionLost,
+        };
         let handler = Arc::clone(&self.shared.handler);
-        let answer = self.ask(deadline, async move { handler.synchronize(snapshot).await }).await;
-        let update = answer.and_then(|updates| self.check(&updates, None)).unwrap_or_else(|reason| {
-            self.no_answer(no_answer(reason));
-            Vec::new()
-        });
-        Answer {
-            sent: Some(Stage::Synchronized),
-            lost: (!update.is_empty()).then(|| no_answer(NoAnswerReason::ConnectionLost)),
-            ..ok(&messages::SynchronizeResponse { update, more: false })
-        }
+        let says = async move { Ok(handler.synchronize(snapshot).await) };
+        let answer = self.answer(lost, deadline, says, |updates| self.updates(&updates)).await;
+        Answer { sent: Some(Stage::Synchronized), ..answer }
     }
 
-    fn check(
-        &self,
-        updates: &[Update],
-        creating: Option<&str>,
-    ) -> Result<Vec<messages::ContainerUpdate>, NoAnswerReason> {
-        Ok(check_updates(updates, creating, &self.shared.handler.online())?)
+    fn updates(&self, updates: &[Update]) -> Result<messages::Updates, InvalidSettings> {
+        Ok(messages::Updates { update: check_updates(updates, None, &self.shared.handler.online())? })
     }
 
-    async fn create_container(&self, payload: &[u8], deadline: Instant) -> Answer {
-        let (pod, container) = match read_pair(payload) {
-            Ok(pair) => pair,
-            Err(error) => return self.unreadable(Call::CreateContainer, &error),
-        };
-        let no_answer = {
-            let (pod, container) = (Some(pod.clone()), Some(container.clone()));
-            |reason| NoAnswer { call: Call::CreateContainer, pod, container, reason }
-        };
+    async fn create_container(&self, payload: &[u8], deadline: Instant) -> Result<Answer, Unreadable> {
+        let call = Call::CreateContainer;
+        let request: messages::ContainerRequest = read(call, payload)?;
+        let (pod, container) = read_both(call, request.pod, request.container)?;
+        let lost = unanswered(call, &pod, Some(&container));
         if container.resources.is_pinned() && self.shared.options.when_pinned == WhenPinned::Yield {
-            self.no_answer(no_answer(NoAnswerReason::PinnedByOther));
-            return ok(&Empty {});
+            self.no_answer(NoAnswer { reason: NoAnswerReason::PinnedByOther, ..lost });
+            return Ok(ok(&()));
         }
         let id = container.id.clone();
         let handler = Arc::clone(&self.shared.handler);
-        let answer = self.ask(deadline, async move { handler.create_container(pod, container).await }).await;
-        let checked = answer.and_then(|answer| match answer {
-            Ok(creation) => {
-                creation.settings.check(&self.shared.handler.online())?;
-                let update = self.check(&creation.updates, Some(&id))?;
-                let resources = convert::settings(&creation.settings);
-                Ok(Ok((resources, update)))
-            }
-            Err(refusal) => Ok(Err(refusal)),
+        let says = async move { handler.create_container(pod, container).await };
+        let answer = self.answer(lost, deadline, says, |Creation { settings, updates }| {
+            let online = self.shared.handler.online();
+            settings.check(&online)?;
+            let update = check_updates(&updates, Some(&id), &online)?;
+            let adjust = convert::settings(&settings).map(|resources| messages::ContainerAdjustment {
+                linux: Some(messages::LinuxContainerAdjustment { resources: Some(resources) }),
+            });
+            Ok(messages::CreateContainerResponse { adjust, update })
         });
-        match checked {
-            Ok(Ok((None, update))) if update.is_empty() => ok(&Empty {}),
-            Ok(Ok((resources, update))) => {
-                let linux = messages::LinuxContainerAdjustment { resources };
-                let adjust = Some(messages::ContainerAdjustment { linux: Some(linux) });
-                let response = ok(&messages::CreateContainerResponse { adjust, update });
-                Answer { lost: Some(no_answer(NoAnswerReason::ConnectionLost)), ..response }
-            }
-            Ok(Err(refusal)) => {
-                Answer { lost: Some(no_answer(NoAnswerReason::ConnectionLost)), ..refused(&refusal) }
-            }
-            Err(reason) => {
-                self.no_answer(no_answer(reason));
-                ok(&Empty {})
-            }
-        }
+        Ok(answer.await)
     }
 
-    async fn update_container(&self, payload: &[u8], deadline: Instant) -> Answer {
+    async fn update_container(&self, payload: &[u8], deadline: Instant) -> Result<Answer, Unreadable> {
         let call = Call::UpdateContainer;
-        let request = match messages::UpdateContainerRequest::decode(payload) {
-            Ok(request) => request,
-            Err(error) => return self.unreadable(call, &error),
-        };
-        let (pod, container) = match pair(request.pod, request.container) {
-            Ok(pair) => pair,
-            Err(error) => return self.unreadable(call, &error),
-        };
+        let request: messages::UpdateContainerRequest = read(call, payload)?;
+        let (pod, container) = read_both(call, request.pod, request.container)?;
         let requested = request.linux_resources.map(convert::resources).unwrap_or_default();
-        let told = (Some(pod.clone()), Some(container.clone()));
+        let lost = unanswered(call, &pod, Some(&container));
         let handler = Arc::clone(&self.shared.handler);
-        let answer =
-            self.ask(deadline, async move { handler.update_container(pod, container, requested).await });
-        self.updates(call, told, answer.await)
+        let says = async move { handler.update_container(pod, container, requested).await };
+        Ok(self.answer(lost, deadline, says, |updates| self.updates(&updates)).await)
     }
 
-    async fn stop_container(&self, payload: &[u8], deadline: Instant) -> Answer {
+    async fn stop_container(&self, payload: &[u8], deadline: Instant) -> Result<Answer, Unreadable> {
         let call = Call::StopContainer;
-        let (pod, container) = match read_pair(payload) {
-            Ok(pair) => pair,
-            Err(error) => return self.unreadable(call, &error),
-        };
-        let told = (Some(pod.clone()), Some(container.clone()));
+        let request: messages::ContainerRequest = read(call, payload)?;
+        let (pod, container) = read_both(call, request.pod, request.container)?;
+        let lost = unanswered(call, &pod, Some(&container));
         let handler = Arc::clone(&self.shared.handler);
-        let answer = self.ask(deadline, async move { handler.stop_container(pod, container).await });
-        self.updates(call, told, answer.await.map(Ok))
+        let says = async move { Ok(handler.stop_container(pod, container).await) };
+        Ok(self.answer(lost, deadline, says, |updates| self.updates(&updates)).await)
     }
 
-    /// The answer to a call that is answered by updates.
-    fn updates(
-        &self,
-        call: Call,
-        (pod, container): (Option<Pod>, Option<Container>),
-        answer: Result<Result<Vec<Update>, Refusal>, NoAnswerReason>,
-    ) -> Answer {
-        let checked = answer.and_then(|answer| match answer {
-            Ok(updates) => self.check(&updates, None).map(Ok),
-            Err(refusal) => Ok(Err(refusal)),
-        });
-        let lost = |reason| NoAnswer { call, pod, container, reason };
-        match checked {
-            Ok(Ok(update)) if update.is_empty() => ok(&Empty {}),
-            Ok(Ok(update)) => Answer {
-                lost: Some(lost(NoAnswerReason::ConnectionLost)),
-                ..ok(&messages::UpdatesResponse { update })
-            },
-            Ok(Err(refusal)) => {
-                Answer { lost: Some(lost(NoAnswerReason::ConnectionLost)), ..refused(&refusal) }
-            }
-            Err(reason) => {
-                self.no_answer(lost(reason));
-                ok(&Empty {})
-            }
-        }
-    }
-
-    async fn update_pod(&self, payload: &[u8], deadline: Instant) -> Answer {
+    async fn update_pod(&self, payload: &[u8], deadline: Instant) -> Result<Answer, Unreadable> {
         let call = Call::UpdatePod;
-        let request = match messages::UpdatePodSandboxRequest::decode(payload) {
-            Ok(request) => request,
-            Err(error) => return self.unreadable(call, &error),
-        };
-        let pod = match read_pod(request.pod) {
-            Ok(pod) => pod,
-            Err(error) => return self.unreadable(call, &error),
-        };
+        let request: messages::UpdatePodSandboxRequest = read(call, payload)?;
+        let pod = read_pod(call, request.pod)?;
         let resources = request.linux_resources.map(convert::resources).unwrap_or_default();
-        let pod = Pod {
-            overhead: request.overhead_linux_resources.map(convert::resources).or(pod.overhead),
-            ..pod
-        };
-        let told = pod.clone();
+        let overhead = request.overhead_linux_resources.map(convert::resources).or(pod.overhead);
+        let pod = Pod { overhead, ..pod };
+        let lost = unanswered(call, &pod, None);
         let handler = Arc::clone(&self.shared.handler);
-        let answer = self.ask(deadline, async move { handler.update_pod(pod, resources).await }).await;
-        self.consent(call, told, answer)
+        let says = async move { handler.update_pod(pod, resources).await };
+        Ok(self.answer(lost, deadline, says, Ok).await)
     }
 
-    /// The answer to a call about a pod, that can only be refused.
-    fn consent(&self, call: Call, pod: Pod, answer: Result<Result<(), Refusal>, NoAnswerReason>) -> Answer {
-        let lost = |reason| NoAnswer { call, pod: Some(pod), container: None, reason };
-        match answer {
-            Ok(Ok(())) => ok(&Empty {}),
-            Ok(Err(refusal)) => {
-                Answer { lost: Some(lost(NoAnswerReason::ConnectionLost)), ..refused(&refusal) }
-            }
-            Err(reason) => {
-                self.no_answer(lost(reason));
-                ok(&Empty {})
-            }
-        }
+    async fn state_change(&self, payload: &[u8], deadline: Instant) -> Result<Answer, Unreadable> {
+        let change: messages::StateChangeEvent = read(Call::Event, payload)?;
+        let Some(kind) = EventKind::from_repr(change.event) else {
+            tracing::debug!(event = change.event, "an unknown event is ignored");
+            return Ok(ok(&()));
+        };
+        self.event(kind, change.pod, change.container, deadline).await
     }
 
-    /// An event without an answer of its own, told by its own call or as a change of state.
+    /// An event that has come by a call of its own or as a change of state.
     async fn event(
         &self,
         kind: EventKind,
         pod: Option<messages::PodSandbox>,
         container: Option<messages::Container>,
         deadline: Instant,
-    ) -> Answer {
-        if kind == EventKind::RunPodSandbox {
-            let pod = match read_pod(pod) {
-                Ok(pod) => pod,
-                Err(error) => return self.unreadable(Call::RunPod, &error),
-            };
-            let told = pod.clone();
-            let handler = Arc::clone(&self.shared.handler);
-            let answer = self.ask(deadline, async move { handler.run_pod(pod).await }).await;
-            return self.consent(Call::RunPod, told, answer);
-        }
-        let event = match read_event(kind, pod, container) {
-            Ok(event) => event,
-            Err(error) => return self.unreadable(Call::Event, &error),
-        };
-        let (pod, container) = match &event {
-            Event::Pod(_, pod) => (pod.clone(), None),
-            Event::Container(_, pod, container) => (pod.clone(), Some((**container).clone())),
-        };
+    ) -> Result<Answer, Unreadable> {
         let handler = Arc::clone(&self.shared.handler);
-        if let Err(reason) = self.ask(deadline, async move { handler.event(event).await }).await {
-            self.no_answer(NoAnswer { call: Call::Event, pod: Some(pod), container, reason });
+        if kind == EventKind::RunPodSandbox {
+            let pod = read_pod(Call::RunPod, pod)?;
+            let lost = unanswered(Call::RunPod, &pod, None);
+            return Ok(self.answer(lost, deadline, async move { handler.run_pod(pod).await }, Ok).await);
         }
-        ok(&Empty {})
+        let event = read_event(kind, pod, container)?;
+        let lost = match &event {
+            Event::Pod(_, pod) => unanswered(Call::Event, pod, None),
+            Event::Container(_, pod, container) => unanswered(Call::Event, pod, Some(container)),
+        };
+        let says = async move {
+            handler.event(event).await;
+            Ok(())
+        };
+        Ok(self.answer(lost, deadline, says, Ok).await)
     }
 }
 
@@ -624,63 +584,40 @@ impl Told {
                 "more than {MAX_OBJECTS} pods and containers, or {MAX_SNAPSHOT} bytes, cannot be handled"
             ));
         }
-        for encoded in request.pods {
-            match messages::PodSandbox::decode(&*encoded) {
-                Ok(pod) => {
-                    let pod = convert::pod(pod);
-                    snapshot.pods.insert(pod.id.clone(), pod);
-                }
-                Err(error) => {
-                    tracing::warn!("NRI: a pod could not be read: {error}");
-                    snapshot.unreadable += 1;
-                }
-            }
-        }
-        for encoded in request.containers {
-            match messages::Container::decode(&*encoded) {
-                Ok(container) => snapshot.containers.push(convert::container(container)),
-                Err(error) => {
-                    tracing::warn!("NRI: a container could not be read: {error}");
-                    snapshot.unreadable += 1;
-                }
-            }
-        }
+        let unreadable = &mut snapshot.unreadable;
+        let pods = read_each(request.pods, "pod", unreadable).map(convert::pod);
+        snapshot.pods.extend(pods.map(|pod| (pod.id.clone(), pod)));
+        let containers = read_each(request.containers, "container", unreadable).map(convert::container);
+        snapshot.containers.extend(containers);
         Ok(())
     }
 }
 
-fn refused(refusal: &Refusal) -> Answer {
-    status(FAILED_PRECONDITION, &refusal.0).into()
-}
-
-/// A request lacks something.
-#[derive(Debug, thiserror::Error)]
-#[error("{0} is missing")]
-struct Missing(&'static str);
-
-fn read_pod(pod: Option<messages::PodSandbox>) -> Result<Pod, Missing> {
-    pod.filter(|pod| !pod.id.is_empty()).map(convert::pod).ok_or(Missing("the pod or its id"))
-}
-
-fn pair(
-    pod: Option<messages::PodSandbox>,
-    container: Option<messages::Container>,
-) -> Result<(Pod, Container), Missing> {
-    let container = container
-        .filter(|container| !container.id.is_empty())
-        .map(convert::container)
-        .ok_or(Missing("the container or its id"))?;
-    Ok((read_pod(pod)?, container))
+/// Those that can be read; counts the others.
+fn read_each<M: prost::Message + Default>(
+    encoded: Vec<Vec<u8>>,
+    what: &str,
+    unreadable: &mut usize,
+) -> impl Iterator<Item = M> {
+    encoded.into_iter().filter_map(move |bytes| {
+        let failed = |error: &_| {
+            tracing::warn!("NRI: a {what} could not be read: {error}");
+            *unreadable += 1;
+        };
+        M::decode(&*bytes).inspect_err(failed).ok()
+    })
 }
 
 fn read_event(
     kind: EventKind,
     pod: Option<messages::PodSandbox>,
     container: Option<messages::Container>,
-) -> Result<Event, Missing> {
-    let of_pod = |what, pod| read_pod(pod).map(|pod| Event::Pod(what, pod));
+) -> Result<Event, Unreadable> {
+    let call = Call::Event;
+    let of_pod = |what, pod| read_pod(call, pod).map(|pod| Event::Pod(what, pod));
     let of_container = |what, pod| {
-        pair(pod, container).map(|(pod, container)| Event::Container(what, pod, Box::new(container)))
+        read_both(call, pod, container)
+            .map(|(pod, container)| Event::Container(what, pod, Box::new(container)))
     };
     match kind {
         EventKind::StopPodSandbox => of_pod(PodEvent::Stopped, pod),
@@ -697,22 +634,10 @@ fn read_event(
         | EventKind::UpdateContainer
         | EventKind::StopContainer
         | EventKind::UpdatePodSandbox
-        | EventKind::ValidateContainerAdjustment => Err(Missing("a call of its own for this event")),
+        | EventKind::ValidateContainerAdjustment => {
+            Err(Unreadable(call, "a call of its own for this event is missing".to_owned()))
+        }
     }
-}
-
-/// A request that has a pod and a container could not be read.
-#[derive(Debug, thiserror::Error)]
-enum PairError {
-    #[error(transparent)]
-    Decode(#[from] prost::DecodeError),
-    #[error(transparent)]
-    Missing(#[from] Missing),
-}
-
-fn read_pair(payload: &[u8]) -> Result<(Pod, Container), PairError> {
-    let request = messages::ContainerRequest::decode(payload)?;
-    Ok(pair(request.pod, request.container)?)
 }
 
 /// Updates as messages, if the kernel and the runtime would take them. Those that change nothing are left out.
@@ -724,10 +649,10 @@ pub(super) fn check_updates(
     let mut seen = HashSet::new();
     for Update { container, settings, .. } in updates {
         if creating == Some(container) {
-            return Err(InvalidSettings::BeingCreated { container: container.clone() });
+            return Err(InvalidSettings::BeingCreated(container.clone()));
         }
         if !seen.insert(container) {
-            return Err(InvalidSettings::Twice { container: container.clone() });
+            return Err(InvalidSettings::Twice(container.clone()));
         }
         settings.check(online)?;
     }
@@ -799,11 +724,11 @@ mod tests {
         let (ours, _silent) = tokio::io::duplex(1000);
         let (link, writing) = Link::new(Connection::Runtime, wire::encode, ours);
         let writing = tokio::spawn(writing);
-        let called = link.call::<_, Empty>("service", "method", &Empty {}, Duration::from_secs(1)).await;
+        let called = link.call::<_, ()>("service", "method", &(), Duration::from_secs(1)).await;
         assert_eq!(called, Err(CallError::Timeout(Duration::from_secs(1))));
         assert_eq!(link.waiting(), 0);
         link.close();
-        let called = link.call::<_, Empty>("service", "method", &Empty {}, Duration::from_secs(1)).await;
+        let called = link.call::<_, ()>("service", "method", &(), Duration::from_secs(1)).await;
         assert_eq!(called, Err(CallError::Closed));
         writing.abort();
     }

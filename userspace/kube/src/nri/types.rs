@@ -1,6 +1,6 @@
 //! What the runtime tells about pods and containers, and what can be asked of it.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use numaward_topology::{Bytes, CpuSet, HugepageSize, Machine, NodeSet};
 
@@ -11,15 +11,6 @@ pub enum Limit<T> {
     Unlimited,
     /// At most this.
     At(T),
-}
-
-/// CPU time in each period.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CpuBandwidth {
-    /// The CPU time, of all CPUs together.
-    pub quota: Duration,
-    /// The length of the period.
-    pub period: Duration,
 }
 
 /// A pod, as the runtime knows it.
@@ -33,20 +24,12 @@ pub struct Pod {
     pub namespace: String,
     /// Its UID in the API server. For a static pod the hash of its manifest.
     pub uid: String,
-    /// Its labels.
-    pub labels: BTreeMap<String, String>,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
-    /// The runtime class's handler; empty: the default.
-    pub runtime_handler: String,
     /// Its cgroup below the root of the hierarchy, where the runtime told one that can be resolved.
     pub cgroup: Option<String>,
     /// What the pod itself costs, where told.
     pub overhead: Option<Resources>,
-    /// The sum of its containers' resources, where told.
-    pub resources: Option<Resources>,
-    /// What could not be read, and was left out.
-    pub malformed: Vec<Malformed>,
 }
 
 /// A container, as the runtime knows it.
@@ -60,14 +43,10 @@ pub struct Container {
     pub name: String,
     /// Where it is in its life.
     pub state: ContainerState,
-    /// Its labels.
-    pub labels: BTreeMap<String, String>,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
     /// Its resources. In a creation, what plugins of lower index set is included.
     pub resources: Resources,
-    /// What the kernel's OOM killer adds to its badness.
-    pub oom_score_adj: Option<i64>,
     /// Its cgroup below the root of the hierarchy, where the runtime told one that can be resolved. Known
     /// before the cgroup exists.
     pub cgroup: Option<String>,
@@ -80,19 +59,19 @@ pub struct Container {
 }
 
 /// Where a container is in its life.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
 pub enum ContainerState {
     /// Not told, as during creation.
-    #[default]
-    Unknown,
+    Unknown = 0,
     /// Created, not started.
-    Created,
+    Created = 1,
     /// Frozen.
-    Paused,
+    Paused = 2,
     /// Running.
-    Running,
+    Running = 3,
     /// Ended.
-    Stopped,
+    Stopped = 4,
 }
 
 /// A device file of a container.
@@ -183,8 +162,6 @@ pub struct Settings {
     pub cpus: Option<CpuSet>,
     /// `cpuset.mems`: not empty, online nodes with memory only.
     pub mems: Option<NodeSet>,
-    /// `cpu.max`. Who has exclusive CPUs wants no limit.
-    pub cpu_max: Option<Limit<CpuBandwidth>>,
     /// `memory.min`. Its ancestors limit what it is worth.
     pub memory_min: Option<Limit<Bytes>>,
     /// `memory.low`. Its ancestors limit what it is worth.
@@ -208,20 +185,20 @@ impl Settings {
     pub fn check(&self, online: &Online) -> Result<(), InvalidSettings> {
         if let Some(cpus) = &self.cpus {
             if cpus.is_empty() {
-                return Err(InvalidSettings::Empty { knob: "cpuset.cpus" });
+                return Err(InvalidSettings::Empty("cpuset.cpus"));
             }
             let offline = cpus - &online.cpus;
             if !offline.is_empty() {
-                return Err(InvalidSettings::OfflineCpus { offline, online: online.cpus.clone() });
+                return Err(InvalidSettings::OfflineCpus(offline, online.cpus.clone()));
             }
         }
         if let Some(mems) = &self.mems {
             if mems.is_empty() {
-                return Err(InvalidSettings::Empty { knob: "cpuset.mems" });
+                return Err(InvalidSettings::Empty("cpuset.mems"));
             }
             let missing = mems - &online.mems;
             if !missing.is_empty() {
-                return Err(InvalidSettings::NoMemory { missing, online: online.mems.clone() });
+                return Err(InvalidSettings::NoMemory(missing, online.mems.clone()));
             }
         }
         Ok(())
@@ -232,39 +209,20 @@ impl Settings {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSettings {
     /// The runtime takes an empty set for "unchanged".
-    #[error("{knob} is empty, which the runtime takes for unchanged")]
-    Empty {
-        /// The file of cgroup v2.
-        knob: &'static str,
-    },
-    /// Some CPUs are not online.
-    #[error("cpuset.cpus has CPUs {offline} that are not online (online: {online})")]
-    OfflineCpus {
-        /// Those that are not.
-        offline: CpuSet,
-        /// All that are.
-        online: CpuSet,
-    },
-    /// Some nodes have no memory or do not exist.
-    #[error("cpuset.mems has nodes {missing} that have no memory or are not online (with memory: {online})")]
-    NoMemory {
-        /// Those that have none.
-        missing: NodeSet,
-        /// All that have some.
-        online: NodeSet,
-    },
+    #[error("{0} is empty, which the runtime takes for unchanged")]
+    Empty(&'static str),
+    /// Some CPUs are not online: which, and all that are.
+    #[error("cpuset.cpus has CPUs {0} that are not online (online: {1})")]
+    OfflineCpus(CpuSet, CpuSet),
+    /// Some nodes have no memory or do not exist: which, and all that have some.
+    #[error("cpuset.mems has nodes {0} that have no memory or are not online (with memory: {1})")]
+    NoMemory(NodeSet, NodeSet),
     /// Two updates of one container in one answer: the runtime takes the second for a conflict.
-    #[error("container {container} is updated twice in one answer")]
-    Twice {
-        /// Its id.
-        container: String,
-    },
+    #[error("container {0} is updated twice in one answer")]
+    Twice(String),
     /// A container that is being created is adjusted, not updated.
-    #[error("container {container} is updated while it is being created")]
-    BeingCreated {
-        /// Its id.
-        container: String,
-    },
+    #[error("container {0} is updated while it is being created")]
+    BeingCreated(String),
 }
 
 /// What a container may be pinned to.
@@ -344,7 +302,8 @@ pub enum ContainerEvent {
 }
 
 /// Why a call got no answer of ours.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum NoAnswerReason {
     /// There was no answer in time.
     #[error("there was no answer within {0:?}")]
@@ -357,6 +316,7 @@ pub enum NoAnswerReason {
     HandlerPanicked,
     /// The answer would have failed in the kernel or in the runtime.
     #[error("the answer was not sent: {0}")]
+    #[strum(serialize = "invalid_settings")]
     Invalid(#[from] InvalidSettings),
     /// Another plugin or the kubelet had pinned the container already.
     #[error("another plugin or the kubelet has pinned it already")]
@@ -368,31 +328,24 @@ pub enum NoAnswerReason {
 
 impl NoAnswerReason {
     /// All short names, so that a metric can start with zeros.
-    pub const LABELS: [&'static str; 6] =
-        ["late", "connection_lost", "handler_panicked", "invalid_settings", "pinned_by_other", "unreadable"];
+    pub const LABELS: &[&str] = <Self as strum::VariantNames>::VARIANTS;
 
     /// A short name, for a metric's label.
-    pub const fn label(&self) -> &'static str {
-        let [late, connection_lost, handler_panicked, invalid, pinned, unreadable] = Self::LABELS;
-        match self {
-            Self::Late(_) => late,
-            Self::ConnectionLost => connection_lost,
-            Self::HandlerPanicked => handler_panicked,
-            Self::Invalid(_) => invalid,
-            Self::PinnedByOther => pinned,
-            Self::Unreadable(_) => unreadable,
-        }
+    pub fn label(&self) -> &'static str {
+        self.into()
     }
 }
 
 /// A call of the runtime.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 pub enum Call {
     /// All that runs is told.
     Synchronize,
     /// A pod's sandbox is to run.
+    #[strum(serialize = "RunPodSandbox")]
     RunPod,
     /// A pod's resources are to change.
+    #[strum(serialize = "UpdatePodSandbox")]
     UpdatePod,
     /// A container is to be created.
     CreateContainer,
@@ -401,21 +354,8 @@ pub enum Call {
     /// A container was stopped.
     StopContainer,
     /// An [`Event`].
+    #[strum(serialize = "an event")]
     Event,
-}
-
-impl fmt::Display for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Synchronize => "Synchronize",
-            Self::RunPod => "RunPodSandbox",
-            Self::UpdatePod => "UpdatePodSandbox",
-            Self::CreateContainer => "CreateContainer",
-            Self::UpdateContainer => "UpdateContainer",
-            Self::StopContainer => "StopContainer",
-            Self::Event => "an event",
-        })
-    }
 }
 
 /// A call that got no answer of ours: the runtime went on as if there were no plugin.

@@ -6,23 +6,17 @@
 //! Source of the table: the NRI release that each runtime's module file names (`pkg/api/version.go` of NRI
 //! keeps the same list).
 
-use std::{fmt, str::FromStr};
+use std::{num::ParseIntError, str::FromStr};
 
 /// A version of NRI: major, minor and patch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NriVersion {
-    /// Major version.
-    pub major: u32,
-    /// Minor version.
-    pub minor: u32,
-    /// Patch level.
-    pub patch: u32,
-}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
+#[display("{}.{}.{}", _0[0], _0[1], _0[2])]
+pub struct NriVersion([u32; 3]);
 
 impl NriVersion {
     /// Makes a version of its three numbers.
     pub const fn new(major: u32, minor: u32, patch: u32) -> Self {
-        Self { major, minor, patch }
+        Self([major, minor, patch])
     }
 
     /// The version that a runtime of this name and version contains, where it is known. The name is as the
@@ -31,64 +25,55 @@ impl NriVersion {
     /// A runtime newer than the table is taken for the newest in it.
     pub fn of_runtime(name: &str, version: &str) -> Option<Self> {
         // Runtime release → first NRI version in that series; ascending.
-        let table: &[(Self, Self)] = match name.to_ascii_lowercase().as_str() {
+        let table: &[([u32; 3], [u32; 3])] = match name.to_ascii_lowercase().as_str() {
             "containerd" => &[
-                (Self::new(1, 7, 0), Self::new(0, 3, 0)),
-                (Self::new(1, 7, 7), Self::new(0, 4, 0)),
-                (Self::new(1, 7, 14), Self::new(0, 6, 0)),
-                (Self::new(1, 7, 16), Self::new(0, 6, 1)),
-                (Self::new(1, 7, 26), Self::new(0, 8, 0)),
-                (Self::new(2, 0, 0), Self::new(0, 8, 0)),
-                (Self::new(2, 2, 0), Self::new(0, 10, 0)),
-                (Self::new(2, 2, 1), Self::new(0, 11, 0)),
-                (Self::new(2, 3, 0), Self::new(0, 12, 0)),
+                ([1, 7, 0], [0, 3, 0]),
+                ([1, 7, 7], [0, 4, 0]),
+                ([1, 7, 14], [0, 6, 0]),
+                ([1, 7, 16], [0, 6, 1]),
+                ([1, 7, 26], [0, 8, 0]),
+                ([2, 0, 0], [0, 8, 0]),
+                ([2, 2, 0], [0, 10, 0]),
+                ([2, 2, 1], [0, 11, 0]),
+                ([2, 3, 0], [0, 12, 0]),
             ],
             "cri-o" | "crio" => &[
-                (Self::new(1, 26, 0), Self::new(0, 2, 0)),
-                (Self::new(1, 27, 0), Self::new(0, 3, 0)),
-                (Self::new(1, 29, 0), Self::new(0, 5, 0)),
-                (Self::new(1, 30, 0), Self::new(0, 6, 0)),
-                (Self::new(1, 31, 0), Self::new(0, 6, 1)),
-                (Self::new(1, 32, 0), Self::new(0, 9, 0)),
-                (Self::new(1, 34, 0), Self::new(0, 10, 0)),
-                (Self::new(1, 35, 0), Self::new(0, 11, 0)),
+                ([1, 26, 0], [0, 2, 0]),
+                ([1, 27, 0], [0, 3, 0]),
+                ([1, 29, 0], [0, 5, 0]),
+                ([1, 30, 0], [0, 6, 0]),
+                ([1, 31, 0], [0, 6, 1]),
+                ([1, 32, 0], [0, 9, 0]),
+                ([1, 34, 0], [0, 10, 0]),
+                ([1, 35, 0], [0, 11, 0]),
             ],
             _ => return None,
         };
-        let version: Self = version.parse().ok()?;
-        table.iter().rev().find(|(since, _)| *since <= version).map(|&(_, nri)| nri)
+        let Self(version) = version.parse().ok()?;
+        table.iter().rev().find(|(since, _)| *since <= version).map(|&(_, nri)| Self(nri))
     }
 }
-
-impl fmt::Display for NriVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
-    }
-}
-
-/// A text is not a version.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a version (expected numbers such as `0.8.0`)")]
-pub struct VersionError(pub String);
 
 impl FromStr for NriVersion {
-    type Err = VersionError;
+    type Err = ParseIntError;
 
     /// Reads `0.8.0`, also with a leading `v`; what follows the numbers (`-rc.1`, `~ds1`, `+unknown`) is
     /// ignored, and a missing minor version or patch level is zero.
-    fn from_str(text: &str) -> Result<Self, VersionError> {
-        let error = || VersionError(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
         let numbers = text.strip_prefix('v').unwrap_or(text);
         let end = numbers.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(numbers.len());
-        let mut parts = numbers[..end].split('.').map(|part| part.parse::<u32>().map_err(|_| error()));
-        let major = parts.next().ok_or_else(error)??;
-        let (minor, patch) = (parts.next().unwrap_or(Ok(0))?, parts.next().unwrap_or(Ok(0))?);
-        Ok(Self { major, minor, patch })
+        let mut version = [0; 3];
+        for (number, part) in version.iter_mut().zip(numbers[..end].split('.')) {
+            *number = part.parse()?;
+        }
+        Ok(Self(version))
     }
 }
 
-/// The events of NRI, by number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The events of NRI, by number. Their names are the methods that a runtime calls for them, where it does not send a
+/// state change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::FromRepr, strum::IntoStaticStr)]
+#[repr(i32)]
 pub(crate) enum EventKind {
     RunPodSandbox = 1,
     StopPodSandbox = 2,
@@ -106,57 +91,9 @@ pub(crate) enum EventKind {
     ValidateContainerAdjustment = 14,
 }
 
-impl EventKind {
-    const ALL: [Self; 14] = [
-        Self::RunPodSandbox,
-        Self::StopPodSandbox,
-        Self::RemovePodSandbox,
-        Self::CreateContainer,
-        Self::PostCreateContainer,
-        Self::StartContainer,
-        Self::PostStartContainer,
-        Self::UpdateContainer,
-        Self::PostUpdateContainer,
-        Self::StopContainer,
-        Self::RemoveContainer,
-        Self::UpdatePodSandbox,
-        Self::PostUpdatePodSandbox,
-        Self::ValidateContainerAdjustment,
-    ];
-
-    /// The event of this number.
-    pub(crate) fn of_number(number: i32) -> Option<Self> {
-        Self::ALL.into_iter().find(|&kind| kind as i32 == number)
-    }
-
-    /// The method that a runtime calls for it, where it does not send a state change.
-    pub(crate) fn method(self) -> &'static str {
-        match self {
-            Self::RunPodSandbox => "RunPodSandbox",
-            Self::StopPodSandbox => "StopPodSandbox",
-            Self::RemovePodSandbox => "RemovePodSandbox",
-            Self::CreateContainer => "CreateContainer",
-            Self::PostCreateContainer => "PostCreateContainer",
-            Self::StartContainer => "StartContainer",
-            Self::PostStartContainer => "PostStartContainer",
-            Self::UpdateContainer => "UpdateContainer",
-            Self::PostUpdateContainer => "PostUpdateContainer",
-            Self::StopContainer => "StopContainer",
-            Self::RemoveContainer => "RemoveContainer",
-            Self::UpdatePodSandbox => "UpdatePodSandbox",
-            Self::PostUpdatePodSandbox => "PostUpdatePodSandbox",
-            Self::ValidateContainerAdjustment => "ValidateContainerAdjustment",
-        }
-    }
-
-    /// The event whose method this is.
-    pub(crate) fn of_method(method: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.method() == method)
-    }
-}
-
 /// A set of events, as a plugin subscribes to them: bit `n - 1` for event `n`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
+#[display("{_0:#x}")]
 pub struct EventMask(pub i32);
 
 impl EventMask {
@@ -172,12 +109,6 @@ impl EventMask {
             Some(version) if version >= NriVersion::new(0, 10, 0) => Self(0x1fff),
             _ => Self::BASIC,
         }
-    }
-}
-
-impl fmt::Display for EventMask {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}", self.0)
     }
 }
 
@@ -242,11 +173,11 @@ mod tests {
     #[test]
     fn events_have_their_numbers_and_methods() {
         for number in 1..=14 {
-            let kind = EventKind::of_number(number).unwrap();
+            let kind = EventKind::from_repr(number).unwrap();
             assert_eq!(kind as i32, number);
-            assert_eq!(EventKind::of_method(kind.method()), Some(kind));
+            assert_eq!(<&str>::from(kind).parse(), Ok(kind));
         }
-        assert_eq!(EventKind::of_number(0), None);
-        assert_eq!(EventKind::of_number(15), None);
+        assert_eq!(EventKind::from_repr(0), None);
+        assert_eq!(EventKind::from_repr(15), None);
     }
 }

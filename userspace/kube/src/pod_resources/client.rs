@@ -14,10 +14,7 @@ use tonic_prost::ProstCodec;
 
 use super::{
     ALLOCATABLE, GET, LIST,
-    messages::{
-        AllocatableRequest, AllocatableResponse, GetRequest, GetResponse, ListRequest, ListResponse,
-        PodResources,
-    },
+    messages::{AllocatableResponse, GetRequest, GetResponse, ListResponse, PodResources},
 };
 
 /// The kubelet answers from memory.
@@ -25,38 +22,18 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// Some hundred pods with some hundred CPUs and devices each.
 const MAX_RESPONSE_BYTES: usize = 16 << 20;
 
-/// A call failed.
+/// A call of the server at a socket, which comes first, failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// Nobody answers.
-    #[error("{socket}: cannot connect: {source}")]
-    Connect {
-        /// The socket.
-        socket: String,
-        /// Why.
-        source: tonic::transport::Error,
-    },
+    #[error("{0}: cannot connect: {1}")]
+    Connect(String, #[source] tonic::transport::Error),
     /// The answer did not come in time.
-    #[error("{socket}: no answer within {TIME_LIMIT:?}")]
-    TimedOut {
-        /// The socket.
-        socket: String,
-    },
+    #[error("{0}: no answer within {TIME_LIMIT:?}")]
+    TimedOut(String),
     /// The other side says no.
-    #[error("{socket}: {code}: {message}", code = .status.code(), message = .status.message())]
-    Refused {
-        /// The socket.
-        socket: String,
-        /// What it says.
-        status: Box<Status>,
-    },
-}
-
-impl CallError {
-    /// Whether the pod asked for is not there.
-    pub fn is_not_found(&self) -> bool {
-        matches!(self, Self::Refused { status, .. } if status.code() == Code::NotFound)
-    }
+    #[error("{0}: {code}: {message}", code = .1.code(), message = .1.message())]
+    Refused(String, Box<Status>),
 }
 
 /// A connection to the API. Clones share it.
@@ -79,15 +56,15 @@ impl Client {
         let endpoint = Endpoint::from_static("http://localhost").connect_timeout(TIME_LIMIT);
         let connected = timeout(TIME_LIMIT, endpoint.connect_with_connector(connector)).await;
         match connected {
-            Err(_) => Err(CallError::TimedOut { socket: name }),
-            Ok(Err(source)) => Err(CallError::Connect { socket: name, source }),
+            Err(_) => Err(CallError::TimedOut(name)),
+            Ok(Err(source)) => Err(CallError::Connect(name, source)),
             Ok(Ok(channel)) => Ok(Self { socket: name, channel }),
         }
     }
 
     /// All pods.
     pub async fn list(&self) -> Result<Vec<PodResources>, CallError> {
-        let response: ListResponse = self.call(LIST, ListRequest {}).await?;
+        let response: ListResponse = self.call(LIST, ()).await?;
         Ok(response.pod_resources)
     }
 
@@ -96,14 +73,14 @@ impl Client {
         let request = GetRequest { pod_name: name.to_owned(), pod_namespace: namespace.to_owned() };
         match self.call::<_, GetResponse>(GET, request).await {
             Ok(response) => Ok(response.pod_resources),
-            Err(error) if error.is_not_found() => Ok(None),
+            Err(CallError::Refused(_, status)) if status.code() == Code::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     /// What can be assigned at all.
     pub async fn allocatable(&self) -> Result<AllocatableResponse, CallError> {
-        self.call(ALLOCATABLE, AllocatableRequest {}).await
+        self.call(ALLOCATABLE, ()).await
     }
 
     async fn call<Q, A>(&self, method: &'static str, request: Q) -> Result<A, CallError>
@@ -111,7 +88,7 @@ impl Client {
         Q: prost::Message + 'static,
         A: prost::Message + Default + 'static,
     {
-        let refused = |status| CallError::Refused { socket: self.socket.clone(), status: Box::new(status) };
+        let refused = |status| CallError::Refused(self.socket.clone(), Box::new(status));
         let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES);
         let call = async {
             grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
@@ -119,7 +96,7 @@ impl Client {
             grpc.unary(Request::new(request), path, ProstCodec::default()).await
         };
         match timeout(TIME_LIMIT, call).await {
-            Err(_) => Err(CallError::TimedOut { socket: self.socket.clone() }),
+            Err(_) => Err(CallError::TimedOut(self.socket.clone())),
             Ok(result) => result.map(tonic::Response::into_inner).map_err(refused),
         }
     }

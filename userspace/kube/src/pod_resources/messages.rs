@@ -4,10 +4,6 @@
 use numaward_topology::{Bytes, CpuId, CpuSet, NodeId, NodeSet};
 use prost::Message;
 
-/// Asks for all pods.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct ListRequest {}
-
 /// All pods.
 #[derive(Clone, PartialEq, Message)]
 pub struct ListResponse {
@@ -34,10 +30,6 @@ pub struct GetResponse {
     #[prost(message, optional, tag = "1")]
     pub pod_resources: Option<PodResources>,
 }
-
-/// Asks what can be assigned at all.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct AllocatableRequest {}
 
 /// What can be assigned at all, whether or not it is.
 #[derive(Clone, PartialEq, Message)]
@@ -121,17 +113,10 @@ pub struct ContainerDevices {
 /// A set of nodes.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct TopologyInfo {
-    /// The nodes.
+    /// The ids of the nodes. In the protocol each is a message that has it as field 1, which is how prost encodes a number
+    /// alone.
     #[prost(message, repeated, tag = "1")]
-    pub nodes: Vec<NumaNode>,
-}
-
-/// A node.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct NumaNode {
-    /// Its id.
-    #[prost(int64, tag = "1")]
-    pub id: i64,
+    pub nodes: Vec<i64>,
 }
 
 impl ContainerMemory {
@@ -148,14 +133,14 @@ impl ContainerMemory {
 
 impl From<&NodeSet> for TopologyInfo {
     fn from(nodes: &NodeSet) -> Self {
-        Self { nodes: nodes.iter().map(|node| NumaNode { id: node.0.into() }).collect() }
+        Self { nodes: nodes.iter().map(|node| node.0.into()).collect() }
     }
 }
 
 impl TopologyInfo {
     /// The nodes; ids that no node can have are left out.
     pub fn node_set(&self) -> NodeSet {
-        self.nodes.iter().filter_map(|node| u32::try_from(node.id).ok().map(NodeId)).collect()
+        self.nodes.iter().filter_map(|&id| u32::try_from(id).ok().map(NodeId)).collect()
     }
 }
 
@@ -227,7 +212,7 @@ mod tests {
     #[test]
     fn ids_that_cannot_be_are_left_out() {
         assert_eq!(cpu_set(&[-1, 0, 3, i64::MAX]).to_string(), "0,3");
-        let topology = TopologyInfo { nodes: [-1, 1, 1 << 40].map(|id| NumaNode { id }).to_vec() };
+        let topology = TopologyInfo { nodes: vec![-1, 1, 1 << 40] };
         assert_eq!(topology.node_set().to_string(), "1");
     }
 

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{
     Request, Response, Status,
     body::Body,
-    server::{Grpc, NamedService, UnaryService},
+    server::{Grpc, NamedService},
     transport::Server,
 };
 use tonic_prost::ProstCodec;
@@ -23,10 +23,7 @@ use tower::Service;
 
 use super::{
     ALLOCATABLE, GET, LIST, SERVICE,
-    messages::{
-        AllocatableRequest, AllocatableResponse, GetRequest, GetResponse, ListRequest, ListResponse,
-        PodResources,
-    },
+    messages::{AllocatableResponse, GetRequest, GetResponse, ListResponse, PodResources},
 };
 
 /// A call is answered within this time, or refused.
@@ -76,18 +73,11 @@ impl NamedService for Lister {
 }
 
 /// A method: makes a response of a request, at once.
-struct Method<F>(F);
-
-impl<F, Q, A> UnaryService<Q> for Method<F>
-where
-    F: FnMut(Q) -> Result<A, Status>,
+fn method<Q, A>(
+    mut answer: impl FnMut(Q) -> Result<A, Status>,
+) -> impl Service<Request<Q>, Response = Response<A>, Error = Status, Future = Ready<Result<Response<A>, Status>>>
 {
-    type Response = A;
-    type Future = Ready<Result<Response<A>, Status>>;
-
-    fn call(&mut self, request: Request<Q>) -> Self::Future {
-        ready((self.0)(request.into_inner()).map(Response::new))
-    }
+    tower::service_fn(move |request: Request<Q>| ready(answer(request.into_inner()).map(Response::new)))
 }
 
 impl Lister {
@@ -132,11 +122,9 @@ impl Service<http::Request<Body>> for Lister {
         let lister = self.clone();
         Box::pin(async move {
             Ok(match request.uri().path() {
-                LIST => grpc().unary(Method(|_: ListRequest| Ok(lister.list())), request).await,
-                GET => grpc().unary(Method(|request| lister.get(request)), request).await,
-                ALLOCATABLE => {
-                    grpc().unary(Method(|_: AllocatableRequest| Ok(lister.allocatable())), request).await
-                }
+                LIST => grpc().unary(method(|()| Ok(lister.list())), request).await,
+                GET => grpc().unary(method(|request| lister.get(request)), request).await,
+                ALLOCATABLE => grpc().unary(method(|()| Ok(lister.allocatable())), request).await,
                 path => Status::unimplemented(format!("{path} is not a method of this service")).into_http(),
             })
         })

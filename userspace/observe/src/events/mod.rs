@@ -5,16 +5,16 @@
 //!
 //! Terms: a *kind* is what sort of event it is; an event is about a *workload* or about the host. Of each
 //! kind and workload, [`EventKind::per_minute`] are taken in a minute; what exceeds this is *suppressed*: only
-//! counted, and told by the next event that is taken.
+//! counted, and reported with the next event that is taken.
 //!
 //! Algorithm: [`Events::report`] takes an event, gives it an id, logs it, appends it to a bounded history
-//! and hands it to whoever is [subscribed](Events::subscribe). Nobody is waited for: a subscriber that is too
-//! slow is told how many it missed.
+//! and hands it to all who [subscribed](Events::subscribe). Nobody is waited for: a subscriber that is too
+//! slow learns how many it missed.
 //!
 //! Invariants: ids only grow, also over restarts (they begin at the time of the start); the history, the
 //! subscribers' queues and the book of what was suppressed are bounded.
 
-mod figures;
+mod metrics;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -29,8 +29,8 @@ use prometheus_client::registry::Registry;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
-pub use self::figures::Dropped;
-use self::figures::Figures;
+pub use self::metrics::Dropped;
+use self::metrics::EventMetrics;
 
 /// Events that are kept.
 pub const HISTORY: usize = 1024;
@@ -41,7 +41,7 @@ const MAX_WINDOWS: usize = 4096;
 /// For which a number of events is allowed.
 const WINDOW: Duration = Duration::from_mins(1);
 
-/// Takes events and tells them. Clones are handles to the same hub.
+/// Takes events and hands them on. Clones are handles to the same hub.
 #[derive(Clone, Debug)]
 pub struct Events(Arc<Hub>);
 
@@ -49,7 +49,7 @@ pub struct Events(Arc<Hub>);
 struct Hub {
     books: Mutex<Books>,
     subscribers: broadcast::Sender<Arc<Event>>,
-    figures: Figures,
+    metrics: EventMetrics,
     closed: CancellationToken,
 }
 
@@ -79,7 +79,7 @@ impl Default for Events {
                 windows: HashMap::new(),
             }),
             subscribers: broadcast::Sender::new(QUEUE),
-            figures: Figures::default(),
+            metrics: EventMetrics::default(),
             closed: CancellationToken::new(),
         }))
     }
@@ -96,7 +96,7 @@ impl Events {
             let mut books = self.lock();
             let Some(suppressed) = books.allow(report.kind, report.workload.clone(), now) else {
                 drop(books);
-                self.0.figures.suppressed(report.kind);
+                self.0.metrics.suppressed.get_or_create(&[("kind", report.kind.as_str())]).inc();
                 return;
             };
             let event = Arc::new(Event {
@@ -115,12 +115,12 @@ impl Events {
                 books.history.pop_front();
             }
             books.history.push_back(event.clone());
-            // Told under the lock, so that subscribers see ids in order. Sending does not wait; it fails
+            // Sent under the lock, so that subscribers see ids in order. Sending does not wait; it fails
             // where nobody is subscribed.
             let _ = self.0.subscribers.send(event.clone());
             event
         };
-        self.0.figures.taken(event.kind);
+        self.0.metrics.taken.get_or_create(&[("kind", event.kind.as_str())]).inc();
         log(&event);
     }
 
@@ -162,7 +162,7 @@ impl Events {
 
     /// Registers what is counted of events.
     pub fn register(&self, registry: &mut Registry) {
-        self.0.figures.register(registry);
+        self.0.metrics.register(registry);
     }
 
     fn lock(&self) -> MutexGuard<'_, Books> {
@@ -237,7 +237,7 @@ impl Subscription {
             received = self.events.recv() => match received {
                 Ok(event) => Next::Event(event),
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
-                    self.hub.figures.dropped(Dropped::Lagged, missed);
+                    self.hub.metrics.dropped(Dropped::Lagged, missed);
                     Next::Missed(missed)
                 }
                 Err(broadcast::error::RecvError::Closed) => Next::Closed,
@@ -248,7 +248,7 @@ impl Subscription {
     /// The subscriber took nothing for too long and is given up.
     pub fn give_up(self) {
         let waiting = self.events.len() + self.missed.len() + 1;
-        self.hub.figures.dropped(Dropped::Hung, waiting as u64);
+        self.hub.metrics.dropped(Dropped::Hung, waiting as u64);
     }
 }
 

@@ -33,6 +33,20 @@ fn too_many_of_a_kind_and_workload_are_suppressed_and_told_by_the_next() {
     assert_eq!(events.page(&all()).events.len(), 4);
 }
 
+/// The probes say that it reclaimed for long, and then the reconciler that it stands still and what was done about it.
+#[test]
+fn a_long_stall_does_not_hide_what_is_done_about_it() {
+    let events = Events::default();
+    for message in ["had to reclaim memory", "does not get on"] {
+        events.report_at(
+            Report::new(EventKind::Stall, message).workload("a"),
+            Instant::now(),
+            SystemTime::UNIX_EPOCH,
+        );
+    }
+    assert_eq!(events.page(&all()).events.len(), 2);
+}
+
 #[test]
 fn the_books_are_bounded_also_in_a_storm() {
     let events = Events::default();

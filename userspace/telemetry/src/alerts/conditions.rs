@@ -19,7 +19,6 @@ use std::{
     time::Duration,
 };
 
-use numaward_api::Severity;
 use numaward_topology::Bytes;
 
 use crate::metrics::{Description, Sample, Value};
@@ -30,7 +29,10 @@ const MINUTES_5: Duration = Duration::from_mins(5);
 const MINUTES_10: Duration = Duration::from_mins(10);
 const MINUTES_15: Duration = Duration::from_mins(15);
 
-/// What tells a workload.
+const WARNING: &str = "warning";
+pub(super) const CRITICAL: &str = "critical";
+
+/// The labels of a workload.
 const WORKLOAD: &[&str] = &["namespace", "pod", "container", "workload"];
 
 /// What an alert is about: labels and their values, in the order of the condition.
@@ -54,8 +56,8 @@ enum Measure {
 pub(super) struct Condition {
     /// Its name.
     pub(super) alert: &'static str,
-    /// How bad it is.
-    pub(super) severity: Severity,
+    /// How bad it is: the label of the rules.
+    pub(super) severity: &'static str,
     /// What it means.
     pub(super) summary: &'static str,
     /// For how long it has to hold.
@@ -69,20 +71,12 @@ pub(super) struct Condition {
     measure: Measure,
     above: f64,
     /// Says it of a subject, with the value.
-    describe: fn(&Words<'_>, f64) -> String,
+    pub(super) describe: fn(&Subject, f64) -> String,
 }
 
-/// The labels of a subject, for sentences.
-pub(super) struct Words<'a>(&'a Subject);
-
-impl Words<'_> {
-    fn of(&self, label: &str) -> &str {
-        self.0.iter().find(|(name, _)| *name == label).map_or("", |(_, value)| value)
-    }
-
-    fn workload(&self) -> &str {
-        self.of("workload")
-    }
+/// A label of a subject, for sentences.
+fn label<'a>(of: &'a Subject, label: &str) -> &'a str {
+    of.iter().find(|(name, _)| *name == label).map_or("", |(_, value)| value)
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "for people to read")]
@@ -98,7 +92,7 @@ fn bytes(value: f64) -> Bytes {
 pub(super) const CONDITIONS: [Condition; 9] = [
     Condition {
         alert: "NumawardNumaMisses",
-        severity: Severity::Warning,
+        severity: WARNING,
         summary: "A workload with a guarantee gets memory outside its nodes.",
         hold: MINUTES_5,
         samples: &["numaward_numa_miss_bytes_total"],
@@ -108,12 +102,12 @@ pub(super) const CONDITIONS: [Condition; 9] = [
         measure: Measure::Rate(MINUTES_5),
         above: 64.0 * 1024.0,
         describe: |of, value| {
-            format!("{} gets {}/s on nodes that are not promised to it.", of.workload(), bytes(value))
+            format!("{} gets {}/s on nodes that are not promised to it.", label(of, "workload"), bytes(value))
         },
     },
     Condition {
         alert: "NumawardHeadroomLow",
-        severity: Severity::Warning,
+        severity: WARNING,
         summary: "A promise of memory on a node is about to be broken.",
         hold: MINUTES_5,
         samples: &["numaward_node_headroom_bytes"],
@@ -125,14 +119,14 @@ pub(super) const CONDITIONS: [Condition; 9] = [
         describe: |of, value| {
             format!(
                 "Node {} lacks {} until two percent of it are left beyond what is promised on it and not used yet.",
-                of.of("node"),
+                label(of, "node"),
                 bytes(value)
             )
         },
     },
     Condition {
         alert: "NumawardPinningErrors",
-        severity: Severity::Warning,
+        severity: WARNING,
         summary: "Requests for guarantees are refused.",
         hold: MINUTES_10,
         samples: &[
@@ -149,7 +143,7 @@ pub(super) const CONDITIONS: [Condition; 9] = [
     },
     Condition {
         alert: "NumawardAdmissionStorm",
-        severity: Severity::Warning,
+        severity: WARNING,
         summary: "Something asks for guarantees over and over.",
         hold: MINUTES_10,
         samples: &["numaward_topology_manager_admission_requests_total"],
@@ -167,7 +161,7 @@ pub(super) const CONDITIONS: [Condition; 9] = [
     },
     Condition {
         alert: "NumawardDriftReturns",
-        severity: Severity::Warning,
+        severity: WARNING,
         summary: "Somebody keeps rewriting what numaward enforces.",
         hold: MINUTES_5,
         samples: &["numaward_drift_total"],
@@ -176,11 +170,13 @@ pub(super) const CONDITIONS: [Condition; 9] = [
         by: &["knob"],
         measure: Measure::Increase(MINUTES_15),
         above: 5.0,
-        describe: |of, value| format!("{} was found changed {value:.0} times in 15 minutes.", of.of("knob")),
+        describe: |of, value| {
+            format!("{} was found changed {value:.0} times in 15 minutes.", label(of, "knob"))
+        },
     },
     Condition {
         alert: "NumawardPinCausedOomKill",
-        severity: Severity::Critical,
+        severity: CRITICAL,
         summary: "A process was killed because of its pins while other nodes may have had memory.",
         hold: Duration::ZERO,
         samples: &["numaward_oom_kills_total"],
@@ -190,13 +186,13 @@ pub(super) const CONDITIONS: [Condition; 9] = [
         measure: Measure::Increase(MINUTES_10),
         above: 0.0,
         describe: |of, value| {
-            let (workload, constraint) = (of.workload(), of.of("constraint"));
+            let (workload, constraint) = (label(of, "workload"), label(of, "constraint"));
             format!("{value:.0} processes of {workload} were killed with the constraint {constraint}.")
         },
     },
     Condition {
         alert: "NumawardUnpinnedStarts",
-        severity: Severity::Warning,
+        severity: WARNING,
         summary: "Containers start without the pins that they were promised.",
         hold: MINUTES_5,
         samples: &["numaward_containers_started_unpinned_total"],
@@ -208,13 +204,13 @@ pub(super) const CONDITIONS: [Condition; 9] = [
         describe: |of, value| {
             format!(
                 "{value:.0} containers started before they could be placed ({}); their first pages may lie anywhere.",
-                of.of("reason")
+                label(of, "reason")
             )
         },
     },
     Condition {
         alert: "NumawardIntruders",
-        severity: Severity::Warning,
+        severity: WARNING,
         summary: "Tasks of others run on CPUs that are exclusive to a workload.",
         hold: MINUTES_10,
         samples: &["numaward_exclusive_cpu_intruder_seconds_total"],
@@ -226,14 +222,14 @@ pub(super) const CONDITIONS: [Condition; 9] = [
         describe: |of, value| {
             format!(
                 "Tasks of the class {} use {:.1}% of a CPU on exclusive CPUs.",
-                of.of("class"),
+                label(of, "class"),
                 value * 100.0
             )
         },
     },
     Condition {
         alert: "NumawardProbeAbsent",
-        severity: Severity::Warning,
+        severity: WARNING,
         summary: "A probe could not be attached, so its figures are missing.",
         hold: MINUTES_15,
         samples: &["numaward_probe"],
@@ -242,7 +238,7 @@ pub(super) const CONDITIONS: [Condition; 9] = [
         by: &["probe", "mode", "reason"],
         measure: Measure::Value,
         above: 0.0,
-        describe: |of, _| format!("The probe {} is absent: {}.", of.of("probe"), of.of("reason")),
+        describe: |of, _| format!("The probe {} is absent: {}.", label(of, "probe"), label(of, "reason")),
     },
 ];
 
@@ -265,11 +261,6 @@ impl Condition {
             }
         }
         is_wanted.then_some(subject)
-    }
-
-    /// Says it of a subject.
-    pub(super) fn description(&self, subject: &Subject, value: f64) -> String {
-        (self.describe)(&Words(subject), value)
     }
 }
 
@@ -410,21 +401,15 @@ impl Reading<'_> {
         }
         series.retain(|_, history| history.seen + MINUTES_15 > now);
         let mut changes = Vec::new();
-        let holds = |key: &(usize, Subject), measure: f64| -> Option<f64> {
+        let holds = |(key, measure): ((usize, Subject), f64)| {
             let condition = &CONDITIONS[key.0];
             let measure = match condition.measure {
-                Measure::Below { share, .. } => others.get(key)? * share - measure,
+                Measure::Below { share, .. } => others.get(&key)? * share - measure,
                 _ => measure,
             };
-            (measure > condition.above).then_some(measure)
+            (measure > condition.above).then_some((key, measure))
         };
-        let holding: BTreeMap<_, _> = measures
-            .into_iter()
-            .filter_map(|(key, measure)| {
-                let measure = holds(&key, measure)?;
-                Some((key, measure))
-            })
-            .collect();
+        let holding: BTreeMap<_, _> = measures.into_iter().filter_map(holds).collect();
         active.retain(|key, state| {
             let stays = holding.contains_key(key);
             if !stays && state.firing {
@@ -483,8 +468,7 @@ mod tests {
                 rule["for"].as_str().map_or(Duration::ZERO, |text| humantime::parse_duration(text).unwrap());
             assert_eq!(condition.hold, hold, "{rule}");
             assert_eq!(condition.summary, rule["annotations"]["summary"], "{rule}");
-            let severity = serde_json::to_value(condition.severity).unwrap();
-            assert_eq!(severity, rule["labels"]["severity"], "{rule}");
+            assert_eq!(condition.severity, rule["labels"]["severity"], "{rule}");
             assert_eq!(
                 rule["annotations"]["runbook_url"].as_str().unwrap(),
                 format!("http://{{{{ $labels.instance }}}}/runbooks/{}", condition.alert)
@@ -552,7 +536,7 @@ mod tests {
                 let key = (change.condition, change.subject.clone());
                 match change.value {
                     Some(value) => {
-                        assert!(!CONDITIONS[change.condition].description(&change.subject, value).is_empty());
+                        assert!(!(CONDITIONS[change.condition].describe)(&change.subject, value).is_empty());
                         let labels = change.subject.into_iter().map(|(name, value)| (name.to_owned(), value));
                         firing.insert(key, labels.collect());
                     }

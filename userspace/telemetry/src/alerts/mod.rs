@@ -20,16 +20,14 @@ use std::{
 };
 
 use hyper::HeaderMap;
-use numaward_api::Severity;
 use numaward_config::outgoing::Alerts;
-use prometheus_client::registry::Registry;
 use serde::Serialize;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 pub use self::webhook::AlertMetrics;
 use self::{
-    conditions::{CONDITIONS, Change, Evaluator, Subject},
+    conditions::{CONDITIONS, CRITICAL, Change, Evaluator, Subject},
     webhook::Webhook,
 };
 use crate::{http_client::Poster, metrics::Metrics};
@@ -92,18 +90,13 @@ impl Book {
             let fired = self.firing.remove(&(index, subject))?;
             return Some(Alert { status: Status::Resolved, ends_at: rfc3339(time), ..fired });
         };
-        let severity = match condition.severity {
-            Severity::Info => "info",
-            Severity::Warning => "warning",
-            Severity::Critical => "critical",
-        };
         let mut labels: BTreeMap<_, _> = subject.iter().cloned().collect();
         labels.insert("alertname", condition.alert.to_owned());
-        labels.insert("severity", severity.to_owned());
+        labels.insert("severity", condition.severity.to_owned());
         labels.insert("instance", self.host.clone());
         let annotations = BTreeMap::from([
             ("summary", condition.summary.to_owned()),
-            ("description", condition.description(&subject, value)),
+            ("description", (condition.describe)(&subject, value)),
             ("runbook_url", format!("{}/{}", self.runbooks, condition.alert)),
         ]);
         let alert = Alert {
@@ -126,7 +119,7 @@ fn log(alert: &Alert) {
     let description = alert.annotations.get("description").map_or("", String::as_str);
     match alert.status {
         Status::Resolved => tracing::info!(alert = name, workload, node, since = alert.starts_at, "resolved"),
-        Status::Firing if of("severity") == Some("critical") => {
+        Status::Firing if of("severity") == Some(CRITICAL) => {
             tracing::error!(alert = name, workload, node, "{description}");
         }
         Status::Firing => tracing::warn!(alert = name, workload, node, "{description}"),
@@ -163,32 +156,24 @@ pub fn start(
             let poster = Poster::new(url.0.clone(), "application/json", HeaderMap::new(), token)?;
             tracing::info!(receiver = poster.receiver(), "alerts are posted");
             let webhook = Arc::new(Webhook::new(host, config.group_interval.0, counted.clone()));
-            tokio::spawn(webhook.clone().run(poster, stop.clone()));
+            tokio::spawn(stop.clone().run_until_cancelled_owned(webhook.clone().run(poster)));
             Some(webhook)
         }
     };
     let book =
         Book { host: host.to_owned(), runbooks: runbooks(config, host, address), firing: BTreeMap::new() };
-    tokio::spawn(watch(config.clone(), metrics.clone(), book, webhook, stop.clone()));
+    let watching = watch(config.clone(), metrics.clone(), book, webhook);
+    tokio::spawn(stop.clone().run_until_cancelled_owned(watching));
     Ok(())
 }
 
-async fn watch(
-    config: Alerts,
-    metrics: Arc<Metrics>,
-    mut book: Book,
-    webhook: Option<Arc<Webhook>>,
-    stop: CancellationToken,
-) {
+async fn watch(config: Alerts, metrics: Arc<Metrics>, mut book: Book, webhook: Option<Arc<Webhook>>) {
     let mut ticks = interval(config.interval.0);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let start = Instant::now();
     let mut evaluator = Evaluator::default();
     loop {
-        tokio::select! {
-            () = stop.cancelled() => return,
-            _ = ticks.tick() => {}
-        }
+        ticks.tick().await;
         let metrics = metrics.clone();
         let read = tokio::task::spawn_blocking(move || {
             let mut reading = evaluator.read(start.elapsed());
@@ -216,23 +201,6 @@ async fn watch(
                 webhook.report(alert);
             }
         }
-    }
-}
-
-impl AlertMetrics {
-    /// Registers them.
-    pub fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "alert_notices",
-            "Alerts that began or ended, by what became of telling the webhook: delivered; refused by it; expired, after \
-             an hour of trying; or overflowed, for too many waited",
-            self.notices(),
-        );
-        registry.register(
-            "alert_posts_failed",
-            "Posts to the webhook that were not answered, or with an error",
-            self.failed(),
-        );
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use tokio::time::timeout;
 
 use super::{
-    webhook::{Fate, LIMITS},
+    webhook::{Fate, MAX_WAITING, PER_POST},
     *,
 };
 use crate::http_client::tests::{Answer, Posted, Receiver};
@@ -31,27 +31,30 @@ struct Bench {
     _stop: tokio_util::sync::DropGuard,
 }
 
-fn bench(url: &str, make: impl FnOnce(Webhook) -> Webhook) -> Bench {
+fn bench(url: &str, adjust: impl FnOnce(&mut Webhook)) -> Bench {
     let counted = AlertMetrics::default();
-    let webhook = Arc::new(make(Webhook::new("host", Duration::from_millis(1), counted.clone()).hurried()));
+    let mut webhook = Webhook::new("host", Duration::from_millis(1), counted.clone());
+    webhook.first_wait = Duration::from_millis(10);
+    adjust(&mut webhook);
+    let webhook = Arc::new(webhook);
     let poster = Poster::new(url.parse().unwrap(), "application/json", HeaderMap::new(), None).unwrap();
     let poster = poster.with_time_limit(Duration::from_secs(5));
     let stop = CancellationToken::new();
-    tokio::spawn(webhook.clone().run(poster, stop.clone()));
+    tokio::spawn(stop.clone().run_until_cancelled_owned(webhook.clone().run(poster)));
     Bench { webhook, counted, _stop: stop.drop_guard() }
 }
 
 impl Bench {
     async fn until(&self, fate: Fate, alerts: u64) {
         let wait = async {
-            while self.counted.of(fate) < alerts {
+            while self.counted.of(fate).get() < alerts {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         timeout(Duration::from_mins(1), wait)
             .await
             .unwrap_or_else(|_| panic!("{fate:?}: {:?}", self.counted));
-        assert_eq!(self.counted.of(fate), alerts);
+        assert_eq!(self.counted.of(fate).get(), alerts);
     }
 }
 
@@ -62,7 +65,7 @@ fn bodies(posted: &[Posted]) -> Vec<Json> {
 #[tokio::test]
 async fn a_post_has_alertmanagers_form() {
     let receiver = Receiver::start([]).await;
-    let bench = bench(&receiver.url, |webhook| webhook);
+    let bench = bench(&receiver.url, |_| ());
     bench.webhook.report(alert("w", Status::Resolved));
     let posted = bodies(&receiver.until(|posted| !posted.is_empty()).await);
     let labels = json!({"alertname": "NumawardPinCausedOomKill", "instance": "host", "severity": "critical", "workload": "w"});
@@ -100,7 +103,7 @@ async fn what_fails_is_tried_again_and_what_is_refused_is_not() {
     let receiver =
         Receiver::start([Answer::Status(500), Answer::Status(429), Answer::Status(200), Answer::Status(400)])
             .await;
-    let bench = bench(&receiver.url, |webhook| webhook);
+    let bench = bench(&receiver.url, |_| ());
     bench.webhook.report(alert("a", Status::Firing));
     bench.until(Fate::Delivered, 1).await;
     let posted = bodies(&receiver.posted());
@@ -112,26 +115,26 @@ async fn what_fails_is_tried_again_and_what_is_refused_is_not() {
     bench.until(Fate::Delivered, 2).await;
     let posted = bodies(&receiver.posted());
     assert_eq!((posted.len(), &posted[4]["alerts"][0]["labels"]["workload"]), (5, &json!("c")));
-    assert_eq!(bench.counted.failed().get(), 3);
+    assert_eq!(bench.counted.failed.get(), 3);
 }
 
 #[tokio::test]
 async fn one_that_hangs_holds_up_nobody_and_hears_the_newest_state() {
     let receiver = Receiver::start([Answer::Silence]).await;
-    let bench = bench(&receiver.url, |webhook| webhook);
+    let bench = bench(&receiver.url, |_| ());
     bench.webhook.report(alert("first", Status::Firing));
     receiver.until(|posted| posted.len() == 1).await;
     // It took that one and says nothing. All these wait, and those that are too many are counted.
     bench.webhook.report(alert("first", Status::Resolved));
-    for number in 0..LIMITS.0 + 9 {
+    for number in 0..MAX_WAITING + 9 {
         bench.webhook.report(alert(&format!("w{number}"), Status::Firing));
     }
-    assert_eq!(bench.counted.of(Fate::Overflowed), 10);
-    bench.until(Fate::Delivered, LIMITS.0 as u64).await;
+    assert_eq!(bench.counted.of(Fate::Overflowed).get(), 10);
+    bench.until(Fate::Delivered, MAX_WAITING as u64).await;
     let posted = bodies(&receiver.posted());
     let sizes: Vec<_> = posted.iter().map(|body| body["alerts"].as_array().unwrap().len()).collect();
-    assert!(sizes.iter().all(|size| *size <= LIMITS.1), "{sizes:?}");
-    assert_eq!((sizes[0], sizes.iter().sum::<usize>()), (1, LIMITS.0 + 1));
+    assert!(sizes.iter().all(|size| *size <= PER_POST), "{sizes:?}");
+    assert_eq!((sizes[0], sizes.iter().sum::<usize>()), (1, MAX_WAITING + 1));
     assert_eq!(
         (&posted[0]["status"], &posted[1]["alerts"][0]["status"]),
         (&json!("firing"), &json!("resolved"))
@@ -140,10 +143,10 @@ async fn one_that_hangs_holds_up_nobody_and_hears_the_newest_state() {
 
 #[tokio::test]
 async fn what_nobody_takes_is_given_up() {
-    let bench = bench("http://127.0.0.1:9/", Webhook::impatient);
+    let bench = bench("http://127.0.0.1:9/", |webhook| webhook.patience = Duration::ZERO);
     bench.webhook.report(alert("a", Status::Firing));
     bench.until(Fate::Expired, 1).await;
-    assert!(bench.webhook.waiting_len() == 0);
+    assert!(bench.webhook.lock().is_empty());
 }
 
 /// A workload that loses processes.

@@ -15,25 +15,29 @@ use std::{
 use backon::BackoffBuilder as _;
 use bytes::Bytes;
 use hyper::StatusCode;
-use prometheus_client::metrics::{counter::Counter, family::Family};
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
 use serde::Serialize;
+use strum::VariantArray as _;
 use tokio::{sync::Notify, time::sleep};
-use tokio_util::sync::CancellationToken;
 
 use super::{Alert, Status};
 use crate::http_client::{Poster, backoff};
 
 /// Alerts that may wait.
-const MAX_WAITING: usize = 1024;
+pub(super) const MAX_WAITING: usize = 1024;
 /// Alerts in one post.
-const PER_POST: usize = 100;
+pub(super) const PER_POST: usize = 100;
 /// For how long an alert is tried to be posted.
 const PATIENCE: Duration = Duration::from_hours(1);
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_mins(5);
 
 /// What became of an alert.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub(super) enum Fate {
     Delivered,
     Refused,
@@ -41,55 +45,46 @@ pub(super) enum Fate {
     Overflowed,
 }
 
-impl Fate {
-    const ALL: [Self; 4] = [Self::Delivered, Self::Refused, Self::Expired, Self::Overflowed];
-
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Delivered => "delivered",
-            Self::Refused => "refused",
-            Self::Expired => "expired",
-            Self::Overflowed => "overflowed",
-        }
-    }
-}
-
-type Notices = Family<[(&'static str, &'static str); 1], Counter>;
-
 /// Counts since the daemon started. Clones share them.
 #[derive(Clone, Debug)]
 pub struct AlertMetrics {
-    notices: Notices,
-    failed: Counter,
+    notices: Family<[(&'static str, &'static str); 1], Counter>,
+    pub(super) failed: Counter,
 }
 
 impl Default for AlertMetrics {
     /// All at zero.
     fn default() -> Self {
-        let counted = Self { notices: Notices::default(), failed: Counter::default() };
-        for fate in Fate::ALL {
-            counted.count(fate, 0);
+        let counted = Self { notices: Family::default(), failed: Counter::default() };
+        for fate in Fate::VARIANTS {
+            counted.count(*fate, 0);
         }
         counted
     }
 }
 
 impl AlertMetrics {
-    pub(super) fn notices(&self) -> Notices {
-        self.notices.clone()
-    }
-
-    pub(super) fn failed(&self) -> Counter {
-        self.failed.clone()
+    /// Registers them.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "alert_notices",
+            "Alerts that began or ended, by what became of telling the webhook: delivered; refused by it; expired, after \
+             an hour of trying; or overflowed, for too many waited",
+            self.notices.clone(),
+        );
+        registry.register(
+            "alert_posts_failed",
+            "Posts to the webhook that were not answered, or with an error",
+            self.failed.clone(),
+        );
     }
 
     fn count(&self, fate: Fate, alerts: usize) {
-        self.notices.get_or_create(&[("result", fate.as_str())]).inc_by(alerts as u64);
+        self.of(fate).inc_by(alerts as u64);
     }
 
-    #[cfg(test)]
-    pub(super) fn of(&self, fate: Fate) -> u64 {
-        self.notices.get_or_create(&[("result", fate.as_str())]).get()
+    pub(super) fn of(&self, fate: Fate) -> Counter {
+        self.notices.get_or_create_owned(&[("result", fate.into())])
     }
 }
 
@@ -111,7 +106,7 @@ struct Body<'a> {
 }
 
 #[derive(Debug)]
-struct Waiting {
+pub(super) struct Waiting {
     alert: Alert,
     since: Instant,
 }
@@ -125,8 +120,8 @@ pub(super) struct Webhook {
     waiting: Mutex<BTreeMap<String, Waiting>>,
     news: Notify,
     counted: AlertMetrics,
-    first_wait: Duration,
-    patience: Duration,
+    pub(super) first_wait: Duration,
+    pub(super) patience: Duration,
 }
 
 impl Webhook {
@@ -154,7 +149,7 @@ impl Webhook {
         self.news.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Waiting>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Waiting>> {
         // Nothing between two changes can panic.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -201,45 +196,39 @@ impl Webhook {
         serde_json::to_vec(&body).unwrap_or_default().into()
     }
 
-    /// Posts what comes until `stop`.
-    pub(super) async fn run(self: std::sync::Arc<Self>, poster: Poster, stop: CancellationToken) {
-        let post = async {
-            let receiver = poster.receiver();
-            let backoff = backoff(self.first_wait, LONGEST_WAIT);
-            let mut waits = backoff.build();
-            let mut failing = false;
-            loop {
-                let alerts = self.next();
-                if alerts.is_empty() {
-                    self.news.notified().await;
-                    continue;
-                }
-                let Err(failure) = poster.post(self.body(&alerts)).await else {
-                    self.done(&alerts, Fate::Delivered);
-                    if mem::take(&mut failing) {
-                        tracing::info!(receiver, "alerts are taken again");
-                    }
-                    waits = backoff.build();
-                    sleep(self.group_interval).await;
-                    continue;
-                };
-                self.counted.failed.inc();
-                let problem = &failure.problem;
-                if failure.status.is_some_and(is_final) {
-                    self.done(&alerts, Fate::Refused);
-                    tracing::warn!(receiver, problem, alerts = alerts.len(), "alerts are refused");
-                    sleep(self.group_interval).await;
-                    continue;
-                }
-                if !mem::replace(&mut failing, true) {
-                    tracing::warn!(receiver, problem, "alerts cannot be posted; it is tried again");
-                }
-                sleep(failure.wait(waits.next().unwrap_or_default(), LONGEST_WAIT)).await;
+    /// Posts what comes, for ever.
+    pub(super) async fn run(self: std::sync::Arc<Self>, poster: Poster) {
+        let receiver = poster.receiver();
+        let backoff = backoff(self.first_wait, LONGEST_WAIT);
+        let mut waits = backoff.build();
+        let mut failing = false;
+        loop {
+            let alerts = self.next();
+            if alerts.is_empty() {
+                self.news.notified().await;
+                continue;
             }
-        };
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = post => {}
+            let Err(failure) = poster.post(self.body(&alerts)).await else {
+                self.done(&alerts, Fate::Delivered);
+                if mem::take(&mut failing) {
+                    tracing::info!(receiver, "alerts are taken again");
+                }
+                waits = backoff.build();
+                sleep(self.group_interval).await;
+                continue;
+            };
+            self.counted.failed.inc();
+            let problem = &failure.problem;
+            if failure.status.is_some_and(is_final) {
+                self.done(&alerts, Fate::Refused);
+                tracing::warn!(receiver, problem, alerts = alerts.len(), "alerts are refused");
+                sleep(self.group_interval).await;
+                continue;
+            }
+            if !mem::replace(&mut failing, true) {
+                tracing::warn!(receiver, problem, "alerts cannot be posted; it is tried again");
+            }
+            sleep(failure.wait(waits.next().unwrap_or_default(), LONGEST_WAIT)).await;
         }
     }
 }
@@ -249,21 +238,3 @@ fn is_final(status: StatusCode) -> bool {
     !status.is_server_error()
         && !matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS)
 }
-
-#[cfg(test)]
-impl Webhook {
-    pub(super) fn hurried(self) -> Self {
-        Self { first_wait: Duration::from_millis(10), ..self }
-    }
-
-    pub(super) fn impatient(self) -> Self {
-        Self { patience: Duration::ZERO, ..self }
-    }
-
-    pub(super) fn waiting_len(&self) -> usize {
-        self.lock().len()
-    }
-}
-
-#[cfg(test)]
-pub(super) const LIMITS: (usize, usize) = (MAX_WAITING, PER_POST);

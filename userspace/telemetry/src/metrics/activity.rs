@@ -1,13 +1,14 @@
 //! The families of what workloads do beside allocating: accesses, migrations, stalls, kills; and who runs on
 //! exclusive CPUs.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
-use numaward_model::snapshot::StallFigures;
+use numaward_model::snapshot::{Snapshot, StallFigures, WorkloadActivity};
+use numaward_topology::CpuId;
 
 use super::{
     collector::Families,
-    family::{Bound, NONE, Sink, made},
+    family::{Bound, Kind, Sink, made},
 };
 
 /// The bounds of the histogram of stalls in seconds, each with how many buckets of [`StallFigures`] are below: 2^4 microseconds,
@@ -38,7 +39,7 @@ impl<S: Sink> Families<'_, S> {
         };
         let help = "Sampled accesses to memory of other nodes, by the node of the CPU. Not sampled is not \
                     none: see remote_sampling";
-        let mut family = self.out.counter("remote_access_pages", None, help)?;
+        let mut family = self.out.counter("remote_access_pages", help)?;
         for (workload, activity) in workloads() {
             family.of(&workload.name);
             for (&node, pages) in nodes.iter().zip(activity.remote.iter().flatten()) {
@@ -51,14 +52,13 @@ impl<S: Sink> Families<'_, S> {
         }
         let help = "Sampled accesses of all workloads, by the node of the CPU and that of the memory \
                     (unknown where the page was moved at once)";
-        let mut family = self.out.counter("node_access_pages", None, help)?;
-        for (node, memory, pages) in snapshot.accesses.iter().flatten() {
+        let accesses = snapshot.accesses.iter().flatten().map(|(node, memory, pages)| {
             let memory = memory.map_or_else(|| "unknown".to_owned(), |memory| memory.to_string());
-            family.put([("node", node.to_string().as_str()), ("memory_node", &memory)], pages)?;
-        }
+            ([("node", node.to_string()), ("memory_node", memory)], pages)
+        });
+        self.out.counter("node_access_pages", help)?.put_all(accesses)?;
         let mut family = self.out.gauge(
             "remote_sampling",
-            None,
             "Whether the kernel samples the workload's accesses (on), or why not; the value is always 1",
         )?;
         for (workload, activity) in workloads() {
@@ -69,30 +69,22 @@ impl<S: Sink> Families<'_, S> {
         let help = "An estimate, no measurement (observe.remoteEstimate): the share of accesses to memory \
                     of other nodes, by where threads ran and where memory lies, of workloads whose accesses \
                     are not sampled";
-        let mut family = self.out.gauge("remote_access_estimated_ratio", None, help)?;
-        for (workload, activity) in workloads() {
-            if let Some(permille) = activity.estimated_remote_permille {
-                family.of(&workload.name).put(NONE, f64::from(permille) / 1000.0)?;
-            }
-        }
-        Ok(())
+        let estimates = workloads().filter_map(|(workload, activity)| {
+            Some((&*workload.name, f64::from(activity.estimated_remote_permille?) / 1000.0))
+        });
+        self.out.gauge("remote_access_estimated_ratio", help)?.put_each(estimates)
     }
 
     fn dram(&mut self) -> fmt::Result {
         let (snapshot, nodes) = (self.snapshot, self.nodes);
         let help = "Accesses to DRAM as the processor counts them (loads or cache lines), by the node of \
                     the CPU and whether the memory was of that node; only where probes.hardware is enabled";
-        let mut family = self.out.counter("dram_accesses", None, help)?;
-        for workload in &snapshot.workloads {
-            let Some(dram) = workload.activity.as_ref().and_then(|of| of.dram.as_ref()) else { continue };
-            family.of(&workload.name);
+        let mut family = self.out.counter("dram_accesses", help)?;
+        for (name, dram) in parts(snapshot, |of| of.dram.as_ref()) {
+            family.of(name);
             for (&node, (local, remote)) in nodes.iter().zip(dram) {
-                let (here, there) = (made!("locality", "local"), made!("locality", "remote"));
-                for (locality, count) in [(here, *local), (there, Some(*remote))] {
-                    if let Some(count) = count {
-                        family.put([node, locality], count)?;
-                    }
-                }
+                family.put_all(local.map(|local| ([node, made!("locality", "local")], local)))?;
+                family.put([node, made!("locality", "remote")], remote)?;
             }
         }
         Ok(())
@@ -100,19 +92,14 @@ impl<S: Sink> Families<'_, S> {
 
     fn migrated(&mut self) -> fmt::Result {
         let (snapshot, page_size) = (self.snapshot, self.snapshot.page_size.0);
-        let mut family = self.out.counter(
-            "migrated",
-            Some("bytes"),
-            "Memory moved to another node by a task of the workload, by reason",
-        )?;
-        for workload in &snapshot.workloads {
-            let Some(migrated) = workload.activity.as_ref().and_then(|of| of.migrated.as_ref()) else {
-                continue;
+        let mut family = self
+            .out
+            .counter("migrated_bytes", "Memory moved to another node by a task of the workload, by reason")?;
+        for (name, migrated) in parts(snapshot, |of| of.migrated.as_ref()) {
+            let bytes = |(reason, pages): &(&'static str, u64)| {
+                ([("reason", *reason)], pages.saturating_mul(page_size))
             };
-            for (reason, pages) in migrated {
-                let bytes = pages.saturating_mul(page_size);
-                family.of(&workload.name).put([("reason", reason)], bytes)?;
-            }
+            family.of(name).put_all(migrated.iter().map(bytes))?;
         }
         Ok(())
     }
@@ -121,27 +108,23 @@ impl<S: Sink> Families<'_, S> {
         let snapshot = self.snapshot;
         let help = "How long tasks of the workload had to reclaim memory. Being throttled by memory.high is \
                     not in it: see memory_pressure";
-        let mut family = self.out.histogram("reclaim_stall", Some("seconds"), help)?;
-        for workload in &snapshot.workloads {
-            let Some(stalls) = workload.activity.as_ref().and_then(|of| of.stalls.as_ref()) else { continue };
-            family.of(&workload.name).histogram(stalls.total.as_secs_f64(), &buckets(stalls))?;
-        }
-        Ok(())
+        let mut family = self.out.begin(Kind::Histogram, "reclaim_stall_seconds", help)?;
+        parts(snapshot, |of| of.stalls.as_ref()).try_for_each(|(name, stalls)| {
+            family.of(name).histogram(stalls.total.as_secs_f64(), &buckets(stalls))
+        })
     }
 
     fn oom_kills(&mut self) -> fmt::Result {
         let snapshot = self.snapshot;
         let help = "Processes of the workload that the OOM killer took, by what constrained the allocation; \
                     `unknown` (memory.events) where no probe tells";
-        let mut family = self.out.counter("oom_kills", None, help)?;
+        let mut family = self.out.counter("oom_kills", help)?;
         for workload in &snapshot.workloads {
             let by_constraint = workload.activity.as_ref().and_then(|of| of.oom_kills);
             match (by_constraint, workload.oom_kills) {
                 (Some(kills), _) => {
-                    family.of(&workload.name);
-                    for (constraint, kills) in kills {
-                        family.put([("constraint", constraint)], kills)?;
-                    }
+                    let kills = kills.map(|(constraint, kills)| ([("constraint", constraint)], kills));
+                    family.of(&workload.name).put_all(kills)?;
                 }
                 (None, Some(kills)) => {
                     family.of(&workload.name).put([("constraint", "unknown")], kills)?;
@@ -154,29 +137,33 @@ impl<S: Sink> Families<'_, S> {
 
     pub(super) fn exclusive_cpus(&mut self) -> fmt::Result {
         let cpus = &self.snapshot.exclusive_cpus;
-        let mut family = self.out.counter(
-            "exclusive_cpu_intruder",
-            Some("seconds"),
-            "Time that tasks of others ran on the CPU while it was exclusive to a workload, by what they are",
-        )?;
-        for (cpu, figures) in cpus {
-            for (class, time) in figures.intruders {
-                family.put([("cpu", &*cpu.to_string()), ("class", class)], time.as_secs_f64())?;
-            }
-        }
-        let mut family = self.out.counter(
-            "exclusive_cpu_interrupts",
-            None,
-            "Interrupts on the CPU while it was exclusive to a workload",
-        )?;
-        for (cpu, figures) in cpus {
-            let Some(interrupts) = figures.interrupts else { continue };
-            let cpu = cpu.to_string();
-            family.put([("cpu", cpu.as_str()), ("kind", "hard")], interrupts.hard)?;
-            family.put([("cpu", cpu.as_str()), ("kind", "soft")], interrupts.soft)?;
-        }
-        Ok(())
+        let help =
+            "Time that tasks of others ran on the CPU while it was exclusive to a workload, by what they are";
+        let intruders = cpus.iter().flat_map(|(cpu, figures)| {
+            let time = |(class, time): (&str, Duration)| (of_cpu(*cpu, "class", class), time.as_secs_f64());
+            figures.intruders.map(time)
+        });
+        self.out.counter("exclusive_cpu_intruder_seconds", help)?.put_all(intruders)?;
+        let help = "Interrupts on the CPU while it was exclusive to a workload";
+        let interrupts = cpus.iter().flat_map(|(cpu, figures)| {
+            let kinds = figures.interrupts.map(|both| [("hard", both.hard), ("soft", both.soft)]);
+            kinds.into_iter().flatten().map(|(kind, count)| (of_cpu(*cpu, "kind", kind), count))
+        });
+        self.out.counter("exclusive_cpu_interrupts", help)?.put_all(interrupts)
     }
+}
+
+fn of_cpu(cpu: CpuId, label: &'static str, value: &str) -> [(&'static str, String); 2] {
+    [("cpu", cpu.to_string()), (label, value.to_owned())]
+}
+
+/// A part of what workloads do, of those that have it, by name.
+fn parts<'s, T: 's>(
+    snapshot: &'s Snapshot,
+    part: impl Fn(&'s WorkloadActivity) -> Option<&'s T>,
+) -> impl Iterator<Item = (&'s str, &'s T)> {
+    let workloads = snapshot.workloads.iter();
+    workloads.filter_map(move |workload| Some((&*workload.name, part(workload.activity.as_ref()?)?)))
 }
 
 /// How many stalls there were up to each bound, at most the largest number.

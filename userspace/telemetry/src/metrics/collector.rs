@@ -1,13 +1,13 @@
 //! Turns a [`Snapshot`] into metric families, at each scrape.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
-use numaward_model::snapshot::{PromiseFigures, Snapshot, WorkloadFigures};
-use numaward_topology::Bytes;
+use numaward_model::snapshot::{Pressure, ProbeFigures, PromiseFigures, Snapshot};
+use numaward_topology::{Bytes, NodeId, ZoneKind};
 
 use super::{
     PREFIX,
-    family::{Made, NONE, Out, Sink, made},
+    family::{Kind, Made, NONE, Number, Out, Sink, made},
 };
 
 /// Puts what a source gave into a sink.
@@ -42,8 +42,7 @@ impl<S: Sink> Families<'_, S> {
     fn allocated(&mut self) -> fmt::Result {
         let (snapshot, nodes) = (self.snapshot, self.nodes);
         let mut family = self.out.counter(
-            "memory_allocated",
-            Some("bytes"),
+            "memory_allocated_bytes",
             "User memory allocated, by node of the page and whether the allocating CPU was of that node",
         )?;
         let counted = || {
@@ -57,8 +56,7 @@ impl<S: Sink> Families<'_, S> {
             }
         }
         let mut family = self.out.counter(
-            "kernel_memory_allocated",
-            Some("bytes"),
+            "kernel_memory_allocated_bytes",
             "Kernel memory allocated on behalf of the workload, by node of the page; a lower bound",
         )?;
         for (workload, allocated) in counted() {
@@ -67,21 +65,14 @@ impl<S: Sink> Families<'_, S> {
                 family.put([node], bytes.kernel.0)?;
             }
         }
-        let mut family = self.out.counter(
-            "unknown_node_allocated",
-            Some("bytes"),
-            "Memory allocated on a page whose node the probe could not tell",
-        )?;
-        match snapshot.unknown_node {
-            Some(Bytes(bytes)) => family.put(NONE, bytes),
-            None => Ok(()),
-        }
+        let help = "Memory allocated on a page whose node the probe could not tell";
+        let mut family = self.out.counter("unknown_node_allocated_bytes", help)?;
+        family.put_all(snapshot.unknown_node.map(|Bytes(bytes)| (NONE, bytes)))
     }
 
     fn resident(&mut self) -> fmt::Result {
         let mut family = self.out.gauge(
-            "memory_resident",
-            Some("bytes"),
+            "memory_resident_bytes",
             "Memory of the workload by the node it lies on (memory.numa_stat)",
         )?;
         for workload in &self.snapshot.workloads {
@@ -101,32 +92,31 @@ impl<S: Sink> Families<'_, S> {
     }
 
     fn trouble(&mut self) -> fmt::Result {
-        let mut seconds = |name, help, value: fn(&WorkloadFigures) -> Option<f64>| {
-            let mut family = self.out.counter(name, Some("seconds"), help)?;
-            self.snapshot
+        let mut seconds = |name, help, of: fn(Pressure) -> Duration| {
+            let pressures = self
+                .snapshot
                 .workloads
                 .iter()
-                .filter_map(|workload| Some((workload, value(workload)?)))
-                .try_for_each(|(workload, seconds)| family.of(&workload.name).put(NONE, seconds))
+                .filter_map(|workload| Some((&*workload.name, of(workload.pressure?).as_secs_f64())));
+            self.out.counter(name, help)?.put_each(pressures)
         };
         seconds(
-            "memory_pressure_waiting",
+            "memory_pressure_waiting_seconds",
             "Time in which a task of the workload waited for memory",
-            |workload| Some(workload.pressure?.waiting.as_secs_f64()),
+            |of| of.waiting,
         )?;
         seconds(
-            "memory_pressure_stalled",
+            "memory_pressure_stalled_seconds",
             "Time in which all tasks of the workload that had work waited for memory",
-            |workload| Some(workload.pressure?.stalled.as_secs_f64()),
-        )?;
-        Ok(())
+            |of| of.stalled,
+        )
     }
 
     fn node_memory(&mut self) -> fmt::Result {
         let help = "Memory of the node by kind (base pages or huge pages of one size) and state: all of it, what is \
                     kept for the system, what can be promised at all, what is promised, and what is left to promise \
                     (free)";
-        let mut family = self.out.gauge("node_memory", Some("bytes"), help)?;
+        let mut family = self.out.gauge("node_memory_bytes", help)?;
         for memory in &self.snapshot.nodes {
             let node = memory.node.to_string();
             for (kind, total, _) in &memory.kinds {
@@ -147,28 +137,23 @@ impl<S: Sink> Families<'_, S> {
         }
         let help =
             "Memory of the node that nobody uses, by kind: not what is left to promise, but what lies idle";
-        let mut family = self.out.gauge("node_memory_unused", Some("bytes"), help)?;
-        for memory in &self.snapshot.nodes {
-            let node = memory.node.to_string();
-            for (kind, _, unused) in &memory.kinds {
-                if let Some(Bytes(unused)) = unused {
-                    family.put([("node", node.as_str()), ("kind", &kind.to_string())], unused)?;
-                }
-            }
-        }
+        let unused = self.snapshot.nodes.iter().flat_map(|memory| {
+            memory
+                .kinds
+                .iter()
+                .filter_map(|(kind, _, unused)| Some((of_kind(memory.node, *kind), (*unused)?.0)))
+        });
+        self.out.gauge("node_memory_unused_bytes", help)?.put_all(unused)?;
         let help = "Memory of the node that could still be had (free or reclaimable), less what is promised and not yet \
                     used; below zero where more is promised than can be had at once";
-        let mut family = self.out.gauge("node_headroom", Some("bytes"), help)?;
-        for (node, kind, bytes) in &self.promises.headroom {
-            family.put([("node", node.to_string().as_str()), ("kind", &kind.to_string())], bytes)?;
-        }
-        Ok(())
+        let headroom =
+            self.promises.headroom.iter().map(|(node, kind, bytes)| (of_kind(*node, *kind), bytes));
+        self.out.gauge("node_headroom_bytes", help)?.put_all(headroom)
     }
 
     fn promises(&mut self) -> fmt::Result {
         let mut family = self.out.counter(
-            "numa_miss",
-            Some("bytes"),
+            "numa_miss_bytes",
             "User memory that a workload with an allocation was given outside the nodes promised to it",
         )?;
         for missed in &self.promises.missed {
@@ -177,24 +162,20 @@ impl<S: Sink> Families<'_, S> {
                 family.put([("node", &node.to_string())], bytes)?;
             }
         }
+        let lacks = &self.promises.lacks;
         let help = "Exclusive CPUs of the workload that are offline";
-        let mut family = self.out.gauge("promised_cpus_offline", None, help)?;
-        for lack in &self.promises.lacks {
-            family.of(&lack.workload).put(NONE, lack.offline_cpus)?;
-        }
+        let offline = lacks.iter().map(|lack| (&*lack.workload, lack.offline_cpus));
+        self.out.gauge("promised_cpus_offline", help)?.put_each(offline)?;
         let help = "Memory promised to the workload that its nodes do not have (any more)";
-        let mut family = self.out.gauge("promised_memory_missing", Some("bytes"), help)?;
-        for lack in &self.promises.lacks {
-            family.of(&lack.workload).put(NONE, lack.uncovered.0)?;
-        }
+        let missing = lacks.iter().map(|lack| (&*lack.workload, lack.uncovered.0));
+        self.out.gauge("promised_memory_missing_bytes", help)?.put_each(missing)?;
         let help = "CPUs that are exclusive to workloads, by node";
-        let mut family = self.out.gauge("cpu_manager_exclusive_cpus", None, help)?;
-        for (node, cpus) in &self.promises.exclusive_cpus {
-            family.put([("node", node.to_string().as_str())], cpus)?;
-        }
+        let cpus =
+            self.promises.exclusive_cpus.iter().map(|(node, cpus)| ([("node", node.to_string())], cpus));
+        self.out.gauge("cpu_manager_exclusive_cpus", help)?.put_all(cpus)?;
         if let Some(cpus) = self.promises.shared_pool_cpus {
             let help = "CPUs that are exclusive to nobody";
-            self.out.gauge("cpu_manager_shared_pool_cpus", None, help)?.put(NONE, cpus)?;
+            self.out.gauge("cpu_manager_shared_pool_cpus", help)?.put(NONE, cpus)?;
         }
         Ok(())
     }
@@ -203,67 +184,60 @@ impl<S: Sink> Families<'_, S> {
     fn own(&mut self) -> fmt::Result {
         let snapshot = self.snapshot;
         let help = "Workloads that are observed, by whether they have counters of their own";
-        let mut family = self.out.gauge("workloads", None, help)?;
+        let mut family = self.out.gauge("workloads", help)?;
         family.put([("counters", "own")], snapshot.workloads_with_slot)?;
         family.put([("counters", "other")], snapshot.workloads_without_slot)?;
 
         let help = "Parts that work less well than they should, see `numaward status`; the value is always 1";
-        let mut family = self.out.gauge("degraded", None, help)?;
-        for part in &snapshot.degraded {
-            family.put([("part", *part)], 1_u64)?;
-        }
-
+        let degraded = snapshot.degraded.iter().map(|part| ([("part", *part)], 1_u64));
+        self.out.gauge("degraded", help)?.put_all(degraded)?;
         let help = "The probes: how each is attached and why not better; the value is always 1";
-        let mut family = self.out.gauge("probe", None, help)?;
-        for probe in &snapshot.probes {
-            family
-                .put([("probe", &*probe.probe), ("mode", &probe.mode), ("reason", &probe.reason)], 1_u64)?;
-        }
-        let help = "Time spent in the probe while the kernel measured it: for some seconds after the start, \
-                    and while kernel.bpf_stats_enabled is set. Of use only beside the runs: what one costs";
-        let mut family = self.out.counter("probe_runtime", Some("seconds"), help)?;
-        for probe in &snapshot.probes {
-            if let Some(runtime) = probe.runtime {
-                family.put([("probe", &*probe.probe)], runtime.as_secs_f64())?;
-            }
-        }
+        let probes = snapshot.probes.iter().map(|probe| {
+            ([("probe", &probe.probe), ("mode", &probe.mode), ("reason", &probe.reason)], 1_u64)
+        });
+        self.out.gauge("probe", help)?.put_all(probes)?;
+        self.of_probes(
+            Kind::Counter,
+            "probe_runtime_seconds",
+            "Time spent in the probe while the kernel measured it: for some seconds after the start, and while \
+             kernel.bpf_stats_enabled is set. Of use only beside the runs: what one costs",
+            |probe| Some(probe.runtime?.as_secs_f64()),
+        )?;
         let help = "Runs of the probe while the kernel measured it";
-        let mut family = self.out.counter("probe_runs", None, help)?;
-        for probe in &snapshot.probes {
-            if let Some(runs) = probe.runs {
-                family.put([("probe", &*probe.probe)], runs)?;
-            }
-        }
-        let help = "Which part of the time the probe watches; below 1, what it counts is multiplied accordingly, and so \
-                    is an estimate";
-        let mut family = self.out.gauge("probe_sampled_ratio", None, help)?;
-        for probe in &snapshot.probes {
-            if let Some(ratio) = probe.sampled_ratio {
-                family.put([("probe", &*probe.probe)], ratio)?;
-            }
-        }
+        self.of_probes(Kind::Counter, "probe_runs", help, |probe| probe.runs)?;
+        self.of_probes(
+            Kind::Gauge,
+            "probe_sampled_ratio",
+            "Which part of the time the probe watches; below 1, what it counts is multiplied accordingly, and so is an \
+             estimate",
+            |probe| probe.sampled_ratio,
+        )?;
         let help = "Events that the kernel did not hand to the probe";
-        let mut family = self.out.counter("probe_events_lost", None, help)?;
-        for probe in &snapshot.probes {
-            if let Some(lost) = probe.events_lost {
-                family.put([("probe", &*probe.probe)], lost)?;
-            }
-        }
-        let help = "Entries in use in the map";
-        let mut family = self.out.gauge("probe_map_entries", None, help)?;
-        for map in &snapshot.maps {
-            family.put([("map", map.map)], map.entries)?;
-        }
+        self.of_probes(Kind::Counter, "probe_events_lost", help, |probe| probe.events_lost)?;
+        let entries = snapshot.maps.iter().map(|map| ([("map", map.map)], map.entries));
+        self.out.gauge("probe_map_entries", "Entries in use in the map")?.put_all(entries)?;
         let help = "Kernel memory that the maps of the family of probes take";
-        let mut family = self.out.gauge("probe_map_memory", Some("bytes"), help)?;
-        for (name, bytes) in &snapshot.map_memory {
-            family.put([("family", *name)], bytes)?;
-        }
-        let help = "Entries the map has room for";
-        let mut family = self.out.gauge("probe_map_capacity", None, help)?;
-        for map in &snapshot.maps {
-            family.put([("map", map.map)], map.capacity)?;
-        }
-        Ok(())
+        let memory = snapshot.map_memory.iter().map(|(name, bytes)| ([("family", *name)], bytes));
+        self.out.gauge("probe_map_memory_bytes", help)?.put_all(memory)?;
+        let capacity = snapshot.maps.iter().map(|map| ([("map", map.map)], map.capacity));
+        self.out.gauge("probe_map_capacity", "Entries the map has room for")?.put_all(capacity)
     }
+
+    /// A family with a sample of each probe that has the value.
+    fn of_probes<V: Into<Number>>(
+        &mut self,
+        kind: Kind,
+        name: &str,
+        help: &str,
+        value: impl Fn(&ProbeFigures) -> Option<V>,
+    ) -> fmt::Result {
+        let probes = self.snapshot.probes.iter();
+        let samples = probes.filter_map(|probe| Some(([("probe", &probe.probe)], value(probe)?)));
+        self.out.begin(kind, name, help)?.put_all(samples)
+    }
+}
+
+/// The labels of a node and a kind of its memory.
+fn of_kind(node: NodeId, kind: ZoneKind) -> [(&'static str, String); 2] {
+    [("node", node.to_string()), ("kind", kind.to_string())]
 }

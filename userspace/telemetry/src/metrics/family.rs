@@ -6,8 +6,9 @@
 
 use std::fmt;
 
-/// What a family is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What a family is. Its text is that of OpenMetrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Kind {
     /// Grows.
     Counter,
@@ -21,16 +22,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// In OpenMetrics.
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Histogram => "histogram",
-            Self::Info => "info",
-        }
-    }
-
     /// What the name of a sample has after that of the family.
     pub(super) const fn suffix(self) -> &'static str {
         match self {
@@ -133,23 +124,18 @@ impl<'s, S: Sink> Out<'s, S> {
         Self { sink, prefix }
     }
 
-    pub(super) fn counter(&mut self, name: &str, unit: Option<&str>, help: &str) -> Begun<'_, S> {
-        self.begin(Kind::Counter, name, unit, help)
+    pub(super) fn counter(&mut self, name: &str, help: &str) -> Begun<'_, S> {
+        self.begin(Kind::Counter, name, help)
     }
 
-    pub(super) fn gauge(&mut self, name: &str, unit: Option<&str>, help: &str) -> Begun<'_, S> {
-        self.begin(Kind::Gauge, name, unit, help)
+    pub(super) fn gauge(&mut self, name: &str, help: &str) -> Begun<'_, S> {
+        self.begin(Kind::Gauge, name, help)
     }
 
-    /// See [`Family::histogram`].
-    pub(super) fn histogram(&mut self, name: &str, unit: Option<&str>, help: &str) -> Begun<'_, S> {
-        self.begin(Kind::Histogram, name, unit, help)
-    }
-
-    fn begin(&mut self, kind: Kind, name: &str, unit: Option<&str>, help: &str) -> Begun<'_, S> {
-        let parts = self.prefix.into_iter().chain([name]).chain(unit);
-        let name = parts.collect::<Vec<_>>().join("_");
+    pub(super) fn begin(&mut self, kind: Kind, name: &str, help: &str) -> Begun<'_, S> {
+        let name = self.prefix.map_or_else(|| name.to_owned(), |prefix| format!("{prefix}_{name}"));
         let sample_name = format!("{name}{}", kind.suffix());
+        let unit = name.rsplit('_').next().filter(|last| ["bytes", "seconds"].contains(last));
         let (unit, help) = (unit.unwrap_or_default().to_owned(), help.to_owned());
         self.sink.begin(Description { name, sample_name, kind, unit, help })?;
         Ok(Family(self.sink))
@@ -165,6 +151,22 @@ impl<S: Sink> Family<'_, S> {
     pub(super) fn of(&mut self, workload: &str) -> &mut Self {
         self.0.workload(workload);
         self
+    }
+
+    /// Puts samples, each with its labels.
+    pub(super) fn put_all<const N: usize, L: Label, V: Into<Number>>(
+        &mut self,
+        samples: impl IntoIterator<Item = ([L; N], V)>,
+    ) -> fmt::Result {
+        samples.into_iter().try_for_each(|(labels, number)| self.put(labels, number))
+    }
+
+    /// Puts a sample without other labels for each of these workloads.
+    pub(super) fn put_each<'n, V: Into<Number>>(
+        &mut self,
+        workloads: impl IntoIterator<Item = (&'n str, V)>,
+    ) -> fmt::Result {
+        workloads.into_iter().try_for_each(|(name, number)| self.of(name).put(NONE, number))
     }
 
     /// Puts a sample with these labels, after those of the workload.

@@ -13,13 +13,10 @@ pub(super) fn collect(promises: &PromiseFigures, sink: &mut impl Sink) -> fmt::R
     let shared = promises.shared_pool_cpus.unwrap_or(0);
     let exclusive: u64 = promises.exclusive_cpus.iter().map(|(_, cpus)| cpus).sum();
     let help = "The size of the shared CPU pool for non-guaranteed QoS pods, in millicores";
-    out.gauge("kubelet_cpu_manager_shared_pool_size_millicores", None, help)?.put(NONE, shared * 1000)?;
+    out.gauge("kubelet_cpu_manager_shared_pool_size_millicores", help)?.put(NONE, shared * 1000)?;
     let help = "The total number of CPUs exclusively allocated to containers";
-    out.gauge("kubelet_cpu_manager_exclusive_cpu_allocation_count", None, help)?.put(NONE, exclusive)?;
+    out.gauge("kubelet_cpu_manager_exclusive_cpu_allocation_count", help)?.put(NONE, exclusive)?;
     let help = "Number of CPUs allocated per NUMA node";
-    let mut family = out.gauge("kubelet_cpu_manager_allocation_per_numa", None, help)?;
-    for (node, cpus) in &promises.exclusive_cpus {
-        family.put([("numa_node", node.to_string().as_str())], cpus)?;
-    }
-    Ok(())
+    let cpus = promises.exclusive_cpus.iter().map(|(node, cpus)| ([("numa_node", node.to_string())], cpus));
+    out.gauge("kubelet_cpu_manager_allocation_per_numa", help)?.put_all(cpus)
 }

@@ -133,8 +133,7 @@ fn describe(family: &mut Description, metadata: &str) {
         "HELP" => rest.clone_into(&mut family.help),
         "UNIT" => rest.clone_into(&mut family.unit),
         "TYPE" => {
-            let kinds = [Kind::Counter, Kind::Histogram, Kind::Info];
-            family.kind = kinds.into_iter().find(|kind| kind.as_str() == rest).unwrap_or_default();
+            family.kind = rest.parse().unwrap_or_default();
             family.sample_name = format!("{name}{}", family.kind.suffix());
         }
         _ => {}

@@ -64,7 +64,7 @@ impl Sink for Lines<'_> {
         self.hand_on()?;
         let Description { name, sample_name, kind, unit, help } = family;
         self.out.write_str(&format!("# HELP {name} {help}\n"))?;
-        self.out.write_str(&format!("# TYPE {name} {}\n", kind.as_str()))?;
+        self.out.write_str(&format!("# TYPE {name} {}\n", <&str>::from(kind)))?;
         if !unit.is_empty() {
             self.out.write_str(&format!("# UNIT {name} {unit}\n"))?;
         }
@@ -142,7 +142,7 @@ fn push_real(text: &mut String, number: f64) {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::family::{Out, made},
+        super::family::{Kind, Out, made},
         *,
     };
 
@@ -151,13 +151,13 @@ mod tests {
         let mut text = String::new();
         let mut lines = Lines::new(&mut text);
         let mut out = Out::new(&mut lines, None);
-        let mut family = out.counter("a", Some("bytes"), "What it is").unwrap();
+        let mut family = out.counter("a_bytes", "What it is").unwrap();
         family.put(NONE, 7_u64).unwrap();
         family.put([("k", "v\\\"\n"), ("l", "")], 1.5).unwrap();
         family.of("web.service").put([made!("node", "0")], 0.0).unwrap();
         family.of("ns/pod/main").put(NONE, 0.000_016).unwrap();
-        out.gauge("b", None, "Below").unwrap().put(NONE, -3_i64).unwrap();
-        let mut family = out.histogram("c", Some("seconds"), "How long").unwrap();
+        out.gauge("b", "Below").unwrap().put(NONE, -3_i64).unwrap();
+        let mut family = out.begin(Kind::Histogram, "c_seconds", "How long").unwrap();
         family.of("w").histogram(2.0, &[(Bound(0.5, "0.5"), 1), (Bound(f64::INFINITY, "+Inf"), 3)]).unwrap();
         lines.hand_on().unwrap();
         assert_eq!(
@@ -187,7 +187,7 @@ mod tests {
         let mut sink = Sink::default();
         let mut lines = Lines::new(&mut sink);
         let mut out = Out::new(&mut lines, Some("x"));
-        let mut family = out.gauge("a", None, "Many").unwrap();
+        let mut family = out.gauge("a", "Many").unwrap();
         for i in 0..10_000_u64 {
             family.of("w").put([("i", &i.to_string())], i).unwrap();
         }

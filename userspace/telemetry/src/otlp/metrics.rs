@@ -97,23 +97,18 @@ impl<S: FnMut(Batch)> Writer<S> {
             }
         });
         let attributes = sample.labels().map(|(name, value)| attribute(name, value)).collect();
+        let point = |number| NumberDataPoint {
+            time_unix_nano: self.now,
+            value: Some(value(number)),
+            ..NumberDataPoint::default()
+        };
         match (data, sample.value) {
             (Data::Sum(Sum { data_points, .. }), metrics::Value::Number(number)) => {
-                data_points.push(NumberDataPoint {
-                    attributes,
-                    start_time_unix_nano: self.start,
-                    time_unix_nano: self.now,
-                    value: Some(value(number)),
-                    ..NumberDataPoint::default()
-                });
+                let start_time_unix_nano = self.start;
+                data_points.push(NumberDataPoint { attributes, start_time_unix_nano, ..point(number) });
             }
             (Data::Gauge(Gauge { data_points }), metrics::Value::Number(number)) => {
-                data_points.push(NumberDataPoint {
-                    attributes,
-                    time_unix_nano: self.now,
-                    value: Some(value(number)),
-                    ..NumberDataPoint::default()
-                });
+                data_points.push(NumberDataPoint { attributes, ..point(number) });
             }
             (Data::Histogram(Histogram { data_points, .. }), metrics::Value::Histogram { sum, up_to }) => {
                 // Prometheus counts all below the bound, OTLP those between two, the last of which has no upper one.

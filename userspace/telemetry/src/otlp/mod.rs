@@ -63,7 +63,7 @@ fn resource(config: &Config, host: &str) -> Resource {
 /// Where a signal is sent.
 fn url(endpoint: &Uri, signal: Signal) -> io::Result<Uri> {
     let mut parts = endpoint.clone().into_parts();
-    let path = format!("{}/v1/{}", endpoint.path().trim_end_matches('/'), signal.as_str());
+    let path = format!("{}/v1/{}", endpoint.path().trim_end_matches('/'), signal.name());
     parts.path_and_query = Some(PathAndQuery::try_from(path).map_err(io::Error::other)?);
     Uri::from_parts(parts).map_err(io::Error::other)
 }
@@ -92,28 +92,21 @@ pub fn start(
     let resource = resource(config, host);
     let outbox = |signal| {
         let poster = poster(&config.otlp, &endpoint.0, signal)?;
-        tracing::info!(signal = signal.as_str(), receiver = poster.receiver(), "sent by OTLP");
+        tracing::info!(signal = signal.name(), receiver = poster.receiver(), "sent by OTLP");
         let outbox = Arc::new(Outbox::new(signal, counted.clone()));
-        tokio::spawn(outbox.clone().run(poster, stop.clone()));
+        tokio::spawn(stop.clone().run_until_cancelled_owned(outbox.clone().run(poster)));
         Ok::<_, io::Error>(outbox)
     };
     if config.otlp.metrics {
         let outbox = outbox(Signal::Metrics)?;
         let send = send_metrics(config.otlp.clone(), metrics.clone(), resource.clone(), outbox);
-        tokio::spawn(until(stop.clone(), send));
+        tokio::spawn(stop.clone().run_until_cancelled_owned(send));
     }
     if config.otlp.traces {
         let outbox = outbox(Signal::Traces)?;
-        tokio::spawn(until(stop.clone(), traces.send(resource, outbox)));
+        tokio::spawn(stop.clone().run_until_cancelled_owned(traces.send(resource, outbox)));
     }
     Ok(())
-}
-
-async fn until(stop: CancellationToken, work: impl Future<Output = ()>) {
-    tokio::select! {
-        () = stop.cancelled() => {}
-        () = work => {}
-    }
 }
 
 async fn send_metrics(config: Otlp, metrics: Arc<Metrics>, resource: Resource, outbox: Arc<Outbox>) {

@@ -22,7 +22,6 @@ use prometheus_client::{
 };
 use prost::Message as _;
 use tokio::{sync::Notify, time::sleep};
-use tokio_util::sync::CancellationToken;
 
 use crate::http_client::{Failure, Poster, backoff};
 
@@ -34,22 +33,20 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_mins(1);
 
 /// What is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(super) enum Signal {
     Metrics,
     Traces,
 }
 
 impl Signal {
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Metrics => "metrics",
-            Self::Traces => "traces",
-        }
+    pub(super) fn name(self) -> &'static str {
+        self.into()
     }
 
     /// How many items the receiver did not want of what it took.
-    fn rejected(self, answer: &[u8]) -> u64 {
+    pub(super) fn rejected(self, answer: &[u8]) -> u64 {
         // No answer at all, or one that is none, says nothing against what was sent.
         let rejected = match self {
             Self::Metrics => ExportMetricsServiceResponse::decode(answer)
@@ -64,21 +61,12 @@ impl Signal {
 }
 
 /// What became of an item: a data point, a span.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(super) enum Fate {
     Delivered,
     Rejected,
     Dropped,
-}
-
-impl Fate {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Delivered => "delivered",
-            Self::Rejected => "rejected",
-            Self::Dropped => "dropped",
-        }
-    }
 }
 
 /// Counts since the daemon started. Clones share them.
@@ -110,12 +98,11 @@ impl OtlpMetrics {
     }
 
     pub(super) fn count(&self, signal: Signal, fate: Fate, items: u64) {
-        self.0.get_or_create(&[("signal", signal.as_str()), ("result", fate.as_str())]).inc_by(items);
+        self.of(signal, fate).inc_by(items);
     }
 
-    #[cfg(test)]
-    pub(super) fn of(&self, signal: Signal, fate: Fate) -> u64 {
-        self.0.get_or_create(&[("signal", signal.as_str()), ("result", fate.as_str())]).get()
+    pub(super) fn of(&self, signal: Signal, fate: Fate) -> Counter {
+        self.0.get_or_create_owned(&[("signal", signal.into()), ("result", fate.into())])
     }
 }
 
@@ -148,8 +135,8 @@ pub(super) struct Outbox {
     waiting: Mutex<Waiting>,
     news: Notify,
     counted: OtlpMetrics,
-    first_wait: Duration,
-    capacity: usize,
+    pub(super) first_wait: Duration,
+    pub(super) capacity: usize,
 }
 
 impl Outbox {
@@ -162,11 +149,6 @@ impl Outbox {
             first_wait: FIRST_WAIT,
             capacity: MAX_WAITING,
         }
-    }
-
-    #[cfg(test)]
-    pub(super) fn hurried(self, capacity: usize) -> Self {
-        Self { first_wait: Duration::from_millis(10), capacity, ..self }
     }
 
     /// Takes a batch. Never waits.
@@ -192,16 +174,9 @@ impl Outbox {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends what comes until `stop`.
-    pub(super) async fn run(self: Arc<Self>, poster: Poster, stop: CancellationToken) {
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = self.send(&poster) => {}
-        }
-    }
-
-    async fn send(&self, poster: &Poster) {
-        let (signal, receiver) = (self.signal.as_str(), poster.receiver());
+    /// Sends what comes, for ever.
+    pub(super) async fn run(self: Arc<Self>, poster: Poster) {
+        let (signal, receiver) = (self.signal.name(), poster.receiver());
         let mut failing = false;
         loop {
             let next = self.lock().pop();
@@ -261,9 +236,4 @@ fn is_retryable(status: StatusCode) -> bool {
             | StatusCode::SERVICE_UNAVAILABLE
             | StatusCode::GATEWAY_TIMEOUT
     )
-}
-
-#[cfg(test)]
-pub(super) fn rejected(signal: Signal, answer: &[u8]) -> u64 {
-    signal.rejected(answer)
 }

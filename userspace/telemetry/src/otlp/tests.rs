@@ -197,25 +197,28 @@ struct Bench {
 
 fn bench(url: &str, capacity: usize) -> Bench {
     let counted = OtlpMetrics::default();
-    let outbox = Arc::new(Outbox::new(Signal::Metrics, counted.clone()).hurried(capacity));
+    let mut outbox = Outbox::new(Signal::Metrics, counted.clone());
+    (outbox.first_wait, outbox.capacity) = (Duration::from_millis(10), capacity);
+    let outbox = Arc::new(outbox);
     let endpoint = config(url).otlp.endpoint.unwrap();
     let poster = poster(&Otlp::default(), &endpoint.0, Signal::Metrics).unwrap();
     let stop = CancellationToken::new();
-    tokio::spawn(outbox.clone().run(poster.with_time_limit(Duration::from_secs(5)), stop.clone()));
+    let run = outbox.clone().run(poster.with_time_limit(Duration::from_secs(5)));
+    tokio::spawn(stop.clone().run_until_cancelled_owned(run));
     Bench { outbox, counted, _stop: stop.drop_guard() }
 }
 
 impl Bench {
     async fn until(&self, fate: Fate, items: u64) {
         let wait = async {
-            while self.counted.of(Signal::Metrics, fate) < items {
+            while self.counted.of(Signal::Metrics, fate).get() < items {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         timeout(Duration::from_mins(1), wait)
             .await
             .unwrap_or_else(|_| panic!("{fate:?}: {:?}", self.counted));
-        assert_eq!(self.counted.of(Signal::Metrics, fate), items);
+        assert_eq!(self.counted.of(Signal::Metrics, fate).get(), items);
     }
 }
 
@@ -257,9 +260,9 @@ async fn where_nobody_listens_the_newest_are_kept() {
 fn what_the_receiver_did_not_want_is_counted() {
     let success = ExportMetricsPartialSuccess { rejected_data_points: 3, error_message: "old".to_owned() };
     let answer = ExportMetricsServiceResponse { partial_success: Some(success) }.encode_to_vec();
-    assert_eq!(outbox::rejected(Signal::Metrics, &answer), 3);
+    assert_eq!(Signal::Metrics.rejected(&answer), 3);
     for nothing in [&b""[..], b"no protobuf", b"{}"] {
-        assert_eq!(outbox::rejected(Signal::Metrics, nothing), 0);
+        assert_eq!(Signal::Metrics.rejected(nothing), 0);
     }
 }
 
@@ -279,7 +282,7 @@ async fn spans_that_nobody_takes_are_dropped_and_counted() {
             drop(tracing::info_span!(target: SPAN_TARGET, "ledger").entered());
         }
     });
-    assert_eq!(traces.metrics().of(Signal::Traces, Fate::Dropped), 5);
+    assert_eq!(traces.metrics().of(Signal::Traces, Fate::Dropped).get(), 5);
 }
 
 #[test]

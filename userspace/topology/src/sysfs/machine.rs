@@ -8,7 +8,7 @@ use std::{
 use super::{
     ReadError,
     memory::{NO_NUMA_NODE, mem_total},
-    source::Source,
+    source::{Source, present},
 };
 use crate::{
     machine::{CacheId, CoreId, Cpu, HugepagePool, LOCAL_DISTANCE, Machine, Node, REMOTE_DISTANCE, SocketId},
@@ -19,7 +19,7 @@ use crate::{
 pub(super) const NODES: &str = "sys/devices/system/node";
 const CPUS: &str = "sys/devices/system/cpu";
 const MEMORY: &str = "sys/devices/system/memory";
-const HUGEPAGES: &str = "sys/kernel/mm/hugepages";
+pub(super) const HUGEPAGES: &str = "sys/kernel/mm/hugepages";
 
 /// Far above the 2 GiB of today's kernels, and low enough to count sections by.
 const LARGEST_MEMORY_BLOCK: u64 = 1 << 40;
@@ -30,17 +30,13 @@ const LARGEST_MEMORY_BLOCK: u64 = 1 << 40;
 /// as socket 0. The last-level cache of a CPU is its unified cache of the highest level.
 pub fn read(root: &Path) -> Result<Machine, ReadError> {
     let source = Source { root };
-    let online: CpuSet = source.ids(&format!("{CPUS}/online"), "the online CPUs; is sysfs mounted?")?;
+    let list = format!("{CPUS}/online");
+    let online: CpuSet = source.ids(&list, "the online CPUs; is sysfs mounted?")?;
     if online.is_empty() {
-        return Err(ReadError::malformed(
-            &source.path(&format!("{CPUS}/online")),
-            None,
-            "",
-            "a CPU list with at least one CPU",
-        ));
+        return Err(source.malformed(&list, None, "", "a CPU list with at least one CPU"));
     }
-    let possible: Option<CpuSet> = source.optional_ids(&format!("{CPUS}/possible"), "the possible CPUs")?;
-    let isolated: Option<CpuSet> = source.optional_ids(&format!("{CPUS}/isolated"), "the isolated CPUs")?;
+    let possible: Option<CpuSet> = present(source.ids(&format!("{CPUS}/possible"), "the possible CPUs"))?;
+    let isolated: Option<CpuSet> = present(source.ids(&format!("{CPUS}/isolated"), "the isolated CPUs"))?;
 
     let mut nodes = if source.exists(NODES) {
         numa_nodes(source, &online)?
@@ -48,7 +44,7 @@ pub fn read(root: &Path) -> Result<Machine, ReadError> {
         BTreeMap::from([(NO_NUMA_NODE, whole_machine(source, &online)?)])
     };
     let possible_nodes: Option<NodeSet> =
-        source.optional_ids(&format!("{NODES}/possible"), "the possible NUMA nodes")?;
+        present(source.ids(&format!("{NODES}/possible"), "the possible NUMA nodes"))?;
     let sizes: BTreeSet<HugepageSize> = hugepage_sizes(source, HUGEPAGES)?
         .into_iter()
         .chain(nodes.values().flat_map(|node| node.hugepages.keys().copied()))
@@ -75,8 +71,7 @@ fn numa_nodes(source: Source<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeI
     let list = format!("{NODES}/online");
     let ids = source.ids(&list, "the online NUMA nodes")?;
     if ids.is_empty() {
-        let expected = "a node list with at least one node";
-        return Err(ReadError::malformed(&source.path(&list), None, "", expected));
+        return Err(source.malformed(&list, None, "", "a node list with at least one node"));
     }
     let ids: Vec<NodeId> = ids.iter().collect();
     let mut nodes = BTreeMap::new();
@@ -110,14 +105,14 @@ fn whole_machine(source: Source<'_>, online_cpus: &CpuSet) -> Result<Node, ReadE
 /// One value for each online node, in id order. Where the file is missing or short, the kernel's defaults.
 fn distances(source: Source<'_>, from: NodeId, nodes: &[NodeId]) -> Result<BTreeMap<NodeId, u32>, ReadError> {
     let file = format!("{NODES}/node{from}/distance");
-    let text = source.optional_text(&file, "the node's distances")?.unwrap_or_default();
+    let text = present(source.text(&file, "the node's distances"))?.unwrap_or_default();
     let values = text
         .split_whitespace()
         .map(|value| value.parse().ok().filter(|&distance: &u32| distance > 0))
         .collect::<Option<Vec<u32>>>();
     let Some(values) = values.filter(|values| values.len() <= nodes.len()) else {
         let expected = format!("one distance for each of the {} online nodes", nodes.len());
-        return Err(ReadError::malformed(&source.path(&file), None, &text, expected));
+        return Err(source.malformed(&file, None, &text, expected));
     };
     let default = |to| if to == from { LOCAL_DISTANCE } else { REMOTE_DISTANCE };
     let rest = nodes.iter().skip(values.len()).map(|&to| default(to));
@@ -149,14 +144,14 @@ pub(super) fn hugepage_pools(
 /// The file holds the size in hexadecimal, without a prefix.
 fn memory_block_size(source: Source<'_>) -> Result<Bytes, ReadError> {
     let file = format!("{MEMORY}/block_size_bytes");
-    let Some(text) = source.optional_text(&file, "the size of memory blocks")? else { return Ok(Bytes(0)) };
+    let Some(text) = present(source.text(&file, "the size of memory blocks"))? else { return Ok(Bytes(0)) };
     u64::from_str_radix(text.trim(), 16)
         .ok()
         .filter(|size| size.is_power_of_two() && *size <= LARGEST_MEMORY_BLOCK)
         .map(Bytes)
         .ok_or_else(|| {
             let expected = "a block size in hexadecimal bytes (a power of two, at most 1 TiB)";
-            ReadError::malformed(&source.path(&file), None, &text, expected)
+            source.malformed(&file, None, &text, expected)
         })
 }
 
@@ -207,11 +202,11 @@ fn core(source: Source<'_>, cpu: CpuId, online: &CpuSet) -> Result<CoreId, ReadE
 
 fn socket(source: Source<'_>, cpu: CpuId) -> Result<SocketId, ReadError> {
     let file = format!("{CPUS}/cpu{cpu}/topology/physical_package_id");
-    match source.optional_number::<i64>(&file, "the package id")? {
+    match present(source.number::<i64>(&file, "the package id"))? {
         None | Some(-1) => Ok(SocketId(0)),
         Some(id) => u32::try_from(id).map(SocketId).map_err(|_| {
             let expected = "a package id (-1 where it is unknown)";
-            ReadError::malformed(&source.path(&file), None, &id.to_string(), expected)
+            source.malformed(&file, None, &id.to_string(), expected)
         }),
     }
 }
@@ -221,8 +216,8 @@ fn last_level_cache(source: Source<'_>, cpu: CpuId, online: &CpuSet) -> Result<O
     let mut last = None;
     for index in source.numbered_entries(&dir, "index", "", "the CPU's caches")? {
         let dir = format!("{dir}/index{index}");
-        let level: Option<u32> = source.optional_number(&format!("{dir}/level"), "the cache level")?;
-        let kind = source.optional_text(&format!("{dir}/type"), "the kind of cache")?;
+        let level = present(source.number::<u32>(&format!("{dir}/level"), "the cache level"))?;
+        let kind = present(source.text(&format!("{dir}/type"), "the kind of cache"))?;
         // Firmware may leave a cache undescribed.
         let (Some(level), Some(kind)) = (level, kind) else { continue };
         match kind.trim() {
@@ -230,12 +225,7 @@ fn last_level_cache(source: Source<'_>, cpu: CpuId, online: &CpuSet) -> Result<O
             "Data" | "Instruction" => {}
             _ => {
                 let expected = "a kind of cache (Unified, Data or Instruction)";
-                return Err(ReadError::malformed(
-                    &source.path(&format!("{dir}/type")),
-                    None,
-                    &kind,
-                    expected,
-                ));
+                return Err(source.malformed(&format!("{dir}/type"), None, &kind, expected));
             }
         }
     }
@@ -252,9 +242,8 @@ fn lowest_of_shared(
     online: &CpuSet,
 ) -> Result<Option<CpuId>, ReadError> {
     let file = format!("{CPUS}/cpu{cpu}/{file}");
-    let Some(shared) = source.optional_ids::<CpuId>(&file, "the CPUs that share it")? else {
-        return Ok(None);
-    };
+    let shared: Option<CpuSet> = present(source.ids(&file, "the CPUs that share it"))?;
+    let Some(shared) = shared else { return Ok(None) };
     if !shared.contains(cpu) {
         let problem = format!("{:?} does not list CPU {cpu} itself", shared.to_string());
         return Err(ReadError::Inconsistent { path: source.path(&file), problem });

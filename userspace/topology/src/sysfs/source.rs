@@ -7,7 +7,7 @@ use std::{
     str::FromStr,
 };
 
-use crate::set::{Id, IdSet};
+use crate::set::{Id, IdSet, ListError};
 
 /// The machine cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -51,17 +51,6 @@ fn at(path: &Path, line: Option<usize>) -> String {
     }
 }
 
-impl ReadError {
-    pub(super) fn malformed(path: &Path, line: Option<usize>, content: &str, expected: impl Display) -> Self {
-        const SHOWN: usize = 120;
-        let mut shown: String = content.trim().chars().take(SHOWN).collect();
-        if content.trim().chars().nth(SHOWN).is_some() {
-            shown.push('…');
-        }
-        Self::Malformed { path: path.into(), line, content: shown, expected: expected.to_string() }
-    }
-}
-
 /// The trees `sys` and `proc` below a root directory. Paths are relative to it.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
@@ -77,48 +66,43 @@ impl Source<'_> {
         self.path(path).exists()
     }
 
-    /// The text of a file that must be there.
-    pub(super) fn text(&self, path: &str, holds: &'static str) -> Result<String, ReadError> {
-        let path = self.path(path);
-        match fs::read(&path) {
-            Ok(bytes) => String::from_utf8(bytes).map_err(|error| {
-                ReadError::malformed(&path, None, &String::from_utf8_lossy(error.as_bytes()), "UTF-8 text")
-            }),
-            Err(source) => Err(ReadError::Unreadable { path, holds, source }),
+    /// A content that is not what was expected. It is shown shortened.
+    pub(super) fn malformed(
+        &self,
+        path: &str,
+        line: Option<usize>,
+        content: &str,
+        expected: impl Display,
+    ) -> ReadError {
+        const SHOWN: usize = 120;
+        let mut shown: String = content.trim().chars().take(SHOWN).collect();
+        if content.trim().chars().nth(SHOWN).is_some() {
+            shown.push('…');
         }
+        ReadError::Malformed { path: self.path(path), line, content: shown, expected: expected.to_string() }
     }
 
-    /// The text of a file that may be missing.
-    pub(super) fn optional_text(&self, path: &str, holds: &'static str) -> Result<Option<String>, ReadError> {
-        present(self.text(path, holds))
+    /// The text of a file.
+    pub(super) fn text(&self, path: &str, holds: &'static str) -> Result<String, ReadError> {
+        let bytes = fs::read(self.path(path)).map_err(|source| self.unreadable(path, holds, source))?;
+        String::from_utf8(bytes).map_err(|error| {
+            self.malformed(path, None, &String::from_utf8_lossy(error.as_bytes()), "UTF-8 text")
+        })
     }
 
-    /// A list of ids that must be there.
+    /// A list of ids.
     pub(super) fn ids<T: Id>(&self, path: &str, holds: &'static str) -> Result<IdSet<T>, ReadError> {
-        self.parse_ids(path, &self.text(path, holds)?)
+        let text = self.text(path, holds)?;
+        text.parse().map_err(|error: ListError| {
+            let expected = format!("a {} such as `0-3,8`: {}", error.list_name, error.problem);
+            self.malformed(path, None, &text, expected)
+        })
     }
 
-    /// A list of ids that may be missing.
-    pub(super) fn optional_ids<T: Id>(
-        &self,
-        path: &str,
-        holds: &'static str,
-    ) -> Result<Option<IdSet<T>>, ReadError> {
-        self.optional_text(path, holds)?.map(|text| self.parse_ids(path, &text)).transpose()
-    }
-
-    /// A number that must be there.
+    /// A number.
     pub(super) fn number<T: FromStr>(&self, path: &str, holds: &'static str) -> Result<T, ReadError> {
-        self.parse_number(path, &self.text(path, holds)?, holds)
-    }
-
-    /// A number that may be missing.
-    pub(super) fn optional_number<T: FromStr>(
-        &self,
-        path: &str,
-        holds: &'static str,
-    ) -> Result<Option<T>, ReadError> {
-        self.optional_text(path, holds)?.map(|text| self.parse_number(path, &text, holds)).transpose()
+        let text = self.text(path, holds)?;
+        text.trim().parse().map_err(|_| self.malformed(path, None, &text, format_args!("a number ({holds})")))
     }
 
     /// The numbers `n` of the entries `PREFIXnSUFFIX` of a directory that may be missing, ascending.
@@ -129,11 +113,9 @@ impl Source<'_> {
         suffix: &str,
         holds: &'static str,
     ) -> Result<Vec<u64>, ReadError> {
-        let path = self.path(path);
-        let names = fs::read_dir(&path)
+        let names = fs::read_dir(self.path(path))
             .and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>());
-        let names =
-            present(names.map_err(|source| ReadError::Unreadable { path: path.clone(), holds, source }))?;
+        let names = present(names.map_err(|source| self.unreadable(path, holds, source)))?;
         let mut numbers = Vec::new();
         for name in names.unwrap_or_default() {
             let digits = name.to_str().and_then(|name| name.strip_prefix(prefix)?.strip_suffix(suffix));
@@ -143,7 +125,7 @@ impl Source<'_> {
             };
             let number = digits.parse().map_err(|_| {
                 let expected = format!("{prefix}NUMBER{suffix}");
-                ReadError::malformed(&path, None, &name.to_string_lossy(), expected)
+                self.malformed(path, None, &name.to_string_lossy(), expected)
             })?;
             numbers.push(number);
         }
@@ -151,21 +133,13 @@ impl Source<'_> {
         Ok(numbers)
     }
 
-    fn parse_ids<T: Id>(&self, path: &str, text: &str) -> Result<IdSet<T>, ReadError> {
-        text.parse().map_err(|error: crate::set::ListError| {
-            let expected = format!("a {} such as `0-3,8`: {}", error.list_name, error.problem);
-            ReadError::malformed(&self.path(path), None, text, expected)
-        })
-    }
-
-    fn parse_number<T: FromStr>(&self, path: &str, text: &str, holds: &'static str) -> Result<T, ReadError> {
-        let expected = || format!("a number ({holds})");
-        text.trim().parse().map_err(|_| ReadError::malformed(&self.path(path), None, text, expected()))
+    fn unreadable(&self, path: &str, holds: &'static str, source: io::Error) -> ReadError {
+        ReadError::Unreadable { path: self.path(path), holds, source }
     }
 }
 
-/// Nothing where the file is missing.
-fn present<T>(result: Result<T, ReadError>) -> Result<Option<T>, ReadError> {
+/// `None` where the file is missing.
+pub(super) fn present<T>(result: Result<T, ReadError>) -> Result<Option<T>, ReadError> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(ReadError::Unreadable { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),

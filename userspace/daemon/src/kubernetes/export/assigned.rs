@@ -7,59 +7,42 @@
 
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
 
-use numaward_api::{self as api, PodContainer, Target};
 use numaward_kube::pod_resources::{
-    Assigned, Client,
+    self, CallError, Client,
     messages::{
         AllocatableResponse, ContainerDevices, ContainerMemory, ContainerResources, PodResources, cpu_ids,
     },
 };
-use numaward_topology::{Bytes, CpuSet, NodeId};
+use numaward_topology::{Bytes, NodeSet, ZoneKind};
 use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
-use tokio_util::sync::CancellationToken;
 
-use super::{
-    View,
-    free::{Foreign, exclusive},
-    list,
-};
+use super::Source;
 
 /// How often the kubelet is asked for devices.
 const ASK: Duration = Duration::from_secs(10);
 
 /// Calls of the PodResources API. Clones share the counts.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Calls(Family<[(&'static str, &'static str); 2], Counter>);
 
-impl Default for Calls {
-    /// All at zero.
-    fn default() -> Self {
-        let calls = Family::<[(&'static str, &'static str); 2], Counter>::default();
+impl Calls {
+    /// Registers them, all at zero.
+    pub fn register(&self, registry: &mut Registry) {
         for (method, result) in
             [("List", "ok"), ("Get", "ok"), ("Get", "not_found"), ("GetAllocatableResources", "ok")]
         {
-            drop(calls.get_or_create(&[("method", method), ("result", result)]));
+            drop(self.0.get_or_create(&[("method", method), ("result", result)]));
         }
-        Self(calls)
-    }
-}
-
-impl Calls {
-    /// Registers them.
-    pub fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "pod_resources_calls",
-            "Calls of the PodResources API, by method and how they ended",
-            self.0.clone(),
-        );
+        let help = "Calls of the PodResources API, by method and how they ended";
+        registry.register("pod_resources_calls", help, self.0.clone());
     }
 }
 
@@ -70,126 +53,98 @@ struct Devices {
     all: Vec<ContainerDevices>,
 }
 
-/// Tells what is assigned.
+impl Devices {
+    async fn ask(socket: &Path) -> Result<Self, CallError> {
+        let client = Client::connect(socket).await?;
+        let (pods, allocatable) = (client.list().await?, client.allocatable().await?);
+        let held = pods.into_iter().flat_map(|PodResources { namespace, name, containers, .. }| {
+            let named =
+                move |of: ContainerResources| ((namespace.clone(), name.clone(), of.name), of.devices);
+            containers.into_iter().map(named)
+        });
+        let held = held.filter(|(_, devices)| !devices.is_empty()).collect();
+        Ok(Self { held, all: allocatable.devices })
+    }
+}
+
+/// Answers from what is assigned.
 pub struct Teller {
-    view: View,
+    source: Source,
     devices: Arc<RwLock<Devices>>,
     calls: Calls,
 }
 
 impl Teller {
-    /// Tells what `view` gives.
-    pub fn new(view: View, calls: Calls) -> Self {
-        Self { view, devices: Arc::default(), calls }
+    /// Answers with what `source` gives.
+    pub fn new(source: Source, calls: Calls) -> Self {
+        Self { source, devices: Arc::default(), calls }
     }
 
-    /// Keeps asking the kubelet for its devices until the token is cancelled.
-    pub fn ask_kubelet(&self, socket: PathBuf, stop: CancellationToken) -> impl Future<Output = ()> + use<> {
+    /// Keeps asking the kubelet for its devices.
+    pub fn ask_kubelet(&self, socket: PathBuf) -> impl Future<Output = ()> + use<> {
         let devices = self.devices.clone();
         async move {
-            let ask = async {
-                let mut ticks = tokio::time::interval(ASK);
-                loop {
-                    ticks.tick().await;
-                    match devices_of(&socket).await {
-                        Ok(now) => *devices.write().unwrap_or_else(PoisonError::into_inner) = now,
-                        Err(error) => tracing::debug!(%error, "the kubelet does not tell its devices"),
-                    }
+            let mut ticks = tokio::time::interval(ASK);
+            loop {
+                ticks.tick().await;
+                match Devices::ask(&socket).await {
+                    Ok(now) => *devices.write().unwrap_or_else(PoisonError::into_inner) = now,
+                    Err(error) => tracing::debug!(%error, "the kubelet does not tell its devices"),
                 }
-            };
-            stop.run_until_cancelled(ask).await;
+            }
         }
     }
 }
 
-async fn devices_of(socket: &std::path::Path) -> Result<Devices, numaward_kube::pod_resources::CallError> {
-    let client = Client::connect(socket).await?;
-    let (pods, allocatable) = (client.list().await?, client.allocatable().await?);
-    let mut held = BTreeMap::new();
-    for pod in pods {
-        for container in pod.containers.into_iter().filter(|container| !container.devices.is_empty()) {
-            held.insert((pod.namespace.clone(), pod.name.clone(), container.name), container.devices);
-        }
-    }
-    Ok(Devices { held, all: allocatable.devices })
+fn memory(kind: ZoneKind, bytes: Bytes, nodes: &NodeSet) -> ContainerMemory {
+    ContainerMemory::new(kind.to_string(), bytes, nodes)
 }
 
-fn memory(of: &api::Allocation) -> Vec<ContainerMemory> {
-    of.memory
-        .iter()
-        .map(|block| ContainerMemory::new(&block.kind, Bytes(block.bytes), &list(&block.nodes)))
-        .collect()
-}
-
-impl Assigned for Teller {
+impl pod_resources::Assigned for Teller {
     fn pods(&self) -> Vec<PodResources> {
-        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
-        let mut pods: BTreeMap<(String, String), BTreeMap<String, ContainerResources>> = BTreeMap::new();
-        // What a pod holds as a whole is told once, and not of its containers.
-        let mut wholes: BTreeMap<(String, String), (Vec<i64>, Vec<ContainerMemory>)> = BTreeMap::new();
-        for allocation in &(self.view)().allocations {
-            let Target::Container(PodContainer { namespace, pod, container, shares_pod, .. }) =
-                &allocation.target
-            else {
-                continue;
-            };
+        let mut pods: BTreeMap<(String, String), PodResources> = BTreeMap::new();
+        let mut containers: BTreeMap<(String, String, String), ContainerResources> = BTreeMap::new();
+        for held in (self.source)().held {
             // A pod that nobody can look up is of no use to a reader.
-            if pod.is_empty() {
-                continue;
-            }
-            let mut resources =
-                ContainerResources { name: container.clone(), ..ContainerResources::default() };
-            let held = (cpu_ids(&list(&allocation.cpus)), memory(allocation));
-            if *shares_pod {
-                wholes.insert((namespace.clone(), pod.clone()), held);
+            let Some(of) = held.container.filter(|of| !of.pod.is_empty()) else { continue };
+            let cpu_ids = cpu_ids(&held.cpus);
+            let blocks = held.blocks.iter().map(|block| memory(block.kind, block.bytes, &block.affinity));
+            let memory = blocks.collect();
+            let mut resources = ContainerResources::default();
+            // What a pod holds as a whole is told once, and not of its containers.
+            if of.shares_pod {
+                let whole = PodResources { cpu_ids, memory, ..PodResources::default() };
+                pods.insert((of.namespace.clone(), of.pod.clone()), whole);
             } else {
-                (resources.cpu_ids, resources.memory) = held;
+                (resources.cpu_ids, resources.memory) = (cpu_ids, memory);
             }
-            pods.entry((namespace.clone(), pod.clone())).or_default().insert(container.clone(), resources);
+            containers.insert((of.namespace, of.pod, of.container), resources);
         }
-        for ((namespace, pod, container), held) in &devices.held {
-            let of_pod = pods.entry((namespace.clone(), pod.clone())).or_default();
-            let resources = of_pod.entry(container.clone()).or_insert_with(|| ContainerResources {
-                name: container.clone(),
-                ..ContainerResources::default()
-            });
-            resources.devices.clone_from(held);
+        for (container, held) in &self.devices.read().unwrap_or_else(PoisonError::into_inner).held {
+            containers.entry(container.clone()).or_default().devices.clone_from(held);
         }
-        let mut pod = |(of, containers): ((String, String), BTreeMap<_, _>)| {
-            let (cpu_ids, memory) = wholes.remove(&of).unwrap_or_default();
-            let (namespace, name) = of;
-            PodResources { name, namespace, containers: containers.into_values().collect(), cpu_ids, memory }
-        };
-        pods.into_iter().map(&mut pod).collect()
+        for ((namespace, pod, name), resources) in containers {
+            let of = pods.entry((namespace, pod)).or_default();
+            of.containers.push(ContainerResources { name, ..resources });
+        }
+        let named = |((namespace, name), of)| PodResources { namespace, name, ..of };
+        pods.into_iter().map(named).collect()
     }
 
     fn allocatable(&self) -> AllocatableResponse {
-        let allocations = (self.view)();
-        let foreign = Foreign::of(&allocations);
-        let free = allocations
-            .nodes
-            .iter()
-            .flat_map(|node| list::<CpuSet>(&node.free_cpus).iter().collect::<Vec<_>>());
-        let cpus: CpuSet =
-            free.chain(exclusive(&allocations).iter()).filter(|&cpu| !foreign.cpus.contains(cpu)).collect();
-        let blocks = allocations.nodes.iter().flat_map(|node| {
-            let foreign = &foreign;
-            node.memory.iter().map(move |of| {
-                let bytes = of.allocatable_bytes.saturating_sub(foreign.memory(node.node, &of.kind));
-                ContainerMemory::new(&of.kind, Bytes(bytes), &[NodeId(node.node)].into_iter().collect())
-            })
+        let assigned = (self.source)();
+        let accounts = assigned.memory.iter().flat_map(|(&node, kinds)| {
+            kinds.iter().map(move |(&kind, of)| memory(kind, of.allocatable, &NodeSet::single(node)))
         });
         AllocatableResponse {
             devices: self.devices.read().unwrap_or_else(PoisonError::into_inner).all.clone(),
-            cpu_ids: cpu_ids(&cpus),
-            memory: blocks.collect(),
+            cpu_ids: cpu_ids(&assigned.pod_cpus),
+            memory: accounts.collect(),
         }
     }
 
     fn called(&self, method: &'static str, is_ok: bool) {
-        self.calls
-            .0
-            .get_or_create(&[("method", method), ("result", if is_ok { "ok" } else { "not_found" })])
-            .inc();
+        let result = if is_ok { "ok" } else { "not_found" };
+        self.calls.0.get_or_create(&[("method", method), ("result", result)]).inc();
     }
 }

@@ -1,14 +1,138 @@
-//! What is assigned, told to others in their own words.
+//! What is assigned, for others in their own words.
 //!
 //! Others are agents on this host, by the PodResources API, and the cluster's scheduler, by a NodeResourceTopology.
-//! Both are made of one source: the [`api::Allocations`] that `status` prints. So all of them tell the same.
+//! Both are made of one source, [`Assigned`]: what the engine decided, or the kubelet.
 
 pub mod assigned;
-pub mod free;
 
-pub use numaward_control::View;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-/// A list as the API writes it; one that cannot be read is empty.
-fn list<T: std::str::FromStr + Default>(text: &str) -> T {
-    text.parse().unwrap_or_default()
+use numaward_api::PodContainer;
+use numaward_engine::{
+    Block, Ledger,
+    ledger::KindAccount,
+    policy::{TopologyManagerPolicy, TopologyManagerScope},
+};
+use numaward_kube::node_topology::{NodeTopology, Resource, Zone};
+use numaward_model::Promises;
+use numaward_observe::Observer;
+use numaward_topology::{CpuSet, Machine, Node, NodeId, ZoneKind};
+
+/// Gives what is assigned now.
+pub type Source = Arc<dyn Fn() -> Assigned + Send + Sync>;
+
+/// Gives what the engine promised, as it was published to the observer.
+pub fn promised(observer: Arc<Observer>) -> Source {
+    Arc::new(move || Assigned::promised(&observer.promises(), &observer.machine()))
+}
+
+/// What a workload holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The container, if it is one of a pod.
+    pub container: Option<PodContainer>,
+    /// Its exclusive CPUs.
+    pub cpus: CpuSet,
+    /// Memory promised to it.
+    pub blocks: Vec<Block>,
+}
+
+/// What is assigned on a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assigned {
+    /// To whom.
+    pub held: Vec<Held>,
+    /// CPUs that can still become exclusive.
+    pub free_cpus: CpuSet,
+    /// CPUs that are exclusive to pods, or can become so.
+    pub pod_cpus: CpuSet,
+    /// Memory by node and kind. What workloads outside Kubernetes hold is neither promised nor allocatable here: pods
+    /// cannot have it.
+    pub memory: BTreeMap<NodeId, BTreeMap<ZoneKind, KindAccount>>,
+}
+
+impl Assigned {
+    /// What the engine promised.
+    pub fn promised(promises: &Promises, machine: &Machine) -> Self {
+        let held = promises.workloads().iter().map(|of| Held {
+            container: of.container.clone(),
+            cpus: of.cpus.clone(),
+            blocks: of.blocks.clone(),
+        });
+        Self::new(held.collect(), &promises.free_cpus, &promises.ledger, machine)
+    }
+
+    /// What is held, of a ledger of which these CPUs can still become exclusive.
+    pub fn new(held: Vec<Held>, free_cpus: &CpuSet, ledger: &Ledger, machine: &Machine) -> Self {
+        let free_cpus = free_cpus & &machine.cpu_ids();
+        let mut pod_cpus = free_cpus.clone();
+        let mut memory = ledger.memory();
+        memory.retain(|node, _| machine.nodes.contains_key(node));
+        for of in &held {
+            if of.container.is_some() {
+                pod_cpus = &pod_cpus | &of.cpus;
+                continue;
+            }
+            for block in &of.blocks {
+                let mut bytes = block.bytes.0;
+                // Of a block on several nodes the lowest is taken to give first, as the kubelet does.
+                for node in block.affinity.iter() {
+                    let of_node = memory.get_mut(&node).and_then(|kinds| kinds.get_mut(&block.kind));
+                    let Some(account) = of_node else { continue };
+                    let share = bytes.min(account.promised.0);
+                    bytes -= share;
+                    account.promised.0 -= share;
+                    account.allocatable.0 = account.allocatable.0.saturating_sub(share);
+                }
+            }
+        }
+        Self { held, free_cpus, pod_cpus, memory }
+    }
+
+    /// What is free on each node, as the scheduler reads it: *allocatable* is what pods can have at all, *available* what
+    /// is left of it. Shared CPUs are no amount that a node runs out of: like the kubelet's, the CPUs here are whole
+    /// ones, and only exclusive ones are taken from them.
+    pub fn topology(
+        &self,
+        machine: &Machine,
+        (policy, scope): (TopologyManagerPolicy, TopologyManagerScope),
+        fingerprint: Option<String>,
+    ) -> NodeTopology {
+        // A resource that only some nodes have is none of the others, not one without a node.
+        let kinds: BTreeSet<ZoneKind> = machine
+            .nodes
+            .values()
+            .flat_map(|node| node.hugepages.keys().map(|&size| ZoneKind::Hugepages(size)))
+            .chain([ZoneKind::Memory])
+            .collect();
+        let zone = |(&node, data): (&NodeId, &Node)| {
+            let cpus = Resource {
+                kind: None,
+                capacity: data.cpus.len() as u64,
+                allocatable: (&self.pod_cpus & &data.cpus).len() as u64,
+                available: (&self.free_cpus & &data.cpus).len() as u64,
+            };
+            let accounts = self.memory.get(&node);
+            let memory = kinds.iter().map(|&kind| {
+                let capacity = match kind {
+                    ZoneKind::Memory => data.memory.0,
+                    ZoneKind::Hugepages(size) => {
+                        data.hugepages.get(&size).map_or(0, |pool| pool.total.saturating_mul(size.0.0))
+                    }
+                };
+                let account = accounts.and_then(|kinds| kinds.get(&kind)).copied().unwrap_or_default();
+                let (allocatable, available) = (account.allocatable.0, account.free.0);
+                Resource { kind: Some(kind), capacity, allocatable, available }
+            });
+            Zone {
+                node,
+                distances: data.distances.iter().map(|(&other, &distance)| (other, distance)).collect(),
+                resources: std::iter::once(cpus).chain(memory).collect(),
+            }
+        };
+        NodeTopology { policy, scope, zones: machine.nodes.iter().map(zone).collect(), fingerprint }
+    }
 }

@@ -1,13 +1,24 @@
 //! Keeps up with what the kubelet promises.
 //!
-//! The kubelet writes its state when it admits a pod. Then the pod's first container comes, which only holds the pod's
+//! The kubelet writes its state files, `cpu_manager_state` and `memory_manager_state`, when it admits a pod, by renaming
+//! a new file over the old; a damaged one is reported, and what was read before stays. Then the pod's first container comes, which only holds the pod's
 //! namespaces; so the state is read when a container comes, and the probes know the nodes before those that do the work.
 //! Names come later, and may come late.
 
-use std::{fs, os::unix::fs::MetadataExt as _, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use numaward_config::Config;
-use numaward_engine::checkpoint::{CpuCheckpoint, MemoryCheckpoint};
+use numaward_engine::{
+    Ledger,
+    checkpoint::{CpuCheckpoint, MemoryCheckpoint},
+    kubelet::Checkpoints,
+};
 use numaward_kube::{
     api::Pods,
     pod_resources::{Client, messages::PodResources},
@@ -20,7 +31,7 @@ use super::{
     directory,
     names::Names,
     pod_resources_socket,
-    state::Promised,
+    policies::read_text,
     view::{Kept, LastRead},
 };
 
@@ -37,12 +48,10 @@ pub async fn follow(
     last: LastRead,
     stop: CancellationToken,
 ) {
-    let (directory, socket) = (directory(&config), pod_resources_socket(&config));
-    let stamps = None;
     let follower = Follower {
-        directory,
-        stamps,
-        socket,
+        directory: directory(&config),
+        stamps: None,
+        socket: pod_resources_socket(&config),
         observer,
         pods,
         kept: Arc::default(),
@@ -50,6 +59,19 @@ pub async fn follow(
         assigned: Vec::new(),
     };
     stop.run_until_cancelled(follower.run()).await;
+}
+
+/// Reads the state files in the kubelet's directory, with their checksums, as the ledger that they make, by the UID of
+/// the pod and the name of the container. None at all: nothing is promised. Else says what is wrong with which file.
+fn read_state(directory: &Path) -> Result<Ledger, String> {
+    let text = |file: &str| {
+        let path = directory.join(file);
+        read_text(&path, &path)
+    };
+    let (cpus, memory) = (text(CpuCheckpoint::FILE)?, text(MemoryCheckpoint::FILE)?);
+    let directory = directory.display().to_string();
+    let read = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &directory);
+    read.map(|read| read.ledger()).map_err(|error| error.to_string())
 }
 
 /// What tells a file from its successor.
@@ -107,24 +129,23 @@ impl Follower {
             return;
         }
         self.stamps = None;
-        match Promised::read(&self.directory) {
-            Ok(promised) => {
+        match read_state(&self.directory) {
+            Ok(ledger) => {
                 self.stamps = Some(stamps);
                 self.observer.note(Part::Kubelet, Ok(()));
-                if promised != self.kept.promised {
-                    tracing::info!(pods = promised.pods.len(), "the kubelet's promises changed");
-                    let names = self.kept.names.clone();
-                    self.kept = Arc::new(Kept { promised, names });
+                if ledger != self.kept.ledger {
+                    tracing::info!(pods = ledger.owners().count(), "the kubelet's promises changed");
+                    Arc::make_mut(&mut self.kept).ledger = ledger;
                 }
             }
-            Err(error) => self.observer.note(Part::Kubelet, Err(error.to_string())),
+            Err(problem) => self.observer.note(Part::Kubelet, Err(problem)),
         }
     }
 
     /// Whether there is a promised pod whose name is not known.
     fn has_nameless(&self) -> bool {
-        let Kept { promised, names } = &*self.kept;
-        promised.pods.keys().any(|uid| names.pod(uid.as_str()).is_none())
+        let Kept { ledger, names } = &*self.kept;
+        ledger.owners().any(|(uid, _)| names.pod(uid.as_str()).is_none())
     }
 
     async fn ask(&mut self) {
@@ -138,9 +159,9 @@ impl Follower {
 
     fn tell(&mut self) {
         let stored = self.pods.as_ref().map(Pods::all).unwrap_or_default();
-        let names = Names::new(stored.iter().map(AsRef::as_ref), &self.assigned, &self.kept.promised);
+        let names = Names::new(stored.iter().map(AsRef::as_ref), &self.assigned, &self.kept.ledger);
         if names != self.kept.names {
-            self.kept = Arc::new(Kept { promised: self.kept.promised.clone(), names });
+            Arc::make_mut(&mut self.kept).names = names;
         }
         self.last.set(self.kept.clone());
         self.observer.hold_to(self.kept.clone());

@@ -2,17 +2,15 @@
 //!
 //! A kubelet with the `static` CPU manager or the `Static` memory manager pins containers itself. Two that pin the same
 //! containers fight; so where it does, numaward does not ([`OperatingMode`]). It *observes*: it takes the kubelet's promises for
-//! its own ([`state`]), finds the cgroups of the containers they are for, and tells the probes on which nodes their
+//! its own ([`follow()`]), finds the cgroups of the containers they are for, and tells the probes on which nodes their
 //! memory is to be. What lies elsewhere is a miss against the kubelet's own promise. The kubelet cannot tell that: it
 //! knows what it assigned, not what happened.
 //!
 //! In this mode nothing is written: no cgroup, no ledger, no file of the kubelet.
 
-mod allocations;
 mod follow;
 pub mod names;
 pub mod policies;
-pub mod state;
 pub mod view;
 
 use std::path::{Path, PathBuf};
@@ -20,7 +18,7 @@ use std::path::{Path, PathBuf};
 use numaward_config::{Config, OperatingMode};
 use numaward_kube::pod_resources::KUBELET_SOCKET;
 
-pub use self::{allocations::allocations, follow::follow, policies::Policies};
+pub use self::{follow::follow, policies::Policies};
 
 /// A kubelet places containers itself, and numaward was told to do so too.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -7,14 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use numaward_cgroup::Container;
-use numaward_engine::Allocation;
+use numaward_engine::{Allocation, Ledger};
 use numaward_kube::{
     api::StoredPod,
     pod_resources::messages::{ContainerResources, PodResources, cpu_set},
 };
 use numaward_topology::{CpuSet, NodeSet};
-
-use super::state::Promised;
 
 /// A pod's namespace and name.
 pub type PodName = (String, String);
@@ -33,7 +31,7 @@ impl Names {
     pub fn new<'a>(
         stored: impl IntoIterator<Item = &'a StoredPod>,
         assigned: &[PodResources],
-        promised: &Promised,
+        promised: &Ledger,
     ) -> Self {
         let mut names = Self { pods: by_assignment(promised, assigned), containers: HashMap::new() };
         for stored in stored {
@@ -81,55 +79,61 @@ fn mark_of_assignment(of: &ContainerResources, shared_pool: &CpuSet) -> Mark {
 }
 
 /// The names of the promised pods, where what they were assigned leaves no doubt.
-fn by_assignment(promised: &Promised, assigned: &[PodResources]) -> HashMap<String, PodName> {
+fn by_assignment(promised: &Ledger, assigned: &[PodResources]) -> HashMap<String, PodName> {
     let mut marks: BTreeMap<Mark, Vec<&PodResources>> = BTreeMap::new();
     for pod in assigned {
         for container in &pod.containers {
-            marks.entry(mark_of_assignment(container, promised.ledger.shared_pool())).or_default().push(pod);
+            marks.entry(mark_of_assignment(container, promised.shared_pool())).or_default().push(pod);
         }
     }
-    let mut found: HashMap<String, PodName> = HashMap::new();
     let mut holders: BTreeMap<PodName, Vec<String>> = BTreeMap::new();
-    for (uid, containers) in &promised.pods {
-        let named = containers.iter().find_map(|(name, of)| {
+    for (uid, account) in promised.owners() {
+        let named = account.containers.iter().find_map(|(name, of)| {
             match marks.get(&mark_of_promise(name.as_str(), of)).map(Vec::as_slice) {
                 Some([pod]) => Some((pod.namespace.clone(), pod.name.clone())),
                 _ => None,
             }
         });
         if let Some(named) = named {
-            holders.entry(named.clone()).or_default().push(uid.to_string());
-            found.insert(uid.to_string(), named);
+            holders.entry(named).or_default().push(uid.to_string());
         }
     }
-    // Two that seem to be one are in doubt both.
-    for uids in holders.values().filter(|uids| uids.len() > 1) {
-        for uid in uids {
-            found.remove(uid);
-        }
-    }
-    found
+    let only = |(named, uids): (PodName, Vec<String>)| match <[String; 1]>::try_from(uids) {
+        Ok([uid]) => Some((uid, named)),
+        // Two that seem to be one are in doubt both.
+        Err(_) => None,
+    };
+    holders.into_iter().filter_map(only).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use numaward_engine::Block;
+    use numaward_engine::{
+        Block,
+        checkpoint::{CpuCheckpoint, MemoryCheckpoint},
+        kubelet::Checkpoints,
+    };
     use numaward_kube::pod_resources::messages::{ContainerMemory, cpu_ids};
     use numaward_topology::{Bytes, ZoneKind};
 
     use super::*;
 
-    fn allocation(cpus: &str, nodes: &str, bytes: u64) -> Allocation {
-        let cpus: CpuSet = cpus.parse().unwrap();
-        Allocation {
-            cpus: (!cpus.is_empty()).then_some(cpus),
-            blocks: vec![Block {
-                kind: ZoneKind::Memory,
-                affinity: nodes.parse().unwrap(),
-                bytes: Bytes(bytes),
-            }],
-            ..Allocation::default()
-        }
+    /// What is promised: pod, container, exclusive CPUs, nodes and bytes.
+    fn promised(rows: &[(&str, &str, &str, &str, u64)]) -> Ledger {
+        let exclusive = rows.iter().filter(|(_, _, cpus, ..)| !cpus.is_empty());
+        let cpus = exclusive.map(|&(uid, container, cpus, ..)| {
+            (uid.into(), BTreeMap::from([(container.into(), cpus.parse().unwrap())]))
+        });
+        let memory = rows.iter().map(|&(uid, container, _, nodes, bytes)| {
+            let affinity = nodes.parse().unwrap();
+            let block = Block { kind: ZoneKind::Memory, affinity, bytes: Bytes(bytes) };
+            (uid.into(), BTreeMap::from([(container.into(), vec![block])]))
+        });
+        let cpus =
+            CpuCheckpoint { policy: String::new(), shared_pool: CpuSet::new(), entries: cpus.collect() };
+        let memory =
+            MemoryCheckpoint { policy: String::new(), nodes: BTreeMap::new(), entries: memory.collect() };
+        Checkpoints { cpus: Some(cpus), memory: Some(memory) }.ledger()
     }
 
     fn pod(name: &str, container: &str, cpus: &str, nodes: &str, bytes: u64) -> PodResources {
@@ -149,16 +153,13 @@ mod tests {
 
     #[test]
     fn pods_are_told_by_what_they_were_assigned_unless_it_is_in_doubt() {
-        let mut promised = Promised::default();
-        for (uid, container, allocation) in [
-            ("u1", "main", allocation("2-3", "0", 8)),
-            ("u2", "main", allocation("4-5", "1", 8)),
-            ("u3", "twin", allocation("", "1", 9)),
-            ("u4", "twin", allocation("", "1", 9)),
-            ("u5", "single", allocation("", "0", 7)),
-        ] {
-            promised.pods.entry(uid.into()).or_default().insert(container.into(), allocation);
-        }
+        let promised = promised(&[
+            ("u1", "main", "2-3", "0", 8),
+            ("u2", "main", "4-5", "1", 8),
+            ("u3", "twin", "", "1", 9),
+            ("u4", "twin", "", "1", 9),
+            ("u5", "single", "", "0", 7),
+        ]);
         let assigned = [
             pod("a", "main", "2-3", "0", 8),
             pod("b", "main", "4-5", "1", 8),

@@ -12,6 +12,9 @@ use super::{TwoMasters, below};
 
 /// The kubelet's configuration file, in its directory.
 const CONFIG: &str = "config.yaml";
+/// Its fields that name a policy.
+const FIELDS: [&str; 4] =
+    ["cpuManagerPolicy", "memoryManagerPolicy", "topologyManagerPolicy", "topologyManagerScope"];
 /// Larger files are not what they should be.
 const MAX_BYTES: u64 = 64 << 20;
 
@@ -30,10 +33,6 @@ impl Found {
     /// A policy found in a file, and the field of the configuration that sets it.
     pub fn new(policy: &str, file: impl Into<String>, field: &'static str) -> Self {
         Self { policy: policy.to_owned(), file: file.into(), field }
-    }
-
-    fn is_static(&self) -> bool {
-        self.policy.eq_ignore_ascii_case("static")
     }
 }
 
@@ -60,91 +59,82 @@ impl Policies {
         let file = directory.join(CONFIG);
         if let Some(text) = found.text(root, &file) {
             match read_yaml(&text, &file) {
-                Ok(config) => found.take(&config, &file),
+                Ok(config) => {
+                    for field in FIELDS {
+                        if let Some(policy) = config[field].as_str() {
+                            found.set(field, policy, &file);
+                        }
+                    }
+                }
                 Err(problems) => found.problems.extend(problems.0.iter().map(ToString::to_string)),
             }
         }
         for (name, field) in
             [("cpu_manager_state", "cpuManagerPolicy"), ("memory_manager_state", "memoryManagerPolicy")]
         {
-            let known = if field == "cpuManagerPolicy" { &found.cpu } else { &found.memory };
-            if known.is_some() {
+            let file = directory.join(name);
+            if found.of(field).is_some() {
                 continue;
             }
-            let file = directory.join(name);
             let Some(text) = found.text(root, &file) else { continue };
-            let policy = serde_json::from_str::<Value>(&text)
-                .map_err(|error| format!("{}: {error}", file.display()))
-                .map(|state| state["policyName"].as_str().map(str::to_owned));
-            match policy {
-                Ok(Some(policy)) => found.set(field, &policy, &file),
-                Ok(None) => found.problems.push(format!("{}: it names no policyName", file.display())),
-                Err(problem) => found.problems.push(problem),
+            match serde_json::from_str::<Value>(&text) {
+                Ok(state) => match state["policyName"].as_str() {
+                    Some(policy) => found.set(field, policy, &file),
+                    None => found.problems.push(format!("{}: it names no policyName", file.display())),
+                },
+                Err(error) => found.problems.push(format!("{}: {error}", file.display())),
             }
         }
         found
     }
 
-    fn take(&mut self, config: &Value, file: &Path) {
-        for field in
-            ["cpuManagerPolicy", "memoryManagerPolicy", "topologyManagerPolicy", "topologyManagerScope"]
-        {
-            if let Some(policy) = config[field].as_str() {
-                self.set(field, policy, file);
-            }
+    fn of(&mut self, field: &str) -> &mut Option<Found> {
+        match field {
+            "cpuManagerPolicy" => &mut self.cpu,
+            "memoryManagerPolicy" => &mut self.memory,
+            "topologyManagerPolicy" => &mut self.topology,
+            _ => &mut self.scope,
         }
     }
 
     fn set(&mut self, field: &'static str, policy: &str, file: &Path) {
-        let found = Some(Found::new(policy, file.display().to_string(), field));
-        match field {
-            "cpuManagerPolicy" => self.cpu = found,
-            "memoryManagerPolicy" => self.memory = found,
-            "topologyManagerPolicy" => self.topology = found,
-            _ => self.scope = found,
-        }
+        *self.of(field) = Some(Found::new(policy, file.display().to_string(), field));
     }
 
     fn text(&mut self, root: &Path, file: &Path) -> Option<String> {
-        match read_text(&below(root, file)) {
-            Ok(text) => Some(text),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => {
-                self.problems.push(format!("{}: cannot be read: {error}", file.display()));
-                None
-            }
-        }
+        read_text(&below(root, file), file).map_err(|problem| self.problems.push(problem)).ok().flatten()
     }
 
     /// Whether the kubelet pins containers itself, and what to change if it is not to.
     pub fn pins(&self) -> Option<TwoMasters> {
-        let policies = [(&self.cpu, "none"), (&self.memory, "None")];
-        let pinning = policies.iter().filter_map(|(found, none)| {
-            let found = found.as_ref().filter(|found| found.is_static())?;
-            Some((found, *none))
-        });
-        let (found, mend): (Vec<_>, Vec<_>) = pinning
-            .map(|(Found { policy, file, field }, none)| {
-                let name = if file.ends_with(CONFIG) {
-                    format!("{field}: {policy} in {file}")
-                } else {
-                    format!("{field}: {policy}, told by {file}")
-                };
-                (name, format!("set {field}: {none} in the kubelet's configuration"))
-            })
-            .unzip();
+        let (mut found, mut mend) = (Vec::new(), Vec::new());
+        for (policy, none) in [(&self.cpu, "none"), (&self.memory, "None")] {
+            let Some(Found { policy, file, field }) = policy else { continue };
+            if policy.eq_ignore_ascii_case("static") {
+                let from = if file.ends_with(CONFIG) { " in" } else { ", told by" };
+                found.push(format!("{field}: {policy}{from} {file}"));
+                mend.push(format!("set {field}: {none} in the kubelet's configuration"));
+            }
+        }
         (!found.is_empty()).then_some(TwoMasters { found, mend })
     }
 }
 
-/// The text of a file of sensible size.
-pub(super) fn read_text(path: &Path) -> io::Result<String> {
-    let size = fs::metadata(path)?.len();
-    if size > MAX_BYTES {
-        let message = format!("{size} bytes are more than the {MAX_BYTES} that it may have");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+/// The text of a file of sensible size, if it is there. `name` is what it is called where it cannot be read.
+pub(super) fn read_text(path: &Path, name: &Path) -> Result<Option<String>, String> {
+    let text = fs::metadata(path).and_then(|found| {
+        let size = found.len();
+        if size > MAX_BYTES {
+            let message = format!("{size} bytes are more than the {MAX_BYTES} that it may have");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+        }
+        fs::read_to_string(path)
+    });
+    match text {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(format!("{}: cannot be read: {error}", name.display())),
     }
-    fs::read_to_string(path)
 }
 
 #[cfg(test)]

@@ -51,19 +51,25 @@ pub(super) struct Wishes {
 /// What a pod's annotations say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Annotations {
-    pod: Wishes,
+    pod: Given,
     containers: BTreeMap<String, Given>,
     pub(super) policy: Option<TopologyManagerPolicy>,
     /// What could not be understood, in sentences.
     pub(super) ignored: Vec<String>,
 }
 
-/// What is given for one container.
+/// What is given for a pod or for one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Given {
     placement: Option<Placement>,
     extra: Option<Extra>,
     preferred_nodes: Option<NodeSet>,
+}
+
+/// Takes a value; says whether it is one.
+fn take<T>(field: &mut Option<T>, value: Option<T>) -> bool {
+    *field = value;
+    field.is_some()
 }
 
 fn placement(value: &str) -> Option<Placement> {
@@ -91,71 +97,46 @@ impl Annotations {
     /// Reads a pod's annotations; those of others are passed over.
     pub(super) fn read(annotations: &BTreeMap<String, String>) -> Self {
         let mut read = Self::default();
-        let mut given = Given::default();
         for (key, value) in annotations {
-            let (container, name) = match key.split_once('/') {
-                Some(("numaward.io", name)) => (None, name),
-                Some((prefix, name)) => match prefix.strip_suffix(".numaward.io") {
-                    Some(container) => (Some(container), name),
+            let Some((prefix, name)) = key.split_once('/') else { continue };
+            let (container, target) = match prefix.strip_suffix("numaward.io") {
+                Some("") => (None, &mut read.pod),
+                Some(prefix) => match prefix.strip_suffix('.') {
+                    Some(of) => (Some(of), read.containers.entry(of.to_owned()).or_default()),
                     None => continue,
                 },
                 None => continue,
             };
             let value = value.trim();
-            let mut allowed = None;
-            {
-                let target = match container {
-                    None => &mut given,
-                    Some(container) => read.containers.entry(container.to_owned()).or_default(),
-                };
-                let mut take = |is_taken: bool, expected: &'static str| {
-                    if !is_taken {
-                        allowed = Some(expected);
-                    }
-                };
-                match (name, container) {
-                    ("placement", _) => {
-                        target.placement = placement(value);
-                        take(target.placement.is_some(), "auto, shared or off");
-                    }
-                    ("guarantee", _) => {
-                        target.extra = extra(value);
-                        take(target.extra.is_some(), "auto or memory");
-                    }
-                    ("preferred-nodes", _) => {
-                        target.preferred_nodes = nodes(value);
-                        take(target.preferred_nodes.is_some(), "a list of nodes such as 0-1");
-                    }
-                    ("topology-policy", None) => {
-                        read.policy = value.parse().ok();
-                        take(read.policy.is_some(), "none, best-effort, restricted or single-numa-node");
-                    }
-                    ("topology-policy", Some(_)) => take(false, "this annotation for the whole pod only"),
-                    _ => take(false, "placement, guarantee, preferred-nodes or topology-policy as its name"),
+            let (is_taken, expected) = match (name, container) {
+                ("placement", _) => (take(&mut target.placement, placement(value)), "auto, shared or off"),
+                ("guarantee", _) => (take(&mut target.extra, extra(value)), "auto or memory"),
+                ("preferred-nodes", _) => {
+                    (take(&mut target.preferred_nodes, nodes(value)), "a list of nodes such as 0-1")
                 }
-            }
-            if let Some(expected) = allowed {
-                read.ignored
-                    .push(format!("the annotation {key}: {value:?} is ignored (expected {expected})"));
+                ("topology-policy", None) => (
+                    take(&mut read.policy, value.parse().ok()),
+                    "none, best-effort, restricted or single-numa-node",
+                ),
+                ("topology-policy", Some(_)) => (false, "this annotation for the whole pod only"),
+                _ => (false, "placement, guarantee, preferred-nodes or topology-policy as its name"),
+            };
+            if !is_taken {
+                let ignored = format!("the annotation {key}: {value:?} is ignored (expected {expected})");
+                read.ignored.push(ignored);
             }
         }
-        read.pod = Wishes {
-            placement: given.placement.unwrap_or_default(),
-            extra: given.extra.unwrap_or_default(),
-            preferred_nodes: given.preferred_nodes,
-        };
         read
     }
 
     /// What is wished for a container.
     pub(super) fn of(&self, container: &str) -> Wishes {
-        let given = self.containers.get(container);
+        let none = Given::default();
+        let (own, pod) = (self.containers.get(container).unwrap_or(&none), &self.pod);
         Wishes {
-            placement: given.and_then(|given| given.placement).unwrap_or(self.pod.placement),
-            extra: given.and_then(|given| given.extra).unwrap_or(self.pod.extra),
-            preferred_nodes: given
-                .and_then(|given| given.preferred_nodes.clone())
-                .or_else(|| self.pod.preferred_nodes.clone()),
+            placement: own.placement.or(pod.placement).unwrap_or_default(),
+            extra: own.extra.or(pod.extra).unwrap_or_default(),
+            preferred_nodes: own.preferred_nodes.as_ref().or(pod.preferred_nodes.as_ref()).cloned(),
         }
     }
 }

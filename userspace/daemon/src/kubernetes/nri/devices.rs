@@ -16,10 +16,7 @@ use numaward_config::Config;
 use numaward_engine::ContainerName;
 use numaward_kube::{
     nri::types::{Device, DeviceKind},
-    pod_resources::{
-        CallError, Client,
-        messages::{PodResources, TopologyInfo},
-    },
+    pod_resources::{CallError, Client, messages::PodResources},
 };
 use numaward_topology::{NodeId, NodeSet};
 use tokio::{sync::Mutex, time::timeout};
@@ -47,16 +44,13 @@ impl Kubelet {
             return BTreeMap::new();
         }
         match timeout(PATIENCE, self.ask(namespace, pod)).await {
-            Ok(Ok(found)) => found.map(|found| of_pod(&found)).unwrap_or_default(),
+            Ok(Ok(found)) => return found.as_ref().map(of_pod).unwrap_or_default(),
             Ok(Err(error)) => {
                 tracing::debug!(namespace, pod, %error, "the kubelet does not tell the pod's devices");
-                BTreeMap::new()
             }
-            Err(_) => {
-                tracing::debug!(namespace, pod, "the kubelet does not tell the pod's devices in time");
-                BTreeMap::new()
-            }
+            Err(_) => tracing::debug!(namespace, pod, "the kubelet does not tell the pod's devices in time"),
         }
+        BTreeMap::new()
     }
 
     async fn ask(&self, namespace: &str, pod: &str) -> Result<Option<PodResources>, CallError> {
@@ -81,10 +75,10 @@ impl Kubelet {
 fn of_pod(pod: &PodResources) -> BTreeMap<ContainerName, NodeSet> {
     let mut nodes: BTreeMap<ContainerName, NodeSet> = BTreeMap::new();
     for container in &pod.containers {
-        let told =
-            container.devices.iter().filter_map(|held| held.topology.as_ref()).map(TopologyInfo::node_set);
         let of_container = nodes.entry(container.name.as_str().into()).or_default();
-        *of_container = told.fold(of_container.clone(), |all, more| &all | &more);
+        for topology in container.devices.iter().filter_map(|held| held.topology.as_ref()) {
+            of_container.extend(topology.node_set().iter());
+        }
     }
     nodes.retain(|_, nodes| !nodes.is_empty());
     nodes

@@ -1,6 +1,6 @@
 //! Answers the container runtime.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use numaward_api::EventKind;
 use numaward_cgroup::{CgroupPath, knob};
@@ -29,10 +29,10 @@ const POD_PACE: Duration = Duration::from_millis(10);
 /// Asks the reconciler on behalf of the runtime.
 #[derive(Clone)]
 pub(super) struct NriHandler {
-    reconciler: Reconciler,
-    ports: Ports,
-    builder: RequestBuilder,
-    figures: NriMetrics,
+    pub(super) reconciler: Reconciler,
+    pub(super) ports: Arc<dyn Ports>,
+    pub(super) builder: RequestBuilder,
+    pub(super) figures: NriMetrics,
 }
 
 /// Settings as the runtime takes them.
@@ -46,11 +46,15 @@ fn settings(of: &Held) -> Settings {
     Settings {
         cpus: of.cpus.clone(),
         mems: of.mems.clone(),
-        cpu_max: None,
         memory_min: limit(of.memory_min),
         memory_low: limit(of.memory_low),
         memory_high: limit(of.memory_high),
     }
+}
+
+/// A container in sentences.
+fn container_of(pod: &Pod, container: &Container) -> String {
+    format!("container {} of pod {}/{}", container.name, pod.namespace, pod.name)
 }
 
 /// The name of a container, as it is served.
@@ -64,33 +68,23 @@ pub(super) fn update(container: String, of: &Held) -> Update {
 }
 
 impl NriHandler {
-    pub(super) fn new(
-        reconciler: Reconciler,
-        ports: Ports,
-        builder: RequestBuilder,
-        figures: NriMetrics,
-    ) -> Self {
-        Self { reconciler, ports, builder, figures }
-    }
-
     /// Counts and reports a container that was started without what it should have had.
     fn unpinned(&self, pod: &Pod, container: &Container, reason: &'static str) {
         self.figures.unpinned(reason);
         let (Pod { namespace, name, .. }, of) = (pod, &container.name);
-        let message = format!(
-            "Container {of} of pod {namespace}/{name} started without what it should have had: {reason}."
-        );
+        let what = format!("Container {of} of pod {namespace}/{name}");
+        let message = format!("{what} started without what it should have had: {reason}.");
         let report = Report::new(EventKind::UnpinnedStart, message)
             .detail("reason", reason)
             .detail("pod", format_args!("{namespace}/{name}"))
             .detail("container", of);
         let cgroup: Option<CgroupPath> = container.cgroup.as_ref().and_then(|path| path.parse().ok());
-        self.ports.events.report(cgroup.as_ref(), report);
+        self.ports.report(cgroup.as_ref(), report);
     }
 
     /// Waits a moment for the API server to tell of a pod.
     async fn await_pod(&self, pod: &Pod) {
-        if self.builder.is_synced() {
+        if self.builder.pods.is_synced() {
             let known = async {
                 while self.builder.known(pod).is_none() {
                     tokio::time::sleep(POD_PACE).await;
@@ -102,40 +96,33 @@ impl NriHandler {
     }
 
     /// What to say to a request that was not granted: only the engine's refusals fail anything.
-    fn refused(&self, pod: &Pod, container: Option<&Container>, refused: &AdmissionError) -> Option<Refusal> {
-        let what = match container {
-            Some(container) => format!("container {} of pod {}/{}", container.name, pod.namespace, pod.name),
-            None => format!("pod {}/{}", pod.namespace, pod.name),
-        };
+    fn refused(&self, pod: &Pod, what: &str, refused: &AdmissionError) -> Result<(), Refusal> {
         let AdmissionError::Rejected(_, explanation) = refused else {
             tracing::error!(pod = pod.name, error = %refused, "cannot be placed");
-            return None;
+            return Ok(());
         };
         self.figures.refused.inc();
         let text = format!("numaward cannot place {what}: {refused}");
-        let mut message = text.clone();
-        for note in &explanation.notes {
-            message.push_str("; ");
-            message.push_str(note);
-        }
-        self.builder.notify(Notice {
+        let notes = explanation.notes.iter().map(|note| format!("; {note}"));
+        let message = text.clone() + &notes.collect::<String>();
+        self.builder.pods.notify(Notice {
             pod: PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
             reason: "NumaPlacementRefused".to_owned(),
             message,
             is_warning: true,
         });
-        Some(Refusal(text))
+        Err(Refusal(text))
     }
 
     /// What to say to a change that was not made: what is not in anybody's way goes on without us.
-    fn not_resized(&self, what: std::fmt::Arguments<'_>, refused: &AdmissionError) -> Option<Refusal> {
+    fn not_resized(&self, what: &str, refused: &AdmissionError) -> Result<(), Refusal> {
         let (AdmissionError::Resize(_) | AdmissionError::Failed(_) | AdmissionError::Enforce(_)) = refused
         else {
             tracing::error!(%what, error = %refused, "cannot be resized as asked");
-            return None;
+            return Ok(());
         };
         self.figures.refused.inc();
-        Some(Refusal(format!("numaward cannot resize {what}: {refused}")))
+        Err(Refusal(format!("numaward cannot resize {what}: {refused}")))
     }
 
     /// Compares what runs with what is promised: what the runtime is to change.
@@ -152,12 +139,11 @@ impl NriHandler {
         let named = snapshot.containers.iter().filter_map(|container| {
             Some((container.id.clone(), full_name(snapshot.pods.get(&container.pod_id)?, container)))
         });
-        self.ports.names.containers_are(named.collect(), snapshot.unreadable == 0);
+        let is_complete = snapshot.unreadable == 0;
+        self.ports.containers_are(named.collect(), is_complete);
         let sandboxes = snapshot.pods.iter().map(|(id, pod)| (id.clone(), pod.uid.clone())).collect();
-        let complete = snapshot.unreadable == 0;
         let count = asks.len();
-        let synchronized = self.reconciler.synchronize(asks, sandboxes, complete).await;
-        match synchronized {
+        match self.reconciler.synchronize(asks, sandboxes, is_complete).await {
             Ok(synchronized) => {
                 tracing::info!(
                     containers = count,
@@ -179,15 +165,11 @@ impl NriHandler {
             }
         }
     }
-
-    async fn ended(&self, id: String) {
-        note_stopping(self.reconciler.stopped(id).await);
-    }
 }
 
 impl Handler for NriHandler {
     fn online(&self) -> Online {
-        Online::from(&*self.ports.machine.machine())
+        Online::from(&*self.ports.machine())
     }
 
     async fn synchronize(&self, snapshot: Snapshot) -> Vec<Update> {
@@ -207,25 +189,18 @@ impl Handler for NriHandler {
             return Ok(());
         }
         self.builder.add_devices(&pod, &mut ask).await;
-        match self.reconciler.run_pod(ask).await {
-            Ok(()) => Ok(()),
-            Err(refused) => self.refused(&pod, None, &refused).map_or(Ok(()), Err),
-        }
+        let what = format!("pod {}/{}", pod.namespace, pod.name);
+        self.reconciler.run_pod(ask).await.or_else(|refused| self.refused(&pod, &what, &refused))
     }
 
     async fn update_pod(&self, pod: Pod, resources: Resources) -> Result<(), Refusal> {
         let Some(to) = self.builder.pod_resized(&pod, &resources) else { return Ok(()) };
-        let uid = pod.uid.clone();
-        match self.reconciler.resize_pod(uid, to).await {
-            Ok(()) => Ok(()),
-            Err(refused) => self
-                .not_resized(format_args!("pod {}/{}", pod.namespace, pod.name), &refused)
-                .map_or(Ok(()), Err),
-        }
+        let what = format!("pod {}/{}", pod.namespace, pod.name);
+        self.reconciler.resize_pod(pod.uid, to).await.or_else(|refused| self.not_resized(&what, &refused))
     }
 
     async fn create_container(&self, pod: Pod, container: Container) -> Result<Creation, Refusal> {
-        self.ports.names.containers_are(vec![(container.id.clone(), full_name(&pod, &container))], false);
+        self.ports.containers_are(vec![(container.id.clone(), full_name(&pod, &container))], false);
         let ask = match self.builder.container(&pod, &container) {
             Ok(ask) => ask,
             Err(LeftAlone::OptedOut) => return Ok(Creation::default()),
@@ -250,7 +225,7 @@ impl Handler for NriHandler {
                 Ok(Creation { settings: settings(&wanted), updates: Vec::new() })
             }
             Err(refused) => {
-                self.refused(&pod, Some(&container), &refused).map_or_else(|| Ok(Creation::default()), Err)
+                self.refused(&pod, &container_of(&pod, &container), &refused).map(|()| Creation::default())
             }
         }
     }
@@ -265,43 +240,34 @@ impl Handler for NriHandler {
         let (to, memory) = self.builder.resized(&pod, &container, &requested);
         match self.reconciler.resize(id, to, memory).await {
             // What else is asked for is made so, but where the container runs is ours to say.
-            Ok(Some(held)) => {
-                Ok(vec![Update { ignore_failure: false, ..update(container.id.clone(), &held) }])
-            }
+            Ok(Some(held)) => Ok(vec![Update { ignore_failure: false, ..update(container.id, &held) }]),
             Ok(None) => Ok(Vec::new()),
-            Err(refused) => {
-                let what = format_args!("container {} of pod {}/{}", container.name, pod.namespace, pod.name);
-                self.not_resized(what, &refused).map_or_else(|| Ok(Vec::new()), Err)
-            }
+            Err(refused) => self.not_resized(&container_of(&pod, &container), &refused).map(|()| Vec::new()),
         }
     }
 
     async fn stop_container(&self, _pod: Pod, container: Container) -> Vec<Update> {
-        self.ended(container.id).await;
+        note_stopping(self.reconciler.stopped(container.id).await);
         Vec::new()
     }
 
     async fn event(&self, event: Event) {
         match event {
             Event::Container(ContainerEvent::Starting, pod, container) => {
-                let id = container.id.clone();
                 // One that somebody else has pinned may have been yielded to.
                 let is_ours = !container.resources.is_pinned();
-                let ask =
-                    is_ours.then(|| self.builder.container(&pod, &container).ok()).flatten().map(Box::new);
-                let bound = self.reconciler.bind(id, ask).await;
+                let ask = is_ours.then(|| self.builder.container(&pod, &container).ok()).flatten();
+                let bound = self.reconciler.bind(container.id.clone(), ask.map(Box::new)).await;
                 if let Ok(Some(reason)) = bound {
                     self.unpinned(&pod, &container, reason.label());
                 }
             }
             Event::Container(ContainerEvent::Removed, _, container) => {
-                self.ports.names.container_is_gone(&container.id);
-                self.ended(container.id).await;
+                self.ports.container_is_gone(&container.id);
+                note_stopping(self.reconciler.stopped(container.id).await);
             }
             Event::Pod(PodEvent::Stopped | PodEvent::Removed, pod) => {
-                let (uid, sandbox) = (pod.uid, pod.id);
-                let over = self.reconciler.pod_over(uid, sandbox).await;
-                note_stopping(over);
+                note_stopping(self.reconciler.pod_over(pod.uid, pod.id).await);
             }
             Event::Container(
                 ContainerEvent::Created | ContainerEvent::Started | ContainerEvent::Updated,

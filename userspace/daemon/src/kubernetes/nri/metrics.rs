@@ -10,70 +10,34 @@ use prometheus_client::{
 };
 
 /// Counts since the daemon started. Clones share them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct NriMetrics {
     pub(super) connected: Gauge<u64, AtomicU64>,
     pub(super) disconnects: Counter,
-    unpinned: Family<[(&'static str, &'static str); 1], Counter>,
+    pub(super) unpinned: Family<[(&'static str, &'static str); 1], Counter>,
     pub(super) placed: Counter,
     pub(super) refused: Counter,
-}
-
-impl Default for NriMetrics {
-    /// All at zero.
-    fn default() -> Self {
-        let figures = Self {
-            connected: Gauge::default(),
-            disconnects: Counter::default(),
-            unpinned: Family::default(),
-            placed: Counter::default(),
-            refused: Counter::default(),
-        };
-        for reason in NoAnswerReason::LABELS.into_iter().chain(Unpinned::ALL.map(Unpinned::label)) {
-            drop(figures.unpinned.get_or_create(&[("reason", reason)]));
-        }
-        figures
-    }
 }
 
 impl NriMetrics {
     /// Registers them.
     pub fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "nri_connected",
-            "Whether the container runtime asks us where containers shall run",
-            self.connected.clone(),
-        );
-        registry.register(
-            "nri_disconnects",
-            "How often the container runtime was lost",
-            self.disconnects.clone(),
-        );
-        registry.register(
-            "containers_started_unpinned",
-            "Containers that were started without what they should have had, by reason",
-            self.unpinned.clone(),
-        );
-        registry.register(
-            "nri_containers_placed",
-            "Containers that were created as we said",
-            self.placed.clone(),
-        );
-        registry.register(
-            "nri_refusals",
-            "Pods and containers whose creation we refused",
-            self.refused.clone(),
-        );
+        let Self { connected, disconnects, unpinned, placed, refused } = self.clone();
+        // All at zero from the start.
+        for reason in NoAnswerReason::LABELS.iter().copied().chain(Unpinned::ALL.map(Unpinned::label)) {
+            drop(unpinned.get_or_create(&[("reason", reason)]));
+        }
+        let help = "Whether the container runtime asks us where containers shall run";
+        registry.register("nri_connected", help, connected);
+        registry.register("nri_disconnects", "How often the container runtime was lost", disconnects);
+        let help = "Containers that were started without what they should have had, by reason";
+        registry.register("containers_started_unpinned", help, unpinned);
+        registry.register("nri_containers_placed", "Containers that were created as we said", placed);
+        registry.register("nri_refusals", "Pods and containers whose creation we refused", refused);
     }
 
     /// A container was started without what it should have had.
     pub(super) fn unpinned(&self, reason: &'static str) {
         self.unpinned.get_or_create(&[("reason", reason)]).inc();
-    }
-
-    /// How many were, for this reason.
-    #[cfg(test)]
-    pub(super) fn unpinned_for(&self, reason: &'static str) -> u64 {
-        self.unpinned.get_or_create(&[("reason", reason)]).get()
     }
 }

@@ -39,7 +39,8 @@ pub(super) enum LeftAlone {
 /// Makes requests of what is known.
 #[derive(Clone)]
 pub(super) struct RequestBuilder {
-    pods: Arc<dyn PodSource>,
+    /// The API server's pods, as far as it told of them.
+    pub(super) pods: Arc<dyn PodSource>,
     host_root: PathBuf,
     kubelet: Arc<devices::Kubelet>,
 }
@@ -55,21 +56,10 @@ impl RequestBuilder {
         self.pods.pod(&pod.uid)
     }
 
-    /// Whether the API server has told of all pods, so that one that is not known will be in a moment.
-    pub(super) fn is_synced(&self) -> bool {
-        self.pods.is_synced()
-    }
-
-    /// A notice for whoever looks at the pod.
-    pub(super) fn notify(&self, notice: pod::Notice) {
-        self.pods.notify(notice);
-    }
-
     /// A pod as a whole, as far as it is known.
     pub(super) fn pod(&self, pod: &nri::Pod) -> PodAsk {
         let annotations = Annotations::read(&pod.annotations);
-        let known = self.known(pod);
-        let asked = known.as_ref().map_or(Asked::Nothing, |known| whole::asked(known, &annotations));
+        let asked = self.known(pod).map_or(Asked::Nothing, |known| whole::asked(&known, &annotations));
         ask(pod, asked, annotations)
     }
 
@@ -91,21 +81,17 @@ impl RequestBuilder {
         if annotations.of(&container.name).placement == Placement::Off {
             return Err(LeftAlone::OptedOut);
         }
-        let cgroup: CgroupPath = container
-            .cgroup
-            .as_ref()
-            .and_then(|path| path.parse().ok())
-            .filter(|path: &CgroupPath| !path.is_root())
-            .ok_or(LeftAlone::NoCgroup)?;
-        let known = self.known(pod);
+        let cgroup: Option<CgroupPath> = container.cgroup.as_ref().and_then(|path| path.parse().ok());
+        let cgroup = cgroup.filter(|path| !path.is_root()).ok_or(LeftAlone::NoCgroup)?;
         let mut notes = Vec::new();
-        let asked = match &known {
-            Some(known) => whole::asked(known, &annotations),
-            None => alone(pod, container, &annotations, &mut notes),
+        let (asked, slice) = match self.known(pod) {
+            Some(known) => {
+                let asked = whole::asked(&known, &annotations);
+                let slice = whole::slice(&known, &asked, &annotations, &container.name);
+                (asked, slice)
+            }
+            None => (alone(pod, container, &annotations, &mut notes), Slice::Own),
         };
-        let slice = known
-            .as_ref()
-            .map_or(Slice::Own, |known| whole::slice(known, &asked, &annotations, &container.name));
         let memory = self.memory(pod, container, &container.resources);
         let mut pod = ask(pod, asked, annotations);
         pod.notes.append(&mut notes);
@@ -122,19 +108,17 @@ impl RequestBuilder {
             pinned: (container.resources.cpus.clone(), container.resources.mems.clone()),
         })
     }
-}
 
-impl RequestBuilder {
     /// What the protection of a container's memory follows from, if it has these resources.
     fn memory(&self, pod: &nri::Pod, container: &nri::Container, has: &nri::Resources) -> MemoryAsk {
+        if let Some(known) = self.known(pod) {
+            return whole::memory(&known, &container.name);
+        }
         let bytes = |of: &nri::Resources| match of.memory_limit {
             Some(Limit::At(limit)) if limit.0 > 0 => Some(limit),
             _ => None,
         };
         let limit = bytes(has);
-        if let Some(known) = self.known(pod) {
-            return whole::memory(&known, &container.name);
-        }
         let class = class_of(pod, container);
         // Of other classes the runtime is not told what is requested.
         let request = limit.filter(|_| class == Some(QosClass::Guaranteed));
@@ -227,13 +211,11 @@ fn alone(
     if wishes.placement != Placement::Auto {
         return Asked::Nothing;
     }
-    if wishes.extra == Extra::Memory && class != Some(QosClass::Guaranteed) {
-        notes.push(
-            "memory is not promised: the API server, which tells what is requested, has not told of this pod"
-                .to_owned(),
-        );
-    }
     if class != Some(QosClass::Guaranteed) {
+        if wishes.extra == Extra::Memory {
+            let note = "memory is not promised: the API server, which tells what is requested, has not told of this pod";
+            notes.push(note.to_owned());
+        }
         return Asked::Nothing;
     }
     notes.push(

@@ -31,7 +31,7 @@ use numaward_model::port::MachineSource as _;
 use numaward_topology::{Bytes, CpuSet, Machine};
 use tokio_util::sync::CancellationToken;
 
-use super::{NriMetrics, Ports, plugin};
+use super::{NriMetrics, plugin};
 
 const PLUGIN: &str = "90-numaward";
 
@@ -81,6 +81,13 @@ impl Daemon {
         let thread = self.thread.take().unwrap();
         tokio::task::spawn_blocking(move || thread.join().unwrap()).await.unwrap();
         assert!(runtime.has_plugins(&[]).await);
+    }
+}
+
+impl NriMetrics {
+    /// How many were started without what they should have had, for this reason.
+    fn unpinned_for(&self, reason: &'static str) -> u64 {
+        self.unpinned.get_or_create(&[("reason", reason)]).get()
     }
 }
 
@@ -136,7 +143,7 @@ impl Bench {
         let plugin = plugin(
             &self.config,
             reconciler.clone(),
-            Ports::of(&self.host),
+            self.host.clone(),
             self.pods.clone(),
             figures.clone(),
             &stop,

@@ -197,8 +197,8 @@ pub(crate) fn distributed(
     }
     match accumulator.needed {
         0 => Ok(accumulator.taken),
-        missing @ 1.. => Err(CpuError::TooFewDistributed { missing }),
-        missing => Err(CpuError::TooManyDistributed { missing }),
+        missing @ 1.. => Err(CpuError::TooFewDistributed(missing)),
+        missing => Err(CpuError::TooManyDistributed(missing)),
     }
 }
 

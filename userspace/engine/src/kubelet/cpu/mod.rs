@@ -13,7 +13,7 @@
 //! Init containers hand their CPUs on to the containers after them.
 
 mod distribute;
-pub(crate) mod resize;
+mod resize;
 mod take;
 mod topology;
 
@@ -23,69 +23,51 @@ use self::{
     take::{Order, Packing},
     topology::CpuTopology,
 };
-use super::{Affinity, AllocateError, HintProvider, defects};
+use super::{Affinity, HintProvider, defects};
 use crate::{
-    decision::Shortfall,
-    hint::{HintList, Mask, NodeIndex, Provider, ProviderHints, Resource, Scope, for_each_subset, positions},
+    decision::{Cause, Shortfall},
+    hint::{HintList, Mask, NodeIndex, ProviderHints, Resource, Scope, for_each_subset, positions},
     ledger::{Ledger, Reusable},
-    policy::{self, CpuOptions, PolicyConfig, StartProblem, StaticCpuProblem, TopologyManagerPolicy},
+    policy::{CpuOptions, PolicyConfig, StartProblem, StaticCpuProblem, TopologyManagerPolicy},
     qos::QosClass,
     request::{ContainerName, ContainerRequest, OwnerId, Request},
 };
 
 /// Why CPUs cannot be given. The texts are the kubelet's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CpuError {
+pub(crate) enum CpuError {
     /// With `full-pcpus-only`: the request is no multiple of a core.
     #[error("SMT Alignment Error: requested {requested} cpus not multiple cpus per core = {cpus_per_core}")]
-    NotWholeCores {
-        /// CPUs that were requested.
-        requested: usize,
-        /// CPUs of a core.
-        cpus_per_core: usize,
-    },
-    /// With `full-pcpus-only`: there are not enough free cores.
+    NotWholeCores { requested: usize, cpus_per_core: usize },
+    /// With `full-pcpus-only`: there are not enough free cores. `available` are the CPUs of cores of which none is
+    /// reserved.
     #[error(
         "SMT Alignment Error: not enough free physical CPUs: available physical CPUs = {available}, requested \
          CPUs = {requested}, CPUs per core = {cpus_per_core}"
     )]
-    NotEnoughCores {
-        /// CPUs of cores of which none is reserved.
-        available: usize,
-        /// CPUs that were requested.
-        requested: usize,
-        /// CPUs of a core.
-        cpus_per_core: usize,
-    },
+    NotEnoughCores { available: usize, requested: usize, cpus_per_core: usize },
     /// There are not enough CPUs.
     #[error("not enough cpus available to satisfy request: requested={requested}, available={available}")]
-    NotEnough {
-        /// CPUs that were missing.
-        requested: usize,
-        /// CPUs to choose from.
-        available: usize,
-    },
+    NotEnough { requested: usize, available: usize },
     /// There are enough CPUs, but they could not be collected.
     #[error("failed to allocate cpus")]
     Failed,
     /// A distribution over nodes gave fewer CPUs than it should have.
-    #[error("accounting error, not enough CPUs allocated, remaining: {missing}")]
-    TooFewDistributed {
-        /// How many are missing.
-        missing: i64,
-    },
-    /// A distribution over nodes gave more CPUs than it should have.
-    #[error("accounting error, too many CPUs allocated, remaining: {missing}")]
-    TooManyDistributed {
-        /// How many are too many, negative.
-        missing: i64,
-    },
+    #[error("accounting error, not enough CPUs allocated, remaining: {0}")]
+    TooFewDistributed(i64),
+    /// A distribution over nodes gave more CPUs than it should have. What remains is negative.
+    #[error("accounting error, too many CPUs allocated, remaining: {0}")]
+    TooManyDistributed(i64),
 }
 
-impl CpuError {
-    /// Whether cores could not be given whole.
-    pub fn is_alignment(self) -> bool {
-        matches!(self, Self::NotWholeCores { .. } | Self::NotEnoughCores { .. })
+impl From<CpuError> for Cause {
+    fn from(error: CpuError) -> Self {
+        match error {
+            CpuError::NotWholeCores { .. } | CpuError::NotEnoughCores { .. } => {
+                Self::Cores(error.to_string())
+            }
+            _ => Self::Cpus(error.to_string()),
+        }
     }
 }
 
@@ -141,17 +123,15 @@ impl StaticCpus {
     /// Checks whether the options go with a topology policy.
     pub(crate) fn check_policy(&self, policy: TopologyManagerPolicy) -> Result<(), StaticCpuProblem> {
         if self.options.align_by_socket && policy == TopologyManagerPolicy::SingleNumaNode {
-            let (topology_policy, option) = (policy.as_str(), policy::ALIGN_BY_SOCKET);
-            return Err(StaticCpuProblem::IncompatibleTopologyPolicy { topology_policy, option });
+            return Err(StaticCpuProblem::IncompatibleTopologyPolicy(policy));
         }
         Ok(())
     }
 
     fn check_machine(&self, topology_policy: TopologyManagerPolicy) -> Result<(), StaticCpuProblem> {
         self.check_policy(topology_policy)?;
-        let (sockets, nodes) = (self.topology.sockets.len(), self.topology.nodes.len());
-        if self.options.align_by_socket && sockets > nodes {
-            return Err(StaticCpuProblem::MoreSocketsThanNodes { sockets, nodes });
+        if self.options.align_by_socket && self.topology.sockets.len() > self.topology.nodes.len() {
+            return Err(StaticCpuProblem::MoreSocketsThanNodes);
         }
         Ok(())
     }
@@ -166,7 +146,7 @@ impl StaticCpus {
             return Err(StaticCpuProblem::CannotReserve { reserved: self.reserved.clone(), needed });
         }
         if let Some(cpu) = (&self.reserved - &self.topology.all).first() {
-            return Err(StaticCpuProblem::UnknownReservedCpu { cpu });
+            return Err(StaticCpuProblem::UnknownReservedCpu(cpu));
         }
         let cores = self.topology.cores.iter().filter(|core| core.cpus.intersects(&self.reserved));
         self.reserved_cores = cores.flat_map(|core| core.cpus.iter()).collect();
@@ -190,7 +170,7 @@ impl StaticCpus {
         let exclusive: Vec<_> = ledger
             .allocations()
             .filter_map(|(owner, container, allocation)| {
-                allocation.cpus.clone().map(|cpus| (owner.to_string(), container.to_string(), cpus))
+                allocation.cpus.clone().map(|cpus| (owner.clone(), container.clone(), cpus))
             })
             .collect();
         if shared_pool.is_empty() {
@@ -327,25 +307,11 @@ impl StaticCpus {
         }
         Ok(())
     }
-
-    /// Gives back what containers hold that nobody wants any more.
-    fn remove_stale(ledger: &mut Ledger) {
-        if ledger.notes.restoring {
-            return;
-        }
-        for (owner, container) in ledger.stale() {
-            release(ledger, &owner, &container);
-        }
-    }
 }
 
 impl HintProvider for StaticCpus {
-    fn provider(&self) -> Provider {
-        Provider::Cpus
-    }
-
     fn hints(&self, ledger: &mut Ledger, request: &Request, scope: Scope<'_>) -> ProviderHints {
-        Self::remove_stale(ledger);
+        self.remove_stale(ledger);
         let owner = &request.owner;
         let needed = match scope {
             Scope::Container(container) => Self::exclusive(request, container),
@@ -389,8 +355,8 @@ impl HintProvider for StaticCpus {
         request: &Request,
         container: &ContainerRequest,
         affinity: Affinity,
-    ) -> Result<(), AllocateError> {
-        Self::remove_stale(ledger);
+    ) -> Result<(), Cause> {
+        self.remove_stale(ledger);
         let (owner, name) = (&request.owner, &container.name);
         let needed = Self::exclusive(request, container);
         if needed == 0 {

@@ -1,17 +1,13 @@
 //! More or fewer exclusive CPUs for a container that runs.
 
-use numaward_topology::{CpuSet, NodeSet};
+use numaward_topology::{CpuSet, NodeId, NodeSet};
 
 use super::{CpuError, StaticCpus};
-use crate::{decision::Shortfall, hint::Resource, ledger::Ledger};
-
-/// Why the CPUs of a container cannot be changed.
-pub(crate) enum CpuResizeError {
-    /// Cores must stay whole.
-    Alignment(CpuError),
-    /// Capacity is missing on the nodes.
-    Shortfall(Vec<Shortfall>),
-}
+use crate::{
+    decision::{ResizeError, Shortfall},
+    hint::Resource,
+    ledger::Ledger,
+};
 
 impl StaticCpus {
     /// The CPUs that a container has instead of `held` when it is to have `wanted`: fewer of the same, or those and
@@ -22,11 +18,11 @@ impl StaticCpus {
         held: &CpuSet,
         wanted: usize,
         nodes: &NodeSet,
-    ) -> Result<CpuSet, CpuResizeError> {
+    ) -> Result<CpuSet, ResizeError> {
         let cpus_per_core = self.topology.cpus_per_core.max(1);
         if self.options.full_pcpus_only && !wanted.is_multiple_of(cpus_per_core) {
             let error = CpuError::NotWholeCores { requested: wanted, cpus_per_core };
-            return Err(CpuResizeError::Alignment(error));
+            return Err(ResizeError::Cores(error.to_string()));
         }
         let cores = || self.topology.cores.iter().map(|core| &core.cpus);
         let mut left = wanted;
@@ -65,13 +61,10 @@ impl StaticCpus {
             requested,
             free: (&free & &cpus).len() as u64,
         };
-        Err(CpuResizeError::Shortfall(self.by_node(nodes).map(shortfall).collect()))
+        Err(ResizeError::Shortfall(self.by_node(nodes).map(shortfall).collect()))
     }
 
-    fn by_node<'a>(
-        &'a self,
-        nodes: &'a NodeSet,
-    ) -> impl Iterator<Item = (numaward_topology::NodeId, CpuSet)> + 'a {
+    fn by_node<'a>(&'a self, nodes: &'a NodeSet) -> impl Iterator<Item = (NodeId, CpuSet)> + 'a {
         let of = self.topology.nodes.iter().zip(&self.topology.positions);
         of.filter_map(|(domain, &position)| Some((*self.nodes.ids().get(position)?, domain.cpus.clone())))
             .filter(|(node, _)| nodes.contains(*node))

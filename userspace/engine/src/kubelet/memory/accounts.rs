@@ -35,7 +35,7 @@ fn sums(machine: &Machine, config: &PolicyConfig) -> Result<BTreeMap<ZoneKind, Q
     let mut sums: BTreeMap<ZoneKind, Quantity> = BTreeMap::new();
     for reservation in &config.reserved_memory {
         if !machine.nodes.contains_key(&reservation.numa_node) {
-            return Err(StartProblem::ReservationOnUnknownNode { node: reservation.numa_node });
+            return Err(StartProblem::ReservationOnUnknownNode(reservation.numa_node));
         }
         for (&kind, &quantity) in &reservation.limits {
             let sum = sums.entry(kind).or_default();
@@ -66,7 +66,7 @@ fn by_node(config: &PolicyConfig) -> Result<BTreeMap<NodeId, Reserved>, StartPro
     for reservation in &config.reserved_memory {
         let node = reservation.numa_node;
         for (&kind, &quantity) in &reservation.limits {
-            let not_integer = StartProblem::ReservationNotInteger { node, kind, quantity };
+            let not_integer = StartProblem::ReservationNotInteger(node, kind, quantity);
             let bytes = Bytes(quantity.as_int64().ok_or(not_integer)?);
             by_node.entry(node).or_default().insert(kind, bytes);
         }
@@ -91,7 +91,7 @@ fn node_account(id: NodeId, node: &Node, reserved: &Reserved) -> Result<NodeAcco
         .ok_or(MachineProblem::HugepagesTooLarge { node: id, hugepages, memory: node.memory })?;
     if let Some(&kind) = reserved.keys().find(|&kind| *kind != ZoneKind::Memory && !pools.contains_key(kind))
     {
-        return Err(StartProblem::ReservationOfUnknownKind { node: id, kind });
+        return Err(StartProblem::ReservationOfUnknownKind(id, kind));
     }
     let pools = pools.into_iter().map(|(kind, pool)| (kind, pool, pool));
     let account = |(kind, total, available): (ZoneKind, Bytes, Bytes)| {

@@ -29,10 +29,10 @@ use std::collections::BTreeMap;
 use numaward_topology::{Bytes, Machine, NodeId, NodeSet, ZoneKind};
 
 use self::view::View;
-use super::{Affinity, AllocateError, HintProvider, defects};
+use super::{Affinity, HintProvider, defects};
 use crate::{
-    decision::Shortfall,
-    hint::{HintList, Mask, NodeIndex, Provider, ProviderHints, Resource, Scope, for_each_subset},
+    decision::{Cause, Shortfall},
+    hint::{HintList, Mask, NodeIndex, ProviderHints, Resource, Scope, for_each_subset},
     ledger::{Block, Ledger, NodeAccount, Reusable},
     policy::{PolicyConfig, StartProblem},
     qos::QosClass,
@@ -41,16 +41,11 @@ use crate::{
 };
 
 /// Why memory cannot be given. The texts are the kubelet's.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MemoryError {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum MemoryError {
     /// A quantity is spelt as no whole number of bytes.
     #[error("[memorymanager] failed to represent quantity as int64")]
-    NotInteger {
-        /// The kind of memory.
-        kind: ZoneKind,
-        /// What was requested.
-        quantity: Quantity,
-    },
+    NotInteger,
     /// No affinity was chosen, and no set of nodes can serve the request.
     #[error(
         "[memorymanager] failed to get the default NUMA affinity, no NUMA nodes with enough memory is available"
@@ -58,34 +53,22 @@ pub enum MemoryError {
     NoDefaultHint,
     /// No affinity was chosen, and the best set of nodes is not a preferred one.
     #[error("[memorymanager] failed to find the default preferred hint")]
-    DefaultHintNotPreferred {
-        /// The best set.
-        affinity: NodeSet,
-    },
+    DefaultHintNotPreferred,
     /// The chosen affinity is too small, and no set of nodes that includes it can serve the request.
     #[error("[memorymanager] failed to find NUMA nodes to extend the current topology hint")]
-    NoExtension {
-        /// The chosen affinity.
-        affinity: NodeSet,
-    },
+    NoExtension,
     /// The chosen affinity is preferred but too small, and the best set that includes it is not preferred.
     #[error("[memorymanager] failed to find the extended preferred hint")]
-    ExtensionNotPreferred {
-        /// The chosen affinity.
-        affinity: NodeSet,
-        /// The best set that includes it.
-        extension: NodeSet,
-    },
+    ExtensionNotPreferred,
     /// The growth rule forbids the affinity.
     #[error("[memorymanager] preferred hint violates NUMA node allocation")]
-    GroupViolation {
-        /// The affinity.
-        affinity: NodeSet,
-        /// The node that belongs elsewhere.
-        node: NodeId,
-        /// Where it belongs.
-        group: NodeSet,
-    },
+    GroupViolation,
+}
+
+impl From<MemoryError> for Cause {
+    fn from(error: MemoryError) -> Self {
+        Self::Memory(error.to_string())
+    }
 }
 
 /// The Memory Manager with policy `Static`.
@@ -112,16 +95,6 @@ impl StaticMemory {
     /// The accounts of an idle machine.
     pub(crate) fn idle(&self) -> &BTreeMap<NodeId, NodeAccount> {
         &self.idle
-    }
-
-    /// Gives back what containers hold that nobody wants any more.
-    fn remove_stale(ledger: &mut Ledger) {
-        if ledger.notes.restoring {
-            return;
-        }
-        for (owner, container) in ledger.stale() {
-            release(ledger, &owner, &container);
-        }
     }
 
     /// What is requested in the given scope. `None` where it does not fit 64 bits: then it cannot be served, and
@@ -177,7 +150,7 @@ impl StaticMemory {
             let hints = self.calculate(ledger, owner, requested);
             let (mask, preferred) = Self::best(hints.masks()).ok_or(MemoryError::NoDefaultHint)?;
             if affinity.preferred && !preferred {
-                return Err(MemoryError::DefaultHintNotPreferred { affinity: self.nodes.set(mask) });
+                return Err(MemoryError::DefaultHintNotPreferred);
             }
             (mask, preferred)
         };
@@ -185,23 +158,13 @@ impl StaticMemory {
         if !view.enough(mask, |kind| &kind.free, |_| 0) {
             let hints = self.calculate(ledger, owner, requested);
             let including = hints.masks().filter(|(hint, _)| hint & mask == mask);
-            let affinity = || self.nodes.set(mask);
-            let (extension, extension_preferred) =
-                Self::best(including).ok_or_else(|| MemoryError::NoExtension { affinity: affinity() })?;
+            let (extension, extension_preferred) = Self::best(including).ok_or(MemoryError::NoExtension)?;
             if preferred && !extension_preferred {
-                let extension = self.nodes.set(extension);
-                return Err(MemoryError::ExtensionNotPreferred { affinity: affinity(), extension });
+                return Err(MemoryError::ExtensionNotPreferred);
             }
             mask = extension;
         }
-        match view.group_violation(mask) {
-            None => Ok(mask),
-            Some(position) => Err(MemoryError::GroupViolation {
-                affinity: self.nodes.set(mask),
-                node: self.nodes.ids()[position],
-                group: self.nodes.set(view.groups[position]),
-            }),
-        }
+        if view.group_allows(mask) { Ok(mask) } else { Err(MemoryError::GroupViolation) }
     }
 }
 
@@ -235,19 +198,14 @@ fn requested_in_all(init: Vec<(bool, Requested)>, apps: Vec<(bool, Requested)>) 
 /// The bytes of each kind that a container requests.
 fn bytes(resources: &Resources) -> Result<Requested, MemoryError> {
     let amount = |(&kind, &quantity): (&ZoneKind, &Quantity)| {
-        let bytes = quantity.as_int64().ok_or(MemoryError::NotInteger { kind, quantity })?;
-        Ok((kind, bytes))
+        Ok((kind, quantity.as_int64().ok_or(MemoryError::NotInteger)?))
     };
     resources.memory.iter().map(amount).collect()
 }
 
 impl HintProvider for StaticMemory {
-    fn provider(&self) -> Provider {
-        Provider::Memory
-    }
-
     fn hints(&self, ledger: &mut Ledger, request: &Request, scope: Scope<'_>) -> ProviderHints {
-        Self::remove_stale(ledger);
+        self.remove_stale(ledger);
         if request.qos() != QosClass::Guaranteed {
             return ProviderHints::NoPreference;
         }
@@ -275,8 +233,8 @@ impl HintProvider for StaticMemory {
         request: &Request,
         container: &ContainerRequest,
         affinity: Affinity,
-    ) -> Result<(), AllocateError> {
-        Self::remove_stale(ledger);
+    ) -> Result<(), Cause> {
+        self.remove_stale(ledger);
         if request.qos() != QosClass::Guaranteed {
             return Ok(());
         }

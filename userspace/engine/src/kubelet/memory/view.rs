@@ -15,7 +15,7 @@ pub(super) struct View {
     /// Nodes that are in use.
     assigned: Mask,
     /// The group of each node.
-    pub(super) groups: Vec<Mask>,
+    groups: Vec<Mask>,
 }
 
 pub(super) struct KindView {
@@ -85,16 +85,16 @@ impl View {
         if mask.is_power_of_two() {
             return self.groups[mask.trailing_zeros() as usize].count_ones() <= 1;
         }
-        self.foreign(mask).is_none()
+        self.has_no_foreign(mask)
     }
 
-    /// A node of the set that is in use by another group, if any.
-    fn foreign(&self, mask: Mask) -> Option<usize> {
-        positions(mask & self.assigned).find(|&position| self.groups[position] != mask)
+    /// Whether no node of the set is in use by another group.
+    fn has_no_foreign(&self, mask: Mask) -> bool {
+        positions(mask & self.assigned).all(|position| self.groups[position] == mask)
     }
 
-    /// A node for which the growth rule forbids an allocation on this set of nodes.
-    pub(super) fn group_violation(&self, mask: Mask) -> Option<usize> {
-        if defects::one_node_skips_the_growth_rule(mask) { None } else { self.foreign(mask) }
+    /// Whether the growth rule allows an allocation on a set of nodes.
+    pub(super) fn group_allows(&self, mask: Mask) -> bool {
+        defects::one_node_skips_the_growth_rule(mask) || self.has_no_foreign(mask)
     }
 }

@@ -12,7 +12,10 @@ use numaward_kube::pod_resources::{
 use numaward_store::Store;
 
 use super::*;
-use crate::kubernetes::export::assigned::{Calls, Teller};
+use crate::kubernetes::export::{
+    self,
+    assigned::{Calls, Teller},
+};
 
 fn resources(cpus: &str, memory: &str) -> Resources {
     Resources::none().with_cpu(cpus.parse().unwrap()).with_memory(memory.parse().unwrap())
@@ -262,7 +265,9 @@ async fn what_a_pod_holds_as_a_whole_its_containers_share() {
         promises.workloads().iter().filter(|of| !of.placed.is_empty()).count()
     };
     assert_eq!(placed(&bench.host.assigned.lock().unwrap()), 2);
-    let teller = Teller::new(daemon.reconciler.view(), Calls::default());
+    let host = bench.host.clone();
+    let source = move || export::Assigned::promised(&host.assigned.lock().unwrap(), &host.machine());
+    let teller = Teller::new(Arc::new(source), Calls::default());
     let [told] = teller.pods().try_into().unwrap();
     assert_eq!((told.cpu_ids.len(), told.memory[0].size), (3, Bytes::gib(4).0));
     let of: Vec<_> = told.containers.iter().map(|of| (of.name.as_str(), of.cpu_ids.len())).collect();

@@ -32,7 +32,7 @@ impl SnapshotSource for Observer {
         let exclusive_cpus = self.cpu_figures();
         self.ask();
         let read = self.read();
-        let (sampled, counted) = (self.sampled.get(), &read.counted);
+        let (sampled, counted) = (self.sampled.borrow().clone(), &read.counted);
         // Nodes may have come since.
         let as_before = read.machine.nodes.keys().eq(&nodes);
         let mut activity = read.activity_figures(&sampled, &nodes);
@@ -88,7 +88,7 @@ impl SnapshotSource for Observer {
             .into_iter()
             .map(|usage| MapFigures { map: usage.map, entries: usage.entries, capacity: usage.capacity })
             .collect();
-        let map_memory = probing.map_memory().collect();
+        let map_memory = probing.probes.map_memory().collect();
         drop(probing);
         let (workloads_with_slot, workloads_without_slot) = read.table.slots();
         snapshot::Snapshot {
@@ -157,17 +157,18 @@ impl Observer {
     }
 
     /// Pages as bytes, in the order of `nodes`.
-    pub(crate) fn bytes(&self, nodes: &[NodeId], counters: &NodeCounters) -> Vec<Allocated> {
-        let bytes = |pages| self.bytes_of(pages);
-        let of = |node| {
-            let counters: Counters = counters.get(node).copied().unwrap_or_default();
-            Allocated {
-                local: bytes(counters.user_local),
-                remote: bytes(counters.user_remote),
-                kernel: bytes(counters.kernel),
-            }
-        };
-        nodes.iter().map(of).collect()
+    fn bytes(&self, nodes: &[NodeId], counters: &NodeCounters) -> Vec<Allocated> {
+        nodes.iter().map(|node| self.in_bytes(counters.get(node))).collect()
+    }
+
+    /// Those of one node.
+    pub(crate) fn in_bytes(&self, counters: Option<&Counters>) -> Allocated {
+        let counters = counters.copied().unwrap_or_default();
+        Allocated {
+            local: self.bytes_of(counters.user_local),
+            remote: self.bytes_of(counters.user_remote),
+            kernel: self.bytes_of(counters.kernel),
+        }
     }
 
     /// What could still be had of each kind of memory on each node, less what is promised there and not yet used.
@@ -287,14 +288,14 @@ impl Read {
         nodes: &[NodeId],
     ) -> BTreeMap<Arc<str>, snapshot::WorkloadActivity> {
         let of = |(name, series): (&Arc<str>, &table::Series<SlotId>)| {
-            let activity = self.activities.of(name, series, &self.done.slots);
+            let activity = series.activity(&self.done.slots);
             let seen = || series.members.keys().filter_map(|id| sampled.seen.get(id));
             let states: BTreeSet<Sampling> = seen().map(|seen| seen.state).collect();
             let moved = seen().filter_map(|seen| seen.moved).reduce(u64::saturating_add);
             let figures = snapshot::WorkloadActivity {
                 moved,
-                sampling: states.into_iter().map(Sampling::as_str).collect(),
-                estimated_remote_permille: sampled.estimates.mean(series.members.keys()).map(|share| share.0),
+                sampling: states.into_iter().map(Into::into).collect(),
+                estimated_remote_permille: sampled.estimates.mean(series.members.keys()),
                 ..self.attached.figures(&activity, nodes)
             };
             (name.clone(), figures)

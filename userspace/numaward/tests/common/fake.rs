@@ -109,6 +109,9 @@ fn answer(path: &str) -> Option<Value> {
             "nodes": [node(0), node(1)], "sockets": [], "lastLevelCaches": [], "onlineCpus": "0-3",
             "possibleCpus": "0-3", "isolatedCpus": "", "memoryBlockSizeBytes": 0,
         }),
+        "/api/v1/workloads" => json!({
+            "workloads": [workload("small.service", 1 << 20, 0, 1), workload("database", 3 << 30, 1 << 30, 1)],
+        }),
         "/api/v1/version" => json!({"version": "1.2.3", "kernel": "6.12", "architecture": "x86_64"}),
         "/api/v1/events" => json!({"events": [{
             "id": 5, "time": "2026-01-01T07:08:09.000Z", "kind": "miss", "severity": "warning",

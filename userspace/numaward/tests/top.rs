@@ -7,6 +7,9 @@ mod common;
 mod fake;
 
 use std::{
+    fmt::Write as _,
+    fs,
+    path::Path,
     process::{Command, Stdio},
     time::Duration,
 };
@@ -381,4 +384,166 @@ fn a_real_daemon_is_watched_on_its_address_and_on_its_socket() {
     terminal.press("q").unwrap();
     assert_eq!(terminal.wait(LONG).unwrap().unwrap().code(), Some(0));
     given_back(&terminal);
+}
+
+/// What is checked in of a test's output, by section. `UPDATE=1 cargo test -p numaward` writes it.
+struct Kept {
+    file: std::path::PathBuf,
+    text: String,
+    update: Option<String>,
+}
+
+impl Kept {
+    fn read(name: &str) -> Self {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name);
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        Self { file, text, update: std::env::var_os("UPDATE").map(|_| String::new()) }
+    }
+
+    fn section(&self, name: &str) -> &str {
+        let after = self.text.split_once(&format!("== {name}\n")).map_or("", |(_, after)| after);
+        let end = after.find("\n== ").map_or(after.len(), |end| end + 1);
+        &after[..end]
+    }
+
+    /// Whether this is the section; where the file is written, it becomes it.
+    #[track_caller]
+    fn is(&mut self, name: &str, text: &str) {
+        match &mut self.update {
+            Some(update) => update.extend(["== ", name, "\n", text]),
+            None => {
+                assert_eq!(
+                    text,
+                    self.section(name),
+                    "{name} in {} (UPDATE=1 writes it)",
+                    self.file.display()
+                );
+            }
+        }
+    }
+
+    fn end(self) {
+        if let Some(update) = self.update {
+            fs::write(self.file, update).unwrap();
+        }
+    }
+}
+
+/// The lines of a screen, and below each how its cells look, where they do not look as usual.
+fn picture(screen: &numaward_terminal::Screen) -> String {
+    let (_, columns) = screen.size();
+    let mut text = String::new();
+    for (line, row) in screen.rows(0, columns).zip(0..) {
+        let _ = writeln!(text, "|{}", line.trim_end());
+        let cells = (0..columns).filter_map(|column| screen.cell(row, column));
+        let looks: Vec<String> = cells
+            .map(|cell| {
+                let marks = [(cell.bold(), "bold "), (cell.dim(), "dim "), (cell.underline(), "underline ")];
+                let marks = marks.into_iter().chain([(cell.inverse(), "inverse ")]);
+                let marks: String = marks.filter(|(is_so, _)| *is_so).map(|(_, mark)| mark).collect();
+                match cell.fgcolor() {
+                    numaward_terminal::Color::Default => marks,
+                    colour => format!("{marks}{colour:?}"),
+                }
+            })
+            .collect();
+        let mut at = 0;
+        for run in looks.chunk_by(|a, b| a == b) {
+            if !run[0].is_empty() {
+                let _ = writeln!(text, "  {at}+{} {}", run.len(), run[0].trim_end());
+            }
+            at += run.len();
+        }
+    }
+    text
+}
+
+#[test]
+fn each_screen_looks_as_checked_in() {
+    let mut kept = Kept::read("screens.txt");
+    for (kind, environment) in [("", None), ("plain ", Some([("NO_COLOR", "1"), ("LC_ALL", "C")]))] {
+        let mut watched = Watched::start_with(24, 80, |command| {
+            command.envs(environment.into_iter().flatten());
+        });
+        watched.sees("pages on node 1");
+        for (name, rows, columns, keys) in [
+            ("lists", 24, 80, ""),
+            ("nodes", 24, 80, "\t\x1b[B"),
+            ("events", 24, 80, "\t"),
+            ("all columns, by name", 40, 150, "\tS"),
+            ("reversed", 30, 100, "r"),
+            ("low", 11, 60, "rs\x1b[B"),
+            ("low nodes", 11, 60, "\t"),
+            ("low events", 11, 60, "\t"),
+            ("tiny", 4, 20, "\t"),
+            ("guaranteed", 24, 80, "g"),
+            ("filter", 24, 80, "/node:1"),
+            ("filtered", 24, 80, "\r"),
+            ("none match", 24, 80, "/x\r"),
+            // Alone: with the keys after it, it would be another one.
+            ("no filter", 24, 80, "\x1b"),
+            ("workload", 70, 100, "g\x1b[H\r"),
+            ("low workload", 12, 80, ""),
+            ("scrolled", 12, 80, "\x1b[6~"),
+            ("evil", 50, 80, "q\x1b[B\r"),
+            ("node", 40, 80, "q\t\x1b[H\r"),
+            ("memory only", 40, 80, "q\x1b[F\r"),
+            ("help", 40, 80, "?"),
+            ("help scrolled", 10, 80, "\x1b[F"),
+        ] {
+            watched.terminal.resize(rows, columns).unwrap();
+            watched.tick();
+            watched.press(keys);
+            let name = format!("{kind}{name}");
+            let last = if kept.update.is_some() {
+                std::thread::sleep(Duration::from_secs(2));
+                watched.terminal.look(picture)
+            } else {
+                let wanted = kept.section(&name);
+                let seen = watched.terminal.wait_for(LONG / 8, |screen| picture(screen) == wanted);
+                seen.map_or_else(|_| watched.terminal.look(picture), |()| wanted.to_owned())
+            };
+            kept.is(&name, &last);
+        }
+        watched.press("\x03");
+        watched.ends(0);
+    }
+    kept.end();
+}
+
+#[test]
+fn what_is_printed_is_as_checked_in() {
+    let mut kept = Kept::read("printed.txt");
+    let fake = Fake::start(workloads(1));
+    let address = fake.address.to_string();
+    let server = format!("http://{address}");
+    let commands: [&[&str]; 8] = [
+        &["status", "--address", &address],
+        &["status", "-o", "json", "--address", &address],
+        &["explain", "database", "--server", &server],
+        &["explain", "database", "-o", "json", "--server", &server],
+        &["explain", "nobody", "--server", &server],
+        &["top", "--once", "--address", &address],
+        &["top", "--once", "--sort", "local", "--filter", "a", "--address", &address],
+        &["top", "--once", "-o", "json", "--guaranteed", "--address", &address],
+    ];
+    for args in commands {
+        let mut command = numaward(args);
+        let printer = std::thread::spawn(move || command.output().unwrap());
+        while !printer.is_finished() {
+            // The same again: what it prints does not depend on when.
+            fake.tick(workloads(1));
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let output = printer.join().unwrap();
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        // But for what a node allocated.
+        let mut parts = text.split("\"localBytes\":");
+        let mut steady = parts.next().unwrap().to_owned();
+        parts.for_each(|part| steady.extend(["\"localBytes\":", part.trim_start_matches(char::is_numeric)]));
+        let name =
+            args.iter().filter(|arg| !arg.contains("127.0.0.1")).copied().collect::<Vec<_>>().join(" ");
+        kept.is(&name, &format!("{steady}exit code {:?}\n", output.status.code()));
+    }
+    kept.end();
 }

@@ -1,15 +1,17 @@
-//! The command `numaward`: the daemon, and what reads from it and from this host.
+//! The commands of `numaward`: what asks the daemon, and what reads from this host.
+//!
+//! What is the daemon's own comes in as functions ([`Daemon`]), so that this crate does without it.
 
 #![forbid(unsafe_code)]
 
 mod args;
 mod client;
+mod column;
 mod control;
 mod doctor;
 mod exec;
 mod explain;
 mod import;
-mod refusal;
 mod remote;
 mod status;
 mod table;
@@ -18,29 +20,31 @@ mod top;
 mod topology;
 
 use std::{
-    collections::BTreeMap,
     ffi::OsString,
     io::{self, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
 use numaward_api::{self as api, Version};
-use numaward_config::{self as config, Flag, Sources};
-use numaward_daemon::{doctor::examine, import::import};
-use numaward_probes::{Options, Probes};
+use numaward_api::{
+    doctor::{Check, Verdict},
+    import::Imported,
+};
+use numaward_config::{self as config, Flag, Interval, Sources};
+use numaward_probes::{Options, ProbeReport, Probes};
+use numaward_topology::Machine;
 use serde::Serialize;
 
 use crate::{
     args::{
-        CheckConfig, Cli, Command, ConfigFile, Controlled, Doctor, Exec, Explain, Format, Guarantee,
-        ImportKubeletState, Output, Reached, Release, Run, Socket, Status, Top, Topology, Wanted,
+        Cli, Command, ConfigFile, Controlled, Explain, Format, Guarantee, ImportKubeletState, Output,
+        Reached, Run, Shown, Socket, Wanted,
     },
     client::{ClientError, Server},
-    control::Control,
     remote::Remote,
 };
 
@@ -49,23 +53,38 @@ const REFUSED: u8 = 3;
 /// The daemon is not reachable.
 const UNREACHABLE: u8 = 4;
 
-fn main() -> ExitCode {
+/// Says what is missing on the host with this root directory, with these probes and this configuration.
+pub type Examine = fn(&Path, &[ProbeReport], Result<&config::Config, &config::Problems>) -> Vec<Check>;
+
+/// What the daemon does for a command.
+#[derive(Clone, Copy, Debug)]
+pub struct Daemon {
+    /// Is the daemon until it is stopped.
+    pub run: fn(&config::Config) -> anyhow::Result<()>,
+    /// Examines a host.
+    pub examine: Examine,
+    /// Takes over what a kubelet promised, from the state files in a directory; a dry run changes nothing.
+    pub import: fn(&config::Config, &Machine, &Path, bool) -> anyhow::Result<Imported>,
+}
+
+/// Does what the arguments of this process say.
+pub fn main(daemon: &Daemon) -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Run(args) => run(args),
-        Command::Topology(args) => topology(&args),
-        Command::Status(args) => status(args),
-        Command::Top(args) => top(args),
-        Command::Exec(args) => exec(args),
+        Command::Run(args) => run(daemon, args),
+        Command::Topology { root, output } => topology(&root, output),
+        Command::Status { reached, cost, output } => status(reached, cost, output),
+        Command::Top { shown, reached, output } => top(&shown, reached, output),
+        Command::Exec { wanted, name, socket, command } => exec(wanted, name, socket, &command),
         Command::Guarantee(args) => guarantee(args),
-        Command::Release(args) => release(args),
+        Command::Release { name, control } => release(&name, control),
         Command::Explain(args) => explain(args),
         Command::Enter { directory, command } => exec::enter(&directory, &command),
-        Command::Doctor(args) => doctor(&args),
-        Command::CheckConfig(args) => check_config(args),
-        Command::ConfigSchema => print_json(&config::json_schema()).map(|()| ExitCode::SUCCESS),
+        Command::Doctor { root, config, output } => doctor(daemon, &root, config, output),
+        Command::CheckConfig { file, output } => check_config(file, output),
+        Command::ConfigSchema => print_json(&config::json_schema()),
         Command::Completions { shell } => completions(shell),
         Command::Man { dir } => man(dir.as_deref()),
-        Command::ImportKubeletState(args) => import_kubelet_state(args),
+        Command::ImportKubeletState(args) => import_kubelet_state(daemon, args),
         Command::Version(output) => version(output),
     };
     match done {
@@ -75,7 +94,7 @@ fn main() -> ExitCode {
             eprintln!("numaward: {}", text::clean_lines(&one_line(&error)));
             match error.downcast_ref() {
                 Some(ClientError::Unreachable { .. }) => ExitCode::from(UNREACHABLE),
-                Some(error) if error.is_rejection() => ExitCode::from(REFUSED),
+                Some(ClientError::Refused(refusal)) if refusal.rejection.is_some() => ExitCode::from(REFUSED),
                 _ => ExitCode::FAILURE,
             }
         }
@@ -91,7 +110,7 @@ fn one_line(error: &anyhow::Error) -> String {
     })
 }
 
-/// Whoever read the output has enough: `numaward topology | head -1`.
+/// The reader of the output has enough: `numaward topology | head -1`.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .chain()
@@ -99,28 +118,40 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
-fn run(args: Run) -> anyhow::Result<ExitCode> {
+fn run(daemon: &Daemon, args: Run) -> anyhow::Result<ExitCode> {
     let flag = |name, key, value: Option<String>| value.map(|value| Flag { name, key, value });
     let flags = [
         flag("--listen", "listen", args.listen),
         flag("--log-level", "log.level", args.log_level),
         flag("--log-format", "log.format", args.log_format),
     ];
-    let flags = flags.into_iter().flatten().collect();
-    let file = args.config.config;
-    let loaded = config::load(&Sources { file, variables: variables(), flags })?;
+    let loaded = load(args.config.config, flags.into_iter().flatten().collect())?;
     for warning in &loaded.warnings {
         eprintln!("numaward: {warning}");
     }
-    numaward_daemon::run(&loaded.config)?;
+    (daemon.run)(&loaded.config)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn topology(args: &Topology) -> anyhow::Result<ExitCode> {
-    let machine = numaward_topology::sysfs::read(&args.root).context("the machine cannot be read")?;
-    let topology = api::Topology::from(&machine);
-    print(args.output, &topology, topology::render)?;
-    Ok(ExitCode::SUCCESS)
+/// The configuration from a file, this process's variables and flags. A variable that is not Unicode is kept as far as
+/// it is, so that its key is checked.
+fn load(file: Option<PathBuf>, flags: Vec<Flag>) -> Result<config::Loaded, config::Problems> {
+    let variables = std::env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
+    config::load(&Sources { file, variables: variables.collect(), flags })
+}
+
+/// The configuration of this host's daemon.
+fn configured(file: ConfigFile) -> anyhow::Result<config::Config> {
+    Ok(load(file.config, Vec::new())?.config)
+}
+
+fn machine(root: &Path) -> anyhow::Result<Machine> {
+    numaward_topology::sysfs::read(root).context("the machine cannot be read")
+}
+
+fn topology(root: &Path, output: Output) -> anyhow::Result<ExitCode> {
+    print(output, &api::Topology::from(&machine(root)?), topology::render)
 }
 
 /// The way to the daemon that is to be read.
@@ -135,43 +166,36 @@ fn reached(reached: Reached) -> anyhow::Result<Server> {
     })
 }
 
-fn status(args: Status) -> anyhow::Result<ExitCode> {
-    let server = reached(args.reached)?;
-    // Before the daemon is asked: what the kernel refuses is told at once.
-    let window = args.cost.map(|_| numaward_probes::stats_window()).transpose();
+fn status(reached: Reached, cost: Option<Interval>, output: Output) -> anyhow::Result<ExitCode> {
+    let server = self::reached(reached)?;
+    // Before the daemon is asked: what the kernel refuses is an error at once.
+    let window = cost.map(|_| numaward_probes::stats_window()).transpose();
     let window = window.context("--cost: it takes root (CAP_SYS_ADMIN) on the daemon's own host")?;
     let report = runtime()?.block_on(async {
         let mut status: api::Status = server.get("/api/v1/status").await?;
-        let mut cost = None;
-        if let Some(span) = args.cost.map(|span| span.0) {
+        let mut measured = None;
+        if let Some(Interval(span)) = cost {
             tokio::time::sleep(span).await;
             let after = server.get("/api/v1/status").await?;
-            cost = Some(status::Cost::between(&status, &after, span));
+            measured = Some(status::Cost::between(&status, &after, span));
             status = after;
         }
         drop(window);
-        let workloads = server.get("/api/v1/workloads").await?;
+        let api::Workloads { workloads } = server.get("/api/v1/workloads").await?;
         // Not every host can promise.
-        let promised = server.get("/api/v1/allocations").await.ok();
-        Ok::<_, ClientError>(status::Report { cost, ..status::Report::new(status, workloads).with(promised) })
+        let promised = server.allocations().await.ok();
+        Ok::<_, ClientError>(status::Report { status, workloads, promised, cost: measured })
     })?;
-    print(args.output, &report, status::render)?;
-    Ok(ExitCode::SUCCESS)
+    print(output, &report, status::render)
 }
 
-fn top(args: Top) -> anyhow::Result<ExitCode> {
-    let server = reached(args.reached)?;
+fn top(shown: &Shown, reached: Reached, output: Output) -> anyhow::Result<ExitCode> {
+    let server = self::reached(reached)?;
     let runtime = runtime()?;
-    let done = runtime.block_on(top::run(server, &args.shown, args.output.output));
+    let done = runtime.block_on(top::run(server, shown, output.output));
     // The thread that reads keys waits for one.
     runtime.shutdown_background();
     done.map(|()| ExitCode::SUCCESS)
-}
-
-/// The configuration of this host's daemon.
-fn configured(file: ConfigFile) -> anyhow::Result<config::Config> {
-    let sources = Sources { file: file.config, variables: variables(), flags: Vec::new() };
-    Ok(config::load(&sources)?.config)
 }
 
 /// Where a daemon that listens on all addresses is reached from its own host.
@@ -184,29 +208,27 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port())
 }
 
-fn local_control(socket: Socket) -> anyhow::Result<Control> {
-    let path = match socket.socket {
+fn local_control(socket: Socket) -> anyhow::Result<Server> {
+    Ok(Server::Socket(match socket.socket {
         Some(path) => path,
         None => configured(socket.config)?.control_socket,
-    };
-    Ok(Control(Server::Socket(path)))
+    }))
 }
 
-fn control(args: Controlled) -> anyhow::Result<Control> {
+fn control(args: Controlled) -> anyhow::Result<Server> {
     match &args.remote.server {
         Some(url) if args.socket.socket.is_none() => {
-            Ok(Control(Server::Remote(Box::new(Remote::new(url, &args.remote)?))))
+            Ok(Server::Remote(Box::new(Remote::new(url, &args.remote)?)))
         }
         _ => local_control(args.socket),
     }
 }
 
 fn asked(name: String, target: api::Target, wanted: Wanted) -> api::AllocationRequest {
-    let hugepages = [("2Mi", wanted.hugepages_2mi), ("1Gi", wanted.hugepages_1gi)];
-    let hugepages = hugepages.into_iter().filter_map(|(size, bytes)| Some((size.to_owned(), bytes?)));
-    let (cpus, memory, memory_limit) = (wanted.cpus, wanted.memory, wanted.memory_limit);
-    let (policy, partition) = (wanted.policy, wanted.partition.map(Into::into));
-    let hugepages = hugepages.collect();
+    let Wanted { cpus, memory, memory_limit, hugepages_2mi, hugepages_1gi, policy, partition } = wanted;
+    let hugepages = [("2Mi", hugepages_2mi), ("1Gi", hugepages_1gi)];
+    let hugepages =
+        hugepages.into_iter().filter_map(|(size, bytes)| Some((size.to_owned(), bytes?))).collect();
     api::AllocationRequest { name, target, cpus, memory, memory_limit, hugepages, policy, partition }
 }
 
@@ -222,11 +244,15 @@ fn name_of(command: &[OsString]) -> String {
     format!("{program}-{}", std::process::id())
 }
 
-fn exec(args: Exec) -> anyhow::Result<ExitCode> {
-    let control = local_control(args.socket)?;
-    let name = args.name.unwrap_or_else(|| name_of(&args.command));
-    let asked = asked(name, api::Target::Exec, args.wanted);
-    runtime()?.block_on(exec::run(&control, &asked, &args.command))
+fn exec(
+    wanted: Wanted,
+    name: Option<String>,
+    socket: Socket,
+    command: &[OsString],
+) -> anyhow::Result<ExitCode> {
+    let control = local_control(socket)?;
+    let asked = asked(name.unwrap_or_else(|| name_of(command)), api::Target::Exec, wanted);
+    runtime()?.block_on(exec::run(&control, &asked, command))
 }
 
 fn guarantee(args: Guarantee) -> anyhow::Result<ExitCode> {
@@ -235,13 +261,12 @@ fn guarantee(args: Guarantee) -> anyhow::Result<ExitCode> {
     let name = args.name.unwrap_or_else(|| args.target.trim_start_matches('/').to_owned());
     let target = if is_cgroup { api::Target::Cgroup(args.target) } else { api::Target::Unit(args.target) };
     let allocation = runtime()?.block_on(control.admit(&asked(name, target, args.wanted)))?;
-    print(args.output, &allocation, |allocation| explain::placed(allocation, "holds"))?;
-    Ok(ExitCode::SUCCESS)
+    print(args.output, &allocation, |allocation| explain::placed(allocation, "holds"))
 }
 
-fn release(args: Release) -> anyhow::Result<ExitCode> {
-    let control = control(args.control)?;
-    runtime()?.block_on(control.release(&args.name))?;
+fn release(name: &str, control: Controlled) -> anyhow::Result<ExitCode> {
+    let control = self::control(control)?;
+    runtime()?.block_on(control.release(name))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -252,47 +277,45 @@ fn explain(args: Explain) -> anyhow::Result<ExitCode> {
             // A name that no other request has: it is not kept.
             let name = format!("explain-{}", std::process::id());
             let dry = runtime()?.block_on(control.dry_run(&asked(name, api::Target::Exec, wanted)))?;
-            print(args.output, &dry, explain::render_dry_run)?;
+            print(args.output, &dry, explain::render_dry_run)
         }
         (name, _) => {
             let name = name.unwrap_or_default();
             let held = runtime()?.block_on(control.allocations())?;
             let found = held.allocations.iter().find(|held| held.name == name);
             let found = found.with_context(|| format!("there is no allocation named {name:?}"))?;
-            print(args.output, &**found, explain::render_allocation)?;
+            print(args.output, &**found, explain::render_allocation)
         }
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn runtime() -> io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
-fn doctor(args: &Doctor) -> anyhow::Result<ExitCode> {
+fn doctor(daemon: &Daemon, root: &Path, config: Option<PathBuf>, output: Output) -> anyhow::Result<ExitCode> {
     // Probes can be tried on the running kernel only.
-    let probes = if args.root == Path::new("/") {
-        let machine = numaward_topology::sysfs::read(&args.root).unwrap_or_default();
-        Some(Probes::load(&Options::new(&machine)))
-    } else {
-        None
-    };
-    let configured = examined_config(args);
-    let checks = examine(&args.root, probes.as_ref().map_or(&[], Probes::reports), configured.as_ref());
-    print(args.output, &checks, |checks| doctor::render(checks))?;
-    Ok(if doctor::passes(&checks) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let probes = (root == Path::new("/")).then(|| {
+        let machine = numaward_topology::sysfs::read(root).unwrap_or_default();
+        Probes::load(&Options::new(&machine))
+    });
+    let configured = examined_config(root, config);
+    let checks = (daemon.examine)(root, probes.as_ref().map_or(&[], Probes::reports), configured.as_ref());
+    print(output, &checks, |checks| doctor::render(checks))?;
+    let fails = checks.iter().any(|check| check.verdict == Verdict::Fail);
+    Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// What the daemon of the examined host is configured to do. Another host does not have our variables.
-fn examined_config(args: &Doctor) -> Result<config::Config, config::Problems> {
-    let is_here = args.root == Path::new("/");
-    let usual = args.root.join(config::DEFAULT_FILE.trim_start_matches('/'));
-    let file = args.config.clone().or_else(|| (!is_here && usual.exists()).then_some(usual));
-    if file.is_none() && !is_here {
-        return Ok(config::Config::default());
+fn examined_config(root: &Path, file: Option<PathBuf>) -> Result<config::Config, config::Problems> {
+    if root == Path::new("/") {
+        return load(file, Vec::new()).map(|loaded| loaded.config);
     }
-    let variables = if is_here { variables() } else { BTreeMap::new() };
-    config::load(&Sources { file, variables, flags: Vec::new() }).map(|loaded| loaded.config)
+    let usual = root.join(config::DEFAULT_FILE.trim_start_matches('/'));
+    match file.or_else(|| usual.exists().then_some(usual)) {
+        None => Ok(config::Config::default()),
+        file => config::load(&Sources { file, ..Sources::default() }).map(|loaded| loaded.config),
+    }
 }
 
 #[derive(Serialize)]
@@ -304,26 +327,20 @@ struct Checked<'a> {
     warnings: &'a [String],
 }
 
-fn check_config(args: CheckConfig) -> anyhow::Result<ExitCode> {
-    let sources = Sources { file: args.file, variables: variables(), flags: Vec::new() };
-    match config::load(&sources) {
+fn check_config(file: Option<PathBuf>, output: Output) -> anyhow::Result<ExitCode> {
+    match load(file, Vec::new()) {
         Ok(loaded) => {
             let (file, warnings) = (loaded.file.as_deref(), loaded.warnings.as_slice());
-            print(args.output, &Checked { valid: true, file, errors: &[], warnings }, |checked| {
-                let source = checked.file.map_or_else(
+            print(output, &Checked { valid: true, file, errors: &[], warnings }, |_| {
+                let source = file.map_or_else(
                     || format!("no file ({} is absent): the defaults are", config::DEFAULT_FILE),
                     |file| format!("{}:", file.display()),
                 );
-                let mut text = String::new();
-                for warning in warnings {
-                    text.extend(["warning: ", warning, "\n"]);
-                }
-                text.extend([&source, " valid\n"]);
-                text
-            })?;
-            Ok(ExitCode::SUCCESS)
+                let warnings = warnings.iter().map(|warning| format!("warning: {warning}\n"));
+                warnings.collect::<String>() + &source + " valid\n"
+            })
         }
-        Err(problems) if args.output.output == Format::Json => {
+        Err(problems) if output.output == Format::Json => {
             print_json(&Checked { valid: false, file: None, errors: &problems.0, warnings: &[] })?;
             Ok(ExitCode::FAILURE)
         }
@@ -352,38 +369,34 @@ fn man(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn import_kubelet_state(args: ImportKubeletState) -> anyhow::Result<ExitCode> {
+fn import_kubelet_state(daemon: &Daemon, args: ImportKubeletState) -> anyhow::Result<ExitCode> {
     let config = configured(args.config)?;
-    let machine = numaward_topology::sysfs::read(&config.host_root).context("the machine cannot be read")?;
-    let imported = import(&config, &machine, &args.directory, args.dry_run)?;
-    print(args.output, &imported, import::render)?;
-    Ok(ExitCode::SUCCESS)
+    let imported = (daemon.import)(&config, &machine(&config.host_root)?, &args.directory, args.dry_run)?;
+    print(args.output, &imported, import::render)
 }
 
 fn version(output: Output) -> anyhow::Result<ExitCode> {
     print(output, &Version::on(rustix::system::uname().release().to_string_lossy()), |version| {
         format!("numaward {} ({}), Linux {}\n", version.version, version.architecture, version.kernel)
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
-/// numaward's variables. One that is not Unicode is kept as far as it is, so that its key is checked.
-fn variables() -> BTreeMap<String, String> {
-    std::env::vars_os()
-        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
-        .filter(|(name, _)| name.starts_with(config::VARIABLE_PREFIX))
-        .collect()
-}
-
-fn print<T: Serialize>(output: Output, value: &T, render: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
+fn print<T: Serialize>(
+    output: Output,
+    value: &T,
+    render: impl FnOnce(&T) -> String,
+) -> anyhow::Result<ExitCode> {
     match output.output {
         Format::Json => print_json(value),
-        Format::Table => Ok(io::stdout().write_all(text::clean_lines(&render(value)).as_bytes())?),
+        Format::Table => print_text(&text::clean_lines(&render(value))),
     }
 }
 
-fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
-    let mut text = serde_json::to_string_pretty(value)?;
-    text.push('\n');
-    Ok(io::stdout().write_all(text.as_bytes())?)
+fn print_json(value: &impl Serialize) -> anyhow::Result<ExitCode> {
+    print_text(&(serde_json::to_string_pretty(value)? + "\n"))
+}
+
+fn print_text(text: &str) -> anyhow::Result<ExitCode> {
+    io::stdout().write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,17 @@
+//! The program `numaward`: the commands, and the daemon that some of them need.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use numaward_cli::Daemon;
+
+fn main() -> ExitCode {
+    numaward_cli::main(&Daemon {
+        run: |config| Ok(numaward_daemon::run(config)?),
+        examine: numaward_daemon::doctor::examine,
+        import: |config, machine, directory, dry_run| {
+            Ok(numaward_daemon::import::import(config, machine, directory, dry_run)?)
+        },
+    })
+}
