@@ -1,18 +1,17 @@
 //! What is counted of events.
 
+use numaward_api::EventKind;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
-
-use super::EventKind;
 
 type By = Family<[(&'static str, &'static str); 1], Counter>;
 
 /// Why a reader of the stream did not get an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
-pub enum Dropped {
+pub(super) enum Dropped {
     /// It was too slow, learned how many it missed, and goes on.
     Lagged,
     /// It took nothing at all for too long; the stream was closed.
