@@ -9,7 +9,7 @@ use crate::{
     activity::Activity,
     alloc::Alloc,
     duty::DutyCycle,
-    error::{MapAccessError, RefreshError, RegisterError, SlotError},
+    error::{DutyError, MapAccessError, RefreshError, RegisterError, SlotError, StatsError},
     event::ProbeEvent,
     explain::explain,
     family::{Family, report},
@@ -23,16 +23,6 @@ use crate::{
     sys,
     types::{NodeCounters, SlotId, Snapshot},
 };
-
-/// The allocation probe cannot be attached or detached.
-#[derive(Debug, thiserror::Error)]
-#[error("the allocation probe does not keep to its duty cycle: {0}")]
-pub struct DutyError(String);
-
-/// The kernel's BPF statistics cannot be switched on.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot switch on the kernel's BPF statistics: {0}")]
-pub struct StatsError(String);
 
 /// Lets the kernel count runs and time of BPF programs until the window, which is returned, is dropped.
 ///
