@@ -93,7 +93,7 @@ pub(crate) enum Refusal {
     Pmu(#[from] PmuError),
     #[error("no map holds {slots} slots for {nodes} nodes; fewer slots need less")]
     TooManySlots { slots: u32, nodes: u32 },
-    #[error("cannot tell the number of CPUs: {0}")]
+    #[error("cannot find out the number of CPUs: {0}")]
     Cpus(io::Error),
     #[error("the object has no {0}; rebuild it")]
     Incomplete(&'static str),

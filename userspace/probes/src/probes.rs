@@ -172,7 +172,7 @@ impl Probes {
     /// Attaches or detaches the allocation probe as its duty cycle demands ([`Options::duty_cycle`]); to be called
     /// several times in each part of the cycle. Needs no privileges.
     ///
-    /// All counts of that probe are multiplied by what the cycle leaves out, so they are estimates: right on average,
+    /// All counts of that probe are scaled up for the time not attached, so they are estimates: right on average,
     /// wrong where something happens only now and then.
     pub fn keep_duty(&mut self, now: Instant) -> Result<(), DutyError> {
         let kept = self.alloc.as_mut().map_or(Ok(()), |alloc| alloc.keep_duty(now));
@@ -184,7 +184,7 @@ impl Probes {
         self.alloc.as_ref().and_then(Alloc::duty_cycle)
     }
 
-    /// What each registered workload did beside allocating, since it was registered, and what all else did.
+    /// What each registered workload did apart from allocating, since it was registered, and what all else did.
     pub fn activity(&self) -> Result<(BTreeMap<SlotId, Activity>, Activity), MapAccessError> {
         let held = self.slots.holders().map(|(slot, _)| slot);
         let (slots, other) = self.others.read(held, self.slots.in_use_up_to())?;

@@ -128,7 +128,7 @@ impl Poster {
         let status = response.status();
         let retry_after = response.headers().get(RETRY_AFTER).and_then(retry_after);
         let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await;
-        // What it says besides is of no consequence.
+        // An answer that cannot be read to its end changes nothing.
         let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         if status.is_success() {
             return Ok(body);

@@ -43,10 +43,10 @@ impl Default for EventMetrics {
 
 impl EventMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("events", "Events that were told", self.taken.clone());
+        registry.register("events", "Events that were reported", self.taken.clone());
         registry.register(
             "events_suppressed",
-            "Events that were not told, because too many like them came within a minute",
+            "Events that were not reported, because too many like them came within a minute",
             self.suppressed.clone(),
         );
         registry.register(

@@ -9,7 +9,7 @@
 //! the steps within the window, as in Prometheus (a series that appears starts where it appears, one that falls started
 //! anew), without extrapolation. Series are summed after that.
 //!
-//! Left out are the two alerts about scraping: that the daemon is down, and that scrapes are slow.
+//! The two alerts about scraping are not watched: that the daemon is down, and that scrapes are slow.
 //!
 //! Invariants: a test holds the table against the rules, and runs the rules' own tests on it; the number of series is
 //! bounded.
@@ -118,7 +118,7 @@ pub(super) const CONDITIONS: [Condition; 9] = [
         above: 0.0,
         describe: |of, value| {
             format!(
-                "Node {} lacks {} until two percent of it are left beyond what is promised on it and not used yet.",
+                "Node {} is {} short of having two percent left beyond what is promised on it and not used yet.",
                 label(of, "node"),
                 bytes(value)
             )
@@ -317,7 +317,7 @@ pub(super) struct Evaluator {
     /// By condition, name and labels.
     series: HashMap<(usize, String), History>,
     active: BTreeMap<(usize, Subject), Active>,
-    /// Whether series are left out, for there are too many.
+    /// Whether series are skipped because there are too many.
     overflowed: bool,
 }
 
@@ -374,7 +374,7 @@ impl Reading<'_> {
                         if !std::mem::replace(&mut evaluator.overflowed, true) {
                             tracing::warn!(
                                 MAX_SERIES,
-                                "too many series to watch for alerts: new ones are left out"
+                                "too many series to watch for alerts: new ones are not watched"
                             );
                         }
                         continue;
