@@ -50,7 +50,7 @@ use core::arch::asm;
 use aya_ebpf::{
     EbpfContext, Global,
     bindings::BPF_F_MMAPABLE,
-    helpers::{bpf_get_current_cgroup_id, bpf_get_current_task_btf, bpf_get_smp_processor_id},
+    helpers::{bpf_get_current_task_btf, bpf_get_smp_processor_id},
     macros::{btf_tracepoint, map, tracepoint},
     maps::{Array, PerCpuArray, RingBuf},
     programs::{BtfTracePointContext, TracePointContext},
@@ -63,6 +63,7 @@ use crate::{
     cgroup_node::{CGROUP_PATH, CgroupNode},
     counters::add_shared,
     current::current_slot,
+    event_gate::current_cgroup_by_helper,
     nodes::{NODE_TABLE, NODES, home},
 };
 
@@ -234,12 +235,6 @@ fn current_cgroup() -> CgroupId {
     }
     // SAFETY: the path is known, and the current task is one as the verifier knows it.
     unsafe { CgroupNode::of_task(path, bpf_get_current_task_btf().cast()) }.id()
-}
-
-#[inline(always)]
-fn current_cgroup_by_helper() -> CgroupId {
-    // SAFETY: the helper takes nothing and always succeeds.
-    CgroupId(unsafe { bpf_get_current_cgroup_id() })
 }
 
 /// Whether the kernel may preempt the task here. It then keeps it from migrating, which it need not do

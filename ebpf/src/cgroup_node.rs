@@ -15,7 +15,7 @@ pub(crate) static CGROUP_PATH: Global<[u32; 4]> = Global::new([0; 4]);
 pub(crate) struct CgroupNode {
     pub(crate) address: *const u8,
     /// The last offset of the path.
-    pub(crate) id: u32,
+    pub(crate) id_offset: u32,
 }
 
 impl CgroupNode {
@@ -26,13 +26,13 @@ impl CgroupNode {
     /// `path` is [`CGROUP_PATH`], which is known, and `task` is a `struct task_struct` as the verifier knows it.
     #[inline(always)]
     pub(crate) unsafe fn of_task(path: [u32; 4], task: *const u8) -> Self {
-        let [cgroups, dfl_cgrp, kn, id] = path;
+        let [cgroups, dfl_cgrp, kn, id_offset] = path;
         // SAFETY: each offset is of a member of the struct that is pointed to. The verifier makes these loads
         // such that cannot fault, and the program runs under RCU, which keeps the structs alive.
         unsafe {
             let css_set = *task.add(cgroups as usize).cast::<*const u8>();
             let cgroup = *css_set.add(dfl_cgrp as usize).cast::<*const u8>();
-            Self { address: *cgroup.add(kn as usize).cast(), id }
+            Self { address: *cgroup.add(kn as usize).cast(), id_offset }
         }
     }
 
@@ -40,6 +40,6 @@ impl CgroupNode {
     #[inline(always)]
     pub(crate) fn id(self) -> CgroupId {
         // SAFETY: as in `of_task`.
-        unsafe { *self.address.add(self.id as usize).cast() }
+        unsafe { *self.address.add(self.id_offset as usize).cast() }
     }
 }

@@ -44,10 +44,16 @@ pub(crate) fn report<T: 'static>(ring: &RingBuf, slot: u32, event: impl FnOnce(T
         }
         return count_lost();
     };
-    // SAFETY: the helper takes nothing and always succeeds.
-    let cgroup = CgroupId(unsafe { bpf_get_current_cgroup_id() });
+    let cgroup = current_cgroup_by_helper();
     let pid = (bpf_get_current_pid_tgid() >> 32) as u32;
     let comm = bpf_get_current_comm().unwrap_or_default();
     entry.write(event(Task { cgroup, slot, pid, comm }));
     entry.submit(0);
+}
+
+/// The id of the current task's cgroup.
+#[inline(always)]
+pub(crate) fn current_cgroup_by_helper() -> CgroupId {
+    // SAFETY: the helper takes nothing and always succeeds.
+    CgroupId(unsafe { bpf_get_current_cgroup_id() })
 }

@@ -12,7 +12,7 @@
 //! grew over time). They are booked to the task that moves the pages: the one that accessed them, for those of
 //! NUMA balancing.
 //!
-//! All of these are seldom beside page allocations, so counters are shared by all CPUs, with atomic additions.
+//! All of these are rare compared with page allocations, so counters are shared by all CPUs, with atomic additions.
 
 #![no_std]
 #![no_main]

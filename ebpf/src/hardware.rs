@@ -1,7 +1,7 @@
 //! Counts accesses to local and remote DRAM by the CPU's own counters, split by workload.
 //!
 //! **Counters.** Userspace opens two perf events on each CPU (LOCAL, REMOTE); which ones depends on the processor. They
-//! count whoever runs there. Opening them for each cgroup would take events times CPUs times cgroups descriptors, and
+//! count all that runs there. Opening them for each cgroup would take events times CPUs times cgroups descriptors, and
 //! the few counters of a CPU would be multiplexed.
 //!
 //! **Hook.** `sched:sched_switch` as `tp_btf`: what was counted since the last switch on this CPU is booked to the

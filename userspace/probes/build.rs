@@ -70,10 +70,10 @@ struct Toolchain {
 
 impl Toolchain {
     fn find() -> Result<Self> {
-        const MEND: &str = "`cargo xtask setup` installs what the probes need";
-        let linker = find_linker().ok_or(format!("bpf-linker was not found; {MEND}"))?;
+        const FIX: &str = "`cargo xtask setup` installs what the probes need";
+        let linker = find_linker().ok_or(format!("bpf-linker was not found; {FIX}"))?;
         let (cargo, rustc) = rustup_nightly().or_else(debian).ok_or(format!(
-            "neither a rustup nightly with rust-src nor Debian's rustc-web with rust-web-src was found; {MEND}"
+            "neither a rustup nightly with rust-src nor Debian's rustc-web with rust-web-src was found; {FIX}"
         ))?;
         for path in [&cargo, &rustc, &linker] {
             println!("cargo::rerun-if-changed={}", path.display());
@@ -119,7 +119,7 @@ impl Toolchain {
             .args(["-Zbuild-std=core", "--target", target, "--target-dir"])
             .arg(&shared)
             .stdin(Stdio::null());
-        // What this build was told is not meant for that one.
+        // The settings of this build are not meant for that one.
         for (name, _) in env::vars_os().filter(|(name, _)| is_of_this_build(name)) {
             command.env_remove(name);
         }

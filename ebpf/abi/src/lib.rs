@@ -19,7 +19,7 @@ pub const MAX_NODE_IDS: usize = 1024;
 /// The node index of what is on no known node.
 pub const UNKNOWN_NODE: u16 = u16::MAX;
 
-/// The slot of whatever belongs to no registered workload.
+/// The slot of all that belongs to no registered workload.
 pub const OTHER_SLOT: u32 = 0;
 
 /// The kernel's id of a cgroup: the inode number of its directory in the v2 hierarchy.
@@ -55,7 +55,7 @@ pub struct AllocCounters {
     pub kernel: u64,
 }
 
-/// What the allocation probe counts beside the slots.
+/// What the allocation probe counts apart from the slots.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllocTotals {

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_is_told_from_what_is_still_the_same() {
+    fn what_changed_differs_from_what_is_still_the_same() {
         let before = map(&[(1, "a"), (3, "c"), (5, "e")]);
         let change = |change: Change<'_>| {
             let mut now = before.clone();

@@ -24,7 +24,7 @@ pub struct Snapshot {
     pub accesses: Option<Vec<(NodeId, Option<NodeId>, u64)>>,
     /// Who used CPUs that are exclusive, or were: by CPU.
     pub exclusive_cpus: Vec<(CpuId, CpuFigures)>,
-    /// Allocations on a node that the probe could not tell, if it runs.
+    /// Allocations on a node that the probe could not determine, if it runs.
     pub unknown_node: Option<Bytes>,
     /// The probes.
     pub probes: Vec<ProbeFigures>,
@@ -64,11 +64,11 @@ pub struct WorkloadFigures {
     pub pressure: Option<Pressure>,
     /// Processes that the OOM killer took (`oom_kill` of `memory.events`).
     pub oom_kills: Option<u64>,
-    /// What the probes beside that of allocations counted.
+    /// What the probes other than that of allocations counted.
     pub activity: Option<WorkloadActivity>,
 }
 
-/// What the probes beside that of allocations counted; a part whose probe is not attached is absent.
+/// What the probes other than that of allocations counted; a part whose probe is not attached is absent.
 #[derive(Clone, Debug, Default)]
 pub struct WorkloadActivity {
     /// Sampled accesses to memory of other nodes, in pages, by the node of the CPU in the order of

@@ -1,5 +1,5 @@
-//! What workloads do beside allocating, by name: accesses, migrations, stalls, kills. [`crate::table`] keeps it as it
-//! keeps allocations.
+//! What workloads do apart from allocating, by name: accesses, migrations, stalls, kills. [`crate::table`] keeps it as
+//! it keeps allocations.
 
 use std::{
     array,

@@ -1,5 +1,5 @@
 //! The daemon keeps its own threads off exclusive CPUs, wherever its cgroup may run: it must not be the intruder that it
-//! tells of.
+//! reports.
 
 use std::{collections::BTreeSet, fs, io};
 
@@ -35,12 +35,12 @@ impl Affinity {
         }
         let mut mask = Mask::new();
         wanted.iter().filter_map(|cpu| usize::try_from(cpu.0).ok()).for_each(|cpu| mask.set(cpu));
-        let mut told = BTreeSet::new();
-        // A thread that was started meanwhile may have the affinity of one that was not told yet.
+        let mut done = BTreeSet::new();
+        // A thread that was started meanwhile may have the affinity of one that is not done yet.
         loop {
             let threads = fs::read_dir("/proc/self/task")?
                 .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-            let new: Vec<i32> = threads.filter(|thread| told.insert(*thread)).collect();
+            let new: Vec<i32> = threads.filter(|thread| done.insert(*thread)).collect();
             if new.is_empty() {
                 break;
             }

@@ -1,7 +1,7 @@
 //! An estimate of remote accesses, for workloads whose accesses the kernel does not sample (`observe.remoteEstimate`).
 //!
 //! Problem: a workload that is bound to nodes, by its cpuset or its memory policy, is left alone by NUMA balancing, and
-//! whether it reaches across nodes is then told by nothing but hardware counters.
+//! only hardware counters then show whether it reaches across nodes.
 //!
 //! Algorithm: it is assumed that every thread uses all memory of its workload alike. Then the share of remote accesses
 //! is the share of the CPU time spent on one node times the share of the memory that lies on others, over all nodes.
@@ -92,7 +92,7 @@ impl Estimator {
         Self { budget: budget as usize, next: None, seen: BTreeMap::new() }
     }
 
-    /// Looks at the targets in turn, from the one on that was left out the last time.
+    /// Looks at the targets in turn, beginning with the one that was skipped last time.
     pub(crate) fn look(
         &mut self,
         proc: &Path,
@@ -189,7 +189,7 @@ fn threads_below(dir: &Path, others: &BTreeSet<PathBuf>, left: &mut usize) -> Op
     Some(ids)
 }
 
-/// What `/proc/PID/task/TID/stat` tells (`proc_pid_stat(5)`).
+/// What `/proc/PID/task/TID/stat` says (`proc_pid_stat(5)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Thread {
     /// CPU time in clock ticks.

@@ -1,6 +1,6 @@
 //! Noticing that the machine changed: CPUs, nodes and memory that come and go.
 //!
-//! Reading the whole machine takes milliseconds, and the kernel tells of changes only by uevents, which do not reach
+//! Reading the whole machine takes milliseconds, and the kernel reports changes only by uevents, which do not reach
 //! every container. So a few small files are compared every second, and the machine is read when they differ.
 
 use std::{collections::BTreeSet, fs, path::Path};
@@ -19,8 +19,8 @@ impl Fingerprint {
         let read = |file: &str| fs::read_to_string(root.join(file)).ok();
         // `MemTotal` changes with the memory that is online, `Hugetlb` with the pools of all page sizes.
         let meminfo = read("proc/meminfo").map(|text| {
-            let tells = |line: &&str| line.starts_with("MemTotal:") || line.starts_with("Hugetlb:");
-            text.lines().filter(tells).collect()
+            let matters = |line: &&str| line.starts_with("MemTotal:") || line.starts_with("Hugetlb:");
+            text.lines().filter(matters).collect()
         });
         let sets = ["cpu/online", "node/online", "node/has_memory"];
         Self(
@@ -32,27 +32,27 @@ impl Fingerprint {
 /// What became of a machine, an event for each part.
 pub(crate) fn changes(before: &Machine, after: &Machine) -> Vec<Report> {
     let mut reports = Vec::new();
-    let mut tell = |message: String| reports.push(Report::new(EventKind::MachineChange, message));
+    let mut report = |message: String| reports.push(Report::new(EventKind::MachineChange, message));
     let (were, are) = (before.cpu_ids(), after.cpu_ids());
     for (cpus, what) in [(&were - &are, "went offline"), (&are - &were, "came online")] {
         if !cpus.is_empty() {
-            tell(format!("CPUs {cpus} {what}."));
+            report(format!("CPUs {cpus} {what}."));
         }
     }
     let nodes: BTreeSet<_> = before.nodes.keys().chain(after.nodes.keys()).copied().collect();
     for id in nodes {
         match (before.nodes.get(&id), after.nodes.get(&id)) {
-            (Some(_), None) => tell(format!("Node {id} went offline.")),
-            (None, Some(node)) => tell(format!("Node {id} came online, with {} of memory.", node.memory)),
+            (Some(_), None) => report(format!("Node {id} went offline.")),
+            (None, Some(node)) => report(format!("Node {id} came online, with {} of memory.", node.memory)),
             (Some(was), Some(is)) => {
                 if was.memory != is.memory {
-                    tell(format!("Node {id} has {} of memory, it had {}.", is.memory, was.memory));
+                    report(format!("Node {id} has {} of memory, it had {}.", is.memory, was.memory));
                 }
                 for (size, pool) in &is.hugepages {
                     let bytes = |pages: u64| Bytes(pages.saturating_mul(size.0.0));
                     let had = was.hugepages.get(size).map_or(0, |pool| pool.total);
                     if had != pool.total {
-                        tell(format!(
+                        report(format!(
                             "Node {id} has {} in huge pages of {size}, it had {}.",
                             bytes(pool.total),
                             bytes(had)
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changed_is_told() {
+    fn what_changed_is_reported() {
         let size = HugepageSize(Bytes::mib(2));
         let machine = || {
             let builder = Machine::builder().nodes(3).cores_per_node(2).memory(Bytes::gib(2));
@@ -86,8 +86,8 @@ mod tests {
         let node = after.nodes.get_mut(&NodeId(0)).unwrap();
         node.memory = Bytes::gib(1);
         node.hugepages.get_mut(&size).unwrap().total = 4;
-        let told = |before, after| format!("{:?}", changes(before, after));
-        let text = told(&before, &after);
+        let reported = |before, after| format!("{:?}", changes(before, after));
+        let text = reported(&before, &after);
         for words in [
             "CPUs 1 went offline",
             "Node 0 has 1Gi of memory, it had 2Gi",
@@ -96,7 +96,7 @@ mod tests {
         ] {
             assert!(text.contains(words), "{words}: {text}");
         }
-        let text = told(&after, &before);
+        let text = reported(&after, &before);
         for words in ["CPUs 1 came online", "Node 2 came online"] {
             assert!(text.contains(words), "{words}: {text}");
         }

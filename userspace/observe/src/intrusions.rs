@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_grew_by_enough_is_told() {
+    fn only_what_grew_by_enough_is_reported() {
         let owners = BTreeMap::from([(CpuId(2), slot()), (CpuId(3), slot())]);
         let start = Instant::now();
         let mut intrusions = Intrusions::default();
@@ -140,9 +140,9 @@ mod tests {
         };
         assert_eq!(look(0, 0, 0), None);
         assert_eq!(look(1, 4, 0), None, "less than a thousandth of five seconds");
-        let told = look(2, 9, 10).unwrap();
+        let reported = look(2, 9, 10).unwrap();
         assert_eq!(
-            (told.cpus.to_string().as_str(), told.tasks),
+            (reported.cpus.to_string().as_str(), reported.tasks),
             ("2", Duration::from_millis(5)),
             "not CPU 9"
         );
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_names_are_those_of_whoever_ran_since() {
+    fn the_names_are_those_of_the_tasks_that_ran_since() {
         let intruder = |command: &str, millis| Intruder {
             owner: slot(),
             class: IntruderClass::Host,
@@ -176,13 +176,13 @@ mod tests {
         };
         let events = crate::events::Events::default();
         events.report(intrusion.report(LOOK, &names));
-        let told = events.page(&numaward_api::EventFilter { limit: 1, ..Default::default() }).events;
+        let reported = events.page(&numaward_api::EventFilter { limit: 1, ..Default::default() }).events;
         assert_eq!(
-            told[0].message,
+            reported[0].message,
             "Others ran for 1.2s of the last 5s on CPUs 2-3, which are exclusive to it: \"load\" (host), \"sh\" (host)."
         );
         assert_eq!(
-            (told[0].details["command"].as_str(), told[0].details["taskMicros"].as_str()),
+            (reported[0].details["command"].as_str(), reported[0].details["taskMicros"].as_str()),
             ("load", "1200000")
         );
     }

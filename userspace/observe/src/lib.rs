@@ -4,9 +4,9 @@
 //! the machine, the other reads where each workload's memory lies, but only while somebody asks. Scrapes
 //! and the API read the probes' counters at once and the rest from memory.
 //!
-//! Whoever assigns CPUs and memory must not wait for any of them, for a container waits for it. So no lock is held
-//! while files are read; the probes and the books have a lock each; and what takes time works on copies of the books,
-//! which share what did not change since.
+//! What assigns CPUs and memory must not wait for any of them, as a container waits for it. So no lock is held
+//! while files are read, but for a few in `/proc/self` ([`Observer`] says which); the probes and the books have a lock
+//! each; and what takes time works on copies of the books, which share what did not change since.
 //!
 //! Nothing here ends the daemon. What does not work is logged once, listed by `/api/v1/status`, and
 //! tried again.

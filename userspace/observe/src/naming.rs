@@ -3,7 +3,7 @@
 //! A name must be readable, and there must be few of them over the life of a host: each is a time series in
 //! whatever scrapes it. So ids and running numbers do not count as names:
 //!
-//! - a systemd unit has its own name; of those that systemd numbers, the number is left out
+//! - a systemd unit has its own name; of those that systemd numbers, the number becomes `*`
 //!   (`session-12.scope`: `session-*.scope`, `run-u34.service`: `run-*.service`);
 //! - a container of a pod is `NAMESPACE/POD/CONTAINER` as soon as that is known (see [`crate::state`]), and one of
 //!   `pods` until then; others are named after their runtime (`docker`, `libpod`), else `containers`;

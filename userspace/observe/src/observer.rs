@@ -35,9 +35,9 @@ pub(crate) struct Demand {
 
 /// The state of this host as last seen.
 ///
-/// Locks are taken in the order of the fields, and no file is read while one is held, but for the process's own threads
-/// under `affinity`. Under `probing` maps are read, which takes as long as they are large; `state` is held for a few
-/// steps in memory.
+/// Locks are taken in the order of the fields, and no file is read while one is held, but for those of the process
+/// itself: its threads under `affinity`, and under `probing` `/proc/self/fdinfo`, for what the probes cost. Under
+/// `probing` maps are read, too, which takes as long as they are large; `state` is held for a few steps in memory.
 pub struct Observer {
     pub(crate) config: Config,
     pub(crate) events: Events,

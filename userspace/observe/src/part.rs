@@ -29,7 +29,7 @@ pub enum Part {
     NodeMemory,
     /// Counting.
     Counters,
-    /// Counting what workloads do beside allocating.
+    /// Counting what workloads do apart from allocating.
     Activity,
     /// Reading of misses, kills and stalls as they happen.
     #[strum(serialize = "probe events")]

@@ -130,7 +130,7 @@ mod tests {
     use crate::events::Events;
 
     #[test]
-    fn a_kill_by_a_pin_is_told_from_others() {
+    fn a_kill_by_a_pin_is_distinguished_from_others() {
         let events = Events::default();
         for (constraint, free) in
             [("cpuset", 300), ("cpuset", 3), ("mempolicy", 64), ("memcg", 300), ("none", 300), ("9", 300)]
@@ -138,16 +138,16 @@ mod tests {
             events.report(oom_kill(constraint, 7, "load", Bytes::mib(free)));
         }
         let filter = numaward_api::EventFilter { limit: 10, ..Default::default() };
-        let told = events.page(&filter).events;
-        let critical: Vec<bool> = told.iter().map(|event| event.severity == Severity::Critical).collect();
+        let reported = events.page(&filter).events;
+        let critical: Vec<bool> = reported.iter().map(|event| event.severity == Severity::Critical).collect();
         assert_eq!(critical, [true, false, true, false, false, false]);
         assert_eq!(
-            told[0].message,
+            reported[0].message,
             "The OOM killer took \"load\" (7): the nodes that its cpuset allows were full, while 300Mi were free \
              elsewhere: the pin killed it."
         );
-        assert_eq!(told[0].details["freeElsewhereBytes"], (300_u64 << 20).to_string());
-        assert!(told[5].message.contains("it is not known what was full"));
+        assert_eq!(reported[0].details["freeElsewhereBytes"], (300_u64 << 20).to_string());
+        assert!(reported[5].message.contains("it is not known what was full"));
     }
 
     #[test]
@@ -159,18 +159,19 @@ mod tests {
         };
         report("a", Some(&promised), Some(NodeId(3)));
         report("b", None, None);
-        let told = events.page(&numaward_api::EventFilter { limit: 10, ..Default::default() }).events;
+        let reported = events.page(&numaward_api::EventFilter { limit: 10, ..Default::default() }).events;
         assert_eq!(
-            told[0].message,
+            reported[0].message,
             "\"load\" (7) was given 8Ki on node 3, outside the promised nodes 0-1; there may have been more since."
         );
-        assert_eq!((told[0].node, told[0].workload.as_deref()), (Some(3), Some("a")));
-        let details = ["bytes", "command", "pid", "promisedNodes"].map(|key| told[0].details[key].as_str());
+        assert_eq!((reported[0].node, reported[0].workload.as_deref()), (Some(3), Some("a")));
+        let details =
+            ["bytes", "command", "pid", "promisedNodes"].map(|key| reported[0].details[key].as_str());
         assert_eq!(details, ["8192", "load", "7", "0-1"]);
         assert!(
-            told[1].message.contains("a node that is gone, outside the nodes promised to it"),
-            "{told:?}"
+            reported[1].message.contains("a node that is gone, outside the nodes promised to it"),
+            "{reported:?}"
         );
-        assert_eq!(told[1].node, None);
+        assert_eq!(reported[1].node, None);
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     table::Table,
 };
 
-/// What was read. Nobody waits for whoever works on it.
+/// What was read. Working on it holds no lock.
 #[derive(Debug)]
 pub(crate) struct Read {
     pub(crate) machine: Arc<Machine>,
@@ -22,7 +22,7 @@ pub(crate) struct Read {
     pub(crate) promises: Arc<Promises>,
     /// What was allocated; `None` where no probe counts that.
     pub(crate) counted: Option<probes::Snapshot>,
-    /// What workloads did beside.
+    /// What workloads did apart from allocating.
     pub(crate) done: Counted,
     pub(crate) attached: Arc<Attached>,
 }

@@ -36,10 +36,10 @@ use crate::{
     table::{Table, Trouble},
 };
 
-/// Reads in turns until `stop` is cancelled. Whoever cancels it wakes the thread.
+/// Reads in turns until `stop` is cancelled. The caller that cancels it also wakes the thread.
 pub(crate) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
     let interval = observer.config.observe.residency_interval.0;
-    // Whoever asks less often than this gets figures that are one question old.
+    // Readers that ask less often than this get figures as old as the question before.
     let interest = (3 * interval).max(Duration::from_mins(1));
     let estimate = &observer.config.observe.remote_estimate;
     let mut estimator = estimate.enabled.then(|| Estimator::new(estimate.max_files));

@@ -3,7 +3,7 @@
 //! Automatic NUMA balancing (`kernel.numa_balancing`) makes pages fault now and then to see who accesses them. It
 //! leaves many alone: everybody while it is off or serves tiering only (mode 2); since about Linux 6.18 tasks whose
 //! cpuset has one node, whom it could not help; and mappings whose memory policy does not ask for it, such as plain
-//! `MPOL_BIND`. The probe `scan` sees which mappings it came across; where that probe is absent, `memory.stat` tells
+//! `MPOL_BIND`. The probe `scan` sees which mappings it came across; where that probe is absent, `memory.stat` says
 //! from Linux 6.12 on whether anything was sampled.
 
 use std::{
@@ -117,7 +117,7 @@ pub(crate) fn balancing(root: &Path) -> Option<u32> {
 }
 
 impl Seen {
-    /// Takes in what is known now; each part is absent where it cannot be told.
+    /// Takes in what is known now; each part is absent where it is not known.
     pub(crate) fn update(
         &mut self,
         by_host: Option<Sampling>,
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(look(110, 520, 20), Sampling::Bound);
         assert_eq!(look(110, 520, 300), Sampling::Bound);
         assert_eq!(look(110, 520, 320), Sampling::Unknown, "too long ago");
-        assert_eq!(look(5, 520, 330), Sampling::Unknown, "a counter that went back tells nothing");
+        assert_eq!(look(5, 520, 330), Sampling::Unknown, "a counter that went back says nothing");
 
         let mut seen = Seen::default();
         let mut look = |updates, seconds| {

@@ -24,7 +24,7 @@ const FACTOR: u32 = 4;
 const IDLE: Duration = Duration::from_millis(10);
 
 /// Slots that change hands at one look, at most.
-const AT_ONCE: usize = 16;
+const MAX_EXCHANGES: usize = 16;
 
 /// What is known of who is busy.
 #[derive(Debug, Default)]
@@ -57,7 +57,7 @@ pub(crate) fn exchanges(candidates: &[Candidate]) -> Vec<(CgroupId, CgroupId)> {
         found
     };
     let (givers, takers) = (known(true), known(false));
-    let pairs = givers.into_iter().zip(takers.into_iter().rev()).take(AT_ONCE);
+    let pairs = givers.into_iter().zip(takers.into_iter().rev()).take(MAX_EXCHANGES);
     pairs
         .take_while(|((gives, _), (takes, _))| *takes > IDLE && *takes >= gives.saturating_mul(FACTOR))
         .map(|((_, giver), (_, taker))| (giver, taker))
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(pairs(&[unknown, candidate(2, waits, 1000)]), [], "nobody knows what it does");
         let many: Vec<_> =
             (0..100).map(|id| candidate(id, id < 50, if id < 50 { 0 } else { 1000 })).collect();
-        assert_eq!(exchanges(&many).len(), AT_ONCE);
+        assert_eq!(exchanges(&many).len(), MAX_EXCHANGES);
     }
 
     #[test]

@@ -22,8 +22,8 @@ use crate::{
 /// Slots that are given away before others may lock the books.
 pub(crate) const AT_ONCE: usize = 256;
 
-/// The probes and the books together: whoever moves slots holds both, so that who reads the counters sees either as
-/// they were or as they are. The probes are locked first.
+/// The probes and the books together: slots move only while both are held, so that a reader of the counters
+/// sees either as they were or as they are. The probes are locked first.
 pub(crate) struct Moving<'a> {
     pub(crate) probing: MutexGuard<'a, Probing>,
     pub(crate) state: MutexGuard<'a, State>,
@@ -60,8 +60,8 @@ impl Moving<'_> {
         self.state.table_mut().remove(id, &counted, Instant::now());
     }
 
-    /// Gives free slots to at most `at_once` workloads that wait, and takes from the list what has been gone for `keep`. Says whether
-    /// there are more.
+    /// Gives free slots to at most `at_once` workloads that wait, and takes from the list what has been gone for `keep`.
+    /// Says whether there are more.
     pub(crate) fn keep_books(&mut self, keep: Duration, at_once: usize) -> bool {
         // Where nothing expires, nothing is copied that a reader holds.
         let now = Instant::now();
@@ -108,7 +108,7 @@ impl Moving<'_> {
             self.state.table.waiting().filter(|id| self.state.promises.nodes_of(*id).is_some()).count();
         let mut coming = self.probing.probes.cooling_slots();
         while coming < waiting {
-            // Whoever was least busy when it was looked last.
+            // The least busy at the last look.
             let held = self.state.table.members().filter(|(_, member)| member.slot.is_some());
             let unpromised = held.map(|(id, _)| id).filter(|id| self.state.promises.nodes_of(*id).is_none());
             let Some(id) = unpromised.min_by_key(|id| self.state.slot_policy.busy(*id)) else { break };
@@ -125,7 +125,7 @@ impl Moving<'_> {
         }
     }
 
-    /// Takes a workload's slot from the probes. Returns what it allocated; what it did beside that is kept.
+    /// Takes a workload's slot from the probes. Returns what it allocated; what else it did is kept.
     fn release(&mut self, id: CgroupId, failure: &'static str) -> Option<NodeCounters> {
         let (slot, name) = (self.state.table.slot(id)?, self.state.table.name(id)?.clone());
         match self.probing.probes.activity_of(slot) {

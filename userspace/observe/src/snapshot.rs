@@ -281,7 +281,7 @@ impl Observer {
 }
 
 impl Read {
-    /// What is served of what the workloads did beside allocating, by name.
+    /// What is served of what the workloads did apart from allocating, by name.
     fn activity_figures(
         &self,
         sampled: &Sampled,

@@ -39,7 +39,7 @@ pub(crate) struct Table<S> {
     waiting: VecDeque<CgroupId>,
     /// What names that are no longer listed had counted.
     gone: NodeCounters,
-    /// What they did beside allocating.
+    /// What they did apart from allocating.
     pub(crate) gone_activity: Activity,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Series<S> {
     /// The kind of the member that came last.
     pub(crate) kind: WorkloadKind,
     base: NodeCounters,
-    /// What its former members did beside allocating.
+    /// What its former members did apart from allocating.
     pub(crate) base_activity: Activity,
     base_trouble: Trouble,
     /// Whether a member ever held a slot: if not, there are no counters to serve.
@@ -141,7 +141,7 @@ impl<S: Copy + Eq> Table<S> {
         }
     }
 
-    /// A cgroup is about to give back its slot, for which this was counted beside allocations.
+    /// A cgroup is about to give back its slot, for which this was counted apart from allocations.
     pub(crate) fn keep_activity(&mut self, id: CgroupId, last: &Activity) {
         if let Some(series) = self.series_mut(id) {
             series.base_activity.add(last);
@@ -289,7 +289,7 @@ impl<S: Copy + Ord> Series<S> {
         held.for_each(|counted| add(sum, counted));
     }
 
-    /// What was done under this name beside allocating.
+    /// What was done under this name apart from allocating.
     pub(crate) fn activity(&self, slots: &BTreeMap<S, Activity>) -> Activity {
         let mut sum = self.base_activity.clone();
         let held = self.members.values().filter_map(|member| slots.get(&member.slot?));
@@ -352,7 +352,7 @@ mod tests {
 
     const KEEP: Duration = Duration::from_mins(1);
 
-    /// A table and the probes it is told of: slots are numbers, counters are pages on node 0.
+    /// A table and the probes that it follows: slots are numbers, counters are pages on node 0.
     struct Host {
         table: Table<u32>,
         slots: BTreeMap<u32, NodeCounters>,

@@ -1,4 +1,4 @@
-//! What the probes beside that of allocations count for each slot: accesses, migrations, stalls, kills.
+//! What the probes other than that of allocations count for each slot: accesses, migrations, stalls, kills.
 //!
 //! Each count is a 64-bit number in an array of the kernel, shared by all CPUs. They are never reset: a slot's holder
 //! is given their growth since it took the slot, computed modulo 2^64, so that a counter that wraps does no harm.
@@ -10,7 +10,7 @@ use numaward_topology::NodeId;
 
 use crate::Pages;
 
-/// What a slot counts beside allocations.
+/// What a slot counts apart from allocations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
     /// Sampled accesses, by the node of the CPU: every node, or none where nothing is sampled.
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn accesses_are_told_by_both_nodes() {
+    fn accesses_are_counted_by_both_nodes() {
         let nodes = [NodeId(0), NodeId(4), NodeId(5)];
         let counts = [1, 2, 0, 3, /**/ 4, 5, 6, 0, /**/ 0, 0, 7, 0];
         let read = Columns(4).read(&nodes, &counts);

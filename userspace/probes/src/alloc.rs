@@ -241,7 +241,7 @@ impl Alloc {
     /// Takes in what has changed of the machine: nodes and memory that came or went. What cannot be taken in
     /// is reported, and the rest is.
     pub(crate) fn refresh(&mut self, machine: &Machine, slots: &Slots) -> Result<(), RefreshError> {
-        let left_out = self.nodes.extend(machine);
+        let without_room = self.nodes.extend(machine);
         let table = self.nodes.table(machine);
         if self.family.has_other_nodes(&table) {
             // A promise may have named a node before it came: no page there may be reported as outside.
@@ -269,7 +269,7 @@ impl Alloc {
                 }
             }
         }
-        if left_out.is_empty() { Ok(()) } else { Err(RefreshError::Nodes(left_out)) }
+        if without_room.is_empty() { Ok(()) } else { Err(RefreshError::Nodes(without_room)) }
     }
 
     /// Writes what differs from what the map holds.

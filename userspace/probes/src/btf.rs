@@ -17,7 +17,7 @@
 
 use std::{collections::HashMap, fs, path::Path};
 
-/// The kernel's BTF does not tell what a probe must know.
+/// The kernel's BTF does not say what a probe must know.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BtfError {
     #[error("the kernel has no BTF (/sys/kernel/btf/vmlinux: {0}); it needs CONFIG_DEBUG_INFO_BTF")]

@@ -68,6 +68,16 @@ pub enum RefreshError {
     Map(#[from] MapAccessError),
 }
 
+/// The allocation probe cannot be attached or detached.
+#[derive(Debug, thiserror::Error)]
+#[error("the allocation probe does not keep to its duty cycle: {0}")]
+pub struct DutyError(pub(crate) String);
+
+/// The kernel's BPF statistics cannot be switched on.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot switch on the kernel's BPF statistics: {0}")]
+pub struct StatsError(pub(crate) String);
+
 /// Why a probe does not run, or not in one mode.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
@@ -83,7 +93,7 @@ pub(crate) enum Refusal {
     Pmu(#[from] PmuError),
     #[error("no map holds {slots} slots for {nodes} nodes; fewer slots need less")]
     TooManySlots { slots: u32, nodes: u32 },
-    #[error("cannot tell the number of CPUs: {0}")]
+    #[error("cannot find out the number of CPUs: {0}")]
     Cpus(io::Error),
     #[error("the object has no {0}; rebuild it")]
     Incomplete(&'static str),

@@ -12,7 +12,8 @@ use aya::maps::{Array, MapData, RingBuf};
 
 use crate::{MapAccessError, ProbeEvent, error::Refusal, family::Family, maps::set};
 
-/// Time from one event of a slot to the next: a minute, and some more, so that whoever allows one a minute takes it.
+/// Time from one event of a slot to the next: a minute, and some more, so that a reader that allows one a minute takes
+/// it.
 const PAUSE: Duration = Duration::from_secs(61);
 
 /// The gates' map, in each object that has one.

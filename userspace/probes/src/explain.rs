@@ -1,4 +1,4 @@
-//! Says in one line why the kernel refused a probe, and what would mend it.
+//! Says in one line why the kernel refused a probe, and what would fix it.
 
 use std::{error::Error, io};
 

@@ -45,12 +45,12 @@ pub use activity::{
     Stalls,
 };
 pub use duty::DutyCycle;
-pub use error::{MapAccessError, RefreshError, RegisterError, SlotError};
+pub use error::{DutyError, MapAccessError, RefreshError, RegisterError, SlotError, StatsError};
 pub use event::{Incident, ProbeEvent};
 pub use intruders::{CpuUse, Intruder, IntruderClass};
 pub use nodes::{NoSections, home};
 pub use numaward_abi::CgroupId;
 pub use options::{DEFAULT_LONG_STALL, DEFAULT_SLOTS, Fakes, Options};
-pub use probes::{DutyError, Probes, StatsError, stats_window};
+pub use probes::{Probes, stats_window};
 pub use report::{MapUsage, Mode, Probe, ProbeReport, ProbeStats, SelfCheck};
 pub use types::{Counters, NodeCounters, Pages, SlotId, Snapshot};

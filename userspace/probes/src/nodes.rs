@@ -49,7 +49,7 @@ impl Numbering {
 
     /// Numbers the nodes that came, as far as there is room. Returns those for which there is none.
     pub(crate) fn extend(&mut self, machine: &Machine) -> NodeSet {
-        let mut left_out = NodeSet::new();
+        let mut without_room = NodeSet::new();
         for &id in machine.nodes.keys() {
             if self.ids.contains(&id) {
                 continue;
@@ -57,10 +57,10 @@ impl Numbering {
             if self.ids.len() < self.capacity && (id.0 as usize) < MAX_NODE_IDS {
                 self.ids.push(id);
             } else {
-                left_out.insert(id);
+                without_room.insert(id);
             }
         }
-        left_out
+        without_room
     }
 
     pub(crate) fn ids(&self) -> &[NodeId] {
@@ -76,7 +76,7 @@ impl Numbering {
         self.ids.iter().copied().zip(0..).collect()
     }
 
-    /// A bit for each node index. Nodes that have none cannot be told to the probe; it counts no page there.
+    /// A bit for each node index. Nodes that have none cannot be given to the probe; it counts no page there.
     pub(crate) fn mask_of(&self, allowed: Option<&NodeSet>) -> [u64; MAX_NODES / 64] {
         let Some(allowed) = allowed else { return [u64::MAX; MAX_NODES / 64] };
         let mut mask = [0; MAX_NODES / 64];
@@ -118,7 +118,7 @@ pub(crate) fn count_homes(table: &NodeTable) -> u32 {
     u32::try_from(homes.len()).unwrap_or(u32::MAX)
 }
 
-/// Memory blocks are not known, so that a page's node cannot be told by its address.
+/// Memory blocks are not known, so that a page's address does not say its node.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the machine's memory blocks are not known (CONFIG_MEMORY_HOTPLUG), and it has several nodes")]
 pub struct NoSections;
@@ -148,7 +148,7 @@ impl Sections {
             by_section[section] = index + 1;
         }
         match (by_section.len(), machine.nodes.len()) {
-            // With one node there is nothing to tell apart.
+            // With one node there is nothing to distinguish.
             (0, 1) => Ok(Self { shift: ONE_SECTION, nodes: vec![1] }),
             (0, 2..) => Err(NoSections),
             _ => Ok(Self { shift: SECTION_SIZE.0.ilog2() - page_size().ilog2(), nodes: by_section }),

@@ -29,7 +29,7 @@ pub struct Options<'a> {
     /// For which part of the time the allocation probe is attached; `None` for all of it. What it counts is then an
     /// estimate: see [`Probes::keep_duty`](crate::Probes::keep_duty). It holds for [`Mode::TpBtf`] only.
     pub duty_cycle: Option<DutyCycle>,
-    /// The probes beside that of allocations which are to be attached.
+    /// The probes other than that of allocations which are to be attached.
     pub others: Vec<Probe>,
     /// From when on a stall is reported as [`ProbeEvent::LongStall`](crate::ProbeEvent::LongStall).
     pub long_stall: Duration,

@@ -1,4 +1,4 @@
-//! The probes beside that of allocations: sampled accesses, migrations, stalls, kills, intruders, accesses to DRAM.
+//! The probes other than that of allocations: sampled accesses, migrations, stalls, kills, intruders, accesses to DRAM.
 //!
 //! Each family is an object of its own, with its own table of registered cgroups; what is missing for one on this
 //! kernel keeps no other from working. All of it is read by slots, like the counters of allocations.

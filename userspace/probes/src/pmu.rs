@@ -132,7 +132,7 @@ pub(crate) enum PmuError {
     CpuInfo { path: PathBuf, source: io::Error },
     #[error("{} names no processor", path.display())]
     NoProcessor { path: PathBuf },
-    #[error("no events are known that tell local from remote memory on this processor ({0})")]
+    #[error("no events are known that distinguish local from remote memory on this processor ({0})")]
     UnknownProcessor(String),
     #[error("absent: the processor's counters are not to be had ({0}); most virtual machines have none")]
     Absent(io::Error),
@@ -162,8 +162,8 @@ pub(crate) fn events(root: &Path) -> Result<Events, PmuError> {
     processor.events().ok_or_else(|| PmuError::UnknownProcessor(processor.to_string()))
 }
 
-/// Counts an event on a CPU, whoever runs there, user and kernel alike. It is pinned: nothing can be read of it, which is
-/// [`io::ErrorKind::UnexpectedEof`], where it found no counter.
+/// Counts an event on a CPU, of all that runs there, user and kernel alike. It is pinned: nothing can be read of it,
+/// which is [`io::ErrorKind::UnexpectedEof`], where it found no counter.
 pub(crate) fn count(event: Event, cpu: CpuId) -> io::Result<Counter> {
     let mut builder = Builder::new(Raw::new(event.config));
     builder.attrs_mut().type_ = event.kind;

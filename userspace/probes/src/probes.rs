@@ -9,7 +9,7 @@ use crate::{
     activity::Activity,
     alloc::Alloc,
     duty::DutyCycle,
-    error::{MapAccessError, RefreshError, RegisterError, SlotError},
+    error::{DutyError, MapAccessError, RefreshError, RegisterError, SlotError, StatsError},
     event::ProbeEvent,
     explain::explain,
     family::{Family, report},
@@ -23,16 +23,6 @@ use crate::{
     sys,
     types::{NodeCounters, SlotId, Snapshot},
 };
-
-/// The allocation probe cannot be attached or detached.
-#[derive(Debug, thiserror::Error)]
-#[error("the allocation probe does not keep to its duty cycle: {0}")]
-pub struct DutyError(String);
-
-/// The kernel's BPF statistics cannot be switched on.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot switch on the kernel's BPF statistics: {0}")]
-pub struct StatsError(String);
 
 /// Lets the kernel count runs and time of BPF programs until the window, which is returned, is dropped.
 ///
@@ -182,7 +172,7 @@ impl Probes {
     /// Attaches or detaches the allocation probe as its duty cycle demands ([`Options::duty_cycle`]); to be called
     /// several times in each part of the cycle. Needs no privileges.
     ///
-    /// All counts of that probe are multiplied by what the cycle leaves out, so they are estimates: right on average,
+    /// All counts of that probe are scaled up for the time not attached, so they are estimates: right on average,
     /// wrong where something happens only now and then.
     pub fn keep_duty(&mut self, now: Instant) -> Result<(), DutyError> {
         let kept = self.alloc.as_mut().map_or(Ok(()), |alloc| alloc.keep_duty(now));
@@ -194,7 +184,7 @@ impl Probes {
         self.alloc.as_ref().and_then(Alloc::duty_cycle)
     }
 
-    /// What each registered workload did beside allocating, since it was registered, and what all else did.
+    /// What each registered workload did apart from allocating, since it was registered, and what all else did.
     pub fn activity(&self) -> Result<(BTreeMap<SlotId, Activity>, Activity), MapAccessError> {
         let held = self.slots.holders().map(|(slot, _)| slot);
         let (slots, other) = self.others.read(held, self.slots.in_use_up_to())?;

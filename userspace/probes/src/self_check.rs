@@ -3,7 +3,7 @@
 //! A wrong idea of the kernel's data would book pages to wrong nodes without any error. So after attaching,
 //! some pages are allocated on each node and the kernel is asked where they are (`/proc/self/numa_maps`). Each
 //! node's counter must have grown by at least as much; others may allocate meanwhile, so it may have grown by
-//! more. Nodes are preferred, not bound: a node without free memory is left out, and nobody is killed for it.
+//! more. Nodes are preferred, not bound: a node without free memory is skipped, and nobody is killed for it.
 //! Where `mbind(2)` is not allowed, as by the seccomp profile of containers, pages are touched on the node's CPUs.
 
 use std::fs;

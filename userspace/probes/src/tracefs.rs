@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn good_missing_and_corrupt_formats_are_told_apart() {
+    fn good_missing_and_corrupt_formats_are_distinguished() {
         assert_eq!(check(Some(GOOD)), Ok(()));
         for (format, error) in [
             (None, "tracefs is not to be seen"),

@@ -37,7 +37,7 @@ const PAGES: u64 = 8192;
 
 type Test = fn(&Host);
 
-const INTRUDERS: &str = "who_runs_on_an_exclusive_cpu_is_told";
+const INTRUDERS: &str = "who_runs_on_an_exclusive_cpu_is_reported";
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 
 const TESTS: &[(&str, Test)] = &[
@@ -46,8 +46,8 @@ const TESTS: &[(&str, Test)] = &[
         pages_are_counted(host, Mode::Tracepoint, 512, Shards::OfCpus);
     }),
     ("pages_are_counted_in_shared_counters", shared),
-    ("pages_outside_the_allowed_nodes_are_told", outside),
-    ("misses_that_find_no_place_are_counted_and_told_later", overrun),
+    ("pages_outside_the_allowed_nodes_are_reported", outside),
+    ("misses_that_find_no_place_are_counted_and_reported_later", overrun),
     ("pages_of_another_node_are_remote", remote),
     ("a_wrong_node_shift_falls_back_to_the_tracepoint", wrong_shift),
     ("a_slot_is_reused_without_going_back", slot_reuse),
@@ -59,14 +59,14 @@ const TESTS: &[(&str, Test)] = &[
     ("debug_messages_arrive", debug_log),
     ("after_loading_no_privilege_is_needed", without_privileges_after_loading),
     ("tp_btf_needs_no_cap_sys_admin", without_sys_admin),
-    ("without_privileges_the_reason_is_told", without_privileges),
+    ("without_privileges_the_reason_is_reported", without_privileges),
     ("without_btf_tracepoints_serve", |_| without_btf()),
-    ("without_btf_intruders_are_told_as_well", |_| intruders_without_btf()),
-    ("structures_and_fields_that_moved_are_told", |_| moved()),
+    ("without_btf_intruders_are_reported_as_well", |_| intruders_without_btf()),
+    ("structures_and_fields_that_moved_are_reported", |_| moved()),
     ("too_many_slots_are_refused", too_many_slots),
     (INTRUDERS, intruders),
     ("counters_of_cpus_are_split_by_workload", hardware),
-    ("counters_that_are_not_there_are_told", no_hardware),
+    ("counters_that_are_not_there_are_reported", no_hardware),
     ("on_a_duty_cycle_counts_are_estimates", duty_cycle),
     ("the_memory_of_maps_is_bounded", map_memory),
     ("every_probe_is_attached_or_says_why_not", others),
@@ -193,19 +193,19 @@ fn intruders(host: &Host) {
     let time = Duration::from_millis(400);
     let stolen_before = stolen(cpu);
     let [own, workload, foreign] = [&owner, &neighbour, &stranger].map(|cgroup| spin_in(&cgroup.0, time));
-    let told = probes.cpu_use().unwrap()[&cpu];
-    // The kernel's account leaves out what a hypervisor takes meanwhile; the probe cannot tell that.
+    let reported = probes.cpu_use().unwrap()[&cpu];
+    // The kernel's account excludes what a hypervisor takes meanwhile; the probe cannot see that.
     let stolen = stolen(cpu).saturating_sub(stolen_before);
     let near = |what: &str, found: Duration, expected: Duration| {
         assert!(
             found.abs_diff(expected) <= expected / 20 + stolen,
-            "{what}: {found:?}, expected {expected:?}, stolen {stolen:?}: {told:?}"
+            "{what}: {found:?}, expected {expected:?}, stolen {stolen:?}: {reported:?}"
         );
     };
-    near("own", told.own, own);
-    near("of a workload", told.of(IntruderClass::Workload), workload);
+    near("own", reported.own, own);
+    near("of a workload", reported.of(IntruderClass::Workload), workload);
     // Others of this host run there as well.
-    assert!(told.of(IntruderClass::Host) * 20 >= foreign * 19, "{told:?}, expected {foreign:?}");
+    assert!(reported.of(IntruderClass::Host) * 20 >= foreign * 19, "{reported:?}, expected {foreign:?}");
 
     let intruders = probes.intruders().unwrap();
     let found = intruders.iter().find(|intruder| intruder.workload == Some(neighbour_slot)).unwrap();
@@ -508,14 +508,14 @@ fn outside(host: &Host) {
     assert_eq!(now.user_outside.0, now.user());
     let events = probes.events().unwrap();
     assert_eq!(events.len(), 1, "one event of thousands of misses: {events:?}");
-    let is_told = |event: &ProbeEvent| {
+    let is_reported = |event: &ProbeEvent| {
         let Incident::Miss { node, pages } = event.incident else { return false };
         (event.slot, event.cgroup, event.pid) == (Some(slot), cgroup.id(), process.child.id())
             && node == Some(host.node)
             && event.command.starts_with("host")
             && (1..=PAGES).contains(&pages.0)
     };
-    assert!(is_told(&events[0]), "{events:?}");
+    assert!(is_reported(&events[0]), "{events:?}");
 
     // From the next event on, the new nodes are what counts, on every CPU.
     probes.set_allowed(slot, Some(&host.machine.node_ids())).unwrap();
@@ -526,8 +526,8 @@ fn outside(host: &Host) {
     probes.set_allowed(slot, Some(&nowhere)).unwrap();
     process.touch(PAGES);
     assert_pages(counted(&probes, slot).user_outside.0 - then.user_outside.0, PAGES);
-    assert_eq!(probes.events().unwrap(), [], "that was told less than a minute ago");
-    // Another workload is told at once, also in the same slot.
+    assert_eq!(probes.events().unwrap(), [], "that was reported less than a minute ago");
+    // Another workload is reported at once, also in the same slot.
     probes.release(slot).unwrap();
     thread::sleep(Duration::from_millis(1100));
     let again = probes.register(cgroup.id(), Some(&nowhere)).unwrap();
@@ -562,27 +562,27 @@ fn overrun(host: &Host) {
         slots.push(probes.register(cgroup.id(), Some(&nowhere)).unwrap());
         lost = miss(&probes, cgroup);
     }
-    let told = |probes: &mut Probes| -> Vec<SlotId> {
+    let reported = |probes: &mut Probes| -> Vec<SlotId> {
         let slot = |event: ProbeEvent| match event.incident {
             Incident::Miss { .. } => event.slot,
             Incident::OomKill { .. } | Incident::LongStall(_) => None,
         };
         probes.events().unwrap().into_iter().filter_map(slot).collect()
     };
-    let first = told(&mut probes);
+    let first = reported(&mut probes);
     // The first ones, in their order; the others were counted. Each of their pages tried anew.
     assert!((1..=ROOM).contains(&first.len()), "{}", first.len());
     assert_eq!(first, slots[..first.len()]);
     let unlucky = WORKLOADS - first.len();
-    assert!(lost - before >= unlucky as u64, "{lost} lost, {before} before, {unlucky} untold");
-    // Every one of them is counted as ever, told or not.
+    assert!(lost - before >= unlucky as u64, "{lost} lost, {before} before, {unlucky} not reported");
+    // Every one of them is counted as ever, reported or not.
     let counted = probes.counters().unwrap();
     assert!(slots.iter().all(|slot| sum(&counted.slots[slot]).user_outside.0 >= 8), "{counted:?}");
-    // Whoever was not told is told with the next miss, now that there is room; who was is silent for a minute.
+    // Those not reported are reported with the next miss, now that there is room; the others are silent for a minute.
     for cgroup in &cgroups {
         miss(&probes, cgroup);
     }
-    assert_eq!(told(&mut probes), slots[first.len()..]);
+    assert_eq!(reported(&mut probes), slots[first.len()..]);
 }
 
 fn remote(host: &Host) {
@@ -898,19 +898,22 @@ fn moved() {
         ("zonelist", &["alloc"], "tp_btf: the kernel's BTF has no array zonelist._zonerefs"),
         ("css_set", &["oom_kill", "switch"], "the kernel's BTF has no css_set.dfl_cgrp"),
     ] {
-        let told = renamed(name);
+        let reported = renamed(name);
         for (probe, good) in &good {
             if probes.contains(&probe.as_str()) {
-                assert!(told[probe].contains(reason), "{name}, {probe}: {}", told[probe]);
+                assert!(reported[probe].contains(reason), "{name}, {probe}: {}", reported[probe]);
             } else {
-                assert_eq!(&told[probe], good, "{name}, {probe}");
+                assert_eq!(&reported[probe], good, "{name}, {probe}");
             }
         }
     }
     for cut in [btf.len() / 2, 7] {
-        let told = lines(&report_with(None, &[(BTF, &btf[..cut])]));
-        assert!(told["alloc"].starts_with("tracepoint: tp_btf: the kernel's BTF is malformed"), "{told:?}");
-        assert!(told["oom_kill"].contains("BTF is malformed"), "{told:?}");
+        let reported = lines(&report_with(None, &[(BTF, &btf[..cut])]));
+        assert!(
+            reported["alloc"].starts_with("tracepoint: tp_btf: the kernel's BTF is malformed"),
+            "{reported:?}"
+        );
+        assert!(reported["oom_kill"].contains("BTF is malformed"), "{reported:?}");
     }
 
     let formats = [
@@ -925,20 +928,20 @@ fn moved() {
     });
     let files = [0, 1].map(|index: usize| (files[index].0.as_str(), files[index].1.as_bytes()));
     // Tracepoints are only looked at where there is nothing better.
-    let told = lines(&report_with(Some("/sys/kernel/btf"), &files));
+    let reported = lines(&report_with(Some("/sys/kernel/btf"), &files));
     for (probe, reason) in [
         ("alloc", "format: the field gfp_flags is at offset 28, size 4; the probe needs offset 24, size 8"),
         ("migrate", "format: the field reason is missing; the probe knows it at the offsets 28, 52 and 60"),
     ] {
-        let told = &told[probe];
-        assert!(told.starts_with("absent: ") && told.contains(reason), "{probe}: {told}");
+        let reported = &reported[probe];
+        assert!(reported.starts_with("absent: ") && reported.contains(reason), "{probe}: {reported}");
     }
 }
 
 fn intruders_without_btf() {
     let output = without(&["/sys/kernel/btf"], INTRUDERS);
-    let told = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(told.lines().last(), Some(&*format!("host: {INTRUDERS}: ok")), "{told}");
+    let reported = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(reported.lines().last(), Some(&*format!("host: {INTRUDERS}: ok")), "{reported}");
 }
 
 /// The software events `PERF_COUNT_SW_PAGE_FAULTS_MIN` and `PERF_COUNT_SW_PAGE_FAULTS`, in place of those of hardware.
@@ -996,7 +999,7 @@ fn no_hardware(host: &Host) {
     let absent = report(Fakes { dram_events: Some(nothing), ..Fakes::default() });
     assert_eq!(absent.mode, Mode::Absent);
     assert!(absent.reason.as_deref().unwrap().starts_with("absent: the processor's counters"), "{absent:?}");
-    // Whatever this host has, it is told one way or the other.
+    // Whatever this host has, the report says it one way or the other.
     let real = report(Fakes::default());
     println!("host:   {}: {}", real.mode, real.reason.as_deref().unwrap_or_default());
     assert!(real.mode != Mode::Absent || real.reason.is_some(), "{real:?}");

@@ -128,7 +128,7 @@ impl Poster {
         let status = response.status();
         let retry_after = response.headers().get(RETRY_AFTER).and_then(retry_after);
         let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await;
-        // What it says besides is of no consequence.
+        // An answer that cannot be read to its end changes nothing.
         let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         if status.is_success() {
             return Ok(body);
@@ -306,8 +306,11 @@ pub(crate) mod tests {
 
     #[test]
     fn waits_grow_up_to_the_longest() {
+        let longest = [1, 2, 4, 8, 16, 32, 60, 60];
         let waits = backoff(Duration::from_secs(1), Duration::from_mins(1)).build();
-        for (whole, wait) in [1, 2, 4, 8, 16, 32, 60, 60].into_iter().zip(waits) {
+        let waits: Vec<_> = waits.take(longest.len()).collect();
+        assert_eq!(waits.len(), longest.len(), "it is tried again without end");
+        for (whole, wait) in longest.into_iter().zip(waits) {
             assert!(wait >= Duration::from_secs(whole) / 2 && wait <= Duration::from_secs(whole), "{wait:?}");
         }
     }

@@ -1,18 +1,17 @@
 //! What is counted of events.
 
+use numaward_api::EventKind;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
-
-use super::EventKind;
 
 type By = Family<[(&'static str, &'static str); 1], Counter>;
 
 /// Why a reader of the stream did not get an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
-pub enum Dropped {
+pub(super) enum Dropped {
     /// It was too slow, learned how many it missed, and goes on.
     Lagged,
     /// It took nothing at all for too long; the stream was closed.
@@ -44,10 +43,10 @@ impl Default for EventMetrics {
 
 impl EventMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("events", "Events that were told", self.taken.clone());
+        registry.register("events", "Events that were reported", self.taken.clone());
         registry.register(
             "events_suppressed",
-            "Events that were not told, because too many like them came within a minute",
+            "Events that were not reported, because too many like them came within a minute",
             self.suppressed.clone(),
         );
         registry.register(

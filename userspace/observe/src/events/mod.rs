@@ -22,15 +22,13 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-pub use numaward_api::{Event, EventKind, Severity};
-use numaward_api::{EventFilter, EventPage};
+use numaward_api::{Event, EventFilter, EventKind, EventPage, Severity};
 use numaward_model::Report;
 use prometheus_client::registry::Registry;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
-pub use self::metrics::Dropped;
-use self::metrics::EventMetrics;
+use self::metrics::{Dropped, EventMetrics};
 
 /// Events that are kept.
 pub const HISTORY: usize = 1024;

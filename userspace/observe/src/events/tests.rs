@@ -9,7 +9,7 @@ fn all() -> EventFilter {
 }
 
 #[test]
-fn too_many_of_a_kind_and_workload_are_suppressed_and_told_by_the_next() {
+fn too_many_of_a_kind_and_workload_are_suppressed_and_counted_by_the_next() {
     let events = Events::default();
     let (start, time) = (Instant::now(), SystemTime::UNIX_EPOCH);
     let report = |workload: &str, seconds| {
@@ -20,13 +20,13 @@ fn too_many_of_a_kind_and_workload_are_suppressed_and_told_by_the_next() {
     report("a", 59);
     report("b", 59);
     report("a", 60);
-    let told: Vec<_> = events
+    let reported: Vec<_> = events
         .page(&all())
         .events
         .into_iter()
         .map(|event| (event.workload.unwrap(), event.suppressed))
         .collect();
-    assert_eq!(told, [("a".to_owned(), 0), ("b".to_owned(), 0), ("a".to_owned(), 2)]);
+    assert_eq!(reported, [("a".to_owned(), 0), ("b".to_owned(), 0), ("a".to_owned(), 2)]);
     // Another kind of the same workload has a rate of its own.
     let kill = Report::new(EventKind::OomKill, "killed").workload("a");
     events.report_at(kill, start + Duration::from_mins(1), time);
@@ -80,7 +80,7 @@ fn a_page_is_what_follows_or_what_came_last() {
 }
 
 #[tokio::test]
-async fn a_subscriber_gets_what_it_missed_then_what_comes_and_is_told_what_it_lost() {
+async fn a_subscriber_gets_what_it_missed_then_what_comes_and_learns_what_it_lost() {
     let events = Events::default();
     events.report(miss("w0"));
     let first = events.page(&all()).latest.unwrap();

@@ -144,7 +144,7 @@ fn touch() -> Duration {
     cpu_time().saturating_sub(start)
 }
 
-/// What this thread used of a CPU: whoever else wants it does not count.
+/// CPU time of this thread: that of others on the same CPU does not count.
 fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
@@ -160,7 +160,7 @@ struct Seen {
     run_time: Vec<f64>,
 }
 
-/// Measures; tells whether the budget is kept.
+/// Measures; returns whether the budget is kept.
 pub(crate) fn run(machine: &Machine) -> Result<bool> {
     no_huge_pages()?;
     let mut load = Load::new()?;
@@ -209,7 +209,7 @@ fn events(load: &mut Load, machine: &Machine) -> Result<u64> {
     Ok(least)
 }
 
-/// Prints the table; tells whether the budget is kept.
+/// Prints the table; returns whether the budget is kept.
 fn report(seen: &mut [Seen; VARIANTS.len()], base_event: f64, base_fault: f64) -> bool {
     println!(
         "without a program: {base_event:.0} ns per allocation (pipe), {base_fault:.0} ns per page fault"
@@ -239,7 +239,7 @@ fn report(seen: &mut [Seen; VARIANTS.len()], base_event: f64, base_fault: f64) -
     }
     println!(
         "budget: at most {BUDGET} times an empty program: {}",
-        if kept { "kept" } else { "EXCEEDED, or the host is too busy to tell" }
+        if kept { "kept" } else { "EXCEEDED, or the host is too busy to measure it" }
     );
     kept
 }

@@ -1,11 +1,11 @@
-//! What the probes beside that of allocations cost.
+//! What the probes other than that of allocations cost.
 //!
 //! Each is attached together with a program that does nothing on the same hook, and a load makes that event happen. The
 //! kernel's BPF statistics measure both; of several rounds, the medians of the time per run are printed. Some 30 ns
 //! of each are the statistics' own clock, so a ratio is a little less than that of the programs themselves.
 //!
 //! Sampled accesses need a machine with several nodes, and a kernel with `fentry`, as OOM kills do: elsewhere it is
-//! told why they are not measured. `cargo xtask bench probes --vm` has such a machine.
+//! printed why they are not measured. `cargo xtask bench probes --vm` has such a machine.
 
 use std::{
     collections::BTreeMap,
@@ -95,7 +95,7 @@ fn measure(
         return Err(format!("{}: {}", report.mode, report.reason.as_deref().unwrap_or_default()).into());
     }
     let by_btf = report.mode == Mode::TpBtf;
-    // Nobody is in this cgroup: whoever runs is an intruder, which is the longest way.
+    // Nobody is in this cgroup: every task is an intruder, which is the longest way.
     let owner = probes.register(CgroupId(1), None)?;
     probes.set_exclusive(&BTreeMap::from([(CpuId(cpu), owner)]))?;
     let mut empty = Ebpf::load(EMPTY)?;
@@ -277,7 +277,7 @@ pub(crate) fn reach(node: NodeId) -> Result<()> {
 /// `set_mempolicy(2)` of this thread, for the nodes 0 to 63.
 fn set_policy(mode: i32, mask: Option<u64>) -> io::Result<()> {
     let nodes = mask.as_ref().map_or(ptr::null(), ptr::from_ref);
-    // The kernel reads one bit less than it is told.
+    // The kernel reads one bit less than the number says.
     let bits = u64::BITS + 1;
     // SAFETY: `nodes` is null or has the bits that the kernel reads; it keeps no pointer to it.
     match unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, nodes, bits) } {

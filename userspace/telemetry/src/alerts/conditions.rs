@@ -9,7 +9,7 @@
 //! the steps within the window, as in Prometheus (a series that appears starts where it appears, one that falls started
 //! anew), without extrapolation. Series are summed after that.
 //!
-//! Left out are the two alerts about scraping: that the daemon is down, and that scrapes are slow.
+//! The two alerts about scraping are not watched: that the daemon is down, and that scrapes are slow.
 //!
 //! Invariants: a test holds the table against the rules, and runs the rules' own tests on it; the number of series is
 //! bounded.
@@ -118,7 +118,7 @@ pub(super) const CONDITIONS: [Condition; 9] = [
         above: 0.0,
         describe: |of, value| {
             format!(
-                "Node {} lacks {} until two percent of it are left beyond what is promised on it and not used yet.",
+                "Node {} is {} short of having two percent left beyond what is promised on it and not used yet.",
                 label(of, "node"),
                 bytes(value)
             )
@@ -317,7 +317,7 @@ pub(super) struct Evaluator {
     /// By condition, name and labels.
     series: HashMap<(usize, String), History>,
     active: BTreeMap<(usize, Subject), Active>,
-    /// Whether series are left out, for there are too many.
+    /// Whether series are skipped because there are too many.
     overflowed: bool,
 }
 
@@ -374,7 +374,7 @@ impl Reading<'_> {
                         if !std::mem::replace(&mut evaluator.overflowed, true) {
                             tracing::warn!(
                                 MAX_SERIES,
-                                "too many series to watch for alerts: new ones are left out"
+                                "too many series to watch for alerts: new ones are not watched"
                             );
                         }
                         continue;
@@ -429,244 +429,4 @@ impl Reading<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use serde_json::Value as Json;
-
-    use super::*;
-    use crate::metrics::Number;
-
-    const RULES: &str = include_str!("../../../../dashboards/prometheus/rules.yaml");
-    const RULES_TEST: &str = include_str!("../../../../dashboards/prometheus/rules_test.yaml");
-    /// About scraping.
-    const NOT_OURS: [&str; 2] = ["NumawardDown", "NumawardScrapeSlow"];
-    const MINUTE: Duration = Duration::from_mins(1);
-
-    fn yaml(text: &str) -> Json {
-        numaward_config::read_yaml(text, Path::new("rules")).unwrap()
-    }
-
-    fn condition(alert: &str) -> &'static Condition {
-        CONDITIONS.iter().find(|condition| condition.alert == alert).expect(alert)
-    }
-
-    /// What the rules say in their expressions is compared by the rules' own tests, below; these are the numbers in it.
-    #[test]
-    fn the_conditions_are_those_of_the_rules() {
-        let rules = yaml(RULES);
-        let groups = rules["groups"].as_array().unwrap().iter();
-        let alerts = groups
-            .flat_map(|group| group["rules"].as_array().unwrap())
-            .filter(|rule| rule["alert"].is_string());
-        let alerts: Vec<_> =
-            alerts.filter(|rule| !NOT_OURS.contains(&rule["alert"].as_str().unwrap())).collect();
-        assert_eq!(alerts.len(), CONDITIONS.len());
-        for rule in alerts {
-            let condition = condition(rule["alert"].as_str().unwrap());
-            let hold =
-                rule["for"].as_str().map_or(Duration::ZERO, |text| humantime::parse_duration(text).unwrap());
-            assert_eq!(condition.hold, hold, "{rule}");
-            assert_eq!(condition.summary, rule["annotations"]["summary"], "{rule}");
-            assert_eq!(condition.severity, rule["labels"]["severity"], "{rule}");
-            assert_eq!(
-                rule["annotations"]["runbook_url"].as_str().unwrap(),
-                format!("http://{{{{ $labels.instance }}}}/runbooks/{}", condition.alert)
-            );
-        }
-    }
-
-    /// `0+6x30`, `7x30`, `0x5 2x20`: as promtool reads them.
-    fn values(text: &str) -> Vec<f64> {
-        let mut values = Vec::new();
-        for part in text.split_whitespace() {
-            let (value, times) = part.split_once('x').unwrap();
-            let (first, step) = value.split_once('+').unwrap_or((value, "0"));
-            let (first, step): (f64, f64) = (first.parse().unwrap(), step.parse().unwrap());
-            let times: u32 = times.parse().unwrap();
-            values.extend((0..=times).map(|time| first + step * f64::from(time)));
-        }
-        values
-    }
-
-    /// `a="b",c="d"`, with no escapes in it.
-    fn labels(text: &str) -> Vec<(&str, &str)> {
-        let labels = text.split(',').filter_map(|label| label.trim().split_once('='));
-        labels.map(|(name, value)| (name, value.trim_matches('"'))).collect()
-    }
-
-    fn take(reading: &mut Reading<'_>, name: &str, labels: &[(&str, &str)], value: f64) {
-        let family = Description { sample_name: name.to_owned(), ..Description::default() };
-        reading.take(&family, &Sample::new(labels, Value::Number(Number::Real(value))));
-    }
-
-    fn minutes(text: &str) -> u64 {
-        text.strip_suffix('m').unwrap().parse().unwrap()
-    }
-
-    /// An alert, by its labels.
-    type Firing = BTreeMap<String, String>;
-
-    /// The alerts of one host after each minute.
-    fn course(test: &Json, instance: &str, minutes: u64) -> Vec<Vec<(&'static str, Firing)>> {
-        let mut series = Vec::new();
-        for line in test["input_series"].as_array().unwrap() {
-            let (name, rest) = line["series"].as_str().unwrap().split_once('{').unwrap();
-            let labels = labels(rest.strip_suffix('}').unwrap());
-            if labels.contains(&("instance", instance)) {
-                // `0x30`, thirty zeros more, is a number to a reader of YAML.
-                let course = match &line["values"] {
-                    Json::String(written) => written.clone(),
-                    number => format!("{:#x}", number.as_u64().unwrap()),
-                };
-                series.push((name, labels, values(&course)));
-            }
-        }
-        let mut evaluator = Evaluator::default();
-        let mut firing: BTreeMap<(usize, Subject), Firing> = BTreeMap::new();
-        let mut course = Vec::new();
-        for minute in 0..=minutes {
-            let mut reading = evaluator.read(MINUTE * u32::try_from(minute).unwrap());
-            for (name, labels, values) in &series {
-                if let Some(value) = values.get(usize::try_from(minute).unwrap()) {
-                    take(&mut reading, name, labels, *value);
-                }
-            }
-            for change in reading.finish() {
-                let key = (change.condition, change.subject.clone());
-                match change.value {
-                    Some(value) => {
-                        assert!(!(CONDITIONS[change.condition].describe)(&change.subject, value).is_empty());
-                        let labels = change.subject.into_iter().map(|(name, value)| (name.to_owned(), value));
-                        firing.insert(key, labels.collect());
-                    }
-                    None => assert!(firing.remove(&key).is_some(), "resolved without firing"),
-                }
-            }
-            course.push(
-                firing
-                    .iter()
-                    .map(|((index, _), labels)| (CONDITIONS[*index].alert, labels.clone()))
-                    .collect(),
-            );
-        }
-        course
-    }
-
-    #[test]
-    fn they_fire_when_the_tests_of_the_rules_say() {
-        let tests = yaml(RULES_TEST);
-        let mut fired = BTreeMap::new();
-        for test in tests["tests"].as_array().unwrap() {
-            for case in test["alert_rule_test"].as_array().unwrap() {
-                let alert = case["alertname"].as_str().unwrap();
-                if NOT_OURS.contains(&alert) {
-                    continue;
-                }
-                let time = minutes(case["eval_time"].as_str().unwrap());
-                for instance in ["a", "b"] {
-                    let expected: Vec<Firing> = case["exp_alerts"]
-                        .as_array()
-                        .unwrap()
-                        .iter()
-                        .map(|alert| serde_json::from_value::<Firing>(alert["exp_labels"].clone()).unwrap())
-                        .filter(|labels| labels["instance"] == instance)
-                        .map(|mut labels| {
-                            labels.retain(|name, _| {
-                                !["severity", "cluster", "instance"].contains(&name.as_str())
-                            });
-                            labels
-                        })
-                        .collect();
-                    let mut got: Vec<Firing> = course(test, instance, time)
-                        .pop()
-                        .unwrap()
-                        .into_iter()
-                        .filter(|(name, _)| *name == alert)
-                        .map(|(_, labels)| labels)
-                        .collect();
-                    got.sort();
-                    let mut expected = expected;
-                    expected.sort();
-                    assert_eq!(got, expected, "{alert} on {instance} after {time} minutes");
-                    *fired.entry(alert.to_owned()).or_insert(0) += got.len();
-                }
-            }
-        }
-        let quiet: Vec<_> = CONDITIONS
-            .iter()
-            .filter(|condition| fired.get(condition.alert).is_none_or(|n| *n == 0))
-            .collect();
-        assert!(quiet.is_empty(), "no test makes these fire: {quiet:?}");
-    }
-
-    fn read(
-        evaluator: &mut Evaluator,
-        minute: u32,
-        samples: &[(&str, &str, f64)],
-    ) -> Vec<(&'static str, bool)> {
-        let mut reading = evaluator.read(MINUTE * minute);
-        for (name, text, value) in samples {
-            take(&mut reading, name, &labels(text), *value);
-        }
-        let changes = reading.finish().into_iter();
-        changes.map(|change| (CONDITIONS[change.condition].alert, change.value.is_some())).collect()
-    }
-
-    #[test]
-    fn an_alert_ends_when_its_cause_does_and_begins_again() {
-        let mut evaluator = Evaluator::default();
-        let kills = |count| [("numaward_oom_kills_total", "workload=\"w\",constraint=\"cpuset\"", count)];
-        let alert = "NumawardPinCausedOomKill";
-        assert_eq!(read(&mut evaluator, 0, &kills(0.0)), []);
-        assert_eq!(read(&mut evaluator, 1, &kills(1.0)), [(alert, true)]);
-        assert_eq!(read(&mut evaluator, 2, &kills(1.0)), []);
-        assert_eq!(read(&mut evaluator, 11, &kills(1.0)), [(alert, false)]);
-        // The counter starts anew; one kill since then.
-        assert_eq!(read(&mut evaluator, 12, &kills(0.0)), []);
-        assert_eq!(read(&mut evaluator, 13, &kills(1.0)), [(alert, true)]);
-        // A workload that is gone is no alert.
-        assert_eq!(read(&mut evaluator, 14, &[]), [(alert, false)]);
-        assert_eq!(read(&mut evaluator, 40, &[]), []);
-        assert!(evaluator.series.is_empty() && evaluator.active.is_empty());
-    }
-
-    #[test]
-    fn a_short_break_starts_the_wait_anew() {
-        let mut evaluator = Evaluator::default();
-        let absent = [("numaward_probe", "probe=\"alloc\",mode=\"absent\",reason=\"no BTF\"", 1.0)];
-        for minute in 0..15 {
-            assert_eq!(read(&mut evaluator, minute, &absent), []);
-        }
-        assert_eq!(
-            read(
-                &mut evaluator,
-                15,
-                &[("numaward_probe", "probe=\"alloc\",mode=\"tp_btf\",reason=\"\"", 1.0)]
-            ),
-            []
-        );
-        for minute in 16..31 {
-            assert_eq!(read(&mut evaluator, minute, &absent), []);
-        }
-        assert_eq!(read(&mut evaluator, 31, &absent), [("NumawardProbeAbsent", true)]);
-    }
-
-    #[test]
-    fn what_is_kept_of_series_is_bounded() {
-        let mut evaluator = Evaluator::default();
-        let mut reading = evaluator.read(Duration::ZERO);
-        for number in 0..MAX_SERIES + 10 {
-            let workload = format!("w{number}");
-            let labels = [("workload", workload.as_str()), ("node", "0")];
-            take(&mut reading, "numaward_numa_miss_bytes_total", &labels, 0.0);
-        }
-        assert_eq!(reading.finish(), []);
-        assert_eq!(evaluator.series.len(), MAX_SERIES);
-        let mut history = History::default();
-        for second in 0..7200 {
-            history.note(Duration::from_secs(second * 10), f64::from(u32::try_from(second).unwrap()));
-        }
-        assert!(history.changes.len() <= 92, "{}", history.changes.len());
-    }
-}
+mod tests;

@@ -58,7 +58,7 @@ struct Alert {
 /// When an alert ends that fires: Go's time zero.
 const NOT_ENDED: &str = "0001-01-01T00:00:00Z";
 
-/// As Prometheus tells sets of labels apart: FNV-1a of names and values.
+/// As Prometheus distinguishes sets of labels: FNV-1a of names and values.
 fn fingerprint(labels: &BTreeMap<&'static str, String>) -> u64 {
     const SEPARATOR: u8 = 255;
     let bytes = labels

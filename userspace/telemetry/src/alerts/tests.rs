@@ -218,7 +218,7 @@ fn runbooks_are_here_unless_they_are_elsewhere() {
 }
 
 #[test]
-fn alerts_are_told_apart_as_prometheus_does() {
+fn alerts_are_distinguished_as_prometheus_does() {
     // The offset basis: no labels at all.
     assert_eq!(fingerprint(&BTreeMap::new()), 14_695_981_039_346_656_037);
     let labels = |name, value: &str| BTreeMap::from([(name, value.to_owned())]);

@@ -68,8 +68,8 @@ impl AlertMetrics {
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "alert_notices",
-            "Alerts that began or ended, by what became of telling the webhook: delivered; refused by it; expired, after \
-             an hour of trying; or overflowed, for too many waited",
+            "Alerts that began or ended, by what became of their post to the webhook: delivered; refused by it; expired, \
+             after an hour of trying; or overflowed, as too many waited",
             self.notices.clone(),
         );
         registry.register(

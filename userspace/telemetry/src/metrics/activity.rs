@@ -1,4 +1,4 @@
-//! The families of what workloads do beside allocating: accesses, migrations, stalls, kills; and who runs on
+//! The families of what workloads do apart from allocating: accesses, migrations, stalls, kills; and who runs on
 //! exclusive CPUs.
 
 use std::{fmt, time::Duration};
@@ -117,7 +117,7 @@ impl<S: Sink> Families<'_, S> {
     fn oom_kills(&mut self) -> fmt::Result {
         let snapshot = self.snapshot;
         let help = "Processes of the workload that the OOM killer took, by what constrained the allocation; \
-                    `unknown` (memory.events) where no probe tells";
+                    `unknown` (from memory.events) where no probe reports it";
         let mut family = self.out.counter("oom_kills", help)?;
         for workload in &snapshot.workloads {
             let by_constraint = workload.activity.as_ref().and_then(|of| of.oom_kills);

@@ -65,7 +65,7 @@ impl<S: Sink> Families<'_, S> {
                 family.put([node], bytes.kernel.0)?;
             }
         }
-        let help = "Memory allocated on a page whose node the probe could not tell";
+        let help = "Memory allocated on a page whose node the probe could not determine";
         let mut family = self.out.counter("unknown_node_allocated_bytes", help)?;
         family.put_all(snapshot.unknown_node.map(|Bytes(bytes)| (NONE, bytes)))
     }
@@ -162,13 +162,13 @@ impl<S: Sink> Families<'_, S> {
                 family.put([("node", &node.to_string())], bytes)?;
             }
         }
-        let lacks = &self.promises.lacks;
+        let missing = &self.promises.lacks;
         let help = "Exclusive CPUs of the workload that are offline";
-        let offline = lacks.iter().map(|lack| (&*lack.workload, lack.offline_cpus));
+        let offline = missing.iter().map(|of| (&*of.workload, of.offline_cpus));
         self.out.gauge("promised_cpus_offline", help)?.put_each(offline)?;
         let help = "Memory promised to the workload that its nodes do not have (any more)";
-        let missing = lacks.iter().map(|lack| (&*lack.workload, lack.uncovered.0));
-        self.out.gauge("promised_memory_missing_bytes", help)?.put_each(missing)?;
+        let memory = missing.iter().map(|of| (&*of.workload, of.uncovered.0));
+        self.out.gauge("promised_memory_missing_bytes", help)?.put_each(memory)?;
         let help = "CPUs that are exclusive to workloads, by node";
         let cpus =
             self.promises.exclusive_cpus.iter().map(|(node, cpus)| ([("node", node.to_string())], cpus));
@@ -200,7 +200,7 @@ impl<S: Sink> Families<'_, S> {
             Kind::Counter,
             "probe_runtime_seconds",
             "Time spent in the probe while the kernel measured it: for some seconds after the start, and while \
-             kernel.bpf_stats_enabled is set. Of use only beside the runs: what one costs",
+             kernel.bpf_stats_enabled is set. Divided by the runs, it is what one run costs",
             |probe| Some(probe.runtime?.as_secs_f64()),
         )?;
         let help = "Runs of the probe while the kernel measured it";

@@ -9,7 +9,7 @@ use std::fmt;
 /// What a family is. Its text is that of OpenMetrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Grows.
     Counter,
     /// Goes up and down.
@@ -34,22 +34,22 @@ impl Kind {
 
 /// A family as it is described.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Description {
+pub(crate) struct Description {
     /// The name, without `_total` and the like.
-    pub name: String,
+    pub(crate) name: String,
     /// The name of its samples.
-    pub sample_name: String,
+    pub(crate) sample_name: String,
     /// What it is.
-    pub kind: Kind,
+    pub(crate) kind: Kind,
     /// In what it counts, as in the name; empty where it only counts.
-    pub unit: String,
+    pub(crate) unit: String,
     /// What it says.
-    pub help: String,
+    pub(crate) help: String,
 }
 
 /// The value of a counter or a gauge.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Number {
+pub(crate) enum Number {
     /// A count.
     Unsigned(u64),
     /// A count that may be below zero.
@@ -61,7 +61,7 @@ pub enum Number {
 impl Number {
     /// The nearest real number.
     #[expect(clippy::cast_precision_loss, reason = "as every reader of the text does")]
-    pub const fn as_f64(self) -> f64 {
+    pub(crate) const fn as_f64(self) -> f64 {
         match self {
             Self::Unsigned(number) => number as f64,
             Self::Signed(number) => number as f64,

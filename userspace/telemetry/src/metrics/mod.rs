@@ -2,7 +2,7 @@
 //!
 //! Nothing is counted twice: at each reading, typed families are made of what their source says ([`SnapshotSource`]). A
 //! scrape writes them straight to the response ([`Metrics::encode`]); who sends or watches them takes samples
-//! ([`Metrics::visit`]). Only what numaward itself does (scrapes) is kept in the registry, which is made once and passed
+//! (`Metrics::visit`). Only what numaward itself does (scrapes) is kept in the registry, which is made once and passed
 //! in.
 
 mod activity;
@@ -22,12 +22,12 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-pub use self::{
-    exposition::Format,
+pub use self::exposition::Format;
+use self::{family::Sink, text::Lines};
+pub(crate) use self::{
     family::{Description, Kind, Number},
     samples::{Sample, Value},
 };
-use self::{family::Sink, text::Lines};
 
 /// All metrics of the daemon.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use super::{
 
 /// The value of a sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Value<'a> {
+pub(crate) enum Value<'a> {
     /// Of a counter, a gauge or an info.
     Number(Number),
     /// Of a histogram.
@@ -25,23 +25,24 @@ pub enum Value<'a> {
 
 /// A sample of a family.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample<'a> {
+pub(crate) struct Sample<'a> {
     /// Those of the workload.
     workload: &'a [(&'static str, String)],
     /// Its own.
     labels: &'a [(&'a str, &'a str)],
     /// The value.
-    pub value: Value<'a>,
+    pub(crate) value: Value<'a>,
 }
 
 impl<'a> Sample<'a> {
     /// One with these labels.
-    pub const fn new(labels: &'a [(&'a str, &'a str)], value: Value<'a>) -> Self {
+    #[cfg(test)]
+    pub(crate) const fn new(labels: &'a [(&'a str, &'a str)], value: Value<'a>) -> Self {
         Self { workload: &[], labels, value }
     }
 
     /// The labels, in order.
-    pub fn labels(&self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
+    pub(crate) fn labels(&self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
         let workload = self.workload.iter().map(|(name, value)| (*name, value.as_str()));
         workload.chain(self.labels.iter().copied())
     }
@@ -168,7 +169,7 @@ fn sample(line: &str) -> Option<(Vec<(&str, String)>, Number)> {
 
 impl Metrics {
     /// Visits all samples, each with its family. Blocks. It is no scrape, and not counted as one.
-    pub fn visit(&self, visit: impl FnMut(&Description, &Sample<'_>)) -> fmt::Result {
+    pub(crate) fn visit(&self, visit: impl FnMut(&Description, &Sample<'_>)) -> fmt::Result {
         let mut visitor = Visitor { visit, family: Description::default(), workload: Vec::new() };
         visit_registry(&self.root, &mut visitor)?;
         self.collect(&mut visitor)

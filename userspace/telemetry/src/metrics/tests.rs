@@ -145,7 +145,7 @@ fn samples_are_those_of_the_text() {
     assert_eq!(samples(&lines), SAMPLES.replace("VERSION", numaward_api::VERSION));
 }
 
-/// Whoever makes a cgroup chooses its name.
+/// The name of a cgroup is chosen by the one who makes it.
 #[test]
 fn a_name_is_one_label_whatever_is_in_it() {
     let name = format!("a\"}} 1\nfake_metric{{x=\"\\\u{1b}[2J\u{202e}{}", "long".repeat(2560));
@@ -179,7 +179,7 @@ fn prometheus_text_names_families_as_their_samples() {
     let text = written(snapshot(), Format::Prometheus);
     assert!(text.contains(
         "# HELP numaward_oom_kills_total Processes of the workload that the OOM killer took, by what constrained the \
-         allocation; `unknown` (memory.events) where no probe tells\n\
+         allocation; `unknown` (from memory.events) where no probe reports it\n\
          # TYPE numaward_oom_kills_total counter\n\
          numaward_oom_kills_total{"
     ));

@@ -34,7 +34,7 @@ pub(super) struct Times {
     pub(super) now: SystemTime,
 }
 
-fn nanoseconds(time: SystemTime) -> u64 {
+pub(super) fn nanoseconds(time: SystemTime) -> u64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

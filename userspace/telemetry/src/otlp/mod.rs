@@ -1,4 +1,4 @@
-//! OpenTelemetry: metrics and traces, sent by OTLP over HTTP to whoever is configured.
+//! OpenTelemetry: metrics and traces, sent by OTLP over HTTP to the configured receiver.
 //!
 //! Problem: who has a collector instead of a Prometheus wants the same numbers there, and sees by traces how a decision
 //! came about and where its time went.

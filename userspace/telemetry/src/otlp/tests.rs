@@ -9,8 +9,11 @@ use numaward_model::{
     snapshot::{Allocated, NodeMemory, Snapshot, SnapshotSource, WorkloadActivity, WorkloadFigures},
 };
 use opentelemetry_proto::tonic::{
-    collector::metrics::v1::{
-        ExportMetricsPartialSuccess, ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+    collector::{
+        metrics::v1::{
+            ExportMetricsPartialSuccess, ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+        },
+        trace::v1::ExportTraceServiceRequest,
     },
     common::v1::{KeyValue as ProtoKeyValue, any_value},
     metrics::v1::{metric::Data, number_data_point::Value},
@@ -20,7 +23,7 @@ use tokio::time::timeout;
 use tracing_subscriber::layer::SubscriberExt as _;
 
 use super::{
-    metrics::{Times, requests},
+    metrics::{Times, nanoseconds, requests},
     outbox::{Batch, Fate},
     *,
 };
@@ -272,6 +275,45 @@ pub(crate) fn with_traces(traces: &spans::Traces, work: impl FnOnce()) {
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
     let subscriber = tracing_subscriber::registry().with(traces.layer());
     tracing::subscriber::with_default(subscriber, work);
+}
+
+#[tokio::test]
+async fn nested_spans_arrive_with_parent_times_and_sender() {
+    let receiver = Receiver::start([]).await;
+    let mut config = config(&receiver.url);
+    config.otlp.metrics = false;
+    let traces = spans::Traces::new(&config.otlp);
+    let before = SystemTime::now();
+    with_traces(&traces, || {
+        let _outer = tracing::info_span!(target: SPAN_TARGET, "admit").entered();
+        drop(tracing::info_span!("of no interest").entered());
+        drop(tracing::info_span!(target: SPAN_TARGET, "ledger").entered());
+    });
+    let after = SystemTime::now();
+    let (metrics, counted) = (Arc::new(Metrics::new(Arc::new(Fixed(0)))), traces.metrics());
+    let stop = CancellationToken::new();
+    start(&config, "host", &metrics, traces, &counted, &stop).unwrap();
+    let posted = receiver.until(|posted| !posted.is_empty()).await;
+    stop.cancel();
+    let (path, _, body) = &posted[0];
+    assert_eq!(path, "/v1/traces");
+    let request = ExportTraceServiceRequest::decode(body.clone()).unwrap();
+    let [sent] = request.resource_spans.as_slice() else { panic!("{request:?}") };
+    assert_eq!(texts(&sent.resource.as_ref().unwrap().attributes)["service.name"], "numaward");
+    let [inner, outer] = sent.scope_spans[0].spans.as_slice() else { panic!("{sent:?}") };
+    assert_eq!((inner.name.as_str(), outer.name.as_str()), ("ledger", "admit"));
+    assert!(outer.span_id.iter().any(|&byte| byte != 0) && outer.trace_id.iter().any(|&byte| byte != 0));
+    assert_eq!((&inner.parent_span_id, &inner.trace_id), (&outer.span_id, &outer.trace_id));
+    assert!(outer.parent_span_id.is_empty(), "{outer:?}");
+    let times = [
+        nanoseconds(before),
+        outer.start_time_unix_nano,
+        inner.start_time_unix_nano,
+        inner.end_time_unix_nano,
+        outer.end_time_unix_nano,
+        nanoseconds(after),
+    ];
+    assert!(times.is_sorted(), "{times:?}");
 }
 
 #[tokio::test]
