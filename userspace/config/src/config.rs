@@ -20,7 +20,8 @@ use super::{
     memory_qos::{Factor, MemoryQos, MemoryReservationPolicy},
     outgoing::{Alerts, Otlp},
     policy::{
-        CpuList, CpuManagerPolicy, MemoryManagerPolicy, Reservation, ReservedMemory, TopologyManagerScope,
+        CpuList, CpuManagerPolicy, MemoryManagerPolicy, Reservation, ReservedMemory, StrategyKind, Tiers,
+        TopologyManagerScope,
     },
     types::{DutyCycle, Interval, ListenAddress, LogFormat, LogLevel},
 };
@@ -62,6 +63,11 @@ pub struct Config {
     pub enforcement: Enforcement,
     /// Guarantees for workloads that are yet to come, by unit or cgroup. The first that matches counts.
     pub guarantees: Vec<Declared>,
+    /// By which rules it is decided who gets what.
+    pub strategy: StrategyKind,
+    /// How memory-only nodes count where a policy wants few nodes: with the nodes with CPUs that they are nearest to, or
+    /// as nodes of their own. Only for the strategy `native`.
+    pub tiers: Tiers,
     /// Whether memory is promised. Default: `Static`.
     pub memory_manager_policy: Option<MemoryManagerPolicy>,
     /// Memory kept for the system, by node. Default: a twentieth of each node, at least 64Mi and at most 1Gi.

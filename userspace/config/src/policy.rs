@@ -5,13 +5,25 @@ use std::{collections::BTreeMap, fmt};
 
 use numaward_engine::Quantity;
 pub use numaward_engine::policy::{
-    CpuManagerPolicy, MemoryManagerPolicy, TopologyManagerPolicy, TopologyManagerScope,
+    CpuManagerPolicy, MemoryManagerPolicy, Tiers, TopologyManagerPolicy, TopologyManagerScope,
 };
 use numaward_topology::{CpuSet, ZoneKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::inline_schema::inline_schema;
+
+/// By which rules it is decided who gets what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum StrategyKind {
+    /// Those of the kubelet's managers: the same decisions, at most 20 nodes.
+    #[default]
+    Kubelet,
+    /// Our own, under the same policies: they also heed distances, leave less memory stranded, let allocations on one
+    /// and on several nodes share a node, and know no limit on nodes.
+    Native,
+}
 
 /// Memory of one node that is kept for the system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

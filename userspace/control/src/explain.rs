@@ -5,6 +5,7 @@ use numaward_engine::{
     self as engine,
     explain::Merge,
     hint::{Provider, ProviderHints},
+    searches::Search,
 };
 
 /// Why a request is rejected.
@@ -27,7 +28,38 @@ pub(super) fn rejection(rejection: &engine::Rejection) -> api::Rejection {
 
 /// How a decision came about.
 pub(super) fn explanation(explanation: &engine::explain::Explanation) -> api::Explanation {
-    api::Explanation { merges: explanation.merges.iter().map(merge).collect(), notes: Vec::new() }
+    let notes = explanation.searches.iter().filter_map(cut_off).collect();
+    let searches = explanation.searches.iter().map(search);
+    api::Explanation { merges: explanation.merges.iter().map(merge).chain(searches).collect(), notes }
+}
+
+/// Says so where there may be better candidates than those that were looked at.
+fn cut_off(search: &Search) -> Option<String> {
+    let compared = search.considered;
+    search.cut_off.then(|| format!("the search ended after {compared} candidates: there may be better ones"))
+}
+
+/// A search of the strategy `native`: what it chose from. It asks nobody for hints.
+fn search(search: &Search) -> api::Merge {
+    let chosen = search.chosen.and_then(|index| search.candidates.get(index));
+    let candidates = search.candidates.iter().zip(search.verdicts());
+    api::Merge {
+        hints: Vec::new(),
+        candidates: candidates
+            .take(TOLD)
+            .map(|(candidate, verdict)| api::Candidate {
+                nodes: candidate.nodes.to_string(),
+                preferred: search
+                    .candidates
+                    .first()
+                    .is_some_and(|best| best.rank.nodes == candidate.rank.nodes),
+                verdict: verdict.to_string(),
+            })
+            .collect(),
+        candidates_omitted: search.considered.saturating_sub(search.candidates.len().min(TOLD) as u64),
+        nodes: chosen.map(|candidate| candidate.nodes.to_string()),
+        accepted: chosen.is_some(),
+    }
 }
 
 /// As many sets of nodes are told of each kind. On eight nodes there are no more; from there on they double with each.

@@ -234,7 +234,7 @@ impl ControlMetrics {
             Err(rejection) => Some((&rejection.cause, rejection.reason.to_string())),
         };
         match rejection {
-            Some((Cause::Topology, _)) => drop(self.topology_errors.inc()),
+            Some((Cause::Topology | Cause::NoRoom(_), _)) => drop(self.topology_errors.inc()),
             Some((Cause::Cores(_) | Cause::Cpus(_), reason)) => {
                 self.cpu_requests.inc();
                 self.cpu_errors.get_or_create(&[("reason", reason)]).inc();

@@ -15,10 +15,10 @@ use std::collections::BTreeMap;
 use numaward_config::{
     Config,
     memory_qos::MemoryReservationPolicy,
-    policy::{Amount, CpuManagerPolicy, MemoryManagerPolicy, TopologyManagerPolicy},
+    policy::{Amount, CpuManagerPolicy, MemoryManagerPolicy, StrategyKind, TopologyManagerPolicy},
 };
 use numaward_engine::{
-    Kubelet, PolicyConfig, Quantity, Request, StartError, Strategy,
+    Kubelet, Native, NativeOptions, PolicyConfig, Quantity, Request, StartError, Strategy,
     kubelet::as_reported_to_kubelet,
     memory_qos::{MemoryQos, MemorySettings},
     policy::MemoryReservation,
@@ -63,7 +63,22 @@ pub fn is_configured(config: &Config) -> bool {
 
 /// Makes the strategy, or says everything that is wrong.
 pub fn strategy(config: &Config, machine: &Machine) -> Result<Box<dyn Strategy>, Vec<PolicyError>> {
-    Ok(Box::new(kubelet(config, machine)?))
+    Ok(match config.strategy {
+        StrategyKind::Kubelet => Box::new(kubelet(config, machine)?),
+        StrategyKind::Native => Box::new(native(config, machine)?),
+    })
+}
+
+/// Makes the strategy `native`, or says everything that is wrong.
+fn native(config: &Config, machine: &Machine) -> Result<Native, Vec<PolicyError>> {
+    let mut problems = Vec::new();
+    let policy = engine_policy(config, machine, &mut problems);
+    problems.extend(Native::problems(machine, &policy).into_iter().map(PolicyError::from));
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    let options = NativeOptions { tiers: config.tiers, ..NativeOptions::default() };
+    Native::new(machine, &policy, &options).map_err(|error| vec![error.into()])
 }
 
 /// Makes the strategy `kubelet`, or says everything that is wrong.

@@ -6,6 +6,7 @@ mod liveness;
 use std::{fs, path::Path, sync::Arc, thread::JoinHandle};
 
 use numaward_api as api;
+use numaward_config::policy::StrategyKind;
 use numaward_model::port::MachineSource as _;
 use numaward_store::{Loaded, Store};
 use numaward_topology::{Bytes, Machine};
@@ -76,6 +77,35 @@ async fn admit(reconciler: &Reconciler, cgroup: &str, cpus: u32) -> Result<api::
         Answer::Admitted(allocation) => Ok(allocation),
         Answer::Dry(dry) => panic!("{dry:?}"),
     }
+}
+
+/// Decided by the strategy `native`: what it chose from is shown, a refusal names nodes and amounts, and a restart with
+/// the kubelet's rules keeps what runs.
+#[tokio::test]
+async fn the_native_strategy_decides_explains_and_hands_over() {
+    let bench = Bench::new(&["a", "b", "c"]);
+    let native = Config { strategy: StrategyKind::Native, ..Config::default() };
+    let (reconciler, thread, stop) = bench.start_with(native);
+    let a = admit(&reconciler, "a", 3).await.unwrap();
+    assert_eq!((a.cpus.as_str(), a.nodes.as_str()), ("1-3", "0"));
+    assert_eq!((bench.knob("a/cpuset.cpus").as_str(), bench.knob("a/cpuset.mems").as_str()), ("1-3", "0"));
+    let explanation = a.explanation.unwrap();
+    let chosen = explanation.merges.iter().flat_map(|merge| &merge.candidates).next().unwrap();
+    assert_eq!((chosen.nodes.as_str(), chosen.verdict.as_str()), ("0", "chosen"));
+    admit(&reconciler, "b", 4).await.unwrap();
+    let refused = admit(&reconciler, "c", 1).await.unwrap_err().to_string();
+    assert!(refused.contains("node 0: cpu requested 1, free 0"), "{refused}");
+
+    stop.cancel();
+    thread.join().unwrap();
+    let (reconciler, thread, stop) = bench.start();
+    let held = reconciler.allocations();
+    let cpus: Vec<_> = held.allocations.iter().map(|held| (held.name.as_str(), held.cpus.as_str())).collect();
+    assert_eq!(cpus, [("a", "1-3"), ("b", "4-7")]);
+    reconciler.release("a".to_owned()).await.unwrap();
+    assert_eq!(admit(&reconciler, "c", 1).await.unwrap().cpus, "1");
+    stop.cancel();
+    thread.join().unwrap();
 }
 
 #[tokio::test]
