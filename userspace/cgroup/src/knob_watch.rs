@@ -37,7 +37,7 @@ pub struct KnobWatch {
 
 /// Knobs cannot be watched: they have to be polled.
 #[derive(Debug, thiserror::Error)]
-pub enum WatchError {
+pub enum KnobWatchError {
     /// The kernel gives no fanotify group.
     #[error("cannot watch knobs (fanotify_init): {0}; it needs CAP_SYS_ADMIN")]
     Init(#[source] std::io::Error),
@@ -94,13 +94,13 @@ pub enum Touched {
 
 impl KnobWatch {
     /// A watch on a hierarchy mounted at `root`, with nothing watched yet.
-    pub fn new(root: &Path) -> Result<Self, WatchError> {
+    pub fn new(root: &Path) -> Result<Self, KnobWatchError> {
         let flags = InitFlags::FAN_CLASS_NOTIF
             | InitFlags::FAN_CLOEXEC
             | InitFlags::FAN_NONBLOCK
             | InitFlags::FAN_UNLIMITED_MARKS;
         let fanotify = Fanotify::init(flags, EventFFlags::O_RDONLY | EventFFlags::O_CLOEXEC)
-            .map_err(|errno| WatchError::Init(errno.into()))?;
+            .map_err(|errno| KnobWatchError::Init(errno.into()))?;
         let own_pid = rustix::process::getpid().as_raw_pid();
         // The paths of events have no symbolic links.
         let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
@@ -110,28 +110,28 @@ impl KnobWatch {
     }
 
     /// Watches a knob of a cgroup; `false` if it is not there.
-    pub fn add(&self, cgroup: &CgroupPath, knob: Knob) -> Result<bool, WatchError> {
+    pub fn add(&self, cgroup: &CgroupPath, knob: Knob) -> Result<bool, KnobWatchError> {
         self.mark(MarkFlags::FAN_MARK_ADD | MarkFlags::FAN_MARK_EVICTABLE, cgroup, knob)
     }
 
     /// Stops watching a knob. A cgroup that is gone needs it not.
-    pub fn remove(&self, cgroup: &CgroupPath, knob: Knob) -> Result<(), WatchError> {
+    pub fn remove(&self, cgroup: &CgroupPath, knob: Knob) -> Result<(), KnobWatchError> {
         self.mark(MarkFlags::FAN_MARK_REMOVE, cgroup, knob).map(drop)
     }
 
-    fn mark(&self, flags: MarkFlags, cgroup: &CgroupPath, knob: Knob) -> Result<bool, WatchError> {
+    fn mark(&self, flags: MarkFlags, cgroup: &CgroupPath, knob: Knob) -> Result<bool, KnobWatchError> {
         let path = knob.path(&cgroup.dir(&self.root));
         match self.fanotify.mark(flags, MaskFlags::FAN_MODIFY, rustix::fs::CWD, Some(&path)) {
             Ok(()) => Ok(true),
             Err(Errno::ENOENT | Errno::ENODEV) => Ok(false),
-            Err(errno) => Err(WatchError::Mark { path, source: errno.into() }),
+            Err(errno) => Err(KnobWatchError::Mark { path, source: errno.into() }),
         }
     }
 
     /// What happened since the last call; does not wait. Our own writes are left out.
     ///
     /// To wait, poll the file descriptor for reading.
-    pub fn read(&self) -> Result<Vec<Touched>, WatchError> {
+    pub fn read(&self) -> Result<Vec<Touched>, KnobWatchError> {
         let mut touched = Vec::new();
         for _ in 0..READINGS {
             let events = match self.fanotify.read_events() {
@@ -144,7 +144,7 @@ impl KnobWatch {
                     touched.push(Touched::Everything);
                     continue;
                 }
-                Err(errno) => return Err(WatchError::Read(errno.into())),
+                Err(errno) => return Err(KnobWatchError::Read(errno.into())),
             };
             for event in &events {
                 if event.mask().contains(MaskFlags::FAN_Q_OVERFLOW) {

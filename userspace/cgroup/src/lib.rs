@@ -27,7 +27,7 @@ mod watch;
 mod workload;
 
 pub use hierarchy::{Cgroup, Hierarchy, OpenError, WalkError};
-pub use knob_watch::{KnobWatch, Touched, WatchError, Writer};
+pub use knob_watch::{KnobWatch, KnobWatchError, Touched, Writer};
 pub use mounts::MountsError;
 pub use notify::{Notice, Notifier, NotifyError, Subject};
 pub use path::{CgroupId, CgroupPath, PathError};

@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use numaward_cgroup::{CgroupPath, KnobWatch, Touched, WatchError, Writer, knob::Knob};
+use numaward_cgroup::{CgroupPath, KnobWatch, KnobWatchError, Touched, Writer, knob::Knob};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -71,7 +71,7 @@ impl WriteMonitor {
                 match poll(&mut [PollFd::new(&this.watch, PollFlags::IN)], Some(&TURN)) {
                     Ok(0) | Err(Errno::INTR) => continue,
                     Ok(_) => {}
-                    Err(errno) => this.fail(&WatchError::Read(errno.into())),
+                    Err(errno) => this.fail(&KnobWatchError::Read(errno.into())),
                 }
                 this.collect();
                 if this.is_to_tell() && !wake() {
@@ -139,7 +139,7 @@ impl WriteMonitor {
         !self.lock().failed
     }
 
-    fn fail(&self, error: &WatchError) {
+    fn fail(&self, error: &KnobWatchError) {
         let mut state = self.lock();
         if !state.failed {
             tracing::error!(%error, "knobs are looked at every second instead of watched");

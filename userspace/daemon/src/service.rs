@@ -82,7 +82,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let heartbeat = Heartbeat::new();
     let observer = Arc::new(Observer::new(config));
     let figures = ControlMetrics::default();
-    let (placing, sharing) = (nri::NriMetrics::default(), cluster::Figures::default());
+    let (placing, sharing) = (nri::NriMetrics::default(), cluster::ClusterMetrics::default());
     let alerts = alerts::AlertMetrics::default();
     let metrics = all_metrics(config, &observer, &figures, &placing, &sharing, &alerts, &traces.metrics());
     let metrics = Arc::new(metrics);
@@ -173,7 +173,7 @@ fn all_metrics(
     observer: &Arc<Observer>,
     figures: &ControlMetrics,
     placing: &nri::NriMetrics,
-    sharing: &cluster::Figures,
+    sharing: &cluster::ClusterMetrics,
     alerts: &alerts::AlertMetrics,
     traces: &otlp::OtlpMetrics,
 ) -> Metrics {

@@ -16,7 +16,7 @@ use numaward_api::{Allocation, Target};
 use numaward_config::{Config, Interval, OperatingMode};
 use numaward_control::View;
 use numaward_daemon::kubernetes::{
-    cluster::{Cluster, Figures},
+    cluster::{Cluster, ClusterMetrics},
     kubelet::{self, Policies, view::LastRead},
 };
 use numaward_engine::{
@@ -154,7 +154,7 @@ impl Host {
         let source = CgroupSource::Directory(self.cgroups.path().into());
         spawn(&observer, source, Latches::new(&mut readiness), &Heartbeat::new(), &stop).unwrap();
         let cluster =
-            Cluster::prepare(config, OperatingMode::Observe, policies, &observer, Figures::default())
+            Cluster::prepare(config, OperatingMode::Observe, policies, &observer, ClusterMetrics::default())
                 .unwrap();
         let last = LastRead::default();
         let follow =
@@ -407,7 +407,7 @@ async fn containers_are_served_under_their_names_where_numaward_places_them() {
         OperatingMode::Enforce,
         Policies::default(),
         &observer,
-        Figures::default(),
+        ClusterMetrics::default(),
     );
     cluster.unwrap().start(None, &stop);
     wait("the name", || (names().get("prod/db/main") == Some(&cgroup("u1", ID))).then_some(())).await;
@@ -440,8 +440,13 @@ async fn what_is_missing_for_the_cluster_is_told() {
     let _taken = UnixListener::bind(&socket).unwrap();
     host.config.kubernetes.pod_resources.socket = Some(socket);
     let policies = Policies::default();
-    let refused =
-        Cluster::prepare(&host.config, OperatingMode::Observe, policies, &run.observer, Figures::default());
+    let refused = Cluster::prepare(
+        &host.config,
+        OperatingMode::Observe,
+        policies,
+        &run.observer,
+        ClusterMetrics::default(),
+    );
     let refused = refused.err().unwrap().to_string();
     assert!(
         refused.contains("taken.sock") && refused.contains("kubernetes.podResources.socket"),

@@ -229,7 +229,7 @@ fn served() -> BTreeMap<String, Described> {
             figures.register(registry);
             Events::default().register(registry);
             kubernetes::nri::NriMetrics::default().register(registry);
-            kubernetes::cluster::Figures::default().register(registry);
+            kubernetes::cluster::ClusterMetrics::default().register(registry);
             alerts::AlertMetrics::default().register(registry);
             otlp::OtlpMetrics::default().register(registry);
         })

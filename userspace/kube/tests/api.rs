@@ -9,7 +9,7 @@ use std::{
 
 use axum::http::StatusCode;
 use numaward_kube::{
-    api::{self, EventWriter, Figures, Pods, StoredPod, fake::FakeApiServer},
+    api::{self, ApiMetrics, EventWriter, Pods, StoredPod, fake::FakeApiServer},
     pod::{Notice, PodSource as _},
 };
 use prometheus_client::registry::Registry;
@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_mins(1);
 struct Run {
     server: FakeApiServer,
     pods: Pods,
-    figures: Figures,
+    metrics: ApiMetrics,
     problem: Arc<Mutex<Option<String>>>,
     _stop: DropGuard,
 }
@@ -43,8 +43,8 @@ async fn run_as(server: FakeApiServer, kubeconfig: &str) -> Run {
     let path = dir.path().join("kubeconfig");
     std::fs::write(&path, kubeconfig).unwrap();
     let client = api::connect(Some(&path)).await.unwrap();
-    let figures = Figures::default();
-    let (writer, queue) = EventWriter::new(figures.clone());
+    let metrics = ApiMetrics::default();
+    let (writer, queue) = EventWriter::new(metrics.clone());
     let pods = Pods::new(writer);
     let stop = CancellationToken::new();
     let problem = Arc::new(Mutex::new(None));
@@ -52,12 +52,12 @@ async fn run_as(server: FakeApiServer, kubeconfig: &str) -> Run {
         let problem = problem.clone();
         Arc::new(move |result: Result<(), String>| *problem.lock().unwrap() = result.err())
     };
-    tokio::spawn(queue.run(client.clone(), "n1".to_owned(), figures.clone(), stop.clone()));
+    tokio::spawn(queue.run(client.clone(), "n1".to_owned(), metrics.clone(), stop.clone()));
     tokio::spawn({
-        let (pods, figures, stop) = (pods.clone(), figures.clone(), stop.clone());
-        async move { pods.follow(client, "n1".to_owned(), figures, report, stop).await }
+        let (pods, metrics, stop) = (pods.clone(), metrics.clone(), stop.clone());
+        async move { pods.follow(client, "n1".to_owned(), metrics, report, stop).await }
     });
-    Run { server, pods, figures, problem, _stop: stop.drop_guard() }
+    Run { server, pods, metrics, problem, _stop: stop.drop_guard() }
 }
 
 impl Run {
@@ -94,7 +94,7 @@ impl Run {
 
     fn metric(&self, line: &str) -> u64 {
         let mut registry = Registry::default();
-        self.figures.register(&mut registry);
+        self.metrics.register(&mut registry);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         let value =

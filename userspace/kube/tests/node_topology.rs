@@ -10,7 +10,7 @@ use std::{
 use axum::http::StatusCode;
 use numaward_engine::policy::{TopologyManagerPolicy, TopologyManagerScope};
 use numaward_kube::{
-    api::{self, Figures, fake::FakeApiServer},
+    api::{self, ApiMetrics, fake::FakeApiServer},
     node_topology::{NodeTopology, Publisher, Resource, Zone},
 };
 use numaward_topology::{Bytes, HugepageSize, NodeId, ZoneKind};
@@ -121,7 +121,7 @@ fn topology(available: u64) -> NodeTopology {
 struct Run {
     server: FakeApiServer,
     latest: watch::Sender<Option<Arc<NodeTopology>>>,
-    figures: Figures,
+    metrics: ApiMetrics,
     problem: Arc<Mutex<Option<String>>>,
     stop: CancellationToken,
     task: tokio::task::JoinHandle<()>,
@@ -131,7 +131,8 @@ async fn run(interval: Duration, server: FakeApiServer) -> Run {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kubeconfig");
     std::fs::write(&path, server.kubeconfig()).unwrap();
-    let (figures, problem, stop) = (Figures::default(), Arc::<Mutex<_>>::default(), CancellationToken::new());
+    let (metrics, problem, stop) =
+        (ApiMetrics::default(), Arc::<Mutex<_>>::default(), CancellationToken::new());
     let report = {
         let problem = problem.clone();
         Arc::new(move |result: Result<(), String>| *problem.lock().unwrap() = result.err())
@@ -140,12 +141,12 @@ async fn run(interval: Duration, server: FakeApiServer) -> Run {
         client: api::connect(Some(&path)).await.unwrap(),
         node: "n1".to_owned(),
         interval,
-        figures: figures.clone(),
+        metrics: metrics.clone(),
         report,
     };
     let latest = watch::Sender::new(None);
     let task = tokio::spawn(publisher.run(latest.subscribe(), stop.clone()));
-    Run { server, latest, figures, problem, stop, task }
+    Run { server, latest, metrics, problem, stop, task }
 }
 
 impl Run {
@@ -163,7 +164,7 @@ impl Run {
 
     fn errors(&self, reason: &str) -> u64 {
         let mut registry = Registry::default();
-        self.figures.register(&mut registry);
+        self.metrics.register(&mut registry);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         let line = format!(

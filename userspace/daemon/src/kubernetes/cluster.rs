@@ -38,12 +38,12 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// What is counted. Clones share the counts.
 #[derive(Clone, Debug, Default)]
-pub struct Figures {
-    api: api::Figures,
+pub struct ClusterMetrics {
+    api: api::ApiMetrics,
     calls: Calls,
 }
 
-impl Figures {
+impl ClusterMetrics {
     /// Registers them.
     pub fn register(&self, registry: &mut Registry) {
         self.api.register(registry);
@@ -55,7 +55,7 @@ impl Figures {
 pub struct Cluster {
     config: Config,
     observer: Arc<Observer>,
-    figures: Figures,
+    metrics: ClusterMetrics,
     mode: OperatingMode,
     policies: Policies,
     socket: Option<UnixListener>,
@@ -69,16 +69,16 @@ impl Cluster {
         mode: OperatingMode,
         policies: Policies,
         observer: &Arc<Observer>,
-        figures: Figures,
+        metrics: ClusterMetrics,
     ) -> Result<Self, SocketError> {
         let socket = config.kubernetes.pod_resources.socket.as_deref();
         let socket = socket.map(|path| socket::listen(path, "kubernetes.podResources.socket")).transpose()?;
         let pods = config.kubernetes.node_name.clone().map(|node| {
-            let (writer, queue) = EventWriter::new(figures.api.clone());
+            let (writer, queue) = EventWriter::new(metrics.api.clone());
             (Pods::new(writer), queue, node)
         });
         let (config, observer) = (config.clone(), observer.clone());
-        Ok(Self { config, observer, figures, mode, policies, socket, pods })
+        Ok(Self { config, observer, metrics, mode, policies, socket, pods })
     }
 
     /// The pods, where the API server is to be asked for them.
@@ -90,7 +90,7 @@ impl Cluster {
     /// runtime of tokio.
     pub fn start(mut self, source: Option<Source>, stop: &CancellationToken) {
         if let (Some(socket), Some(source)) = (self.socket.take(), &source) {
-            let teller = Teller::new(source.clone(), self.figures.calls.clone());
+            let teller = Teller::new(source.clone(), self.metrics.calls.clone());
             let asking = teller.ask_kubelet(pod_resources_socket(&self.config));
             tokio::spawn(stop.clone().run_until_cancelled_owned(asking));
             tokio::spawn(serve_pod_resources(socket, teller, stop.clone()));
@@ -122,7 +122,7 @@ impl Cluster {
         source: Option<Source>,
         stop: CancellationToken,
     ) {
-        let (kubernetes, figures) = (&self.config.kubernetes, self.figures.api);
+        let (kubernetes, metrics) = (&self.config.kubernetes, self.metrics.api);
         let client = loop {
             match api::connect(kubernetes.kubeconfig.as_deref()).await {
                 Ok(client) => break client,
@@ -135,13 +135,13 @@ impl Cluster {
             let observer = self.observer.clone();
             Arc::new(move |result| observer.note(part, result))
         };
-        tokio::spawn(queue.run(client.clone(), node.clone(), figures.clone(), stop.clone()));
+        tokio::spawn(queue.run(client.clone(), node.clone(), metrics.clone(), stop.clone()));
         if let Some(source) = source {
             let publisher = Publisher {
                 client: client.clone(),
                 node: node.clone(),
                 interval: kubernetes.node_resource_topology.interval.0,
-                figures: figures.clone(),
+                metrics: metrics.clone(),
                 report: report(Part::NodeResourceTopology),
             };
             let latest = watch::Sender::new(None);
@@ -150,7 +150,7 @@ impl Cluster {
             let looking = look_at_free(self.observer.clone(), source, pods.clone(), policy, latest);
             tokio::spawn(stop.clone().run_until_cancelled_owned(looking));
         }
-        pods.follow(client, node, figures, report(Part::KubernetesApi), stop).await;
+        pods.follow(client, node, metrics, report(Part::KubernetesApi), stop).await;
     }
 }
 

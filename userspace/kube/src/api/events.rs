@@ -17,7 +17,7 @@ use kube::{
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Figures, RequestError, figures::Operation, limited};
+use super::{ApiMetrics, RequestError, limited, metrics::Operation};
 use crate::pod::Notice;
 
 /// Notices that wait.
@@ -37,7 +37,7 @@ type Queued = (Notice, Option<String>);
 #[derive(Clone, Debug)]
 pub struct EventWriter {
     queue: mpsc::Sender<Queued>,
-    figures: Figures,
+    metrics: ApiMetrics,
 }
 
 /// The notices that wait to be made events.
@@ -46,22 +46,22 @@ pub struct EventQueue(mpsc::Receiver<Queued>);
 
 impl EventWriter {
     /// A writer, and the queue that it fills.
-    pub fn new(figures: Figures) -> (Self, EventQueue) {
+    pub fn new(metrics: ApiMetrics) -> (Self, EventQueue) {
         let (queue, waiting) = mpsc::channel(QUEUE);
-        (Self { queue, figures }, EventQueue(waiting))
+        (Self { queue, metrics }, EventQueue(waiting))
     }
 
     /// Queues a notice. `api_uid` is the pod's UID in the API server, where it is known.
     pub(super) fn write(&self, notice: Notice, api_uid: Option<String>) {
         if self.queue.try_send((notice, api_uid)).is_err() {
-            self.figures.events_dropped.inc();
+            self.metrics.events_dropped.inc();
         }
     }
 }
 
 impl EventQueue {
     /// Makes events of what is queued until the token is cancelled. `node` is the name of this Kubernetes node.
-    pub async fn run(mut self, client: Client, node: String, figures: Figures, stop: CancellationToken) {
+    pub async fn run(mut self, client: Client, node: String, metrics: ApiMetrics, stop: CancellationToken) {
         let instance = Some(shortened(&node, MAX_INSTANCE_BYTES));
         let reporter = Reporter { controller: COMPONENT.to_owned(), instance };
         let recorder = Recorder::new(limited(client, REQUESTS, |_| {}), reporter);
@@ -69,10 +69,10 @@ impl EventQueue {
             while let Some((notice, api_uid)) = self.0.recv().await {
                 let published = recorder.publish(&event(&notice), &pod(&notice, api_uid)).await;
                 match published.map_err(RequestError::from) {
-                    Ok(()) => drop(figures.events.inc()),
+                    Ok(()) => drop(metrics.events.inc()),
                     Err(error) => {
-                        figures.failed(Operation::Event, &error);
-                        figures.events_dropped.inc();
+                        metrics.failed(Operation::Event, &error);
+                        metrics.events_dropped.inc();
                         tracing::warn!(%error, pod = %notice.pod, reason = notice.reason, "no Kubernetes Event could be made");
                     }
                 }
@@ -142,12 +142,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_queue_drops_and_counts() {
-        let figures = Figures::default();
-        let (writer, queue) = EventWriter::new(figures.clone());
+        let metrics = ApiMetrics::default();
+        let (writer, queue) = EventWriter::new(metrics.clone());
         for number in 0..QUEUE + 3 {
             writer.write(notice(&number.to_string()), None);
         }
-        assert_eq!(figures.events_dropped.get(), 3);
+        assert_eq!(metrics.events_dropped.get(), 3);
         drop(queue);
     }
 }

@@ -1,7 +1,7 @@
 //! The API server: pods are read from it, notices and the node's resources are written to it.
 //!
 //! Everything here is a help and never a need. The API server may be unreachable, slow, restarted, or refuse us; the
-//! parts that use it then keep what they know, report what is wrong ([`Report`], [`Figures`]), and try again with
+//! parts that use it then keep what they know, report what is wrong ([`Report`], [`ApiMetrics`]), and try again with
 //! growing pauses.
 //!
 //! - [`Pods`]: the pods of this Kubernetes node, by list and watch.
@@ -14,7 +14,7 @@ mod convert;
 mod events;
 #[cfg(feature = "testing")]
 pub mod fake;
-mod figures;
+mod metrics;
 mod pods;
 
 use std::{
@@ -35,11 +35,11 @@ use tower::{
     timeout::{TimeoutLayer, error::Elapsed},
 };
 
-pub(crate) use self::figures::Operation;
+pub(crate) use self::metrics::Operation;
 pub use self::{
     convert::StoredPod,
     events::{EventQueue, EventWriter},
-    figures::Figures,
+    metrics::ApiMetrics,
     pods::Pods,
 };
 

@@ -2,7 +2,7 @@
 //!
 //! The watcher lists the pods with `spec.nodeName` of this node, watches from there, resumes from the last version, and
 //! lists again when that is gone (410). Added here is what it leaves to its user: pauses that grow while the server is
-//! away, limits, figures and reports. What is known is kept meanwhile.
+//! away, limits, metrics and reports. What is known is kept meanwhile.
 //!
 //! The pods *are synced* while a watch is open and everything up to it is known.
 
@@ -25,10 +25,10 @@ use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Cause, EventWriter, Figures, Report, RequestError,
+    ApiMetrics, Cause, EventWriter, Report, RequestError,
     convert::{self, StoredPod},
-    figures::Operation,
     limited,
+    metrics::Operation,
 };
 use crate::pod::{Notice, Pod, PodSource};
 
@@ -119,11 +119,11 @@ impl Pods {
         &self,
         client: Client,
         node: String,
-        figures: Figures,
+        metrics: ApiMetrics,
         report: Report,
         stop: CancellationToken,
     ) {
-        let follower = Follower { pods: self.clone(), figures, report, listed: 0 };
+        let follower = Follower { pods: self.clone(), metrics, report, listed: 0 };
         stop.run_until_cancelled(follower.run(client, &node)).await;
     }
 }
@@ -146,7 +146,7 @@ impl PodSource for Pods {
 #[derive(Clone)]
 struct Follower {
     pods: Pods,
-    figures: Figures,
+    metrics: ApiMetrics,
     report: Report,
     /// How many pods the list that is being read has had.
     listed: usize,
@@ -191,7 +191,7 @@ impl Follower {
     }
 
     fn set_synced(&self, synced: bool) {
-        self.figures.synced.set(synced.into());
+        self.metrics.synced.set(synced.into());
         self.pods.synced.send_if_modified(|now| std::mem::replace(now, synced) != synced);
     }
 
@@ -217,10 +217,10 @@ impl Follower {
                 tracing::debug!(%error, "the watch of pods broke");
                 return true;
             }
-            Cause::Gone => self.figures.failed(operation, &error),
+            Cause::Gone => self.metrics.failed(operation, &error),
             _ => {
                 self.set_synced(false);
-                self.figures.failed(operation, &error);
+                self.metrics.failed(operation, &error);
                 (self.report)(Err(format!("pods cannot be read from the API server: {error}")));
             }
         }
@@ -240,7 +240,7 @@ impl Follower {
         self.pods.writer.lock().apply_watcher_event(&event);
         // A list changes nothing until it is complete.
         if !matches!(event, Event::Init | Event::InitApply(_)) {
-            self.figures.pods.set(i64::try_from(self.pods.store.len()).unwrap_or(i64::MAX));
+            self.metrics.pods.set(i64::try_from(self.pods.store.len()).unwrap_or(i64::MAX));
             self.pods.synced.send_modify(|_| {});
         }
     }
@@ -259,7 +259,7 @@ impl Follower {
                 has_room
             });
         if stored.is_none() {
-            self.figures.left_out.inc();
+            self.metrics.left_out.inc();
         }
         stored
     }

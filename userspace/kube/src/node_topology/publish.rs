@@ -19,7 +19,7 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{GROUP, KIND, NodeTopology, PLURAL, VERSION};
-use crate::api::{Cause, Figures, Operation, Report, RequestError};
+use crate::api::{ApiMetrics, Cause, Operation, Report, RequestError};
 
 /// The field manager.
 const MANAGER: &str = "numaward";
@@ -35,7 +35,7 @@ pub struct Publisher {
     /// The least time between two writes.
     pub interval: Duration,
     /// What is counted.
-    pub figures: Figures,
+    pub metrics: ApiMetrics,
     /// Called with how it goes.
     pub report: Report,
 }
@@ -78,13 +78,13 @@ impl Publisher {
             let Some(now) = latest.borrow_and_update().clone() else { continue };
             match self.write(&now, &mut uid).await {
                 Ok(()) => {
-                    self.figures.topology_updates.inc();
+                    self.metrics.topology_updates.inc();
                     (self.report)(Ok(()));
                     backoff.reset();
                     written = Some((now, Instant::now()));
                 }
                 Err(error) => {
-                    self.figures.failed(Operation::Topology, &error);
+                    self.metrics.failed(Operation::Topology, &error);
                     (self.report)(Err(explained(&error)));
                     tokio::time::sleep(backoff.next().unwrap_or_default()).await;
                 }

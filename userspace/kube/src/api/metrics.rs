@@ -27,7 +27,7 @@ type Labels = [(&'static str, &'static str); 2];
 /// Counts since the start. Clones share them.
 #[derive(Clone, Debug, Educe)]
 #[educe(Default)]
-pub struct Figures {
+pub struct ApiMetrics {
     pub(crate) synced: Gauge,
     pub(crate) pods: Gauge,
     /// Pods that could not be read, or that were too many.
@@ -53,7 +53,7 @@ fn labels(operation: Operation, cause: Cause) -> Labels {
     [("operation", operation.into()), ("reason", cause.into())]
 }
 
-impl Figures {
+impl ApiMetrics {
     /// Registers them.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
