@@ -228,9 +228,11 @@ async fn there_is_an_end_to_what_is_kept() {
     run.server.put_pod(known);
     run.wait("a change", |run| run.pods.by_uid("0")?.is_running.then_some(())).await;
     assert_eq!((run.pods.all().len(), run.metric("kubernetes_pods_left_out_total")), (MOST, 2));
+    run.server.delete_pod("ns", "one more");
     run.server.delete_pod("ns", "p0001");
     run.server.put_pod(pod("now", "now", "n1"));
     run.pod("now").await;
+    assert_eq!(run.metric("kubernetes_pods_left_out_total"), 2, "the end of a pod needs no room");
 }
 
 /// In the stream, and as the answer to the request.

@@ -34,7 +34,7 @@ use crate::pod::{Notice, Pod, PodSource};
 
 /// Pods in one answer to a list.
 const PAGE: u32 = 250;
-/// More pods than any Kubernetes node runs: further ones are left out.
+/// More pods than any Kubernetes node runs: further ones are ignored.
 const MAX_PODS: usize = 4096;
 /// Requests in a while, also to a server that closes each watch at once.
 const REQUESTS: (u64, Duration) = (20, Duration::from_secs(10));
@@ -231,9 +231,9 @@ impl Follower {
         self.listed = if matches!(event, Event::InitApply(_)) { self.listed + 1 } else { 0 };
         let event = match event {
             Event::Init => Some(Event::Init),
-            Event::InitApply(object) => self.convert(object).map(Event::InitApply),
+            Event::InitApply(object) => self.with_room(object).map(Event::InitApply),
             Event::InitDone => Some(Event::InitDone),
-            Event::Apply(object) => self.convert(object).map(Event::Apply),
+            Event::Apply(object) => self.with_room(object).map(Event::Apply),
             Event::Delete(object) => self.convert(object).map(Event::Delete),
         };
         let Some(event) = event else { return };
@@ -245,22 +245,25 @@ impl Follower {
         }
     }
 
-    /// A pod that cannot be read, or for which there is no room, is left out; the others are not held up by it.
+    /// A pod that cannot be read is ignored; the others are not held up by it.
     fn convert(&self, object: DynamicObject) -> Option<StoredPod> {
-        let stored = convert::pod(object)
-            .inspect_err(|error| tracing::warn!(%error, "a pod from the API server is left out"))
-            .ok()
-            .filter(|stored| {
-                let before = self.listed.checked_sub(1).unwrap_or_else(|| self.pods.store.len());
-                let has_room = before < MAX_PODS || self.pods.store.get(&stored.to_object_ref(())).is_some();
-                if !has_room {
-                    tracing::warn!(pod = %stored.pod.id, "a pod is left out: there are too many");
-                }
-                has_room
-            });
-        if stored.is_none() {
+        let stored = convert::pod(object);
+        let stored = stored.inspect_err(|error| {
+            tracing::warn!(%error, "a pod from the API server is ignored");
             self.metrics.left_out.inc();
+        });
+        stored.ok()
+    }
+
+    /// So is one for which there is no room.
+    fn with_room(&self, object: DynamicObject) -> Option<StoredPod> {
+        let stored = self.convert(object)?;
+        let before = self.listed.checked_sub(1).unwrap_or_else(|| self.pods.store.len());
+        if before < MAX_PODS || self.pods.store.get(&stored.to_object_ref(())).is_some() {
+            return Some(stored);
         }
-        stored
+        tracing::warn!(pod = %stored.pod.id, "a pod is ignored: there are too many");
+        self.metrics.left_out.inc();
+        None
     }
 }
