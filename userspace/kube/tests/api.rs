@@ -22,7 +22,8 @@ struct Run {
     server: FakeApiServer,
     pods: Pods,
     metrics: ApiMetrics,
-    problem: Arc<Mutex<Option<String>>>,
+    /// What was reported, the latest last.
+    reports: Arc<Mutex<Vec<Result<(), String>>>>,
     _stop: DropGuard,
 }
 
@@ -47,17 +48,17 @@ async fn run_as(server: FakeApiServer, kubeconfig: &str) -> Run {
     let (writer, queue) = EventWriter::new(metrics.clone());
     let pods = Pods::new(writer);
     let stop = CancellationToken::new();
-    let problem = Arc::new(Mutex::new(None));
+    let reports = Arc::new(Mutex::new(Vec::new()));
     let report = {
-        let problem = problem.clone();
-        Arc::new(move |result: Result<(), String>| *problem.lock().unwrap() = result.err())
+        let reports = reports.clone();
+        Arc::new(move |result| reports.lock().unwrap().push(result))
     };
     tokio::spawn(queue.run(client.clone(), "n1".to_owned(), metrics.clone(), stop.clone()));
     tokio::spawn({
         let (pods, metrics, stop) = (pods.clone(), metrics.clone(), stop.clone());
         async move { pods.follow(client, "n1".to_owned(), metrics, report, stop).await }
     });
-    Run { server, pods, metrics, problem, _stop: stop.drop_guard() }
+    Run { server, pods, metrics, reports, _stop: stop.drop_guard() }
 }
 
 impl Run {
@@ -89,7 +90,7 @@ impl Run {
     }
 
     fn problem(&self) -> Option<String> {
-        self.problem.lock().unwrap().clone()
+        self.reports.lock().unwrap().last()?.clone().err()
     }
 
     fn metric(&self, line: &str) -> u64 {
@@ -139,16 +140,30 @@ async fn a_token_that_is_replaced_is_read_again() {
     let run = run_as(server, &kubeconfig).await;
     let problem = run.wait("a missing file", Run::problem).await;
     assert!(problem.contains("No such file") && problem.contains("/token"), "{problem}");
-    std::fs::write(&file, "first\n").unwrap();
-    let is_refused = |run: &Run| run.problem()?.contains("401").then_some(());
-    run.wait("a refusal", is_refused).await;
+    for (text, words) in [("\n", "it is empty"), ("first\n", "401")] {
+        std::fs::write(&file, text).unwrap();
+        run.wait(words, |run| run.problem()?.contains(words).then_some(())).await;
+    }
+    assert!(run.metric("kubernetes_api_errors_total{operation=\"list_pods\",reason=\"unauthorized\"}") >= 3);
     std::fs::write(&file, "secret\n").unwrap();
     run.synced().await;
+
+    // While the file has no token, the one that was read last is used.
     std::fs::write(&file, "two\ntokens").unwrap();
+    let watches = run.count("watch=true");
     run.server.hang_up();
-    let problem = run.wait("a token that no header may hold", Run::problem).await;
-    assert!(problem.contains("invalid bearer token"), "{problem}");
-    assert!(run.metric("kubernetes_api_errors_total{operation=\"watch_pods\",reason=\"unauthorized\"}") >= 1);
+    run.wait("another watch", |run| (run.count("watch=true") > watches).then_some(())).await;
+    run.server.put_pod(pod("a", "1", "n1"));
+    run.pod("1").await;
+    assert_eq!(run.problem(), None);
+}
+
+#[tokio::test]
+async fn a_token_in_the_kubeconfig_wins_over_the_token_file() {
+    let server = FakeApiServer::start().await.unwrap();
+    let kubeconfig = server.kubeconfig().replace("token: secret", "token: secret, tokenFile: /nowhere/token");
+    let run = run_as(server, &kubeconfig).await;
+    run.wait("a first report", |run| run.reports.lock().unwrap().first().cloned()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -18,7 +18,7 @@ mod metrics;
 mod pods;
 
 use std::{
-    fmt, fs,
+    fmt, fs, io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -85,28 +85,44 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<kube::Client, ConfigEr
     config.reset_reader_on_write = true;
     // What fails is tried again here, where it is also reported.
     config.default_retry = false;
-    let token = config.auth_info.token_file.take().map(PathBuf::from);
-    if token.is_some() {
-        // It comes after the file. Whatever else is in there replaces the file's token.
-        config.auth_info.exec = None;
+    // A token file wins over `exec`; any other credential wins over the token file.
+    let auth = &mut config.auth_info;
+    let has_other = auth.auth_provider.is_some()
+        || auth.token.is_some()
+        || (auth.username.is_some() && auth.password.is_some());
+    let token_file = auth.token_file.take_if(|_| !has_other).map(PathBuf::from);
+    if token_file.is_some() {
+        auth.exec = None;
     }
     let client = ClientBuilder::try_from(config).map_err(|error| ConfigError::Client(Box::new(error)))?;
-    let with_token = FilterLayer::new(move |request| add_token(request, token.as_deref()));
+    let mut last = None;
+    let with_token = FilterLayer::new(move |mut request: Request<Body>| -> kube::Result<_> {
+        if let Some(path) = &token_file {
+            match bearer(path) {
+                Ok(header) => last = Some(header),
+                Err(error) if last.is_none() => return Err(kube::Error::Auth(error)),
+                Err(error) => tracing::warn!(%error, "the token that was read last is used"),
+            }
+            request.headers_mut().extend(last.clone().map(|header| (AUTHORIZATION, header)));
+        }
+        Ok(request)
+    });
     Ok(client.with_layer(&with_token).with_layer(&TimeoutLayer::new(ANSWER_LIMIT)).build())
 }
 
-/// Adds the token of a service account, or of a kubeconfig's `tokenFile`. The kubelet replaces it before it expires, so
-/// it is read for each of the few requests. As in Kubernetes' own clients, but not in kube, what is around the token
-/// does not belong to it: a file that was made by hand ends with a newline, which no header may hold.
-fn add_token(mut request: Request<Body>, file: Option<&Path>) -> kube::Result<Request<Body>> {
-    let Some(path) = file else { return Ok(request) };
-    let text = fs::read_to_string(path)
-        .map_err(|error| kube::Error::Auth(AuthError::ReadTokenFile(error, path.to_owned())))?;
-    let mut value = HeaderValue::try_from(format!("Bearer {}", text.trim()))
-        .map_err(|error| kube::Error::Auth(AuthError::InvalidBearerToken(error)))?;
-    value.set_sensitive(true);
-    request.headers_mut().insert(AUTHORIZATION, value);
-    Ok(request)
+/// The token of a service account, or of a kubeconfig's `tokenFile`, as a header. The kubelet replaces it before it
+/// expires, so it is read for each of the few requests. As in Kubernetes' own clients, but not in kube, what is around
+/// the token does not belong to it: a file that was made by hand ends with a newline, which no header may hold.
+fn bearer(file: &Path) -> Result<HeaderValue, AuthError> {
+    let fail = |error| AuthError::ReadTokenFile(error, file.to_owned());
+    let text = fs::read_to_string(file).map_err(fail)?;
+    if text.trim().is_empty() {
+        return Err(fail(io::Error::new(io::ErrorKind::InvalidData, "it is empty")));
+    }
+    let header = HeaderValue::try_from(format!("Bearer {}", text.trim()));
+    let mut header = header.map_err(AuthError::InvalidBearerToken)?;
+    header.set_sensitive(true);
+    Ok(header)
 }
 
 /// The same client, for no more than so many requests in this time. `answered` is called with each answer.
