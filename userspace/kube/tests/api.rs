@@ -7,10 +7,11 @@ use std::{
     time::Duration,
 };
 
-use axum::http::StatusCode;
+use axum::{body::Body, http::StatusCode};
+use futures_util::stream;
 use numaward_kube::{
     api::{self, ApiMetrics, EventWriter, Pods, StoredPod, fake::FakeApiServer},
-    pod::{Notice, PodSource as _},
+    pod::{Notice, PodId, PodSource as _},
 };
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
@@ -361,6 +362,24 @@ async fn a_server_that_does_not_answer_is_given_up() {
     let problem = run.wait("the end of patience", Run::problem).await;
     assert!(problem.contains("no answer within 30s"), "{problem}");
     assert!(run.metric("kubernetes_api_errors_total{operation=\"list_pods\",reason=\"timeout\"}") >= 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_does_not_end_is_given_up() {
+    let server = FakeApiServer::start().await.unwrap();
+    server.answer_with("", Some(|| Body::from_stream(stream::pending::<Result<&str, std::io::Error>>())));
+    let run = run_with(server).await;
+    let problem = run.wait("the end of patience", Run::problem).await;
+    assert!(problem.contains("no answer within 30s"), "{problem}");
+
+    let pod = PodId { namespace: "ns".to_owned(), name: "a".to_owned(), uid: "1".to_owned() };
+    let (reason, message) = ("Reason".to_owned(), "message".to_owned());
+    run.pods.notify(Notice { pod, reason, message, is_warning: true });
+    run.wait("the end of patience", |run| {
+        let errors = run.metric("kubernetes_api_errors_total{operation=\"create_event\",reason=\"timeout\"}");
+        (errors == 1).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

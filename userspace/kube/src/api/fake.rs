@@ -2,7 +2,8 @@
 //!
 //! It keeps to the rules that a client can trip over: versions grow; a list has pages; a watch tells what came after
 //! its version, and of one that is too old that it is gone; server-side apply takes a field manager and a full
-//! object. It can be told to misbehave: to refuse, to be slow, to forget, to hang up.
+//! object. It can be told to misbehave: to refuse, to be slow, to forget, to hang up, to
+//! answer with something else.
 
 use std::{collections::BTreeMap, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -57,6 +58,8 @@ struct Inner {
     refusals: Vec<(String, StatusCode)>,
     /// All answers, until told otherwise: part of the path, status.
     refusing: Option<(String, StatusCode)>,
+    /// Other bodies, until told otherwise: part of the path, body.
+    body: Option<(String, fn() -> Body)>,
     delay: Duration,
 }
 
@@ -178,6 +181,11 @@ impl FakeApiServer {
         self.shared.state.lock().refusing = refusing.map(|(part, status)| (part.to_owned(), status));
     }
 
+    /// Answers each request whose path and query contain this with 200 and such a body; none: no more.
+    pub fn answer_with(&self, part: &str, body: Option<fn() -> Body>) {
+        self.shared.state.lock().body = body.map(|body| (part.to_owned(), body));
+    }
+
     /// Answers only after this time.
     pub fn delay(&self, delay: Duration) {
         self.shared.state.lock().delay = delay;
@@ -225,7 +233,7 @@ fn refusal(status: StatusCode, message: &str) -> Response {
 async fn misbehave(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     let uri = request.uri().to_string();
     let is_known = request.headers().get(header::AUTHORIZATION).is_some_and(|says| says == BEARER);
-    let (delay, refused) = {
+    let (delay, refused, body) = {
         let mut inner = shared.state.lock();
         inner.asked.push(format!("{} {uri}", request.method()));
         let next = inner.refusals.iter().position(|(part, _)| uri.contains(part));
@@ -234,13 +242,15 @@ async fn misbehave(State(shared): State<Arc<Shared>>, request: Request, next: Ne
             (None, Some((part, status))) if uri.contains(part) => Some(*status),
             (None, _) => None,
         };
-        (inner.delay, refused)
+        let body = inner.body.as_ref().filter(|(part, _)| uri.contains(part)).map(|(_, body)| *body);
+        (inner.delay, refused, body)
     };
     tokio::time::sleep(delay).await;
-    match refused {
-        Some(status) => refusal(status, "refused by the test"),
-        None if !is_known => refusal(StatusCode::UNAUTHORIZED, "nobody is known by this"),
-        None => next.run(request).await,
+    match (refused, body) {
+        (Some(status), _) => refusal(status, "refused by the test"),
+        (None, _) if !is_known => refusal(StatusCode::UNAUTHORIZED, "nobody is known by this"),
+        (None, Some(body)) => Response::new(body()),
+        (None, None) => next.run(request).await,
     }
 }
 

@@ -29,10 +29,11 @@ use kube::{
     client::{AuthError, Body, ClientBuilder},
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
+use tokio::time::{error::Elapsed, timeout};
 use tower::{
+    BoxError,
     filter::FilterLayer,
     limit::{RateLimit, rate::Rate},
-    timeout::{TimeoutLayer, error::Elapsed},
 };
 
 pub(crate) use self::metrics::Operation;
@@ -45,7 +46,7 @@ pub use self::{
 
 /// How long to wait for a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// How long to wait for the answer to a request to begin.
+/// How long to wait for the answer to a request: for all of it, or for a watch to be open.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// A connection on which nothing came for so long is dead. Longer than a watch is quiet.
 const SILENCE_LIMIT: Duration = Duration::from_mins(6);
@@ -107,7 +108,8 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<kube::Client, ConfigEr
         }
         Ok(request)
     });
-    Ok(client.with_layer(&with_token).with_layer(&TimeoutLayer::new(ANSWER_LIMIT)).build())
+    let client = client.with_layer(&with_token).build();
+    Ok(kube::Client::new(tower::service_fn(move |request| answer(client.clone(), request)), "default"))
 }
 
 /// The token of a service account, or of a kubeconfig's `tokenFile`, as a header. The kubelet replaces it before it
@@ -123,6 +125,25 @@ fn bearer(file: &Path) -> Result<HeaderValue, AuthError> {
     let mut header = header.map_err(AuthError::InvalidBearerToken)?;
     header.set_sensitive(true);
     Ok(header)
+}
+
+/// Whether this asks for a watch, whose answer does not end.
+fn is_watch(request: &Request<Body>) -> bool {
+    request.uri().query().is_some_and(|query| query.contains("watch="))
+}
+
+/// Waits for the whole answer; of a watch, for its beginning.
+async fn answer(client: kube::Client, request: Request<Body>) -> Result<Response<Body>, BoxError> {
+    let is_watch = is_watch(&request);
+    let answer = async {
+        let answer = client.send(request).await?;
+        if is_watch {
+            return Ok(answer);
+        }
+        let (head, body) = answer.into_parts();
+        Ok::<_, kube::Error>(Response::from_parts(head, Body::from(body.collect_bytes().await?)))
+    };
+    Ok(timeout(ANSWER_LIMIT, answer).await??)
 }
 
 /// The same client, for no more than so many requests in this time. `answered` is called with each answer.
