@@ -259,9 +259,12 @@ async fn what_is_gone_is_listed_anew() {
     run.pod("1").await;
     run.server.put_pod(pod("old", "2", "n2"));
     run.server.compact();
+    // No watch learns of the deletion.
+    run.server.refuse(Some(("watch=true", StatusCode::SERVICE_UNAVAILABLE)));
+    run.server.hang_up();
     run.server.delete_pod("ns", "a");
     run.server.compact();
-    run.server.hang_up();
+    run.server.refuse(None);
     run.wait("the new list", |run| run.pods.by_uid("1").is_none().then_some(())).await;
     let lists = run.count("limit=");
     assert!(lists >= 2, "{:?}", run.server.asked());
@@ -380,6 +383,28 @@ async fn an_answer_that_does_not_end_is_given_up() {
         (errors == 1).then_some(())
     })
     .await;
+}
+
+/// A list that breaks off has begun well.
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_are_not_synced_again_before_a_watch_is_open() {
+    let run = run().await;
+    run.server.put_pod(pod("a", "1", "n1"));
+    run.pod("1").await;
+    run.server.answer_with("limit=", Some(|| Body::from("{")));
+    run.server.refuse_next("watch=true", StatusCode::GONE);
+    run.server.hang_up();
+    run.wait("lists that break off", |run| {
+        let errors = run.metric("kubernetes_api_errors_total{operation=\"list_pods\",reason=\"malformed\"}");
+        (errors >= 2).then_some(())
+    })
+    .await;
+    let reports = run.reports.lock().unwrap().clone();
+    assert!(reports.iter().skip_while(|report| report.is_ok()).all(Result::is_err), "{reports:#?}");
+    assert!(!run.pods.is_synced() && run.pods.by_uid("1").is_some());
+    run.server.answer_with("", None);
+    run.wait("the problem's end", |run| run.problem().is_none().then_some(())).await;
+    assert!(run.pods.is_synced());
 }
 
 #[tokio::test(flavor = "multi_thread")]

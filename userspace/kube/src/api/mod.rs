@@ -146,15 +146,22 @@ async fn answer(client: kube::Client, request: Request<Body>) -> Result<Response
     Ok(timeout(ANSWER_LIMIT, answer).await??)
 }
 
-/// The same client, for no more than so many requests in this time. `answered` is called with each answer.
+/// The same client, for no more than so many requests in this time. `watching` is called when a watch is open.
 fn limited(
     client: kube::Client,
     (requests, time): (u64, Duration),
-    answered: impl Fn(&Response<Body>) + Clone + Send + 'static,
+    watching: impl Fn() + Clone + Send + 'static,
 ) -> kube::Client {
     let send = tower::service_fn(move |request| {
-        let (client, answered) = (client.clone(), answered.clone());
-        async move { client.send(request).await.inspect(answered) }
+        let (client, watching) = (client.clone(), watching.clone());
+        async move {
+            let is_watch = is_watch(&request);
+            let answer = client.send(request).await?;
+            if is_watch && answer.status().is_success() {
+                watching();
+            }
+            Ok::<_, kube::Error>(answer)
+        }
     });
     kube::Client::new(RateLimit::new(send, Rate::new(requests, time)), "default")
 }

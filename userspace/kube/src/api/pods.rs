@@ -8,12 +8,10 @@
 
 use std::{borrow::Cow, pin::pin, sync::Arc, time::Duration};
 
-use futures_util::{FutureExt as _, StreamExt as _};
-use http::Response;
+use futures_util::StreamExt as _;
 use kube::{
     Api, Client,
     api::{ApiResource, DynamicObject},
-    client::Body,
     runtime::{
         reflector::{Lookup, ObjectRef, Store, store::Writer},
         utils::Backoff as _,
@@ -154,17 +152,14 @@ struct Follower {
 
 impl Follower {
     async fn run(mut self, client: Client, node: &str) {
-        // The watcher does not say when a watch is open, but each request succeeds only once all before it have.
+        // The watcher does not say when a watch is open. It opens one only when the list before is complete.
         let follower = self.clone();
-        let answered = move |response: &Response<Body>| {
-            let is_listed = follower.pods.store.wait_until_ready().now_or_never().is_some();
-            if response.status().is_success() && is_listed {
-                follower.set_synced(true);
-                (follower.report)(Ok(()));
-            }
+        let watching = move || {
+            follower.set_synced(true);
+            (follower.report)(Ok(()));
         };
         let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
-        let api: Api<DynamicObject> = Api::all_with(limited(client, REQUESTS, answered), &resource);
+        let api: Api<DynamicObject> = Api::all_with(limited(client, REQUESTS, watching), &resource);
         let config = watcher::Config::default().fields(&format!("spec.nodeName={node}")).page_size(PAGE);
         let mut backoff = DefaultBackoff::default();
         loop {
