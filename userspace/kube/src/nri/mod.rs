@@ -483,4 +483,10 @@ mod tests {
         let defaults = Options::default();
         assert_eq!((defaults.name.to_string(), defaults.index.to_string()), ("numaward".into(), "90".into()));
     }
+
+    #[test]
+    fn it_is_tried_again_without_end() {
+        let waits: Vec<_> = Options::default().backoff.build().take(10).collect();
+        assert!(waits.len() == 10 && waits[9] >= Duration::from_millis(2500), "{waits:?}");
+    }
 }
