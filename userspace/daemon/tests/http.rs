@@ -5,7 +5,7 @@
 #[path = "http/reference.rs"]
 mod reference;
 
-use std::{fs, future::poll_fn, path::Path, pin::Pin, sync::Arc};
+use std::{fs, future::poll_fn, path::Path, pin::Pin, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -22,13 +22,16 @@ use numaward_model::{
 };
 use numaward_observe::{Observer, events::Events};
 use numaward_telemetry::metrics::Metrics;
+use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::Value;
+use tokio::time::timeout;
 use tower::ServiceExt;
 
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 struct Daemon {
+    app: Arc<App>,
     router: Router,
     /// Not released yet: the test says when the daemon is ready.
     latch: Latch,
@@ -68,7 +71,7 @@ fn daemon_on(root: tempfile::TempDir) -> Daemon {
     let mut readiness = Readiness::default();
     let latch = readiness.latch("cgroups");
     let app = App::new(observer, metrics, readiness, Heartbeat::new());
-    Daemon { router: router(app, None), latch, events, root }
+    Daemon { router: router(app.clone(), None), app, latch, events, root }
 }
 
 fn daemon() -> Daemon {
@@ -288,6 +291,32 @@ async fn head_has_no_body() {
     let (status, headers, body) = daemon.ask(Request::head("/metrics").body(Body::empty()).unwrap()).await;
     assert_eq!((status, body.as_str()), (StatusCode::OK, ""));
     assert_eq!(headers[header::CONTENT_TYPE], PROMETHEUS);
+}
+
+/// They hold up those who read files, and nobody else.
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_hang_keep_neither_allocations_nor_events() {
+    let mut daemon = daemon();
+    let held = Arc::new(api::Allocations::default());
+    daemon.router = router(daemon.app.clone(), Some(Arc::new(move || held.clone())));
+    let file = daemon.root.path().join("sys/devices/system/node/node0/meminfo");
+    fs::remove_file(&file).unwrap();
+    mkfifoat(CWD, &file, Mode::RUSR | Mode::WUSR).unwrap();
+    let get = |path| daemon.router.clone().oneshot(Request::get(path).body(Body::empty()).unwrap());
+    let hanging: Vec<_> = (0..8).map(|_| tokio::spawn(get("/api/v1/nodes"))).collect();
+    while timeout(Duration::from_millis(50), get("/api/v1/status")).await.is_ok() {}
+    let (allocations, events) = tokio::join!(
+        timeout(Duration::from_secs(10), get("/api/v1/allocations")),
+        timeout(Duration::from_secs(10), get("/api/v1/events")),
+    );
+    // Ends what hangs.
+    drop(fs::File::options().write(true).open(&file).unwrap());
+    for answer in [allocations, events] {
+        assert_eq!(answer.unwrap().unwrap().status(), StatusCode::OK);
+    }
+    for hanging in hanging {
+        assert_eq!(hanging.await.unwrap().unwrap().status(), StatusCode::OK);
+    }
 }
 
 /// The document in the repository is what the code serves. `UPDATE=1 cargo test -p numaward-daemon` writes it.

@@ -1,5 +1,5 @@
-//! Work that reads files or takes locks, on threads that may block: so many at once, so that a file that hangs holds up
-//! those who ask for it and nobody else.
+//! Work that reads files or takes locks, on threads that may block. At most [`MAX_READERS`] at a time, so that a hanging
+//! file blocks only these.
 
 use std::sync::Arc;
 

@@ -70,7 +70,7 @@ fn may_control(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
-/// Gives the allocations, where there can be any.
+/// Gives the allocations, where there can be any. No file is read for them, so files that hang do not keep them.
 #[derive(Clone)]
 struct Reading(Option<View>, Blocking);
 
@@ -83,8 +83,8 @@ fn changes() -> OpenApiRouter<Arc<Reconciler>> {
 }
 
 /// What is served to everybody.
-pub(super) fn reading(view: Option<View>, blocking: Blocking) -> Router {
-    reads().with_state(Reading(view, blocking)).into()
+pub(super) fn reading(view: Option<View>) -> Router {
+    reads().with_state(Reading(view, Blocking::default())).into()
 }
 
 /// What is served to those who may control, in addition.

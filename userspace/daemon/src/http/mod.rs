@@ -108,8 +108,7 @@ fn controlling(app: Arc<App>, reconciler: Reconciler) -> Router {
 }
 
 fn reading(app: Arc<App>, allocations: Option<View>) -> Router {
-    let allocations = control::reading(allocations, app.blocking.clone());
-    routes::router(app).merge(allocations)
+    routes::router(app).merge(control::reading(allocations))
 }
 
 fn layered(router: Router) -> Router {

@@ -34,7 +34,7 @@ pub struct App {
     readiness: Readiness,
     heartbeat: Heartbeat,
     /// Runs what may read files.
-    pub(super) blocking: Blocking,
+    blocking: Blocking,
     /// Runs what reads the events: a file that hangs does not keep it.
     recalling: Blocking,
     /// Scrapes that are written at once; each takes a thread.
