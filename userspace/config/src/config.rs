@@ -107,6 +107,18 @@ pub struct Config {
     pub otlp: Otlp,
 }
 
+impl Config {
+    /// How the nodes of CPUs and memory have to agree.
+    pub fn topology_policy(&self) -> TopologyManagerPolicy {
+        self.topology_manager_policy.unwrap_or(TopologyManagerPolicy::Restricted)
+    }
+
+    /// For what they have to agree.
+    pub fn topology_scope(&self) -> TopologyManagerScope {
+        self.topology_manager_scope.unwrap_or_default()
+    }
+}
+
 /// What is logged, and how. Logs go to standard error.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]

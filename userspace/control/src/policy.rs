@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use numaward_config::{
     Config,
     memory_qos::MemoryReservationPolicy,
-    policy::{Amount, CpuManagerPolicy, MemoryManagerPolicy, StrategyKind, TopologyManagerPolicy},
+    policy::{Amount, CpuManagerPolicy, MemoryManagerPolicy, StrategyKind},
 };
 use numaward_engine::{
     Kubelet, Native, NativeOptions, PolicyConfig, Quantity, Request, StartError, Strategy,
@@ -145,8 +145,8 @@ fn engine_policy(config: &Config, machine: &Machine, problems: &mut Vec<PolicyEr
         cpu_reservation: cpu_reservation
             .or_else(|| (!reserved_cpus.is_empty()).then(|| Quantity::whole(reserved_cpus.len() as u64))),
         reserved_system_cpus: reserved_cpus,
-        topology_manager_policy: config.topology_manager_policy.unwrap_or(TopologyManagerPolicy::Restricted),
-        topology_manager_scope: config.topology_manager_scope.unwrap_or_default(),
+        topology_manager_policy: config.topology_policy(),
+        topology_manager_scope: config.topology_scope(),
         topology_manager_policy_options: config.topology_manager_policy_options.clone(),
         feature_gates: BTreeMap::new(),
     }

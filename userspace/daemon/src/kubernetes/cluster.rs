@@ -193,8 +193,7 @@ fn policy(
         let scope = scope.as_ref().and_then(|found| found.policy.parse().ok());
         return (policy.unwrap_or_default(), scope.unwrap_or_default());
     }
-    let policy = config.topology_manager_policy.unwrap_or(TopologyManagerPolicy::Restricted);
-    (policy, config.topology_manager_scope.unwrap_or_default())
+    (config.topology_policy(), config.topology_scope())
 }
 
 /// Keeps up to date what is to be published of what is free.
