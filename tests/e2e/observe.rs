@@ -31,7 +31,7 @@ fn the_kubelet_is_held_to_its_own_promises() {
     let refused = report.section("enforce refused");
     for words in [
         "mode: observe",
-        "cpuManagerPolicy: static, told by /var/lib/kubelet/cpu_manager_state",
+        "cpuManagerPolicy: static, according to /var/lib/kubelet/cpu_manager_state",
         "set cpuManagerPolicy: none",
         "set memoryManagerPolicy: None",
     ] {

@@ -67,7 +67,7 @@ pub enum Target {
     /// A unit of systemd that runs.
     #[schema(examples("postgresql.service"))]
     Unit(String),
-    /// A container of a pod. Only told: containers are placed when the runtime creates them.
+    /// A container of a pod. Only reported: containers are placed when the runtime creates them.
     Container(PodContainer),
 }
 
@@ -100,7 +100,7 @@ pub struct Allocations {
     pub shared_cpus: String,
     /// What each node can still promise.
     pub nodes: Vec<NodePromises>,
-    /// How far the kernel is told of all this.
+    /// How much of all this is written to the kernel.
     pub enforcement: Enforcement,
     /// Cgroups for which a guarantee is declared that they do not hold.
     pub waiting: Vec<Waiting>,
@@ -136,7 +136,8 @@ pub struct NodePromises {
 }
 
 /// What is promised of one kind of memory on one node. `allocatable = promised + free`, unless the node lost memory that
-/// is promised, or a promise over several nodes went back to others of these than gave it (as the kubelet does).
+/// is promised, or memory promised on several nodes was returned to other nodes of the set than it was taken from (as the
+/// kubelet does).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KindPromises {
@@ -178,7 +179,7 @@ pub struct Allocation {
     pub nodes: String,
     /// Memory promised to it.
     pub memory: Vec<Block>,
-    /// Whether the kernel is told; not in a dry run by `enforcement.mode`.
+    /// Whether it is written to the kernel; not in a dry run by `enforcement.mode`.
     pub enforced: bool,
     /// The pattern of the guarantee in the configuration, if it was declared there.
     pub declared: Option<String>,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_with_macros::skip_serializing_none;
 use utoipa::ToSchema;
 
-/// How far the kernel is told.
+/// How much of what is decided is written to the kernel.
 ///
 /// Tools that follow YAML 1.1 turn `on` and `off` into booleans, so these are understood as well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 pub enum EnforcementMode {
     /// Nothing is promised or written; what an earlier run wrote is given back.
     Off,
-    /// All is decided, and what would be written is told; nothing is written.
+    /// All is decided, and what would be written is reported; nothing is written.
     DryRun,
     /// What is decided is written.
     #[default]
@@ -59,7 +59,7 @@ impl JsonSchema for EnforcementMode {
     }
 }
 
-/// How far the kernel is told.
+/// How much of what is decided is written to the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Enforcement {
@@ -157,7 +157,7 @@ pub enum DriftState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Noticed {
-    /// The kernel told of the write.
+    /// The kernel reported the write.
     Write,
     /// It was looked at.
     Look,

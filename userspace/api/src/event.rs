@@ -29,7 +29,7 @@ pub struct Event {
     /// What is known of it, for programs.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub details: BTreeMap<String, String>,
-    /// How many of this kind and workload came since the last one, and were not told.
+    /// How many of this kind and workload came since the last one, and were not reported.
     pub suppressed: u64,
 }
 
@@ -76,7 +76,7 @@ impl EventKind {
         }
     }
 
-    /// How many events of one workload are told in a minute.
+    /// How many events of one workload are reported in a minute.
     pub const fn per_minute(self) -> u32 {
         match self {
             Self::Miss | Self::Intruder => 1,
@@ -115,8 +115,8 @@ pub enum Severity {
 pub struct EventPage {
     /// The events, oldest first.
     pub events: Vec<Event>,
-    /// The id of the oldest event that is kept; absent where none is. Whoever asks for events since an id
-    /// further back has missed some.
+    /// The id of the oldest event that is kept; absent where none is. A client that asks for events
+    /// since an id further back has missed some.
     pub oldest: Option<u64>,
     /// The id of the latest event; absent where none is kept.
     pub latest: Option<u64>,

@@ -261,7 +261,7 @@ pub struct Workload {
     pub activity: Option<Activity>,
 }
 
-/// A container, as far as its cgroup tells.
+/// A container, as far as its cgroup shows.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]

@@ -31,7 +31,7 @@ pub struct Sample {
 }
 
 impl Workload {
-    /// What tells workloads apart: the cgroup, or the name where there is none.
+    /// What distinguishes workloads: the cgroup, or the name where there is none.
     pub fn key(&self) -> &str {
         self.cgroup.as_deref().unwrap_or(&self.workload)
     }

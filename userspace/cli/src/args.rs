@@ -55,8 +55,8 @@ pub(crate) enum Command {
     },
     /// Watch nodes and workloads live
     ///
-    /// Keys: arrows and Enter to look into a workload, s to sort, / to filter, ? for the others, q to quit. Colours
-    /// are left out where NO_COLOR is set, and characters beyond ASCII where the locale is not UTF-8.
+    /// Keys: arrows and Enter to look into a workload, s to sort, / to filter, ? for the others, q to quit. No colours
+    /// are used where NO_COLOR is set, and no characters beyond ASCII where the locale is not UTF-8.
     Top {
         #[command(flatten)]
         shown: Shown,
@@ -101,7 +101,7 @@ pub(crate) enum Command {
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
-    /// Check what this host lacks for numaward, and say how to mend it
+    /// Check what is missing on this host for numaward, and say how to fix it
     ///
     /// Exits with 1 if a check fails; a warning is no failure.
     Doctor {

@@ -33,9 +33,9 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
         let _ = writeln!(text, "  {done} moved to its nodes, {left} could not be{more}");
     }
     if let Some(lack) = &allocation.lack {
-        let cpus = if lack.cpus.is_empty() { "no CPU" } else { lack.cpus.as_str() };
+        let cpus = if lack.cpus.is_empty() { "none" } else { lack.cpus.as_str() };
         let bytes = lack.memory.iter().map(|block| block.bytes).sum();
-        let _ = writeln!(text, "  of this the machine lacks CPUs: {cpus}, memory: {}", size(bytes));
+        let _ = writeln!(text, "  missing of this: CPUs: {cpus}, memory: {}", size(bytes));
     }
     text.extend(allocation.drift.iter().map(drifted));
     text
@@ -51,7 +51,9 @@ fn drifted(drift: &Drift) -> String {
     let what = match drift.state {
         DriftState::Repaired => format!("was {found}, holds again {wanted}"),
         DriftState::Waiting => format!("is {found}, will be set to {wanted} again"),
-        DriftState::Left => format!("is {found}, should be {wanted}: left to whoever keeps writing it"),
+        DriftState::Left => {
+            format!("is {found}, should be {wanted}: left, as somebody else keeps writing it")
+        }
         DriftState::Ineffective => format!("is {wanted}, of which the kernel gives only {found}"),
     };
     let who = match (&drift.writer, drift.noticed) {
@@ -186,10 +188,10 @@ redis holds CPUs 2-3 and memory on node 0 (cgroup /redis)
   not enforced: enforcement.mode is not on in the daemon's configuration
   is slowed down at memory.high and does not get on
   1.0 MiB moved to its nodes, 0 B could not be, and more is being moved
-  of this the machine lacks CPUs: no CPU, memory: 1.0 GiB
+  missing of this: CPUs: none, memory: 1.0 GiB
   cpuset.cpus of /redis was empty, holds again 2-3 (drifted once, last by sh (process 7, cgroup /user.slice))
   cpuset.cpus of /redis is not there, will be set to 2-3 again (drifted 2 times, last by a process that has ended (process 8))
-  cpuset.cpus of /redis is 0-3, should be 2-3: left to whoever keeps writing it (drifted 3 times, last by a process of another PID namespace)
+  cpuset.cpus of /redis is 0-3, should be 2-3: left, as somebody else keeps writing it (drifted 3 times, last by a process of another PID namespace)
   cpuset.cpus of /redis is 2-3, of which the kernel gives only 2 (drifted 4 times, last by whom is not known)
 ";
         assert_eq!(render_allocation(&serde_json::from_value(allocation).unwrap()), expected);

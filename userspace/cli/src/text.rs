@@ -1,6 +1,6 @@
 //! Text of others on a terminal.
 //!
-//! Problem: names of cgroups, units and processes are chosen by whoever makes them. A name may hold an escape
+//! Problem: names of cgroups, units and processes are chosen by those who make them. A name may hold an escape
 //! sequence that moves the cursor, changes the title or hides what follows, a line break, or 10 KiB.
 //!
 //! What a terminal would obey is written as an escape (`\x1b`) instead: control characters, and those of Unicode that

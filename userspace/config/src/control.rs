@@ -13,10 +13,10 @@ use super::types::ListenAddress;
 pub struct Control {
     /// Address and port. Default: allocations are changed on the control socket only.
     pub listen: Option<ListenAddress>,
-    /// File with a bearer token; whoever sends it may change allocations. Nobody but its owner may read the
+    /// File with a bearer token; clients that send it may change allocations. Nobody but its owner may read the
     /// file: `head -c 32 /dev/urandom | base64 | install -m 600 /dev/stdin FILE`.
     pub token_file: Option<PathBuf>,
-    /// Takes the token without TLS on other addresses than those of this host. Whoever listens on the network
+    /// Takes the token without TLS on other addresses than those of this host. Anyone who listens on the network
     /// then knows it: only for networks that are encrypted in another way.
     pub allow_unencrypted: bool,
     /// TLS, and who may do so by a client certificate. Files that are replaced are read again.
@@ -49,23 +49,23 @@ impl Tls {
 pub(super) fn problems(control: &Control, read_only: ListenAddress) -> Vec<(&'static str, String)> {
     let Control { listen, token_file, allow_unencrypted, tls } = control;
     let mut problems = Vec::new();
-    let mut lacks = |key: &'static str, has: bool, other: &str, is_there: bool| {
+    let mut needs = |key: &'static str, has: bool, other: &str, is_there: bool| {
         if has && !is_there {
             problems.push((key, format!("needs {other}, which is not given")));
         }
     };
     let (cert, key) = (tls.cert_file.is_some(), tls.key_file.is_some());
-    lacks("control.tls.certFile", cert, "control.tls.keyFile", key);
-    lacks("control.tls.keyFile", key, "control.tls.certFile", cert);
-    lacks("control.tls.clientCaFile", tls.client_ca_file.is_some(), "control.tls.certFile", cert);
+    needs("control.tls.certFile", cert, "control.tls.keyFile", key);
+    needs("control.tls.keyFile", key, "control.tls.certFile", cert);
+    needs("control.tls.clientCaFile", tls.client_ca_file.is_some(), "control.tls.certFile", cert);
     let names = tls.client_names.is_some();
-    lacks("control.tls.clientNames", names, "control.tls.clientCaFile", tls.client_ca_file.is_some());
+    needs("control.tls.clientNames", names, "control.tls.clientCaFile", tls.client_ca_file.is_some());
     if tls.client_names.as_ref().is_some_and(Vec::is_empty) {
         problems.push(("control.tls.clientNames", "is empty: no client could control".to_owned()));
     }
     let Some(ListenAddress(address)) = listen else { return problems };
     if token_file.is_none() && tls.client_ca_file.is_none() {
-        let message = "whoever reaches this address could change allocations: give control.tokenFile, \
+        let message = "anyone who reaches this address could change allocations: give control.tokenFile, \
                        control.tls.clientCaFile or both";
         problems.push(("control.listen", message.to_owned()));
     } else if !cert && !allow_unencrypted && !address.ip().is_loopback() {

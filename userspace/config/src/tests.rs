@@ -156,7 +156,7 @@ fn control_over_tcp_is_refused_where_anybody_could_use_it() {
         ("control: {listen: '0.0.0.0:1', tls: {certFile: /c, keyFile: /k, clientCaFile: /a}}", &[]),
         (
             "control: {listen: '127.0.0.1:1'}",
-            &["config.yaml:1:19: control.listen: whoever reaches this address could change allocations"],
+            &["config.yaml:1:19: control.listen: anyone who reaches this address could change allocations"],
         ),
         (
             "control: {listen: '0.0.0.0:1', tokenFile: /t}",

@@ -5,7 +5,7 @@
 //!
 //! By default on a made-up machine and a tree of plain files in memory: that measures the engine, the ledger and
 //! the plans, and what the kernel takes for a write is left out. Once with the ledger in memory, once on the disk of
-//! the temporary directory, where each admission syncs it. Then it is told what looking after all of them takes of
+//! the temporary directory, where each admission syncs it. Then it is printed what looking after all of them takes of
 //! a CPU while nothing happens. With `--real` in this host's own cgroup v2
 //! hierarchy, with as many workloads as it has exclusive CPUs for; in an emulated machine these times are not
 //! figures, but everything passes through the kernel.
@@ -87,7 +87,7 @@ async fn made_up(ledger: &Path, place: &str) -> bool {
     kept
 }
 
-/// What the kernel does when it is told, without which there is drift.
+/// What the kernel does with a write, without which there is drift.
 fn obey(host: &Host, workload: usize) {
     let dir = host.root().join(format!("w{workload}"));
     for knob in ["cpuset.cpus", "cpuset.mems"] {
@@ -95,7 +95,7 @@ fn obey(host: &Host, workload: usize) {
     }
 }
 
-/// Tells what it takes to look after all of them while nothing happens.
+/// Prints what it takes to look after all of them while nothing happens.
 fn idle() {
     const SPAN: Duration = Duration::from_secs(10);
     let used = || {

@@ -6,7 +6,7 @@ import { element } from "./format.js";
 export function eventItem(event) {
   const time = new Date(event.time);
   const about = [event.workload, event.node === undefined ? null : `node ${event.node}`].filter(Boolean).join(", ");
-  const more = event.suppressed > 0 ? ` (${event.suppressed} more like it were not told)` : "";
+  const more = event.suppressed > 0 ? ` (${event.suppressed} more like it were not reported)` : "";
   return element(
     "li",
     { "data-severity": event.severity },

@@ -69,7 +69,7 @@ export function duration(seconds) {
   return words.join(" ") || "0 s";
 }
 
-/** The colour of a node; more than eight repeat, and are told apart by their number. */
+/** The colour of a node; more than eight repeat, and are distinguished by their number. */
 export function nodeColour(node) {
   return `var(--node-${node % 8})`;
 }

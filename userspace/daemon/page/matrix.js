@@ -16,7 +16,7 @@ const KINDS = {
     label: "distances",
     caption: "Relative distance from the CPUs of a node (row) to the memory of a node (column); 10 is local",
     cell: (state, from, to) => state.topology.nodes.find((node) => node.node === from)?.distances[to],
-    none: "The firmware tells no distances.",
+    none: "The firmware reports no distances.",
   },
 };
 
@@ -82,7 +82,7 @@ function shade(value, most) {
   return element("td", { style: `background: rgba(var(--heat), ${(0.45 * value) / most})`, title: String(value) }, short(value));
 }
 
-/** Of whom the map tells: silence of the others means nothing. */
+/** Who is on the map: silence of the others means nothing. */
 function sampling(workloads) {
   let on = 0;
   let all = 0;

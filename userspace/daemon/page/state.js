@@ -132,7 +132,7 @@ export class State {
   }
 }
 
-/** What tells workloads apart: the cgroup, or the name where there is none. */
+/** What distinguishes workloads: the cgroup, or the name where there is none. */
 export function keyOf(workload) {
   return workload.cgroup ?? workload.workload;
 }

@@ -71,7 +71,7 @@ fn configuration(configured: Result<&Config, &Problems>) -> Outcome {
     let Err(problems) = configured else { return ok("understood") };
     let problems: Vec<_> = problems.0.iter().map(ToString::to_string).collect();
     let finding = format!("the daemon does not start with it: {}", problems.join("; "));
-    fail(finding, "`numaward check-config` tells whether it is mended")
+    fail(finding, "`numaward check-config` says whether it is fixed")
 }
 
 fn probe(report: &ProbeReport) -> Check {
@@ -95,10 +95,10 @@ fn probe(report: &ProbeReport) -> Check {
 fn without(probe: Probe) -> &'static str {
     match probe {
         Probe::Alloc => "allocations are not counted",
-        Probe::Hint => "accesses to memory of other nodes are not counted; memory.stat may tell of some",
+        Probe::Hint => "accesses to memory of other nodes are not counted; memory.stat may count some",
         Probe::Scan => "it is not known whose memory policy hides accesses",
         Probe::Migrate => "pages that move between nodes are not counted",
-        Probe::Stall => "time lost in reclaim is not measured; memory.pressure tells of part of it",
+        Probe::Stall => "time lost in reclaim is not measured; memory.pressure has part of it",
         Probe::OomKill => "why the OOM killer took a process is not known; memory.events counts them",
         Probe::Switch => "it is not known who else runs on exclusive CPUs",
         Probe::Hardware => "accesses to local and remote DRAM are not counted",
@@ -136,7 +136,7 @@ impl Host<'_> {
         match self.node_count() {
             Ok(1) => warn(
                 "1 node: no memory can be remote, so there is nothing for numaward to improve",
-                "use a host with several sockets or dies; some firmware has to be told to show its nodes \
+                "use a host with several sockets or dies; some firmware has to be configured to show its nodes \
                  (AMD: NPS, Intel: SNC), and a virtual machine needs a virtual NUMA topology",
             ),
             Ok(count) => ok(format!("{count} nodes")),

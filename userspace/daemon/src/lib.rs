@@ -4,7 +4,7 @@
 //! ask, hold it, and serve all that, with whatever this kernel and these privileges allow.
 //!
 //! Ways: [`service`] builds the parts, from the crates below, and ends them. [`http`] serves them; [`kubernetes`] connects
-//! them to the container runtime, the kubelet and the API server. [`doctor`] says what this host lacks.
+//! them to the container runtime, the kubelet and the API server. [`doctor`] says what is missing on this host.
 //!
 //! Invariants: no globals but the log; nothing below [`service`] reads the environment; no failure while observing ends
 //! the daemon.

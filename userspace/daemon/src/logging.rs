@@ -24,7 +24,7 @@ pub(crate) fn start(config: &Log, traces: &Traces) {
     let _ = registry().with(traces.layer()).with(layer).try_init();
 }
 
-/// The level holds for numaward itself. Libraries tell their every step at `debug`, which is no help to
+/// The level holds for numaward itself. Libraries log their every step at `debug`, which is no help to
 /// who looks for numaward's: they are heard in full only at `trace`.
 fn filter(level: LogLevel) -> Targets {
     let own = LevelFilter::from_level(level.into());

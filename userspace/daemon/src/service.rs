@@ -55,7 +55,7 @@ pub enum RunError {
     /// The kubelet promises on this host.
     #[error(transparent)]
     TwoMasters(#[from] kubelet::TwoMasters),
-    /// What is promised cannot be told.
+    /// What can be promised is not known.
     #[error("guarantees cannot be given: {0}")]
     Guarantee(#[from] control::StartError),
     /// Threads, signals or timers cannot be had.
@@ -127,7 +127,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         let address = listener.local_addr()?;
         stop_on_signals(stop.clone())?;
         tokio::spawn(close_events(observer.events().clone(), stop.clone()));
-        tokio::spawn(tell_service_manager(readiness, heartbeat, stop.clone()));
+        tokio::spawn(notify_service_manager(readiness, heartbeat, stop.clone()));
         tracing::info!(version = numaward_api::VERSION, %address, "serving");
         start_sending((config, address), &metrics, &alerts, traces, &stop);
         if let (Some(reconciler), Some(control)) = (&reconciler, control) {
@@ -294,36 +294,36 @@ fn stop_on_signals(stop: CancellationToken) -> io::Result<()> {
     Ok(())
 }
 
-/// Tells systemd when the daemon is ready, that it is alive, and when it stops (`sd_notify(3)`).
+/// Notifies systemd when the daemon is ready, that it is alive, and when it stops (`sd_notify(3)`).
 /// Without systemd this does nothing.
-async fn tell_service_manager(readiness: Readiness, heartbeat: Heartbeat, stop: CancellationToken) {
-    let tell = |state: NotifyState<'_>| {
+async fn notify_service_manager(readiness: Readiness, heartbeat: Heartbeat, stop: CancellationToken) {
+    let notify = |state: NotifyState<'_>| {
         if let Err(error) = sd_notify::notify(&[state]) {
-            tracing::warn!(%error, "the service manager cannot be told");
+            tracing::warn!(%error, "the service manager cannot be notified");
         }
     };
     // Half the watchdog's time leaves room for one late turn.
     let watchdog = sd_notify::watchdog_enabled().map(|time| time / 2);
     let turn = watchdog.unwrap_or(Duration::from_secs(1)).min(Duration::from_secs(1));
     let mut ticks = interval(turn);
-    let telling = async {
-        let mut told_ready = false;
+    let notifying = async {
+        let mut notified = false;
         loop {
             ticks.tick().await;
-            if !told_ready && readiness.is_ready() {
-                told_ready = true;
+            if !notified && readiness.is_ready() {
+                notified = true;
                 tracing::info!("ready");
-                tell(NotifyState::Ready);
+                notify(NotifyState::Ready);
                 if watchdog.is_none() {
                     break;
                 }
             }
             if watchdog.is_some() && heartbeat.is_alive() {
-                tell(NotifyState::Watchdog);
+                notify(NotifyState::Watchdog);
             }
         }
     };
-    stop.run_until_cancelled(telling).await;
+    stop.run_until_cancelled(notifying).await;
     stop.cancelled().await;
-    tell(NotifyState::Stopping);
+    notify(NotifyState::Stopping);
 }

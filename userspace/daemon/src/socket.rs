@@ -42,7 +42,7 @@ pub fn listen(path: &Path, key: &'static str) -> Result<UnixListener, SocketErro
         }
         Ok(_) => match UnixStream::connect(path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-            Err(error) => return Err(fail("tell whether somebody answers on it")(error)),
+            Err(error) => return Err(fail("find out whether somebody answers on it")(error)),
             Ok(_) => return Err(SocketError::InUse(path.to_owned(), key)),
         },
     }

@@ -108,7 +108,7 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
     let dry = format!("{ALLOCATIONS}?dryRun=perhaps");
     let nobody = format!("{ALLOCATIONS}/nobody");
     let target = |kind: &str, value: &str| sound("target", serde_json::json!({ kind: value }));
-    // Method, path, body; status, field, words of the detail, and whether what is allowed is told.
+    // Method, path, body; status, field, words of the detail, and whether what is allowed is said.
     let post = "POST";
     let table: &[(&str, &str, String, u16, &str, &str)] = &[
         (post, ALLOCATIONS, String::new(), 400, "", "EOF"),

@@ -1,5 +1,5 @@
 //! Beside a kubelet that pins containers itself, on a directory that looks like a host: its promises are followed, its
-//! containers named, and both are told to others.
+//! containers named, and both are reported to others.
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -219,7 +219,7 @@ async fn promises_are_followed_as_the_kubelet_makes_and_ends_them() {
     let kinds: Vec<_> = promised().kinds.iter().map(|of| of.promised).collect();
     assert_eq!(kinds, [Bytes(GIB), Bytes(GIB)]);
 
-    // Damage is told, and nothing is forgotten.
+    // Damage is reported, and nothing is forgotten.
     let path = host.kubelet().join(MemoryCheckpoint::FILE);
     let good = fs::read_to_string(&path).unwrap();
     write(&path, &good.replace("Static", "Statik"));
@@ -227,7 +227,7 @@ async fn promises_are_followed_as_the_kubelet_makes_and_ends_them() {
     assert!(problem.contains("memory_manager_state") && problem.contains("corrupted"), "{problem}");
     assert!(run.of("u1").is_some() && run.of("u2").is_some());
     write(&path, &good);
-    wait("the mending", || run.degraded("kubelet").is_none().then_some(())).await;
+    wait("the repair", || run.degraded("kubelet").is_none().then_some(())).await;
 
     host.promise(&[("u2", "1", "0")]);
     wait("the end", || run.of("u1").is_none().then_some(())).await;
@@ -238,7 +238,7 @@ async fn promises_are_followed_as_the_kubelet_makes_and_ends_them() {
     wait("the kubelet's return", || run.of("u3")).await;
 }
 
-/// A kubelet that tells what it assigned, by the names of pods.
+/// A kubelet that reports what it assigned, by the names of pods.
 struct Telling;
 
 impl Assigned for Telling {
@@ -401,7 +401,7 @@ async fn containers_are_served_under_their_names_where_numaward_places_them() {
     let cgroup = |uid: &str, id: &str| Some(format!("/kubepods/pod{uid}/{id}"));
     wait("both, without names", || names().contains_key("pods").then_some(())).await;
 
-    // Without NRI the API server tells.
+    // Without NRI the API server names them.
     let cluster = Cluster::prepare(
         &host.config,
         OperatingMode::Enforce,

@@ -127,7 +127,7 @@ fn labels(sample: &str) -> Vec<String> {
     names
 }
 
-/// All families of a text in the format of OpenMetrics, which tells units, by the name of their samples.
+/// All families of a text in the format of OpenMetrics, which has units, by the name of their samples.
 fn families(text: &str) -> BTreeMap<String, Described> {
     let mut found: BTreeMap<String, Described> = BTreeMap::new();
     let mut family = String::new();

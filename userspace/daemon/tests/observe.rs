@@ -105,7 +105,7 @@ fn workloads_come_are_read_and_go() {
     wait_for("all to be well", || observer.status().degraded.is_empty().then_some(()));
     assert!(heartbeat.is_alive());
 
-    // An unreadable file is told once and does not stop the rest.
+    // An unreadable file is reported once and does not stop the rest.
     fs::write(cgroups.path().join("batch/memory.numa_stat"), "anon N0=x\n").unwrap();
     let degraded = wait_for("the fault", || observer.status().degraded.pop());
     assert_eq!(degraded.part, "residency");

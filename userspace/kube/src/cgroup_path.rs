@@ -7,7 +7,7 @@
 //! | cgroupfs | `/kubepods/burstable/podUID/ID` | `/kubepods/burstable/podUID` |
 //! | systemd | `kubepods-burstable-podUID.slice:cri-containerd:ID` | `kubepods-burstable-podUID.slice`, also with its parents before it |
 //!
-//! With systemd a slice lies within the slices that its name's dashes tell, dashes within the pod's UID are
+//! With systemd a slice lies within the slices that the dashes in its name say, dashes within the pod's UID are
 //! underscores, and the container is the scope `cri-containerd-ID.scope`. All paths here are absolute below the
 //! root of the cgroup hierarchy, without a `/` at the end.
 //!
@@ -123,13 +123,13 @@ pub fn pod_levels(path: &str) -> Option<PodLevels> {
     Some(PodLevels { qos, cgroups })
 }
 
-/// The class that the names before `podUID` tell, if it is one.
+/// The class that the names before `podUID` say, if it is one.
 fn cgroupfs_class(parents: &[&str], name: &str) -> Option<QosClass> {
     name.strip_prefix("pod").filter(|uid| !uid.is_empty())?;
     class_below(parents)
 }
 
-/// The class that a slice's name tells, given without `.slice`, if it is a pod's.
+/// The class that a slice's name says, given without `.slice`, if it is a pod's.
 fn systemd_class(slice: &str) -> Option<QosClass> {
     let (parents, uid) = slice.rsplit_once("-pod")?;
     if uid.is_empty() || uid.contains('-') {

@@ -5,7 +5,7 @@
 //!   shall run, and through which running containers are moved.
 //! - [`api`]: the API server: pods, events.
 //! - [`pod`]: pods as the API server describes them.
-//! - [`pod_resources`]: the API over which the kubelet tells what it assigned, and numaward what it did.
+//! - [`pod_resources`]: the API over which the kubelet reports what it assigned, and numaward what it did.
 //! - [`cgroup_path`]: where the cgroups of pods and containers are, for both cgroup drivers.
 
 #![forbid(unsafe_code)]

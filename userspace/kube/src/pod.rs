@@ -1,4 +1,4 @@
-//! Pods as the API server describes them: what the runtime does not tell about them.
+//! Pods as the API server describes them: what the runtime does not report about them.
 //!
 //! NRI carries limits only, and one container at a time. Requests, init and sidecar containers, resources of
 //! the pod as a whole and all containers at once come from the API server, by way of a [`PodSource`].
@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_engine::{ContainerRequest, Request, Resources};
 
-/// The annotation by which the mirror pod in the API server of a static pod tells the UID that the kubelet and
+/// The annotation by which the mirror pod in the API server of a static pod gives the UID that the kubelet and
 /// the runtime use: the hash of its manifest.
 pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 
@@ -64,7 +64,7 @@ impl Pod {
     }
 }
 
-/// Something that whoever looks at the pod in the API server should know.
+/// Something that those who look at the pod in the API server should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
     /// Which pod.
@@ -79,7 +79,7 @@ pub struct Notice {
 
 /// Knows the pods of this Kubernetes node. Answers from memory and never blocks.
 pub trait PodSource: Send + Sync + 'static {
-    /// The pod with this UID, the UID being that which the runtime tells.
+    /// The pod with this UID, the UID being that which the runtime reports.
     fn pod(&self, uid: &str) -> Option<Arc<Pod>>;
 
     /// Whether all pods are known, so that one that is not will be in a moment. False where there is no API

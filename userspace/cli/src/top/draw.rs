@@ -443,7 +443,7 @@ pub(crate) fn event_line(paint: Paint, event: &Event) -> Line<'static> {
     let about: Vec<String> = name.into_iter().chain(node).collect();
     let more = match event.suppressed {
         0 => String::new(),
-        count => format!(" ({count} more like it were not told)"),
+        count => format!(" ({count} more like it were not reported)"),
     };
     Line::from(vec![
         Span::styled(format!("{} ", clean(time)), QUIET),

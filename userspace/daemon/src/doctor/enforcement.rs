@@ -108,7 +108,7 @@ impl Host<'_> {
         }
     }
 
-    /// By the name of its private library, which is all that files tell.
+    /// By the name of its private library, which is all that files say.
     fn systemd_version(&self) -> Option<u32> {
         let places = ["usr/lib/systemd", "usr/lib64/systemd", "usr/lib/x86_64-linux-gnu/systemd"];
         let entries = places.iter().filter_map(|place| fs::read_dir(self.root.join(place)).ok()).flatten();

@@ -26,7 +26,7 @@ use super::blocking::Blocking;
 #[derive(Debug)]
 pub struct ControlListener(tokio::net::UnixListener);
 
-/// What everybody else is told.
+/// The answer to everybody else.
 const FORBIDDEN: &[u8] = b"HTTP/1.1 403 Forbidden\r\n\
     content-type: application/problem+json\r\n\
     connection: close\r\n\
@@ -56,7 +56,7 @@ impl super::Accept for ControlListener {
                 Ok(peer) if may_control(peer.uid()) => return Ok(stream),
                 Ok(peer) => {
                     tracing::warn!(uid = peer.uid(), "turned away from the control socket");
-                    // A new socket has room for this; whoever does not read it learns nothing.
+                    // A new socket has room for this; a client that does not read it learns nothing.
                     let _ = stream.try_write(FORBIDDEN);
                 }
                 Err(error) => tracing::warn!(%error, "it is not known who came to the control socket"),
@@ -125,7 +125,7 @@ async fn allocations(
     post,
     path = "/api/v1/allocations",
     tag = "control",
-    params(("dryRun" = Option<bool>, Query, description = "Only tell what would happen")),
+    params(("dryRun" = Option<bool>, Query, description = "Only report what would happen")),
     security((), ("token" = []), ("certificate" = [])),
     request_body = api::AllocationRequest,
     responses(

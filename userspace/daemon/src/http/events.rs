@@ -104,7 +104,7 @@ fn percent_decoded(text: &str) -> Option<String> {
     tag = "api",
     params(
         ("since" = Option<u64>, Query, format = "uint64", description = "Only events with a greater id, the oldest first"),
-        ("limit" = Option<u32>, Query, minimum = 1, maximum = 1024, description = "At most so many, up to 1024; 100 if left out"),
+        ("limit" = Option<u32>, Query, minimum = 1, maximum = 1024, description = "At most so many, up to 1024; 100 by default"),
         ("kind" = Option<numaward_api::EventKind>, Query, description = "Only events of this kind"),
         ("workload" = Option<String>, Query, description = "Only events about this workload"),
     ),
@@ -135,7 +135,7 @@ async fn events(
         ("Last-Event-ID" = Option<u64>, Header, format = "uint64", description = "The same, as browsers say it when they reconnect"),
     ),
     responses(
-        (status = 200, description = "The stream. A message of the type `missed` tells how many events the reader was too slow for", body = String, content_type = "text/event-stream"),
+        (status = 200, description = "The stream. A message of the type `missed` says how many events the reader was too slow for", body = String, content_type = "text/event-stream"),
         (status = 400, description = "A parameter is wrong", body = Problem, content_type = CONTENT_TYPE),
         (status = 503, description = "Too many streams are open", body = Problem, content_type = CONTENT_TYPE),
     )
@@ -228,7 +228,7 @@ mod tests {
         let start = tokio::time::Instant::now();
         let feeding = tokio::spawn(async move { feed(subscription, None, &sender).await });
         let mut reads = events.subscribe(None);
-        // Whoever reports does not wait, and who reads gets them.
+        // Who reports does not wait, and who reads gets them.
         for turn in 0..500 {
             events.report(Report::new(EventKind::OomKill, "killed").workload(format!("workload-{turn}")));
             assert!(matches!(reads.next().await, Next::Event(_)), "{turn}");

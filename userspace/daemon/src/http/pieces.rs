@@ -19,7 +19,7 @@ const WAITING: usize = 4;
 /// A part of a body.
 pub(super) enum Piece {
     Text(Bytes),
-    /// Without it, the text broke off, and the client is told so.
+    /// Without it, the text broke off, which the client learns.
     End,
 }
 

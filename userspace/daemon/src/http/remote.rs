@@ -6,7 +6,7 @@
 //! daemon's certificate and the authorities of client certificates. Where both are configured, either will do.
 //!
 //! Algorithm: with each connection and each request the files are looked at, and read anew if they changed.
-//! Files that cannot be used leave those before them in force, and are told in the log, once. A client whose
+//! Files that cannot be used leave those before them in force, and are reported in the log, once. A client whose
 //! certificate is of another authority fails the handshake; all else is answered with 401 or 403.
 //!
 //! Invariants: no request passes without token or certificate, whatever it asks for; the token is compared in
@@ -58,7 +58,7 @@ pub enum CredentialError {
     Unfit(PathBuf, String),
 }
 
-/// Who is on the other side of a connection, as far as the connection tells.
+/// Who is on the other side of a connection, as far as the connection shows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Peer {
     address: Option<SocketAddr>,
@@ -90,7 +90,7 @@ struct Credentials {
     names: Option<Vec<ServerName<'static>>>,
 }
 
-/// What tells one version of a file from another: device, inode, size, time of change. None: it is not there.
+/// What distinguishes one version of a file from another: device, inode, size, time of change. None: it is not there.
 type Stamp = Option<(u64, u64, u64, i64, i64)>;
 
 /// Decides who may control.
@@ -198,7 +198,7 @@ fn tls(cert: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Arc<ServerCo
             for certificate in certificates(path)? {
                 roots.add(certificate).map_err(|error| unfit(path, error))?;
             }
-            // A client without a certificate may have the token, and else learns from the answer what it lacks.
+            // A client without a certificate may have the token, and else learns from the answer what is missing.
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
                 .allow_unauthenticated()
                 .build()
@@ -239,7 +239,7 @@ fn private(path: &Path, others: u32, what: &str) -> Result<Vec<u8>, CredentialEr
 
 fn read(path: &Path) -> Result<(Vec<u8>, fs::Metadata), CredentialError> {
     let fail = |error| CredentialError::Read(path.to_owned(), error);
-    // Opening a pipe would wait for whoever writes it.
+    // Opening a pipe would wait for its writer.
     if !fs::metadata(path).map_err(fail)?.is_file() {
         return Err(fail(io::Error::other("it is no file")));
     }

@@ -3,8 +3,8 @@
 //! Problem: a page shows live figures of thousands of workloads, to several people, for hours.
 //!
 //! Algorithm: while anybody watches, one task takes a [`Frame`] each second and puts it where watchers find the
-//! latest. The difference to the frame before is written once for all. Whoever is too slow skips
-//! frames and gets a complete one; nobody is waited for.
+//! latest. The difference to the frame before is written once for all. A watcher that is too slow
+//! skips frames and gets a complete one; nobody is waited for.
 
 use std::{
     collections::BTreeMap,
@@ -121,7 +121,7 @@ impl Frame {
         self.message(false, changed.map(|(_, workload)| workload), removed.cloned().collect())
     }
 
-    /// The complete message. Written by a thread that may take its time, for whoever asks first.
+    /// The complete message. Written by a thread that may take its time, for the first that asks.
     async fn full(self: &Arc<Self>) -> Bytes {
         let write = || async {
             let frame = self.clone();

@@ -1,4 +1,4 @@
-//! This host as a node of a Kubernetes cluster: its pods, known from the API server, and what is told about it.
+//! This host as a node of a Kubernetes cluster: its pods, known from the API server, and what is reported about it.
 //!
 //! The API server may come late and go at any time; whatever needs it starts when it is there, and says meanwhile what
 //! is missing.
@@ -105,7 +105,7 @@ impl Cluster {
             return;
         };
         if self.mode == OperatingMode::Enforce && !kubernetes.nri.enabled {
-            // With it, the runtime tells, and tells sooner.
+            // With it, the runtime names them, and sooner.
             let naming = name_containers(pods.clone(), self.observer.clone());
             tokio::spawn(stop.clone().run_until_cancelled_owned(naming));
         }
@@ -154,7 +154,7 @@ impl Cluster {
     }
 }
 
-/// Keeps telling which containers are whose.
+/// Keeps the names of containers up to date.
 async fn name_containers(pods: Pods, observer: Arc<Observer>) {
     let mut changes = pods.changes();
     loop {

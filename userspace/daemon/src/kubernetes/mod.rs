@@ -1,4 +1,4 @@
-//! Kubernetes: the container runtime ([`nri`]), the kubelet ([`kubelet`]), and what others are told of what is assigned
+//! Kubernetes: the container runtime ([`nri`]), the kubelet ([`kubelet`]), and the export of what is assigned
 //! ([`export`]); [`cluster`] has what goes by the API server and sockets.
 
 pub mod cluster;

@@ -107,7 +107,7 @@ pub(crate) async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
         request.extend([name, ": ", value, "\r\n"]);
     }
     request.extend(["content-length: ", &body.len().to_string(), "\r\n\r\n", body]);
-    // Whoever is turned away at once cannot send all, and reads the answer all the same.
+    // A client that is turned away at once cannot send all, and reads the answer all the same.
     let sent = stream.write_all(request.as_bytes()).await;
     let mut text = Vec::new();
     match stream.read_to_end(&mut text).await {

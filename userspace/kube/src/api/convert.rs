@@ -18,7 +18,7 @@ pub struct StoredPod {
     pub pod: Arc<Pod>,
     /// Whether its containers have been started.
     pub is_running: bool,
-    /// The names of its containers by the runtime's ids, as far as the kubelet has told.
+    /// The names of its containers by the runtime's ids, as far as the kubelet has reported.
     pub container_ids: BTreeMap<String, String>,
 }
 

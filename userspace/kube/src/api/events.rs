@@ -1,6 +1,6 @@
-//! Kubernetes Events on pods: what whoever looks at a pod should know.
+//! Kubernetes Events on pods: what those who look at a pod should know.
 //!
-//! Whoever has something to report must not wait for the API server, so notices go through a short queue, and are
+//! What has something to report must not wait for the API server, so notices go through a short queue, and are
 //! dropped where it is full. The kubelet tries again and again to start a container that was refused; kube's recorder
 //! makes one event of a notice that is repeated, which counts.
 
@@ -64,7 +64,7 @@ impl EventQueue {
     pub async fn run(mut self, client: Client, node: String, metrics: ApiMetrics, stop: CancellationToken) {
         let instance = Some(shortened(&node, MAX_INSTANCE_BYTES));
         let reporter = Reporter { controller: COMPONENT.to_owned(), instance };
-        let recorder = Recorder::new(limited(client, REQUESTS, |_| {}), reporter);
+        let recorder = Recorder::new(limited(client, REQUESTS, || {}), reporter);
         let record = async {
             while let Some((notice, api_uid)) = self.0.recv().await {
                 let published = recorder.publish(&event(&notice), &pod(&notice, api_uid)).await;

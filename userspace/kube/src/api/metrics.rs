@@ -68,7 +68,7 @@ impl ApiMetrics {
         );
         registry.register(
             "kubernetes_pods_left_out",
-            "Times that a pod from the API server was left out: it could not be read, or there were too many",
+            "Times that a pod from the API server was ignored: it could not be read, or there were too many",
             self.left_out.clone(),
         );
         registry.register(
@@ -78,12 +78,12 @@ impl ApiMetrics {
         );
         registry.register(
             "kubernetes_events",
-            "Kubernetes Events that were made, or counted on because of a repetition",
+            "Kubernetes Events that were created or, for repetitions, updated",
             self.events.clone(),
         );
         registry.register(
             "kubernetes_events_dropped",
-            "Kubernetes Events that were not made: too many at once, or refused",
+            "Kubernetes Events that were not created: too many at once, or refused",
             self.events_dropped.clone(),
         );
         registry.register(

@@ -1,6 +1,6 @@
 //! From messages to types and back.
 //!
-//! Reading never fails: a field that makes no sense is left out and reported in `malformed`. A runtime's
+//! Reading never fails: a field that makes no sense is ignored and reported in `malformed`. A runtime's
 //! oddity in one field must not stop a node's pods from being created.
 
 use std::time::Duration;
@@ -82,7 +82,7 @@ pub(crate) fn resources(message: messages::LinuxResources) -> Resources {
     let mut hugepage_limits = std::collections::BTreeMap::new();
     for limit in message.hugepage_limits {
         match hugepage_size(&limit.page_size) {
-            // The runtime keeps all it was ever told; the kernel has what came last.
+            // The runtime keeps all it was ever sent; the kernel has what came last.
             Some(size) => drop(hugepage_limits.insert(size, Bytes(limit.limit))),
             None => malformed.push(Malformed {
                 field: "hugepage_limits",

@@ -24,7 +24,7 @@ pub(crate) struct Request {
     pub(crate) method: String,
     #[prost(bytes = "vec", tag = "3")]
     pub(crate) payload: Vec<u8>,
-    /// Time left to answer, in nanoseconds. Zero: not told.
+    /// Time left to answer, in nanoseconds. Zero: not reported.
     #[prost(int64, tag = "4")]
     pub(crate) timeout_nano: i64,
 }

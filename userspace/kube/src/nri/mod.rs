@@ -61,7 +61,7 @@ use self::{
     },
 };
 
-/// Where containerd and CRI-O listen for plugins, unless told otherwise.
+/// Where containerd and CRI-O listen for plugins, unless configured otherwise.
 pub const DEFAULT_SOCKET: &str = "/var/run/nri/nri.sock";
 
 /// A connection that was kept for so long was a good one.
@@ -85,7 +85,7 @@ pub trait Handler: Send + Sync + 'static {
     /// The CPUs and nodes that containers may be pinned to.
     fn online(&self) -> Online;
 
-    /// A connection was made: all that runs. The answer pins what lacks its pin.
+    /// A connection was made: all that runs. The answer pins what is not pinned yet.
     fn synchronize(&self, snapshot: Snapshot) -> impl Future<Output = Vec<Update>> + Send;
 
     /// A pod's sandbox is to run. A refusal fails the pod. Nothing can be set for it.
@@ -187,7 +187,7 @@ pub struct Options {
     /// Its place among the others.
     #[educe(Default(expression = PluginIndex(90)))]
     pub index: PluginIndex,
-    /// The time that the runtime gives us for an answer, where it does not tell a shorter one.
+    /// The time that the runtime gives us for an answer, unless it reports a shorter one.
     #[educe(Default(expression = Duration::from_secs(2)))]
     pub answer_within: Duration,
     /// How long [`Handle::update_containers`] may take. The kernel may move much memory meanwhile.
@@ -217,7 +217,7 @@ pub enum Phase {
     Disconnected,
     /// The stream is open; we have asked to be registered.
     Registering,
-    /// The runtime has configured us, and will tell what runs.
+    /// The runtime has configured us, and will report what runs.
     Synchronizing,
     /// Containers are placed as they are created.
     Connected,
@@ -230,7 +230,7 @@ pub struct RuntimeInfo {
     pub name: String,
     /// Its version.
     pub version: String,
-    /// The version of NRI that it told, or that follows from its name and version; none where neither does.
+    /// The version of NRI that it reported, or that follows from its name and version; none where neither does.
     pub nri_version: Option<NriVersion>,
     /// The events that we subscribed to.
     pub events: EventMask,
@@ -303,9 +303,9 @@ fn closed_text(phase: Phase) -> &'static str {
             "(while registering): it refuses external plugins (`disable_connections`), or was stopped"
         }
         Phase::Synchronizing => {
-            "(while synchronizing): it knows fewer events than its version tells, or was stopped"
+            "(while synchronizing): it knows fewer events than its version says, or was stopped"
         }
-        Phase::Connected => "(connected): it was stopped, or an answer was late; its log tells which",
+        Phase::Connected => "(connected): it was stopped, or an answer was late; its log says which",
     }
 }
 
@@ -326,7 +326,7 @@ pub enum UpdateError {
     Call(#[from] CallError),
 }
 
-/// Asks the runtime to change containers, and tells how the connection is.
+/// Asks the runtime to change containers, and reports how the connection is.
 #[derive(Clone)]
 pub struct Handle {
     status: watch::Receiver<Status>,
@@ -416,7 +416,7 @@ impl<H: Handler> Plugin<H> {
     {
         let Options { socket, backoff, .. } = &self.shared.options;
         let mut waits = backoff.build();
-        let mut told = String::new();
+        let mut logged = String::new();
         loop {
             let began = Instant::now();
             let connected = tokio::select! {
@@ -435,13 +435,13 @@ impl<H: Handler> Plugin<H> {
                 waits = backoff.build();
             }
             let wait = waits.next().unwrap_or_default();
-            // The same trouble again and again is told once.
+            // The same trouble again and again is logged once.
             let text = end.to_string();
-            if text == told {
+            if text == logged {
                 tracing::debug!(?wait, "NRI: {text}");
             } else {
                 tracing::warn!(?wait, "NRI: {text}");
-                told = text;
+                logged = text;
             }
             self.disconnected(end);
             tokio::select! {

@@ -2,7 +2,7 @@
 //!
 //! Order of the handshake: we serve the runtime's calls first, then ask to be registered. The runtime then
 //! calls `Configure` (before or after it answers the registration) and, once its creations under way are
-//! done, `Synchronize`, in several parts if there is much to tell. From then on calls come, and we may ask for
+//! done, `Synchronize`, in several parts if there is much to report. From then on calls come, and we may ask for
 //! updates.
 //!
 //! Each call is served by its own task, and the handler's part of it by another, so that a handler that blocks
@@ -40,17 +40,17 @@ use super::{
 const READ: usize = 16 << 10;
 /// Calls that are served at once. The runtime makes one at a time; the bound is against a broken one.
 const CALLS: usize = 64;
-/// The most pods and containers that a runtime may tell, and their encoded bytes. A hundred times what a
+/// The most pods and containers that a runtime may report, and their encoded bytes. A hundred times what a
 /// kubelet allows.
 const MAX_OBJECTS: usize = 1 << 16;
 const MAX_SNAPSHOT: usize = 64 << 20;
 /// From connecting until the runtime has registered and configured us. Longer, and it disconnects.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
-/// From being configured until all that runs has been told. The runtime first finishes the creations that it is at.
+/// From being configured until all that runs has been reported. The runtime first finishes the creations that it is at.
 const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_mins(1);
 /// How long before its time is up an answer must be sent; never more than half of that time.
 const ANSWER_MARGIN: Duration = Duration::from_millis(500);
-/// The runtime's default for an answer, which it tells as zero.
+/// The runtime's default for an answer, which it reports as zero.
 const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 tokio::task_local! {
@@ -307,8 +307,8 @@ impl<H: Handler> Session<H> {
         })
     }
 
-    /// How long an answer may take, from the time that the runtime tells it will wait (nanoseconds, zero: not
-    /// told).
+    /// How long an answer may take, from the time that the runtime says it will wait (nanoseconds, zero: not
+    /// reported).
     fn time_to_answer(&self, timeout_nano: i64) -> Duration {
         let told = u64::try_from(timeout_nano).ok().filter(|&nanos| nanos > 0).map(Duration::from_nanos);
         let within = self.shared.options.answer_within.min(told.unwrap_or(Duration::MAX));
@@ -422,9 +422,9 @@ impl<H: Handler> Session<H> {
         Answer { sent: Some(Stage::Configured), ..response }
     }
 
-    /// A runtime that hangs up on the answer to `Configure` may know fewer events than its version tells: from
+    /// A runtime that hangs up on the answer to `Configure` may know fewer events than its version says: from
     /// then on that runtime and version is asked for the basic ones only. Where it had just been stopped, no
-    /// more is lost than what it would tell about changes of pods.
+    /// more is lost than what it would report about changes of pods.
     fn note_refused_events(&self) {
         let status = self.shared.status.borrow();
         let Some(runtime) = &status.runtime else { return };
@@ -640,7 +640,7 @@ fn read_event(
     }
 }
 
-/// Updates as messages, if the kernel and the runtime would take them. Those that change nothing are left out.
+/// Updates as messages, if the kernel and the runtime would take them. Those that change nothing are skipped.
 pub(super) fn check_updates(
     updates: &[Update],
     creating: Option<&str>,

@@ -1,4 +1,4 @@
-//! What the runtime tells about pods and containers, and what can be asked of it.
+//! What the runtime reports about pods and containers, and what can be asked of it.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -26,9 +26,9 @@ pub struct Pod {
     pub uid: String,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
-    /// Its cgroup below the root of the hierarchy, where the runtime told one that can be resolved.
+    /// Its cgroup below the root of the hierarchy, where the runtime reported one that can be resolved.
     pub cgroup: Option<String>,
-    /// What the pod itself costs, where told.
+    /// What the pod itself costs, where reported.
     pub overhead: Option<Resources>,
 }
 
@@ -47,14 +47,14 @@ pub struct Container {
     pub annotations: BTreeMap<String, String>,
     /// Its resources. In a creation, what plugins of lower index set is included.
     pub resources: Resources,
-    /// Its cgroup below the root of the hierarchy, where the runtime told one that can be resolved. Known
+    /// Its cgroup below the root of the hierarchy, where the runtime reported one that can be resolved. Known
     /// before the cgroup exists.
     pub cgroup: Option<String>,
     /// Its device files.
     pub devices: Vec<Device>,
     /// Its first process; none before the runtime has started it.
     pub pid: Option<u32>,
-    /// What could not be read, and was left out.
+    /// What could not be read, and was ignored.
     pub malformed: Vec<Malformed>,
 }
 
@@ -62,7 +62,7 @@ pub struct Container {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub enum ContainerState {
-    /// Not told, as during creation.
+    /// Not reported, as during creation.
     Unknown = 0,
     /// Created, not started.
     Created = 1,
@@ -116,7 +116,7 @@ pub struct Resources {
     pub hugepage_limits: BTreeMap<HugepageSize, Bytes>,
     /// Files of cgroup v2 and their contents.
     pub unified: BTreeMap<String, String>,
-    /// What could not be read, and was left out.
+    /// What could not be read, and was ignored.
     pub malformed: Vec<Malformed>,
 }
 
@@ -141,7 +141,7 @@ pub struct Malformed {
     pub problem: String,
 }
 
-/// Everything that runs, as told after connecting.
+/// Everything that runs, as reported after connecting.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// All pods by sandbox id.
@@ -339,7 +339,7 @@ impl NoAnswerReason {
 /// A call of the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 pub enum Call {
-    /// All that runs is told.
+    /// All that runs is reported.
     Synchronize,
     /// A pod's sandbox is to run.
     #[strum(serialize = "RunPodSandbox")]

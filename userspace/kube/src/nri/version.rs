@@ -1,7 +1,7 @@
 //! Which NRI a runtime speaks, and which events it may be asked for.
 //!
 //! A plugin that subscribes to an event that the runtime does not know is disconnected. NRI 0.12 and later
-//! tell their version; for earlier ones it follows from the runtime's name and version.
+//! report their version; for earlier ones it follows from the runtime's name and version.
 //!
 //! Source of the table: the NRI release that each runtime's module file names (`pkg/api/version.go` of NRI
 //! keeps the same list).

@@ -42,7 +42,7 @@ const NO_FLAGS: u8 = 0;
 /// A ttrpc message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
-    /// Tells calls apart. An answer carries its request's.
+    /// Distinguishes calls. An answer carries its request's.
     pub(crate) stream: u32,
     /// [`REQUEST`], [`RESPONSE`] or something that is not used here.
     pub(crate) kind: u8,

@@ -125,7 +125,7 @@ impl ContainerMemory {
         Self { memory_type: kind.into(), size: size.0, topology: Some(nodes.into()) }
     }
 
-    /// The nodes it is on; none where nothing is told.
+    /// The nodes it is on; none where nothing is reported.
     pub fn nodes(&self) -> NodeSet {
         self.topology.as_ref().map(TopologyInfo::node_set).unwrap_or_default()
     }
@@ -138,7 +138,7 @@ impl From<&NodeSet> for TopologyInfo {
 }
 
 impl TopologyInfo {
-    /// The nodes; ids that no node can have are left out.
+    /// The nodes; ids that no node can have are ignored.
     pub fn node_set(&self) -> NodeSet {
         self.nodes.iter().filter_map(|&id| u32::try_from(id).ok().map(NodeId)).collect()
     }
@@ -149,7 +149,7 @@ pub fn cpu_ids(cpus: &CpuSet) -> Vec<i64> {
     cpus.iter().map(|cpu| cpu.0.into()).collect()
 }
 
-/// CPUs from the protocol; ids that no CPU can have are left out.
+/// CPUs from the protocol; ids that no CPU can have are ignored.
 pub fn cpu_set(ids: &[i64]) -> CpuSet {
     ids.iter().filter_map(|&id| u32::try_from(id).ok().map(CpuId)).collect()
 }

@@ -1,9 +1,9 @@
-//! What is assigned, as the PodResources API tells it.
+//! What is assigned, as the PodResources API reports it.
 //!
-//! Only pods are told of: whoever reads this looks each of them up in the API server. What workloads outside
-//! Kubernetes hold is left out of what is allocatable instead.
+//! Only pods are reported: a reader looks each of them up in the API server. What workloads outside
+//! Kubernetes hold is subtracted from what is allocatable instead.
 //!
-//! Devices are the kubelet's: what it tells of them is passed on, so that a reader needs but one socket.
+//! Devices are the kubelet's: what it reports of them is passed on, so that a reader needs but one socket.
 
 use std::{
     collections::BTreeMap,
@@ -89,7 +89,7 @@ impl Teller {
                 ticks.tick().await;
                 match Devices::ask(&socket).await {
                     Ok(now) => *devices.write().unwrap_or_else(PoisonError::into_inner) = now,
-                    Err(error) => tracing::debug!(%error, "the kubelet does not tell its devices"),
+                    Err(error) => tracing::debug!(%error, "the kubelet does not report its devices"),
                 }
             }
         }
@@ -111,7 +111,7 @@ impl pod_resources::Assigned for Teller {
             let blocks = held.blocks.iter().map(|block| memory(block.kind, block.bytes, &block.affinity));
             let memory = blocks.collect();
             let mut resources = ContainerResources::default();
-            // What a pod holds as a whole is told once, and not of its containers.
+            // What a pod holds as a whole is reported once, and not of its containers.
             if of.shares_pod {
                 let whole = PodResources { cpu_ids, memory, ..PodResources::default() };
                 pods.insert((of.namespace.clone(), of.pod.clone()), whole);

@@ -74,7 +74,7 @@ fn read_state(directory: &Path) -> Result<Ledger, String> {
     read.map(|read| read.ledger()).map_err(|error| error.to_string())
 }
 
-/// What tells a file from its successor.
+/// What distinguishes a file from its successor.
 type Stamp = Option<(u64, i64, i64, u64)>;
 
 struct Follower {
@@ -102,7 +102,7 @@ impl Follower {
                 self.ask().await;
                 ask = Instant::now() + ASK;
             }
-            self.tell();
+            self.report();
             let named = async {
                 match &mut changes {
                     Some(changes) => changes.changed().await.is_ok(),
@@ -153,11 +153,11 @@ impl Follower {
         match listed.await {
             Ok(assigned) => self.assigned = assigned,
             // The API server may know the names; and counters without names are still counters.
-            Err(error) => tracing::debug!(%error, "the kubelet does not tell what it assigned"),
+            Err(error) => tracing::debug!(%error, "the kubelet does not report what it assigned"),
         }
     }
 
-    fn tell(&mut self) {
+    fn report(&mut self) {
         let stored = self.pods.as_ref().map(Pods::all).unwrap_or_default();
         let names = Names::new(stored.iter().map(AsRef::as_ref), &self.assigned, &self.kept.ledger);
         if names != self.kept.names {

@@ -2,8 +2,8 @@
 //!
 //! A kubelet with the `static` CPU manager or the `Static` memory manager pins containers itself. Two that pin the same
 //! containers fight; so where it does, numaward does not ([`OperatingMode`]). It *observes*: it takes the kubelet's promises for
-//! its own ([`follow()`]), finds the cgroups of the containers they are for, and tells the probes on which nodes their
-//! memory is to be. What lies elsewhere is a miss against the kubelet's own promise. The kubelet cannot tell that: it
+//! its own ([`follow()`]), finds the cgroups of the containers they are for, and gives the probes the nodes on which their
+//! memory is to be. What lies elsewhere is a miss against the kubelet's own promise. The kubelet cannot know that: it
 //! knows what it assigned, not what happened.
 //!
 //! In this mode nothing is written: no cgroup, no ledger, no file of the kubelet.
@@ -20,7 +20,7 @@ use numaward_kube::pod_resources::KUBELET_SOCKET;
 
 pub use self::{follow::follow, policies::Policies};
 
-/// A kubelet places containers itself, and numaward was told to do so too.
+/// A kubelet places containers itself, and numaward was configured to do so too.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the kubelet of this host pins containers itself ({}), and mode is \"enforce\": both would write the same cgroups. \
@@ -53,7 +53,7 @@ pub fn below(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// The mode to run in. Left out, it is `observe` where the kubelet pins containers itself, else `enforce`.
+/// The mode to run in. By default, it is `observe` where the kubelet pins containers itself, else `enforce`.
 pub fn mode(config: &Config, policies: &Policies) -> Result<OperatingMode, TwoMasters> {
     match (config.mode, policies.pins()) {
         (Some(OperatingMode::Enforce), Some(conflict)) => Err(conflict),
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_masters_are_refused_and_left_out_means_what_fits() {
+    fn two_masters_are_refused_and_the_default_is_what_fits() {
         let pins = Policies {
             cpu: Some(policies::Found::new("static", "/x", "cpuManagerPolicy")),
             ..Policies::default()

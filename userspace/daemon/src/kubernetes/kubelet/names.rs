@@ -1,6 +1,6 @@
 //! Which container of which pod a cgroup is.
 //!
-//! A cgroup's path tells the pod's UID and the runtime's id of the container, the kubelet's state files the pod's UID and
+//! A cgroup's path has the pod's UID and the runtime's id of the container, the kubelet's state files the pod's UID and
 //! the container's name, its PodResources the pod's name and the container's. What joins them: the API server, where
 //! there is one; else that no two containers hold the same exclusive CPUs, and seldom the same memory under one name.
 
@@ -27,7 +27,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// What the API server tells, and what else can be told by what the kubelet assigned.
+    /// What the API server says, and what else follows from what the kubelet assigned.
     pub fn new<'a>(
         stored: impl IntoIterator<Item = &'a StoredPod>,
         assigned: &[PodResources],
@@ -62,7 +62,7 @@ impl Names {
     }
 }
 
-/// What tells a container from others: its name, its exclusive CPUs and its memory.
+/// What distinguishes a container from others: its name, its exclusive CPUs and its memory.
 type Mark = (String, CpuSet, BTreeSet<(String, NodeSet, u64)>);
 
 fn mark_of_promise(name: &str, of: &Allocation) -> Mark {
@@ -70,7 +70,7 @@ fn mark_of_promise(name: &str, of: &Allocation) -> Mark {
     (name.to_owned(), of.cpus.clone().unwrap_or_default(), blocks.collect())
 }
 
-/// On the shared pool, some kubelets tell no CPUs and others the pool.
+/// On the shared pool, some kubelets report no CPUs and others the pool.
 fn mark_of_assignment(of: &ContainerResources, shared_pool: &CpuSet) -> Mark {
     let cpus = cpu_set(&of.cpu_ids);
     let cpus = if cpus.is_subset(shared_pool) { CpuSet::new() } else { cpus };

@@ -111,7 +111,7 @@ impl Policies {
         for (policy, none) in [(&self.cpu, "none"), (&self.memory, "None")] {
             let Some(Found { policy, file, field }) = policy else { continue };
             if policy.eq_ignore_ascii_case("static") {
-                let from = if file.ends_with(CONFIG) { " in" } else { ", told by" };
+                let from = if file.ends_with(CONFIG) { " in" } else { ", according to" };
                 found.push(format!("{field}: {policy}{from} {file}"));
                 mend.push(format!("set {field}: {none} in the kubelet's configuration"));
             }
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(pins.mend, ["set cpuManagerPolicy: none in the kubelet's configuration"]);
         assert_eq!(found.problems, [""; 0]);
 
-        // Without a word in the configuration, the state files tell.
+        // Without a word in the configuration, the state files say.
         let found = read(&[
             ("config.yaml", "kind: KubeletConfiguration\n"),
             ("cpu_manager_state", r#"{"policyName":"none","defaultCpuSet":""}"#),
@@ -176,7 +176,7 @@ mod tests {
         let pins = found.pins().unwrap();
         assert_eq!(
             pins.found,
-            ["memoryManagerPolicy: Static, told by /var/lib/kubelet/memory_manager_state"]
+            ["memoryManagerPolicy: Static, according to /var/lib/kubelet/memory_manager_state"]
         );
 
         // A policy for devices alone is no master of CPUs and memory.

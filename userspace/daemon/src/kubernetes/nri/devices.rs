@@ -1,10 +1,10 @@
 //! On which node a container's devices are.
 //!
 //! A device file names its driver and device by two numbers; sysfs leads from them to the device, and up from there
-//! to the one on a bus that knows its node (`numa_node`, -1 where the platform does not tell).
+//! to the one on a bus that knows its node (`numa_node`, -1 where the platform does not say).
 //!
-//! The runtime tells of device files when a container is created. The kubelet has assigned devices before it runs the
-//! pod, and tells of them, with the nodes that device plugins gave, by its PodResources API.
+//! The runtime lists device files when a container is created. The kubelet has assigned devices before it runs the
+//! pod, and reports them, with the nodes that device plugins gave, by its PodResources API.
 
 use std::{
     collections::BTreeMap,
@@ -38,7 +38,7 @@ impl Kubelet {
         Self { socket: pod_resources_socket(config), client: Mutex::new(None) }
     }
 
-    /// The nodes of the devices of each container of a pod; none where nobody tells.
+    /// The nodes of the devices of each container of a pod; none where they are not reported.
     pub(super) async fn nodes(&self, namespace: &str, pod: &str) -> BTreeMap<ContainerName, NodeSet> {
         if !self.socket.exists() {
             return BTreeMap::new();
@@ -46,9 +46,11 @@ impl Kubelet {
         match timeout(PATIENCE, self.ask(namespace, pod)).await {
             Ok(Ok(found)) => return found.as_ref().map(of_pod).unwrap_or_default(),
             Ok(Err(error)) => {
-                tracing::debug!(namespace, pod, %error, "the kubelet does not tell the pod's devices");
+                tracing::debug!(namespace, pod, %error, "the kubelet does not report the pod's devices");
             }
-            Err(_) => tracing::debug!(namespace, pod, "the kubelet does not tell the pod's devices in time"),
+            Err(_) => {
+                tracing::debug!(namespace, pod, "the kubelet does not report the pod's devices in time");
+            }
         }
         BTreeMap::new()
     }
@@ -84,7 +86,7 @@ fn of_pod(pod: &PodResources) -> BTreeMap<ContainerName, NodeSet> {
     nodes
 }
 
-/// The nodes of these devices. Devices whose node is not told, such as `/dev/null`, do not count.
+/// The nodes of these devices. Devices whose node is not known, such as `/dev/null`, do not count.
 pub(super) fn nodes(host_root: &Path, devices: &[Device]) -> NodeSet {
     devices.iter().filter_map(|device| node(host_root, device)).collect()
 }
@@ -99,8 +101,8 @@ fn node(host_root: &Path, device: &Device) -> Option<NodeId> {
     let root = sysfs.canonicalize().ok()?;
     let found = link.canonicalize().ok()?;
     let above = found.ancestors().take_while(|above| above.starts_with(&root) && **above != root);
-    let mut told = above.filter_map(|above| std::fs::read_to_string(above.join("numa_node")).ok());
-    told.find_map(|text| text.trim().parse().ok()).map(NodeId)
+    let mut nodes = above.filter_map(|above| std::fs::read_to_string(above.join("numa_node")).ok());
+    nodes.find_map(|text| text.trim().parse().ok()).map(NodeId)
 }
 
 #[cfg(test)]
@@ -140,7 +142,7 @@ mod tests {
             nodes(root.path(), &[Device { path, kind, major, minor }]).to_string()
         };
         assert_eq!(of(DeviceKind::Character, 231, 192), "1");
-        assert_eq!(of(DeviceKind::Block, 8, 0), "0", "the bus tells where the device does not");
+        assert_eq!(of(DeviceKind::Block, 8, 0), "0", "the bus says where the device does not");
         assert_eq!(of(DeviceKind::Character, 226, 0), "0");
         assert_eq!(of(DeviceKind::Character, 1, 3), "");
         assert_eq!(of(DeviceKind::Block, 231, 192), "", "there is no such device");

@@ -22,7 +22,7 @@ use super::{
     request::{LeftAlone, RequestBuilder},
 };
 
-/// How long a pod is waited for that the API server has not told of yet, although it tells of pods.
+/// How long a pod is waited for that the API server has not reported yet, although pods are synced.
 const POD_PATIENCE: Duration = Duration::from_millis(300);
 const POD_PACE: Duration = Duration::from_millis(10);
 
@@ -82,7 +82,7 @@ impl NriHandler {
         self.ports.report(cgroup.as_ref(), report);
     }
 
-    /// Waits a moment for the API server to tell of a pod.
+    /// Waits a moment for the API server to report a pod.
     async fn await_pod(&self, pod: &Pod) {
         if self.builder.pods.is_synced() {
             let known = async {
@@ -90,7 +90,7 @@ impl NriHandler {
                     tokio::time::sleep(POD_PACE).await;
                 }
             };
-            // Static pods may never be told of.
+            // Static pods may never be reported.
             let _ = tokio::time::timeout(POD_PATIENCE, known).await;
         }
     }
@@ -174,7 +174,7 @@ impl Handler for NriHandler {
 
     async fn synchronize(&self, snapshot: Snapshot) -> Vec<Update> {
         let handler = self.clone();
-        // Goes on when the runtime waits no longer: what is adopted is counted and told in any case.
+        // Goes on when the runtime waits no longer: what is adopted is counted and reported in any case.
         let compared = tokio::spawn(async move { handler.compare(snapshot).await });
         compared.await.unwrap_or_else(|error| {
             tracing::error!(%error, "what runs was not compared with what is promised");

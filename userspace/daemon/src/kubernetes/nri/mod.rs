@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::metrics::NriMetrics;
 use self::{handler::NriHandler, request::RequestBuilder};
 
-/// Changes that follow each other so closely are told to the runtime together.
+/// Changes that follow each other so closely are sent to the runtime together.
 const GATHER: Duration = Duration::from_millis(200);
 
 /// What placing containers asks of the parts around it.
@@ -79,13 +79,13 @@ async fn follow(handle: Handle, figures: NriMetrics) {
     }
 }
 
-/// Tells the runtime of what was written without it, the latest of each container.
+/// Sends the runtime what was written without it, the latest of each container.
 async fn tell_runtime(handle: Handle, mut told: mpsc::UnboundedReceiver<Vec<Update>>) {
     while let Some(mut updates) = told.recv().await {
         while let Ok(Some(more)) = timeout(GATHER, told.recv()).await {
             updates.extend(more);
         }
-        // Who connects is told everything.
+        // A runtime that connects gets everything.
         if handle.status().borrow().phase != Phase::Connected {
             continue;
         }
@@ -98,7 +98,7 @@ async fn tell_runtime(handle: Handle, mut told: mpsc::UnboundedReceiver<Vec<Upda
                 tracing::debug!(containers = updates.len(), "the runtime follows");
             }
             Ok(failed) => tracing::warn!(?failed, "the runtime cannot change these containers"),
-            Err(error) => tracing::warn!(%error, "the runtime cannot be told of changed containers"),
+            Err(error) => tracing::warn!(%error, "changed containers cannot be reported to the runtime"),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! From what is known of a pod to what the reconciler is asked.
 //!
 //! What is known comes from two sources. The API server's description of a pod has requests, init and sidecar
-//! containers, and all containers at once. What the runtime tells has, of one container at a time: limits, the
+//! containers, and all containers at once. What the runtime says has, of one container at a time: limits, the
 //! CPU shares that the kubelet makes of a request, and the pod's class of service by its place among the
 //! kubelet's cgroups. The first is used where it is there; decisions from the second say so.
 
@@ -39,7 +39,7 @@ pub(super) enum LeftAlone {
 /// Makes requests of what is known.
 #[derive(Clone)]
 pub(super) struct RequestBuilder {
-    /// The API server's pods, as far as it told of them.
+    /// The API server's pods, as far as it reported them.
     pub(super) pods: Arc<dyn PodSource>,
     host_root: PathBuf,
     kubelet: Arc<devices::Kubelet>,
@@ -51,7 +51,7 @@ impl RequestBuilder {
         Self { pods, host_root: config.host_root.clone(), kubelet }
     }
 
-    /// What the API server tells of a pod.
+    /// What the API server says of a pod.
     pub(super) fn known(&self, pod: &nri::Pod) -> Option<Arc<pod::Pod>> {
         self.pods.pod(&pod.uid)
     }
@@ -120,7 +120,7 @@ impl RequestBuilder {
         };
         let limit = bytes(has);
         let class = class_of(pod, container);
-        // Of other classes the runtime is not told what is requested.
+        // Of other classes the runtime does not learn what is requested.
         let request = limit.filter(|_| class == Some(QosClass::Guaranteed));
         MemoryAsk { class, request, limit, overhead: pod.overhead.as_ref().and_then(bytes) }
     }
@@ -145,7 +145,7 @@ impl RequestBuilder {
         let Some(Limit::At(limit)) = requested.memory_limit else { return (to, None) };
         to = to.with_memory(Quantity::whole(limit.0));
         let mut memory = self.memory(pod, container, requested);
-        // The API server may tell of it later than the runtime.
+        // The API server may report it later than the runtime.
         memory.limit = Some(limit);
         if memory.class == Some(QosClass::Guaranteed) && memory.request > Some(Bytes(0)) {
             memory.request = Some(limit);
@@ -199,7 +199,7 @@ fn ask(pod: &nri::Pod, asked: Asked, annotations: Annotations) -> PodAsk {
     }
 }
 
-/// What is asked for with a container of which only the runtime has told.
+/// What is asked for with a container that only the runtime has reported.
 fn alone(
     pod: &nri::Pod,
     container: &nri::Container,
@@ -213,13 +213,14 @@ fn alone(
     }
     if class != Some(QosClass::Guaranteed) {
         if wishes.extra == Extra::Memory {
-            let note = "memory is not promised: the API server, which tells what is requested, has not told of this pod";
+            let note =
+                "memory is not promised: the API server, which has its requests, has not reported this pod";
             notes.push(note.to_owned());
         }
         return Asked::Nothing;
     }
     notes.push(
-        "decided from what the container runtime tells, one container at a time: the API server has not told of \
+        "decided from what the container runtime reports, one container at a time: the API server has not reported \
          this pod, so that its init containers and the scope of a pod are not known"
             .to_owned(),
     );
@@ -386,7 +387,7 @@ mod tests {
         let known = known(vec![burstable("db", "2", "256Mi")]);
         let requested = Some(Bytes::mib(256));
         assert_eq!(memory(&known, "/burstable", two.clone()), ask(QosClass::Burstable, requested, None));
-        // A new limit, of which the API server has not told yet.
+        // A new limit, that the API server has not reported yet.
         let more = limits(2000, Bytes::gib(2));
         let resized = |builder: &RequestBuilder, class| {
             builder.resized(&pod(&[]), &container("db", class, two.clone()), &more).1.unwrap()
@@ -423,7 +424,7 @@ mod tests {
         assert_eq!(memory, expected);
         assert!(ask.pod.notes.iter().any(|note| note.contains("one container at a time")));
 
-        // Without a quota the shares tell: whole CPUs exactly.
+        // Without a quota the shares say: whole CPUs exactly.
         let shares =
             |shares| nri::Resources { cpu_shares: Some(shares), cpu_quota: None, ..limits(0, Bytes::gib(1)) };
         for (shares_given, whole) in [(2048, Some(2)), (1536, None), (2, None)] {
@@ -432,7 +433,7 @@ mod tests {
             assert_eq!(request.containers[0].requests.cpu.unwrap().whole_cpus(), whole, "{shares_given}");
         }
 
-        // Other classes, wishes and what is not told: a share of what is nobody's.
+        // Other classes, wishes and what is not known: a share of what is nobody's.
         let unlimited = nri::Resources { memory_limit: Some(Limit::Unlimited), ..two.clone() };
         for (class, annotations, resources) in [
             ("/burstable", vec![], two.clone()),

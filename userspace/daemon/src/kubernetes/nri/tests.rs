@@ -35,7 +35,7 @@ use super::{NriMetrics, plugin};
 
 const PLUGIN: &str = "90-numaward";
 
-/// What an API server tells.
+/// What an API server reports.
 #[derive(Default)]
 struct Known {
     pods: Mutex<BTreeMap<String, Arc<pod::Pod>>>,
@@ -210,7 +210,7 @@ impl Bench {
     }
 }
 
-/// A container of a pod; of whole CPUs and memory, as the kubelet tells the runtime.
+/// A container of a pod; of whole CPUs and memory, as the kubelet gives them to the runtime.
 fn container(pod: &PodSpec, name: &str, cpus: u64, memory: Bytes) -> ContainerSpec {
     let id = format!("{name}-{}", pod.uid);
     ContainerSpec {
@@ -259,7 +259,7 @@ async fn containers_are_placed_kept_apart_and_given_back() {
     let held = &held.allocations[0];
     assert_eq!((held.name.as_str(), held.cpus.as_str()), ("default/pod-db/db", "1-2"));
     let notes = &held.explanation.as_ref().unwrap().notes;
-    assert!(notes.iter().any(|note| note.contains("the API server has not told")), "{notes:?}");
+    assert!(notes.iter().any(|note| note.contains("the API server has not reported")), "{notes:?}");
     assert_eq!(bench.host.assigned.lock().unwrap().workloads()[0].nodes, "0".parse().unwrap());
     // The other left its CPUs before it was there, and the runtime learns of it.
     assert_eq!(bench.cpus(&shared), "0,3-63".parse().unwrap());

@@ -1,4 +1,4 @@
-//! What a pod that the API server has told of asks for, all its containers together.
+//! What a pod that the API server has reported asks for, all its containers together.
 //!
 //! A pod may also have resources as a whole (`spec.resources`, KEP-2837): they alone decide its class of service, and
 //! its containers need none of their own. Of a Guaranteed one, containers whose own requests equal their limits get

@@ -92,7 +92,7 @@ async fn what_is_adopted_too_late_for_the_runtime_is_pinned_and_told_nevertheles
     bench.runtime.add_running(&pod, &db);
     bench.cgroup(db.cgroups_path.trim_start_matches('/'));
 
-    // Whoever is told of promises takes longer than the runtime waits.
+    // Whatever promises are reported to takes longer than the runtime waits.
     let host = bench.host.clone();
     let (go_on, wait) = std::sync::mpsc::channel::<()>();
     let (locked, is_locked) = std::sync::mpsc::channel();
@@ -128,7 +128,7 @@ async fn without_a_runtime_that_speaks_nri_the_rest_works_and_it_is_waited_for()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_the_api_server_never_tells_of_is_placed_by_what_the_runtime_tells() {
     let known = Arc::new(Known::default());
-    // A static pod whose mirror was refused: the API server has told of all that it knows.
+    // A static pod whose mirror was refused: the API server has reported all that it knows.
     known.synced.store(true, Ordering::Relaxed);
     let bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
     let daemon = bench.start().await;
@@ -136,7 +136,7 @@ async fn a_pod_that_the_api_server_never_tells_of_is_placed_by_what_the_runtime_
     let db = container(&pod, "db", 2, Bytes::gib(1));
     bench.run(&db).await.unwrap();
     assert_eq!(bench.cpus(&db).len(), 2);
-    assert!(notes(&daemon).iter().any(|note| note.contains("the API server has not told")));
+    assert!(notes(&daemon).iter().any(|note| note.contains("the API server has not reported")));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

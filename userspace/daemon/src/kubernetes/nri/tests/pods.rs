@@ -26,7 +26,7 @@ fn plain(name: &str, requests: Resources, limits: Resources) -> ContainerRequest
 }
 
 impl Known {
-    /// The API server tells of a pod.
+    /// The API server reports a pod.
     pub(super) fn tell(&self, uid: &str, containers: Vec<ContainerRequest>, of_pod: Option<Resources>) {
         self.tell_with(uid, containers, of_pod, Resources::none());
     }
