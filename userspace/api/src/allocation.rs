@@ -320,7 +320,7 @@ pub struct Merge {
     /// How many more there are.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub candidates_omitted: u64,
-    /// The result, as a list; absent if every node is as good.
+    /// The result, as a list; absent if every node is as good, empty if none will do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<String>,
     /// Whether the topology policy takes the result.

@@ -94,13 +94,19 @@ fn render_explanation(explanation: &Explanation) -> String {
             }
             rows.extend(more(hints.omitted).map(|more| row([&hints.resource, &more, ""])));
         }
-        let _ = write!(text, "\n{}", table(["RESOURCE", "NODES", "PREFERRED"], rows));
+        if !rows.is_empty() {
+            let _ = write!(text, "\n{}", table(["RESOURCE", "NODES", "PREFERRED"], rows));
+        }
         if !merge.candidates.is_empty() {
             let rows = merge.candidates.iter().map(|of| row([&of.nodes, yes(of.preferred), &of.verdict]));
             let rows = rows.chain(more(merge.candidates_omitted).map(|more| row([&more, "", ""])));
             let _ = write!(text, "\n{}", table(["CANDIDATE", "PREFERRED", "VERDICT"], rows));
         }
-        let result = merge.nodes.as_deref().unwrap_or("any");
+        let result = match merge.nodes.as_deref() {
+            None => "any",
+            Some("") => "none",
+            Some(nodes) => nodes,
+        };
         let verdict = if merge.accepted { "accepted" } else { "not accepted" };
         let _ = writeln!(text, "\nResult: nodes {result}, {verdict} by the topology policy");
     }
@@ -212,6 +218,7 @@ redis holds CPUs 2-3 and memory on node 0 (cgroup /redis)
                 "candidatesOmitted": 2, "nodes": "0", "accepted": true,
             },
             {"hints": [], "candidates": [], "accepted": false},
+            {"hints": [], "candidates": [], "nodes": "", "accepted": false},
         ]});
         let merges = "
 RESOURCE   NODES       PREFERRED
@@ -228,9 +235,9 @@ and 2 more
 
 Result: nodes 0, accepted by the topology policy
 
-RESOURCE  NODES  PREFERRED
-
 Result: nodes any, not accepted by the topology policy
+
+Result: nodes none, not accepted by the topology policy
 ";
         let shortfalls = json!([
             {"node": 0, "resource": "memory", "requested": 2 << 20, "free": 1 << 20},

@@ -57,7 +57,8 @@ fn search(search: &Search) -> api::Merge {
             })
             .collect(),
         candidates_omitted: search.considered.saturating_sub(search.candidates.len().min(TOLD) as u64),
-        nodes: chosen.map(|candidate| candidate.nodes.to_string()),
+        // Where nothing will do, that is not every node.
+        nodes: Some(chosen.map_or_else(String::new, |candidate| candidate.nodes.to_string())),
         accepted: chosen.is_some(),
     }
 }

@@ -199,12 +199,12 @@ function decision(explanation) {
   if (!explanation) return [];
   return explanation.merges.flatMap((merge, index) => [
     element("h3", {}, explanation.merges.length > 1 ? `Decision ${index + 1}` : "Decision"),
-    element("p", {}, `${merge.accepted ? "Accepted" : "Refused"}: nodes ${merge.nodes ?? "any"}.`),
-    table("Hints: where each resource could be served", ["resource", "node sets (* preferred)"], merge.hints.map((hint) => [
+    element("p", {}, `${merge.accepted ? "Accepted" : "Refused"}: nodes ${merge.nodes === "" ? "none" : merge.nodes ?? "any"}.`),
+    merge.hints.length === 0 ? null : table("Hints: where each resource could be served", ["resource", "node sets (* preferred)"], merge.hints.map((hint) => [
       hint.resource,
       hint.sets ? hint.sets.map((set) => `${set.nodes}${set.preferred ? "*" : ""}`).join("  ") || "none" : "anywhere",
     ])),
-    table("Candidates: hints that fit together", ["nodes", "preferred", "verdict"], merge.candidates.map((candidate) => [
+    table(merge.hints.length ? "Candidates: hints that fit together" : "Candidates", ["nodes", "preferred", "verdict"], merge.candidates.map((candidate) => [
       candidate.nodes, candidate.preferred ? "yes" : "no", candidate.verdict,
     ])),
   ]);
