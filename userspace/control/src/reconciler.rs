@@ -204,6 +204,7 @@ impl ReconcilerLoop {
             }
             self.settle();
         }
+        self.show();
         self.core.storage.write_out(true);
     }
 

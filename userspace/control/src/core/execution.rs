@@ -380,7 +380,10 @@ impl Core {
         self.execution.put_off.iter().any(|numbered| match &numbered.command {
             pods::Command::Create { ask, .. } => ask.id == id || uid == Some(ask.pod.pod.uid.as_str()),
             pods::Command::RunPod { ask, .. } => uid == Some(ask.pod.uid.as_str()),
-            pods::Command::Bind { id: of, .. } => of == id,
+            pods::Command::Bind { id: of, .. } => {
+                let pod = self.state.containers.get(of).map(|placed| placed.of.pod.uid.as_str());
+                of == id || uid.is_some() && uid == pod
+            }
             _ => false,
         })
     }

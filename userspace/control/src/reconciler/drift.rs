@@ -353,6 +353,10 @@ impl DriftController {
         for path in paths {
             self.due.remove(&path);
             core.catch_up_with_pool();
+            if core.state.applied.get(&path).is_none() {
+                // It was released in the same turn.
+                continue;
+            }
             let drifts = match core.enforcer().drift(&core.state.applied, &path) {
                 Ok(drifts) => drifts,
                 Err(error) if error.is_gone() => continue,
