@@ -7,17 +7,12 @@
 use std::{collections::BTreeMap, fmt};
 
 use super::{
-    replay::{Moves, Replay, replay, without_moves},
+    replay::Moves,
     table::Table,
     trace::{Sums, Trace},
+    variant::Variant,
 };
-use crate::{
-    kubelet::Kubelet,
-    native::{Native, NativeOptions, plan::Limits},
-    policy::{PolicyConfig, Tiers, TopologyManagerPolicy},
-    request::Request,
-    terms::Terms,
-};
+use crate::policy::{PolicyConfig, Tiers, TopologyManagerPolicy};
 
 /// As many containers are moved for a request.
 pub const MOVES: usize = 3;
@@ -86,8 +81,10 @@ impl Comparison {
     fn try_add(&mut self, trace: &Trace) -> Result<(), String> {
         let (machine, config, requests) = trace.parts()?;
         let policy = config.topology_manager_policy;
-        let kubelet = Kubelet::new(&machine, &config).map_err(|error| error.to_string())?;
-        let got = without_moves(trace, &requests, &kubelet);
+        let replay = |variant: Variant| {
+            variant.replay(trace, (&machine, &requests), &config).map_err(|error| error.to_string())
+        };
+        let got = replay(Variant::Kubelet)?;
         if let Some(recorded) = &trace.kubelet {
             let differs = trace.pods.iter().zip(recorded.outcome.chars()).zip(got.outcome.chars());
             let mut differs = differs.filter(|((pod, recorded), got)| pod.guaranteed && recorded != got);
@@ -109,9 +106,7 @@ impl Comparison {
             (TITLES[3], Tiers::Attached, 0),
             (TITLES[4], Tiers::Attached, MOVES),
         ] {
-            let options = NativeOptions { tiers, ..NativeOptions::default() };
-            let native = Native::new(&machine, &config, &options).map_err(|error| error.to_string())?;
-            let got = with_native(trace, &requests, &native, moves);
+            let got = replay(Variant::Native { tiers, moves })?;
             self.failures.extend(got.faults.iter().map(|fault| format!("{}: {title}: {fault}", trace.name)));
             self.moves.entry(title).or_default().add(&got.moves);
             if let Some(totals) = &trace.totals_only {
@@ -146,19 +141,6 @@ impl Comparison {
                 .push(format!("{}: {title}: not the admissions of a machine without nodes", trace.name));
         }
     }
-}
-
-/// Replays a trace with `native`, moving at most so many containers for a request.
-pub fn with_native(trace: &Trace, requests: &[Request], native: &Native, moves: usize) -> Replay {
-    if moves == 0 {
-        return without_moves(trace, requests, native);
-    }
-    let limits = Limits { moves, ..Limits::default() };
-    replay(trace, requests, native, &|ledger, request| {
-        let plan = native.plan(ledger, request, &Terms::default(), &limits)?;
-        let moves = Moves { plans: 1, moves: plan.moves.len() as u64, bytes: plan.bytes };
-        Some((plan.decision.ledger, moves))
-    })
 }
 
 impl fmt::Display for Comparison {

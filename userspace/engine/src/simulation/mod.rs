@@ -7,6 +7,8 @@
 //! | [`mod@format`] | machines, configurations and pods as they are written down |
 //! | [`trace`] | traces of pods, and what the kubelet did with them |
 //! | [`replay`] | a replay of a trace with a strategy |
+//! | [`quality`] | how well those were placed that were admitted |
+//! | [`variant`] | a strategy as it is replayed |
 //! | [`table`] | sums over many replays |
 //! | [`compare`] | both strategies on the same traces |
 //! | [`scenario`] | scenarios with what is desired, and whether `native` does it |
@@ -14,7 +16,9 @@
 mod checks;
 pub mod compare;
 pub mod format;
+pub mod quality;
 pub mod replay;
 pub mod scenario;
 pub mod table;
 pub mod trace;
+pub mod variant;

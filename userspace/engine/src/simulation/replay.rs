@@ -5,9 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind};
+use numaward_topology::{Bytes, CpuSet, Machine, NodeId, ZoneKind};
 
-use super::trace::{Sums, Trace};
+use super::{
+    quality::{Quality, Shapes},
+    trace::{Sums, Trace},
+};
 use crate::{
     ledger::Ledger,
     request::{OwnerId, Request},
@@ -23,7 +26,9 @@ pub struct Replay {
     pub sums: Sums,
     /// How many containers were moved, in how many plans.
     pub moves: Moves,
-    /// What must not be and was; empty if all is well. At most a few are told.
+    /// How well they were placed.
+    pub quality: Quality,
+    /// What must not be and was; empty if all is well. At most a few are reported.
     pub faults: Vec<String>,
 }
 
@@ -50,10 +55,10 @@ impl Moves {
 /// What an attempt to admit a request by moving others came to: the ledger afterwards, and what it cost.
 pub type Moved = Option<(Ledger, Moves)>;
 
-/// Replays a trace. Where a request is rejected, `make_room` may move others and admit it.
+/// Replays a trace on a machine. Where a request is rejected, `make_room` may move others and admit it.
 pub fn replay(
     trace: &Trace,
-    requests: &[Request],
+    (machine, requests): (&Machine, &[Request]),
     strategy: &dyn Strategy,
     make_room: &dyn Fn(&Ledger, &Request) -> Moved,
 ) -> Replay {
@@ -66,7 +71,12 @@ pub fn replay(
     }
     let mut ledger = strategy.idle();
     let allocatable = strategy.allocatable();
+    let shapes = Shapes::of(trace);
+    let mut last = None;
     while let Some(tick) = [&departures, &retries, &arrivals].into_iter().filter_map(Due::next).min() {
+        if let Some(last) = last.replace(tick) {
+            shapes.look(&mut replay.quality, &ledger, machine, &allocatable, tick - last);
+        }
         for index in departures.take(tick) {
             ledger = strategy.removed(&ledger, &requests[index].owner);
         }
@@ -92,7 +102,13 @@ pub fn replay(
                     ledger = strategy.started(&ledger, &request.owner, &container.name);
                 }
                 letters[index] = letter;
-                departures.add(tick + trace.pods[index].life, index);
+                let pod = &trace.pods[index];
+                departures.add(tick + pod.life, index);
+                if pod.guaranteed {
+                    let account = ledger.owner(&request.owner).into_iter();
+                    let held = account.flat_map(|account| account.containers.values());
+                    replay.quality.placed(machine, held, pod.life);
+                }
             } else if letter == 'A' {
                 retries.add(tick + trace.retry_after, index);
             } else {
@@ -111,11 +127,6 @@ pub fn replay(
     replay.outcome = letters.into_iter().collect();
     replay.sums = trace.sums(&replay.outcome);
     replay
-}
-
-/// A replay in which nobody is moved.
-pub fn without_moves(trace: &Trace, requests: &[Request], strategy: &dyn Strategy) -> Replay {
-    replay(trace, requests, strategy, &|_, _| None)
 }
 
 /// What is due at which tick.

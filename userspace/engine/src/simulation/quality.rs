@@ -1,0 +1,198 @@
+//! How well those are placed that were admitted, and how well what is left can be used.
+//!
+//! *Distance*: of a container with exclusive CPUs, the mean of the distances from its CPUs to its memory, as it is
+//! admitted. Sums are weighted by bytes and by the time for which they are held. 10 is all local.
+//!
+//! *Fragmentation*: of what is free, the share that the average pod of the trace could not use, as it is on a node on
+//! which the pod does not fit. After "Beware of Fragmentation" (USENIX ATC 2023), with nodes of a machine for nodes of a
+//! cluster. It says nothing about pods that may take several nodes, but compares strategies.
+
+use std::collections::BTreeSet;
+
+use numaward_topology::{Machine, NodeId, ZoneKind};
+
+use super::trace::Trace;
+use crate::{
+    ledger::{Allocation, Ledger},
+    strategy::Allocatable,
+};
+
+/// Sums over a replay, or over several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quality {
+    /// Guaranteed pods that were placed on several nodes.
+    pub on_several_nodes: u64,
+    distance: u128,
+    distance_of: u128,
+    free_cpus: u128,
+    unusable_cpus: u128,
+    free_memory: u128,
+    unusable_memory: u128,
+}
+
+impl Quality {
+    /// Adds that of another replay.
+    pub const fn add(&mut self, other: &Self) {
+        self.on_several_nodes += other.on_several_nodes;
+        self.distance += other.distance;
+        self.distance_of += other.distance_of;
+        self.free_cpus += other.free_cpus;
+        self.unusable_cpus += other.unusable_cpus;
+        self.free_memory += other.free_memory;
+        self.unusable_memory += other.unusable_memory;
+    }
+
+    /// The mean distance from CPUs to memory, in hundredths; `None` where nobody had both.
+    pub fn distance_in_hundredths(&self) -> Option<u64> {
+        ratio(self.distance * 100, self.distance_of)
+    }
+
+    /// The share of free CPUs that is of no use to the average pod, in tenths of a percent; `None` where none were free.
+    pub fn unusable_cpus_per_mille(&self) -> Option<u64> {
+        ratio(self.unusable_cpus * 1000, self.free_cpus)
+    }
+
+    /// The share of free memory that is of no use to the average pod, in tenths of a percent; `None` where none was free.
+    pub fn unusable_memory_per_mille(&self) -> Option<u64> {
+        ratio(self.unusable_memory * 1000, self.free_memory)
+    }
+
+    /// Counts what a pod got that will live for so many ticks.
+    pub(super) fn placed<'a>(
+        &mut self,
+        machine: &Machine,
+        allocations: impl Iterator<Item = &'a Allocation>,
+        ticks: u64,
+    ) {
+        let mut nodes: BTreeSet<NodeId> = BTreeSet::new();
+        for held in allocations {
+            nodes.extend(held.memory_nodes().iter());
+            let Some(cpus) = &held.cpus else { continue };
+            let of_cpus: Vec<NodeId> =
+                cpus.iter().filter_map(|cpu| Some(machine.cpus.get(&cpu)?.node)).collect();
+            nodes.extend(&of_cpus);
+            let placed = held.placed.values().flatten();
+            for ((&memory, bytes), &cpu) in placed.flat_map(|at| of_cpus.iter().map(move |cpu| (at, cpu))) {
+                let Some(distance) = machine.distance(cpu, memory) else { continue };
+                let weight = u128::from(bytes.0) * u128::from(ticks);
+                self.distance += weight * u128::from(distance) / of_cpus.len() as u128;
+                self.distance_of += weight / of_cpus.len() as u128;
+            }
+        }
+        self.on_several_nodes += u64::from(nodes.len() > 1);
+    }
+}
+
+fn ratio(part: u128, whole: u128) -> Option<u64> {
+    part.checked_add(whole / 2)?.checked_div(whole).and_then(|ratio| u64::try_from(ratio).ok())
+}
+
+/// What pods of a trace ask for: thousandths of CPUs and MiB.
+pub(super) struct Shapes(Vec<(u64, u64)>);
+
+impl Shapes {
+    pub(super) fn of(trace: &Trace) -> Self {
+        let guaranteed = trace.pods.iter().filter(|pod| pod.guaranteed);
+        Self(guaranteed.map(|pod| (pod.held.cpu_milli, pod.held.memory_mib)).collect())
+    }
+
+    /// Counts what is free for so many ticks.
+    pub(super) fn look(
+        &self,
+        quality: &mut Quality,
+        ledger: &Ledger,
+        machine: &Machine,
+        allocatable: &Allocatable,
+        ticks: u64,
+    ) {
+        let shapes = self.0.len().max(1) as u128;
+        let free = ledger.shared_pool() & &allocatable.cpus;
+        for (id, node) in &machine.nodes {
+            let account = ledger.nodes().get(id).and_then(|node| node.kinds.get(&ZoneKind::Memory));
+            let memory = account.map_or(0, |account| account.free.0 >> 20);
+            let cpus = 1000 * (&free & &node.cpus).len() as u64;
+            let unfit = self.0.iter().filter(|&&(cpu, mib)| cpu > cpus || mib > memory).count();
+            let (ticks, unfit) = (u128::from(ticks), unfit as u128);
+            add(&mut quality.free_cpus, &mut quality.unusable_cpus, cpus, (ticks, unfit, shapes));
+            add(&mut quality.free_memory, &mut quality.unusable_memory, memory, (ticks, unfit, shapes));
+        }
+    }
+}
+
+fn add(free: &mut u128, unusable: &mut u128, amount: u64, (ticks, unfit, shapes): (u128, u128, u128)) {
+    *free += u128::from(amount) * ticks;
+    *unusable += u128::from(amount) * ticks * unfit / shapes;
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_topology::{Bytes, CpuSet};
+
+    use super::*;
+
+    fn machine() -> Machine {
+        Machine::builder()
+            .nodes(2)
+            .sockets(2)
+            .cores_per_node(2)
+            .socket_distances(10, 30)
+            .memory(Bytes::gib(4))
+            .build()
+            .expect("is a machine")
+    }
+
+    #[test]
+    fn distance_is_weighted_by_bytes_and_time() {
+        let machine = machine();
+        let of = |cpus: &str, nodes: &[(u32, u64)]| Allocation {
+            cpus: Some(cpus.parse::<CpuSet>().expect("a list")),
+            blocks: Vec::new(),
+            placed: [(
+                ZoneKind::Memory,
+                nodes.iter().map(|&(node, gib)| (NodeId(node), Bytes::gib(gib))).collect(),
+            )]
+            .into(),
+        };
+        let mut quality = Quality::default();
+        quality.placed(&machine, [of("0", &[(0, 1)])].iter(), 3);
+        assert_eq!(quality.distance_in_hundredths(), Some(1000));
+        quality.placed(&machine, [of("0", &[(1, 3)])].iter(), 1);
+        assert_eq!(quality.distance_in_hundredths(), Some(2000), "as many byte-ticks at 30 as at 10");
+        quality.placed(&machine, [of("0,2", &[(0, 6)])].iter(), 1);
+        assert_eq!(quality.distance_in_hundredths(), Some(2000), "from both of its nodes");
+        assert_eq!(quality.on_several_nodes, 1, "without blocks, those of its CPUs count");
+    }
+
+    #[test]
+    fn what_no_pod_fits_beside_is_unusable() {
+        use crate::{
+            Native, PolicyConfig, Quantity, Strategy as _,
+            native::NativeOptions,
+            policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation},
+        };
+        let machine = machine();
+        let kept = MemoryReservation {
+            numa_node: NodeId(0),
+            limits: [(ZoneKind::Memory, Quantity::whole(Bytes::gib(1).0))].into(),
+        };
+        let config = PolicyConfig {
+            memory_manager_policy: MemoryManagerPolicy::Static,
+            reserved_memory: vec![kept],
+            cpu_manager_policy: CpuManagerPolicy::Static,
+            cpu_reservation: Some(Quantity::whole(1)),
+            ..PolicyConfig::default()
+        };
+        let native = Native::new(&machine, &config, &NativeOptions::default()).expect("fits");
+        let (ledger, allocatable) = (native.idle(), native.allocatable());
+        let look = |shapes: &[(u64, u64)]| {
+            let mut quality = Quality::default();
+            Shapes(shapes.to_vec()).look(&mut quality, &ledger, &machine, &allocatable, 6);
+            (quality.unusable_cpus_per_mille(), quality.unusable_memory_per_mille())
+        };
+        // Node 0 has a CPU and 3 GiB, node 1 two and 4 GiB.
+        assert_eq!(look(&[(1000, 1024)]), (Some(0), Some(0)));
+        assert_eq!(look(&[(1000, 1024), (2000, 1024)]), (Some(167), Some(214)), "half of node 0");
+        assert_eq!(look(&[(1000, 4096)]), (Some(333), Some(429)), "all of node 0");
+        assert_eq!(look(&[(3000, 1024)]), (Some(1000), Some(1000)));
+    }
+}

@@ -1,0 +1,66 @@
+//! A strategy as it is replayed.
+
+use std::fmt;
+
+use numaward_topology::Machine;
+
+use super::{
+    replay::{Moves, Replay, replay},
+    trace::Trace,
+};
+use crate::{
+    kubelet::Kubelet,
+    native::{Native, NativeOptions, plan::Limits},
+    policy::{PolicyConfig, StartError, Tiers},
+    request::Request,
+    terms::Terms,
+};
+
+/// A strategy, with what makes a difference to what it admits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// What the kubelet does.
+    Kubelet,
+    /// The strategy `native`.
+    Native {
+        /// How memory-only nodes count.
+        tiers: Tiers,
+        /// So many containers are moved for a request, at most.
+        moves: usize,
+    },
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kubelet => f.write_str("kubelet"),
+            Self::Native { tiers, moves: 0 } => write!(f, "native, {tiers}"),
+            Self::Native { tiers, moves } => write!(f, "native, {tiers}, {moves} moves"),
+        }
+    }
+}
+
+impl Variant {
+    /// Replays a trace on a machine, or says why the strategy does not start there.
+    pub fn replay(
+        self,
+        trace: &Trace,
+        (machine, requests): (&Machine, &[Request]),
+        config: &PolicyConfig,
+    ) -> Result<Replay, StartError> {
+        let on = (machine, requests);
+        match self {
+            Self::Kubelet => Ok(replay(trace, on, &Kubelet::new(machine, config)?, &|_, _| None)),
+            Self::Native { tiers, moves } => {
+                let options = NativeOptions { tiers, ..NativeOptions::default() };
+                let native = Native::new(machine, config, &options)?;
+                let limits = Limits { moves, ..Limits::default() };
+                Ok(replay(trace, on, &native, &|ledger, request| {
+                    let plan = native.plan(ledger, request, &Terms::default(), &limits)?;
+                    let moves = Moves { plans: 1, moves: plan.moves.len() as u64, bytes: plan.bytes };
+                    Some((plan.decision.ledger, moves))
+                }))
+            }
+        }
+    }
+}
