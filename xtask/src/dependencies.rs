@@ -42,7 +42,17 @@ const TABLE: &[Rule] = &[
             "numaward-terminal",
         ],
     ),
-    rule("numaward-cli", &["numaward-api", "numaward-config", "numaward-probes", "numaward-topology"]),
+    rule(
+        "numaward-cli",
+        &[
+            "numaward-api",
+            "numaward-cgroup",
+            "numaward-config",
+            "numaward-engine",
+            "numaward-probes",
+            "numaward-topology",
+        ],
+    ),
     rule(
         "numaward-daemon",
         &[

@@ -11,6 +11,7 @@ mod event;
 pub mod import;
 pub mod problem;
 mod sample;
+pub mod simulation;
 
 use std::collections::{BTreeMap, BTreeSet};
 

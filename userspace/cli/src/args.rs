@@ -11,6 +11,7 @@ use clap::{
 use clap_complete::Shell;
 use numaward_api::{PartitionKind, TopologyManagerPolicy};
 use numaward_config::Interval;
+use numaward_engine::policy::Tiers;
 
 use crate::column::Column;
 
@@ -92,6 +93,11 @@ pub(crate) enum Command {
     },
     /// Say why a workload was placed where it is, or what would happen to a request now
     Explain(Explain),
+    /// Say what strategies would do with pods that come and go
+    ///
+    /// Replays traces, on the machines they were recorded for or on another, and compares what is admitted, how far
+    /// memory is from its CPUs, and how much of what is free cannot be used. Needs neither a daemon nor privileges.
+    Simulate(Simulate),
     /// Moves into a cgroup and becomes a command.
     #[command(hide = true)]
     Enter {
@@ -333,6 +339,59 @@ pub(crate) struct Explain {
     pub(crate) control: Controlled,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Simulate {
+    /// Traces: JSON files, also compressed by gzip, or directories of them
+    #[arg(value_name = "FILE-OR-DIR", required_unless_present = "reserved_memory")]
+    pub(crate) traces: Vec<PathBuf>,
+    /// Strategy to replay, with several all of them [default: both]
+    #[arg(long, value_name = "STRATEGY")]
+    pub(crate) strategy: Vec<StrategyName>,
+    /// How memory-only nodes count with native: with their nearest nodes with CPUs, or as nodes of their own
+    #[arg(long, value_name = "TIERS", value_parser = tiers(), default_value = "attached")]
+    pub(crate) tiers: Tiers,
+    /// Replay native also with at most so many containers moved for a request
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=16))]
+    pub(crate) moves: Option<u16>,
+    /// Another machine: "here", the directory of a host's root, or a description such as 4x32,128Gi
+    ///
+    /// Descriptions: nodes x CPUs of each, memory of each, and after further commas smt=THREADS, sockets=NUMBER,
+    /// distances=WITHIN/BETWEEN (sockets), hugepages-2Mi=PAGES or hugepages-1Gi=PAGES of each node, and
+    /// memory-only=SIZE for a further node without CPUs. Reservations are those of --config, or the default ones.
+    #[arg(long, value_name = "MACHINE")]
+    pub(crate) machine: Option<String>,
+    /// Configuration of numaward, for policies and reservations [default: those of the trace]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Topology policy, instead of the configured one
+    #[arg(long, value_parser = policies())]
+    pub(crate) policy: Option<TopologyManagerPolicy>,
+    /// Print each trace, not only the sum
+    #[arg(long)]
+    pub(crate) each: bool,
+    /// Suggest reservedMemory from what this host uses beside pods and guarantees
+    #[arg(long, conflicts_with_all = ["traces", "strategy", "tiers", "moves", "machine", "config", "policy", "each"])]
+    pub(crate) reserved_memory: bool,
+    /// How long this host is watched for that, such as 10m
+    #[arg(long, value_name = "TIME", default_value = "10s", requires = "reserved_memory")]
+    pub(crate) observe: Interval,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StrategyName {
+    /// The decisions of the kubelet's managers
+    Kubelet,
+    /// numaward's own
+    Native,
+}
+
+/// How memory-only nodes count.
+fn tiers() -> impl TypedValueParser<Value = Tiers> {
+    PossibleValuesParser::new(Tiers::ALL.iter().map(|tiers| tiers.as_str())).try_map(|name| name.parse())
 }
 
 #[derive(Debug, Args)]

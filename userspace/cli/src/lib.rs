@@ -13,6 +13,7 @@ mod exec;
 mod explain;
 mod import;
 mod remote;
+mod simulate;
 mod status;
 mod table;
 mod text;
@@ -35,6 +36,7 @@ use numaward_api::{
     import::Imported,
 };
 use numaward_config::{self as config, Flag, Interval, Sources};
+use numaward_engine::PolicyConfig;
 use numaward_probes::{Options, ProbeReport, Probes};
 use numaward_topology::Machine;
 use serde::Serialize;
@@ -63,6 +65,8 @@ pub struct Daemon {
     pub run: fn(&config::Config) -> anyhow::Result<()>,
     /// Examines a host.
     pub examine: Examine,
+    /// What the engine is configured to do on a machine.
+    pub policy: fn(&config::Config, &Machine) -> anyhow::Result<PolicyConfig>,
     /// Takes over what a kubelet promised, from the state files in a directory; a dry run changes nothing.
     pub import: fn(&config::Config, &Machine, &Path, bool) -> anyhow::Result<Imported>,
 }
@@ -84,6 +88,7 @@ pub fn main(daemon: &Daemon) -> ExitCode {
         Command::ConfigSchema => print_json(&config::json_schema()),
         Command::Completions { shell } => completions(shell),
         Command::Man { dir } => man(dir.as_deref()),
+        Command::Simulate(args) => simulate::run(daemon, &args),
         Command::ImportKubeletState(args) => import_kubelet_state(daemon, args),
         Command::Version(output) => version(output),
     };

@@ -61,6 +61,13 @@ pub fn is_configured(config: &Config) -> bool {
         || config.eviction_hard.is_some()
 }
 
+/// The engine's configuration for a machine, or everything that is wrong with what the operator said.
+pub fn engine(config: &Config, machine: &Machine) -> Result<PolicyConfig, super::StartError> {
+    let mut problems = Vec::new();
+    let policy = engine_policy(config, machine, &mut problems);
+    if problems.is_empty() { Ok(policy) } else { Err(super::StartError::Policy(problems)) }
+}
+
 /// Makes the strategy, or says everything that is wrong.
 pub fn strategy(config: &Config, machine: &Machine) -> Result<Box<dyn Strategy>, Vec<PolicyError>> {
     Ok(match config.strategy {

@@ -320,3 +320,61 @@ fn a_daemon_serves_and_stops_when_told() {
     assert!(told.success());
     assert_eq!(daemon.child.wait().unwrap().code(), Some(0));
 }
+
+#[test]
+fn traces_are_replayed_with_either_strategy_also_on_another_machine() {
+    let traces = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/traces/cxl.json.gz");
+    let shares = |args: &[&str]| {
+        let simulated = json(&[&["simulate", traces, "-o", "json"], args].concat());
+        let offered = simulated["offered"]["memoryMibTicks"].as_u64().unwrap();
+        let strategies = simulated["strategies"].as_array().unwrap().clone();
+        let admitted = strategies.iter().map(|of| {
+            let admitted = of["admitted"]["memoryMibTicks"].as_u64().unwrap();
+            assert!(admitted > 0 && admitted <= offered, "{of}");
+            (of["strategy"].as_str().unwrap().to_owned(), admitted)
+        });
+        admitted.collect::<Vec<_>>()
+    };
+    let own = shares(&[]);
+    assert_eq!(own.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["kubelet", "native"]);
+    assert!(own[1].1 > own[0].1, "{own:?}");
+    let moved = shares(&["--strategy", "native", "--moves", "3"]);
+    assert!(moved.len() == 2 && moved[1].1 > moved[0].1, "{moved:?}");
+    assert_eq!(moved[0], own[1]);
+    let strict = shares(&["--strategy", "native", "--tiers", "strict"]);
+    assert!(strict[0].1 < own[1].1, "{strict:?}");
+    let larger = shares(&["--strategy", "native", "--machine", "4x64,512Gi,smt=2,sockets=2"]);
+    assert!(larger[0].1 > own[1].1, "{larger:?}");
+}
+
+#[test]
+fn a_simulation_that_cannot_be_says_why() {
+    let (error, code) = failed(&["simulate", "/nowhere.json"]);
+    assert!(code == 1 && error.contains("/nowhere.json cannot be read"), "{error}");
+    let dir = tempfile::tempdir().unwrap();
+    let (error, code) = failed(&["simulate", path(&dir)]);
+    assert!(code == 1 && error.contains("no files *.json or *.json.gz"), "{error}");
+    fs::write(dir.path().join("a.json"), "{}").unwrap();
+    let (error, code) = failed(&["simulate", path(&dir)]);
+    assert!(code == 1 && error.contains("a.json has no traces: expected a JSON array"), "{error}");
+    let traces = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/traces/cxl.json.gz");
+    let (error, code) = failed(&["simulate", traces, "--machine", "2x7,1Gi,smt=2"]);
+    assert!(code == 1 && error.contains("7 CPUs of a node are no whole cores of 2 threads"), "{error}");
+    // A machine on which the strategy does not start: nothing is admitted, and the reason is printed.
+    let (printed, code) = ran(&["simulate", traces, "--strategy", "kubelet", "--machine", "64x1,1Gi"]);
+    assert!(code == 0 && printed.contains("kubelet does not start in"), "{printed}");
+    let (error, code) = failed(&["simulate"]);
+    assert!(code == 2 && error.contains("FILE-OR-DIR"), "{error}");
+}
+
+#[test]
+fn what_to_reserve_is_suggested_from_what_is_in_use() {
+    let suggested = json(&["simulate", "--reserved-memory", "--observe", "1ms", "-o", "json"]);
+    let nodes = suggested["nodes"].as_array().unwrap();
+    let sum: u64 = nodes.iter().map(|node| node["reservedBytes"].as_u64().unwrap()).sum();
+    assert_eq!(suggested["totalBytes"].as_u64(), Some(sum));
+    for node in nodes {
+        let (used, reserved) = (node["usedBytes"].as_u64().unwrap(), node["reservedBytes"].as_u64().unwrap());
+        assert!(used > 0 && reserved > used && reserved % (64 << 20) == 0, "{node}");
+    }
+}

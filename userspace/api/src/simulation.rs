@@ -1,0 +1,103 @@
+//! What `numaward simulate` prints.
+
+use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
+
+/// What strategies would have done with traces of pods.
+#[skip_serializing_none]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Simulation {
+    /// The machine, if it is not that of each trace.
+    pub machine: Option<String>,
+    /// What was asked for in all traces that were replayed.
+    pub offered: Offered,
+    /// Sums over all traces, by strategy.
+    pub strategies: Vec<Simulated>,
+    /// Each trace, in the order of files.
+    pub traces: Vec<SimulatedTrace>,
+}
+
+/// A trace and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SimulatedTrace {
+    /// Its name.
+    pub name: String,
+    /// The topology policy.
+    pub policy: String,
+    /// What was asked for.
+    pub offered: Offered,
+    /// What each strategy did.
+    pub strategies: Vec<Simulated>,
+}
+
+/// What Guaranteed pods asked for. Time is in the trace's ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Offered {
+    /// Pods.
+    pub pods: u64,
+    /// Thousandths of CPUs times ticks.
+    pub cpu_milli_ticks: u64,
+    /// MiB times ticks.
+    pub memory_mib_ticks: u64,
+}
+
+/// What a strategy did.
+#[skip_serializing_none]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Simulated {
+    /// The strategy: `kubelet` or `native`.
+    pub strategy: String,
+    /// How memory-only nodes count, with `native`.
+    pub tiers: Option<String>,
+    /// Containers that may be moved for a request, with `native`.
+    pub moves: Option<usize>,
+    /// Traces on whose machine the strategy does not start; nothing of these is admitted.
+    pub not_started: u64,
+    /// Why, for the first of them.
+    pub reason: Option<String>,
+    /// Pods that were admitted, and what they held.
+    pub admitted: Offered,
+    /// Pods that were placed on several nodes.
+    pub on_several_nodes: u64,
+    /// The mean distance from exclusive CPUs to memory in hundredths (1000 is all local), by bytes and time. Absent if
+    /// nobody had both.
+    pub distance_in_hundredths: Option<u64>,
+    /// The share of free CPUs on nodes on which the average pod does not fit, in tenths of a percent.
+    pub unusable_cpus_per_mille: Option<u64>,
+    /// The share of free memory on nodes on which the average pod does not fit, in tenths of a percent.
+    pub unusable_memory_per_mille: Option<u64>,
+    /// Requests that were admitted after others were moved.
+    pub admitted_after_moves: u64,
+    /// Containers that were moved.
+    pub moved: u64,
+    /// Memory that was moved.
+    pub moved_bytes: u64,
+}
+
+/// Memory to reserve on each node, from what was seen in use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SuggestedReservation {
+    /// For how long the host was watched.
+    pub observed_seconds: u64,
+    /// The nodes with memory.
+    pub nodes: Vec<SuggestedNode>,
+    /// The sum: what kubeReserved, systemReserved and evictionHard have to add up to.
+    pub total_bytes: u64,
+}
+
+/// Memory to reserve on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SuggestedNode {
+    /// The node.
+    pub node: u32,
+    /// The most that was in use at a time by anything but pods and guarantees, and cannot be reclaimed.
+    pub used_bytes: u64,
+    /// What to reserve: a quarter more.
+    pub reserved_bytes: u64,
+}

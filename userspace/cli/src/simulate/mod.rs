@@ -1,0 +1,234 @@
+//! `numaward simulate`: what strategies would do with pods that come and go.
+
+mod machine;
+mod reserved;
+mod traces;
+
+use std::{fmt::Write as _, process::ExitCode};
+
+use numaward_api::simulation::{Offered, Simulated, SimulatedTrace, Simulation};
+use numaward_engine::{
+    PolicyConfig, Request,
+    simulation::{
+        replay::Replay,
+        table::per_mille,
+        trace::{Sums, Trace},
+        variant::Variant,
+    },
+};
+use numaward_topology::Machine;
+
+use crate::{
+    Daemon,
+    args::{Simulate, StrategyName},
+    print,
+    table::{or_dash, size, table},
+};
+
+/// Does what the arguments say.
+pub(crate) fn run(daemon: &Daemon, args: &Simulate) -> anyhow::Result<ExitCode> {
+    if args.reserved_memory {
+        return print(args.output, &reserved::suggest(args.observe.0)?, reserved::render);
+    }
+    let traces = traces::read(&args.traces)?;
+    let simulation = simulate(daemon, args, &traces)?;
+    print(args.output, &simulation, |simulation| render(simulation, args.each))
+}
+
+/// The strategies that are replayed.
+fn variants(args: &Simulate) -> Vec<Variant> {
+    let wanted = |name| args.strategy.is_empty() || args.strategy.contains(&name);
+    let native = |moves| Variant::Native { tiers: args.tiers, moves };
+    let mut variants = Vec::new();
+    variants.extend(wanted(StrategyName::Kubelet).then_some(Variant::Kubelet));
+    if wanted(StrategyName::Native) {
+        variants.push(native(0));
+        variants.extend(args.moves.map(|moves| native(moves.into())));
+    }
+    variants
+}
+
+fn simulate(daemon: &Daemon, args: &Simulate, traces: &[Trace]) -> anyhow::Result<Simulation> {
+    let machine = args.machine.as_deref().map(machine::find).transpose()?;
+    let config = args.config.as_ref().map(|file| crate::load(Some(file.clone()), Vec::new())).transpose()?;
+    let config = config.map(|loaded| loaded.config);
+    let variants = variants(args);
+    let mut total: Vec<Sum> = variants.iter().map(|_| Sum::default()).collect();
+    let mut all = Sums::default();
+    let mut simulated = Vec::with_capacity(traces.len());
+    for trace in traces {
+        let wrong = |problem: String| anyhow::anyhow!("trace {:?}: {problem}", trace.name);
+        let (own_machine, own_policy, requests) = trace.parts().map_err(wrong)?;
+        let machine = machine.as_ref().unwrap_or(&own_machine);
+        let mut policy = if args.machine.is_some() || config.is_some() {
+            let configured = (daemon.policy)(&config.clone().unwrap_or_default(), machine)?;
+            match config {
+                Some(_) => configured,
+                // Another machine has other reservations; what is asked of it stays.
+                None => PolicyConfig {
+                    topology_manager_policy: own_policy.topology_manager_policy,
+                    topology_manager_scope: own_policy.topology_manager_scope,
+                    topology_manager_policy_options: own_policy.topology_manager_policy_options,
+                    cpu_manager_policy_options: own_policy.cpu_manager_policy_options,
+                    ..configured
+                },
+            }
+        } else {
+            own_policy
+        };
+        if let Some(wanted) = args.policy {
+            policy.topology_manager_policy = wanted;
+        }
+        let offered = trace.offered();
+        all.add(&offered);
+        let mut strategies = Vec::with_capacity(variants.len());
+        for (variant, total) in variants.iter().zip(&mut total) {
+            let sum = Sum::of(*variant, trace, (machine, &requests), &policy)?;
+            total.add(&sum);
+            strategies.push(sum.document(*variant));
+        }
+        let policy = policy.topology_manager_policy.to_string();
+        simulated.push(SimulatedTrace {
+            name: trace.name.clone(),
+            policy,
+            offered: amounts(&offered),
+            strategies,
+        });
+    }
+    let strategies = variants.iter().zip(&total).map(|(variant, sum)| sum.document(*variant)).collect();
+    Ok(Simulation { machine: args.machine.clone(), offered: amounts(&all), strategies, traces: simulated })
+}
+
+/// What a strategy did with one trace, or with several.
+#[derive(Default)]
+struct Sum {
+    replay: Replay,
+    not_started: u64,
+    reason: Option<String>,
+}
+
+impl Sum {
+    /// A fault in a replay of `native` is one of ours: nothing else is worth printing then. The kubelet's accounts of
+    /// memory on several nodes are what they are.
+    fn of(
+        variant: Variant,
+        trace: &Trace,
+        on: (&Machine, &[Request]),
+        policy: &PolicyConfig,
+    ) -> anyhow::Result<Self> {
+        match variant.replay(trace, on, policy) {
+            Ok(replay) => {
+                let fault = replay.faults.first().filter(|_| variant != Variant::Kubelet);
+                if let Some(fault) = fault {
+                    anyhow::bail!("trace {:?}, {variant}: {fault}; please report it as a bug", trace.name);
+                }
+                Ok(Self { replay, ..Self::default() })
+            }
+            Err(error) => Ok(Self { not_started: 1, reason: Some(error.to_string()), ..Self::default() }),
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.replay.sums.add(&other.replay.sums);
+        self.replay.moves.add(&other.replay.moves);
+        self.replay.quality.add(&other.replay.quality);
+        self.not_started += other.not_started;
+        if self.reason.is_none() {
+            self.reason.clone_from(&other.reason);
+        }
+    }
+
+    fn document(&self, variant: Variant) -> Simulated {
+        let Replay { sums, moves: cost, quality, .. } = &self.replay;
+        let (strategy, tiers, moves) = match variant {
+            Variant::Kubelet => ("kubelet", None, None),
+            Variant::Native { tiers, moves } => ("native", Some(tiers.to_string()), Some(moves)),
+        };
+        Simulated {
+            strategy: strategy.to_owned(),
+            tiers,
+            moves,
+            not_started: self.not_started,
+            reason: self.reason.clone(),
+            admitted: Offered { pods: sums.admitted(), ..amounts(sums) },
+            on_several_nodes: quality.on_several_nodes,
+            distance_in_hundredths: quality.distance_in_hundredths(),
+            unusable_cpus_per_mille: quality.unusable_cpus_per_mille(),
+            unusable_memory_per_mille: quality.unusable_memory_per_mille(),
+            admitted_after_moves: cost.plans,
+            moved: cost.moves,
+            moved_bytes: cost.bytes.0,
+        }
+    }
+}
+
+fn amounts(sums: &Sums) -> Offered {
+    Offered {
+        pods: sums.guaranteed,
+        cpu_milli_ticks: sums.cpu_milli_ticks,
+        memory_mib_ticks: sums.memory_mib_ticks,
+    }
+}
+
+/// For people.
+fn render(simulation: &Simulation, each: bool) -> String {
+    let mut text = String::new();
+    for trace in simulation.traces.iter().filter(|_| each) {
+        let _ = writeln!(text, "{}: {}, {} pods", trace.name, trace.policy, trace.offered.pods);
+        text += &strategies(&trace.offered, &trace.strategies);
+        text.push('\n');
+    }
+    let (traces, pods) = (simulation.traces.len(), simulation.offered.pods);
+    let on = simulation.machine.as_ref().map_or_else(String::new, |machine| format!(" on {machine}"));
+    let _ = writeln!(text, "{traces} traces, {pods} Guaranteed pods{on}");
+    text += &strategies(&simulation.offered, &simulation.strategies);
+    for simulated in &simulation.strategies {
+        if let Some(reason) = &simulated.reason {
+            let (strategy, not_started) = (&simulated.strategy, simulated.not_started);
+            let _ = writeln!(text, "\n{strategy} does not start in {not_started} traces: {reason}");
+        }
+    }
+    text + "\nPODS, CPU TIME and MEMORY TIME: admitted, of what was asked for. DISTANCE: from exclusive CPUs to memory, 10 \
+            is local.\nUNUSABLE: free on a node on which the average pod does not fit.\n"
+}
+
+fn strategies(offered: &Offered, strategies: &[Simulated]) -> String {
+    let percent = |per_mille: u64| format!("{}.{} %", per_mille / 10, per_mille % 10);
+    let share = |part, whole| percent(per_mille(part, whole));
+    let rows = strategies.iter().map(|simulated| {
+        let Simulated { admitted, moves, .. } = simulated;
+        let mut name = simulated.strategy.clone();
+        if let Some(tiers) = &simulated.tiers {
+            let _ = write!(name, ", {tiers}");
+        }
+        if let Some(moves) = moves.filter(|&moves| moves > 0) {
+            let _ = write!(name, ", {moves} moves");
+        }
+        let moved = simulated.moved;
+        vec![
+            name,
+            share(admitted.pods, offered.pods),
+            share(admitted.cpu_milli_ticks, offered.cpu_milli_ticks),
+            share(admitted.memory_mib_ticks, offered.memory_mib_ticks),
+            simulated.on_several_nodes.to_string(),
+            or_dash(simulated.distance_in_hundredths.map(|of| format!("{}.{:02}", of / 100, of % 100))),
+            or_dash(simulated.unusable_cpus_per_mille.map(percent)),
+            or_dash(simulated.unusable_memory_per_mille.map(percent)),
+            or_dash((moved > 0).then(|| format!("{moved} ({})", size(simulated.moved_bytes)))),
+        ]
+    });
+    table(
+        [
+            "STRATEGY",
+            "PODS",
+            "CPU TIME",
+            "MEMORY TIME",
+            "ON SEVERAL NODES",
+            "DISTANCE",
+            "UNUSABLE CPUS",
+            "UNUSABLE MEMORY",
+            "MOVED",
+        ],
+        rows,
+    )
+}
