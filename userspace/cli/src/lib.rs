@@ -44,7 +44,7 @@ use serde::Serialize;
 use crate::{
     args::{
         Cli, Command, ConfigFile, Controlled, Explain, Format, Guarantee, ImportKubeletState, Output,
-        Reached, Run, Shown, Socket, Wanted,
+        Reached, Run, Shown, Simulate, Socket, Wanted,
     },
     client::{ClientError, Server},
     remote::Remote,
@@ -88,7 +88,7 @@ pub fn main(daemon: &Daemon) -> ExitCode {
         Command::ConfigSchema => print_json(&config::json_schema()),
         Command::Completions { shell } => completions(shell),
         Command::Man { dir } => man(dir.as_deref()),
-        Command::Simulate(args) => simulate::run(daemon, &args),
+        Command::Simulate(args) => simulate(daemon, &args),
         Command::ImportKubeletState(args) => import_kubelet_state(daemon, args),
         Command::Version(output) => version(output),
     };
@@ -151,12 +151,8 @@ fn configured(file: ConfigFile) -> anyhow::Result<config::Config> {
     Ok(load(file.config, Vec::new())?.config)
 }
 
-fn machine(root: &Path) -> anyhow::Result<Machine> {
-    numaward_topology::sysfs::read(root).context("the machine cannot be read")
-}
-
 fn topology(root: &Path, output: Output) -> anyhow::Result<ExitCode> {
-    print(output, &api::Topology::from(&machine(root)?), topology::render)
+    print(output, &api::Topology::from(&topology::machine(root)?), topology::render)
 }
 
 /// The way to the daemon that is to be read.
@@ -374,9 +370,19 @@ fn man(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn simulate(daemon: &Daemon, args: &Simulate) -> anyhow::Result<ExitCode> {
+    if args.reserved_memory {
+        return print(args.output, &simulate::suggested(args.observe.0)?, simulate::render_suggested);
+    }
+    let config = args.config.as_ref().map(|file| load(Some(file.clone()), Vec::new())).transpose()?;
+    let simulation = simulate::simulate(args, config.map(|loaded| loaded.config).as_ref(), daemon.policy)?;
+    print(args.output, &simulation, |simulation| simulate::render(simulation, args.each))
+}
+
 fn import_kubelet_state(daemon: &Daemon, args: ImportKubeletState) -> anyhow::Result<ExitCode> {
     let config = configured(args.config)?;
-    let imported = (daemon.import)(&config, &machine(&config.host_root)?, &args.directory, args.dry_run)?;
+    let imported =
+        (daemon.import)(&config, &topology::machine(&config.host_root)?, &args.directory, args.dry_run)?;
     print(args.output, &imported, import::render)
 }
 

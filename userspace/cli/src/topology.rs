@@ -1,8 +1,17 @@
 //! `numaward topology`: the machine as tables.
 
+use std::path::Path;
+
+use anyhow::Context;
 use numaward_api::Topology;
+use numaward_topology::Machine;
 
 use crate::table::{columns, or_dash, row, size, table};
+
+/// The machine whose root file system is here.
+pub(crate) fn machine(root: &Path) -> anyhow::Result<Machine> {
+    numaward_topology::sysfs::read(root).context("the machine cannot be read")
+}
 
 /// The machine for people.
 pub(crate) fn render(topology: &Topology) -> String {

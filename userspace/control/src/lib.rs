@@ -22,6 +22,8 @@ use std::{fs, io, thread::JoinHandle};
 use numaward_cgroup::{CgroupPath, EXEC_PARENT, Hierarchy, KnobWatch, OpenError};
 use numaward_config::Config;
 use numaward_enforce::{Enforcer, Options, Systemd, systemd};
+use numaward_engine::PolicyConfig;
+use numaward_topology::Machine;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
@@ -87,6 +89,11 @@ pub fn prepare(config: &Config) -> Prepared {
         tracing::warn!(%error, "knobs are looked at every second instead, and who wrote them stays unknown");
     }
     Prepared { watch: watch.ok() }
+}
+
+/// What the engine is configured to do on a machine.
+pub fn engine_policy(config: &Config, machine: &Machine) -> Result<PolicyConfig, StartError> {
+    policy::engine(config, machine).map_err(StartError::Policy)
 }
 
 /// Starts to give guarantees on this host, unless it has no cgroup v2 hierarchy.

@@ -62,10 +62,10 @@ pub fn is_configured(config: &Config) -> bool {
 }
 
 /// The engine's configuration for a machine, or everything that is wrong with what the operator said.
-pub fn engine(config: &Config, machine: &Machine) -> Result<PolicyConfig, super::StartError> {
+pub fn engine(config: &Config, machine: &Machine) -> Result<PolicyConfig, Vec<PolicyError>> {
     let mut problems = Vec::new();
     let policy = engine_policy(config, machine, &mut problems);
-    if problems.is_empty() { Ok(policy) } else { Err(super::StartError::Policy(problems)) }
+    if problems.is_empty() { Ok(policy) } else { Err(problems) }
 }
 
 /// Makes the strategy, or says everything that is wrong.

@@ -19,6 +19,6 @@ mod privileges;
 mod service;
 pub mod socket;
 
-pub use numaward_control::{import, policy};
+pub use numaward_control::{engine_policy, import};
 
 pub use self::service::{RunError, run};

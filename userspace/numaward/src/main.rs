@@ -10,7 +10,7 @@ fn main() -> ExitCode {
     numaward_cli::main(&Daemon {
         run: |config| Ok(numaward_daemon::run(config)?),
         examine: numaward_daemon::doctor::examine,
-        policy: |config, machine| Ok(numaward_daemon::policy::engine(config, machine)?),
+        policy: |config, machine| Ok(numaward_daemon::engine_policy(config, machine)?),
         import: |config, machine, directory, dry_run| {
             Ok(numaward_daemon::import::import(config, machine, directory, dry_run)?)
         },

@@ -6,13 +6,15 @@ use anyhow::{Context, bail};
 use numaward_engine::Quantity;
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId};
 
+use crate::topology;
+
 /// The machine that `--machine` means.
 pub(super) fn find(text: &str) -> anyhow::Result<Machine> {
     if text == "here" {
-        return crate::machine(Path::new("/"));
+        return topology::machine(Path::new("/"));
     }
     if Path::new(text).is_dir() {
-        return crate::machine(Path::new(text));
+        return topology::machine(Path::new(text));
     }
     described(text).with_context(|| {
         format!(

@@ -4,9 +4,10 @@ mod machine;
 mod reserved;
 mod traces;
 
-use std::{fmt::Write as _, process::ExitCode};
+use std::fmt::Write as _;
 
 use numaward_api::simulation::{Offered, Simulated, SimulatedTrace, Simulation};
+use numaward_config::Config;
 use numaward_engine::{
     PolicyConfig, Request,
     simulation::{
@@ -18,22 +19,11 @@ use numaward_engine::{
 };
 use numaward_topology::Machine;
 
+pub(crate) use self::reserved::{render as render_suggested, suggest as suggested};
 use crate::{
-    Daemon,
     args::{Simulate, StrategyName},
-    print,
     table::{or_dash, size, table},
 };
-
-/// Does what the arguments say.
-pub(crate) fn run(daemon: &Daemon, args: &Simulate) -> anyhow::Result<ExitCode> {
-    if args.reserved_memory {
-        return print(args.output, &reserved::suggest(args.observe.0)?, reserved::render);
-    }
-    let traces = traces::read(&args.traces)?;
-    let simulation = simulate(daemon, args, &traces)?;
-    print(args.output, &simulation, |simulation| render(simulation, args.each))
-}
 
 /// The strategies that are replayed.
 fn variants(args: &Simulate) -> Vec<Variant> {
@@ -48,20 +38,27 @@ fn variants(args: &Simulate) -> Vec<Variant> {
     variants
 }
 
-fn simulate(daemon: &Daemon, args: &Simulate, traces: &[Trace]) -> anyhow::Result<Simulation> {
+/// Replays the traces as the arguments say. `configured` makes a configuration one of the engine's.
+pub(crate) fn simulate(
+    args: &Simulate,
+    config: Option<&Config>,
+    configured: fn(&Config, &Machine) -> anyhow::Result<PolicyConfig>,
+) -> anyhow::Result<Simulation> {
+    let traces = traces::read(&args.traces)?;
     let machine = args.machine.as_deref().map(machine::find).transpose()?;
-    let config = args.config.as_ref().map(|file| crate::load(Some(file.clone()), Vec::new())).transpose()?;
-    let config = config.map(|loaded| loaded.config);
     let variants = variants(args);
     let mut total: Vec<Sum> = variants.iter().map(|_| Sum::default()).collect();
     let mut all = Sums::default();
     let mut simulated = Vec::with_capacity(traces.len());
-    for trace in traces {
+    for trace in &traces {
         let wrong = |problem: String| anyhow::anyhow!("trace {:?}: {problem}", trace.name);
         let (own_machine, own_policy, requests) = trace.parts().map_err(wrong)?;
         let machine = machine.as_ref().unwrap_or(&own_machine);
         let mut policy = if args.machine.is_some() || config.is_some() {
-            let configured = (daemon.policy)(&config.clone().unwrap_or_default(), machine)?;
+            let configured = match config {
+                Some(config) => configured(config, machine)?,
+                None => configured(&Config::default(), machine)?,
+            };
             match config {
                 Some(_) => configured,
                 // Another machine has other reservations; what is asked of it stays.
@@ -171,7 +168,7 @@ fn amounts(sums: &Sums) -> Offered {
 }
 
 /// For people.
-fn render(simulation: &Simulation, each: bool) -> String {
+pub(crate) fn render(simulation: &Simulation, each: bool) -> String {
     let mut text = String::new();
     for trace in simulation.traces.iter().filter(|_| each) {
         let _ = writeln!(text, "{}: {}, {} pods", trace.name, trace.policy, trace.offered.pods);

@@ -18,7 +18,10 @@ use numaward_api::simulation::{SuggestedNode, SuggestedReservation};
 use numaward_cgroup::{Hierarchy, WorkloadKind, classify, read::memory_numa_stat};
 use numaward_topology::{Bytes, Machine, NodeId, sysfs};
 
-use crate::table::{size, table};
+use crate::{
+    table::{size, table},
+    topology,
+};
 
 /// Between two looks.
 const PACE: Duration = Duration::from_secs(1);
@@ -26,9 +29,9 @@ const PACE: Duration = Duration::from_secs(1);
 const GRAIN: u64 = 64 << 20;
 
 /// Watches this host for so long.
-pub(super) fn suggest(observe: Duration) -> anyhow::Result<SuggestedReservation> {
+pub(crate) fn suggest(observe: Duration) -> anyhow::Result<SuggestedReservation> {
     let root = Path::new("/");
-    let machine = crate::machine(root)?;
+    let machine = topology::machine(root)?;
     let hierarchy =
         Hierarchy::open().context("what pods use cannot be told apart from what the system uses")?;
     let mut most = BTreeMap::new();
@@ -101,7 +104,7 @@ fn suggestion(observed: Duration, most: &BTreeMap<NodeId, Bytes>) -> SuggestedRe
 }
 
 /// For people: what was seen, and what to write into a configuration.
-pub(super) fn render(suggested: &SuggestedReservation) -> String {
+pub(crate) fn render(suggested: &SuggestedReservation) -> String {
     let rows = suggested
         .nodes
         .iter()
