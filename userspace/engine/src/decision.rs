@@ -170,6 +170,16 @@ pub enum ResizeError {
         /// The amount.
         amount: Quantity,
     },
+    /// With `strict-cpu-reservation`: the shared pool would have no CPU left although somebody runs there.
+    #[error(
+        "cpu requested {requested}, free {free}: the shared pool would have no CPU left for those that run there"
+    )]
+    SharedPool {
+        /// CPUs that are missing to what it is to have.
+        requested: u64,
+        /// CPUs that the shared pool has.
+        free: u64,
+    },
     /// Capacity is missing on its nodes.
     #[error("what is missing is not free on its nodes: {}", listed(.0))]
     Shortfall(Vec<Shortfall>),

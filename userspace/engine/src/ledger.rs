@@ -298,6 +298,14 @@ impl Ledger {
         self.allocation(owner, container)?.cpus.as_ref()
     }
 
+    /// The exclusive CPUs of the other containers of an owner. A container can share some with them: an init container
+    /// borrows from those that start after it has ended.
+    pub(crate) fn cpus_of_others(&self, owner: &OwnerId, container: &ContainerName) -> CpuSet {
+        let containers = self.owner(owner).into_iter().flat_map(|account| &account.containers);
+        let others = containers.filter(|(name, _)| *name != container);
+        others.filter_map(|(_, held)| held.cpus.as_ref()).flat_map(CpuSet::iter).collect()
+    }
+
     /// The blocks of a container; none if it holds no memory.
     pub(crate) fn blocks(&self, owner: &OwnerId, container: &ContainerName) -> &[Block] {
         self.allocation(owner, container).map_or(&[], |allocation| &allocation.blocks)

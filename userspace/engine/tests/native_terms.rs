@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use numaward_engine::{
-    Cause, Decision, Ledger, Native, NativeOptions, PolicyConfig, Quantity, Reason, Request, Resources,
-    Strategy, Terms,
+    Cause, ContainerRequest, Decision, Kubelet, Ledger, Native, NativeOptions, PolicyConfig, Quantity,
+    Reason, Request, Resources, Strategy, Terms,
     native::plan::Limits,
     policy::{
         CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, Tiers, TopologyManagerPolicy,
@@ -157,6 +157,59 @@ fn who_is_resized_stays_where_it_is() {
     assert_eq!(native.removed(&shrunk, &"a".into()), native.idle());
     let error = resize(&ledger, 2, 500).unwrap_err().to_string();
     assert!(error.contains("memory requested") && error.contains("free"), "{error}");
+}
+
+#[test]
+fn who_grows_leaves_a_cpu_to_those_that_share() {
+    let options = [("strict-cpu-reservation".to_owned(), "true".to_owned())];
+    let config = PolicyConfig {
+        cpu_manager_policy_options: options.into(),
+        ..config(TopologyManagerPolicy::SingleNumaNode)
+    };
+    let machine =
+        Machine::builder().nodes(1).cores_per_node(4).smt(2).memory(Bytes::gib(8)).build().unwrap();
+    let native = Native::new(&machine, &config, &NativeOptions::default()).unwrap();
+    let to = |cpus| Resources::none().with_cpu(Quantity::whole(cpus));
+    let resize = |ledger: &Ledger, cpus| native.resize(ledger, &"a".into(), &"a".into(), &to(cpus));
+    // Two of the eight CPUs are reserved, and nobody may run there.
+    let alone = admit(&native, &native.idle(), "a", (2, 1), &Terms::default());
+    assert!(resize(&alone, 6).unwrap().shared_pool().is_empty(), "nobody needs the shared pool");
+    let fraction = Resources::none().with_cpu(Quantity::milli(500));
+    let fraction = Request::workload("b", fraction.with_memory(Quantity::whole(Bytes::gib(1).0)));
+    let shared = native.admit(&alone, &fraction).ledger;
+    assert_eq!(resize(&shared, 5).unwrap().shared_pool().len(), 1);
+    let error = resize(&shared, 6).unwrap_err().to_string();
+    assert!(error.contains("cpu requested 4, free 4: the shared pool would have no CPU left"), "{error}");
+    // An admission goes by the same rule.
+    let error = decide(&native, &shared, "c", (4, 1), &Terms::default()).outcome.unwrap_err();
+    assert!(error.message.contains("the shared pool would have no CPU left"), "{error}");
+}
+
+/// An init container and an app container of one owner, with four CPUs each: the first borrows from the second.
+#[test]
+fn what_an_init_container_still_uses_is_not_free_after_a_resize() {
+    let policy = TopologyManagerPolicy::SingleNumaNode;
+    let strategies: [Box<dyn Strategy>; 2] =
+        [Box::new(native(policy)), Box::new(Kubelet::new(&machine(), &config(policy)).unwrap())];
+    for strategy in strategies {
+        let container = |name: &str| ContainerRequest::guaranteed(name, resources(4, 1));
+        let request = Request {
+            owner: "a".into(),
+            init_containers: vec![container("init")],
+            containers: vec![container("app")],
+        };
+        let decision = strategy.admit(&strategy.idle(), &request);
+        decision.outcome.unwrap();
+        let running = strategy.started(&decision.ledger, &"a".into(), &"init".into());
+        let to = Resources::none().with_cpu(Quantity::whole(2));
+        let shrunk = strategy.resize(&running, &"a".into(), &"app".into(), &to).unwrap();
+        let init = shrunk.cpus_of(&"a".into(), &"init".into());
+        assert_eq!(init.len(), 4, "{strategy:?}");
+        assert!(!shrunk.shared_pool().intersects(init), "{strategy:?}");
+        let ended = strategy.started(&shrunk, &"a".into(), &"app".into());
+        let removed = strategy.removed(&ended, &"a".into());
+        assert_eq!(removed.shared_pool(), strategy.idle().shared_pool(), "{strategy:?}");
+    }
 }
 
 #[test]

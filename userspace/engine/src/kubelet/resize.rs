@@ -38,7 +38,8 @@ impl Kubelet {
                 let whole = wanted.whole_cpus().and_then(|whole| usize::try_from(whole).ok());
                 let whole = whole.filter(|&whole| whole > 0).ok_or(ResizeError::NotWholeCpus(wanted))?;
                 let chosen = manager.resized(ledger, cpus, whole, &nodes)?;
-                next.shared_pool = &(&next.shared_pool | cpus) - &chosen;
+                let free = cpus - &ledger.cpus_of_others(owner, container);
+                next.shared_pool = &(&next.shared_pool | &free) - &chosen;
                 next.allocation_mut(owner, container).cpus = Some(chosen);
             }
             for block in &held.blocks {
@@ -97,9 +98,12 @@ pub(crate) fn note_request(ledger: &mut Ledger, owner: &OwnerId, container: &Con
     let mut request = (*request).clone();
     let asked = request.init_containers.iter_mut().chain(&mut request.containers);
     for asked in asked.filter(|asked| &asked.name == container) {
-        for resources in [&mut asked.requests, &mut asked.limits] {
-            resources.cpu = to.cpu.or(resources.cpu);
-            resources.memory.extend(to.memory.iter().map(|(&kind, &amount)| (kind, amount)));
+        asked.requests.cpu = to.cpu.or(asked.requests.cpu);
+        asked.requests.memory.extend(to.memory.iter().map(|(&kind, &amount)| (kind, amount)));
+        // What is not limited stays so: its class of service would change.
+        asked.limits.cpu = asked.limits.cpu.map(|cpu| to.cpu.unwrap_or(cpu));
+        for (kind, limit) in &mut asked.limits.memory {
+            *limit = to.memory.get(kind).copied().unwrap_or(*limit);
         }
     }
     ledger.owner_mut(owner).request = Some(Arc::new(request));

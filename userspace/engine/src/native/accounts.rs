@@ -3,7 +3,7 @@
 //! What is promised on a node is the sum of what is placed there, and what is free is the rest of what can be promised,
 //! or nothing: a node that lost memory can have more promised than it has.
 
-use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
+use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
 
 use super::host::Host;
 use crate::{
@@ -74,10 +74,7 @@ pub(super) fn release(host: &Host, ledger: &mut Ledger, owner: &OwnerId, contain
         }
     }
     if let Some(cpus) = held.cpus {
-        let others = ledger.owner(owner);
-        let others = others.into_iter().flat_map(|account| account.containers.values());
-        let in_use: CpuSet = others.filter_map(|of| of.cpus.as_ref()).flat_map(CpuSet::iter).collect();
-        let mut free = &cpus - &in_use;
+        let mut free = &cpus - &ledger.cpus_of_others(owner, container);
         // CPUs that went offline, or were reserved, since they were given.
         if let Some(manager) = &host.cpus {
             free = &free & manager.idle_pool();

@@ -115,7 +115,12 @@ impl Cpus {
 
     /// The CPUs that can become exclusive now.
     pub(super) fn available(&self, ledger: &Ledger) -> CpuSet {
-        self.whole(&(ledger.shared_pool() & &self.allocatable))
+        self.allocatable_of(ledger.shared_pool())
+    }
+
+    /// Those of these CPUs that can become exclusive.
+    pub(super) fn allocatable_of(&self, cpus: &CpuSet) -> CpuSet {
+        self.whole(&(cpus & &self.allocatable))
     }
 
     /// How many of these CPUs each node has, by position.

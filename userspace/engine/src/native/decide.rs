@@ -24,7 +24,7 @@ use crate::{
     decision::{Cause, Decision, Grant, Rejection},
     explain::Explanation,
     hint::Resource,
-    ledger::{Allocation, Block, Ledger},
+    ledger::{Allocation, Block, Ledger, OwnerAccount},
     policy::{Tiers, TopologyManagerPolicy, TopologyManagerScope},
     request::{ContainerName, ContainerRequest, OwnerId, Request},
     searches::{Candidate, Search},
@@ -348,14 +348,15 @@ impl Native {
             Ok(allocations) => allocations,
             Err((refusal, container)) => return refuse(refusal, container, explanation),
         };
-        if let Err(refusal) = self.check_shared_pool(&next, request, &allocations) {
-            return refuse(refusal, None, explanation);
-        }
         let account = next.owner_mut(&request.owner);
         account.request = Some(Arc::new(request.clone()));
         account.terms.clone_from(terms);
+        let before = next.shared_pool.clone();
         for (need, allocation) in needs.containers.iter().zip(&allocations) {
             accounts::hold(&mut next, &request.owner, &need.name, allocation.clone());
+        }
+        if let Err((requested, free)) = self.check_shared_pool(&before, &next) {
+            return refuse(Refusal::SharedPool { requested, free }, None, explanation);
         }
         let grants = needs.containers.into_iter().zip(allocations);
         let grants = grants.map(|(need, allocation)| Grant { container: need.name, allocation });
@@ -470,37 +471,22 @@ impl Native {
         allocation
     }
 
-    /// With `strict-cpu-reservation` all CPUs can become exclusive. Those that have none need one to run on.
-    fn check_shared_pool(
-        &self,
-        ledger: &Ledger,
-        request: &Request,
-        allocations: &[Allocation],
-    ) -> Result<(), Refusal> {
+    /// With `strict-cpu-reservation` all CPUs can become exclusive. Those that have none need one to run on: a ledger
+    /// that leaves them none is refused, with the CPUs that were taken from the shared pool and those that were free.
+    pub(super) fn check_shared_pool(&self, before: &CpuSet, next: &Ledger) -> Result<(), (u64, u64)> {
         let Some(cpus) = self.host.cpus.as_ref().filter(|cpus| cpus.strict_reservation()) else {
             return Ok(());
         };
-        let taken: CpuSet =
-            allocations.iter().filter_map(|of| of.cpus.as_ref()).flat_map(CpuSet::iter).collect();
-        if !(ledger.shared_pool() - &taken).is_empty() {
-            return Ok(());
-        }
-        let shares = |request: &Request, holds: &dyn Fn(&ContainerName) -> bool| {
-            request.all_containers().any(|of| !request.is_regular_init(&of.name) && !holds(&of.name))
-        };
-        let own = |name: &ContainerName| {
-            let index = request.all_containers().position(|of| &of.name == name);
-            index.and_then(|index| allocations.get(index)).is_some_and(|of| of.cpus.is_some())
-        };
-        let others = ledger.owners().any(|(_, account)| {
+        let shares = |account: &OwnerAccount| {
             let holds =
                 |name: &ContainerName| account.containers.get(name).is_some_and(|of| of.cpus.is_some());
-            account.request.as_ref().is_some_and(|request| shares(request, &holds))
-        });
-        if !others && !shares(request, &own) {
+            account.request.as_ref().is_some_and(|request| {
+                request.all_containers().any(|of| !request.is_regular_init(&of.name) && !holds(&of.name))
+            })
+        };
+        if !next.shared_pool.is_empty() || !next.owners().any(|(_, account)| shares(account)) {
             return Ok(());
         }
-        let free = cpus.available(ledger).len() as u64;
-        Err(Refusal::SharedPool { requested: taken.len() as u64, free })
+        Err((before.len() as u64, cpus.allocatable_of(before).len() as u64))
     }
 }

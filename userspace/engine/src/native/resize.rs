@@ -38,9 +38,14 @@ impl Native {
                     nodes.extend(held.memory_nodes().iter());
                 }
                 let chosen = manager.resized(ledger, cpus, whole, &nodes)?;
-                let pool = &(&next.shared_pool | &(cpus & manager.idle_pool())) - &chosen;
-                next.shared_pool = pool;
+                // What it gives back, and nothing that went offline or was reserved since it was given.
+                let free = &(cpus & manager.idle_pool()) - &ledger.cpus_of_others(owner, container);
+                next.shared_pool = &(&next.shared_pool | &free) - &chosen;
+                let grows = chosen.len() > cpus.len();
                 next.allocation_mut(owner, container).cpus = Some(chosen);
+                if grows && let Err((requested, free)) = self.check_shared_pool(&ledger.shared_pool, &next) {
+                    return Err(ResizeError::SharedPool { requested, free });
+                }
             }
             for block in &held.blocks {
                 let Some(&wanted) = to.memory.get(&block.kind) else { continue };
