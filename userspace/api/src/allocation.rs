@@ -3,14 +3,17 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_engine::ledger::KindAccount;
-pub use numaward_engine::policy::TopologyManagerPolicy;
+pub use numaward_engine::policy::{MemoryTier, Tiers, TopologyManagerPolicy, UnknownName};
 use numaward_topology::ZoneKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 use utoipa::ToSchema;
 
-use super::enforcement::{Drift, Enforcement};
+use super::{
+    enforcement::{Drift, Enforcement},
+    placement::{Cpus, Placement},
+};
 
 /// A request for an allocation.
 #[skip_serializing_none]
@@ -22,9 +25,8 @@ pub struct AllocationRequest {
     pub name: String,
     /// What the allocation is for.
     pub target: Target,
-    /// Exclusive CPUs, at least 1.
-    #[schema(minimum = 1)]
-    pub cpus: u32,
+    /// CPUs, above 0: whole ones are exclusive, a part of a CPU (`500m`, `1.5`) stays shared. Absent: shared.
+    pub cpus: Option<Cpus>,
     /// Memory, as Kubernetes writes quantities; promised on the nodes of the allocation.
     #[schema(examples("8Gi"))]
     pub memory: String,
@@ -40,6 +42,26 @@ pub struct AllocationRequest {
     pub policy: Option<TopologyManagerPolicy>,
     /// Whether its CPUs are a scheduling domain of their own; absent: `member`, no.
     pub partition: Option<PartitionKind>,
+    /// How it wants to be placed besides.
+    #[serde(default, skip_serializing_if = "Placement::is_default")]
+    pub placement: Placement,
+}
+
+impl AllocationRequest {
+    /// A request for nothing but so much memory.
+    pub fn new(name: impl Into<String>, target: Target, memory: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            target,
+            cpus: None,
+            memory: memory.into(),
+            memory_limit: None,
+            hugepages: BTreeMap::new(),
+            policy: None,
+            partition: None,
+            placement: Placement::default(),
+        }
+    }
 }
 
 /// A kind of `cpuset.cpus.partition`.
@@ -171,7 +193,7 @@ pub struct Allocation {
     /// The directory of its cgroup on the host.
     #[schema(examples("/sys/fs/cgroup/numaward/redis"))]
     pub directory: String,
-    /// Its exclusive CPUs, as a list.
+    /// Its exclusive CPUs, as a list; empty where it shares those that are exclusive to nobody.
     #[schema(examples("2-3"))]
     pub cpus: String,
     /// The nodes on which memory is promised to it, as a list.
@@ -183,6 +205,11 @@ pub struct Allocation {
     pub enforced: bool,
     /// The pattern of the guarantee in the configuration, if it was declared there.
     pub declared: Option<String>,
+    /// Its own topology policy, if it has one.
+    pub policy: Option<TopologyManagerPolicy>,
+    /// How it wanted to be placed besides.
+    #[serde(default, skip_serializing_if = "Placement::is_default")]
+    pub placement: Placement,
     /// What its cgroup is to hold: values by knob.
     #[schema(examples(json!({"cpuset.cpus": "2-3", "cpuset.mems": "1"})))]
     pub settings: BTreeMap<String, String>,

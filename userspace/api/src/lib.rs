@@ -9,6 +9,7 @@ pub mod doctor;
 mod enforcement;
 mod event;
 pub mod import;
+mod placement;
 pub mod problem;
 mod sample;
 pub mod simulation;
@@ -24,13 +25,14 @@ pub use self::{
     activity::{Activity, NodeAccesses, RemoteAccesses, Stalls},
     allocation::{
         Allocation, AllocationRequest, Allocations, Block, Candidate, DryRun, Explanation, Hint,
-        KindPromises, Lack, Merge, Moved, NodePromises, PartitionKind, PodContainer, Refusal, Rejection,
-        ResourceHints, Shortfall, Target, TopologyManagerPolicy, Waiting,
+        KindPromises, Lack, MemoryTier, Merge, Moved, NodePromises, PartitionKind, PodContainer, Refusal,
+        Rejection, ResourceHints, Shortfall, Target, Tiers, TopologyManagerPolicy, UnknownName, Waiting,
     },
     enforcement::{
         Drift, DriftState, Enforcement, EnforcementMode, HerdState, Herded, Herding, Noticed, Writer,
     },
     event::{Event, EventFilter, EventKind, EventPage, Severity},
+    placement::{Cpus, Placement, Resize, Resized},
     problem::Problem,
     sample::Sample,
 };

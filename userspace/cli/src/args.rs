@@ -2,16 +2,16 @@
 
 #![expect(clippy::doc_markdown, reason = "these comments are the help, printed as they are")]
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, str::FromStr};
 
 use clap::{
     Args, Parser, Subcommand, ValueEnum,
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use clap_complete::Shell;
-use numaward_api::{PartitionKind, TopologyManagerPolicy};
+use numaward_api::{Cpus, MemoryTier, PartitionKind, Tiers, TopologyManagerPolicy, UnknownName};
 use numaward_config::Interval;
-use numaward_engine::policy::Tiers;
+use numaward_topology::NodeSet;
 
 use crate::column::Column;
 
@@ -66,7 +66,10 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Run a command with exclusive CPUs and memory on their nodes
+    /// Run a command with memory on nodes, and with CPUs there
+    ///
+    /// Whole CPUs are exclusive. Without any, or with a part of one, the command shares those that are exclusive to
+    /// nobody.
     ///
     /// The command runs in a cgroup of its own and ends the guarantee with its last process. Its exit code is
     /// passed on; 3: the guarantee was refused; 4: the daemon is not reachable.
@@ -82,8 +85,12 @@ pub(crate) enum Command {
         #[arg(last = true, required = true, value_name = "COMMAND")]
         command: Vec<OsString>,
     },
-    /// Give exclusive CPUs and memory to a cgroup or a unit that runs
+    /// Give memory, and CPUs, to a cgroup or a unit that runs
     Guarantee(Guarantee),
+    /// Change what a guarantee that runs holds, all of it or nothing
+    ///
+    /// It stays on its nodes; 3: these do not have what is missing.
+    Resize(Resize),
     /// End a guarantee; the cgroup gets back what it had
     Release {
         /// Name of the workload
@@ -219,39 +226,142 @@ pub(crate) struct Shown {
 /// What is asked for.
 #[derive(Debug, Args)]
 pub(crate) struct Wanted {
-    /// Exclusive CPUs
+    /// CPUs: whole ones (4) are exclusive, parts (500m, 1.5) are shared [default: shared]
     #[arg(long, value_name = "NUMBER")]
-    pub(crate) cpus: u32,
+    pub(crate) cpus: Option<Cpus>,
     /// Memory that is promised on the nodes
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: String,
     /// The most memory that may be used [default: what is promised]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory_limit: Option<String>,
-    /// Huge pages of 2 MiB, in bytes
-    #[arg(long = "hugepages-2Mi", value_name = "SIZE")]
-    pub(crate) hugepages_2mi: Option<String>,
-    /// Huge pages of 1 GiB, in bytes
-    #[arg(long = "hugepages-1Gi", value_name = "SIZE")]
-    pub(crate) hugepages_1gi: Option<String>,
+    #[command(flatten)]
+    pub(crate) hugepages: Hugepages,
     /// How the nodes of CPUs and memory have to agree [default: topologyManagerPolicy of the configuration]
     #[arg(long, value_parser = policies())]
     pub(crate) policy: Option<TopologyManagerPolicy>,
     /// Make the CPUs a scheduling domain of their own (cpuset.cpus.partition)
     #[arg(long, value_parser = partitions())]
     pub(crate) partition: Option<PartitionKind>,
+    #[command(flatten)]
+    pub(crate) placement: Placement,
+}
+
+/// Huge pages by their size.
+#[derive(Debug, Args)]
+pub(crate) struct Hugepages {
+    /// Huge pages of 2 MiB, in bytes
+    #[arg(long = "hugepages-2Mi", value_name = "SIZE")]
+    pub(crate) hugepages_2mi: Option<String>,
+    /// Huge pages of 1 GiB, in bytes
+    #[arg(long = "hugepages-1Gi", value_name = "SIZE")]
+    pub(crate) hugepages_1gi: Option<String>,
+    /// Huge pages of any size, such as 2Mi=64Mi; can be repeated
+    #[arg(long = "hugepages", value_name = "SIZE=BYTES", value_parser = pair)]
+    pub(crate) hugepages: Vec<(String, String)>,
+}
+
+/// How it wants to be placed besides. All but --preferred-nodes needs the strategy native.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Placement (all but --preferred-nodes needs strategy: native)")]
+pub(crate) struct Placement {
+    /// Nodes on which it should be if it can, such as 0-1
+    #[arg(long, value_name = "NODES")]
+    pub(crate) preferred_nodes: Option<NodeSet>,
+    /// Put it on the nodes of another if possible: by its name (a pod: namespace/name), or by a label; can be repeated
+    #[arg(long, value_name = "NAME|KEY=VALUE")]
+    pub(crate) with: Vec<String>,
+    /// Put it on other nodes than another if possible, named likewise; can be repeated
+    #[arg(long, value_name = "NAME|KEY=VALUE")]
+    pub(crate) apart: Vec<String>,
+    /// A label by which others can name it; can be repeated
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = pair)]
+    pub(crate) labels: Vec<(String, String)>,
+    /// How memory-only nodes count [default: tiers of the configuration]
+    #[arg(long, value_parser = named(Tiers::ALL, Tiers::as_str, tiers_help))]
+    pub(crate) tiers: Option<Tiers>,
+    /// The only sort of memory that it takes; can be repeated [default: any]
+    #[arg(long = "memory-tier", value_name = "TIER", value_parser = named(MemoryTier::ALL, MemoryTier::as_str, memory_tier_help))]
+    pub(crate) memory_tiers: Vec<MemoryTier>,
+    /// Take CPUs that share a last-level cache if possible
+    #[arg(long)]
+    pub(crate) same_cache: bool,
+    /// Never move it to other nodes
+    #[arg(long)]
+    pub(crate) immovable: bool,
+    /// Promise its memory on a home node without binding it there: it may use more, up to --memory-limit, on any node
+    #[arg(long)]
+    pub(crate) burstable: bool,
+}
+
+impl Hugepages {
+    /// All of them, in bytes by size.
+    pub(crate) fn by_size(self) -> BTreeMap<String, String> {
+        let named = [("2Mi", self.hugepages_2mi), ("1Gi", self.hugepages_1gi)];
+        let named = named.into_iter().filter_map(|(size, bytes)| Some((size.to_owned(), bytes?)));
+        named.chain(self.hugepages).collect()
+    }
+}
+
+impl From<Placement> for numaward_api::Placement {
+    fn from(placement: Placement) -> Self {
+        let Placement { preferred_nodes, with, apart, labels, tiers, memory_tiers, .. } = placement;
+        Self {
+            preferred_nodes,
+            tiers,
+            memory_tiers: memory_tiers.into_iter().collect(),
+            labels: labels.into_iter().collect(),
+            with: with.into_iter().collect(),
+            apart: apart.into_iter().collect(),
+            same_cache: placement.same_cache,
+            immovable: placement.immovable,
+            burstable: placement.burstable,
+        }
+    }
+}
+
+/// Two texts with `=` between them.
+fn pair(text: &str) -> Result<(String, String), String> {
+    let pair = text.split_once('=').filter(|(key, _)| !key.is_empty());
+    let (key, value) = pair.ok_or_else(|| format!("{text:?} has no key and value, such as key=value"))?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+fn tiers_help(tiers: Tiers) -> &'static str {
+    match tiers {
+        Tiers::Attached => "Together with the nodes with CPUs that they are nearest to",
+        Tiers::Strict => "As nodes of their own",
+    }
+}
+
+fn memory_tier_help(tier: MemoryTier) -> &'static str {
+    match tier {
+        MemoryTier::Dram => "Ordinary memory",
+        MemoryTier::Hbm => "High-bandwidth memory",
+        MemoryTier::Cxl => "Memory behind a CXL link, and whatever is slower than ordinary memory",
+    }
 }
 
 /// The policies by the kubelet's names.
 fn policies() -> impl TypedValueParser<Value = TopologyManagerPolicy> {
-    let named = TopologyManagerPolicy::ALL.iter().map(|policy| {
-        PossibleValue::new(policy.as_str()).help(match policy {
-            TopologyManagerPolicy::None => "No rule ties them",
-            TopologyManagerPolicy::BestEffort => "The same nodes if possible",
-            TopologyManagerPolicy::Restricted => "The same nodes, as few as could ever do, or it is refused",
-            TopologyManagerPolicy::SingleNumaNode => "One node, or it is refused",
-        })
-    });
+    named(TopologyManagerPolicy::ALL, TopologyManagerPolicy::as_str, |policy| match policy {
+        TopologyManagerPolicy::None => "No rule ties them",
+        TopologyManagerPolicy::BestEffort => "The same nodes if possible",
+        TopologyManagerPolicy::Restricted => "The same nodes, as few as could ever do, or it is refused",
+        TopologyManagerPolicy::SingleNumaNode => "One node, or it is refused",
+    })
+}
+
+/// Values by their names.
+fn named<T>(
+    all: &'static [T],
+    name: fn(T) -> &'static str,
+    help: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T>
+where
+    T: Copy + FromStr<Err = UnknownName> + Send + Sync,
+{
+    let named = all.iter().map(|&of| PossibleValue::new(name(of)).help(help(of)));
     PossibleValuesParser::new(named).try_map(|name| name.parse())
 }
 
@@ -329,9 +439,33 @@ pub(crate) struct Guarantee {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Resize {
+    /// Name of the workload
+    pub(crate) name: String,
+    /// CPUs: a whole number for who has exclusive ones, a part (500m) for who shares them
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) cpus: Option<Cpus>,
+    /// Memory that is promised on its nodes
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<String>,
+    /// The most memory that may be used [default: what is promised, where both were equal, else as it was]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory_limit: Option<String>,
+    #[command(flatten)]
+    pub(crate) hugepages: Hugepages,
+    /// Only say what would happen
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) control: Controlled,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Explain {
     /// Name of a workload that holds an allocation
-    #[arg(required_unless_present = "cpus", conflicts_with_all = ["cpus", "memory"])]
+    #[arg(required_unless_present = "memory", conflicts_with_all = ["cpus", "memory"])]
     pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) wanted: Option<Wanted>,

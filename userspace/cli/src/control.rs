@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use hyper::{Method, body::Bytes};
 use numaward_api as api;
+use serde::Serialize;
 
 use crate::client::{ClientError, Server};
 
@@ -20,6 +21,17 @@ impl Server {
         self.ask(Method::POST, &format!("{PATH}?dryRun=true"), body(asked)).await
     }
 
+    /// Asks for a change of an allocation, or what it would come to.
+    pub(crate) async fn resize(
+        &self,
+        name: &str,
+        asked: &api::Resize,
+        dry_run: bool,
+    ) -> Result<api::Resized, ClientError> {
+        let query = if dry_run { "?dryRun=true" } else { "" };
+        self.ask(Method::PATCH, &format!("{PATH}/{}{query}", encoded(name)), body(asked)).await
+    }
+
     /// Asks what is held.
     pub(crate) async fn allocations(&self) -> Result<api::Allocations, ClientError> {
         self.get(PATH).await
@@ -31,7 +43,7 @@ impl Server {
     }
 }
 
-fn body(asked: &api::AllocationRequest) -> Bytes {
+fn body(asked: &impl Serialize) -> Bytes {
     // Text and numbers: it can always be written.
     serde_json::to_vec(asked).unwrap_or_default().into()
 }

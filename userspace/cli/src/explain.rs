@@ -1,9 +1,10 @@
 //! `numaward guarantee` and `numaward explain`: allocations and decisions as text.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
 use numaward_api::{
-    Allocation, Drift, DriftState, DryRun, Explanation, Noticed, Refusal, Rejection, Shortfall, Writer,
+    Allocation, Drift, DriftState, DryRun, Explanation, Noticed, Placement, Refusal, Rejection, Shortfall,
+    Writer,
 };
 
 use crate::table::{row, size, table};
@@ -17,10 +18,12 @@ pub(crate) fn render_allocation(allocation: &Allocation) -> String {
 /// An allocation for people, in a line or two.
 pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
     let Allocation { name, cgroup, cpus, nodes, .. } = allocation;
-    let mut text = format!("{name} {verb} CPUs {cpus} and memory on node {nodes} (cgroup {cgroup})\n");
+    let cpus = if cpus.is_empty() { "shared CPUs".to_owned() } else { format!("CPUs {cpus}") };
+    let mut text = format!("{name} {verb} {cpus} and memory on node {nodes} (cgroup {cgroup})\n");
     for block in &allocation.memory {
         let _ = writeln!(text, "  {} {} on node {}", block.kind, size(block.bytes), block.nodes);
     }
+    text.extend(terms(allocation).map(|terms| format!("  {terms}\n")));
     if !allocation.enforced {
         text.push_str("  not enforced: enforcement.mode is not on in the daemon's configuration\n");
     }
@@ -39,6 +42,33 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
     }
     text.extend(allocation.drift.iter().map(drifted));
     text
+}
+
+/// How it wanted to be placed, in a line; none if it did not say.
+fn terms(allocation: &Allocation) -> Option<String> {
+    let Placement {
+        preferred_nodes,
+        tiers,
+        memory_tiers,
+        labels,
+        with,
+        apart,
+        same_cache,
+        immovable,
+        burstable,
+    } = &allocation.placement;
+    let text = |what: &str, value: &dyn Display| format!("{what} {value}");
+    let mut terms: Vec<String> = Vec::new();
+    terms.extend(allocation.policy.map(|policy| text("policy", &policy)));
+    terms.extend(preferred_nodes.as_ref().map(|nodes| text("preferred nodes", nodes)));
+    terms.extend(tiers.map(|tiers| text("tiers", &tiers)));
+    terms.extend(memory_tiers.iter().map(|tier| text("memory tier", tier)));
+    terms.extend(labels.iter().map(|(key, value)| format!("label {key}={value}")));
+    terms.extend(with.iter().map(|name| text("with", name)));
+    terms.extend(apart.iter().map(|name| text("apart from", name)));
+    let flags = [(same_cache, "same cache"), (immovable, "immovable"), (burstable, "burstable")];
+    terms.extend(flags.into_iter().filter(|(is_set, _)| **is_set).map(|(_, name)| name.to_owned()));
+    (!terms.is_empty()).then(|| format!("terms: {}", terms.join(", ")))
 }
 
 /// A knob that drifted, in a line.

@@ -44,7 +44,7 @@ use serde::Serialize;
 use crate::{
     args::{
         Cli, Command, ConfigFile, Controlled, Explain, Format, Guarantee, ImportKubeletState, Output,
-        Reached, Run, Shown, Simulate, Socket, Wanted,
+        Reached, Resize, Run, Shown, Simulate, Socket, Wanted,
     },
     client::{ClientError, Server},
     remote::Remote,
@@ -80,6 +80,7 @@ pub fn main(daemon: &Daemon) -> ExitCode {
         Command::Top { shown, reached, output } => top(&shown, reached, output),
         Command::Exec { wanted, name, socket, command } => exec(wanted, name, socket, &command),
         Command::Guarantee(args) => guarantee(args),
+        Command::Resize(args) => resize(args),
         Command::Release { name, control } => release(&name, control),
         Command::Explain(args) => explain(args),
         Command::Enter { directory, command } => exec::enter(&directory, &command),
@@ -226,11 +227,19 @@ fn control(args: Controlled) -> anyhow::Result<Server> {
 }
 
 fn asked(name: String, target: api::Target, wanted: Wanted) -> api::AllocationRequest {
-    let Wanted { cpus, memory, memory_limit, hugepages_2mi, hugepages_1gi, policy, partition } = wanted;
-    let hugepages = [("2Mi", hugepages_2mi), ("1Gi", hugepages_1gi)];
-    let hugepages =
-        hugepages.into_iter().filter_map(|(size, bytes)| Some((size.to_owned(), bytes?))).collect();
-    api::AllocationRequest { name, target, cpus, memory, memory_limit, hugepages, policy, partition }
+    let Wanted { cpus, memory, memory_limit, hugepages, policy, partition, placement } = wanted;
+    let (hugepages, placement) = (hugepages.by_size(), placement.into());
+    api::AllocationRequest {
+        name,
+        target,
+        cpus,
+        memory,
+        memory_limit,
+        hugepages,
+        policy,
+        partition,
+        placement,
+    }
 }
 
 /// The name of a command's workload that was given none: unique on this host while the command runs.
@@ -263,6 +272,21 @@ fn guarantee(args: Guarantee) -> anyhow::Result<ExitCode> {
     let target = if is_cgroup { api::Target::Cgroup(args.target) } else { api::Target::Unit(args.target) };
     let allocation = runtime()?.block_on(control.admit(&asked(name, target, args.wanted)))?;
     print(args.output, &allocation, |allocation| explain::placed(allocation, "holds"))
+}
+
+fn resize(args: Resize) -> anyhow::Result<ExitCode> {
+    let control = control(args.control)?;
+    let asked = api::Resize {
+        cpus: args.cpus,
+        memory: args.memory,
+        memory_limit: args.memory_limit,
+        hugepages: args.hugepages.by_size(),
+    };
+    let resized = runtime()?.block_on(control.resize(&args.name, &asked, args.dry_run))?;
+    print(args.output, &resized, |resized| match resized {
+        api::Resized::Held(allocation) => explain::placed(allocation, "holds"),
+        api::Resized::Dry(dry) => explain::render_dry_run(dry),
+    })
 }
 
 fn release(name: &str, control: Controlled) -> anyhow::Result<ExitCode> {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, str::FromStr};
 
 use educe::Educe;
-use numaward_api::{EnforcementMode, PartitionKind};
+use numaward_api::{Cpus, EnforcementMode, PartitionKind, Placement};
 use numaward_cgroup::CgroupPath;
 use numaward_engine::{Quantity, policy::TopologyManagerPolicy};
 use numaward_topology::{Bytes, HugepageSize, ZoneKind, serde_as_text};
@@ -56,9 +56,8 @@ pub struct Declared {
     pub unit: Option<UnitPattern>,
     /// The cgroup, as a pattern: `*` stands for any text without a slash, `**` for any number of levels.
     pub cgroup: Option<CgroupPattern>,
-    /// Exclusive CPUs for each.
-    #[schemars(range(min = 1, max = 65_536))]
-    pub cpus: u32,
+    /// CPUs for each: whole ones are exclusive, a part of a CPU (`500m`, `1.5`) stays shared. Default: shared.
+    pub cpus: Option<Cpus>,
     /// Memory for each: promised on the nodes.
     pub memory: Size,
     /// The most memory that each may use. Default: `memory`.
@@ -70,6 +69,9 @@ pub struct Declared {
     pub policy: Option<TopologyManagerPolicy>,
     /// Whether its CPUs are a scheduling domain of their own (`cpuset.cpus.partition`). Default: `member`.
     pub partition: Option<PartitionKind>,
+    /// How each wants to be placed besides.
+    #[serde(default, skip_serializing_if = "Placement::is_default")]
+    pub placement: Placement,
 }
 
 impl Declared {

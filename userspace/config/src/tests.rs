@@ -260,6 +260,8 @@ guarantees:
   policy: single-numa-node
   partition: isolated
 - {cgroup: /batch/*, cpus: 1, memory: 1073741824}
+- {cgroup: /web/*, cpus: 500m, memory: 1Gi, placement: {with: [db], memoryTiers: [dram], preferredNodes: 0-1}}
+- {cgroup: /cache/*, memory: 1Gi, memoryLimit: 2Gi, placement: {burstable: true}}
 ";
     let config = with_file(file, &[], vec![]).unwrap().config;
     assert_eq!(
@@ -267,7 +269,10 @@ guarantees:
         (EnforcementMode::On, EnforcementMode::DryRun)
     );
     let patterns: Vec<_> = config.guarantees.iter().map(Declared::pattern).collect();
-    assert_eq!(patterns, ["db@*.service", "/batch/*"]);
+    assert_eq!(patterns, ["db@*.service", "/batch/*", "/web/*", "/cache/*"]);
+    let cpus: Vec<_> = config.guarantees.iter().map(|of| of.cpus.map(|cpus| cpus.to_string())).collect();
+    assert_eq!(cpus, [Some("4".to_owned()), Some("1".to_owned()), Some("500m".to_owned()), None]);
+    assert!(config.guarantees[2].placement.with.contains("db") && config.guarantees[3].placement.burstable);
     assert_eq!(config.guarantees[1].memory.0, numaward_topology::Bytes::gib(1));
     let text = serde_json::to_string(&config).unwrap();
     assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config);
@@ -308,9 +313,8 @@ guarantees:
         "2:9: enforcement.mode: unknown variant `maybe`, expected one of `off`, `dry-run`, `on`",
         "3:28: enforcement.herding.systemSlices.0: \"init.scope\" is no such path; expected the path of",
         "5:10: guarantees.0.unit: \"a.timer\" is not the name of units that have cgroups; expected one",
-        "6:3: guarantees.1: missing field `cpus`",
         "6:16: unknown key \"cpu\" in \"guarantees.1\"; did you mean \"cpus\"?",
-        "8:9: guarantees.2.cpus: 0 is not between 1 and 65536",
+        "8:9: guarantees.2.cpus: 0 is not between 0.001 and 65536",
         "9:11: guarantees.2.memory: \"none\" is not a quantity",
         "10:12: guarantees.3.cgroup: a unit is given as well: leave out one of the two",
         "10:50: guarantees.3.memory: it is 0; expected a number of bytes above 0, such as 256Mi or 8Gi",

@@ -19,6 +19,7 @@ mod machine;
 mod migrations;
 mod mode;
 pub(crate) mod pods;
+mod resize;
 mod storage;
 
 use std::{sync::Arc, time::Instant};

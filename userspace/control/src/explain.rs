@@ -13,17 +13,32 @@ pub(super) fn rejection(rejection: &engine::Rejection) -> api::Rejection {
     api::Rejection {
         reason: rejection.reason.to_string(),
         message: rejection.message.clone(),
-        shortfalls: rejection
-            .shortfalls
-            .iter()
-            .map(|shortfall| api::Shortfall {
-                node: shortfall.node.0,
-                resource: shortfall.resource.to_string(),
-                requested: shortfall.requested,
-                free: shortfall.free,
-            })
-            .collect(),
+        shortfalls: shortfalls(&rejection.shortfalls),
     }
+}
+
+fn shortfalls(shortfalls: &[engine::Shortfall]) -> Vec<api::Shortfall> {
+    let shortfalls = shortfalls.iter().map(|shortfall| api::Shortfall {
+        node: shortfall.node.0,
+        resource: shortfall.resource.to_string(),
+        requested: shortfall.requested,
+        free: shortfall.free,
+    });
+    shortfalls.collect()
+}
+
+/// Why a guarantee is not changed, in a word of Kubernetes for the same.
+pub(super) fn resize(error: &engine::ResizeError) -> api::Rejection {
+    let (reason, missing) = match error {
+        engine::ResizeError::Shortfall(missing) => ("Deferred", missing.as_slice()),
+        engine::ResizeError::SharedPool { .. } => ("Deferred", &[][..]),
+        _ => ("Infeasible", &[][..]),
+    };
+    let message = match error {
+        engine::ResizeError::Shortfall(_) => "what is missing is not free on its nodes".to_owned(),
+        _ => error.to_string(),
+    };
+    api::Rejection { reason: reason.to_owned(), message, shortfalls: shortfalls(missing) }
 }
 
 /// How a decision came about.

@@ -53,7 +53,7 @@ pub use metrics::ControlMetrics;
 pub use policy::PolicyError;
 pub use ports::{Ports, View};
 pub use reconciler::Reconciler;
-pub use request::{FieldError, Request, Target};
+pub use request::{FieldError, Request, Resize, Target};
 pub use state::{Guarantee, State};
 
 fn hierarchy(config: &Config) -> Result<Hierarchy, OpenError> {

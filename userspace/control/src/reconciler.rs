@@ -34,7 +34,7 @@ use self::{
     throttling::Throttling,
 };
 use crate::{
-    ControlMetrics, Request,
+    ControlMetrics, Request, Resize,
     core::{Admission, Command, Core, HeldChange, Inbox, Message, Worker, remove_cgroup},
     error::{AdmissionError, StartError},
     ports::{Ports, View},
@@ -121,6 +121,13 @@ impl Reconciler {
     pub async fn admit(&self, request: Request, dry_run: bool) -> Result<Answer, AdmissionError> {
         let (answer, result) = oneshot::channel();
         self.send(Message::Other(Command::Admit { request: Box::new(request), dry_run, answer }))?;
+        result.await.map_err(|_| AdmissionError::Stopping)?
+    }
+
+    /// Changes an allocation; a dry run only shows what would happen.
+    pub async fn resize_allocation(&self, resize: Resize, dry_run: bool) -> Result<Answer, AdmissionError> {
+        let (answer, result) = oneshot::channel();
+        self.send(Message::Other(Command::Resize { resize: Box::new(resize), dry_run, answer }))?;
         result.await.map_err(|_| AdmissionError::Stopping)?
     }
 
@@ -219,6 +226,12 @@ impl ReconcilerLoop {
                     let _ = self.core.release(&request.name);
                 }
             }
+            Command::Resize { resize, dry_run, answer } => {
+                let resized = self.core.resize_asked(&resize, dry_run);
+                let resized = self.answer(resized, &resize.name);
+                // Whoever asked may have gone: what was changed stays so.
+                let _ = answer.send(resized);
+            }
             Command::Release { name, answer } => {
                 let result = self.core.release_asked(&name);
                 self.settle();
@@ -231,11 +244,20 @@ impl ReconcilerLoop {
 
     fn admit(&mut self, request: &Request, dry_run: bool) -> Result<Answer, AdmissionError> {
         let result = self.core.admit(request, dry_run);
+        self.answer(result, &request.name)
+    }
+
+    /// Sees to what follows; says what became of what was asked for under this name.
+    fn answer(
+        &mut self,
+        result: Result<Admission, AdmissionError>,
+        name: &str,
+    ) -> Result<Answer, AdmissionError> {
         self.settle();
         match result? {
             // As it was just published.
             Admission::Given => {
-                self.read_model.of(&request.name).map(Answer::Admitted).ok_or(AdmissionError::Stopping)
+                self.read_model.of(name).map(Answer::Admitted).ok_or(AdmissionError::Stopping)
             }
             Admission::Dry(dry) => Ok(Answer::Dry(*dry)),
         }

@@ -1,15 +1,17 @@
 //! From what a client asks for to what the engine decides on.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use numaward_api as api;
 use numaward_cgroup::{CgroupPath, knob::Partition};
 use numaward_config::enforcement::{Declared, Size};
-use numaward_engine::{self as engine, Quantity, Resources, policy::TopologyManagerPolicy};
+use numaward_engine::{self as engine, Quantity, Resources, Terms};
 use numaward_model::pod::PodContainer;
 use numaward_topology::{Bytes, HugepageSize, ZoneKind};
 use serde::{Deserialize, Serialize};
 
+/// No machine has more CPUs.
+const MAX_CPUS: u64 = 65_536;
 /// The longest name of a workload; also fits the name of a directory.
 const MAX_NAME: usize = 200;
 
@@ -66,12 +68,10 @@ pub struct Request {
     pub target: Target,
     /// What the engine is asked.
     pub engine: engine::Request,
-    /// The memory that is promised.
-    pub memory: Bytes,
-    /// The most that the workload may use; no less.
-    pub limit: Bytes,
-    /// How the nodes have to agree, if not as the configuration has it.
-    pub policy: Option<TopologyManagerPolicy>,
+    /// The most that the workload may use; no less than is promised. Only a Burstable one may have none.
+    pub limit: Option<Bytes>,
+    /// How it wants to be placed.
+    pub terms: Terms,
     /// Whether its CPUs become a scheduling domain of their own.
     pub partition: Partition,
     /// What it was declared as, if it was.
@@ -97,42 +97,28 @@ impl Request {
             api::Target::Unit(unit) => Target::Unit(check_unit(unit)?),
             api::Target::Container(_) => return Err(is_the_runtimes()),
         };
-        if asked.cpus == 0 {
-            return Err(FieldError::new("cpus", "it is 0", "a whole number of CPUs, at least 1"));
+        let terms = terms(asked)?;
+        let cpus = asked.cpus.map(cpus).transpose()?;
+        let shares = terms.burstable || cpus.is_none_or(|cpus| cpus.whole_cpus().is_none());
+        if terms.burstable && cpus.is_some_and(|cpus| cpus.whole_cpus().is_some()) {
+            let problem = "the CPUs of a Burstable workload are shared";
+            return Err(FieldError::new("cpus", problem, "nothing, or a part of a CPU such as 500m"));
+        }
+        let partition = asked.partition.map_or(Partition::Member, partition);
+        if shares && partition != Partition::Member {
+            let problem = "a partition is made of exclusive CPUs, and none are asked for";
+            return Err(FieldError::new("partition", problem, "nothing, or whole CPUs in cpus"));
         }
         let memory = bytes("memory", &asked.memory)?;
         let limit = asked.memory_limit.as_ref().map(|limit| bytes("memoryLimit", limit)).transpose()?;
-        if let Some(limit) = limit.filter(|limit| *limit < memory) {
-            let problem = format!("{limit} is less than what is promised");
-            return Err(FieldError::new("memoryLimit", problem, format!("at least {memory}, or nothing")));
-        }
-        let mut resources = Resources::none()
-            .with_cpu(Quantity::whole(asked.cpus.into()))
-            .with_memory(Quantity::whole(memory.0));
-        for (size, amount) in &asked.hugepages {
-            let field = format!("hugepages.{size}");
-            let kind: Result<ZoneKind, _> = format!("hugepages-{size}").parse();
-            let Ok(ZoneKind::Hugepages(size)) = kind else {
-                return Err(FieldError::new(field, "not a page size", "a size such as 2Mi or 1Gi"));
-            };
-            let amount = bytes(&field, amount)?;
-            if !amount.0.is_multiple_of(size.0.0) {
-                let problem = format!("{amount} is not a whole number of pages");
-                return Err(FieldError::new(field, problem, format!("a multiple of {size}")));
-            }
+        check_limit(memory, limit)?;
+        let mut resources = Resources::none().with_memory(Quantity::whole(memory.0));
+        for (size, amount) in hugepages(&asked.hugepages)? {
             resources = resources.with_hugepages(size, Quantity::whole(amount.0));
         }
-        let engine = engine::Request::workload(asked.name.as_str(), resources);
-        Ok(Self {
-            name: asked.name.clone(),
-            target,
-            engine,
-            memory,
-            limit: limit.unwrap_or(memory),
-            policy: asked.policy,
-            partition: asked.partition.map_or(Partition::Member, partition),
-            declared: None,
-        })
+        let limit = limit.or((!terms.burstable).then_some(memory));
+        let engine = engine_request(&asked.name, resources, cpus, terms.burstable);
+        Ok(Self { name: asked.name.clone(), target, engine, limit, terms, partition, declared: None })
     }
 
     /// The request that is declared for a unit or cgroup.
@@ -144,14 +130,13 @@ impl Request {
         };
         let hugepages = declared.hugepages.iter();
         let request = Self::new(&api::AllocationRequest {
-            name,
-            target,
             cpus: declared.cpus,
-            memory: declared.memory.0.0.to_string(),
             memory_limit: declared.memory_limit.map(|limit| limit.0.0.to_string()),
             hugepages: hugepages.map(|(size, bytes)| (size.to_string(), bytes.0.0.to_string())).collect(),
             policy: declared.policy,
             partition: declared.partition,
+            placement: declared.placement.clone(),
+            ..api::AllocationRequest::new(name, target, declared.memory.0.0.to_string())
         })?;
         Ok(Self { declared: Some(declared.clone()), ..request })
     }
@@ -159,8 +144,8 @@ impl Request {
     /// The request by which its class of service goes: with the limit that the placement knows nothing of.
     pub fn limited(&self) -> engine::Request {
         let mut request = self.engine.clone();
-        for container in &mut request.containers {
-            container.limits.memory.insert(ZoneKind::Memory, Quantity::whole(self.limit.0));
+        for (container, limit) in request.containers.iter_mut().zip(self.limit) {
+            container.limits.memory.insert(ZoneKind::Memory, Quantity::whole(limit.0));
         }
         request
     }
@@ -174,6 +159,122 @@ impl Request {
             },
         )
     }
+}
+
+/// What a running guarantee is to be changed to; what is none stays.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resize {
+    /// The name of the workload.
+    pub name: String,
+    /// CPUs.
+    pub cpus: Option<Quantity>,
+    /// The memory that is promised.
+    pub memory: Option<Bytes>,
+    /// The most that the workload may use.
+    pub limit: Option<Bytes>,
+    /// Huge pages.
+    pub hugepages: BTreeMap<HugepageSize, Bytes>,
+}
+
+impl Resize {
+    /// Checks each field by itself.
+    pub fn new(name: String, asked: &api::Resize) -> Result<Self, FieldError> {
+        if *asked == api::Resize::default() {
+            let allowed = "at least one of cpus, memory, memoryLimit and hugepages";
+            return Err(FieldError::new("cpus", "nothing is to be changed", allowed));
+        }
+        Ok(Self {
+            name,
+            cpus: asked.cpus.map(cpus).transpose()?,
+            memory: asked.memory.as_ref().map(|memory| bytes("memory", memory)).transpose()?,
+            limit: asked.memory_limit.as_ref().map(|limit| bytes("memoryLimit", limit)).transpose()?,
+            hugepages: hugepages(&asked.hugepages)?,
+        })
+    }
+}
+
+/// What the engine is asked for a workload of one container.
+///
+/// A part of a CPU is never exclusive, so the least one stands for none: the class of service takes CPUs and memory.
+fn engine_request(name: &str, resources: Resources, cpus: Option<Quantity>, burstable: bool) -> engine::Request {
+    let cpu = cpus.or((!burstable).then(|| Quantity::milli(1)));
+    let mut request = engine::Request::workload(name, Resources { cpu, ..resources });
+    for container in request.containers.iter_mut().filter(|_| burstable) {
+        // Without limits, so that the class stays what it is whatever is changed later.
+        container.limits = Resources::none();
+    }
+    request
+}
+
+/// Refuses a limit below what is promised.
+pub(crate) fn check_limit(memory: Bytes, limit: Option<Bytes>) -> Result<(), FieldError> {
+    let Some(limit) = limit.filter(|limit| *limit < memory) else { return Ok(()) };
+    let problem = format!("{limit} is less than what is promised");
+    Err(FieldError::new("memoryLimit", problem, format!("at least {memory}, or nothing")))
+}
+
+fn cpus(asked: api::Cpus) -> Result<Quantity, FieldError> {
+    let allowed = "a number of CPUs above 0 such as 2, or a part of a CPU such as 500m, which stays shared";
+    let problem = match asked.0.units() {
+        Some(0) => "it is 0",
+        Some(units) if units <= MAX_CPUS => return Ok(asked.0),
+        _ => "that is more than any machine has",
+    };
+    Err(FieldError::new("cpus", problem, allowed))
+}
+
+fn hugepages(asked: &BTreeMap<String, String>) -> Result<BTreeMap<HugepageSize, Bytes>, FieldError> {
+    let read = |(size, amount): (&String, &String)| {
+        let field = format!("hugepages.{size}");
+        let kind: Result<ZoneKind, _> = format!("hugepages-{size}").parse();
+        let Ok(ZoneKind::Hugepages(size)) = kind else {
+            return Err(FieldError::new(field, "not a page size", "a size such as 2Mi or 1Gi"));
+        };
+        let amount = bytes(&field, amount)?;
+        if !amount.0.is_multiple_of(size.0.0) {
+            let problem = format!("{amount} is not a whole number of pages");
+            return Err(FieldError::new(field, problem, format!("a multiple of {size}")));
+        }
+        Ok((size, amount))
+    };
+    asked.iter().map(read).collect()
+}
+
+/// How a request wants to be placed.
+fn terms(asked: &api::AllocationRequest) -> Result<Terms, FieldError> {
+    let placement = &asked.placement;
+    for (key, value) in &placement.labels {
+        if key.is_empty() || key.contains('=') {
+            let problem = format!("{key:?}: {value:?} cannot be named as key=value");
+            return Err(FieldError::new("placement.labels", problem, "keys that are not empty and have no ="));
+        }
+    }
+    for (field, named) in [("placement.with", &placement.with), ("placement.apart", &placement.apart)] {
+        if let Some(wrong) = named.iter().find(|name| name.is_empty() || name.starts_with('=')) {
+            let problem = format!("{wrong:?} names nobody");
+            return Err(FieldError::new(field, problem, "names of workloads, and labels as key=value"));
+        }
+    }
+    if let Some(both) = placement.with.intersection(&placement.apart).next() {
+        let problem = format!("{both:?} is in placement.with as well");
+        return Err(FieldError::new("placement.apart", problem, "each workload or label in one of the two"));
+    }
+    let mut terms = Terms {
+        policy: asked.policy,
+        tiers: placement.tiers,
+        memory_tiers: placement.memory_tiers.clone(),
+        labels: placement.labels.clone(),
+        with: placement.with.clone(),
+        apart: placement.apart.clone(),
+        same_cache: placement.same_cache,
+        immovable: placement.immovable,
+        burstable: placement.burstable,
+        ..Terms::default()
+    };
+    if let Some(nodes) = placement.preferred_nodes.clone().filter(|nodes| !nodes.is_empty()) {
+        terms.preferences.preferred.insert(asked.name.as_str().into(), nodes);
+    }
+    Ok(terms)
 }
 
 /// Names are labels of metrics, parts of addresses and, for commands, names of directories.
@@ -238,14 +339,9 @@ mod tests {
 
     fn asked() -> api::AllocationRequest {
         api::AllocationRequest {
-            name: "a".to_owned(),
-            target: api::Target::Exec,
-            cpus: 2,
-            memory: "256Mi".to_owned(),
-            memory_limit: None,
+            cpus: Some(api::Cpus::whole(2)),
             hugepages: [("2Mi".to_owned(), "4Mi".to_owned())].into(),
-            policy: None,
-            partition: None,
+            ..api::AllocationRequest::new("a", api::Target::Exec, "256Mi")
         }
     }
 
@@ -253,8 +349,30 @@ mod tests {
     fn a_sound_request_is_a_guaranteed_one() {
         let request = Request::new(&asked()).unwrap();
         assert_eq!(request.engine.qos(), engine::QosClass::Guaranteed);
-        assert_eq!(request.memory, Bytes::mib(256));
+        assert_eq!(request.limit, Some(Bytes::mib(256)));
         assert_eq!(request.hugepages().collect::<Vec<_>>(), [(HugepageSize(Bytes::mib(2)), Bytes::mib(4))]);
+    }
+
+    #[test]
+    fn cpus_may_be_shared_and_memory_may_burst() {
+        use engine::QosClass::{Burstable, Guaranteed};
+        for (cpus, limit, is_burstable, class, limited, expected) in [
+            (None, None, false, Guaranteed, Guaranteed, Some(256)),
+            (Some("500m"), None, false, Guaranteed, Guaranteed, Some(256)),
+            (Some("1.5"), Some("1Gi"), false, Guaranteed, Burstable, Some(1024)),
+            (None, None, true, Burstable, Burstable, None),
+            (Some("500m"), Some("256Mi"), true, Burstable, Burstable, Some(256)),
+        ] {
+            let mut asked = asked();
+            asked.cpus = cpus.map(|cpus: &str| cpus.parse().unwrap());
+            asked.memory_limit = limit.map(str::to_owned);
+            asked.placement.burstable = is_burstable;
+            let request = Request::new(&asked).unwrap();
+            let whole = request.engine.containers[0].requests.cpu.and_then(Quantity::whole_cpus);
+            assert_eq!(whole, None, "{asked:?}");
+            assert_eq!((request.engine.qos(), request.limited().qos()), (class, limited), "{asked:?}");
+            assert_eq!(request.limit.map(|limit| limit.0 >> 20), expected, "{asked:?}");
+        }
     }
 
     #[test]
@@ -265,7 +383,32 @@ mod tests {
             (|asked| asked.name = "a/b".to_owned(), "name", "no name for a command"),
             (|asked| asked.name = "..".to_owned(), "name", "not at the start"),
             (|asked| asked.name = "a".repeat(201), "name", "1 to 200"),
-            (|asked| asked.cpus = 0, "cpus", "at least 1"),
+            (|asked| asked.cpus = Some(api::Cpus::whole(0)), "cpus", "it is 0"),
+            (|asked| asked.cpus = Some(api::Cpus::whole(70_000)), "cpus", "more than any machine"),
+            (|asked| asked.placement.burstable = true, "cpus", "Burstable workload are shared"),
+            (
+                |asked| (asked.cpus, asked.partition) = (None, Some(api::PartitionKind::Root)),
+                "partition",
+                "made of exclusive CPUs",
+            ),
+            (
+                |asked| drop(asked.placement.labels.insert("a=b".to_owned(), String::new())),
+                "placement.labels",
+                "cannot be named",
+            ),
+            (
+                |asked| asked.placement.with.extend([String::new()]),
+                "placement.with",
+                "names nobody",
+            ),
+            (
+                |asked| {
+                    asked.placement.with.insert("app=db".to_owned());
+                    asked.placement.apart.insert("app=db".to_owned());
+                },
+                "placement.apart",
+                "in placement.with as well",
+            ),
             (|asked| asked.memory = "0".to_owned(), "memory", "it is 0"),
             (|asked| asked.memory = "1gb".to_owned(), "memory", "unknown suffix"),
             (|asked| asked.memory = "-1".to_owned(), "memory", "negative"),

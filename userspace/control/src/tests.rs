@@ -2,6 +2,7 @@
 
 mod cpu_isolation;
 mod liveness;
+mod resize;
 
 use std::{fs, path::Path, sync::Arc, thread::JoinHandle};
 
@@ -60,14 +61,8 @@ fn until(what: &str, holds: &dyn Fn() -> bool) {
 
 fn request(cgroup: &str, cpus: u32) -> Request {
     Request::new(&api::AllocationRequest {
-        name: cgroup.to_owned(),
-        target: api::Target::Cgroup(format!("/{cgroup}")),
-        cpus,
-        memory: "1Gi".to_owned(),
-        memory_limit: None,
-        hugepages: std::collections::BTreeMap::new(),
-        policy: None,
-        partition: None,
+        cpus: Some(api::Cpus::whole(cpus)),
+        ..api::AllocationRequest::new(cgroup, api::Target::Cgroup(format!("/{cgroup}")), "1Gi")
     })
     .unwrap()
 }

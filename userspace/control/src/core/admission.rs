@@ -8,10 +8,10 @@ use numaward_cgroup::{
     knob::{Limit, Partition},
 };
 use numaward_enforce::{Change, EnforceError};
-use numaward_engine::{self as engine, Allocation, Ledger, OwnerId, Terms};
+use numaward_engine::{self as engine, Allocation, Ledger, OwnerId, Terms, policy::TopologyManagerPolicy};
 use numaward_model::Settings;
 use numaward_store::fault;
-use numaward_topology::Bytes;
+use numaward_topology::{Bytes, CpuSet, NodeSet};
 
 use super::{Core, HeldChange};
 use crate::{
@@ -33,20 +33,34 @@ pub(crate) enum Admission {
 
 impl Core {
     /// The settings that follow from an allocation.
-    fn settings(&self, request: &Request, allocation: &Allocation) -> Settings {
+    pub(super) fn settings(&self, request: &Request, allocation: &Allocation) -> Settings {
         let nodes = allocation.memory_nodes();
         let memory = policy::memory_settings(&self.config, &request.limited());
         Settings {
-            cpus: allocation.cpus.clone(),
-            mems: (!nodes.is_empty()).then_some(nodes),
+            cpus: allocation.cpus.clone().or_else(|| self.shared_cpus(&request.terms, &nodes)),
+            // What has a home is not bound to it.
+            mems: (!nodes.is_empty() && !request.terms.burstable).then_some(nodes),
             memory_min: memory.min.map(Limit::Bytes),
             memory_low: memory.low.map(Limit::Bytes),
             memory_high: memory.high.map(Limit::Bytes),
-            memory_max: Some(Limit::Bytes(request.limit)),
+            memory_max: request.limit.map(Limit::Bytes),
             partition: Some(request.partition).filter(|partition| *partition != Partition::Member),
             hugetlb: request.hugepages().map(|(size, bytes)| (size, Limit::Bytes(bytes))).collect(),
             beside: None,
         }
+    }
+
+    /// The CPUs of a workload that has none of its own: the shared pool, and of that what is on its nodes where its
+    /// topology policy ties CPUs to memory. None where the pool is empty: no knob means that.
+    pub(super) fn shared_cpus(&self, terms: &Terms, nodes: &NodeSet) -> Option<CpuSet> {
+        let pool = self.state.ledger.shared_pool();
+        let policy = terms.policy.unwrap_or(self.config.topology_policy());
+        let is_tied = !terms.burstable
+            && matches!(policy, TopologyManagerPolicy::Restricted | TopologyManagerPolicy::SingleNumaNode);
+        let of_nodes = nodes.iter().filter_map(|node| self.policy.machine.nodes.get(&node));
+        let near: CpuSet = of_nodes.flat_map(|node| node.cpus.iter()).filter(|_| is_tied).collect();
+        let near = &near & pool;
+        Some(if near.is_empty() { pool.clone() } else { near }).filter(|cpus| !cpus.is_empty())
     }
 
     /// The cgroup of a request. That of a command is not there yet.
@@ -89,10 +103,15 @@ impl Core {
             let problem = format!("{path} does not exist (there is no directory {})", dir.display());
             return Err(FieldError::new("target.cgroup", problem, "a cgroup that exists").into());
         }
-        let used = fs::read_to_string(dir.join("memory.current"));
+        self.check_used(path, request.limit)
+    }
+
+    /// Refuses a limit of memory below what a cgroup uses.
+    pub(super) fn check_used(&self, path: &CgroupPath, limit: Option<Bytes>) -> Result<(), AdmissionError> {
+        let used = fs::read_to_string(self.hierarchy.dir(path).join("memory.current"));
         let used = used.ok().and_then(|text| text.trim().parse().ok()).map(Bytes);
-        if let Some(used) = used.filter(|used| *used > request.limit) {
-            let problem = format!("{path} uses {used} now, more than the {} asked for", request.limit);
+        if let Some((used, limit)) = used.zip(limit).filter(|(used, limit)| used > limit) {
+            let problem = format!("{path} uses {used} now, more than the {limit} asked for");
             return Err(FieldError::new("memory", problem, format!("at least {used}")).into());
         }
         Ok(())
@@ -148,10 +167,10 @@ impl Core {
         }
 
         self.check_fit()?;
-        let terms = Terms { policy: request.policy, ..Terms::default() };
-        self.check_terms(&terms)?;
+        let terms = &request.terms;
+        self.check_terms(terms)?;
         let started = Instant::now();
-        let decision = spans::decide(&*self.policy.strategy, &self.state.ledger, &request.engine, &terms);
+        let decision = spans::decide(&*self.policy.strategy, &self.state.ledger, &request.engine, terms);
         let explanation = explain::explanation(&decision.explanation);
         if !dry_run {
             self.metrics.decided(&decision, started.elapsed());
@@ -179,7 +198,8 @@ impl Core {
         let allocation = grants.into_iter().next().map(|grant| grant.allocation).unwrap_or_default();
         let settings = self.settings(request, &allocation);
         if dry_run {
-            let allocation = self.describe(&request.name, &request.target, path, &allocation, &settings);
+            let allocation =
+                self.describe(&request.name, &request.target, path, (&allocation, terms), &settings);
             let dry =
                 api::DryRun { admitted: true, allocation: Some(allocation), rejection: None, explanation };
             return Ok(Admission::Dry(Box::new(dry)));
@@ -216,10 +236,12 @@ impl Core {
         name: &str,
         target: &Target,
         cgroup: &CgroupPath,
-        allocation: &Allocation,
+        (allocation, terms): (&Allocation, &Terms),
         settings: &Settings,
     ) -> api::Allocation {
         let settings = settings.values().0.into_iter();
+        let preferred = &terms.preferences.preferred;
+        let preferred: NodeSet = preferred.values().flat_map(NodeSet::iter).collect();
         api::Allocation {
             name: name.to_owned(),
             target: target.into(),
@@ -228,6 +250,8 @@ impl Core {
             cpus: allocation.cpus.clone().unwrap_or_default().to_string(),
             nodes: allocation.memory_nodes().to_string(),
             memory: allocation.blocks.iter().map(Into::into).collect(),
+            policy: terms.policy,
+            placement: api::Placement::of(terms, Some(preferred).filter(|nodes| !nodes.is_empty())),
             settings: settings.map(|(knob, value)| (knob.to_string(), value.to_string())).collect(),
             enforced: self.mode() == EnforcementMode::On,
             declared: None,

@@ -11,12 +11,15 @@ use numaward_cgroup::Event;
 use tokio::sync::oneshot;
 
 use super::pods;
-use crate::{error::AdmissionError, request::Request};
+use crate::{
+    error::AdmissionError,
+    request::{Request, Resize},
+};
 
 /// What a request for an allocation comes to.
 #[derive(Debug)]
 pub enum Answer {
-    /// It was admitted, and the kernel holds it.
+    /// It was admitted or changed, and the kernel holds it.
     Admitted(api::Allocation),
     /// It was a dry run.
     Dry(api::DryRun),
@@ -36,6 +39,11 @@ pub(crate) enum Message {
 pub(crate) enum Command {
     Admit {
         request: Box<Request>,
+        dry_run: bool,
+        answer: oneshot::Sender<Result<Answer, AdmissionError>>,
+    },
+    Resize {
+        resize: Box<Resize>,
         dry_run: bool,
         answer: oneshot::Sender<Result<Answer, AdmissionError>>,
     },

@@ -31,7 +31,10 @@ use std::{
 };
 
 use numaward_api::EnforcementMode;
-use numaward_cgroup::knob::{Knob, Limit, Value};
+use numaward_cgroup::{
+    CgroupPath,
+    knob::{Knob, Limit, Value},
+};
 use numaward_enforce::{Change, EnforceError};
 use numaward_engine::{self as engine, Allocation, OwnerId};
 use numaward_model::{
@@ -403,6 +406,11 @@ impl Core {
             }
             updates.push(Update { id: placed.of.id.clone(), settings });
         }
+        for (path, settings) in self.guarantees_off_pool() {
+            self.leave_cpus(&path, &settings);
+            self.note_settings(&path, &settings);
+            changes.push((path, Some(settings)));
+        }
         if self.execution.busy.is_some() {
             self.pods.is_behind |= !changes.is_empty();
         } else if !changes.is_empty() {
@@ -414,6 +422,36 @@ impl Core {
         updates.retain(|update| update.settings.cpus.as_ref().is_some_and(|cpus| !cpus.is_empty()));
         if self.mode() == EnforcementMode::On {
             self.pods.tell(updates);
+        }
+    }
+
+    /// Guarantees without CPUs of their own, but for containers, that are to have other CPUs of the shared pool than they
+    /// have; and all that they are to hold.
+    fn guarantees_off_pool(&self) -> Vec<(CgroupPath, Settings)> {
+        let wanted = |(name, held): (&String, &Arc<Guarantee>)| {
+            if matches!(held.target, Target::Container(_)) || self.state.releasing.contains(name) {
+                return None;
+            }
+            let account = self.state.ledger.owner(&OwnerId::from(name.as_str()))?;
+            let allocation = account.containers.values().next().filter(|held| held.cpus.is_none())?;
+            let cpus = self.shared_cpus(&account.terms, &allocation.memory_nodes())?;
+            let held_settings = &self.state.applied.get(&held.cgroup)?.settings;
+            (held_settings.cpus.as_ref() != Some(&cpus)).then(|| {
+                (held.cgroup.clone(), Settings { cpus: Some(cpus), ..held_settings.clone() })
+            })
+        };
+        self.state.guarantees.iter().filter_map(wanted).collect()
+    }
+
+    /// Has a cgroup run on the CPUs of these settings at once: others may be waiting for those that it leaves.
+    fn leave_cpus(&self, path: &CgroupPath, settings: &Settings) {
+        let Some(cpus) = settings.cpus.clone().filter(|_| self.mode() == EnforcementMode::On) else { return };
+        match self.execution.enforcer.set(path, Knob::CpusetCpus, &Value::Cpus(cpus)) {
+            Ok(written) => self.metrics.enforced(&written),
+            Err(error) if error.is_gone() => {}
+            Err(error) => {
+                tracing::error!(cgroup = %path, %error, "a workload does not follow the shared pool");
+            }
         }
     }
 

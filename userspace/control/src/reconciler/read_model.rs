@@ -125,6 +125,7 @@ impl Description {
             _ => of.account.as_ref().and_then(|account| account.containers.values().next()),
         };
         let held = held.cloned().unwrap_or_default();
+        let terms = of.account.as_ref().map(|account| account.terms.clone()).unwrap_or_default();
         let settings = of.record.as_ref().map_or(&guarantee.settings, |record| &record.settings);
         let allocation = api::Allocation {
             declared: guarantee.declared.as_ref().map(|rule| rule.pattern().to_owned()),
@@ -132,7 +133,7 @@ impl Description {
             stalled: of.stalled,
             lack: of.missing.as_ref().map(api::Lack::from),
             explanation: Some(guarantee.explanation.clone()),
-            ..core.describe(name, &guarantee.target, &guarantee.cgroup, &held, settings)
+            ..core.describe(name, &guarantee.target, &guarantee.cgroup, (&held, &terms), settings)
         };
         let missing = of.missing.clone().unwrap_or_default();
         let promise = Promise {

@@ -80,14 +80,8 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Keep {
 
 fn request(name: &str, cpus: u32) -> Request {
     let request = Request::new(&api::AllocationRequest {
-        name: name.to_owned(),
-        target: api::Target::Cgroup(format!("/{name}")),
-        cpus,
-        memory: "256Mi".to_owned(),
-        memory_limit: None,
-        hugepages: BTreeMap::new(),
-        policy: None,
-        partition: None,
+        cpus: Some(api::Cpus::whole(cpus)),
+        ..api::AllocationRequest::new(name, api::Target::Cgroup(format!("/{name}")), "256Mi")
     });
     request.unwrap()
 }

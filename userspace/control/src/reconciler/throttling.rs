@@ -295,14 +295,9 @@ mod tests {
         let config: Config = serde_json::from_str(&config).unwrap();
         let mut reconciler = reconciler_loop(&config, &root, &host);
         let request = Request::new(&api::AllocationRequest {
-            name: "a".to_owned(),
-            target: api::Target::Cgroup("/a".to_owned()),
-            cpus: 1,
-            memory: "256Mi".to_owned(),
+            cpus: Some(api::Cpus::whole(1)),
             memory_limit: Some("1Gi".to_owned()),
-            hugepages: BTreeMap::new(),
-            policy: None,
-            partition: None,
+            ..api::AllocationRequest::new("a", api::Target::Cgroup("/a".to_owned()), "256Mi")
         });
         assert!(matches!(reconciler.admit(&request.unwrap(), false), Ok(Answer::Admitted(_))));
         let high = || fixture::line(&cgroup.join("memory.high"));

@@ -15,8 +15,9 @@ use axum::{
 use numaward_api as api;
 use numaward_api::problem::CONTENT_TYPE;
 use numaward_cgroup::knob::KnobError;
-use numaward_control::{AdmissionError, FieldError, Reconciler, Request, View, reconciler::Answer};
+use numaward_control::{AdmissionError, FieldError, Reconciler, Request, Resize, View, reconciler::Answer};
 use numaward_enforce::EnforceError;
+use serde::de::DeserializeOwned;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -79,7 +80,7 @@ fn reads() -> OpenApiRouter<Reading> {
 }
 
 fn changes() -> OpenApiRouter<Arc<Reconciler>> {
-    OpenApiRouter::new().routes(routes!(admit)).routes(routes!(release))
+    OpenApiRouter::new().routes(routes!(admit)).routes(routes!(resize)).routes(routes!(release))
 }
 
 /// What is served to everybody.
@@ -147,30 +148,87 @@ async fn admit(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Response> {
     let wrong = |error: FieldError| refused(&AdmissionError::Field(error), uri.path());
-    let dry_run = match query.as_deref().unwrap_or_default() {
-        "" | "dryRun=false" => false,
-        "dryRun=true" => true,
+    let dry_run = dry_run(query.as_deref()).map_err(wrong)?;
+    let asked: api::AllocationRequest = read(body, "AllocationRequest", &uri)?;
+    let request = Request::new(&asked).map_err(wrong)?;
+    match reconciler.admit(request, dry_run).await {
+        Ok(Answer::Admitted(allocation)) => Ok((StatusCode::CREATED, Json(allocation)).into_response()),
+        Ok(Answer::Dry(dry)) => Ok(Json(dry).into_response()),
+        Err(error) => Err(refused(&error, uri.path())),
+    }
+}
+
+/// Whether the query asks only what would happen.
+fn dry_run(query: Option<&str>) -> Result<bool, FieldError> {
+    match query.unwrap_or_default() {
+        "" | "dryRun=false" => Ok(false),
+        "dryRun=true" => Ok(true),
         other => {
             let problem = format!("unknown parameters {other:?}");
-            return Err(wrong(FieldError::new("dryRun", problem, "dryRun=true or dryRun=false, once")));
+            Err(FieldError::new("dryRun", problem, "dryRun=true or dryRun=false, once"))
         }
-    };
+    }
+}
+
+/// Reads the JSON of a body, which the `OpenAPI` document describes under this name.
+fn read<T: DeserializeOwned>(
+    body: Result<Bytes, BytesRejection>,
+    name: &str,
+    uri: &Uri,
+) -> Result<T, Response> {
     let body = body.map_err(IntoResponse::into_response)?;
     let mut json = serde_json::Deserializer::from_slice(&body);
-    let asked: Result<api::AllocationRequest, _> = serde_path_to_error::deserialize(&mut json);
+    let asked: Result<T, _> = serde_path_to_error::deserialize(&mut json);
     let asked = asked.map_err(|error| {
         let mut refusal = refusal(StatusCode::BAD_REQUEST, error.inner().to_string(), uri.path());
         refusal.field = Some(error.path().to_string()).filter(|path| path != ".");
-        refusal.allowed = Some("a request as /openapi.json describes it (AllocationRequest)".to_owned());
+        refusal.allowed = Some(format!("a request as /openapi.json describes it ({name})"));
         respond(refusal)
     })?;
     json.end().map_err(|error| {
         respond(refusal(StatusCode::BAD_REQUEST, format!("after the request: {error}"), uri.path()))
     })?;
-    let request = Request::new(&asked).map_err(wrong)?;
-    match reconciler.admit(request, dry_run).await {
-        Ok(Answer::Admitted(allocation)) => Ok((StatusCode::CREATED, Json(allocation)).into_response()),
-        Ok(Answer::Dry(dry)) => Ok(Json(dry).into_response()),
+    Ok(asked)
+}
+
+/// Changes what an allocation holds, all of it or nothing. It stays on its nodes. Answers when the kernel holds it. Only
+/// on the control socket and the control address.
+#[utoipa::path(
+    patch,
+    path = "/api/v1/allocations/{*name}",
+    tag = "control",
+    params(
+        ("name" = String, Path, description = "The name of the workload; slashes may stay or be percent-encoded"),
+        ("dryRun" = Option<bool>, Query, description = "Only report what would happen"),
+    ),
+    security((), ("token" = []), ("certificate" = [])),
+    request_body = api::Resize,
+    responses(
+        (status = 200, description = "What is held now or, of a dry run, what would happen", body = api::Resized),
+        (status = 400, description = "No JSON, a field is unknown, or the name is not percent-encoded UTF-8", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 404, description = "There is no such allocation", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "Its nodes do not have what is missing, or it is not to be changed here", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 422, description = "A field is wrong, or less than is in use", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 500, description = "The kernel refused, or the ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
+    )
+)]
+async fn resize(
+    State(reconciler): State<Arc<Reconciler>>,
+    uri: Uri,
+    UrlPath(name): UrlPath<String>,
+    RawQuery(query): RawQuery,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<api::Resized>, Response> {
+    let wrong = |error: FieldError| refused(&AdmissionError::Field(error), uri.path());
+    let dry_run = dry_run(query.as_deref()).map_err(wrong)?;
+    let asked: api::Resize = read(body, "Resize", &uri)?;
+    let resize = Resize::new(name, &asked).map_err(wrong)?;
+    match reconciler.resize_allocation(resize, dry_run).await {
+        Ok(Answer::Admitted(allocation)) => Ok(Json(api::Resized::Held(Box::new(allocation)))),
+        Ok(Answer::Dry(dry)) => Ok(Json(api::Resized::Dry(Box::new(dry)))),
         Err(error) => Err(refused(&error, uri.path())),
     }
 }

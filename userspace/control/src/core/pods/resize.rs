@@ -55,7 +55,7 @@ impl Core {
     }
 
     /// Notes what a cgroup is to hold from now on; `false` if it is not held.
-    fn note_settings(&mut self, cgroup: &CgroupPath, settings: &Settings) -> bool {
+    pub(in crate::core) fn note_settings(&mut self, cgroup: &CgroupPath, settings: &Settings) -> bool {
         let held = self.state.guarantees.iter().find(|(_, held)| held.cgroup == *cgroup);
         let Some(name) = held.map(|(name, _)| name.clone()) else { return false };
         if let Some(held) = self.state.guarantees.get_mut(&name) {

@@ -211,14 +211,12 @@ async fn containers_are_placed_and_given_back_while_systemd_does_not_answer() {
     bench.run(&shares).await.unwrap();
 
     let request = numaward_control::Request::new(&numaward_api::AllocationRequest {
-        name: "slow".to_owned(),
-        target: numaward_api::Target::Cgroup("/system.slice/slow.service".to_owned()),
-        cpus: 4,
-        memory: "1Gi".to_owned(),
-        memory_limit: None,
-        hugepages: BTreeMap::new(),
-        policy: None,
-        partition: None,
+        cpus: Some(numaward_api::Cpus::whole(4)),
+        ..numaward_api::AllocationRequest::new(
+            "slow",
+            numaward_api::Target::Cgroup("/system.slice/slow.service".to_owned()),
+            "1Gi",
+        )
     });
     let (reconciler, started) = (daemon.reconciler.clone(), Instant::now());
     let slow = tokio::spawn(async move { reconciler.admit(request.unwrap(), false).await });

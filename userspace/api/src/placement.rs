@@ -1,0 +1,229 @@
+//! How a workload wants to be placed, amounts of CPUs, and what a guarantee is changed to.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    str::FromStr,
+};
+
+use numaward_engine::{
+    Quantity, Terms,
+    policy::{MemoryTier, Tiers},
+    quantity::QuantityError,
+};
+use numaward_topology::NodeSet;
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde_with_macros::skip_serializing_none;
+use utoipa::{
+    PartialSchema, ToSchema,
+    openapi::{
+        RefOr,
+        schema::{ObjectBuilder, Schema, SchemaType, Type},
+    },
+};
+
+use super::allocation::{Allocation, DryRun};
+
+/// Wishes and conditions of a workload beside its amounts and its policy. Only the strategy `native` knows all but
+/// `preferredNodes`.
+#[skip_serializing_none]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Placement {
+    /// Nodes on which it should be if it can, as a list.
+    #[schemars(with = "Option<String>", extend("examples" = ["0-1"]))]
+    #[schema(value_type = Option<String>, examples("0-1"))]
+    pub preferred_nodes: Option<NodeSet>,
+    /// How memory-only nodes count; absent: as the configuration has it.
+    pub tiers: Option<Tiers>,
+    /// The only sorts of memory that it takes; none: any.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    #[schema(value_type = Vec<MemoryTier>)]
+    pub memory_tiers: BTreeSet<MemoryTier>,
+    /// What others can name it by, besides its own name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Workloads on whose nodes it would like to be: by name (of a pod: `namespace/name`), or by a label as
+    /// `key=value`.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub with: BTreeSet<String>,
+    /// Workloads on whose nodes it would like not to be, named likewise.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub apart: BTreeSet<String>,
+    /// Its CPUs are to share a last-level cache where possible.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub same_cache: bool,
+    /// It must stay where it is placed first.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub immovable: bool,
+    /// Its memory is promised on a home node, which follows it, and is not bound to it: it may use more than is
+    /// promised, up to its limit, on any node. Its CPUs are shared.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub burstable: bool,
+}
+
+impl Placement {
+    /// Whether nothing is said.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Shows the terms on which something was admitted, with these preferred nodes.
+    pub fn of(terms: &Terms, preferred_nodes: Option<NodeSet>) -> Self {
+        Self {
+            preferred_nodes,
+            tiers: terms.tiers,
+            memory_tiers: terms.memory_tiers.clone(),
+            labels: terms.labels.clone(),
+            with: terms.with.clone(),
+            apart: terms.apart.clone(),
+            same_cache: terms.same_cache,
+            immovable: terms.immovable,
+            burstable: terms.burstable,
+        }
+    }
+}
+
+/// An amount of CPUs: a number, or a quantity as Kubernetes writes it (`500m`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
+pub struct Cpus(pub Quantity);
+
+impl Cpus {
+    /// So many whole CPUs.
+    pub const fn whole(cpus: u32) -> Self {
+        Self(Quantity::whole(cpus as u64))
+    }
+}
+
+impl FromStr for Cpus {
+    type Err = QuantityError;
+
+    fn from_str(text: &str) -> Result<Self, QuantityError> {
+        text.parse().map(Self)
+    }
+}
+
+impl Serialize for Cpus {
+    /// Whole CPUs as a number.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0.whole_cpus() {
+            Some(whole) => serializer.serialize_u64(whole),
+            None => serializer.collect_str(self),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Cpus {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Amount;
+        impl de::Visitor<'_> for Amount {
+            type Value = Cpus;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of CPUs such as 2, 1.5 or 500m")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Cpus, E> {
+                text.parse().map_err(E::custom)
+            }
+            fn visit_u64<E: de::Error>(self, cpus: u64) -> Result<Cpus, E> {
+                Ok(Cpus(Quantity::whole(cpus)))
+            }
+            fn visit_f64<E: de::Error>(self, cpus: f64) -> Result<Cpus, E> {
+                // Printed, a floating-point number has the shortest digits that mean it: those that were written.
+                self.visit_str(&cpus.to_string())
+            }
+        }
+        deserializer.deserialize_any(Amount)
+    }
+}
+
+impl JsonSchema for Cpus {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Cpus".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "type": ["number", "string"], "minimum": 0.001, "maximum": 65_536, "examples": [4, "500m"],
+        })
+    }
+}
+
+impl PartialSchema for Cpus {
+    fn schema() -> RefOr<Schema> {
+        ObjectBuilder::new()
+            .schema_type(SchemaType::from_iter([Type::Number, Type::String]))
+            .description(Some("An amount of CPUs: a number, or a quantity as Kubernetes writes it."))
+            .examples(["4", "1.5", "500m"])
+            .into()
+    }
+}
+
+impl ToSchema for Cpus {}
+
+/// What a guarantee is to be changed to. What is absent stays.
+#[skip_serializing_none]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Resize {
+    /// CPUs. Who has exclusive ones keeps to whole CPUs, who shares them to parts.
+    pub cpus: Option<Cpus>,
+    /// Memory, as Kubernetes writes quantities.
+    #[schema(examples("8Gi"))]
+    pub memory: Option<String>,
+    /// The most memory that the workload may use; absent: `memory`, where both were equal, else as it was.
+    #[schema(examples("12Gi"))]
+    pub memory_limit: Option<String>,
+    /// Huge pages, in bytes by page size: of sizes that it holds.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(examples(json!({"2Mi": "64Mi"})))]
+    pub hugepages: BTreeMap<String, String>,
+}
+
+/// What became of a change: what is held now or, of a dry run, what would happen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum Resized {
+    /// What is held now.
+    Held(Box<Allocation>),
+    /// What would happen.
+    Dry(Box<DryRun>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_are_numbers_or_quantities() {
+        for (json, millis, back) in [
+            ("2", 2000, "2"),
+            ("1.5", 1500, "\"1500m\""),
+            ("\"500m\"", 500, "\"500m\""),
+            ("\"3\"", 3000, "3"),
+        ] {
+            let cpus: Cpus = serde_json::from_str(json).unwrap();
+            assert_eq!(cpus.0.millis(), Some(millis), "{json}");
+            assert_eq!(serde_json::to_string(&cpus).unwrap(), back);
+        }
+        for wrong in ["-1", "\"two\"", "true", "\"-500m\"", "[1]"] {
+            assert!(serde_json::from_str::<Cpus>(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_said_is_not_written() {
+        assert_eq!(serde_json::to_string(&Placement::default()).unwrap(), "{}");
+        let text = r#"{"preferredNodes":"0-1","tiers":"strict","memoryTiers":["cxl"],"labels":{"app":"db"},"with":["web"],"apart":["app=batch"],"sameCache":true,"immovable":true,"burstable":true}"#;
+        let placement: Placement = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&placement).unwrap(), text);
+        assert!(serde_json::from_str::<Placement>(r#"{"tier":"strict"}"#).is_err());
+    }
+}

@@ -1,0 +1,210 @@
+//! Guarantees that change while they hold, because somebody asks for it.
+//!
+//! Problem: a workload that runs is to have more or less, and must not lose what it has meanwhile, nor if it cannot be.
+//!
+//! Algorithm: the engine changes the ledger within the nodes of the guarantee, or refuses. Others leave the CPUs that it
+//! gains; then the ledger is stored and the knobs are written in the order in which no promise is broken (see
+//! `numaward_enforce`): limits rise before, and fall after the sets change. What cannot be written is undone.
+//!
+//! Containers are changed by their runtime, see `pods::resize`.
+
+use std::fs;
+
+use numaward_api::{self as api, EnforcementMode};
+use numaward_cgroup::{
+    CgroupPath,
+    knob::{Knob, Limit, Partition},
+};
+use numaward_enforce::Change;
+use numaward_engine::{self as engine, Allocation, ContainerName, Ledger, OwnerId, Quantity, Resources};
+use numaward_topology::{Bytes, HugepageSize, ZoneKind};
+
+use super::{Admission, Core};
+use crate::{
+    error::AdmissionError,
+    explain,
+    request::{FieldError, Request, Resize, Target, check_limit},
+    state::Guarantee,
+};
+
+/// What is to be changed, as it is now.
+struct Held {
+    guarantee: Guarantee,
+    container: ContainerName,
+    allocation: Allocation,
+    request: Request,
+}
+
+/// The bytes of a kind of memory that a request promises.
+fn promised(request: &engine::Request, kind: ZoneKind) -> Bytes {
+    let amounts = request.containers.iter().filter_map(|of| of.requests.memory.get(&kind)?.units());
+    Bytes(amounts.fold(0, u64::saturating_add))
+}
+
+impl Core {
+    /// Changes what a workload is promised, all of it or nothing.
+    pub(crate) fn resize_asked(
+        &mut self,
+        asked: &Resize,
+        dry_run: bool,
+    ) -> Result<Admission, AdmissionError> {
+        if self.mode() == EnforcementMode::Off && !dry_run {
+            return Err(AdmissionError::Off);
+        }
+        let held = self.held(&asked.name)?;
+        let cgroup = &held.guarantee.cgroup;
+        let limit = new_limit(&held, asked)?;
+        check_cpus(&held, asked)?;
+        self.check_hugepages(&held, asked)?;
+        self.check_used(cgroup, limit.filter(|limit| Some(*limit) < held.request.limit))?;
+        self.check_fit()?;
+        let owner = OwnerId::from(asked.name.as_str());
+        let resized =
+            self.policy.strategy.resize(&self.state.ledger, &owner, &held.container, &amounts(asked));
+        let ledger = match resized {
+            Ok(ledger) => ledger,
+            Err(refused) => {
+                let (rejection, explanation) = (explain::resize(&refused), api::Explanation::default());
+                if !dry_run {
+                    return Err(AdmissionError::Rejected(rejection, explanation));
+                }
+                let rejection = Some(rejection);
+                let dry = api::DryRun { admitted: false, allocation: None, rejection, explanation };
+                return Ok(Admission::Dry(Box::new(dry)));
+            }
+        };
+        self.hold_resized(&held, limit, ledger, dry_run)
+    }
+
+    /// What holds under this name, unless it is somebody else's to change.
+    fn held(&self, name: &str) -> Result<Held, AdmissionError> {
+        let conflict = |problem: String, allowed: &str| {
+            AdmissionError::Conflict(FieldError::new("name", problem, allowed))
+        };
+        let unknown = || AdmissionError::Unknown(name.to_owned());
+        let guarantee = Guarantee::clone(self.state.guarantees.get(name).ok_or_else(unknown)?);
+        if let Target::Container(_) = guarantee.target {
+            let problem = "a container of a pod is changed by Kubernetes (in-place resize of the pod)";
+            return Err(conflict(problem.to_owned(), "a cgroup, a unit or a command"));
+        }
+        if let Some(declared) = &guarantee.declared {
+            let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());
+            return Err(conflict(problem, "one that was asked for; change the configuration for this one"));
+        }
+        let owner = OwnerId::from(name);
+        let account = self.state.ledger.owner(&owner).ok_or_else(unknown)?;
+        let engine = account.request.as_deref().cloned().ok_or_else(unknown)?;
+        let container = engine.containers.first().map(|of| of.name.clone()).ok_or_else(unknown)?;
+        let settings = &guarantee.settings;
+        let request = Request {
+            name: name.to_owned(),
+            target: guarantee.target.clone(),
+            limit: match settings.memory_max {
+                Some(Limit::Bytes(limit)) => Some(limit),
+                Some(Limit::Max) | None => None,
+            },
+            terms: account.terms.clone(),
+            partition: settings.partition.unwrap_or(Partition::Member),
+            declared: None,
+            engine,
+        };
+        let allocation = account.containers.get(&container).cloned().unwrap_or_default();
+        Ok(Held { guarantee, container, allocation, request })
+    }
+
+    /// Refuses huge pages of sizes of which none are held, and fewer than are in use.
+    fn check_hugepages(&self, held: &Held, asked: &Resize) -> Result<(), AdmissionError> {
+        for (&size, &bytes) in &asked.hugepages {
+            let field = format!("hugepages.{size}");
+            let kind = ZoneKind::Hugepages(size);
+            if !held.allocation.blocks.iter().any(|block| block.kind == kind) {
+                let problem = "it holds no huge pages of this size, and gets none while it runs";
+                let allowed = "a size that it holds; release it and ask again for others";
+                return Err(FieldError::new(field, problem, allowed).into());
+            }
+            let used = self.hugepages_used(&held.guarantee.cgroup, size);
+            if let Some(used) = used.filter(|used| *used > bytes) {
+                let problem = format!("{} uses {used} now", held.guarantee.cgroup);
+                return Err(FieldError::new(field, problem, format!("at least {used}")).into());
+            }
+        }
+        Ok(())
+    }
+
+    fn hugepages_used(&self, cgroup: &CgroupPath, size: HugepageSize) -> Option<Bytes> {
+        let knob = Knob::HugetlbMax(size).to_string();
+        let file = knob.strip_suffix("max").map(|stem| format!("{stem}current"))?;
+        let used = fs::read_to_string(self.hierarchy.dir(cgroup).join(file)).ok()?;
+        used.trim().parse().ok().map(Bytes)
+    }
+
+    /// Stores a ledger in which a guarantee changed, and writes what follows.
+    fn hold_resized(
+        &mut self,
+        held: &Held,
+        limit: Option<Bytes>,
+        ledger: Ledger,
+        dry_run: bool,
+    ) -> Result<Admission, AdmissionError> {
+        let Held { guarantee, container, request, .. } = held;
+        let cgroup = &guarantee.cgroup;
+        let owner = OwnerId::from(request.name.as_str());
+        let mut change = self.begin();
+        change.state.ledger = ledger;
+        let account = change.state.ledger.owner(&owner).cloned().unwrap_or_default();
+        let engine = account.request.as_deref().unwrap_or(&request.engine).clone();
+        let allocation = account.containers.get(container).cloned().unwrap_or_default();
+        let resized = Request { limit, engine, ..request.clone() };
+        let settings = change.settings(&resized, &allocation);
+        if dry_run {
+            let held = (&allocation, &resized.terms);
+            let allocation = change.describe(&resized.name, &resized.target, cgroup, held, &settings);
+            let (admitted, rejection, explanation) = (true, None, api::Explanation::default());
+            let dry = api::DryRun { admitted, allocation: Some(allocation), rejection, explanation };
+            return Ok(Admission::Dry(Box::new(dry)));
+        }
+        change.note_settings(cgroup, &settings);
+        change.make_room(cgroup);
+        change.change_held(Change::Hold(cgroup.clone(), settings))?;
+        let cpus = allocation.cpus.unwrap_or_default();
+        tracing::info!(name = resized.name, %cgroup, %cpus, "resized");
+        self.promises_changed();
+        Ok(Admission::Given)
+    }
+}
+
+/// The most memory that the workload may use from now on.
+fn new_limit(held: &Held, asked: &Resize) -> Result<Option<Bytes>, AdmissionError> {
+    let before = promised(&held.request.engine, ZoneKind::Memory);
+    let memory = asked.memory.unwrap_or(before);
+    let kept = held.request.limit;
+    let limit = match asked.limit {
+        Some(limit) => Some(limit),
+        // Who had no more than was promised goes on so.
+        None if kept == Some(before) => Some(memory),
+        None => kept,
+    };
+    check_limit(memory, limit)?;
+    Ok(limit)
+}
+
+/// Refuses to make shared CPUs of exclusive ones, and the other way round.
+fn check_cpus(held: &Held, asked: &Resize) -> Result<(), AdmissionError> {
+    let Some(cpus) = asked.cpus else { return Ok(()) };
+    let (problem, allowed) = match (held.allocation.cpus.is_some(), cpus.whole_cpus()) {
+        (true, None) => ("it has exclusive CPUs", "a whole number of CPUs"),
+        (false, Some(_)) => ("it shares CPUs", "a part of a CPU such as 500m; release it and ask for whole ones"),
+        _ => return Ok(()),
+    };
+    Err(FieldError::new("cpus", format!("{cpus}: {problem}"), allowed).into())
+}
+
+fn amounts(asked: &Resize) -> Resources {
+    let memory = asked.memory.map(|bytes| (ZoneKind::Memory, bytes));
+    let hugepages = asked.hugepages.iter().map(|(&size, &bytes)| (ZoneKind::Hugepages(size), bytes));
+    let memory = memory.into_iter().chain(hugepages);
+    Resources {
+        cpu: asked.cpus,
+        memory: memory.map(|(kind, bytes)| (kind, Quantity::whole(bytes.0))).collect(),
+    }
+}
