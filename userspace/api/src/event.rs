@@ -57,6 +57,8 @@ pub enum EventKind {
     GuaranteeRefused,
     /// A cgroup cannot be kept off exclusive CPUs.
     NotHerded,
+    /// What is promised to a Burstable workload followed it to another node.
+    HomeMoved,
 }
 
 impl EventKind {
@@ -71,7 +73,7 @@ impl EventKind {
     /// How bad such events are, unless one is known to be otherwise.
     pub const fn severity(self) -> Severity {
         match self {
-            Self::MachineChange => Severity::Info,
+            Self::MachineChange | Self::HomeMoved => Severity::Info,
             _ => Severity::Warning,
         }
     }
@@ -81,9 +83,12 @@ impl EventKind {
         match self {
             Self::Miss | Self::Intruder => 1,
             // A long reclaim must not hide that the workload stands still.
-            Self::Stall | Self::OomKill | Self::UnpinnedStart | Self::GuaranteeRefused | Self::NotHerded => {
-                10
-            }
+            Self::Stall
+            | Self::OomKill
+            | Self::UnpinnedStart
+            | Self::GuaranteeRefused
+            | Self::NotHerded
+            | Self::HomeMoved => 10,
             // A conflict over a knob has ten repairs, and its end has to be reported.
             Self::Drift => 20,
             Self::MachineChange => 60,

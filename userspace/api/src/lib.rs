@@ -79,6 +79,9 @@ pub struct TopologyNode {
     pub distances: BTreeMap<u32, u32>,
     /// Whether it has memory but no CPUs.
     pub memory_only: bool,
+    /// What sort of memory it has, by the kernel's memory tiers; absent where that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_tier: Option<MemoryTier>,
 }
 
 /// Huge pages of one size on one node.
@@ -154,6 +157,7 @@ impl From<&Machine> for Topology {
                         .collect(),
                     distances: node.distances.iter().map(|(node, distance)| (node.0, *distance)).collect(),
                     memory_only: node.cpus.is_empty() && node.memory.0 > 0,
+                    memory_tier: numaward_engine::native::memory_tier(node),
                 })
                 .collect(),
             sockets: sockets

@@ -56,8 +56,12 @@ fn nodes(topology: &Topology) -> String {
     header.extend(sizes.iter().map(|size| format!("HUGEPAGES {size}")));
     let mut rows = vec![header];
     for node in &topology.nodes {
-        let cpus = if node.memory_only { "none: memory only" } else { node.cpus.as_str() };
-        let mut cells = row([&node.node.to_string(), cpus, &size(node.memory_bytes)]);
+        let cpus = match (node.memory_only, node.memory_tier) {
+            (true, Some(tier)) => format!("none: memory only ({tier})"),
+            (true, None) => "none: memory only".to_owned(),
+            (false, _) => node.cpus.clone(),
+        };
+        let mut cells = row([&node.node.to_string(), &cpus, &size(node.memory_bytes)]);
         cells.extend(sizes.iter().map(|size| {
             let pool = node.hugepages.iter().find(|pool| pool.size == *size && pool.total_pages > 0);
             or_dash(pool.map(|pool| format!("{} ({} free)", pool.total_pages, pool.free_pages)))

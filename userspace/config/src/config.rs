@@ -9,6 +9,7 @@ use std::{
 
 use educe::Educe;
 use numaward_engine::policy::TopologyManagerPolicy;
+use numaward_topology::NodeId;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +21,7 @@ use super::{
     memory_qos::{Factor, MemoryQos, MemoryReservationPolicy},
     outgoing::{Alerts, Otlp},
     policy::{
-        CpuList, CpuManagerPolicy, MemoryManagerPolicy, Reservation, ReservedMemory, StrategyKind, Tiers,
+        CpuList, CpuManagerPolicy, MemoryManagerPolicy, MemoryTier, Reservation, ReservedMemory, StrategyKind, Tiers,
         TopologyManagerScope,
     },
     types::{DutyCycle, Interval, ListenAddress, LogFormat, LogLevel},
@@ -68,6 +69,11 @@ pub struct Config {
     /// How memory-only nodes count where a policy wants few nodes: with the nodes with CPUs that they are nearest to, or
     /// as nodes of their own. Only for the strategy `native`.
     pub tiers: Tiers,
+    /// What sort of memory nodes have, by node: `dram`, `hbm` or `cxl`. Default: as the kernel's memory tiers say; where it
+    /// reports none, `dram` for nodes with CPUs. A request for a sort gets nothing of a node whose sort is not known. Only
+    /// for the strategy `native`.
+    #[schemars(with = "BTreeMap<String, MemoryTier>")]
+    pub memory_tiers: BTreeMap<NodeId, MemoryTier>,
     /// Whether memory is promised. Default: `Static`.
     pub memory_manager_policy: Option<MemoryManagerPolicy>,
     /// Memory kept for the system, by node. Default: a twentieth of each node, at least 64Mi and at most 1Gi.

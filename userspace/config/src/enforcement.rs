@@ -1,6 +1,6 @@
 //! What is enforced: the mode, the herding of others, and guarantees that are declared.
 
-use std::{collections::BTreeMap, str::FromStr};
+use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use educe::Educe;
 use numaward_api::{Cpus, EnforcementMode, PartitionKind, Placement};
@@ -11,16 +11,21 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-use super::{inline_schema::inline_schema, policy::Amount};
+use super::{inline_schema::inline_schema, policy::Amount, types::Interval};
 
 /// What is written to the kernel.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Enforcement {
     /// Whether guarantees are given: `off`, `dry-run` (decided and reported, not written) or `on`.
     pub mode: EnforcementMode,
     /// Whether workloads without exclusive CPUs are kept off those of others.
     pub herding: Herding,
+    /// How long most of the memory of a Burstable workload has to be on another node than its home until the promise
+    /// follows it there.
+    #[educe(Default(expression = Interval(Duration::from_mins(5))))]
+    pub home_dwell_time: Interval,
 }
 
 impl Enforcement {
@@ -284,7 +289,7 @@ mod tests {
             [(On, On, On), (On, Off, Off), (DryRun, On, DryRun), (Off, On, Off), (On, DryRun, DryRun)]
         {
             let herding = Herding { mode: herding, ..Herding::default() };
-            assert_eq!(Enforcement { mode, herding }.herding_mode(), both);
+            assert_eq!(Enforcement { mode, herding, ..Enforcement::default() }.herding_mode(), both);
         }
         let default = Enforcement::default();
         assert_eq!((default.mode, default.herding_mode()), (On, Off));

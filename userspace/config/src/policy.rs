@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 
 use numaward_engine::Quantity;
 pub use numaward_engine::policy::{
-    CpuManagerPolicy, MemoryManagerPolicy, Tiers, TopologyManagerPolicy, TopologyManagerScope,
+    CpuManagerPolicy, MemoryManagerPolicy, MemoryTier, Tiers, TopologyManagerPolicy, TopologyManagerScope,
 };
 use numaward_topology::{CpuSet, ZoneKind};
 use schemars::JsonSchema;

@@ -14,6 +14,7 @@ mod admission;
 mod cpu_isolation;
 mod effects;
 mod execution;
+mod home;
 mod inbox;
 mod machine;
 mod migrations;
@@ -36,6 +37,7 @@ pub(crate) use self::{
     admission::{Admission, remove_cgroup},
     effects::{Effects, HeldChange},
     execution::Worker,
+    home::most,
     inbox::{Command, Inbox, Message},
     machine::MissingCapacity,
 };

@@ -15,15 +15,16 @@ use std::collections::BTreeMap;
 use numaward_config::{
     Config,
     memory_qos::MemoryReservationPolicy,
-    policy::{Amount, CpuManagerPolicy, MemoryManagerPolicy, StrategyKind},
+    policy::{Amount, CpuManagerPolicy, MemoryManagerPolicy, MemoryTier, StrategyKind},
 };
 use numaward_engine::{
     Kubelet, Native, NativeOptions, PolicyConfig, Quantity, Request, StartError, Strategy,
     kubelet::as_reported_to_kubelet,
     memory_qos::{MemoryQos, MemorySettings},
+    native::memory_tier,
     policy::MemoryReservation,
 };
-use numaward_topology::{Bytes, CpuSet, Machine, Node, NodeId, ZoneKind};
+use numaward_topology::{Bytes, CpuSet, Machine, Node, NodeId, NodeSet, ZoneKind};
 
 /// The least and the most memory of a node that is kept back by default.
 const KEPT_MEMORY: (Bytes, Bytes) = (Bytes::mib(64), Bytes::gib(1));
@@ -40,6 +41,12 @@ pub enum PolicyError {
         resource: String,
         /// What is wrong with it.
         problem: &'static str,
+    },
+    /// A node is named that there cannot be.
+    #[error("memoryTiers.{node}: this machine has no such node")]
+    NoSuchNode {
+        /// The node.
+        node: NodeId,
     },
     /// The engine refuses the policy for this machine.
     #[error("{0}")]
@@ -81,11 +88,28 @@ fn native(config: &Config, machine: &Machine) -> Result<Native, Vec<PolicyError>
     let mut problems = Vec::new();
     let policy = engine_policy(config, machine, &mut problems);
     problems.extend(Native::problems(machine, &policy).into_iter().map(PolicyError::from));
+    let unknown = config.memory_tiers.keys().filter(|node| !machine.possible_nodes.contains(**node));
+    problems.extend(unknown.map(|&node| PolicyError::NoSuchNode { node }));
     if !problems.is_empty() {
         return Err(problems);
     }
-    let options = NativeOptions { tiers: config.tiers, ..NativeOptions::default() };
+    let options = NativeOptions { tiers: config.tiers, memory_tiers: memory_tiers(config, machine) };
     Native::new(machine, &policy, &options).map_err(|error| vec![error.into()])
+}
+
+/// What sort of memory each node has, as configured, or as far as the kernel reports it.
+fn memory_tiers(config: &Config, machine: &Machine) -> BTreeMap<NodeId, MemoryTier> {
+    let reported = |(&id, node): (&NodeId, &Node)| Some((id, memory_tier(node)?));
+    let mut tiers: BTreeMap<_, _> = machine.nodes.iter().filter_map(reported).collect();
+    tiers.extend(config.memory_tiers.iter().map(|(&node, &tier)| (node, tier)));
+    tiers
+}
+
+/// Nodes with memory of a sort that nobody knows, while that matters.
+pub(crate) fn nodes_of_unknown_tier(config: &Config, machine: &Machine) -> NodeSet {
+    let tiers = memory_tiers(config, machine);
+    let unknown = machine.nodes.iter().filter(|(id, node)| node.memory.0 > 0 && !tiers.contains_key(id));
+    unknown.filter(|_| config.strategy == StrategyKind::Native).map(|(&id, _)| id).collect()
 }
 
 /// Makes the strategy `kubelet`, or says everything that is wrong.
@@ -304,6 +328,46 @@ mod tests {
         assert_eq!(allocatable.cpus.to_string(), "0-2,4-7");
         assert_eq!(allocatable.memory[&ZoneKind::Memory][&NodeId(0)], Bytes::gib(4));
         assert_eq!(allocatable.memory[&ZoneKind::Memory][&NodeId(1)], Bytes::gib(3));
+    }
+
+    #[test]
+    fn memory_tiers_are_the_kernels_unless_configured() {
+        let mut machine = Machine::builder()
+            .nodes(2)
+            .cores_per_node(2)
+            .memory(Bytes::gib(4))
+            .node(NodeId(2), |node| node.cores(0).memory(Bytes::gib(8)))
+            .node(NodeId(3), |node| node.cores(0).memory(Bytes::gib(8)))
+            .build()
+            .unwrap();
+        machine.nodes.get_mut(&NodeId(2)).unwrap().memory_tier = Some(22);
+        let read = |yaml: &str| -> Config { serde_json::from_str(yaml).unwrap() };
+        let config = read(r#"{"strategy": "native"}"#);
+        let tiers = |config: &Config| {
+            let tiers = memory_tiers(config, &machine);
+            tiers.iter().map(|(node, tier)| format!("{node}:{tier}")).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(tiers(&config), "0:dram 1:dram 2:cxl");
+        assert_eq!(nodes_of_unknown_tier(&config, &machine).to_string(), "3");
+        let own = read(r#"{"strategy": "native", "memoryTiers": {"1": "hbm", "3": "cxl"}}"#);
+        assert_eq!(tiers(&own), "0:dram 1:hbm 2:cxl 3:cxl");
+        assert!(nodes_of_unknown_tier(&own, &machine).is_empty());
+        let wrong = problems(r#"{"strategy": "native", "memoryTiers": {"9": "cxl"}}"#, &machine);
+        assert_eq!(wrong, ["memoryTiers.9: this machine has no such node"]);
+
+        // A request for a sort gets no other, and nothing of which nobody knows what it is.
+        let strategy = strategy(&config, &machine).unwrap();
+        let place = |tier: MemoryTier, gib: u64| {
+            let resources = numaward_engine::Resources::none().with_cpu(Quantity::milli(1));
+            let resources = resources.with_memory(Quantity::whole(Bytes::gib(gib).0));
+            let terms = numaward_engine::Terms { memory_tiers: [tier].into(), ..Default::default() };
+            let request = Request::workload("a", resources);
+            let decision = strategy.admit_watched(&strategy.idle(), &request, &terms, &|_| {});
+            decision.outcome.map(|grants| grants[0].allocation.memory_nodes().to_string())
+        };
+        assert_eq!(place(MemoryTier::Cxl, 6).unwrap(), "2");
+        assert_eq!(place(MemoryTier::Dram, 3).unwrap(), "0");
+        assert!(place(MemoryTier::Cxl, 12).is_err(), "node 3 is not known to be CXL");
     }
 
     #[test]

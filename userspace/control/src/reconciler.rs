@@ -6,6 +6,7 @@
 
 mod declared;
 mod drift;
+mod home;
 mod liveness;
 mod notices;
 mod read_model;
@@ -30,8 +31,8 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    declared::Declarations, drift::DriftController, liveness::Liveness, read_model::ReadModel,
-    throttling::Throttling,
+    declared::Declarations, drift::DriftController, home::Homes, liveness::Liveness,
+    read_model::ReadModel, throttling::Throttling,
 };
 use crate::{
     ControlMetrics, Request, Resize,
@@ -159,6 +160,7 @@ struct ReconcilerLoop {
     liveness: Liveness,
     drift: DriftController,
     throttling: Throttling,
+    homes: Homes,
     declarations: Declarations,
     read_model: ReadModel,
     view: Arc<RwLock<Arc<api::Allocations>>>,
@@ -171,6 +173,7 @@ impl ReconcilerLoop {
             liveness: Liveness::new(core.hierarchy.clone()),
             drift: DriftController::new(write_monitor),
             throttling: Throttling::new(core.hierarchy.clone()),
+            homes: Homes::default(),
             declarations: Declarations::new(&core.config.guarantees),
             read_model: ReadModel::default(),
             view: Arc::default(),
@@ -268,6 +271,7 @@ impl ReconcilerLoop {
         self.liveness.handle(&mut self.core, event);
         self.drift.handle(&mut self.core, event);
         self.throttling.handle(&mut self.core, event);
+        self.homes.handle(&mut self.core, event);
         self.declarations.handle(&mut self.core, event);
     }
 

@@ -30,6 +30,9 @@ pub struct Terms {
     /// The only sorts of memory that it takes. Empty: any.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub memory_tiers: BTreeSet<MemoryTier>,
+    /// The name by which others know it, if that is not the owner's: of a pod `namespace/name`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// What others can name it by, besides its own name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -54,5 +57,20 @@ impl Terms {
     /// Whether nothing but the configuration says how to place it.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// What is set of that which only the strategy `native` heeds, by the names of the API.
+    pub fn native_only(&self) -> Vec<&'static str> {
+        let set = [
+            ("tiers", self.tiers.is_some()),
+            ("memoryTiers", !self.memory_tiers.is_empty()),
+            ("labels", !self.labels.is_empty()),
+            ("with", !self.with.is_empty()),
+            ("apart", !self.apart.is_empty()),
+            ("sameCache", self.same_cache),
+            ("immovable", self.immovable),
+            ("burstable", self.burstable),
+        ];
+        set.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect()
     }
 }

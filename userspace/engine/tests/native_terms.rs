@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use numaward_engine::{
-    Cause, ContainerRequest, Decision, Kubelet, Ledger, Native, NativeOptions, PolicyConfig, Quantity,
-    Reason, Request, Resources, Strategy, Terms,
+    Cause, ContainerRequest, Decision, Kubelet, Ledger, Native, NativeOptions, PlacementPreferences,
+    PolicyConfig, Quantity, Reason, Request, Resources, Strategy, Terms,
     native::plan::Limits,
     policy::{
         CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, Tiers, TopologyManagerPolicy,
@@ -157,6 +157,36 @@ fn who_is_resized_stays_where_it_is() {
     assert_eq!(native.removed(&shrunk, &"a".into()), native.idle());
     let error = resize(&ledger, 2, 500).unwrap_err().to_string();
     assert!(error.contains("memory requested") && error.contains("free"), "{error}");
+}
+
+#[test]
+fn a_pod_is_named_by_its_own_name() {
+    let native = native(TopologyManagerPolicy::SingleNumaNode);
+    let on = |name: &str, node: &str| Terms {
+        name: Some(name.to_owned()),
+        preferences: PlacementPreferences {
+            preferred: [(name.into(), node.parse().unwrap())].into(),
+            ..PlacementPreferences::default()
+        },
+        ..Terms::default()
+    };
+    let decision = native.admit_watched(
+        &native.idle(),
+        &Request {
+            owner: "0a1b".into(),
+            init_containers: Vec::new(),
+            containers: vec![ContainerRequest::guaranteed("shop/db", resources(2, 1))],
+        },
+        &on("shop/db", "2"),
+        &|_| {},
+    );
+    let db = decision.outcome.unwrap()[0].allocation.memory_nodes().to_string();
+    assert_eq!(db, "2");
+    let with = Terms { with: ["shop/db".to_owned()].into(), ..Terms::default() };
+    let ledger = admit(&native, &decision.ledger, "web", (2, 1), &with);
+    assert_eq!(nodes(&ledger, "web"), "2");
+    let other = Terms { with: ["shop/other".to_owned()].into(), ..Terms::default() };
+    assert_ne!(nodes(&admit(&native, &decision.ledger, "web", (2, 1), &other), "web"), "2");
 }
 
 #[test]

@@ -101,6 +101,22 @@ fn what_does_not_go_with_the_configuration_is_refused() {
 }
 
 #[test]
+fn what_only_native_heeds_is_refused() {
+    let strategy = strategy(&config(TopologyManagerPolicy::Restricted, TopologyManagerScope::Container));
+    let native = Terms {
+        with: ["web".to_owned()].into(),
+        immovable: true,
+        ..terms(TopologyManagerPolicy::Restricted, TopologyManagerScope::Pod)
+    };
+    let problem = strategy.check_terms(&native).unwrap_err().to_string();
+    assert_eq!(problem, "with, immovable are known only to the strategy native");
+    let decision = strategy.admit_watched(&strategy.idle(), &request("a", &[(1, 1)]), &native, &|_| {});
+    assert_eq!(decision.outcome.unwrap_err().message, problem);
+    let native = Terms { burstable: true, ..Terms::default() };
+    assert!(strategy.check_terms(&native).unwrap_err().to_string().starts_with("burstable is known"));
+}
+
+#[test]
 fn terms_stay_with_their_owner_and_are_written_only_where_there_are_any() {
     let strategy = strategy(&config(TopologyManagerPolicy::Restricted, TopologyManagerScope::Container));
     let mut terms = terms(TopologyManagerPolicy::SingleNumaNode, TopologyManagerScope::Pod);

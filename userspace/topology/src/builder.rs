@@ -203,6 +203,7 @@ impl MachineBuilder {
                         .collect(),
                     distances,
                     memory_blocks: (first..next_block).collect(),
+                    memory_tier: None,
                 };
                 (id, node)
             })

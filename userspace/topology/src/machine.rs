@@ -50,6 +50,9 @@ pub struct Node {
     pub distances: BTreeMap<NodeId, u32>,
     /// Numbers of the memory blocks on this node; block `n` starts at `n * memory_block_size`.
     pub memory_blocks: Vec<u64>,
+    /// The kernel's memory tier of the node: N of `memory_tierN`. They are numbered by abstract distance, so the lower,
+    /// the faster. `None` where the kernel reports none.
+    pub memory_tier: Option<u32>,
 }
 
 /// Huge pages of one size on one node, in pages.

@@ -127,6 +127,18 @@ fn a_machine_with_a_memory_only_node() {
     assert_eq!(blocks(&machine, 2), (Some(64), Some(95), 32));
     assert_eq!(machine.cpus[&CpuId(9)].core, CoreId(1));
     assert!(machine.isolated_cpus.is_empty());
+    let tiers: Vec<_> = machine.nodes.values().map(|node| node.memory_tier).collect();
+    assert_eq!(tiers, [Some(4), Some(22)]);
+
+    // Older kernels have no tiers; a tier may go while it is read; what makes no sense is said.
+    let root = tree::unpack(CXL);
+    const TIERS: &str = "sys/devices/virtual/memory_tiering";
+    let tier = format!("{TIERS}/memory_tier22/nodelist");
+    let of_expander = |machine: Machine| machine.nodes[&NodeId(2)].memory_tier;
+    assert_eq!(of_expander(read_changed(root.path(), TIERS, &Change::Missing).unwrap()), None);
+    assert_eq!(of_expander(read_changed(root.path(), &tier, &Change::Missing).unwrap()), None);
+    let error = read_changed(root.path(), &tier, &Change::Text(b"two")).unwrap_err().to_string();
+    assert!(error.contains("memory_tier22/nodelist") && error.contains("two"), "{error}");
 }
 
 /// What is done to one path of a machine.

@@ -8,7 +8,10 @@ use numaward_cgroup::{
     knob::{Limit, Partition},
 };
 use numaward_enforce::{Change, EnforceError};
-use numaward_engine::{self as engine, Allocation, Ledger, OwnerId, Terms, policy::TopologyManagerPolicy};
+use numaward_engine::{
+    self as engine, Allocation, Ledger, OwnerId, Terms,
+    policy::{StartProblem, TopologyManagerPolicy},
+};
 use numaward_model::Settings;
 use numaward_store::fault;
 use numaward_topology::{Bytes, CpuSet, NodeSet};
@@ -167,7 +170,7 @@ impl Core {
         }
 
         self.check_fit()?;
-        let terms = &request.terms;
+        let terms = &self.with_home(&request.terms, &request.name, path);
         self.check_terms(terms)?;
         let started = Instant::now();
         let decision = spans::decide(&*self.policy.strategy, &self.state.ledger, &request.engine, terms);
@@ -266,8 +269,13 @@ impl Core {
     /// Refuses terms that do not go with the configuration or the machine.
     pub(super) fn check_terms(&self, terms: &Terms) -> Result<(), AdmissionError> {
         self.policy.strategy.check_terms(terms).map_err(|problem| {
-            let allowed = "a policy that goes with topologyManagerPolicyOptions and the machine";
-            FieldError::new("policy", listed(&[problem.into()]), allowed).into()
+            let (field, allowed) = match *problem.problem {
+                StartProblem::NativeOnly(_) => {
+                    ("placement", "preferredNodes alone; or strategy: native in the daemon's configuration")
+                }
+                _ => ("policy", "a policy that goes with topologyManagerPolicyOptions and the machine"),
+            };
+            FieldError::new(field, listed(&[problem.into()]), allowed).into()
         })
     }
 

@@ -33,6 +33,14 @@ pub(crate) struct Policy {
 impl Policy {
     pub(super) fn new(config: &Config, machine: Arc<Machine>) -> Result<Self, StartError> {
         let strategy = policy::strategy(config, &machine).map_err(StartError::Policy)?;
+        let unknown = policy::nodes_of_unknown_tier(config, &machine);
+        if !unknown.is_empty() {
+            tracing::info!(
+                nodes = %unknown,
+                "the kernel reports no memory tier of these nodes: requests that name one get none of their memory; \
+                 memoryTiers in the configuration says what they have"
+            );
+        }
         Ok(Self { machine, strategy, unfit: None, missing: BTreeMap::new() })
     }
 }

@@ -36,7 +36,7 @@ use numaward_cgroup::{
     knob::{Knob, Limit, Value},
 };
 use numaward_enforce::{Change, EnforceError};
-use numaward_engine::{self as engine, Allocation, OwnerId};
+use numaward_engine::{self as engine, Allocation, OwnerId, Terms};
 use numaward_model::{
     Settings,
     pod::{PodContainer, Slice},
@@ -135,8 +135,16 @@ impl Core {
         let mut notes = ask.notes.clone();
         let mut terms = ask.terms.clone();
         if let Err(problem) = self.check_terms(&terms) {
-            notes.push(format!("the pod's own topology policy cannot be applied: {problem}"));
+            notes.push(format!("the pod's own terms cannot be applied: {problem}"));
+            // One may do without the other.
+            let (policy, preferences) = (terms.policy, terms.preferences.clone());
             terms.policy = None;
+            if self.check_terms(&terms).is_err() {
+                terms = Terms { policy, scope: terms.scope, preferences, ..Terms::default() };
+                if self.check_terms(&terms).is_err() {
+                    terms.policy = None;
+                }
+            }
         }
         let started = Instant::now();
         let decision = spans::decide(&*self.policy.strategy, &self.state.ledger, request, &terms);
@@ -264,6 +272,11 @@ impl Core {
         self.state.ledger.allocation(&OwnerId::from(of.owner.as_str()), &of.slice_name())
     }
 
+    /// On which terms a container was admitted.
+    fn terms_of(&self, of: &PodContainer) -> Option<&Terms> {
+        self.state.ledger.owner(&OwnerId::from(of.owner.as_str())).map(|account| &account.terms)
+    }
+
     /// What a container is to hold now.
     fn settings_of(&self, placed: &Placed) -> Settings {
         let limit = |bytes: Option<Bytes>| bytes.map(Limit::Bytes);
@@ -277,7 +290,9 @@ impl Core {
         };
         if let Some(allocation) = self.allocation_for(&placed.of) {
             settings.cpus = allocation.cpus.clone().or(settings.cpus);
-            settings.mems = Some(allocation.memory_nodes()).filter(|nodes| !nodes.is_empty());
+            // What has a home is not bound to it.
+            let is_bound = !self.terms_of(&placed.of).is_some_and(|terms| terms.burstable);
+            settings.mems = Some(allocation.memory_nodes()).filter(|nodes| is_bound && !nodes.is_empty());
         }
         settings
     }

@@ -155,3 +155,87 @@ async fn what_cannot_be_written_is_as_before() {
     stop.cancel();
     thread.join().unwrap();
 }
+
+/// Has the memory of a cgroup be on these nodes, in MiB.
+fn lies(bench: &Bench, cgroup: &str, mib: [u64; 2]) {
+    let [first, second] = mib.map(|mib| Bytes::mib(mib).0);
+    let text = format!("anon N0={first} N1={second}\nfile N0=0 N1=0\n");
+    fs::write(bench.dir.path().join("cgroup").join(cgroup).join("memory.numa_stat"), text).unwrap();
+}
+
+#[tokio::test]
+async fn a_burstable_guarantee_has_a_home_and_follows_its_memory() {
+    let bench = Bench::new(&["a", "b", "c"]);
+    let mut config = Config { strategy: StrategyKind::Native, ..Config::default() };
+    config.enforcement.home_dwell_time = numaward_config::Interval(std::time::Duration::from_millis(400));
+    let (reconciler, thread, stop) = bench.start_with(config);
+    lies(&bench, "a", [100, 300]);
+    let mut asked = shared("a", None);
+    asked.memory_limit = Some("3Gi".to_owned());
+    asked.placement.burstable = true;
+    let a = give(&reconciler, &asked).await;
+    assert_eq!(a.nodes, "1", "its memory is there");
+    let knobs = ["cpuset.cpus", "cpuset.mems", "memory.min", "memory.low", "memory.max"]
+        .map(|knob| bench.knob(&format!("a/{knob}")));
+    let gib = |gib| Bytes::gib(gib).0.to_string();
+    assert_eq!(knobs, ["0-7".to_owned(), String::new(), "0".to_owned(), gib(1), gib(3)]);
+
+    // Half of it elsewhere is not most of it.
+    lies(&bench, "a", [200, 200]);
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let home = || reconciler.allocations().allocations[0].nodes.clone();
+    assert_eq!(home(), "1");
+    // No room there.
+    let resources = api::AllocationRequest { memory: "3500Mi".to_owned(), ..shared("b", None) };
+    assert_eq!(give(&reconciler, &resources).await.nodes, "0");
+    lies(&bench, "a", [300, 100]);
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    assert_eq!(home(), "1");
+    reconciler.release("b".to_owned()).await.unwrap();
+    until("the promise follows", &|| home() == "0");
+    let happened = bench.host.happened.lock().unwrap();
+    let moved = happened.iter().find(|(_, report)| report.kind == api::EventKind::HomeMoved);
+    let (cgroup, report) = moved.unwrap();
+    assert_eq!(cgroup.as_ref().unwrap().to_string(), "/a");
+    assert!(report.message.contains("now node 0") && report.message.contains("node 1 before"), "{report:?}");
+    drop(happened);
+
+    // It grows where it is, and keeps its class.
+    resize(&reconciler, "a", &to(Some("500m"), Some("2Gi"))).await.unwrap();
+    assert_eq!((bench.knob("a/memory.low"), bench.knob("a/memory.max"), home()), (gib(2), gib(3), "0".to_owned()));
+    reconciler.release("a".to_owned()).await.unwrap();
+    stop.cancel();
+    thread.join().unwrap();
+
+    // The kubelet knows no such thing, and says so.
+    let (reconciler, thread, stop) = bench.start();
+    let error = reconciler.admit(Request::new(&asked).unwrap(), false).await.unwrap_err();
+    assert!(matches!(&error, AdmissionError::Field(error) if error.field == "placement"), "{error}");
+    assert!(error.to_string().contains("burstable is known only to the strategy native"), "{error}");
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn terms_are_kept_and_shown() {
+    let bench = Bench::new(&["a", "b"]);
+    let native = Config { strategy: StrategyKind::Native, ..Config::default() };
+    let (reconciler, thread, stop) = bench.start_with(native.clone());
+    let mut asked = shared("a", Some("2"));
+    asked.placement.preferred_nodes = Some("1".parse().unwrap());
+    asked.placement.labels = [("app".to_owned(), "db".to_owned())].into();
+    let a = give(&reconciler, &asked).await;
+    assert_eq!((a.nodes.as_str(), &a.placement), ("1", &asked.placement));
+    let mut near = shared("b", Some("1"));
+    near.placement.with = ["app=db".to_owned()].into();
+    near.placement.immovable = true;
+    assert_eq!(give(&reconciler, &near).await.nodes, "1");
+    stop.cancel();
+    thread.join().unwrap();
+    let (reconciler, thread, stop) = bench.start_with(native);
+    let held = reconciler.allocations();
+    assert_eq!(held.allocations[0].placement, asked.placement);
+    assert_eq!(held.allocations[1].placement, near.placement);
+    stop.cancel();
+    thread.join().unwrap();
+}

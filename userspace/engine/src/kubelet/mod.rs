@@ -212,6 +212,14 @@ impl Kubelet {
         Ok(agreement)
     }
 
+    /// The same, if these terms say nothing that only `native` heeds.
+    fn agreed(&self, terms: &Terms) -> Result<Agreement, StartError> {
+        match terms.native_only() {
+            unknown if unknown.is_empty() => self.agreement(terms),
+            unknown => Err(refused(Component::Configuration)(StartProblem::NativeOnly(unknown))),
+        }
+    }
+
     /// Asks all providers and merges what they say.
     fn merge(&self, ledger: &mut Ledger, asked: Asked<'_>, scope: Scope<'_>) -> (Affinity, Merge) {
         let Asked { request, preferences, agreement: Agreement { rule, .. }, watch, .. } = asked;
@@ -349,7 +357,7 @@ impl Strategy for Kubelet {
     }
 
     fn check_terms(&self, terms: &Terms) -> Result<(), StartError> {
-        self.agreement(terms).map(drop)
+        self.agreed(terms).map(drop)
     }
 
     fn admit_watched(
@@ -359,7 +367,7 @@ impl Strategy for Kubelet {
         terms: &Terms,
         watch: &dyn Fn(Stage),
     ) -> Decision {
-        let of_terms = || self.agreement(terms).map_err(|problem| Cause::Terms(problem.to_string()));
+        let of_terms = || self.agreed(terms).map_err(|problem| Cause::Terms(problem.to_string()));
         let agreement = match check_request(request).and_then(|()| of_terms()) {
             Ok(agreement) => agreement,
             Err(cause) => {

@@ -50,9 +50,9 @@ mod room;
 mod search;
 mod units;
 
-use std::collections::BTreeMap;
+use std::{cmp::Ordering, collections::BTreeMap};
 
-use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
+use numaward_topology::{Bytes, Machine, Node, NodeId, ZoneKind};
 use serde::{Deserialize, Serialize};
 
 pub use self::refusal::{Refusal, What};
@@ -80,8 +80,24 @@ use crate::{
 pub struct NativeOptions {
     /// How memory-only nodes count, unless a request says otherwise.
     pub tiers: Tiers,
-    /// What sort of memory each node has; those that are not named have ordinary memory.
+    /// What sort of memory each node has. Of those that are not named, nodes with CPUs have ordinary memory, and the
+    /// others serve nobody who asks for a sort.
     pub memory_tiers: BTreeMap<NodeId, MemoryTier>,
+}
+
+/// What sort of memory a node has, by the kernel's memory tier; without one, a node with CPUs has ordinary memory. `None`:
+/// it is not known.
+///
+/// Source: `MEMTIER_ADISTANCE_DRAM` and `MEMTIER_CHUNK_BITS` of linux/memory-tiers.h: tiers are numbered by abstract
+/// distance, and what is as far as ordinary memory is in tier 4.
+pub fn memory_tier(node: &Node) -> Option<MemoryTier> {
+    const DRAM: u32 = 4;
+    match node.memory_tier.map(|tier| tier.cmp(&DRAM)) {
+        Some(Ordering::Less) => Some(MemoryTier::Hbm),
+        Some(Ordering::Equal) => Some(MemoryTier::Dram),
+        Some(Ordering::Greater) => Some(MemoryTier::Cxl),
+        None => (!node.cpus.is_empty()).then_some(MemoryTier::Dram),
+    }
 }
 
 /// The strategy `native`.

@@ -133,7 +133,7 @@ impl<'a> Wishes<'a> {
             for (other, account) in ledger.owners().filter(|(other, _)| *other != owner) {
                 let named = |selector: &String| match selector.split_once('=') {
                     Some((key, value)) => account.terms.labels.get(key).is_some_and(|of| of == value),
-                    None => selector == other.as_str(),
+                    None => selector == other.as_str() || account.terms.name.as_ref() == Some(selector),
                 };
                 if !selectors.iter().any(named) {
                     continue;
@@ -180,8 +180,10 @@ pub(super) fn only_tiers(host: &Host, room: &mut Room, terms: &Terms, tiers: &BT
         return;
     }
     for at in 0..host.len() {
-        let tier = tiers.get(&host.id(at)).copied().unwrap_or_default();
-        if terms.memory_tiers.contains(&tier) {
+        // A node without CPUs has memory of a sort that nobody knows, unless it is named.
+        let default = host.has_cpus(at).then_some(MemoryTier::Dram);
+        let tier = tiers.get(&host.id(at)).copied().or(default);
+        if tier.is_some_and(|tier| terms.memory_tiers.contains(&tier)) {
             continue;
         }
         for (number, resource) in host.resources().iter().enumerate() {

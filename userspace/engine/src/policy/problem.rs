@@ -56,6 +56,11 @@ impl StartError {
     }
 }
 
+/// Names, and what follows them in a sentence.
+fn are(names: &[&str]) -> String {
+    format!("{} {}", names.join(", "), if names.len() == 1 { "is" } else { "are" })
+}
+
 impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.problem.fmt(f)
@@ -96,6 +101,9 @@ pub enum StartProblem {
         /// … to this node.
         to: NodeId,
     },
+    /// Terms that the strategy `kubelet` does not know.
+    #[error("{} known only to the strategy native", are(.0))]
+    NativeOnly(Vec<&'static str>),
     /// The policy that manages no CPUs has no options.
     #[error("new none policy error: None policy: received unsupported options=map[{}]", go_map(.0))]
     OptionsWithoutPolicy(BTreeMap<String, String>),

@@ -117,6 +117,7 @@ impl MachineVector {
                 hugepages,
                 distances: ids.iter().copied().zip(node.distances.iter().copied()).collect(),
                 memory_blocks: Vec::new(),
+                memory_tier: None,
             };
             machine.nodes.insert(NodeId(node.id), node_data);
         }

@@ -21,6 +21,7 @@ pub(crate) fn pod(message: messages::PodSandbox) -> Pod {
         name: message.name,
         namespace: message.namespace,
         uid: message.uid,
+        labels: message.labels,
         annotations: message.annotations,
         overhead: linux.pod_overhead.map(resources),
     }

@@ -129,6 +129,8 @@ pub struct PodSpec {
     pub namespace: String,
     /// Its UID.
     pub uid: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
     /// The cgroup that the kubelet made for it.
@@ -953,6 +955,7 @@ impl PodSpec {
             name: self.name.clone(),
             uid: self.uid.clone(),
             namespace: self.namespace.clone(),
+            labels: self.labels.clone(),
             annotations: self.annotations.clone(),
             linux: Some(messages::LinuxPodSandbox {
                 cgroup_parent: self.cgroup_parent.clone(),

@@ -233,6 +233,8 @@ pub(crate) struct PodSandbox {
     pub(crate) uid: String,
     #[prost(string, tag = "4")]
     pub(crate) namespace: String,
+    #[prost(btree_map = "string, string", tag = "5")]
+    pub(crate) labels: BTreeMap<String, String>,
     #[prost(btree_map = "string, string", tag = "6")]
     pub(crate) annotations: BTreeMap<String, String>,
     #[prost(message, optional, tag = "8")]

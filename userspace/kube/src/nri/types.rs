@@ -24,6 +24,8 @@ pub struct Pod {
     pub namespace: String,
     /// Its UID in the API server. For a static pod the hash of its manifest.
     pub uid: String,
+    /// Its labels, with those of the kubelet (`io.kubernetes.*`).
+    pub labels: BTreeMap<String, String>,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
     /// Its cgroup below the root of the hierarchy, where the runtime reported one that can be resolved.

@@ -19,6 +19,7 @@ use crate::{
 pub(super) const NODES: &str = "sys/devices/system/node";
 const CPUS: &str = "sys/devices/system/cpu";
 const MEMORY: &str = "sys/devices/system/memory";
+const MEMORY_TIERS: &str = "sys/devices/virtual/memory_tiering";
 pub(super) const HUGEPAGES: &str = "sys/kernel/mm/hugepages";
 
 /// Far above the 2 GiB of today's kernels, and low enough to count sections by.
@@ -74,6 +75,7 @@ fn numa_nodes(source: Source<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeI
         return Err(source.malformed(&list, None, "", "a node list with at least one node"));
     }
     let ids: Vec<NodeId> = ids.iter().collect();
+    let tiers = memory_tiers(source)?;
     let mut nodes = BTreeMap::new();
     for &id in &ids {
         let dir = format!("{NODES}/node{id}");
@@ -85,6 +87,7 @@ fn numa_nodes(source: Source<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeI
             hugepages: hugepage_pools(source, &format!("{dir}/hugepages"))?,
             distances: distances(source, id, &ids)?,
             memory_blocks: source.numbered_entries(&dir, "memory", "", "the node's memory blocks")?,
+            memory_tier: tiers.get(&id).copied(),
         };
         nodes.insert(id, node);
     }
@@ -99,7 +102,24 @@ fn whole_machine(source: Source<'_>, online_cpus: &CpuSet) -> Result<Node, ReadE
         hugepages: hugepage_pools(source, HUGEPAGES)?,
         distances: BTreeMap::from([(NO_NUMA_NODE, LOCAL_DISTANCE)]),
         memory_blocks: source.numbered_entries(MEMORY, "memory", "", "the memory blocks")?,
+        memory_tier: None,
     })
+}
+
+/// The memory tier of each node that has one. Kernels before 6.1 report none.
+fn memory_tiers(source: Source<'_>) -> Result<BTreeMap<NodeId, u32>, ReadError> {
+    let mut tiers = BTreeMap::new();
+    if !source.exists(MEMORY_TIERS) {
+        return Ok(tiers);
+    }
+    for tier in source.numbered_entries(MEMORY_TIERS, "memory_tier", "", "the memory tiers")? {
+        let file = format!("{MEMORY_TIERS}/memory_tier{tier}/nodelist");
+        // A tier goes with its last node.
+        let nodes: Option<NodeSet> = present(source.ids(&file, "the nodes of a memory tier"))?;
+        let Ok(tier) = u32::try_from(tier) else { continue };
+        tiers.extend(nodes.unwrap_or_default().iter().map(|node| (node, tier)));
+    }
+    Ok(tiers)
 }
 
 /// One value for each online node, in id order. Where the file is missing or short, the kernel's defaults.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use numaward_api::EnforcementMode;
 use numaward_cgroup::CgroupPath;
 use numaward_enforce::Change;
-use numaward_engine::{self as engine, ContainerName, OwnerId};
+use numaward_engine::{ContainerName, OwnerId, Quantity, Resources};
 use numaward_model::{Settings, pod::POD_SHARE};
 
 use crate::{
@@ -20,11 +20,21 @@ impl Core {
     pub(crate) fn resize(
         &mut self,
         id: &str,
-        to: &engine::Resources,
+        to: &Resources,
         memory: Option<MemoryAsk>,
     ) -> Result<Option<Settings>, AdmissionError> {
         let Some(placed) = self.state.containers.get(id) else { return Ok(None) };
         let mut placed = Placed::clone(placed);
+        let to = &match (self.terms_of(&placed.of), memory.and_then(|memory| memory.request)) {
+            // What is promised is what it requests, and the runtime knows its limits.
+            (Some(terms), request) if terms.burstable => {
+                let request = request.filter(|request| request.0 > 0);
+                request.map_or_else(Resources::none, |request| {
+                    Resources::none().with_memory(Quantity::whole(request.0))
+                })
+            }
+            _ => to.clone(),
+        };
         let mut change = self.begin();
         // What the pod holds as a whole does not change with one of its containers.
         if !placed.of.shares_pod() {
@@ -65,7 +75,7 @@ impl Core {
     }
 
     /// What a pod's containers share is to change to these amounts: within its promise, or not at all.
-    pub(crate) fn resize_pod(&mut self, uid: &str, to: &engine::Resources) -> Result<(), AdmissionError> {
+    pub(crate) fn resize_pod(&mut self, uid: &str, to: &Resources) -> Result<(), AdmissionError> {
         let (owner, slice) = (OwnerId::from(uid), ContainerName::from(POD_SHARE));
         let mut change = self.begin();
         change.state.ledger = change.policy.strategy.resize(&change.state.ledger, &owner, &slice, to)?;

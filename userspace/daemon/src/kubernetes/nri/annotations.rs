@@ -3,19 +3,29 @@
 //! | annotation | values |
 //! |---|---|
 //! | `numaward.io/placement` | `auto` (what its class of service deserves), `shared` (no exclusive CPUs, no memory on nodes), `off` (not touched at all) |
-//! | `numaward.io/guarantee` | `auto`, `memory`: the memory that a Burstable container requests is promised on nodes |
+//! | `numaward.io/guarantee` | `auto`; `memory`: the memory that a Burstable container requests is promised on nodes, and bound to them; `burstable`: it is promised on a home node, which follows the pod, and not bound to it |
 //! | `numaward.io/preferred-nodes` | nodes as a list (`0-1`) on which it should be if it can |
-//! | `numaward.io/topology-policy` | `none`, `best-effort`, `restricted`, `single-numa-node`; of the whole pod |
+//! | `numaward.io/topology-policy` | `none`, `best-effort`, `restricted`, `single-numa-node` |
+//! | `numaward.io/topology-scope` | `container`, `pod` |
+//! | `numaward.io/tiers` | `attached`, `strict`: how memory-only nodes count |
+//! | `numaward.io/memory-tiers` | the only sorts of memory that it takes: `dram`, `hbm`, `cxl`, with commas |
+//! | `numaward.io/with`, `numaward.io/apart` | workloads on whose nodes it would like to be, or not to be: a pod as `namespace/name`, any by a label as `key=value`, with commas |
+//! | `numaward.io/same-cache` | `true`: CPUs that share a last-level cache where possible |
+//! | `numaward.io/immovable` | `true`: it stays where it is placed first |
 //!
-//! Each but the last can be given for one container too, in front: `CONTAINER.numaward.io/placement`. That
-//! counts more than the pod's.
+//! The first three can be given for one container too, in front: `CONTAINER.numaward.io/placement`. That counts more than
+//! the pod's. The others are of the whole pod; from `tiers` on, and `guarantee: burstable`, they need the strategy
+//! `native`.
 //!
 //! A value that cannot be understood, or a name that does not exist, counts as not given, and the explanation of
 //! the decision says so: a typing error in an annotation must not keep a pod from running.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    str::FromStr,
+};
 
-use numaward_engine::policy::TopologyManagerPolicy;
+use numaward_engine::Terms;
 use numaward_topology::NodeSet;
 
 /// Whether something is promised.
@@ -38,6 +48,8 @@ pub(super) enum Extra {
     None,
     /// Memory on nodes, as much as is requested.
     Memory,
+    /// The same, on a home node to which it is not bound.
+    Burstable,
 }
 
 /// What is wished for one container.
@@ -53,7 +65,8 @@ pub(super) struct Wishes {
 pub(super) struct Annotations {
     pod: Given,
     containers: BTreeMap<String, Given>,
-    pub(super) policy: Option<TopologyManagerPolicy>,
+    /// What the pod as a whole wants.
+    pub(super) terms: Terms,
     /// What could not be understood, in sentences.
     pub(super) ignored: Vec<String>,
 }
@@ -85,12 +98,48 @@ fn extra(value: &str) -> Option<Extra> {
     match value {
         "auto" => Some(Extra::None),
         "memory" => Some(Extra::Memory),
+        "burstable" => Some(Extra::Burstable),
         _ => None,
     }
 }
 
 fn nodes(value: &str) -> Option<NodeSet> {
     value.parse().ok().filter(|nodes: &NodeSet| !nodes.is_empty())
+}
+
+fn yes(value: &str) -> Option<bool> {
+    value.parse().ok()
+}
+
+/// Values with commas between them; none if one is none.
+fn list<T: FromStr + Ord>(value: &str) -> Option<BTreeSet<T>> {
+    value.split(',').map(|part| Some(part.trim()).filter(|part| !part.is_empty())?.parse().ok()).collect()
+}
+
+/// Takes what replaces a default; says whether it is one.
+fn set<T>(field: &mut T, value: Option<T>) -> bool {
+    let Some(value) = value else { return false };
+    *field = value;
+    true
+}
+
+/// Takes what a whole pod wants: whether it is understood, and what is expected. `None`: there is no such name.
+fn take_term(terms: &mut Terms, name: &str, value: &str) -> Option<(bool, &'static str)> {
+    let named = "pods as namespace/name, or labels as key=value, with commas between them";
+    Some(match name {
+        "topology-policy" => (
+            take(&mut terms.policy, value.parse().ok()),
+            "none, best-effort, restricted or single-numa-node",
+        ),
+        "topology-scope" => (take(&mut terms.scope, value.parse().ok()), "container or pod"),
+        "tiers" => (take(&mut terms.tiers, value.parse().ok()), "attached or strict"),
+        "memory-tiers" => (set(&mut terms.memory_tiers, list(value)), "dram, hbm or cxl, with commas between"),
+        "with" => (set(&mut terms.with, list(value)), named),
+        "apart" => (set(&mut terms.apart, list(value)), named),
+        "same-cache" => (set(&mut terms.same_cache, yes(value)), "true or false"),
+        "immovable" => (set(&mut terms.immovable, yes(value)), "true or false"),
+        _ => return None,
+    })
 }
 
 impl Annotations {
@@ -108,18 +157,21 @@ impl Annotations {
                 None => continue,
             };
             let value = value.trim();
+            let mut terms = read.terms.clone();
             let (is_taken, expected) = match (name, container) {
                 ("placement", _) => (take(&mut target.placement, placement(value)), "auto, shared or off"),
-                ("guarantee", _) => (take(&mut target.extra, extra(value)), "auto or memory"),
+                ("guarantee", _) => (take(&mut target.extra, extra(value)), "auto, memory or burstable"),
                 ("preferred-nodes", _) => {
                     (take(&mut target.preferred_nodes, nodes(value)), "a list of nodes such as 0-1")
                 }
-                ("topology-policy", None) => (
-                    take(&mut read.policy, value.parse().ok()),
-                    "none, best-effort, restricted or single-numa-node",
-                ),
-                ("topology-policy", Some(_)) => (false, "this annotation for the whole pod only"),
-                _ => (false, "placement, guarantee, preferred-nodes or topology-policy as its name"),
+                (name, of) => match (of, take_term(&mut terms, name, value)) {
+                    (None, Some(taken)) => {
+                        read.terms = terms;
+                        taken
+                    }
+                    (Some(_), Some(_)) => (false, "this annotation for the whole pod only"),
+                    (_, None) => (false, "the name of an annotation that numaward has"),
+                },
             };
             if !is_taken {
                 let ignored = format!("the annotation {key}: {value:?} is ignored (expected {expected})");
@@ -143,6 +195,8 @@ impl Annotations {
 
 #[cfg(test)]
 mod tests {
+    use numaward_engine::policy::{MemoryTier, Tiers, TopologyManagerPolicy, TopologyManagerScope};
+
     use super::*;
 
     fn read(annotations: &[(&str, &str)]) -> Annotations {
@@ -164,7 +218,7 @@ mod tests {
             ("unrelated", "x"),
         ]);
         assert_eq!(read.ignored, [""; 0]);
-        assert_eq!(read.policy, Some(TopologyManagerPolicy::SingleNumaNode));
+        assert_eq!(read.terms.policy, Some(TopologyManagerPolicy::SingleNumaNode));
         let (db, log, other) = (read.of("db"), read.of("log"), read.of("other"));
         assert_eq!((db.placement, db.extra), (Placement::Auto, Extra::Memory));
         assert_eq!((log.placement, log.extra), (Placement::Off, Extra::None));
@@ -173,19 +227,50 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_says_how_it_wants_to_be_placed() {
+        let read = read(&[
+            ("numaward.io/topology-scope", "pod"),
+            ("numaward.io/tiers", "strict"),
+            ("numaward.io/memory-tiers", "dram, hbm"),
+            ("numaward.io/with", "shop/db-0"),
+            ("numaward.io/apart", "app=batch, shop/cache"),
+            ("numaward.io/same-cache", "true"),
+            ("numaward.io/immovable", "false"),
+            ("numaward.io/guarantee", "burstable"),
+        ]);
+        assert_eq!(read.ignored, [""; 0]);
+        let expected = Terms {
+            scope: Some(TopologyManagerScope::Pod),
+            tiers: Some(Tiers::Strict),
+            memory_tiers: [MemoryTier::Dram, MemoryTier::Hbm].into(),
+            with: ["shop/db-0".to_owned()].into(),
+            apart: ["app=batch".to_owned(), "shop/cache".to_owned()].into(),
+            same_cache: true,
+            ..Terms::default()
+        };
+        assert_eq!((read.terms.clone(), read.of("db").extra), (expected, Extra::Burstable));
+    }
+
+    #[test]
     fn what_is_not_understood_is_ignored_and_told() {
         for (key, value, expected) in [
             ("numaward.io/placement", "maybe", "auto, shared or off"),
-            ("numaward.io/guarantee", "cpu", "auto or memory"),
+            ("numaward.io/guarantee", "cpu", "auto, memory or burstable"),
+            ("numaward.io/topology-scope", "node", "container or pod"),
+            ("numaward.io/tiers", "loose", "attached or strict"),
+            ("numaward.io/memory-tiers", "dram,tape", "dram, hbm or cxl"),
+            ("numaward.io/with", "a,,b", "namespace/name"),
+            ("numaward.io/immovable", "yes", "true or false"),
+            ("db.numaward.io/with", "a", "the whole pod only"),
             ("numaward.io/preferred-nodes", "", "a list of nodes"),
             ("numaward.io/preferred-nodes", "1-0", "a list of nodes"),
             ("numaward.io/topology-policy", "strict", "single-numa-node"),
             ("db.numaward.io/topology-policy", "none", "the whole pod only"),
-            ("numaward.io/place", "off", "as its name"),
+            ("numaward.io/place", "off", "the name of an annotation"),
         ] {
             let read = read(&[(key, value)]);
             assert!(matches!(&read.ignored[..], [text] if text.contains(key) && text.contains(expected)));
-            assert_eq!((read.of("db"), read.policy), (Wishes::default(), None), "{key}: {value}");
+            assert_eq!((read.of("db"), read.terms), (Wishes::default(), Terms::default()), "{key}: {value}");
         }
     }
 }

@@ -8,9 +8,9 @@
 use std::{path::PathBuf, sync::Arc};
 
 use numaward_cgroup::CgroupPath;
-use numaward_config::Config;
+use numaward_config::{Config, policy::StrategyKind};
 use numaward_control::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
-use numaward_engine::{ContainerName, ContainerRequest, QosClass, Quantity, Request, Resources, Terms};
+use numaward_engine::{ContainerName, ContainerRequest, QosClass, Quantity, Request, Resources};
 use numaward_kube::{
     cgroup_path::pod_levels,
     nri::types::{self as nri, Limit},
@@ -43,12 +43,13 @@ pub(super) struct RequestBuilder {
     pub(super) pods: Arc<dyn PodSource>,
     host_root: PathBuf,
     kubelet: Arc<devices::Kubelet>,
+    strategy: StrategyKind,
 }
 
 impl RequestBuilder {
     pub(super) fn new(pods: Arc<dyn PodSource>, config: &Config) -> Self {
         let kubelet = Arc::new(devices::Kubelet::new(config));
-        Self { pods, host_root: config.host_root.clone(), kubelet }
+        Self { pods, host_root: config.host_root.clone(), kubelet, strategy: config.strategy }
     }
 
     /// What the API server says of a pod.
@@ -60,7 +61,35 @@ impl RequestBuilder {
     pub(super) fn pod(&self, pod: &nri::Pod) -> PodAsk {
         let annotations = Annotations::read(&pod.annotations);
         let asked = self.known(pod).map_or(Asked::Nothing, |known| whole::asked(&known, &annotations));
-        ask(pod, asked, annotations)
+        self.ask(pod, asked, annotations)
+    }
+
+    /// What is asked for with a pod, on the terms of its annotations and labels.
+    fn ask(&self, pod: &nri::Pod, asked: Asked, annotations: Annotations) -> PodAsk {
+        let mut terms = annotations.terms.clone();
+        if let Asked::Pod(request) | Asked::Container(request) = &asked {
+            for container in request.all_containers() {
+                let wishes = annotations.of(container.name.as_str());
+                if let Some(nodes) = wishes.preferred_nodes {
+                    terms.preferences.preferred.insert(container.name.clone(), nodes);
+                }
+                terms.burstable |= wishes.extra == Extra::Burstable && request.qos() != QosClass::Guaranteed;
+            }
+        }
+        // By these others can name it, which only `native` knows.
+        if self.strategy == StrategyKind::Native && asked != Asked::Nothing {
+            terms.name = Some(format!("{}/{}", pod.namespace, pod.name));
+            let own = |(key, _): &(&String, &String)| !key.starts_with("io.kubernetes.");
+            let labels = pod.labels.iter().filter(own);
+            terms.labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
+        }
+        PodAsk {
+            pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
+            sandbox: pod.id.clone(),
+            asked,
+            terms,
+            notes: annotations.ignored,
+        }
     }
 
     /// Adds the nodes of the devices that the kubelet has assigned to the pod.
@@ -93,7 +122,7 @@ impl RequestBuilder {
             None => (alone(pod, container, &annotations, &mut notes), Slice::Own),
         };
         let memory = self.memory(pod, container, &container.resources);
-        let mut pod = ask(pod, asked, annotations);
+        let mut pod = self.ask(pod, asked, annotations);
         pod.notes.append(&mut notes);
         let devices = devices::nodes(&self.host_root, &container.devices);
         let holder = if slice == Slice::Own { container.name.as_str() } else { POD_SHARE };
@@ -181,24 +210,6 @@ fn add_device_nodes(ask: &mut PodAsk, container: ContainerName, nodes: &NodeSet)
     }
 }
 
-fn ask(pod: &nri::Pod, asked: Asked, annotations: Annotations) -> PodAsk {
-    let mut terms = Terms { policy: annotations.policy, ..Terms::default() };
-    if let Asked::Pod(request) | Asked::Container(request) = &asked {
-        for container in request.all_containers() {
-            if let Some(nodes) = annotations.of(container.name.as_str()).preferred_nodes {
-                terms.preferences.preferred.insert(container.name.clone(), nodes);
-            }
-        }
-    }
-    PodAsk {
-        pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
-        sandbox: pod.id.clone(),
-        asked,
-        terms,
-        notes: annotations.ignored,
-    }
-}
-
 /// What is asked for with a container that only the runtime has reported.
 fn alone(
     pod: &nri::Pod,
@@ -212,7 +223,7 @@ fn alone(
         return Asked::Nothing;
     }
     if class != Some(QosClass::Guaranteed) {
-        if wishes.extra == Extra::Memory {
+        if wishes.extra != Extra::None {
             let note =
                 "memory is not promised: the API server, which has its requests, has not reported this pod";
             notes.push(note.to_owned());
@@ -258,6 +269,7 @@ fn cpus(resources: &nri::Resources) -> Option<Quantity> {
 mod tests {
     use std::{collections::BTreeMap, time::Duration};
 
+    use numaward_engine::Terms;
     use numaward_kube::pod::{NoPods, Notice, PodId};
     use numaward_topology::HugepageSize;
 
@@ -349,7 +361,7 @@ mod tests {
         let ask = builder.pod(&all);
         assert_eq!(ask.asked, Asked::Nothing);
         assert!(
-            matches!(&ask.notes[..], [note] if note.contains("expected auto or memory")),
+            matches!(&ask.notes[..], [note] if note.contains("expected auto, memory or burstable")),
             "{:?}",
             ask.notes
         );
@@ -368,6 +380,35 @@ mod tests {
         assert_eq!((request.containers.len(), request.qos()), (1, QosClass::Guaranteed));
         let cpu = request.containers[0].requests.cpu.unwrap();
         assert_eq!((cpu.whole_cpus(), request.containers[0].name.as_str()), (None, "db"));
+    }
+
+    #[test]
+    fn a_burstable_container_can_have_a_home() {
+        let db = ContainerRequest::guaranteed("db", resources("2", "1Gi"));
+        let builder = known(vec![db, burstable("log", "1", "64Mi")]);
+        let ask = builder.pod(&pod(&[("db.numaward.io/guarantee", "burstable")]));
+        let Asked::Pod(request) = &ask.asked else { panic!("nothing is asked for") };
+        assert_eq!((request.containers.len(), request.qos()), (1, QosClass::Burstable));
+        assert!(ask.terms.burstable);
+        let all = builder.pod(&pod(&[("numaward.io/guarantee", "burstable")]));
+        let Asked::Pod(request) = &all.asked else { panic!("nothing is asked for") };
+        assert_eq!((request.containers.len(), all.terms.burstable), (2, true));
+        let guaranteed = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
+        assert!(!guaranteed.pod(&pod(&[("numaward.io/guarantee", "burstable")])).terms.burstable);
+    }
+
+    #[test]
+    fn native_knows_pods_by_name_and_labels() {
+        let mut builder = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
+        let labels = [("app", "db"), ("io.kubernetes.pod.uid", "u1")];
+        let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let pod = nri::Pod { labels: labels.into(), ..pod(&[("numaward.io/apart", "app=batch")]) };
+        let terms = builder.pod(&pod).terms;
+        assert_eq!((terms.name, terms.labels.len(), terms.apart.len()), (None, 0, 1));
+        builder.strategy = StrategyKind::Native;
+        let terms = builder.pod(&pod).terms;
+        assert_eq!(terms.name.as_deref(), Some("ns/web"));
+        assert_eq!(terms.labels, [("app".to_owned(), "db".to_owned())].into());
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub(super) fn asked(pod: &Pod, annotations: &Annotations) -> Asked {
         match (wishes.placement, is_guaranteed, wishes.extra) {
             (Placement::Auto, true, _) if of_pod.is_none() || has_slice(container) => Some(container.clone()),
             (Placement::Auto, false, Extra::Memory) => memory_only(container),
+            // On its terms its requests are promised as they are.
+            (Placement::Auto, false, Extra::Burstable) => requests_only(container),
             _ => None,
         }
     };
@@ -129,6 +131,12 @@ fn share(pod: &Pod, of_pod: &PodResources, annotations: &Annotations) -> Option<
         }
     }
     left.memory.contains_key(&ZoneKind::Memory).then(|| ContainerRequest::guaranteed(POD_SHARE, left))
+}
+
+/// What a container requests, without limits: so it is Burstable also where those around it are not asked for.
+fn requests_only(container: &ContainerRequest) -> Option<ContainerRequest> {
+    let memory = container.requests.memory.get(&ZoneKind::Memory).copied().unwrap_or_default();
+    (!memory.is_zero()).then(|| ContainerRequest { limits: Resources::none(), ..container.clone() })
 }
 
 /// The memory that a container requests, as a request of its own. A part of a CPU is never exclusive.

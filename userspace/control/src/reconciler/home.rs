@@ -1,0 +1,160 @@
+//! Burstable workloads whose memory is elsewhere than their home.
+//!
+//! Problem: what a Burstable workload requests is promised on a home node, but it may run and allocate anywhere. When it
+//! has moved, a promise where it no longer is protects nobody, and keeps others out.
+//!
+//! Terms: a workload is *away* while most of its user memory is on one node that is not its home.
+//!
+//! Algorithm: it is away from the moment when three fifths of its memory are on another node, until that has less than
+//! half. When it was away on the same node for the dwell time (`enforcement.homeDwellTime`), its promise moves there,
+//! within the ledger: no page is moved for it. Where that node has no room it is tried again after another dwell time.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use numaward_api::EventKind;
+use numaward_cgroup::CgroupPath;
+use numaward_engine::OwnerId;
+use numaward_model::Report;
+use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
+
+use super::Event;
+use crate::core::{Core, most};
+
+/// How often each workload is looked at; more often where the dwell time is short.
+const PACE: Duration = Duration::from_secs(10);
+/// So little memory says nothing.
+const LEAST: Bytes = Bytes::mib(16);
+
+/// Who is away.
+#[derive(Debug, Default)]
+pub(super) struct Homes {
+    looked: Option<Instant>,
+    away: BTreeMap<OwnerId, Away>,
+}
+
+/// Where most of a workload's memory is, and since when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Away {
+    on: NodeId,
+    since: Instant,
+}
+
+/// Whether a workload is away that has so much of its memory on a node, and was away there before or not.
+fn is_away(there: Bytes, total: Bytes, was_away: bool) -> bool {
+    let share = |of: u64| u128::from(of);
+    if was_away {
+        share(there.0) * 2 >= share(total.0)
+    } else {
+        total >= LEAST && share(there.0) * 5 >= share(total.0) * 3
+    }
+}
+
+impl Homes {
+    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
+        if let Event::Turn(now) = event {
+            self.look(core, *now);
+        }
+    }
+
+    fn look(&mut self, core: &mut Core, now: Instant) {
+        let dwell = core.config.enforcement.home_dwell_time.0;
+        if self.looked.is_some_and(|looked| now.duration_since(looked) < PACE.min(dwell / 4)) {
+            return;
+        }
+        self.looked = Some(now);
+        let mut before = std::mem::take(&mut self.away);
+        for (owner, cgroups) in burstable(core) {
+            let mut by_node: BTreeMap<NodeId, Bytes> = BTreeMap::new();
+            for (node, bytes) in cgroups.iter().flat_map(|(_, cgroup)| core.footprint(cgroup)) {
+                let sum = by_node.entry(node).or_default();
+                sum.0 = sum.0.saturating_add(bytes.0);
+            }
+            let total = Bytes(by_node.values().fold(0, |sum, bytes| sum.saturating_add(bytes.0)));
+            let home = home_of(core, &owner);
+            let Some((on, there)) = most(by_node).filter(|(node, _)| !home.contains(*node)) else { continue };
+            let was_away = before.remove(&owner).filter(|away| away.on == on);
+            if !is_away(there, total, was_away.is_some()) {
+                continue;
+            }
+            let away = was_away.unwrap_or(Away { on, since: now });
+            if now.duration_since(away.since) < dwell {
+                self.away.insert(owner, away);
+            } else if !move_home(core, &owner, &cgroups, &home, (on, there)) {
+                self.away.insert(owner, Away { on, since: now });
+            }
+        }
+    }
+}
+
+/// The Burstable owners whose promise may move, with the names and cgroups of their guarantees.
+fn burstable(core: &Core) -> BTreeMap<OwnerId, Vec<(String, CgroupPath)>> {
+    let mut found: BTreeMap<OwnerId, Vec<(String, CgroupPath)>> = BTreeMap::new();
+    for (name, guarantee) in &core.state.guarantees {
+        let owner = OwnerId::from(guarantee.owner(name));
+        let account = core.state.ledger.owner(&owner);
+        if account.is_some_and(|account| account.terms.burstable && !account.terms.immovable) {
+            found.entry(owner).or_default().push((name.clone(), guarantee.cgroup.clone()));
+        }
+    }
+    found
+}
+
+/// The nodes on which base pages are promised to an owner.
+fn home_of(core: &Core, owner: &OwnerId) -> NodeSet {
+    let account = core.state.ledger.owner(owner);
+    let held = account.into_iter().flat_map(|account| account.containers.values());
+    let blocks = held.flat_map(|held| &held.blocks).filter(|block| block.kind == ZoneKind::Memory);
+    blocks.flat_map(|block| block.affinity.iter()).collect()
+}
+
+/// Has the promise of an owner follow it, and reports that; whether it did.
+fn move_home(
+    core: &mut Core,
+    owner: &OwnerId,
+    cgroups: &[(String, CgroupPath)],
+    from: &NodeSet,
+    (to, there): (NodeId, Bytes),
+) -> bool {
+    match core.move_home(owner, to) {
+        Ok(true) => {}
+        Ok(false) => {
+            tracing::debug!(%owner, node = %to, "the promise cannot follow its workload: the node has no room");
+            return false;
+        }
+        Err(error) => {
+            tracing::error!(%owner, node = %to, %error, "the promise cannot follow its workload");
+            return false;
+        }
+    }
+    for (name, cgroup) in cgroups {
+        let message = format!(
+            "The home of {name} is now node {to}, where {there} of its memory are; it was node {from} before."
+        );
+        let report = Report::new(EventKind::HomeMoved, message);
+        core.report(Some(cgroup), report.detail("from", from.to_string()).detail("to", to.to_string()));
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_takes_more_to_be_away_than_to_stay_so() {
+        for (there, total, was_away, expected) in [
+            (60, 100, false, true),
+            (59, 100, false, false),
+            (59, 100, true, true),
+            (50, 100, true, true),
+            (49, 100, true, false),
+            (15, 15, false, false),
+            (15, 15, true, true),
+        ] {
+            assert_eq!(is_away(Bytes::mib(there), Bytes::mib(total), was_away), expected, "{there} of {total}");
+        }
+    }
+}
