@@ -78,6 +78,28 @@ fn files(dir: &Path) -> BTreeMap<PathBuf, String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_guarantee_is_changed_on_the_socket() {
+    let host = host();
+    host.cgroup("a.slice/b");
+    let daemon = host.start();
+    let socket = on_socket(&host, &daemon);
+    let held = ask_on(&socket, "POST", ALLOCATIONS, &request("a.slice/b", "/a.slice/b", 1, "1Gi")).await;
+    assert_eq!(held.status, 201, "{held:?}");
+    let path = format!("{ALLOCATIONS}/a.slice/b");
+    let dry = ask_on(&socket, "PATCH", &format!("{path}?dryRun=true"), r#"{"cpus": 3}"#).await;
+    assert_eq!((dry.status, dry.body["admitted"].as_bool()), (200, Some(true)), "{dry:?}");
+    let refused = ask_on(&socket, "PATCH", &path, r#"{"cpus": 4}"#).await;
+    let refusal = &refused.body;
+    let shortfall = &refusal["rejection"]["shortfalls"][0];
+    let expected = serde_json::json!({"node": 0, "resource": "cpu", "requested": 3, "free": 2});
+    assert_eq!((refused.status, shortfall), (409, &expected), "{refused:?}");
+    let resized = ask_on(&socket, "PATCH", &path, r#"{"cpus": 3, "memory": "2Gi"}"#).await;
+    assert_eq!(resized.status, 200, "{resized:?}");
+    assert_eq!(resized.body["cpus"], "1-3");
+    assert_eq!(files(&host.root().join("a.slice/b"))[&host.root().join("a.slice/b/cpuset.cpus")], "1-3");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
     let host = host();
     for cgroup in ["a", "a/b", "c", "bare", "bare/undelegated"] {
@@ -109,18 +131,20 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
     let nobody = format!("{ALLOCATIONS}/nobody");
     let target = |kind: &str, value: &str| sound("target", serde_json::json!({ kind: value }));
     // Method, path, body; status, field, words of the detail, and whether what is allowed is said.
-    let post = "POST";
+    let (post, patch) = ("POST", "PATCH");
+    let (held, held_dry) = (format!("{ALLOCATIONS}/a"), format!("{ALLOCATIONS}/a?dryRun=maybe"));
     let table: &[(&str, &str, String, u16, &str, &str)] = &[
         (post, ALLOCATIONS, String::new(), 400, "", "EOF"),
         (post, ALLOCATIONS, "{\"name\": ".to_owned(), 400, "name", "line 1 column 9"),
         (post, ALLOCATIONS, "{} {}".to_owned(), 400, "", "missing field"),
         (post, ALLOCATIONS, sound("cpus", 1.into()) + "x", 400, "", "after the request"),
         (post, ALLOCATIONS, sound("colour", 1.into()), 400, "colour", "unknown field `colour`"),
-        (post, ALLOCATIONS, sound("cpus", "two".into()), 400, "cpus", "invalid type"),
-        (post, ALLOCATIONS, sound("cpus", (-1).into()), 400, "cpus", "invalid value"),
+        (post, ALLOCATIONS, sound("cpus", "two".into()), 400, "cpus", "not a quantity"),
+        (post, ALLOCATIONS, sound("cpus", (-1).into()), 400, "cpus", "invalid type"),
         (post, ALLOCATIONS, large, 413, "", "16384 bytes"),
         (post, &dry, sound("cpus", 1.into()), 422, "dryRun", "perhaps"),
-        (post, ALLOCATIONS, sound("cpus", 0.into()), 422, "cpus", "at least 1"),
+        (post, ALLOCATIONS, sound("cpus", 0.into()), 422, "cpus", "it is 0"),
+        (post, ALLOCATIONS, sound("placement", serde_json::json!({"with": ["a"]})), 422, "placement", "native"),
         (post, ALLOCATIONS, sound("memory", "0".into()), 422, "memory", "it is 0"),
         (post, ALLOCATIONS, sound("memory", "lots".into()), 422, "memory", "not a quantity"),
         (post, ALLOCATIONS, sound("name", "".into()), 422, "name", "no name"),
@@ -134,6 +158,14 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
         (post, ALLOCATIONS, request("b", "/a/b", 1, "1Gi"), 409, "target", "overlaps with /a"),
         (post, ALLOCATIONS, sound("cpus", 1000.into()), 409, "", "cpu requested 1000"),
         (post, ALLOCATIONS, sound("memory", "1Ti".into()), 409, "", "memory requested 1"),
+        (patch, &nobody, r#"{"cpus": 1}"#.to_owned(), 404, "", "no allocation named \"nobody\""),
+        (patch, &held, String::new(), 400, "", "EOF"),
+        (patch, &held, "{}".to_owned(), 422, "cpus", "nothing is to be changed"),
+        (patch, &held, r#"{"cpu": 1}"#.to_owned(), 400, "cpu", "unknown field `cpu`"),
+        (patch, &held, r#"{"memory": "none"}"#.to_owned(), 422, "memory", "not a quantity"),
+        (patch, &held, r#"{"cpus": "500m"}"#.to_owned(), 422, "cpus", "it has exclusive CPUs"),
+        (patch, &held, r#"{"cpus": 4}"#.to_owned(), 409, "", "node 0: cpu requested 3, free 2"),
+        (patch, &held_dry, r#"{"cpus": 2}"#.to_owned(), 422, "dryRun", "maybe"),
         ("DELETE", &nobody, String::new(), 404, "", "no allocation named \"nobody\""),
         ("PUT", ALLOCATIONS, String::new(), 405, "", "does not take PUT"),
     ];

@@ -151,6 +151,8 @@ fn allocation(
         cpus: cpus.to_string(),
         nodes: blocks.iter().flat_map(|block| block.affinity.iter()).collect::<NodeSet>().to_string(),
         memory: blocks.iter().map(Into::into).collect(),
+        policy: None,
+        placement: api::Placement::default(),
         // The kubelet writes them.
         settings: BTreeMap::new(),
         drift: Vec::new(),

@@ -169,6 +169,7 @@ impl Bench {
             uid: uid.to_owned(),
             annotations: annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
             cgroup_parent: parent,
+            ..PodSpec::default()
         }
     }
 
