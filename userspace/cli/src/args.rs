@@ -483,8 +483,8 @@ pub(crate) struct Simulate {
     /// Strategy to replay, with several all of them [default: both]
     #[arg(long, value_name = "STRATEGY")]
     pub(crate) strategy: Vec<StrategyName>,
-    /// How memory-only nodes count with native: with their nearest nodes with CPUs, or as nodes of their own
-    #[arg(long, value_name = "TIERS", value_parser = tiers(), default_value = "attached")]
+    /// How memory-only nodes count with native
+    #[arg(long, value_name = "TIERS", value_parser = named(Tiers::ALL, Tiers::as_str, tiers_help), default_value = "attached")]
     pub(crate) tiers: Tiers,
     /// Replay native also with at most so many containers moved for a request
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=16))]
@@ -521,11 +521,6 @@ pub(crate) enum StrategyName {
     Kubelet,
     /// numaward's own
     Native,
-}
-
-/// How memory-only nodes count.
-fn tiers() -> impl TypedValueParser<Value = Tiers> {
-    PossibleValuesParser::new(Tiers::ALL.iter().map(|tiers| tiers.as_str())).try_map(|name| name.parse())
 }
 
 #[derive(Debug, Args)]

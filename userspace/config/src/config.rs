@@ -21,8 +21,8 @@ use super::{
     memory_qos::{Factor, MemoryQos, MemoryReservationPolicy},
     outgoing::{Alerts, Otlp},
     policy::{
-        CpuList, CpuManagerPolicy, MemoryManagerPolicy, MemoryTier, Reservation, ReservedMemory, StrategyKind, Tiers,
-        TopologyManagerScope,
+        CpuList, CpuManagerPolicy, MemoryManagerPolicy, MemoryTier, Reservation, ReservedMemory,
+        StrategyKind, Tiers, TopologyManagerScope,
     },
     types::{DutyCycle, Interval, ListenAddress, LogFormat, LogLevel},
 };

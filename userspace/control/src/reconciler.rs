@@ -31,8 +31,8 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    declared::Declarations, drift::DriftController, home::Homes, liveness::Liveness,
-    read_model::ReadModel, throttling::Throttling,
+    declared::Declarations, drift::DriftController, home::Homes, liveness::Liveness, read_model::ReadModel,
+    throttling::Throttling,
 };
 use crate::{
     ControlMetrics, Request, Resize,

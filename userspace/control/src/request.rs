@@ -196,7 +196,12 @@ impl Resize {
 /// What the engine is asked for a workload of one container.
 ///
 /// A part of a CPU is never exclusive, so the least one stands for none: the class of service takes CPUs and memory.
-fn engine_request(name: &str, resources: Resources, cpus: Option<Quantity>, burstable: bool) -> engine::Request {
+fn engine_request(
+    name: &str,
+    resources: Resources,
+    cpus: Option<Quantity>,
+    burstable: bool,
+) -> engine::Request {
     let cpu = cpus.or((!burstable).then(|| Quantity::milli(1)));
     let mut request = engine::Request::workload(name, Resources { cpu, ..resources });
     for container in request.containers.iter_mut().filter(|_| burstable) {
@@ -246,7 +251,11 @@ fn terms(asked: &api::AllocationRequest) -> Result<Terms, FieldError> {
     for (key, value) in &placement.labels {
         if key.is_empty() || key.contains('=') {
             let problem = format!("{key:?}: {value:?} cannot be named as key=value");
-            return Err(FieldError::new("placement.labels", problem, "keys that are not empty and have no ="));
+            return Err(FieldError::new(
+                "placement.labels",
+                problem,
+                "keys that are not empty and have no =",
+            ));
         }
     }
     for (field, named) in [("placement.with", &placement.with), ("placement.apart", &placement.apart)] {
@@ -396,11 +405,7 @@ mod tests {
                 "placement.labels",
                 "cannot be named",
             ),
-            (
-                |asked| asked.placement.with.extend([String::new()]),
-                "placement.with",
-                "names nobody",
-            ),
+            (|asked| asked.placement.with.extend([String::new()]), "placement.with", "names nobody"),
             (
                 |asked| {
                     asked.placement.with.insert("app=db".to_owned());

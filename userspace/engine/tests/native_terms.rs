@@ -196,8 +196,7 @@ fn who_grows_leaves_a_cpu_to_those_that_share() {
         cpu_manager_policy_options: options.into(),
         ..config(TopologyManagerPolicy::SingleNumaNode)
     };
-    let machine =
-        Machine::builder().nodes(1).cores_per_node(4).smt(2).memory(Bytes::gib(8)).build().unwrap();
+    let machine = Machine::builder().nodes(1).cores_per_node(4).smt(2).memory(Bytes::gib(8)).build().unwrap();
     let native = Native::new(&machine, &config, &NativeOptions::default()).unwrap();
     let to = |cpus| Resources::none().with_cpu(Quantity::whole(cpus));
     let resize = |ledger: &Ledger, cpus| native.resize(ledger, &"a".into(), &"a".into(), &to(cpus));

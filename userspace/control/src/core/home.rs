@@ -10,16 +10,19 @@ use crate::error::AdmissionError;
 /// The node with most of some memory, and how much that is.
 pub(crate) fn most(by_node: impl IntoIterator<Item = (NodeId, Bytes)>) -> Option<(NodeId, Bytes)> {
     // Of equals the lowest.
-    by_node.into_iter().filter(|(_, bytes)| bytes.0 > 0).reduce(|best, next| if next.1 > best.1 { next } else { best })
+    by_node
+        .into_iter()
+        .filter(|(_, bytes)| bytes.0 > 0)
+        .reduce(|best, next| if next.1 > best.1 { next } else { best })
 }
 
 impl Core {
     /// Where the user memory of a cgroup is; nowhere if that cannot be read.
     pub(crate) fn footprint(&self, path: &CgroupPath) -> Vec<(NodeId, Bytes)> {
         let by_node = read::memory_numa_stat(&self.hierarchy.dir(path)).unwrap_or_default();
-        let user = by_node.into_iter().map(|(node, memory)| {
-            (node, Bytes(memory.anon.0.saturating_add(memory.file.0)))
-        });
+        let user = by_node
+            .into_iter()
+            .map(|(node, memory)| (node, Bytes(memory.anon.0.saturating_add(memory.file.0))));
         user.collect()
     }
 

@@ -451,9 +451,8 @@ impl Core {
             let allocation = account.containers.values().next().filter(|held| held.cpus.is_none())?;
             let cpus = self.shared_cpus(&account.terms, &allocation.memory_nodes())?;
             let held_settings = &self.state.applied.get(&held.cgroup)?.settings;
-            (held_settings.cpus.as_ref() != Some(&cpus)).then(|| {
-                (held.cgroup.clone(), Settings { cpus: Some(cpus), ..held_settings.clone() })
-            })
+            (held_settings.cpus.as_ref() != Some(&cpus))
+                .then(|| (held.cgroup.clone(), Settings { cpus: Some(cpus), ..held_settings.clone() }))
         };
         self.state.guarantees.iter().filter_map(wanted).collect()
     }

@@ -193,7 +193,9 @@ fn check_cpus(held: &Held, asked: &Resize) -> Result<(), AdmissionError> {
     let Some(cpus) = asked.cpus else { return Ok(()) };
     let (problem, allowed) = match (held.allocation.cpus.is_some(), cpus.whole_cpus()) {
         (true, None) => ("it has exclusive CPUs", "a whole number of CPUs"),
-        (false, Some(_)) => ("it shares CPUs", "a part of a CPU such as 500m; release it and ask for whole ones"),
+        (false, Some(_)) => {
+            ("it shares CPUs", "a part of a CPU such as 500m; release it and ask for whole ones")
+        }
         _ => return Ok(()),
     };
     Err(FieldError::new("cpus", format!("{cpus}: {problem}"), allowed).into())

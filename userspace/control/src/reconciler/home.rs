@@ -154,7 +154,11 @@ mod tests {
             (15, 15, false, false),
             (15, 15, true, true),
         ] {
-            assert_eq!(is_away(Bytes::mib(there), Bytes::mib(total), was_away), expected, "{there} of {total}");
+            assert_eq!(
+                is_away(Bytes::mib(there), Bytes::mib(total), was_away),
+                expected,
+                "{there} of {total}"
+            );
         }
     }
 }

@@ -75,7 +75,8 @@ async fn a_guarantee_grows_and_shrinks_where_it_is() {
         let grown = resize(&reconciler, "a", &to(Some("3"), Some("2Gi"))).await.unwrap();
         assert_eq!((before.as_str(), grown.cpus.as_str(), grown.nodes.as_str()), ("1", "1-3", "0"));
         let gib = |gib| Bytes::gib(gib).0.to_string();
-        let knobs = || ["cpuset.cpus", "memory.min", "memory.max"].map(|knob| bench.knob(&format!("a/{knob}")));
+        let knobs =
+            || ["cpuset.cpus", "memory.min", "memory.max"].map(|knob| bench.knob(&format!("a/{knob}")));
         assert_eq!(knobs(), ["1-3".to_owned(), gib(2), gib(2)]);
 
         // Its node does not have more; nothing changes.
@@ -202,7 +203,10 @@ async fn a_burstable_guarantee_has_a_home_and_follows_its_memory() {
 
     // It grows where it is, and keeps its class.
     resize(&reconciler, "a", &to(Some("500m"), Some("2Gi"))).await.unwrap();
-    assert_eq!((bench.knob("a/memory.low"), bench.knob("a/memory.max"), home()), (gib(2), gib(3), "0".to_owned()));
+    assert_eq!(
+        (bench.knob("a/memory.low"), bench.knob("a/memory.max"), home()),
+        (gib(2), gib(3), "0".to_owned())
+    );
     reconciler.release("a".to_owned()).await.unwrap();
     stop.cancel();
     thread.join().unwrap();

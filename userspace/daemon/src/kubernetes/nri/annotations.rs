@@ -127,13 +127,14 @@ fn set<T>(field: &mut T, value: Option<T>) -> bool {
 fn take_term(terms: &mut Terms, name: &str, value: &str) -> Option<(bool, &'static str)> {
     let named = "pods as namespace/name, or labels as key=value, with commas between them";
     Some(match name {
-        "topology-policy" => (
-            take(&mut terms.policy, value.parse().ok()),
-            "none, best-effort, restricted or single-numa-node",
-        ),
+        "topology-policy" => {
+            (take(&mut terms.policy, value.parse().ok()), "none, best-effort, restricted or single-numa-node")
+        }
         "topology-scope" => (take(&mut terms.scope, value.parse().ok()), "container or pod"),
         "tiers" => (take(&mut terms.tiers, value.parse().ok()), "attached or strict"),
-        "memory-tiers" => (set(&mut terms.memory_tiers, list(value)), "dram, hbm or cxl, with commas between"),
+        "memory-tiers" => {
+            (set(&mut terms.memory_tiers, list(value)), "dram, hbm or cxl, with commas between")
+        }
         "with" => (set(&mut terms.with, list(value)), named),
         "apart" => (set(&mut terms.apart, list(value)), named),
         "same-cache" => (set(&mut terms.same_cache, yes(value)), "true or false"),
