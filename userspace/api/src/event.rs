@@ -59,6 +59,9 @@ pub enum EventKind {
     NotHerded,
     /// What is promised to a Burstable workload followed it to another node.
     HomeMoved,
+    /// Workloads are moved to make room for a request: planned, started, moved, done, cancelled or failed, as the detail
+    /// `step` says.
+    Rebalance,
 }
 
 impl EventKind {
@@ -73,7 +76,7 @@ impl EventKind {
     /// How bad such events are, unless one is known to be otherwise.
     pub const fn severity(self) -> Severity {
         match self {
-            Self::MachineChange | Self::HomeMoved => Severity::Info,
+            Self::MachineChange | Self::HomeMoved | Self::Rebalance => Severity::Info,
             _ => Severity::Warning,
         }
     }
@@ -91,7 +94,7 @@ impl EventKind {
             | Self::HomeMoved => 10,
             // A conflict over a knob has ten repairs, and its end has to be reported.
             Self::Drift => 20,
-            Self::MachineChange => 60,
+            Self::MachineChange | Self::Rebalance => 60,
         }
     }
 }

@@ -11,6 +11,7 @@ mod event;
 pub mod import;
 mod placement;
 pub mod problem;
+mod rebalance;
 mod sample;
 pub mod simulation;
 
@@ -34,6 +35,10 @@ pub use self::{
     event::{Event, EventFilter, EventKind, EventPage, Severity},
     placement::{Cpus, Placement, Resize, Resized},
     problem::Problem,
+    rebalance::{
+        BytesSource, MigrationRate, Move, MovePlan, MoveState, PlanRequest, RateSource, Rebalance, RebalanceRequest,
+        RebalanceState,
+    },
     sample::Sample,
 };
 

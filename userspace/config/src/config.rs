@@ -24,6 +24,7 @@ use super::{
         CpuList, CpuManagerPolicy, MemoryManagerPolicy, MemoryTier, Reservation, ReservedMemory,
         StrategyKind, Tiers, TopologyManagerScope,
     },
+    rebalance::Rebalance,
     types::{DutyCycle, Interval, ListenAddress, LogFormat, LogLevel},
 };
 
@@ -74,6 +75,8 @@ pub struct Config {
     /// for the strategy `native`.
     #[schemars(with = "BTreeMap<String, MemoryTier>")]
     pub memory_tiers: BTreeMap<NodeId, MemoryTier>,
+    /// Moves of workloads that run, to make room for a request. Only for the strategy `native`.
+    pub rebalance: Rebalance,
     /// Whether memory is promised. Default: `Static`.
     pub memory_manager_policy: Option<MemoryManagerPolicy>,
     /// Memory kept for the system, by node. Default: a twentieth of each node, at least 64Mi and at most 1Gi.

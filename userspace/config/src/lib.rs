@@ -18,6 +18,7 @@ pub mod memory_qos;
 pub mod outgoing;
 pub mod policy;
 mod problem;
+pub mod rebalance;
 mod schema;
 mod tree;
 mod types;

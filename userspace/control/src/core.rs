@@ -20,6 +20,7 @@ mod machine;
 mod migrations;
 mod mode;
 pub(crate) mod pods;
+mod rebalance;
 mod resize;
 mod storage;
 
@@ -32,7 +33,7 @@ use numaward_model::Report;
 use numaward_store::{Loaded, Store};
 use numaward_topology::CpuSet;
 
-pub use self::inbox::Answer;
+pub use self::inbox::{Answer, Asked};
 pub(crate) use self::{
     admission::{Admission, remove_cgroup},
     effects::{Effects, HeldChange},
@@ -40,6 +41,7 @@ pub(crate) use self::{
     home::most,
     inbox::{Command, Inbox, Message},
     machine::MissingCapacity,
+    rebalance::{Begun, id as plan_id},
 };
 use self::{
     cpu_isolation::CpuIsolation, execution::Execution, machine::Policy, pods::Pods, storage::Storage,

@@ -22,6 +22,17 @@ pub enum AdmissionError {
     /// The engine says no.
     #[error("{}", in_words(.0))]
     Rejected(api::Rejection, api::Explanation),
+    /// Nobody can be moved so that it fits.
+    #[error("{reason}: {}", in_words(.rejection))]
+    NoPlan {
+        /// Why nobody is moved.
+        reason: &'static str,
+        /// Why it does not fit as things are.
+        rejection: api::Rejection,
+    },
+    /// The plan does not go with what is held by now.
+    #[error("the plan is stale: {0}; ask for another one")]
+    Stale(#[from] numaward_engine::in_flight::Stale),
     /// Nothing is promised at all.
     #[error("enforcement.mode is off in the configuration: nothing is promised")]
     Off,

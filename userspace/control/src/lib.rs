@@ -33,6 +33,7 @@ mod error;
 mod explain;
 pub mod import;
 pub mod metrics;
+mod moving;
 pub mod pod;
 pub mod policy;
 mod ports;
@@ -50,6 +51,7 @@ mod xattr_backup;
 
 pub use error::{AdmissionError, StartError};
 pub use metrics::ControlMetrics;
+pub use moving::{Leaving, Moving, Recent, Running};
 pub use policy::PolicyError;
 pub use ports::{Ports, View};
 pub use reconciler::Reconciler;

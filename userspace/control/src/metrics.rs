@@ -53,6 +53,10 @@ pub struct ControlMetrics {
     raised: Counter,
     herd: ByState,
     declared: ByState,
+    rebalances: By<1>,
+    moves: By<1>,
+    moved: Counter,
+    rebalancing: Gauge,
     /// What the kubelet has in another form.
     kubelet: KubeletForms,
 }
@@ -95,10 +99,20 @@ impl Default for ControlMetrics {
             raised: Counter::default(),
             herd: ByState::default(),
             declared: ByState::default(),
+            rebalances: By::default(),
+            moves: By::default(),
+            moved: Counter::default(),
+            rebalancing: Gauge::default(),
             kubelet: KubeletForms::default(),
         };
         figures.herd(0, 0, 0);
         figures.declared(0, 0);
+        for outcome in ["done", "failed", "cancelled"] {
+            drop(figures.rebalances.get_or_create(&[("outcome", outcome.to_owned())]));
+        }
+        for outcome in ["moved", "taken_back", "stays", "gone"] {
+            drop(figures.moves.get_or_create(&[("outcome", outcome.to_owned())]));
+        }
         for reason in REASONS.map(str::to_owned) {
             drop(figures.cpu_errors.get_or_create(&[("reason", reason.clone())]));
             drop(figures.memory_errors.get_or_create(&[("reason", reason)]));
@@ -201,6 +215,27 @@ impl ControlMetrics {
             "declared_guarantees",
             "Cgroups that hold a guarantee declared in the configuration, and those that were refused theirs",
             self.declared.clone(),
+        );
+        registry.register(
+            "rebalances",
+            "Rebalances that are over: all moves made, or everything taken back",
+            self.rebalances.clone(),
+        );
+        registry.register(
+            "rebalance_moves",
+            "Workloads that were moved to make room, taken back, could not be taken back, or ended meanwhile",
+            self.moves.clone(),
+        );
+        registry.register_with_unit(
+            "rebalance_moved",
+            "User memory that left its nodes because its workload was moved to make room, or taken back",
+            Unit::Bytes,
+            self.moved.clone(),
+        );
+        registry.register(
+            "rebalance_running",
+            "Whether workloads are being moved to make room, or taken back (1), or not (0)",
+            self.rebalancing.clone(),
         );
     }
 
@@ -305,6 +340,22 @@ impl ControlMetrics {
         self.raised.inc();
     }
 
+    /// Whether workloads are being moved to make room.
+    pub(super) fn rebalancing(&self, is_running: bool) {
+        self.rebalancing.set(i64::from(is_running));
+    }
+
+    /// A rebalance is over.
+    pub(super) fn rebalanced(&self, outcome: &str) {
+        self.rebalances.get_or_create(&[("outcome", outcome.to_owned())]).inc();
+    }
+
+    /// A workload was moved to make room, or is where it was.
+    pub(super) fn relocated(&self, outcome: &str, bytes: Bytes) {
+        self.moves.get_or_create(&[("outcome", outcome.to_owned())]).inc();
+        self.moved.inc_by(bytes.0);
+    }
+
     /// Pages were moved.
     pub(super) fn migrated(&self, bytes: Bytes) {
         self.migrated.inc_by(bytes.0);
@@ -378,6 +429,10 @@ mod tests {
             "numaward_memory_high_raised_total 0",
             "numaward_herd_cgroups{state=\"refused\"} 0",
             "numaward_declared_guarantees{state=\"held\"} 0",
+            "numaward_rebalances_total{outcome=\"done\"} 0",
+            "numaward_rebalance_moves_total{outcome=\"moved\"} 0",
+            "numaward_rebalance_moved_bytes_total 0",
+            "numaward_rebalance_running 0",
             "kubelet_memory_manager_pinning_errors_total 0",
             "kubelet_topology_manager_admission_duration_ms_count 0",
         ] {

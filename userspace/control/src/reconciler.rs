@@ -10,6 +10,7 @@ mod home;
 mod liveness;
 mod notices;
 mod read_model;
+mod rebalancing;
 mod runtime;
 #[cfg(test)]
 mod tests;
@@ -26,12 +27,18 @@ use numaward_api::{self as api, EnforcementMode};
 use numaward_cgroup::{self as cgroup, Hierarchy, KnobWatch};
 use numaward_config::Config;
 use numaward_enforce::Enforcer;
+use numaward_engine::Limits;
 use numaward_model::Promises;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    declared::Declarations, drift::DriftController, home::Homes, liveness::Liveness, read_model::ReadModel,
+    declared::Declarations,
+    drift::DriftController,
+    home::Homes,
+    liveness::Liveness,
+    read_model::ReadModel,
+    rebalancing::{Over, Rebalancing, Shown},
     throttling::Throttling,
 };
 use crate::{
@@ -42,7 +49,7 @@ use crate::{
     write_monitor::WriteMonitor,
 };
 
-pub use crate::core::Answer;
+pub use crate::core::{Answer, Asked};
 
 /// How often what is held is looked after.
 const TURN: Duration = Duration::from_millis(250);
@@ -78,6 +85,7 @@ pub struct Reconciler {
     /// As long as there are connections: few.
     commands: mpsc::Sender<Message>,
     view: Arc<RwLock<Arc<api::Allocations>>>,
+    rebalance: Shown,
 }
 
 impl Reconciler {
@@ -97,6 +105,7 @@ impl Reconciler {
         let core = Core::open(config, hierarchy, enforcer, ports, metrics)?;
         let mut reconciler = ReconcilerLoop::new(core, write_monitor.clone());
         let view = Arc::clone(&reconciler.view);
+        let rebalance = reconciler.rebalancing.shown();
         if reconciler.wants_cgroups() {
             // Before it looks what there is, so that nothing is missed in between.
             let commands = commands.clone();
@@ -115,7 +124,7 @@ impl Reconciler {
         }
         let thread =
             thread::Builder::new().name("guarantee".to_owned()).spawn(move || reconciler.run(&stop))?;
-        Ok((Self { commands, view }, thread))
+        Ok((Self { commands, view, rebalance }, thread))
     }
 
     /// Asks for an allocation; a dry run only shows what would happen.
@@ -137,6 +146,32 @@ impl Reconciler {
         let (answer, result) = oneshot::channel();
         self.send(Message::Other(Command::Release { name, answer }))?;
         result.await.map_err(|_| AdmissionError::Stopping)?
+    }
+
+    /// Plans moves that make a request fit. Nothing is moved.
+    pub async fn plan(&self, request: Request, limits: Limits) -> Result<api::MovePlan, AdmissionError> {
+        let (answer, result) = oneshot::channel();
+        self.send(Message::Other(Command::Plan { request: Box::new(request), limits, answer }))?;
+        result.await.map_err(|_| AdmissionError::Stopping)?
+    }
+
+    /// Begins to carry moves out that make a request fit; [`Reconciler::rebalance`] says how far it is.
+    pub async fn start_rebalance(&self, asked: Asked) -> Result<api::Rebalance, AdmissionError> {
+        let (answer, result) = oneshot::channel();
+        self.send(Message::Other(Command::Rebalance { asked: Box::new(asked), answer }))?;
+        result.await.map_err(|_| AdmissionError::Stopping)?
+    }
+
+    /// Cancels the rebalance that goes on: what was moved is moved back.
+    pub async fn cancel_rebalance(&self) -> Result<api::Rebalance, AdmissionError> {
+        let (answer, result) = oneshot::channel();
+        self.send(Message::Other(Command::Cancel { answer }))?;
+        result.await.map_err(|_| AdmissionError::Stopping)?
+    }
+
+    /// The latest rebalance since the daemon started, if there was one.
+    pub fn rebalance(&self) -> Option<Arc<api::Rebalance>> {
+        self.rebalance.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What is held.
@@ -162,6 +197,7 @@ struct ReconcilerLoop {
     throttling: Throttling,
     homes: Homes,
     declarations: Declarations,
+    rebalancing: Rebalancing,
     read_model: ReadModel,
     view: Arc<RwLock<Arc<api::Allocations>>>,
     refreshed: Instant,
@@ -175,6 +211,7 @@ impl ReconcilerLoop {
             throttling: Throttling::new(core.hierarchy.clone()),
             homes: Homes::default(),
             declarations: Declarations::new(&core.config.guarantees),
+            rebalancing: Rebalancing::default(),
             read_model: ReadModel::default(),
             view: Arc::default(),
             refreshed: Instant::now(),
@@ -185,7 +222,7 @@ impl ReconcilerLoop {
     fn run(mut self, stop: &CancellationToken) {
         let mut next = Instant::now() + TURN;
         while !stop.is_cancelled() {
-            let has_to_bind = self.core.has_to_bind();
+            let has_to_bind = self.core.has_to_bind() || self.rebalancing.is_due(&self.core);
             let Some(inbox) = &mut self.core.execution.inbox else { break };
             let has_work = has_to_bind || !inbox.is_empty();
             let patience =
@@ -200,8 +237,10 @@ impl ReconcilerLoop {
                 }
             } else if let Some(command) = inbox.next() {
                 self.command(command);
-            } else {
+            } else if self.core.has_to_bind() {
                 self.core.bind_next();
+            } else {
+                self.rebalance();
             }
             let now = Instant::now();
             let is_awaited = self.core.execution.inbox.as_ref().is_some_and(Inbox::has_runtime);
@@ -222,6 +261,18 @@ impl ReconcilerLoop {
         match command {
             Command::Admit { request, dry_run, answer } => {
                 let result = self.admit(&request, dry_run);
+                let (result, answer) = match result {
+                    Err(refused @ AdmissionError::Rejected(..)) if !dry_run => {
+                        let waiter = Some((answer, refused));
+                        let Some((answer, refused)) =
+                            self.rebalancing.start_automatic(&mut self.core, &request, waiter)
+                        else {
+                            return;
+                        };
+                        (Err(refused), answer)
+                    }
+                    result => (result, answer),
+                };
                 let admitted = matches!(result, Ok(Answer::Admitted(_)));
                 // Nobody is there who would use or release it.
                 if answer.send(result).is_err() && admitted {
@@ -239,6 +290,15 @@ impl ReconcilerLoop {
                 let result = self.core.release_asked(&name);
                 self.settle();
                 let _ = answer.send(result);
+            }
+            Command::Plan { request, limits, answer } => {
+                let _ = answer.send(self.plan(&request, &limits));
+            }
+            Command::Rebalance { asked, answer } => {
+                let _ = answer.send(self.rebalancing.start(&mut self.core, *asked));
+            }
+            Command::Cancel { answer } => {
+                let _ = answer.send(self.rebalancing.cancel(&self.core));
             }
             Command::Cgroups(events) => self.dispatch(&Event::Cgroups(&events)),
             Command::Written => self.dispatch(&Event::Written(Instant::now())),
@@ -263,6 +323,36 @@ impl ReconcilerLoop {
                 self.read_model.of(name).map(Answer::Admitted).ok_or(AdmissionError::Stopping)
             }
             Admission::Dry(dry) => Ok(Answer::Dry(*dry)),
+        }
+    }
+
+    fn plan(&mut self, request: &Request, limits: &Limits) -> Result<api::MovePlan, AdmissionError> {
+        let plan = self.core.plan_moves(request, limits)?;
+        let described = self.core.describe_plan(request, &plan)?;
+        self.rebalancing.tell_planned(&self.core, request, &described);
+        Ok(described)
+    }
+
+    /// Does the next step of a rebalance, if there is one to be done.
+    fn rebalance(&mut self) {
+        if !self.rebalancing.is_due(&self.core) {
+            return;
+        }
+        let over = self.rebalancing.step(&mut self.core);
+        self.settle();
+        let Some(Over { admitted, waiter }) = over else { return };
+        let allocation = admitted.and_then(|name| self.read_model.of(&name));
+        if let Some(allocation) = &allocation {
+            self.rebalancing.note_admitted(allocation);
+        }
+        let Some((answer, refused)) = waiter else { return };
+        let name = allocation.as_ref().map(|allocation| allocation.name.clone());
+        let result = allocation.map(Answer::Admitted).ok_or(refused);
+        if answer.send(result).is_err()
+            && let Some(name) = name
+        {
+            tracing::info!(name, "nobody waits for this allocation any more");
+            let _ = self.core.release(&name);
         }
     }
 
@@ -294,6 +384,7 @@ impl ReconcilerLoop {
             tracing::info!(allocations, rewritten, "allocations of an earlier run were taken over");
         }
         self.core.follow_mode();
+        self.rebalancing.adopt(&mut self.core);
         if self.core.mode() != EnforcementMode::Off {
             self.declarations.reconcile(&mut self.core);
         }
@@ -309,6 +400,7 @@ impl ReconcilerLoop {
             self.core.refresh();
         }
         self.dispatch(&Event::Turn(now));
+        self.rebalancing.look(&self.core);
         if self.core.turn(now) {
             self.show();
             self.dispatch(&Event::Machine(now));
@@ -361,6 +453,9 @@ impl ReconcilerLoop {
             }
             if declared {
                 self.dispatch(&Event::Free);
+                if let Some(request) = self.core.effects.no_room.take() {
+                    self.rebalancing.start_automatic(&mut self.core, &request, None);
+                }
             }
             if isolate {
                 self.core.herd(false);

@@ -20,6 +20,7 @@ use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::{
+    moving::Moving,
     pod::{Admitted, Placed},
     state::{Guarantee, State},
 };
@@ -54,6 +55,8 @@ struct Stored<'a> {
     pods: Option<&'a Shared<String, Admitted>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     containers: Option<&'a Shared<String, Placed>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moving: Option<&'a Moving>,
 }
 
 /// The engine's ledger, likewise.
@@ -101,7 +104,8 @@ impl<K: Serialize, V> Serialize for Kept<K, V> {
 impl SerializationCache {
     /// The text of a state.
     pub(super) fn of(&mut self, state: &State) -> Result<Box<RawValue>, serde_json::Error> {
-        let State { ledger, guarantees, applied, herded, releasing, admitting, pods, containers } = state;
+        let State { ledger, guarantees, applied, herded, releasing, admitting, pods, containers, moving } =
+            state;
         self.owners.follow(ledger.owners())?;
         self.guarantees.follow(guarantees.iter())?;
         self.records.follow(applied.iter())?;
@@ -118,6 +122,7 @@ impl SerializationCache {
             admitting: Some(admitting).filter(|admitting| !admitting.is_empty()),
             pods: Some(pods).filter(|pods| !pods.is_empty()),
             containers: Some(containers).filter(|containers| !containers.is_empty()),
+            moving: Some(moving).filter(|moving| !moving.is_empty()),
         })
     }
 }
@@ -188,6 +193,9 @@ mod tests {
         is_whole(&mut texts, &state);
         let pod = serde_json::json!({"pod": {"namespace": "n", "name": "p", "uid": "u"}, "sandbox": "s"});
         state.pods.insert("u".to_owned(), serde_json::from_value::<Admitted>(pod).unwrap());
+        is_whole(&mut texts, &state);
+        let recent = serde_json::json!({"recent": [{"owner": "m", "at": 7, "bytes": 4096}], "running": {"moves": [], "begun": 0}});
+        state.moving = serde_json::from_value(recent).unwrap();
         is_whole(&mut texts, &state);
         // What was undone.
         is_whole(&mut texts, &before);

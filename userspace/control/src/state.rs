@@ -11,6 +11,7 @@ use numaward_model::{Settings, Shared, pod::PodContainer};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    moving::Moving,
     pod::{Admitted, MemoryAsk, Placed},
     request::Target,
 };
@@ -41,6 +42,9 @@ pub struct State {
     /// Containers that were placed, by the runtime's id.
     #[serde(default, skip_serializing_if = "is_empty")]
     pub containers: Shared<String, Placed>,
+    /// Workloads that are being moved.
+    #[serde(default, skip_serializing_if = "Moving::is_empty")]
+    pub moving: Moving,
 }
 
 fn is_empty<V>(map: &Shared<String, V>) -> bool {
@@ -98,6 +102,9 @@ impl State {
         set(&mut self.releasing, &from.releasing, &to.releasing);
         set(&mut self.admitting, &from.admitting, &to.admitting);
         self.applied.patch(&from.applied, &to.applied);
+        if from.moving != to.moving {
+            self.moving.clone_from(&to.moving);
+        }
         if from.ledger == to.ledger {
             return;
         }

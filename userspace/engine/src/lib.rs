@@ -9,6 +9,7 @@
 //! | [`quantity`], [`request`], [`qos`], [`terms`], [`preferences`] | what is asked for |
 //! | [`policy`] | the configuration and its faults |
 //! | [`ledger`] | what is promised |
+//! | [`moves`], [`in_flight`] | moves that make room, and what is charged for while they are made |
 //! | [`strategy`], [`decision`] | the interface of a strategy, and its answers |
 //! | [`hint`], [`explain`], [`searches`] | why an answer came out as it did |
 //! | [`kubelet`] | the strategy that decides as the kubelet does |
@@ -56,9 +57,11 @@ pub mod checkpoint;
 pub mod decision;
 pub mod explain;
 pub mod hint;
+pub mod in_flight;
 pub mod kubelet;
 pub mod ledger;
 pub mod memory_qos;
+pub mod moves;
 pub mod native;
 pub mod policy;
 mod policy_names;
@@ -76,6 +79,7 @@ pub use checkpoint::CheckpointError;
 pub use decision::{Cause, Decision, Grant, Reason, Rejection, ResizeError, Shortfall};
 pub use kubelet::Kubelet;
 pub use ledger::{Allocation, Block, Ledger, OwnerAccount};
+pub use moves::{Limits, Move, NoPlan, Plan};
 pub use native::{Native, NativeOptions};
 pub use policy::{PolicyConfig, StartError};
 pub use preferences::PlacementPreferences;

@@ -13,6 +13,7 @@ use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind};
 use crate::{
     decision::{Decision, ResizeError},
     ledger::Ledger,
+    moves::{Limits, NoPlan, Plan},
     policy::StartError,
     rebase::Uncovered,
     request::{ContainerName, OwnerId, Request, Resources},
@@ -84,6 +85,16 @@ pub trait Strategy: fmt::Debug + Send + Sync {
         container: &ContainerName,
         to: &Resources,
     ) -> Result<Ledger, ResizeError>;
+
+    /// The cheapest moves of those that run that make a request fit, in an order in which each has room on both sides; or
+    /// why there are none. [`crate::moves`] has what is charged while they are made.
+    fn plan(
+        &self,
+        ledger: &Ledger,
+        request: &Request,
+        terms: &Terms,
+        limits: &Limits,
+    ) -> Result<Plan, NoPlan>;
 
     /// Carries what is promised over to this machine, as after a restart, or after the machine changed: who runs
     /// keeps what it holds. The ledger afterwards, and what of it the machine does not have.

@@ -355,7 +355,7 @@ proptest! {
                 }
                 3 => {
                     let request = Request { owner: format!("o{number}").as_str().into(), ..request };
-                    let limits = Limits { moves: 2, bytes: Bytes::gib(8) };
+                    let limits = Limits { moves: 2, bytes: Bytes::gib(8), ..Limits::default() };
                     if let Some(plan) = native.plan(&ledger, &request, &Terms::default(), &limits) {
                         prop_assert!(plan.moves.len() <= 2 * 5 && plan.bytes <= limits.bytes);
                         ledger = plan.decision.ledger;

@@ -67,7 +67,7 @@ impl Core {
     }
 
     /// The cgroup of a request. That of a command is not there yet.
-    fn cgroup(&self, request: &Request) -> Result<CgroupPath, AdmissionError> {
+    pub(super) fn cgroup(&self, request: &Request) -> Result<CgroupPath, AdmissionError> {
         let path = match &request.target {
             Target::Exec => {
                 let root = CgroupPath::root().child(EXEC_PARENT);

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use numaward_cgroup::CgroupPath;
 
+use crate::request::Request;
+
 /// What others are to do about changes that were made. It adds up until the loop comes to it.
 #[derive(Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each follows by itself")]
@@ -18,6 +20,8 @@ pub(crate) struct Effects {
     pub(crate) declared: bool,
     /// See whether a workload is gone.
     pub(crate) gone: bool,
+    /// What is declared and was refused: room may be made for it.
+    pub(crate) no_room: Option<Request>,
     /// What holds something else than before, in order.
     pub(crate) held: Vec<HeldChange>,
 }

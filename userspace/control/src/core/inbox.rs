@@ -8,6 +8,7 @@ use std::{collections::VecDeque, sync::mpsc::Receiver, time::Duration};
 
 use numaward_api as api;
 use numaward_cgroup::Event;
+use numaward_engine::Limits;
 use tokio::sync::oneshot;
 
 use super::pods;
@@ -51,10 +52,38 @@ pub(crate) enum Command {
         name: String,
         answer: oneshot::Sender<Result<(), AdmissionError>>,
     },
+    /// Moves that make a request fit are asked for.
+    Plan {
+        request: Box<Request>,
+        limits: Limits,
+        answer: oneshot::Sender<Result<api::MovePlan, AdmissionError>>,
+    },
+    /// They are to be carried out.
+    Rebalance {
+        asked: Box<Asked>,
+        answer: oneshot::Sender<Result<api::Rebalance, AdmissionError>>,
+    },
+    /// What is being carried out is cancelled.
+    Cancel {
+        answer: oneshot::Sender<Result<api::Rebalance, AdmissionError>>,
+    },
     /// Cgroups came or went.
     Cgroups(Vec<Event>),
     /// Somebody else wrote knobs.
     Written,
+}
+
+/// A rebalance that is asked for.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// What room is made for.
+    pub request: Request,
+    /// What may be moved.
+    pub limits: Limits,
+    /// The plan that the client has seen.
+    pub plan: Option<String>,
+    /// Whether the request is admitted in the end.
+    pub admit: bool,
 }
 
 /// Commands that were received and not handled yet.

@@ -1,28 +1,54 @@
 //! Pages that move to other nodes, and how far they got.
 
-use std::{collections::BTreeMap, sync::mpsc};
+use std::{collections::BTreeMap, sync::mpsc, time::Duration};
 
 use numaward_api as api;
 use numaward_cgroup::CgroupPath;
 use numaward_enforce::Moving;
+use numaward_topology::Bytes;
 
 use super::Core;
+
+/// What is assumed of the rate at which pages move, until enough have been moved to know: half a gibibyte a second, which
+/// base pages reach on machines of today.
+const ASSUMED: Bytes = Bytes::mib(512);
+/// As much has to be moved for the rate to be known.
+const ENOUGH: Bytes = Bytes::mib(16);
 
 /// The migrations that go on, and what came of the others.
 #[derive(Debug, Default)]
 pub(super) struct Migrations {
     running: Vec<(CgroupPath, Moving)>,
     moved: BTreeMap<CgroupPath, api::Moved>,
+    /// All that was moved so far, and the time that it took.
+    measured: (u64, Duration),
 }
 
 impl Migrations {
+    /// Whether pages of a cgroup are being moved.
+    fn is_running(&self, cgroup: &CgroupPath) -> bool {
+        self.running.iter().any(|(moving, _)| moving == cgroup)
+    }
+
+    /// How fast pages move.
+    pub(super) fn rate(&self) -> api::MigrationRate {
+        let (bytes, took) = self.measured;
+        let micros = took.as_micros();
+        if bytes < ENOUGH.0 || micros == 0 {
+            return api::MigrationRate { bytes_per_second: ASSUMED.0, source: api::RateSource::Assumed };
+        }
+        let rate = u128::from(bytes) * 1_000_000 / micros;
+        let bytes_per_second = u64::try_from(rate).unwrap_or(u64::MAX).max(1);
+        api::MigrationRate { bytes_per_second, source: api::RateSource::Measured }
+    }
+
     pub(crate) fn forget(&mut self, cgroup: &CgroupPath) {
         self.moved.remove(cgroup);
     }
 
     /// What was moved of a cgroup, or still is.
     fn of(&self, cgroup: &CgroupPath) -> Option<api::Moved> {
-        let running = self.running.iter().any(|(moving, _)| moving == cgroup);
+        let running = self.is_running(cgroup);
         let moved = self.moved.get(cgroup).copied();
         (running || moved.is_some()).then(|| api::Moved { running, ..moved.unwrap_or_default() })
     }
@@ -39,10 +65,15 @@ impl Core {
         self.execution.migrations.of(cgroup)
     }
 
+    /// Whether pages of a cgroup are being moved.
+    pub(crate) fn is_moving(&self, cgroup: &CgroupPath) -> bool {
+        self.execution.migrations.is_running(cgroup)
+    }
+
     /// Takes note of migrations that are over.
     pub(super) fn note_moved(&mut self) {
         let (metrics, effects) = (&self.metrics, &mut self.effects);
-        let Migrations { running, moved: noted } = &mut self.execution.migrations;
+        let Migrations { running, moved: noted, measured } = &mut self.execution.migrations;
         running.retain(|(cgroup, moving)| {
             let migration = match moving {
                 Moving::Done(migration) => migration.clone(),
@@ -59,6 +90,9 @@ impl Core {
             effects.view = true;
             let (moved, left) = (migration.moved(), migration.left());
             metrics.migrated(moved);
+            if moved.0 > 0 {
+                *measured = (measured.0.saturating_add(moved.0), measured.1.saturating_add(migration.took));
+            }
             if moved.0 > 0 || left.0 > 0 {
                 let noted = noted.entry(cgroup.clone()).or_default();
                 (noted.moved_bytes, noted.left_bytes) = (noted.moved_bytes + moved.0, left.0);

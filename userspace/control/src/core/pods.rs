@@ -278,7 +278,7 @@ impl Core {
     }
 
     /// What a container is to hold now.
-    fn settings_of(&self, placed: &Placed) -> Settings {
+    pub(super) fn settings_of(&self, placed: &Placed) -> Settings {
         let limit = |bytes: Option<Bytes>| bytes.map(Limit::Bytes);
         let memory = self.memory_knobs(placed);
         let mut settings = Settings {
@@ -395,6 +395,11 @@ impl Core {
             let holds = self.allocation_for(&placed.of).is_some_and(|held| held.cpus.is_some());
             !holds && self.pods.bound.contains(&placed.of.id)
         })
+    }
+
+    /// Tells the runtime of what we have written.
+    pub(super) fn tell_runtime(&self, updates: Vec<Update>) {
+        self.pods.tell(updates);
     }
 
     /// Containers that hold no CPUs leave those that were just promised, and get those that were given back.

@@ -174,7 +174,13 @@ impl Declarations {
             }
             let asked = self.rules.get(rule).map(|declared| Request::declared(declared, target));
             let result = match asked {
-                Some(Ok(request)) => core.admit_at(&request, &path, false).map(drop),
+                Some(Ok(request)) => {
+                    let result = core.admit_at(&request, &path, false).map(drop);
+                    if matches!(result, Err(AdmissionError::Rejected(..))) {
+                        core.effects.no_room.get_or_insert(request);
+                    }
+                    result
+                }
                 Some(Err(error)) => Err(error.into()),
                 None => continue,
             };

@@ -11,7 +11,7 @@ use numaward_api as api;
 use numaward_enforce::Record;
 use numaward_engine::{Allocation, OwnerAccount, OwnerId};
 use numaward_model::Promise;
-use numaward_topology::{Bytes, NodeId, ZoneKind};
+use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind};
 
 use super::{drift::DriftController, throttling::Throttling};
 use crate::{
@@ -43,6 +43,8 @@ struct Source {
     stalled: bool,
     /// Whether what its pod holds is shown with another container.
     is_shown: bool,
+    /// What it held before, while its pages are on their way to other nodes.
+    leaves: Option<Allocation>,
 }
 
 impl ReadModel {
@@ -78,6 +80,7 @@ impl ReadModel {
                 moved: core.moved_of(&guarantee.cgroup),
                 stalled: throttling.stalls(name),
                 is_shown,
+                leaves: leaves(core, owner, &guarantee.target),
             };
             while before.next_if(|(old, _)| old < name).is_some() {}
             let shown = match before.next_if(|(old, shown)| old == name && shown.of == source) {
@@ -136,6 +139,12 @@ impl Description {
             ..core.describe(name, &guarantee.target, &guarantee.cgroup, (&held, &terms), settings)
         };
         let missing = of.missing.clone().unwrap_or_default();
+        // Until its pages have arrived, it is at home on both sides.
+        let (mut nodes, mut cpus) = (held.memory_nodes(), held.cpus.clone().unwrap_or_default());
+        if let Some(left) = &of.leaves {
+            nodes.extend(left.memory_nodes().iter());
+            cpus = &cpus | left.cpus.as_ref().unwrap_or(&CpuSet::new());
+        }
         let promise = Promise {
             cgroup: guarantee.cgroup.clone(),
             id: guarantee.id,
@@ -143,15 +152,24 @@ impl Description {
                 Target::Container(of) => Some(of.into()),
                 _ => None,
             },
-            nodes: held.memory_nodes(),
+            nodes,
             blocks: held.blocks.clone(),
             placed: if of.is_shown { Vec::new() } else { placed(&held) },
-            cpus: held.cpus.unwrap_or_default(),
+            cpus,
             offline_cpus: missing.cpus,
             uncovered: missing.memory,
         };
         Self { of, allocation: allocation.into(), promise: promise.into() }
     }
+}
+
+/// What a guarantee held before, while its pages are on their way to other nodes.
+fn leaves(core: &Core, owner: &str, target: &Target) -> Option<Allocation> {
+    let container = match target {
+        Target::Container(of) => of.slice_name(),
+        _ => owner.into(),
+    };
+    core.state.moving.left_by(&OwnerId::from(owner), &container).cloned()
 }
 
 /// Memory of an allocation, by kind and node.

@@ -37,6 +37,7 @@ use crate::{
     explain::{Explanation, Merge},
     hint::{Hint, Mask, NodeIndex, Provider, ProviderHints, Scope},
     ledger::Ledger,
+    moves::{Limits, NoPlan, Plan},
     policy::{
         Component, CpuManagerPolicy, MachineProblem, MemoryManagerPolicy, Phase, PolicyConfig, StartError,
         StartProblem, TopologyManagerPolicy, TopologyManagerScope, TopologyOptions,
@@ -431,6 +432,20 @@ impl Strategy for Kubelet {
         to: &Resources,
     ) -> Result<Ledger, ResizeError> {
         self.resized(ledger, owner, container, to)
+    }
+
+    fn plan(
+        &self,
+        ledger: &Ledger,
+        request: &Request,
+        terms: &Terms,
+        _: &Limits,
+    ) -> Result<Plan, NoPlan> {
+        let decision = self.admit_watched(ledger, request, terms, &|_| {});
+        match decision.outcome {
+            Ok(_) => Ok(Plan { moves: Vec::new(), bytes: Bytes(0), decision }),
+            Err(rejection) => Err(NoPlan { reason: "the strategy kubelet moves nobody", rejection }),
+        }
     }
 }
 

@@ -63,6 +63,7 @@ use crate::{
     hint::NodeIndex,
     kubelet::{check_machine, check_request, check_reservations, cpu::StaticCpus, memory::StaticMemory},
     ledger::Ledger,
+    moves::{Limits, NoPlan, Plan},
     policy::{
         Component, CpuManagerPolicy, CpuOptions, MachineProblem, MemoryManagerPolicy, MemoryTier, Phase,
         PolicyConfig, StartError, StartProblem, Tiers, TopologyManagerPolicy, TopologyManagerScope,
@@ -278,6 +279,22 @@ impl Strategy for Native {
         to: &Resources,
     ) -> Result<Ledger, ResizeError> {
         self.resized(ledger, owner, container, to)
+    }
+
+    fn plan(
+        &self,
+        ledger: &Ledger,
+        request: &Request,
+        terms: &Terms,
+        limits: &Limits,
+    ) -> Result<Plan, NoPlan> {
+        let decision = self.admit_watched(ledger, request, terms, &|_| {});
+        let Err(rejection) = decision.outcome else {
+            return Ok(Plan { moves: Vec::new(), bytes: Bytes(0), decision });
+        };
+        let limits = Limits { in_order: true, ..limits.clone() };
+        let plan = self.moves_for(ledger, request, terms, &limits);
+        plan.ok_or(NoPlan { reason: "no moves within the limits make it fit", rejection })
     }
 
     fn rebase(&self, ledger: &Ledger) -> (Ledger, Vec<Uncovered>) {

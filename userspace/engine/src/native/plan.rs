@@ -9,12 +9,14 @@
 //! first, each by the same rank under the terms on which it was admitted. The first group for which all fit is the
 //! plan. In pod scope the containers of an owner move together, and count as one.
 //!
-//! The plan is a proposal. Whoever carries it out charges both places of what is being moved until it has arrived.
+//! The plan is a proposal. Whoever carries it out charges both places of what is being moved until it has arrived, as
+//! [`crate::in_flight`] has it; where the limits ask for that, only plans count that can be carried out so.
 
 use std::collections::BTreeSet;
 
 use numaward_topology::Bytes;
 
+pub use crate::moves::{Limits, Move, Plan};
 use super::{
     Native, accounts,
     host::CPU,
@@ -25,6 +27,7 @@ use super::{
 use crate::{
     decision::{Decision, Grant},
     explain::Explanation,
+    in_flight,
     ledger::{Allocation, Ledger},
     policy::{TopologyManagerPolicy, TopologyManagerScope},
     request::{ContainerName, ContainerRequest, OwnerId, Request},
@@ -40,48 +43,6 @@ const GROUPS: usize = 200_000;
 const MOVABLE: usize = 64;
 /// As many sets of nodes are looked at.
 const TARGETS: usize = 128;
-
-/// What a plan may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Containers that are moved. Those of an owner in pod scope move together and count as one.
-    pub moves: usize,
-    /// Memory that is moved, in all.
-    pub bytes: Bytes,
-}
-
-impl Default for Limits {
-    /// Three containers, of any size.
-    fn default() -> Self {
-        Self { moves: 3, bytes: Bytes(u64::MAX) }
-    }
-}
-
-/// A container that is moved.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Move {
-    /// Whose it is.
-    pub owner: OwnerId,
-    /// The container.
-    pub container: ContainerName,
-    /// What it holds now.
-    pub from: Allocation,
-    /// What it is to hold.
-    pub to: Allocation,
-    /// Memory that has to go to another node.
-    pub bytes: Bytes,
-}
-
-/// Moves that make room for a request.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// The moves; none where the request fits as it is.
-    pub moves: Vec<Move>,
-    /// Memory that has to go to another node, in all.
-    pub bytes: Bytes,
-    /// The admission of the request after all moves.
-    pub decision: Decision,
-}
 
 /// What moves together.
 struct Movable {
@@ -128,21 +89,39 @@ impl Native {
         if decision.outcome.is_ok() {
             return Some(Plan { moves: Vec::new(), bytes: Bytes(0), decision });
         }
+        self.moves_for(ledger, request, terms, limits)
+    }
+
+    /// The same, for a request that is refused as things are.
+    pub(super) fn moves_for(
+        &self,
+        ledger: &Ledger,
+        request: &Request,
+        terms: &Terms,
+        limits: &Limits,
+    ) -> Option<Plan> {
         if limits.moves == 0 || self.check(terms).is_err() {
             return None;
         }
         let needs = Needs::new(&self.host, request, terms).ok()?;
         let newcomer = Newcomer { owner: request.owner.clone(), request: Some(request), needs, terms };
+        let containers = |owner: &OwnerId| ledger.owner(owner).map(|account| account.containers.keys().cloned());
+        let kept: BTreeSet<_> = limits
+            .kept
+            .iter()
+            .flat_map(|owner| containers(owner).into_iter().flatten().map(|name| (owner.clone(), name)))
+            .collect();
         for chains in [false, true] {
             let mut search = Effort {
                 tries: TRIES * EXACT / self.host.len().max(EXACT),
                 moves: limits.moves,
                 bytes: limits.bytes.0,
                 chains,
-                frozen: BTreeSet::new(),
+                frozen: kept.clone(),
             };
-            let Some(after) = self.make_room(ledger, &newcomer, &mut search) else { continue };
-            let moves = moves(ledger, &after);
+            let can_be_made = |after: &Ledger| !limits.in_order || self.ordered(ledger, after).is_some();
+            let Some(after) = self.make_room(ledger, &newcomer, &mut search, &can_be_made) else { continue };
+            let moves = if limits.in_order { self.ordered(ledger, &after)? } else { moved(ledger, &after) };
             let bytes = Bytes(moves.iter().fold(0, |sum, of| sum.saturating_add(of.bytes.0)));
             let account = after.owner(&request.owner)?;
             let grant = |container: &ContainerRequest| Grant {
@@ -155,6 +134,11 @@ impl Native {
             return Some(Plan { moves, bytes, decision });
         }
         None
+    }
+
+    /// What moved between two ledgers, in an order in which each has room on both sides.
+    fn ordered(&self, before: &Ledger, after: &Ledger) -> Option<Vec<Move>> {
+        in_flight::in_order(self, before, &moved(before, after))
     }
 
     /// The unit of a request that has no room, and what is free when those before it have their places.
@@ -346,7 +330,7 @@ impl Native {
         for (_, of) in order {
             let Some(again) = self.again(ledger, of) else { return search.undo(before) };
             let placed = match self.settle(&next, &again) {
-                None if search.chains => self.make_room(&next, &again, search),
+                None if search.chains => self.make_room(&next, &again, search, &|_| true),
                 placed => placed,
             };
             match placed {
@@ -394,8 +378,14 @@ impl Native {
         of.leaves.iter().zip(self.host.capacity()).map(share).max().unwrap_or(0)
     }
 
-    /// The ledger when a newcomer has its place, after moves.
-    fn make_room(&self, ledger: &Ledger, newcomer: &Newcomer<'_>, search: &mut Effort) -> Option<Ledger> {
+    /// The first ledger that is accepted in which a newcomer has its place, after moves.
+    fn make_room(
+        &self,
+        ledger: &Ledger,
+        newcomer: &Newcomer<'_>,
+        search: &mut Effort,
+        is_accepted: &dyn Fn(&Ledger) -> bool,
+    ) -> Option<Ledger> {
         if search.moves == 0 {
             return None;
         }
@@ -414,8 +404,11 @@ impl Native {
                 return None;
             }
             let members: Vec<&Movable> = group.iter().map(|&index| &movable[index]).collect();
-            if let Some(next) = self.try_group(ledger, newcomer, &members, search) {
-                return Some(next);
+            let before = search.clone();
+            match self.try_group(ledger, newcomer, &members, search) {
+                Some(next) if is_accepted(&next) => return Some(next),
+                Some(_) => drop(search.undo::<()>(before)),
+                None => {}
             }
         }
         None
@@ -453,8 +446,8 @@ fn collect(
 }
 
 /// What moved between two ledgers.
-fn moves(before: &Ledger, after: &Ledger) -> Vec<Move> {
-    let moved = before.allocations().filter_map(|(owner, container, from)| {
+fn moved(before: &Ledger, after: &Ledger) -> Vec<Move> {
+    let moves = before.allocations().filter_map(|(owner, container, from)| {
         let to = after.allocation(owner, container)?;
         (from != to).then(|| Move {
             owner: owner.clone(),
@@ -464,7 +457,7 @@ fn moves(before: &Ledger, after: &Ledger) -> Vec<Move> {
             to: to.clone(),
         })
     });
-    moved.collect()
+    moves.collect()
 }
 
 /// How much has to go to another node.

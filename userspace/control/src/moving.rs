@@ -1,0 +1,72 @@
+//! What of a rebalance survives a restart.
+
+use numaward_engine::{Allocation, ContainerName, Move, OwnerId};
+use numaward_topology::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// Workloads that are being moved, and those that were moved lately.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Moving {
+    /// The moves that are being made: a start takes them back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub running: Option<Running>,
+    /// The moves of late.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recent: Vec<Recent>,
+}
+
+/// Moves that are being made, or taken back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Running {
+    /// The moves, in their order.
+    pub moves: Vec<Move>,
+    /// So many of them are begun and not taken back.
+    pub begun: usize,
+    /// Whose pages are on their way, if anybody's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leaving: Option<Leaving>,
+}
+
+/// A container whose pages are on their way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Leaving {
+    /// Whose it is.
+    pub owner: OwnerId,
+    /// Which.
+    pub container: ContainerName,
+    /// What it held before.
+    pub held: Allocation,
+}
+
+/// A move of late.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Recent {
+    /// Who was moved.
+    pub owner: OwnerId,
+    /// When, in seconds since 1970.
+    pub at: u64,
+    /// How much memory had to go to another node.
+    pub bytes: Bytes,
+}
+
+impl Moving {
+    /// Whether there is nothing to keep.
+    pub fn is_empty(&self) -> bool {
+        self.running.is_none() && self.recent.is_empty()
+    }
+
+    /// What a container held before, while its pages are on their way.
+    pub fn left_by(&self, owner: &OwnerId, container: &ContainerName) -> Option<&Allocation> {
+        let leaving = self.running.as_ref()?.leaving.as_ref()?;
+        (leaving.owner == *owner && leaving.container == *container).then_some(&leaving.held)
+    }
+
+    /// The moves since this second.
+    pub fn since(&self, second: u64) -> impl Iterator<Item = &Recent> {
+        self.recent.iter().filter(move |of| of.at >= second)
+    }
+}

@@ -1,0 +1,285 @@
+//! Moves of containers that run to other nodes, and what is charged for while they are made.
+//!
+//! Problem: a container that moves needs room on both sides until its pages have arrived, and where a later move fails,
+//! those before it go back. Nobody else may be promised that room meanwhile.
+//!
+//! Terms: a move is *begun* from the moment at which the ledger has the container at its new place. A *stage* is a move that
+//! is being made, with those before it made and those after it not.
+//!
+//! Algorithm: what is begun holds its new place. Besides, the owner [`SET_ASIDE`] holds what any stage so far needed more
+//! than that: so each stage can be had again, in the reverse order. A move can be begun if what its stage needs beyond all
+//! this is free. The moves of a plan are put in an order in which each can be begun.
+//!
+//! Invariant: what is charged never becomes less before the end, so that who goes back has room.
+
+use std::collections::BTreeMap;
+
+use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind};
+
+use crate::{
+    ledger::{Allocation, Block, Ledger, OwnerAccount},
+    moves::Move,
+    request::{ContainerName, OwnerId, Request, Resources},
+    strategy::Strategy,
+    terms::Terms,
+};
+
+/// The owner that holds what is set aside. No workload can have this name.
+pub const SET_ASIDE: &str = ".rebalance";
+
+/// As many steps are looked at to find an order.
+const STEPS: usize = 2_000;
+
+/// Why a move cannot be begun.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Stale {
+    /// The container does not hold any more what it is to leave.
+    #[error("{0} does not hold any more what the plan has it leave")]
+    Changed(OwnerId),
+    /// CPUs that it is to have are another's.
+    #[error("CPUs {cpus}, to which {owner} is to go, are not free any more")]
+    Cpus {
+        /// Whose move it is.
+        owner: OwnerId,
+        /// The CPUs.
+        cpus: CpuSet,
+    },
+    /// Memory that it is to have is another's.
+    #[error("node {node} has {free} of {kind} free, less than the {needed} that {owner} needs there")]
+    Memory {
+        /// Whose move it is.
+        owner: OwnerId,
+        /// The node.
+        node: NodeId,
+        /// The kind of memory.
+        kind: ZoneKind,
+        /// What it needs besides what it holds.
+        needed: Bytes,
+        /// What is free.
+        free: Bytes,
+    },
+}
+
+/// CPUs, and bytes by kind and node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Charge {
+    cpus: CpuSet,
+    bytes: BTreeMap<(ZoneKind, NodeId), u64>,
+}
+
+impl Charge {
+    fn of(held: &Allocation) -> Self {
+        let bytes = held.placed.iter().flat_map(|(&kind, nodes)| {
+            nodes.iter().map(move |(&node, bytes)| ((kind, node), bytes.0))
+        });
+        Self { cpus: held.cpus.clone().unwrap_or_default(), bytes: bytes.collect() }
+    }
+
+    /// Both, each with its own.
+    fn add(&mut self, other: &Self) {
+        self.cpus = &self.cpus | &other.cpus;
+        for (&place, &bytes) in &other.bytes {
+            let sum = self.bytes.entry(place).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+
+    /// As much as each of them.
+    fn cover(&mut self, other: &Self) {
+        self.cpus = &self.cpus | &other.cpus;
+        for (&place, &bytes) in &other.bytes {
+            let most = self.bytes.entry(place).or_default();
+            *most = (*most).max(bytes);
+        }
+    }
+
+    /// What this has more than another.
+    fn beyond(&self, other: &Self) -> Self {
+        let rest = |(&place, &bytes): (&(ZoneKind, NodeId), &u64)| {
+            let rest = bytes.saturating_sub(other.bytes.get(&place).copied().unwrap_or(0));
+            (rest > 0).then_some((place, rest))
+        };
+        Self { cpus: &self.cpus - &other.cpus, bytes: self.bytes.iter().filter_map(rest).collect() }
+    }
+
+    fn into_allocation(self) -> Allocation {
+        let mut held = Allocation { cpus: Some(self.cpus).filter(|cpus| !cpus.is_empty()), ..Allocation::default() };
+        for ((kind, node), bytes) in self.bytes {
+            held.place(kind, node, bytes);
+        }
+        held.blocks = held
+            .placed
+            .iter()
+            .map(|(&kind, nodes)| Block {
+                kind,
+                affinity: nodes.keys().copied().collect(),
+                bytes: Bytes(nodes.values().fold(0, |sum, bytes| sum.saturating_add(bytes.0))),
+            })
+            .collect();
+        held
+    }
+}
+
+/// What these moves hold when all are made.
+fn held(moves: &[Move]) -> Charge {
+    let mut sum = Charge::default();
+    moves.iter().for_each(|of| sum.add(&Charge::of(&of.to)));
+    sum
+}
+
+/// As much as any stage of these moves needs.
+fn needed(moves: &[Move]) -> Charge {
+    let mut most = Charge::default();
+    for current in 0..moves.len() {
+        let mut stage = Charge::default();
+        for (place, of) in moves.iter().enumerate() {
+            let mut charge = Charge::of(if place < current { &of.to } else { &of.from });
+            if place == current {
+                charge.cover(&Charge::of(&of.to));
+            }
+            stage.add(&charge);
+        }
+        most.cover(&stage);
+    }
+    most
+}
+
+impl Ledger {
+    /// Has a container of an active owner hold something else. To be followed by [`Strategy::rebase`], which charges it.
+    fn reassign(&mut self, of: &Move, to: &Allocation) {
+        if self.owner(&of.owner).is_some() {
+            *self.allocation_mut(&of.owner, &of.container) = to.clone();
+            self.drop_empty(&of.owner, Some(&of.container));
+        }
+    }
+
+    /// Sets this aside, and nothing else.
+    fn set_aside(&mut self, aside: Allocation) {
+        let (owner, container) = (OwnerId::from(SET_ASIDE), ContainerName::from(SET_ASIDE));
+        if aside.is_empty() {
+            if self.owner(&owner).is_some() {
+                *self.owner_mut(&owner) = OwnerAccount::default();
+                self.drop_empty(&owner, None);
+            }
+            return;
+        }
+        *self.owner_mut(&owner) = OwnerAccount {
+            // Active, or it would be cleared away; and never moved.
+            request: Some(Request::workload(SET_ASIDE, Resources::none()).into()),
+            terms: Terms { immovable: true, ..Terms::default() },
+            started: [container.clone()].into(),
+            containers: [(container, aside)].into(),
+        };
+    }
+
+    /// Those of these begun moves whose containers are still where they went. Who is gone needs no room.
+    fn still_there(&self, begun: &[Move]) -> Vec<Move> {
+        let is_there = |of: &&Move| self.allocation(&of.owner, &of.container) == Some(&of.to);
+        begun.iter().filter(is_there).cloned().collect()
+    }
+}
+
+/// Begins a move, after these. The container is charged for on both sides from now on.
+pub fn begin(
+    strategy: &dyn Strategy,
+    ledger: &Ledger,
+    begun: &[Move],
+    next: &Move,
+) -> Result<Ledger, Stale> {
+    if ledger.allocation(&next.owner, &next.container) != Some(&next.from) {
+        return Err(Stale::Changed(next.owner.clone()));
+    }
+    let aside = OwnerId::from(SET_ASIDE);
+    let of_others: CpuSet = ledger
+        .allocations()
+        .filter(|(owner, container, _)| {
+            **owner != aside && !(**owner == next.owner && **container == next.container)
+        })
+        .filter_map(|(_, _, held)| held.cpus.as_ref())
+        .flat_map(CpuSet::iter)
+        .collect();
+    let begun = ledger.still_there(begun);
+    let mut all = begun.clone();
+    all.push(next.clone());
+    let mut before = needed(&begun);
+    before.cover(&held(&begun));
+    before.add(&Charge::of(&next.from));
+    let mut after = needed(&all);
+    after.cover(&held(&all));
+    let more = after.beyond(&before);
+    let wanted = next.to.cpus.clone().unwrap_or_default();
+    let taken = &(&wanted & &of_others) | &(&more.cpus - ledger.shared_pool());
+    if !taken.is_empty() {
+        return Err(Stale::Cpus { owner: next.owner.clone(), cpus: taken });
+    }
+    for ((kind, node), needed) in more.bytes {
+        let account = ledger.nodes().get(&node).and_then(|node| node.kinds.get(&kind));
+        let free = account.map_or(0, |account| account.free.0);
+        if needed > free {
+            let (needed, free) = (Bytes(needed), Bytes(free));
+            return Err(Stale::Memory { owner: next.owner.clone(), node, kind, needed, free });
+        }
+    }
+    let mut changed = ledger.clone();
+    changed.reassign(next, &next.to);
+    changed.set_aside(needed(&all).beyond(&held(&all)).into_allocation());
+    Ok(strategy.rebase(&changed).0)
+}
+
+/// Takes back the last of these begun moves: the container is charged for on both sides until the rest is
+/// [kept](keep). `None`: it holds something else by now, or nothing, and is left as it is.
+pub fn take_back(strategy: &dyn Strategy, ledger: &Ledger, begun: &[Move]) -> Option<Ledger> {
+    let (last, before) = begun.split_last()?;
+    if ledger.allocation(&last.owner, &last.container) != Some(&last.to) {
+        return None;
+    }
+    let before = ledger.still_there(before);
+    let mut holds = held(&before);
+    holds.add(&Charge::of(&last.from));
+    let mut all = before;
+    all.push(last.clone());
+    let mut changed = ledger.clone();
+    changed.reassign(last, &last.from);
+    changed.set_aside(needed(&all).beyond(&holds).into_allocation());
+    Some(strategy.rebase(&changed).0)
+}
+
+/// Sets aside what these begun moves need and no more; with none of them, nothing.
+pub fn keep(strategy: &dyn Strategy, ledger: &Ledger, begun: &[Move]) -> Ledger {
+    let mut changed = ledger.clone();
+    let begun = ledger.still_there(begun);
+    changed.set_aside(needed(&begun).beyond(&held(&begun)).into_allocation());
+    strategy.rebase(&changed).0
+}
+
+/// An order in which each of these moves can be begun.
+pub fn in_order(strategy: &dyn Strategy, ledger: &Ledger, moves: &[Move]) -> Option<Vec<Move>> {
+    fn go_on(
+        strategy: &dyn Strategy,
+        ledger: &Ledger,
+        begun: &mut Vec<Move>,
+        left: &[Move],
+        steps: &mut usize,
+    ) -> bool {
+        if left.is_empty() {
+            return true;
+        }
+        for (place, next) in left.iter().enumerate() {
+            if *steps == 0 {
+                return false;
+            }
+            *steps -= 1;
+            let Ok(after) = begin(strategy, ledger, begun, next) else { continue };
+            begun.push(next.clone());
+            let rest: Vec<Move> =
+                left.iter().enumerate().filter(|(other, _)| *other != place).map(|(_, of)| of.clone()).collect();
+            if go_on(strategy, &after, begun, &rest, steps) {
+                return true;
+            }
+            begun.pop();
+        }
+        false
+    }
+    let (mut begun, mut steps) = (Vec::new(), STEPS);
+    go_on(strategy, ledger, &mut begun, moves, &mut steps).then_some(begun)
+}
