@@ -105,6 +105,16 @@ pub(crate) enum Command {
     /// Replays traces, on the machines they were recorded for or on another, and compares what is admitted, how far
     /// memory is from its CPUs, and how much of what is free cannot be used. Needs neither a daemon nor privileges.
     Simulate(Simulate),
+    /// Show which workloads would have to move so that a request fits
+    ///
+    /// Nothing is moved. Exits with 3 where no moves within the limits make it fit. Takes the strategy native.
+    Plan(PlanMoves),
+    /// Move workloads to other nodes so that a request fits
+    ///
+    /// Without --apply it prints the plan. With it the moves are made one after the other, and Ctrl-C has those that
+    /// were made taken back, as has a move that fails. Given a cgroup or a unit, it has the guarantee in the end; else
+    /// there is just room for it.
+    Rebalance(Rebalance),
     /// Moves into a cgroup and becomes a command.
     #[command(hide = true)]
     Enter {
@@ -469,6 +479,50 @@ pub(crate) struct Explain {
     pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) wanted: Option<Wanted>,
+    #[command(flatten)]
+    pub(crate) control: Controlled,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// How much may be moved.
+#[derive(Debug, Args)]
+pub(crate) struct MoveLimits {
+    /// The most workloads that may move [default: 3]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub(crate) moves: Option<u32>,
+    /// The most memory that may move [default: any amount]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) bytes: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanMoves {
+    #[command(flatten)]
+    pub(crate) wanted: Wanted,
+    #[command(flatten)]
+    pub(crate) limits: MoveLimits,
+    #[command(flatten)]
+    pub(crate) control: Controlled,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rebalance {
+    /// A cgroup or a unit that gets the guarantee in the end
+    #[arg(value_name = "CGROUP-OR-UNIT")]
+    pub(crate) target: Option<String>,
+    #[command(flatten)]
+    pub(crate) wanted: Wanted,
+    /// Name of the workload [default: the unit, or the cgroup without the leading slash]
+    #[arg(long, requires = "target")]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) limits: MoveLimits,
+    /// Make the moves
+    #[arg(long)]
+    pub(crate) apply: bool,
     #[command(flatten)]
     pub(crate) control: Controlled,
     #[command(flatten)]

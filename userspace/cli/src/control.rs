@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::client::{ClientError, Server};
 
 const PATH: &str = "/api/v1/allocations";
+const REBALANCE: &str = "/api/v1/rebalance";
 
 impl Server {
     /// Asks for an allocation.
@@ -35,6 +36,26 @@ impl Server {
     /// Asks what is held.
     pub(crate) async fn allocations(&self) -> Result<api::Allocations, ClientError> {
         self.get(PATH).await
+    }
+
+    /// Asks for moves that make a request fit.
+    pub(crate) async fn plan(&self, asked: &api::PlanRequest) -> Result<api::MovePlan, ClientError> {
+        self.ask(Method::POST, "/api/v1/plan", body(asked)).await
+    }
+
+    /// Begins to carry them out.
+    pub(crate) async fn rebalance(&self, asked: &api::RebalanceRequest) -> Result<api::Rebalance, ClientError> {
+        self.ask(Method::POST, REBALANCE, body(asked)).await
+    }
+
+    /// Asks how far that is.
+    pub(crate) async fn rebalance_progress(&self) -> Result<api::Rebalance, ClientError> {
+        self.get(REBALANCE).await
+    }
+
+    /// Cancels it.
+    pub(crate) async fn cancel_rebalance(&self) -> Result<api::Rebalance, ClientError> {
+        self.ask(Method::DELETE, REBALANCE, Bytes::new()).await
     }
 
     /// Ends an allocation.

@@ -12,6 +12,7 @@ mod doctor;
 mod exec;
 mod explain;
 mod import;
+mod rebalance;
 mod remote;
 mod simulate;
 mod status;
@@ -43,8 +44,8 @@ use serde::Serialize;
 
 use crate::{
     args::{
-        Cli, Command, ConfigFile, Controlled, Explain, Format, Guarantee, ImportKubeletState, Output,
-        Reached, Resize, Run, Shown, Simulate, Socket, Wanted,
+        Cli, Command, ConfigFile, Controlled, Explain, Format, Guarantee, ImportKubeletState, MoveLimits,
+        Output, PlanMoves, Reached, Rebalance, Resize, Run, Shown, Simulate, Socket, Wanted,
     },
     client::{ClientError, Server},
     remote::Remote,
@@ -83,6 +84,8 @@ pub fn main(daemon: &Daemon) -> ExitCode {
         Command::Resize(args) => resize(args),
         Command::Release { name, control } => release(&name, control),
         Command::Explain(args) => explain(args),
+        Command::Plan(args) => plan(args),
+        Command::Rebalance(args) => rebalance(args),
         Command::Enter { directory, command } => exec::enter(&directory, &command),
         Command::Doctor { root, config, output } => doctor(daemon, &root, config, output),
         Command::CheckConfig { file, output } => check_config(file, output),
@@ -267,10 +270,8 @@ fn exec(
 
 fn guarantee(args: Guarantee) -> anyhow::Result<ExitCode> {
     let control = control(args.control)?;
-    let is_cgroup = args.target.starts_with('/');
-    let name = args.name.unwrap_or_else(|| args.target.trim_start_matches('/').to_owned());
-    let target = if is_cgroup { api::Target::Cgroup(args.target) } else { api::Target::Unit(args.target) };
-    let allocation = runtime()?.block_on(control.admit(&asked(name, target, args.wanted)))?;
+    let asked = asked_for(args.target, args.name, args.wanted);
+    let allocation = runtime()?.block_on(control.admit(&asked))?;
     print(args.output, &allocation, |allocation| explain::placed(allocation, "holds"))
 }
 
@@ -287,6 +288,47 @@ fn resize(args: Resize) -> anyhow::Result<ExitCode> {
         api::Resized::Held(allocation) => explain::placed(allocation, "holds"),
         api::Resized::Dry(dry) => explain::render_dry_run(dry),
     })
+}
+
+/// What is asked for, for a cgroup or a unit.
+fn asked_for(target: String, name: Option<String>, wanted: Wanted) -> api::AllocationRequest {
+    let name = name.unwrap_or_else(|| target.trim_start_matches('/').to_owned());
+    let is_cgroup = target.starts_with('/');
+    let target = if is_cgroup { api::Target::Cgroup(target) } else { api::Target::Unit(target) };
+    asked(name, target, wanted)
+}
+
+/// What room is to be made for, for whoever comes.
+fn asked_for_room(wanted: Wanted) -> api::AllocationRequest {
+    // A name that no other request has: it is not kept.
+    asked(format!("plan-{}", std::process::id()), api::Target::Exec, wanted)
+}
+
+fn plan(args: PlanMoves) -> anyhow::Result<ExitCode> {
+    let control = control(args.control)?;
+    let MoveLimits { moves, bytes } = args.limits;
+    let asked =
+        api::PlanRequest { request: asked_for_room(args.wanted), max_moves: moves, max_bytes: bytes };
+    print(args.output, &runtime()?.block_on(control.plan(&asked))?, rebalance::render_plan)
+}
+
+fn rebalance(args: Rebalance) -> anyhow::Result<ExitCode> {
+    let control = control(args.control)?;
+    let MoveLimits { moves, bytes } = args.limits;
+    let admit = args.target.is_some();
+    let request = match args.target {
+        Some(target) => asked_for(target, args.name, args.wanted),
+        None => asked_for_room(args.wanted),
+    };
+    let planned = api::PlanRequest { request, max_moves: moves, max_bytes: bytes };
+    let runtime = runtime()?;
+    let plan = runtime.block_on(control.plan(&planned))?;
+    if !args.apply {
+        return print(args.output, &plan, rebalance::render_plan);
+    }
+    let over = runtime.block_on(rebalance::apply(&control, planned, &plan, admit))?;
+    print(args.output, &over, rebalance::render_over)?;
+    Ok(if over.state == api::RebalanceState::Done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn release(name: &str, control: Controlled) -> anyhow::Result<ExitCode> {

@@ -5,13 +5,15 @@ use std::{collections::BTreeMap, fmt};
 use numaward_api as api;
 use numaward_cgroup::{CgroupPath, knob::Partition};
 use numaward_config::enforcement::{Declared, Size};
-use numaward_engine::{self as engine, Quantity, Resources, Terms};
+use numaward_engine::{self as engine, Limits, Quantity, Resources, Terms};
 use numaward_model::pod::PodContainer;
 use numaward_topology::{Bytes, HugepageSize, ZoneKind};
 use serde::{Deserialize, Serialize};
 
 /// No machine has more CPUs.
 const MAX_CPUS: u64 = 65_536;
+/// The most workloads that may be moved for a request.
+const MAX_MOVES: u32 = 16;
 /// The longest name of a workload; also fits the name of a directory.
 const MAX_NAME: usize = 200;
 
@@ -286,6 +288,20 @@ fn terms(asked: &api::AllocationRequest) -> Result<Terms, FieldError> {
     Ok(terms)
 }
 
+/// What may be moved for a request, at most; absent: three workloads, and any amount of memory.
+pub fn limits(moves: Option<u32>, bytes: Option<&str>) -> Result<Limits, FieldError> {
+    let default = Limits::default();
+    let moves = match moves {
+        None => default.moves,
+        Some(moves) if (1..=MAX_MOVES).contains(&moves) => moves as usize,
+        Some(moves) => {
+            return Err(FieldError::new("maxMoves", format!("it is {moves}"), format!("1 to {MAX_MOVES}")));
+        }
+    };
+    let bytes = bytes.map_or(Ok(default.bytes), |text| self::bytes("maxBytes", text))?;
+    Ok(Limits { moves, bytes, ..default })
+}
+
 /// Names are labels of metrics, parts of addresses and, for commands, names of directories.
 fn check_name(name: &str, is_directory: bool) -> Result<(), FieldError> {
     let special = if is_directory { "_.@:-" } else { "_.@:-\\/" };
@@ -445,6 +461,18 @@ mod tests {
             let error = Request::new(&asked).unwrap_err();
             assert_eq!(error.field, *field, "{error}");
             assert!(error.to_string().contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn limits_of_moves_are_checked() {
+        assert_eq!(limits(None, None).unwrap(), Limits::default());
+        let found = limits(Some(2), Some("1Gi")).unwrap();
+        assert_eq!((found.moves, found.bytes), (2, Bytes::gib(1)));
+        for (moves, bytes, field) in
+            [(Some(0), None, "maxMoves"), (Some(17), None, "maxMoves"), (None, Some("1gb"), "maxBytes")]
+        {
+            assert_eq!(limits(moves, bytes).unwrap_err().field, field);
         }
     }
 

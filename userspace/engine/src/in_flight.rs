@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind};
 
 use crate::{
+    decision::Rejection,
     ledger::{Allocation, Block, Ledger, OwnerAccount},
     moves::Move,
     request::{ContainerName, OwnerId, Request, Resources},
@@ -30,7 +31,7 @@ pub const SET_ASIDE: &str = ".rebalance";
 /// As many steps are looked at to find an order.
 const STEPS: usize = 2_000;
 
-/// Why a move cannot be begun.
+/// Why a move cannot be begun, or a plan not be carried out to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stale {
     /// The container does not hold any more what it is to leave.
@@ -44,6 +45,9 @@ pub enum Stale {
         /// The CPUs.
         cpus: CpuSet,
     },
+    /// What room is made for would not fit after all.
+    #[error("the request would not fit after the moves: {0}")]
+    NoRoom(Box<Rejection>),
     /// Memory that it is to have is another's.
     #[error("node {node} has {free} of {kind} free, less than the {needed} that {owner} needs there")]
     Memory {
@@ -250,6 +254,29 @@ pub fn keep(strategy: &dyn Strategy, ledger: &Ledger, begun: &[Move]) -> Ledger 
     let begun = ledger.still_there(begun);
     changed.set_aside(needed(&begun).beyond(&held(&begun)).into_allocation());
     strategy.rebase(&changed).0
+}
+
+/// Holds what is left of a plan against the ledger: whether the rest of these moves can be begun, and the request fits
+/// then. So many are begun already.
+pub fn check(
+    strategy: &dyn Strategy,
+    ledger: &Ledger,
+    moves: &[Move],
+    begun: usize,
+    (request, terms): (&Request, &Terms),
+) -> Result<(), Stale> {
+    let (before, rest) = moves.split_at(begun.min(moves.len()));
+    let (mut begun, mut ledger) = (before.to_vec(), ledger.clone());
+    for next in rest {
+        // Who is gone needs no room.
+        if ledger.allocation(&next.owner, &next.container).is_some() {
+            ledger = begin(strategy, &ledger, &begun, next)?;
+        }
+        begun.push(next.clone());
+    }
+    let ledger = keep(strategy, &ledger, &[]);
+    let decision = strategy.admit_watched(&ledger, request, terms, &|_| {});
+    decision.outcome.map(drop).map_err(Stale::NoRoom)
 }
 
 /// An order in which each of these moves can be begun.

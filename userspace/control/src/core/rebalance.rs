@@ -118,6 +118,14 @@ impl Core {
         change.store()
     }
 
+    /// Whether what is left of the moves can still be made, and the request fits then.
+    pub(crate) fn check_moves(&self, request: &Request) -> Result<(), AdmissionError> {
+        let Some(Running { moves, begun, .. }) = &self.state.moving.running else { return Ok(()) };
+        let terms = Terms { policy: request.policy, ..Terms::default() };
+        let asked = (&request.engine, &terms);
+        Ok(in_flight::check(&*self.policy.strategy, &self.state.ledger, moves, *begun, asked)?)
+    }
+
     /// Begins the next move: the ledger has it, both sides are charged for, and nothing is written yet.
     pub(crate) fn begin_move(&mut self) -> Result<Begun, AdmissionError> {
         let Some(running) = self.state.moving.running.clone() else { return Ok(Begun::Gone) };

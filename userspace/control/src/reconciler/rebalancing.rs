@@ -360,6 +360,8 @@ impl Run {
                 Ok(()) => return self.end(core),
                 Err(error) => self.fail(&error),
             }
+        } else if let Some(Err(stale)) = self.request.as_ref().map(|(request, _)| core.check_moves(request)) {
+            self.fail(&stale);
         } else {
             let moved = core.begin_move();
             self.begun(core, begun, MoveState::Moving, moved);
@@ -505,3 +507,6 @@ impl Run {
         true
     }
 }
+
+#[cfg(test)]
+mod tests;

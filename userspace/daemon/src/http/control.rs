@@ -23,6 +23,8 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::blocking::Blocking;
 
+mod rebalance;
+
 /// Accepts connections on the control socket from those who may change allocations.
 #[derive(Debug)]
 pub struct ControlListener(tokio::net::UnixListener);
@@ -80,7 +82,8 @@ fn reads() -> OpenApiRouter<Reading> {
 }
 
 fn changes() -> OpenApiRouter<Arc<Reconciler>> {
-    OpenApiRouter::new().routes(routes!(admit)).routes(routes!(resize)).routes(routes!(release))
+    let changes = OpenApiRouter::new().routes(routes!(admit)).routes(routes!(resize)).routes(routes!(release));
+    changes.merge(rebalance::routes())
 }
 
 /// What is served to everybody.
@@ -298,6 +301,8 @@ fn refused(error: &AdmissionError, path: &str) -> Response {
         _ if possible.is_some() => StatusCode::UNPROCESSABLE_ENTITY,
         AdmissionError::Conflict(_)
         | AdmissionError::Rejected(..)
+        | AdmissionError::NoPlan { .. }
+        | AdmissionError::Stale(_)
         | AdmissionError::Resize(_)
         | AdmissionError::Off => StatusCode::CONFLICT,
         AdmissionError::Unknown(_) => StatusCode::NOT_FOUND,
@@ -314,8 +319,15 @@ fn refused(error: &AdmissionError, path: &str) -> Response {
         }
         _ => (possible.map(|_| "target".to_owned()), possible.map(str::to_owned)),
     };
-    if let AdmissionError::Rejected(rejection, explanation) = error {
-        (refusal.rejection, refusal.explanation) = (Some(rejection.clone()), Some(explanation.clone()));
+    match error {
+        AdmissionError::Rejected(rejection, explanation) => {
+            (refusal.rejection, refusal.explanation) = (Some(rejection.clone()), Some(explanation.clone()));
+        }
+        AdmissionError::NoPlan { reason, rejection } => {
+            let message = format!("{reason}: {}", rejection.message);
+            refusal.rejection = Some(api::Rejection { message, ..rejection.clone() });
+        }
+        _ => {}
     }
     respond(refusal)
 }

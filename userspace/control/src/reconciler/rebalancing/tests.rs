@@ -1,0 +1,321 @@
+//! Moves step by step, on a tree of plain files: two nodes with 3.8 GiB and 3 or 4 CPUs each to promise.
+
+use std::{collections::BTreeMap, fs, path::PathBuf};
+
+use numaward_config::{Config, policy::StrategyKind, rebalance::RebalanceMode};
+use numaward_engine::{Limits, in_flight::SET_ASIDE};
+use numaward_model::port::MachineSource as _;
+use tempfile::TempDir;
+
+use super::*;
+use crate::{
+    State,
+    core::Command,
+    reconciler::{ReconcilerLoop, tests::reconciler_loop},
+    testing::{self as fixture, Host},
+};
+
+struct Bench {
+    dir: TempDir,
+    host: Arc<Host>,
+    config: Config,
+    reconciler: ReconcilerLoop,
+}
+
+impl Bench {
+    /// `a` and `b` fill node 0, and `c` node 1, so that each node has 1.3 GiB left.
+    fn new(mode: RebalanceMode) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, host) = (dir.path().join("cgroup"), Arc::new(Host::small()));
+        for cgroup in ["", "a", "b", "c", "d", "new"] {
+            fixture::cgroup(&root.join(cgroup), &host.machine());
+        }
+        let mut config = Config { strategy: StrategyKind::Native, ..Config::default() };
+        config.state_directory = dir.path().join("state");
+        config.rebalance.mode = mode;
+        let reconciler = reconciler_loop(&config, &root, &host);
+        let mut bench = Self { dir, host, config, reconciler };
+        for (name, memory) in [("a", "1Gi"), ("b", "1536Mi"), ("c", "2560Mi")] {
+            bench.admit(name, memory).unwrap();
+        }
+        assert_eq!(bench.nodes(), [("a", "0"), ("b", "0"), ("c", "1")].map(|(a, b)| (a.to_owned(), b.to_owned())));
+        bench
+    }
+
+    fn root(&self) -> PathBuf {
+        self.dir.path().join("cgroup")
+    }
+
+    /// The daemon dies, and is started again.
+    fn restart(&mut self) {
+        // The lock of the ledger goes with who holds it.
+        let (none, mut other) = (self.dir.path().join("none"), self.config.clone());
+        other.state_directory = none.join("state");
+        fixture::cgroup(&none.join("cgroup"), &self.host.machine());
+        self.reconciler = reconciler_loop(&other, &none.join("cgroup"), &self.host);
+        self.reconciler = reconciler_loop(&self.config, &self.root(), &self.host);
+    }
+
+    fn admit(&mut self, name: &str, memory: &str) -> Result<Answer, AdmissionError> {
+        self.reconciler.admit(&request(name, memory), false)
+    }
+
+    fn nodes(&self) -> Vec<(String, String)> {
+        let ledger = &self.reconciler.core.state.ledger;
+        ledger.allocations().map(|(owner, _, held)| (owner.to_string(), held.memory_nodes().to_string())).collect()
+    }
+
+    fn knobs(&self, cgroup: &str) -> [String; 2] {
+        ["cpuset.cpus", "cpuset.mems"].map(|knob| fixture::line(&self.root().join(cgroup).join(knob)))
+    }
+
+    /// Room for `new`, which is to be admitted.
+    fn start(&mut self) -> Result<api::Rebalance, AdmissionError> {
+        let asked =
+            Asked { request: request("new", "2Gi"), limits: Limits::default(), plan: None, admit: true };
+        self.reconciler.rebalancing.start(&mut self.reconciler.core, asked)
+    }
+
+    fn shown(&self) -> api::Rebalance {
+        let shown = self.reconciler.rebalancing.shown();
+        let shown = shown.read().unwrap().clone();
+        api::Rebalance::clone(&shown.unwrap())
+    }
+
+    /// Does steps until this holds.
+    fn until(&mut self, holds: impl Fn(&api::Rebalance) -> bool) -> api::Rebalance {
+        for _ in 0..1000 {
+            if holds(&self.shown()) {
+                return self.shown();
+            }
+            self.reconciler.rebalance();
+            self.reconciler.core.turn(Instant::now());
+        }
+        panic!("{:?}", self.shown());
+    }
+
+    fn until_over(&mut self) -> api::Rebalance {
+        self.until(|shown| shown.state.is_over())
+    }
+
+    /// What a start would read.
+    fn promised(&self) -> (Vec<(String, String)>, State) {
+        let state = &self.reconciler.core.state;
+        let moving = crate::Moving { running: state.moving.running.clone(), recent: Vec::new() };
+        (self.nodes(), State { moving, ..state.clone() })
+    }
+
+    fn said(&self) -> Vec<String> {
+        let happened = self.host.happened.lock().unwrap();
+        let of = happened.iter().filter(|(_, report)| report.kind == EventKind::Rebalance);
+        of.map(|(_, report)| report.details["step"].clone()).collect()
+    }
+}
+
+fn request(name: &str, memory: &str) -> Request {
+    let asked = api::AllocationRequest {
+        name: name.to_owned(),
+        target: api::Target::Cgroup(format!("/{name}")),
+        cpus: 1,
+        memory: memory.to_owned(),
+        memory_limit: None,
+        hugepages: BTreeMap::new(),
+        policy: None,
+        partition: None,
+    };
+    Request::new(&asked).unwrap()
+}
+
+fn is_moving(shown: &api::Rebalance) -> bool {
+    shown.moves[0].state == Some(MoveState::Moving)
+}
+
+#[test]
+fn a_plan_changes_nothing_and_is_carried_out() {
+    let mut bench = Bench::new(RebalanceMode::Off);
+    assert!(matches!(bench.admit("new", "2Gi"), Err(AdmissionError::Rejected(..))));
+    let before = bench.promised();
+    let plan = bench.reconciler.plan(&request("new", "2Gi"), &Limits::default()).unwrap();
+    let [of] = &plan.moves[..] else { panic!("{plan:?}") };
+    assert_eq!((of.workload.as_str(), of.from_nodes.as_str(), of.to_nodes.as_str()), ("a", "0", "1"));
+    assert_eq!((of.bytes, of.bytes_source), (1 << 30, api::BytesSource::Promised));
+    assert_eq!((plan.rate.source, of.pause_milliseconds), (api::RateSource::Assumed, 2000));
+    assert_eq!(plan.allocation.nodes, "0");
+    assert_eq!(bench.promised(), before);
+    let other = bench.reconciler.plan(&request("other", "2Gi"), &Limits::default()).unwrap();
+    assert_eq!(other.id, plan.id, "the same would be done");
+
+    // What is resident counts, where it is known.
+    let numa_stat = bench.root().join("a/memory.numa_stat");
+    fs::write(&numa_stat, "anon N0=8388608 N1=4096\nfile N0=8192 N1=0\n").unwrap();
+    let plan = bench.reconciler.plan(&request("new", "2Gi"), &Limits::default()).unwrap();
+    assert_eq!((plan.bytes, plan.moves[0].bytes_source), (8_396_800, api::BytesSource::Resident));
+    fs::remove_file(&numa_stat).unwrap();
+
+    let capped = Limits { bytes: Bytes::mib(512), ..Limits::default() };
+    let none = bench.reconciler.plan(&request("new", "2Gi"), &capped).unwrap_err();
+    assert!(none.to_string().contains("no moves within the limits"), "{none}");
+
+    assert_eq!(bench.start().unwrap().id, plan.id);
+    let running = bench.start().unwrap_err().to_string();
+    assert!(running.contains("a rebalance is going on"), "{running}");
+    bench.until(is_moving);
+    // Both sides are charged, and the probes know of both.
+    assert_eq!(bench.nodes(), [
+        (SET_ASIDE.to_owned(), "0".to_owned()),
+        ("a".to_owned(), "1".to_owned()),
+        ("b".to_owned(), "0".to_owned()),
+        ("c".to_owned(), "1".to_owned()),
+    ]);
+    let nodes = |bench: &Bench| {
+        let assigned = bench.host.assigned.lock().unwrap();
+        let a = assigned.workloads().iter().find(|of| of.cgroup.as_str() == "/a").unwrap().clone();
+        a.nodes.to_string()
+    };
+    assert_eq!(nodes(&bench), "0-1");
+    assert_eq!(bench.knobs("a")[1], "0", "stored before it is written");
+    bench.until(|shown| shown.moves[0].state == Some(MoveState::Moved));
+    assert_eq!((nodes(&bench), bench.knobs("a")[1].clone()), ("1".to_owned(), "1".to_owned()));
+    // Nobody else gets the room, whatever comes in between.
+    let refused = bench.admit("d", "2Gi").unwrap_err();
+    assert!(matches!(refused, AdmissionError::Rejected(..)), "{refused}");
+    let done = bench.until_over();
+    assert_eq!((done.state, done.allocation.unwrap().nodes), (RebalanceState::Done, "0".to_owned()));
+    let expected = [("a", "1"), ("b", "0"), ("c", "1"), ("new", "0")];
+    assert_eq!(bench.nodes(), expected.map(|(name, nodes)| (name.to_owned(), nodes.to_owned())));
+    assert_eq!(bench.knobs("new"), ["1".to_owned(), "0".to_owned()]);
+    let ledger = &bench.reconciler.core.state.ledger;
+    assert_eq!(bench.reconciler.core.policy.strategy.rebase(ledger), (ledger.clone(), Vec::new()));
+    assert_eq!(bench.said(), ["planned", "planned", "planned", "started", "moved", "done"]);
+}
+
+#[test]
+fn what_stays_on_a_node_is_moved_back_with_the_rest() {
+    let mut bench = Bench::new(RebalanceMode::Off);
+    let (before, knobs) = (bench.promised(), bench.knobs("a"));
+    // A node that fills up: the pages stay where they are.
+    let text = "anon N0=1073741824 N1=0\nfile N0=0 N1=0\n";
+    fs::write(bench.root().join("a/memory.numa_stat"), text).unwrap();
+    bench.start().unwrap();
+    let over = bench.until_over();
+    assert_eq!(over.state, RebalanceState::Failed);
+    let reason = over.reason.unwrap();
+    assert!(reason.contains("1Gi of a could not be moved to nodes 1"), "{reason}");
+    assert_eq!(over.moves[0].state, Some(MoveState::TakenBack));
+    assert_eq!((bench.promised(), bench.knobs("a")), (before, knobs));
+    assert_eq!(bench.said(), ["started", "taken_back", "failed"]);
+}
+
+#[test]
+fn a_kernel_that_refuses_leaves_all_as_it_was() {
+    let mut bench = Bench::new(RebalanceMode::Off);
+    let (before, knobs) = (bench.promised(), bench.knobs("a"));
+    // The ancestors have lost node 1.
+    for cgroup in ["", "a"] {
+        fs::write(bench.root().join(cgroup).join("cpuset.mems.effective"), "0\n").unwrap();
+    }
+    bench.start().unwrap();
+    let over = bench.until_over();
+    assert_eq!(over.state, RebalanceState::Failed);
+    assert!(over.reason.as_ref().unwrap().contains("cpuset.mems"), "{over:?}");
+    assert_eq!((bench.promised(), bench.knobs("a")), (before, knobs));
+}
+
+#[test]
+fn a_plan_that_is_stale_is_refused_or_stops() {
+    let mut bench = Bench::new(RebalanceMode::Off);
+    let asked =
+        Asked { request: request("new", "2Gi"), limits: Limits::default(), plan: Some("0".to_owned()), admit: true };
+    let stale = bench.reconciler.rebalancing.start(&mut bench.reconciler.core, asked).unwrap_err();
+    assert!(matches!(&stale, AdmissionError::Conflict(error) if error.field == "plan"), "{stale}");
+    bench.start().unwrap();
+    // The room is taken before the first step.
+    bench.admit("d", "1Gi").unwrap();
+    let before = bench.nodes();
+    let over = bench.until_over();
+    let reason = over.reason.unwrap();
+    assert!(reason.contains("the plan is stale") && over.state == RebalanceState::Failed, "{reason}");
+    assert_eq!(bench.nodes(), before);
+    assert_eq!(bench.knobs("a")[1], "0");
+}
+
+#[test]
+fn what_ends_meanwhile_leaves_the_ledger_right() {
+    for is_begun in [false, true] {
+        let mut bench = Bench::new(RebalanceMode::Off);
+        bench.start().unwrap();
+        if is_begun {
+            bench.until(is_moving);
+        }
+        bench.reconciler.core.release("a").unwrap();
+        let over = bench.until_over();
+        assert_eq!(over.state, RebalanceState::Done, "{over:?}");
+        let expected = [("b", "0"), ("c", "1"), ("new", "0")];
+        assert_eq!(bench.nodes(), expected.map(|(name, nodes)| (name.to_owned(), nodes.to_owned())));
+        for name in ["b", "c", "new"] {
+            bench.reconciler.core.release(name).unwrap();
+        }
+        assert_eq!(bench.reconciler.core.state.ledger, bench.reconciler.core.policy.strategy.idle());
+    }
+}
+
+#[test]
+fn cancelled_or_killed_at_any_step_all_is_as_before() {
+    for is_killed in [false, true] {
+        for steps in 0..5 {
+            let mut bench = Bench::new(RebalanceMode::Off);
+            let (before, knobs) = (bench.promised(), bench.knobs("a"));
+            bench.start().unwrap();
+            for _ in 0..steps {
+                bench.reconciler.rebalance();
+            }
+            if is_killed {
+                bench.restart();
+            } else if bench.shown().state == RebalanceState::Done {
+                panic!("it takes more steps");
+            } else {
+                let (answer, _result) = oneshot::channel();
+                bench.reconciler.command(Command::Cancel { answer });
+            }
+            let over = bench.until_over();
+            let expected = if is_killed { RebalanceState::Failed } else { RebalanceState::Cancelled };
+            assert_eq!(over.state, expected, "{over:?}");
+            let after = bench.promised();
+            assert_eq!(after.0, before.0, "after {steps} steps, killed: {is_killed}");
+            assert_eq!(after.1.ledger, before.1.ledger);
+            assert_eq!(after.1.moving, before.1.moving);
+            assert_eq!(bench.knobs("a"), knobs);
+        }
+    }
+}
+
+#[test]
+fn it_is_done_by_itself_only_where_configured_within_its_limits() {
+    let ask = |bench: &mut Bench, name: &str, memory: &str| {
+        let (answer, mut result) = oneshot::channel();
+        let request = Box::new(request(name, memory));
+        bench.reconciler.command(Command::Admit { request, dry_run: false, answer });
+        for _ in 0..100 {
+            bench.reconciler.rebalance();
+        }
+        result.try_recv().unwrap()
+    };
+    let mut off = Bench::new(RebalanceMode::Off);
+    assert!(matches!(ask(&mut off, "new", "2Gi"), Err(AdmissionError::Rejected(..))));
+    assert_eq!(off.said(), [""; 0]);
+
+    let mut auto = Bench::new(RebalanceMode::Auto);
+    let Ok(Answer::Admitted(held)) = ask(&mut auto, "new", "2Gi") else { panic!("{:?}", auto.said()) };
+    assert_eq!(held.nodes, "0");
+    assert!(auto.shown().automatic && auto.shown().state == RebalanceState::Done);
+    // Who was just moved stays for a while, unless somebody asks for it.
+    auto.reconciler.core.release("new").unwrap();
+    auto.reconciler.core.release("b").unwrap();
+    let limits = auto.reconciler.core.automatic_limits().unwrap();
+    assert!(limits.kept.contains(&"a".into()), "{limits:?}");
+    assert_eq!(limits.bytes, Bytes::gib(15));
+    auto.config.rebalance.max_bytes_per_hour = numaward_config::enforcement::Size(Bytes::mib(512));
+    auto.restart();
+    let limits = auto.reconciler.core.automatic_limits().unwrap();
+    assert!(limits.bytes == Bytes(0) && limits.kept.contains(&"a".into()), "both outlive the daemon: {limits:?}");
+}

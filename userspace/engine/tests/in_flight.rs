@@ -1,0 +1,166 @@
+//! What is charged while containers move: nothing is promised twice, and everything can be taken back.
+
+use std::collections::BTreeMap;
+
+use numaward_engine::{
+    Ledger, Limits, Move, Native, NativeOptions, PolicyConfig, Quantity, Request, Resources, Strategy, Terms,
+    in_flight::{self, SET_ASIDE, Stale},
+    policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
+};
+use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
+
+/// Three nodes with four CPUs and 8 GiB each, of which CPU 0 and 1 GiB of node 0 are kept.
+fn native() -> Native {
+    let machine = Machine::builder().nodes(3).sockets(3).cores_per_node(4).memory(Bytes::gib(8)).build().unwrap();
+    let config = PolicyConfig {
+        memory_manager_policy: MemoryManagerPolicy::Static,
+        reserved_memory: vec![MemoryReservation {
+            numa_node: NodeId(0),
+            limits: BTreeMap::from([(ZoneKind::Memory, Quantity::whole(Bytes::gib(1).0))]),
+        }],
+        cpu_manager_policy: CpuManagerPolicy::Static,
+        cpu_reservation: Some(Quantity::whole(1)),
+        topology_manager_policy: TopologyManagerPolicy::SingleNumaNode,
+        ..PolicyConfig::default()
+    };
+    Native::new(&machine, &config, &NativeOptions::default()).unwrap()
+}
+
+fn request(name: &str, (cpus, gib): (u64, u64)) -> Request {
+    let resources = Resources::none().with_cpu(Quantity::whole(cpus));
+    Request::workload(name, resources.with_memory(Quantity::whole(Bytes::gib(gib).0)))
+}
+
+fn admit(native: &Native, ledger: &Ledger, name: &str, node: u32, size: (u64, u64)) -> Ledger {
+    let mut terms = Terms::default();
+    terms.preferences.preferred.insert(name.into(), [NodeId(node)].into_iter().collect());
+    let decision = native.admit_watched(ledger, &request(name, size), &terms, &|_| {});
+    decision.outcome.unwrap();
+    let ledger = native.started(&decision.ledger, &name.into(), &name.into());
+    assert_eq!(ledger.allocation(&name.into(), &name.into()).unwrap().memory_nodes().to_string(), node.to_string());
+    ledger
+}
+
+fn free(ledger: &Ledger) -> Vec<u64> {
+    ledger.nodes().values().map(|node| node.kinds[&ZoneKind::Memory].free.0 >> 30).collect()
+}
+
+/// A move of who is here to where another would be on an otherwise empty node.
+fn to(native: &Native, ledger: &Ledger, name: &str, node: u32, size: (u64, u64)) -> Move {
+    let other = admit(native, &native.idle(), name, node, size);
+    let from = ledger.allocation(&name.into(), &name.into()).unwrap().clone();
+    let to = other.allocation(&name.into(), &name.into()).unwrap().clone();
+    Move { owner: name.into(), container: name.into(), from, to, bytes: Bytes::gib(size.1) }
+}
+
+#[test]
+fn a_chain_of_moves_keeps_the_room_to_go_back() {
+    let native = native();
+    let mut ledger = native.idle();
+    ledger = admit(&native, &ledger, "a", 0, (1, 5));
+    ledger = admit(&native, &ledger, "b", 1, (1, 4));
+    assert_eq!(free(&ledger), [2, 4, 8]);
+    let start = ledger.clone();
+    // `b` leaves node 1, and `a` takes its room.
+    let b = to(&native, &ledger, "b", 2, (1, 4));
+    let a = to(&native, &ledger, "a", 1, (1, 5));
+    let early = in_flight::begin(&native, &ledger, &[], &a).unwrap_err();
+    assert!(matches!(early, Stale::Memory { node: NodeId(1), .. } | Stale::Cpus { .. }), "{early}");
+    assert_eq!(in_flight::in_order(&native, &ledger, &[a.clone(), b.clone()]).unwrap()[0], b);
+
+    ledger = in_flight::begin(&native, &ledger, &[], &b).unwrap();
+    assert_eq!(free(&ledger), [2, 4, 4], "both sides are charged");
+    let made = [b.clone()];
+    ledger = in_flight::keep(&native, &ledger, &made);
+    assert_eq!(free(&ledger), [2, 4, 4], "also when the pages have arrived");
+    ledger = in_flight::begin(&native, &ledger, &made, &a).unwrap();
+    // What a needs on node 1, and no more than b had there.
+    assert_eq!(free(&ledger), [2, 3, 4]);
+    // The CPU that a left, that which it took over from b, and that of b.
+    assert_eq!(ledger.shared_pool().len(), native.idle().shared_pool().len() - 3, "{}", ledger.shared_pool());
+    let done = in_flight::keep(&native, &ledger, &[]);
+    assert_eq!(free(&done), [7, 3, 4]);
+    assert!(done.owner(&SET_ASIDE.into()).is_none());
+    assert_eq!(native.rebase(&done), (done.clone(), Vec::new()));
+
+    // Back again, with both sides charged each time.
+    let both = [b.clone(), a.clone()];
+    ledger = in_flight::take_back(&native, &ledger, &both).unwrap();
+    assert_eq!(free(&ledger), [2, 3, 4]);
+    ledger = in_flight::keep(&native, &ledger, &made);
+    assert_eq!(free(&ledger), [2, 4, 4]);
+    ledger = in_flight::take_back(&native, &ledger, &made).unwrap();
+    assert_eq!(free(&ledger), [2, 4, 4]);
+    ledger = in_flight::keep(&native, &ledger, &[]);
+    assert_eq!(ledger, start);
+}
+
+#[test]
+fn two_that_would_change_places_cannot() {
+    let native = native();
+    let mut ledger = admit(&native, &native.idle(), "a", 1, (4, 8));
+    ledger = admit(&native, &ledger, "b", 2, (4, 8));
+    let (a, b) = (to(&native, &ledger, "a", 2, (4, 8)), to(&native, &ledger, "b", 1, (4, 8)));
+    assert_eq!(in_flight::in_order(&native, &ledger, &[a, b]), None);
+}
+
+#[test]
+fn what_changed_since_the_plan_is_found() {
+    let native = native();
+    let ledger = admit(&native, &native.idle(), "a", 0, (1, 5));
+    let a = to(&native, &ledger, "a", 1, (1, 5));
+    let new = request("new", (3, 6));
+    let asked = (&new, &Terms::default());
+    in_flight::check(&native, &ledger, std::slice::from_ref(&a), 0, asked).unwrap();
+    for (name, node, size, words) in [
+        ("memory", 1, (1, 4), "of memory free, less than the 5Gi that a needs there"),
+        ("cpus", 1, (4, 1), "are not free any more"),
+    ] {
+        let mut other = admit(&native, &ledger, name, node, size);
+        if name == "memory" {
+            // Not for its CPUs.
+            other = admit(&native, &native.rebase(&other).0, "rest", 2, (1, 1));
+        }
+        let mut only = a.clone();
+        if name == "memory" {
+            only.to.cpus.clone_from(&only.from.cpus);
+        }
+        let stale = in_flight::begin(&native, &other, &[], &only).unwrap_err().to_string();
+        assert!(stale.contains(words), "{stale}");
+    }
+    let others = [("x", 0, (2, 1)), ("y", 1, (1, 2)), ("z", 2, (2, 1))];
+    let other = others.iter().fold(ledger.clone(), |ledger, (name, node, size)| {
+        admit(&native, &ledger, name, *node, *size)
+    });
+    let mut a = a;
+    a.to.cpus = Some("7".parse().unwrap());
+    let stale = in_flight::check(&native, &other, std::slice::from_ref(&a), 0, asked).unwrap_err();
+    assert!(matches!(stale, Stale::NoRoom(_)), "{stale}");
+    let changed = native.removed(&ledger, &"a".into());
+    assert_eq!(in_flight::begin(&native, &changed, &[], &a), Err(Stale::Changed("a".into())));
+}
+
+/// What a plan proposes can be carried out in its order, and everything is charged for as it says in the end.
+#[test]
+fn a_plan_ends_where_it_says() {
+    let native = native();
+    let mut ledger = native.idle();
+    for (name, node, size) in [("a", 1, (1, 3)), ("b", 1, (1, 3)), ("c", 2, (1, 4)), ("d", 0, (1, 5))] {
+        ledger = admit(&native, &ledger, name, node, size);
+    }
+    let new = request("new", (2, 5));
+    let plan = Strategy::plan(&native, &ledger, &new, &Terms::default(), &Limits::default()).unwrap();
+    assert!(!plan.moves.is_empty());
+    let mut begun = Vec::new();
+    for next in &plan.moves {
+        ledger = in_flight::begin(&native, &ledger, &begun, next).unwrap();
+        begun.push(next.clone());
+        assert_eq!(native.rebase(&ledger), (ledger.clone(), Vec::new()));
+    }
+    let decision = native.admit(&in_flight::keep(&native, &ledger, &[]), &new);
+    assert_eq!(decision.outcome.as_ref().unwrap(), plan.decision.outcome.as_ref().unwrap());
+    let kept = Limits { kept: ["a", "b"].map(Into::into).into(), ..Limits::default() };
+    if let Ok(other) = Strategy::plan(&native, &ledger, &new, &Terms::default(), &kept) {
+        assert!(other.moves.iter().all(|of| !kept.kept.contains(&of.owner)), "{other:?}");
+    }
+}
