@@ -22,5 +22,6 @@ mod machine;
 mod observe;
 mod package;
 mod probes;
+mod rebalance;
 mod reconcile;
 mod systemd;

@@ -103,6 +103,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("machine::", &["6.12"]),
     (MADE[1], &[]),
     ("probes::", &[]),
+    ("rebalance::", &["6.12"]),
     ("reconcile::", &["6.12"]),
     ("systemd::", &["6.12"]),
 ];

@@ -36,8 +36,8 @@ pub use self::{
     placement::{Cpus, Placement, Resize, Resized},
     problem::Problem,
     rebalance::{
-        BytesSource, MigrationRate, Move, MovePlan, MoveState, PlanRequest, RateSource, Rebalance, RebalanceRequest,
-        RebalanceState,
+        BytesSource, MigrationRate, Move, MovePlan, MoveState, PlanRequest, RateSource, Rebalance,
+        RebalanceRequest, RebalanceState,
     },
     sample::Sample,
 };

@@ -44,7 +44,10 @@ impl Server {
     }
 
     /// Begins to carry them out.
-    pub(crate) async fn rebalance(&self, asked: &api::RebalanceRequest) -> Result<api::Rebalance, ClientError> {
+    pub(crate) async fn rebalance(
+        &self,
+        asked: &api::RebalanceRequest,
+    ) -> Result<api::Rebalance, ClientError> {
         self.ask(Method::POST, REBALANCE, body(asked)).await
     }
 

@@ -307,8 +307,7 @@ fn asked_for_room(wanted: Wanted) -> api::AllocationRequest {
 fn plan(args: PlanMoves) -> anyhow::Result<ExitCode> {
     let control = control(args.control)?;
     let MoveLimits { moves, bytes } = args.limits;
-    let asked =
-        api::PlanRequest { request: asked_for_room(args.wanted), max_moves: moves, max_bytes: bytes };
+    let asked = api::PlanRequest { request: asked_for_room(args.wanted), max_moves: moves, max_bytes: bytes };
     print(args.output, &runtime()?.block_on(control.plan(&asked))?, rebalance::render_plan)
 }
 

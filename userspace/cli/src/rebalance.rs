@@ -4,7 +4,8 @@ use std::{fmt::Write as _, time::Duration};
 
 use anyhow::Context;
 use numaward_api::{
-    BytesSource, Move, MovePlan, MoveState, PlanRequest, RateSource, Rebalance, RebalanceRequest, RebalanceState,
+    BytesSource, Move, MovePlan, MoveState, PlanRequest, RateSource, Rebalance, RebalanceRequest,
+    RebalanceState,
 };
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -71,7 +72,8 @@ pub(crate) fn render_over(over: &Rebalance) -> String {
 /// A move in a line.
 fn progress(of: &Move) -> String {
     let Move { workload, from_nodes, to_nodes, .. } = of;
-    let moved = of.moved_bytes.map_or_else(String::new, |moved| format!(", {} of {}", size(moved), size(of.bytes)));
+    let moved =
+        of.moved_bytes.map_or_else(String::new, |moved| format!(", {} of {}", size(moved), size(of.bytes)));
     let state = match of.state {
         None | Some(MoveState::Planned) => "is next".to_owned(),
         Some(MoveState::Moving) => format!("moves from node {from_nodes} to {to_nodes}{moved}"),
@@ -105,7 +107,9 @@ pub(crate) async fn apply(
         }
         let now = control.rebalance_progress().await?;
         if now.id != begun.id {
-            anyhow::bail!("another rebalance was begun meanwhile: the daemon's events say what became of this one");
+            anyhow::bail!(
+                "another rebalance was begun meanwhile: the daemon's events say what became of this one"
+            );
         }
         let lines: Vec<String> = now.moves.iter().map(progress).collect();
         for line in lines.iter().filter(|line| !said.contains(line)) {

@@ -33,6 +33,8 @@ use numaward_model::Report;
 use numaward_store::{Loaded, Store};
 use numaward_topology::CpuSet;
 
+#[cfg(test)]
+pub(crate) use self::inbox::Numbered;
 pub use self::inbox::{Answer, Asked};
 pub(crate) use self::{
     admission::{Admission, remove_cgroup},

@@ -340,11 +340,9 @@ impl ReconcilerLoop {
         }
         let over = self.rebalancing.step(&mut self.core);
         self.settle();
-        let Some(Over { admitted, waiter }) = over else { return };
+        let Some(Over { shown, admitted, waiter }) = over else { return };
         let allocation = admitted.and_then(|name| self.read_model.of(&name));
-        if let Some(allocation) = &allocation {
-            self.rebalancing.note_admitted(allocation);
-        }
+        self.rebalancing.show_end(api::Rebalance { allocation: allocation.clone(), ..shown });
         let Some((answer, refused)) = waiter else { return };
         let name = allocation.as_ref().map(|allocation| allocation.name.clone());
         let result = allocation.map(Answer::Admitted).ok_or(refused);

@@ -73,9 +73,10 @@ struct Charge {
 
 impl Charge {
     fn of(held: &Allocation) -> Self {
-        let bytes = held.placed.iter().flat_map(|(&kind, nodes)| {
-            nodes.iter().map(move |(&node, bytes)| ((kind, node), bytes.0))
-        });
+        let bytes = held
+            .placed
+            .iter()
+            .flat_map(|(&kind, nodes)| nodes.iter().map(move |(&node, bytes)| ((kind, node), bytes.0)));
         Self { cpus: held.cpus.clone().unwrap_or_default(), bytes: bytes.collect() }
     }
 
@@ -107,7 +108,8 @@ impl Charge {
     }
 
     fn into_allocation(self) -> Allocation {
-        let mut held = Allocation { cpus: Some(self.cpus).filter(|cpus| !cpus.is_empty()), ..Allocation::default() };
+        let mut held =
+            Allocation { cpus: Some(self.cpus).filter(|cpus| !cpus.is_empty()), ..Allocation::default() };
         for ((kind, node), bytes) in self.bytes {
             held.place(kind, node, bytes);
         }
@@ -184,12 +186,7 @@ impl Ledger {
 }
 
 /// Begins a move, after these. The container is charged for on both sides from now on.
-pub fn begin(
-    strategy: &dyn Strategy,
-    ledger: &Ledger,
-    begun: &[Move],
-    next: &Move,
-) -> Result<Ledger, Stale> {
+pub fn begin(strategy: &dyn Strategy, ledger: &Ledger, begun: &[Move], next: &Move) -> Result<Ledger, Stale> {
     if ledger.allocation(&next.owner, &next.container) != Some(&next.from) {
         return Err(Stale::Changed(next.owner.clone()));
     }
@@ -298,8 +295,12 @@ pub fn in_order(strategy: &dyn Strategy, ledger: &Ledger, moves: &[Move]) -> Opt
             *steps -= 1;
             let Ok(after) = begin(strategy, ledger, begun, next) else { continue };
             begun.push(next.clone());
-            let rest: Vec<Move> =
-                left.iter().enumerate().filter(|(other, _)| *other != place).map(|(_, of)| of.clone()).collect();
+            let rest: Vec<Move> = left
+                .iter()
+                .enumerate()
+                .filter(|(other, _)| *other != place)
+                .map(|(_, of)| of.clone())
+                .collect();
             if go_on(strategy, &after, begun, &rest, steps) {
                 return true;
             }

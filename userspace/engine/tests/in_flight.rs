@@ -11,7 +11,8 @@ use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 
 /// Three nodes with four CPUs and 8 GiB each, of which CPU 0 and 1 GiB of node 0 are kept.
 fn native() -> Native {
-    let machine = Machine::builder().nodes(3).sockets(3).cores_per_node(4).memory(Bytes::gib(8)).build().unwrap();
+    let machine =
+        Machine::builder().nodes(3).sockets(3).cores_per_node(4).memory(Bytes::gib(8)).build().unwrap();
     let config = PolicyConfig {
         memory_manager_policy: MemoryManagerPolicy::Static,
         reserved_memory: vec![MemoryReservation {
@@ -37,7 +38,10 @@ fn admit(native: &Native, ledger: &Ledger, name: &str, node: u32, size: (u64, u6
     let decision = native.admit_watched(ledger, &request(name, size), &terms, &|_| {});
     decision.outcome.unwrap();
     let ledger = native.started(&decision.ledger, &name.into(), &name.into());
-    assert_eq!(ledger.allocation(&name.into(), &name.into()).unwrap().memory_nodes().to_string(), node.to_string());
+    assert_eq!(
+        ledger.allocation(&name.into(), &name.into()).unwrap().memory_nodes().to_string(),
+        node.to_string()
+    );
     ledger
 }
 
@@ -129,9 +133,9 @@ fn what_changed_since_the_plan_is_found() {
         assert!(stale.contains(words), "{stale}");
     }
     let others = [("x", 0, (2, 1)), ("y", 1, (1, 2)), ("z", 2, (2, 1))];
-    let other = others.iter().fold(ledger.clone(), |ledger, (name, node, size)| {
-        admit(&native, &ledger, name, *node, *size)
-    });
+    let other = others
+        .iter()
+        .fold(ledger.clone(), |ledger, (name, node, size)| admit(&native, &ledger, name, *node, *size));
     let mut a = a;
     a.to.cpus = Some("7".parse().unwrap());
     let stale = in_flight::check(&native, &other, std::slice::from_ref(&a), 0, asked).unwrap_err();

@@ -243,7 +243,9 @@ impl Core {
         running.leaving = None;
         let begun = running.moves[..running.begun].to_vec();
         let strategy = &*self.policy.strategy;
-        let ledger = in_flight::begin(strategy, &self.state.ledger, &begun, &last)?;
+        // Where it is to stay is set aside by now, and no place of its own.
+        let ledger = in_flight::keep(strategy, &self.state.ledger, &begun);
+        let ledger = in_flight::begin(strategy, &ledger, &begun, &last)?;
         let ledger = in_flight::keep(strategy, &ledger, &begun);
         let mut change = self.begin();
         change.state.ledger = ledger;
@@ -294,15 +296,18 @@ impl Core {
     /// off by. Page cache that no process has mapped stays where it is, and does not count.
     pub(crate) fn left_behind(&self, path: &CgroupPath, from: &Allocation, to: &Allocation) -> Bytes {
         let dir = self.hierarchy.dir(path);
-        let left: NodeSet = from.memory_nodes().iter().filter(|node| !to.memory_nodes().contains(*node)).collect();
+        let left: NodeSet =
+            from.memory_nodes().iter().filter(|node| !to.memory_nodes().contains(*node)).collect();
         if to.memory_nodes().is_empty() {
             return Bytes(0);
         }
         let anon = read::memory_numa_stat(&dir).unwrap_or_default();
-        let anon = anon.iter().filter(|(node, _)| left.contains(**node)).fold(0, |sum, (_, of)| sum + of.anon.0);
+        let anon =
+            anon.iter().filter(|(node, _)| left.contains(**node)).fold(0, |sum, (_, of)| sum + of.anon.0);
         let error = BATCH * self.policy.machine.cpus.len() as u64 * rustix::param::page_size() as u64;
         let huge = hugepages(to).filter_map(|size| read::hugetlb_numa_stat(&dir, size).ok());
-        let huge: u64 = huge.flatten().filter(|(node, _)| left.contains(*node)).map(|(_, bytes)| bytes.0).sum();
+        let huge: u64 =
+            huge.flatten().filter(|(node, _)| left.contains(*node)).map(|(_, bytes)| bytes.0).sum();
         Bytes(if anon > error { anon } else { 0 } + huge)
     }
 
@@ -327,10 +332,15 @@ impl Core {
     }
 
     /// A plan as it is shown.
-    pub(crate) fn describe_plan(&mut self, request: &Request, plan: &Plan) -> Result<api::MovePlan, AdmissionError> {
+    pub(crate) fn describe_plan(
+        &mut self,
+        request: &Request,
+        plan: &Plan,
+    ) -> Result<api::MovePlan, AdmissionError> {
         let rate = self.execution.migrations.rate();
         let pause = |bytes: u64| {
-            u64::try_from(u128::from(bytes) * 1000 / u128::from(rate.bytes_per_second.max(1))).unwrap_or(u64::MAX)
+            u64::try_from(u128::from(bytes) * 1000 / u128::from(rate.bytes_per_second.max(1)))
+                .unwrap_or(u64::MAX)
         };
         let moves: Vec<api::Move> = plan.moves.iter().map(|of| self.describe_move(of, &pause)).collect();
         let bytes = moves.iter().fold(0u64, |sum, of| sum.saturating_add(of.bytes));

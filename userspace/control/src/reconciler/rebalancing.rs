@@ -76,6 +76,8 @@ enum Phase {
 
 /// A rebalance that is over.
 pub(super) struct Over {
+    /// How it ended.
+    pub(super) shown: api::Rebalance,
     /// The request that was admitted, by its name.
     pub(super) admitted: Option<String>,
     /// Who waits for it, with the refusal if it was not.
@@ -112,15 +114,23 @@ impl Rebalancing {
             back: Some(RebalanceState::Failed),
             outside: None,
         });
-        tell(core, "failed", Severity::Warning, &format!("A rebalance is rolled back: {reason}."), |report| report);
+        tell(
+            core,
+            "failed",
+            Severity::Warning,
+            &format!("A rebalance is rolled back: {reason}."),
+            |report| report,
+        );
         self.show(core);
     }
 
     /// Reports that moves were planned.
     pub(super) fn tell_planned(&self, core: &Core, request: &Request, plan: &api::MovePlan) {
         let (count, bytes) = (plan.moves.len(), Bytes(plan.bytes));
-        let message =
-            format!("Room for {} is planned: moves of workloads: {count}, with {bytes} in all.", request.name);
+        let message = format!(
+            "Room for {} is planned: moves of workloads: {count}, with {bytes} in all.",
+            request.name
+        );
         tell(core, "planned", Severity::Info, &message, |report| {
             report.detail("plan", &plan.id).detail("moves", count).detail("bytes", bytes.0)
         });
@@ -250,26 +260,23 @@ impl Rebalancing {
             // It rests once at a time.
             Phase::Rest(..) => false,
         };
-        self.show(core);
         if !is_over {
+            self.show(core);
             return None;
         }
         let run = self.run.take()?;
         core.metrics.rebalancing(false);
         let is_admitted = run.shown.state == RebalanceState::Done;
-        let admitted = run.request.filter(|(_, admit)| is_admitted && *admit).map(|(request, _)| request.name);
+        let admitted =
+            run.request.filter(|(_, admit)| is_admitted && *admit).map(|(request, _)| request.name);
         // Those that are declared are tried again.
         core.effects.declared = true;
-        Some(Over { admitted, waiter: run.waiter })
+        Some(Over { shown: run.shown, admitted, waiter: run.waiter })
     }
 
-    /// Shows what the request holds in the end.
-    pub(super) fn note_admitted(&self, allocation: &api::Allocation) {
-        let mut shown = self.shown.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(of) = shown.as_ref() {
-            let of = api::Rebalance { allocation: Some(allocation.clone()), ..api::Rebalance::clone(of) };
-            *shown = Some(Arc::new(of));
-        }
+    /// Shows how a rebalance ended.
+    pub(super) fn show_end(&self, shown: api::Rebalance) {
+        *self.shown.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(shown));
     }
 
     /// While pages move: how far they are.
@@ -278,7 +285,9 @@ impl Rebalancing {
         if let (Phase::Await(cgroups), Some(outside)) = (&run.phase, run.outside) {
             let names: Vec<String> = cgroups.iter().map(|(name, _)| name.clone()).collect();
             let left = run.target(core).and_then(|(_, to)| core.resident_outside(&names, &to));
-            if let (Some(left), Some(of)) = (left, run.current(core).and_then(|at| run.shown.moves.get_mut(at))) {
+            if let (Some(left), Some(of)) =
+                (left, run.current(core).and_then(|at| run.shown.moves.get_mut(at)))
+            {
                 of.moved_bytes = Some(outside.0.saturating_sub(left.0));
             }
             self.show(core);
@@ -298,13 +307,7 @@ fn conflict(field: &str, problem: String, allowed: &str) -> AdmissionError {
     AdmissionError::Conflict(FieldError::new(field, problem, allowed))
 }
 
-fn tell(
-    core: &Core,
-    step: &str,
-    severity: Severity,
-    message: &str,
-    with: impl FnOnce(Report) -> Report,
-) {
+fn tell(core: &Core, step: &str, severity: Severity, message: &str, with: impl FnOnce(Report) -> Report) {
     let report = Report::new(EventKind::Rebalance, message).severity(severity).detail("step", step);
     core.report(None, with(report));
 }
@@ -369,11 +372,16 @@ impl Run {
         false
     }
 
-    fn begun(&mut self, core: &mut Core, place: usize, state: MoveState, begun: Result<Begun, AdmissionError>) {
+    fn begun(
+        &mut self,
+        core: &mut Core,
+        place: usize,
+        state: MoveState,
+        begun: Result<Begun, AdmissionError>,
+    ) {
         match begun {
             Ok(Begun::Moves(names)) => {
-                self.outside =
-                    self.target(core).and_then(|(_, to)| core.resident_outside(&names, &to));
+                self.outside = self.target(core).and_then(|(_, to)| core.resident_outside(&names, &to));
                 self.note(Some(place), state);
                 self.phase = Phase::Write(names.into(), Vec::new());
             }
@@ -429,7 +437,9 @@ impl Run {
         let workload = workload.unwrap_or_default();
         if left.0 > 0 && !is_back {
             let nodes = target.map(|(_, to)| to.memory_nodes()).unwrap_or_default();
-            self.fail(&format!("{left} of {workload} could not be moved to nodes {nodes}: is there no room left?"));
+            self.fail(&format!(
+                "{left} of {workload} could not be moved to nodes {nodes}: is there no room left?"
+            ));
             return false;
         }
         if left.0 > 0 {
@@ -439,7 +449,11 @@ impl Run {
         let rest = target.and_then(|(_, to)| core.resident_outside(&names, &to));
         let moved = self.outside.zip(rest).map(|(before, after)| Bytes(before.0.saturating_sub(after.0)));
         if let Err(error) = core.arrived(is_back) {
-            if is_back { self.rest(&error, Phase::Await(cgroups)) } else { self.fail(&error) }
+            if is_back {
+                self.rest(&error, Phase::Await(cgroups))
+            } else {
+                self.fail(&error)
+            }
             return false;
         }
         let (state, outcome) =

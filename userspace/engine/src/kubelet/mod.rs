@@ -434,13 +434,7 @@ impl Strategy for Kubelet {
         self.resized(ledger, owner, container, to)
     }
 
-    fn plan(
-        &self,
-        ledger: &Ledger,
-        request: &Request,
-        terms: &Terms,
-        _: &Limits,
-    ) -> Result<Plan, NoPlan> {
+    fn plan(&self, ledger: &Ledger, request: &Request, terms: &Terms, _: &Limits) -> Result<Plan, NoPlan> {
         let decision = self.admit_watched(ledger, request, terms, &|_| {});
         match decision.outcome {
             Ok(_) => Ok(Plan { moves: Vec::new(), bytes: Bytes(0), decision }),

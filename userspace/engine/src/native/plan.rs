@@ -16,7 +16,6 @@ use std::collections::BTreeSet;
 
 use numaward_topology::Bytes;
 
-pub use crate::moves::{Limits, Move, Plan};
 use super::{
     Native, accounts,
     host::CPU,
@@ -24,6 +23,7 @@ use super::{
     search::{self, EXACT, Rule},
     units::{self, Need, Needs, Wishes},
 };
+pub use crate::moves::{Limits, Move, Plan};
 use crate::{
     decision::{Decision, Grant},
     explain::Explanation,
@@ -105,7 +105,8 @@ impl Native {
         }
         let needs = Needs::new(&self.host, request, terms).ok()?;
         let newcomer = Newcomer { owner: request.owner.clone(), request: Some(request), needs, terms };
-        let containers = |owner: &OwnerId| ledger.owner(owner).map(|account| account.containers.keys().cloned());
+        let containers =
+            |owner: &OwnerId| ledger.owner(owner).map(|account| account.containers.keys().cloned());
         let kept: BTreeSet<_> = limits
             .kept
             .iter()

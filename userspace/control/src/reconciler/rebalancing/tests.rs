@@ -4,13 +4,17 @@ use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use numaward_config::{Config, policy::StrategyKind, rebalance::RebalanceMode};
 use numaward_engine::{Limits, in_flight::SET_ASIDE};
-use numaward_model::port::MachineSource as _;
+use numaward_model::{
+    pod::{PodName, Slice},
+    port::MachineSource as _,
+};
 use tempfile::TempDir;
 
-use super::*;
+use super::{Asked as Room, *};
 use crate::{
     State,
-    core::Command,
+    core::{Command, Numbered, pods},
+    pod::{Asked, ContainerAsk, MemoryAsk, PodAsk},
     reconciler::{ReconcilerLoop, tests::reconciler_loop},
     testing::{self as fixture, Host},
 };
@@ -25,21 +29,34 @@ struct Bench {
 impl Bench {
     /// `a` and `b` fill node 0, and `c` node 1, so that each node has 1.3 GiB left.
     fn new(mode: RebalanceMode) -> Self {
+        let mut bench = Self::empty(mode);
+        for (name, memory) in [("a", "1Gi"), ("b", "1536Mi"), ("c", "2560Mi")] {
+            bench.admit(name, memory).unwrap();
+        }
+        let expected = [("a", "0"), ("b", "0"), ("c", "1")];
+        assert_eq!(bench.nodes(), expected.map(|(name, nodes)| (name.to_owned(), nodes.to_owned())));
+        bench
+    }
+
+    fn empty(mode: RebalanceMode) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (root, host) = (dir.path().join("cgroup"), Arc::new(Host::small()));
-        for cgroup in ["", "a", "b", "c", "d", "new"] {
+        for cgroup in ["", "a", "b", "c", "d", "new", "kubepods", "kubepods/pod", "kubepods/pod/c"] {
             fixture::cgroup(&root.join(cgroup), &host.machine());
         }
         let mut config = Config { strategy: StrategyKind::Native, ..Config::default() };
         config.state_directory = dir.path().join("state");
         config.rebalance.mode = mode;
         let reconciler = reconciler_loop(&config, &root, &host);
-        let mut bench = Self { dir, host, config, reconciler };
-        for (name, memory) in [("a", "1Gi"), ("b", "1536Mi"), ("c", "2560Mi")] {
-            bench.admit(name, memory).unwrap();
+        Self { dir, host, config, reconciler }
+    }
+
+    /// The runtime asks.
+    fn runtime(&mut self, command: pods::Command) {
+        if let Some(reply) = self.reconciler.core.pod_command(Numbered { number: 0, command }, false) {
+            reply();
         }
-        assert_eq!(bench.nodes(), [("a", "0"), ("b", "0"), ("c", "1")].map(|(a, b)| (a.to_owned(), b.to_owned())));
-        bench
+        self.reconciler.settle();
     }
 
     fn root(&self) -> PathBuf {
@@ -62,7 +79,10 @@ impl Bench {
 
     fn nodes(&self) -> Vec<(String, String)> {
         let ledger = &self.reconciler.core.state.ledger;
-        ledger.allocations().map(|(owner, _, held)| (owner.to_string(), held.memory_nodes().to_string())).collect()
+        ledger
+            .allocations()
+            .map(|(owner, _, held)| (owner.to_string(), held.memory_nodes().to_string()))
+            .collect()
     }
 
     fn knobs(&self, cgroup: &str) -> [String; 2] {
@@ -72,7 +92,7 @@ impl Bench {
     /// Room for `new`, which is to be admitted.
     fn start(&mut self) -> Result<api::Rebalance, AdmissionError> {
         let asked =
-            Asked { request: request("new", "2Gi"), limits: Limits::default(), plan: None, admit: true };
+            Room { request: request("new", "2Gi"), limits: Limits::default(), plan: None, admit: true };
         self.reconciler.rebalancing.start(&mut self.reconciler.core, asked)
     }
 
@@ -161,12 +181,15 @@ fn a_plan_changes_nothing_and_is_carried_out() {
     assert!(running.contains("a rebalance is going on"), "{running}");
     bench.until(is_moving);
     // Both sides are charged, and the probes know of both.
-    assert_eq!(bench.nodes(), [
-        (SET_ASIDE.to_owned(), "0".to_owned()),
-        ("a".to_owned(), "1".to_owned()),
-        ("b".to_owned(), "0".to_owned()),
-        ("c".to_owned(), "1".to_owned()),
-    ]);
+    assert_eq!(
+        bench.nodes(),
+        [
+            (SET_ASIDE.to_owned(), "0".to_owned()),
+            ("a".to_owned(), "1".to_owned()),
+            ("b".to_owned(), "0".to_owned()),
+            ("c".to_owned(), "1".to_owned()),
+        ]
+    );
     let nodes = |bench: &Bench| {
         let assigned = bench.host.assigned.lock().unwrap();
         let a = assigned.workloads().iter().find(|of| of.cgroup.as_str() == "/a").unwrap().clone();
@@ -222,10 +245,74 @@ fn a_kernel_that_refuses_leaves_all_as_it_was() {
 }
 
 #[test]
+fn a_container_of_a_pod_is_moved_and_its_runtime_is_told() {
+    let mut bench = Bench::empty(RebalanceMode::Off);
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    bench.runtime(pods::Command::Tell(tell));
+    let mut asked = request("uid/c", "1Gi").engine;
+    asked.containers[0].name = "c".into();
+    let pod = PodName { namespace: "n".to_owned(), name: "p".to_owned(), uid: "uid".to_owned() };
+    let (sandbox, asked) = ("sandbox".to_owned(), Asked::Container(asked));
+    let pod = PodAsk { pod, sandbox, asked, terms: numaward_engine::Terms::default(), notes: Vec::new() };
+    let ask = ContainerAsk {
+        pod,
+        id: "id".to_owned(),
+        name: "c".to_owned(),
+        cgroup: "/kubepods/pod/c".parse().unwrap(),
+        slice: Slice::Own,
+        memory: MemoryAsk::default(),
+        pinned: (None, None),
+    };
+    let (answer, _created) = oneshot::channel();
+    bench.runtime(pods::Command::Create { ask, answer });
+    let (answer, _bound) = oneshot::channel();
+    bench.runtime(pods::Command::Bind { id: "id".to_owned(), ask: None, answer });
+    for (name, memory) in [("b", "1536Mi"), ("c", "2560Mi")] {
+        bench.admit(name, memory).unwrap();
+    }
+    assert_eq!(bench.knobs("kubepods/pod/c")[1], "0");
+    while told.try_recv().is_ok() {}
+    bench.start().unwrap();
+    let over = bench.until_over();
+    assert_eq!((over.state, over.moves[0].workload.as_str()), (RebalanceState::Done, "n/p/c"), "{over:?}");
+    assert_eq!(bench.knobs("kubepods/pod/c")[1], "1");
+    let updates: Vec<_> = std::iter::from_fn(|| told.try_recv().ok()).flatten().collect();
+    let update = updates.iter().find(|update| update.id == "id").unwrap();
+    assert_eq!(update.settings.mems.as_ref().unwrap().to_string(), "1");
+    assert_eq!(update.settings.cpus.as_ref().unwrap().to_string(), bench.knobs("kubepods/pod/c")[0]);
+    // It counts as any other from then on.
+    let (answer, _over) = oneshot::channel();
+    bench.runtime(pods::Command::PodOver { uid: "uid".to_owned(), sandbox: "sandbox".to_owned(), answer });
+    let expected = [("b", "0"), ("c", "1"), ("new", "0")];
+    assert_eq!(bench.nodes(), expected.map(|(name, nodes)| (name.to_owned(), nodes.to_owned())));
+}
+
+#[test]
+fn what_cannot_be_taken_back_keeps_its_new_place() {
+    let mut bench = Bench::new(RebalanceMode::Off);
+    bench.start().unwrap();
+    bench.until(|shown| shown.moves[0].state == Some(MoveState::Moved));
+    // The kernel will not take the nodes any more.
+    fs::remove_file(bench.root().join("a/cpuset.mems")).unwrap();
+    bench.reconciler.rebalancing.cancel(&bench.reconciler.core).unwrap();
+    let over = bench.until_over();
+    assert_eq!((over.state, over.moves[0].state), (RebalanceState::Cancelled, Some(MoveState::Stays)));
+    let expected =
+        [("a", "1"), ("b", "0"), ("c", "1")].map(|(name, nodes)| (name.to_owned(), nodes.to_owned()));
+    assert_eq!(bench.nodes(), expected, "the ledger has it where the kernel has it");
+    let ledger = &bench.reconciler.core.state.ledger;
+    assert_eq!(bench.reconciler.core.policy.strategy.rebase(ledger), (ledger.clone(), Vec::new()));
+}
+
+#[test]
 fn a_plan_that_is_stale_is_refused_or_stops() {
     let mut bench = Bench::new(RebalanceMode::Off);
-    let asked =
-        Asked { request: request("new", "2Gi"), limits: Limits::default(), plan: Some("0".to_owned()), admit: true };
+    let asked = Room {
+        request: request("new", "2Gi"),
+        limits: Limits::default(),
+        plan: Some("0".to_owned()),
+        admit: true,
+    };
     let stale = bench.reconciler.rebalancing.start(&mut bench.reconciler.core, asked).unwrap_err();
     assert!(matches!(&stale, AdmissionError::Conflict(error) if error.field == "plan"), "{stale}");
     bench.start().unwrap();
@@ -317,5 +404,8 @@ fn it_is_done_by_itself_only_where_configured_within_its_limits() {
     auto.config.rebalance.max_bytes_per_hour = numaward_config::enforcement::Size(Bytes::mib(512));
     auto.restart();
     let limits = auto.reconciler.core.automatic_limits().unwrap();
-    assert!(limits.bytes == Bytes(0) && limits.kept.contains(&"a".into()), "both outlive the daemon: {limits:?}");
+    assert!(
+        limits.bytes == Bytes(0) && limits.kept.contains(&"a".into()),
+        "both outlive the daemon: {limits:?}"
+    );
 }

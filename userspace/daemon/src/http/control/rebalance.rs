@@ -47,7 +47,8 @@ async fn plan(
     let asked: api::PlanRequest = read(body, "PlanRequest", &uri)?;
     let refused = |error: &AdmissionError| refused(error, uri.path());
     let request = Request::new(&asked.request).map_err(|wrong| refused(&wrong.into()))?;
-    let limits = limits(asked.max_moves, asked.max_bytes.as_deref()).map_err(|wrong| refused(&wrong.into()))?;
+    let limits =
+        limits(asked.max_moves, asked.max_bytes.as_deref()).map_err(|wrong| refused(&wrong.into()))?;
     reconciler.plan(request, limits).await.map(Json).map_err(|error| refused(&error))
 }
 
@@ -79,7 +80,8 @@ async fn start(
     let asked: api::RebalanceRequest = read(body, "RebalanceRequest", &uri)?;
     let refused = |error: &AdmissionError| refused(error, uri.path());
     let request = Request::new(&asked.request).map_err(|wrong| refused(&wrong.into()))?;
-    let limits = limits(asked.max_moves, asked.max_bytes.as_deref()).map_err(|wrong| refused(&wrong.into()))?;
+    let limits =
+        limits(asked.max_moves, asked.max_bytes.as_deref()).map_err(|wrong| refused(&wrong.into()))?;
     let asked = Asked { request, limits, plan: asked.plan, admit: asked.admit };
     let begun = reconciler.start_rebalance(asked).await;
     begun.map(|begun| (StatusCode::ACCEPTED, Json(begun))).map_err(|error| refused(&error))
