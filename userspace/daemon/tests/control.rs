@@ -40,6 +40,8 @@ use tokio_rustls::{
 use self::support::{Answer, Daemon, Host, ask, request};
 
 const ALLOCATIONS: &str = "/api/v1/allocations";
+const PLAN: &str = "/api/v1/plan";
+const REBALANCE: &str = "/api/v1/rebalance";
 const PROBLEM: &str = "content-type: application/problem+json";
 
 /// Four CPUs on each of two nodes; CPU 0 is kept for the system.
@@ -131,6 +133,10 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
     let dry = format!("{ALLOCATIONS}?dryRun=perhaps");
     let nobody = format!("{ALLOCATIONS}/nobody");
     let target = |kind: &str, value: &str| sound("target", serde_json::json!({ kind: value }));
+    let planned = |cpus: u32, name: &str, value: Value| {
+        let asked: Value = serde_json::from_str(&request("x", "/c", cpus, "1Gi")).unwrap();
+        serde_json::json!({"request": asked, name: value}).to_string()
+    };
     // Method, path, body; status, field, words of the detail, and whether what is allowed is said.
     let (post, patch) = ("POST", "PATCH");
     let (held, held_dry) = (format!("{ALLOCATIONS}/a"), format!("{ALLOCATIONS}/a?dryRun=maybe"));
@@ -175,6 +181,16 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
         (patch, &held_dry, r#"{"cpus": 2}"#.to_owned(), 422, "dryRun", "maybe"),
         ("DELETE", &nobody, String::new(), 404, "", "no allocation named \"nobody\""),
         ("PUT", ALLOCATIONS, String::new(), 405, "", "does not take PUT"),
+        (post, PLAN, "{\"request\": {}}".to_owned(), 400, "request", "missing field"),
+        (post, PLAN, planned(1, "admit", true.into()), 400, "admit", "unknown field"),
+        (post, PLAN, planned(1, "maxMoves", 17.into()), 422, "maxMoves", "it is 17"),
+        (post, PLAN, planned(1, "maxBytes", "lots".into()), 422, "maxBytes", "not a quantity"),
+        (post, PLAN, planned(0, "maxMoves", 1.into()), 422, "cpus", "it is 0"),
+        (post, PLAN, planned(1000, "maxMoves", 1.into()), 409, "", "the strategy kubelet moves nobody"),
+        (post, REBALANCE, planned(1000, "admit", true.into()), 409, "", "the strategy kubelet moves nobody"),
+        (post, REBALANCE, planned(1, "plan", "0".into()), 409, "plan", "is stale"),
+        ("GET", REBALANCE, String::new(), 404, "", "no rebalance"),
+        ("DELETE", REBALANCE, String::new(), 409, "rebalance", "no rebalance is going on"),
     ];
     for (method, path, body, status, field, words) in table {
         let answer = ask_on(&socket, method, path, body).await;
@@ -196,6 +212,26 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
     assert_eq!(allocations(), before);
     assert_eq!(files(&host.root()), tree);
     assert_eq!(ask_on(&socket, "DELETE", &format!("{ALLOCATIONS}/a"), "").await.status, 204);
+    // What fits needs no moves, and can be admitted this way too.
+    let plan = ask_on(&socket, "POST", PLAN, &planned(1, "maxMoves", 1.into())).await;
+    assert_eq!(
+        (plan.status, &plan.body["moves"], &plan.body["bytes"]),
+        (200, &serde_json::json!([]), &0.into())
+    );
+    let begun = ask_on(&socket, "POST", REBALANCE, &planned(1, "admit", true.into())).await;
+    assert_eq!((begun.status, &begun.body["id"]), (202, &plan.body["id"]), "{begun:?}");
+    let start = std::time::Instant::now();
+    let over = loop {
+        let shown = ask_on(&socket, "GET", REBALANCE, "").await;
+        if shown.body["state"] != "running" || start.elapsed().as_secs() > 30 {
+            break shown;
+        }
+    };
+    assert_eq!(
+        (&over.body["state"], &over.body["allocation"]["cgroup"]),
+        (&"done".into(), &"/c".into()),
+        "{over:?}"
+    );
 }
 
 /// Takes CPUs for a client; they must be nobody's.

@@ -347,6 +347,8 @@ async fn every_route_is_documented_and_answers() {
             "/api/v1/allocations/{name}",
             "/api/v1/events",
             "/api/v1/nodes",
+            "/api/v1/plan",
+            "/api/v1/rebalance",
             "/api/v1/status",
             "/api/v1/stream",
             "/api/v1/topology",

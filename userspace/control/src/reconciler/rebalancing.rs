@@ -35,6 +35,11 @@ use crate::{
 /// What cannot be stored is tried again after so long.
 const RETRY: Duration = Duration::from_secs(5);
 
+/// How long memory may be left on the old nodes when the pages have moved: a process may just have been forked, and ends.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How often that is looked at.
+const LOOK: Duration = Duration::from_millis(250);
+
 /// What is shown of the latest rebalance.
 pub(super) type Shown = Arc<RwLock<Option<Arc<api::Rebalance>>>>;
 /// Who waits for an admission.
@@ -59,6 +64,8 @@ struct Run {
     back: Option<RebalanceState>,
     /// What was outside the new nodes when the move that is being made began.
     outside: Option<Bytes>,
+    /// Since when its pages have moved, and some are left all the same.
+    left_since: Option<Instant>,
 }
 
 /// What comes next.
@@ -70,7 +77,7 @@ enum Phase {
     Write(VecDeque<String>, Vec<(String, CgroupPath)>),
     /// The pages of these are waited for.
     Await(Vec<(String, CgroupPath)>),
-    /// The ledger cannot be stored: this is tried again later.
+    /// This is tried again from then on.
     Rest(Instant, Box<Phase>),
 }
 
@@ -113,6 +120,7 @@ impl Rebalancing {
             phase: Phase::Next,
             back: Some(RebalanceState::Failed),
             outside: None,
+            left_since: None,
         });
         tell(
             core,
@@ -212,6 +220,7 @@ impl Rebalancing {
             phase: Phase::Next,
             back: None,
             outside: None,
+            left_since: None,
         });
         let name = shown.request.clone().unwrap_or_default();
         let message = format!("Room is made for {name}: moves of workloads: {count}, with {bytes} in all.");
@@ -239,7 +248,7 @@ impl Rebalancing {
         self.run.as_ref().is_some_and(|run| match &run.phase {
             Phase::Next | Phase::Write(..) => true,
             Phase::Await(cgroups) => !cgroups.iter().any(|(_, cgroup)| core.is_moving(cgroup)),
-            Phase::Rest(since, _) => since.elapsed() >= RETRY,
+            Phase::Rest(until, _) => Instant::now() >= *until,
         })
     }
 
@@ -338,7 +347,7 @@ impl Run {
         }
         tracing::info!(plan = self.shown.id, reason, "a rebalance is rolled back");
         (self.back, self.shown.state) = (Some(end), RebalanceState::RollingBack);
-        self.shown.reason = Some(reason);
+        (self.shown.reason, self.left_since) = (Some(reason), None);
         // Pages that are on their way are waited for when the move is taken back.
         self.phase = Phase::Next;
     }
@@ -435,6 +444,11 @@ impl Run {
         }
         let workload = place.and_then(|place| self.shown.moves.get(place)).map(|of| of.workload.clone());
         let workload = workload.unwrap_or_default();
+        if left.0 > 0 && self.left_since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
+            self.phase = Phase::Rest(Instant::now() + LOOK, Box::new(Phase::Await(cgroups)));
+            return false;
+        }
+        self.left_since = None;
         if left.0 > 0 && !is_back {
             let nodes = target.map(|(_, to)| to.memory_nodes()).unwrap_or_default();
             self.fail(&format!(
@@ -494,7 +508,7 @@ impl Run {
     /// What cannot be stored is tried again.
     fn rest(&mut self, error: &AdmissionError, phase: Phase) {
         tracing::error!(%error, "a rebalance cannot be rolled back now: tried again");
-        self.phase = Phase::Rest(Instant::now(), Box::new(phase));
+        self.phase = Phase::Rest(Instant::now() + RETRY, Box::new(phase));
     }
 
     /// It is over.

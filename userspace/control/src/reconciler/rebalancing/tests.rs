@@ -108,6 +108,9 @@ impl Bench {
             if holds(&self.shown()) {
                 return self.shown();
             }
+            if !self.reconciler.rebalancing.is_due(&self.reconciler.core) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             self.reconciler.rebalance();
             self.reconciler.core.turn(Instant::now());
         }
