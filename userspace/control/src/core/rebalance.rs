@@ -23,7 +23,7 @@ use numaward_api::EnforcementMode;
 use numaward_cgroup::{CgroupPath, read};
 use numaward_config::rebalance::RebalanceMode;
 use numaward_enforce::Change;
-use numaward_engine::{Allocation, ContainerName, Limits, Move, OwnerId, Plan, Terms, in_flight};
+use numaward_engine::{Allocation, ContainerName, Limits, Move, OwnerId, Plan, in_flight};
 use numaward_model::Settings;
 use numaward_store::fault;
 use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
@@ -60,11 +60,11 @@ impl Core {
     /// The moves that make a request fit.
     pub(crate) fn plan_moves(&self, request: &Request, limits: &Limits) -> Result<Plan, AdmissionError> {
         self.check_fit()?;
-        let terms = Terms { policy: request.policy, ..Terms::default() };
-        self.check_terms(&terms)?;
+        let terms = &request.terms;
+        self.check_terms(terms)?;
         let mut limits = limits.clone();
         limits.kept.extend(self.not_held());
-        let plan = self.policy.strategy.plan(&self.state.ledger, &request.engine, &terms, &limits);
+        let plan = self.policy.strategy.plan(&self.state.ledger, &request.engine, terms, &limits);
         plan.map_err(|none| AdmissionError::NoPlan {
             reason: none.reason,
             rejection: explain::rejection(&none.rejection),
@@ -121,8 +121,7 @@ impl Core {
     /// Whether what is left of the moves can still be made, and the request fits then.
     pub(crate) fn check_moves(&self, request: &Request) -> Result<(), AdmissionError> {
         let Some(Running { moves, begun, .. }) = &self.state.moving.running else { return Ok(()) };
-        let terms = Terms { policy: request.policy, ..Terms::default() };
-        let asked = (&request.engine, &terms);
+        let asked = (&request.engine, &request.terms);
         Ok(in_flight::check(&*self.policy.strategy, &self.state.ledger, moves, *begun, asked)?)
     }
 
@@ -283,9 +282,8 @@ impl Core {
 
     /// Whether a request fits as things are.
     fn fits(&self, request: &Request) -> Result<(), AdmissionError> {
-        let terms = Terms { policy: request.policy, ..Terms::default() };
-        let decision =
-            self.policy.strategy.admit_watched(&self.state.ledger, &request.engine, &terms, &|_| {});
+        let (strategy, terms) = (&self.policy.strategy, &request.terms);
+        let decision = strategy.admit_watched(&self.state.ledger, &request.engine, terms, &|_| {});
         decision.outcome.map(drop).map_err(|rejection| {
             let explanation = explain::explanation(&decision.explanation);
             AdmissionError::Rejected(explain::rejection(&rejection), explanation)
@@ -353,7 +351,13 @@ impl Core {
             bytes,
             pause_milliseconds: pause(bytes),
             rate,
-            allocation: self.describe(&request.name, &request.target, &path, &held, &settings),
+            allocation: self.describe(
+                &request.name,
+                &request.target,
+                &path,
+                (&held, &request.terms),
+                &settings,
+            ),
             moves,
         })
     }

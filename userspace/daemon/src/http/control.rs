@@ -82,7 +82,8 @@ fn reads() -> OpenApiRouter<Reading> {
 }
 
 fn changes() -> OpenApiRouter<Arc<Reconciler>> {
-    let changes = OpenApiRouter::new().routes(routes!(admit)).routes(routes!(resize)).routes(routes!(release));
+    let changes =
+        OpenApiRouter::new().routes(routes!(admit)).routes(routes!(resize)).routes(routes!(release));
     changes.merge(rebalance::routes())
 }
 
