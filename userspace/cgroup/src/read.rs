@@ -150,6 +150,8 @@ pub struct NodeMemory {
     pub file: Bytes,
     /// The part of `file` that is mapped.
     pub file_mapped: Bytes,
+    /// The part of `file` that is tmpfs and shared memory: it can be swapped, but not dropped.
+    pub shmem: Bytes,
     /// Memory of the kernel: stacks, page tables and slab. (The kernel has more that it does not report by node.)
     pub kernel: Bytes,
 }
@@ -161,6 +163,7 @@ impl NodeMemory {
             "anon" => &mut self.anon,
             "file" => &mut self.file,
             "file_mapped" => &mut self.file_mapped,
+            "shmem" => &mut self.shmem,
             "kernel_stack" | "pagetables" | "sec_pagetables" | "slab_reclaimable" | "slab_unreclaimable" => {
                 &mut self.kernel
             }
@@ -380,8 +383,13 @@ mod tests {
                     file_writeback N0=8 N2=0\nswapcached N0=99 N2=0\nanon_thp N0=9 N2=0\nfile_thp N0=10 N2=0\n\
                     shmem_thp N0=11 N2=0\ninactive_anon N0=99 N2=0\nunevictable N0=12 N2=0\n\
                     slab_reclaimable N0=13 N2=0\nslab_unreclaimable N0=14 N2=0\nworkingset_refault_anon N0=9 N2=0\n";
-        let node0 =
-            NodeMemory { anon: Bytes(4096), file: Bytes(100), file_mapped: Bytes(6), kernel: Bytes(33) };
+        let node0 = NodeMemory {
+            anon: Bytes(4096),
+            file: Bytes(100),
+            file_mapped: Bytes(6),
+            shmem: Bytes(50),
+            kernel: Bytes(33),
+        };
         let node2 = NodeMemory { anon: Bytes(8192), ..NodeMemory::default() };
         let least = NodeMemory { anon: Bytes(1), ..NodeMemory::default() };
         check(

@@ -11,7 +11,7 @@ use numaward_cgroup::{
     knob::{Knob, KnobError, Limit, Partition, Value},
 };
 use numaward_model::{Settings, Values};
-use numaward_topology::{Bytes, CpuSet};
+use numaward_topology::{Bytes, CpuSet, NodeSet};
 
 use super::{
     applied::{AppliedSettings, Owner, Record, id_of},
@@ -275,6 +275,14 @@ impl Enforcer {
         match self.found(applied, path, Knob::CpusetCpus)? {
             Value::Cpus(cpus) => Ok(cpus),
             _ => Ok(CpuSet::new()),
+        }
+    }
+
+    /// The nodes that a cgroup was set to before us; none where it had those of its parent.
+    pub fn nodes_found(&self, applied: &AppliedSettings, path: &CgroupPath) -> Result<NodeSet, EnforceError> {
+        match self.found(applied, path, Knob::CpusetMems)? {
+            Value::Nodes(nodes) => Ok(nodes),
+            _ => Ok(NodeSet::new()),
         }
     }
 

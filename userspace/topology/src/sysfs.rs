@@ -18,7 +18,9 @@
 mod machine;
 mod memory;
 mod source;
+mod zones;
 
 pub use machine::read;
 pub use memory::{NodeMemory, node_memory};
 pub use source::ReadError;
+pub use zones::{Watermarks, watermarks};

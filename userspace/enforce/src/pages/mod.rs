@@ -1,0 +1,340 @@
+//! Moving pages of a cgroup from one node to another, a few at a time.
+//!
+//! Problem: a workload that may use several nodes has more on one of them than it is to have there. `cpuset.mems` moves
+//! all pages or none; here some are to be moved while it runs.
+//!
+//! Terms: a *window* is a range of addresses of 2 MiB at a multiple of that, so that a transparent huge page is in one
+//! window; it is moved as a whole.
+//!
+//! Algorithm: for each process of the cgroup and of those below it, the mappings with pages on the node, coldest first
+//! (`mappings.rs`), window by window: ask which pages are on the node, move those, ask again. What is no longer on the
+//! node has moved; of the others the kernel's answer says why not. Between windows the thread sleeps as long as the rate
+//! asks for.
+//!
+//! Invariants: pages that other processes map as well are left where they are (`MPOL_MF_MOVE`): they may be another
+//! cgroup's. Pools of huge pages are left alone. A process that ends, or a mapping that goes, is no error. Nothing is
+//! held up longer than one window takes.
+//!
+//! Source: move_pages(2), mm/migrate.c.
+
+mod mappings;
+mod reclaim;
+mod sys;
+
+pub use reclaim::reclaim;
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    ops::Range,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use numaward_cgroup::read;
+use numaward_topology::{Bytes, NodeId};
+
+/// Bytes of a window.
+const WINDOW: usize = 2 << 20;
+
+/// What became of pages that were to be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// They lie on the node they were to go to.
+    Moved,
+    /// Several processes map them.
+    Shared,
+    /// The kernel had them in use at the moment, or they belong to it.
+    Busy,
+    /// The other node had no room.
+    NoRoom,
+    /// The kernel does not let us: `CAP_SYS_PTRACE` is missing, or the cgroup may not use the other node.
+    Refused,
+    /// The kernel gave another reason.
+    Other,
+    /// Page cache that nobody maps: it cannot be moved, and was dropped.
+    Reclaimed,
+}
+
+impl Outcome {
+    /// All of them.
+    pub const ALL: [Self; 7] =
+        [Self::Moved, Self::Shared, Self::Busy, Self::NoRoom, Self::Refused, Self::Other, Self::Reclaimed];
+
+    /// The word for the label `outcome`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Moved => "moved",
+            Self::Shared => "shared",
+            Self::Busy => "busy",
+            Self::NoRoom => "no_room",
+            Self::Refused => "refused",
+            Self::Other => "other",
+            Self::Reclaimed => "reclaimed",
+        }
+    }
+
+    /// That of a page that is still where it was, by the kernel's answer.
+    fn of(answer: i32) -> Self {
+        match -answer {
+            libc::EACCES => Self::Shared,
+            libc::EBUSY | libc::EAGAIN => Self::Busy,
+            libc::ENOMEM => Self::NoRoom,
+            libc::EPERM | libc::ENODEV => Self::Refused,
+            // It says the node, or nothing: the kernel tried, and the page stayed.
+            _ if answer >= 0 => Self::Busy,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// What is to be moved.
+#[derive(Clone, Debug)]
+pub struct PageMove {
+    /// The directories of the cgroups.
+    pub dirs: Vec<PathBuf>,
+    /// Where the pages lie.
+    pub from: NodeId,
+    /// Where they are to go.
+    pub to: NodeId,
+    /// How much of them, at most. One window more at the end, if a huge page begins below that.
+    pub bytes: Bytes,
+    /// How much in a second, at most.
+    pub rate: Bytes,
+}
+
+/// What was moved, and what was not, in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PagesMoved(pub BTreeMap<Outcome, Bytes>);
+
+impl PagesMoved {
+    /// How much had this outcome.
+    pub fn bytes(&self, outcome: Outcome) -> Bytes {
+        self.0.get(&outcome).copied().unwrap_or_default()
+    }
+
+    /// What kept most of those that were not moved.
+    pub fn obstacle(&self) -> Option<Outcome> {
+        let is_done = |outcome| matches!(outcome, Outcome::Moved | Outcome::Reclaimed);
+        let others = self.0.iter().filter(|(outcome, bytes)| !is_done(**outcome) && bytes.0 > 0);
+        others.max_by_key(|(_, bytes)| bytes.0).map(|(outcome, _)| *outcome)
+    }
+
+    /// Adds to what had this outcome.
+    pub fn add(&mut self, outcome: Outcome, bytes: u64) {
+        let sum = self.0.entry(outcome).or_default();
+        sum.0 = sum.0.saturating_add(bytes);
+    }
+}
+
+/// Moves pages. Blocks for as long as that takes; `is_over` is asked before each window.
+pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> PagesMoved {
+    let mut run = Run { order, moved: PagesMoved::default(), answers: Vec::new(), started: Instant::now() };
+    for process in processes(&order.dirs) {
+        if run.is_done() || is_over() {
+            break;
+        }
+        let text = |file: &str| fs::read_to_string(proc.join(process.to_string()).join(file));
+        let (maps, numa_maps) = match (text("maps"), text("numa_maps")) {
+            (Ok(maps), Ok(numa_maps)) => (maps, numa_maps),
+            (Err(error), _) | (_, Err(error)) => {
+                // How much that would have been is not known: one page stands for it.
+                if matches!(error.kind(), io::ErrorKind::PermissionDenied) {
+                    run.moved.add(Outcome::Refused, page_size());
+                }
+                continue;
+            }
+        };
+        for mapping in mappings::on_node(&maps, &numa_maps, order.from) {
+            for window in windows(&mapping.addresses) {
+                if run.is_done() || is_over() {
+                    return run.moved;
+                }
+                if run.window(process, &window).is_err() {
+                    break;
+                }
+            }
+        }
+    }
+    run.moved
+}
+
+/// The processes of cgroups and of those below them. What cannot be read has none: it is gone, or threaded, and then its
+/// processes are those of the domain above.
+fn processes(dirs: &[PathBuf]) -> Vec<u32> {
+    let mut found = Vec::new();
+    let mut open = dirs.to_owned();
+    while let Some(dir) = open.pop() {
+        found.extend(read::processes(&dir).unwrap_or_default());
+        let below = fs::read_dir(&dir).into_iter().flatten().flatten();
+        open.extend(
+            below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()),
+        );
+    }
+    // 0 is a process of another PID namespace; as an argument of move_pages(2) it would be ourselves.
+    found.retain(|&process| process != 0 && process != std::process::id());
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// A range of addresses, cut at multiples of [`WINDOW`].
+fn windows(addresses: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+    let Range { mut start, end } = addresses.clone();
+    std::iter::from_fn(move || {
+        if start >= end {
+            return None;
+        }
+        let next = (start - start % WINDOW).saturating_add(WINDOW).min(end);
+        Some(std::mem::replace(&mut start, next)..next)
+    })
+}
+
+fn page_size() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+/// A move on its way.
+struct Run<'a> {
+    order: &'a PageMove,
+    moved: PagesMoved,
+    answers: Vec<i32>,
+    started: Instant,
+}
+
+impl Run<'_> {
+    /// Whether enough was moved, or the other node is full.
+    fn is_done(&self) -> bool {
+        self.moved.bytes(Outcome::Moved) >= self.order.bytes || self.moved.bytes(Outcome::NoRoom).0 > 0
+    }
+
+    /// Moves the pages of a window. An error says that the process is gone, or not ours to ask.
+    fn window(&mut self, process: u32, window: &Range<usize>) -> io::Result<()> {
+        let addresses: Vec<usize> = window.clone().step_by(rustix::param::page_size()).collect();
+        let mut here = self.on_node(process, &addresses)?;
+        let left = self.order.bytes.0.saturating_sub(self.moved.bytes(Outcome::Moved).0);
+        here.truncate(usize::try_from(left.div_ceil(page_size())).unwrap_or(usize::MAX));
+        if here.is_empty() {
+            return Ok(());
+        }
+        let tried = sys::move_pages(process, &here, Some(self.order.to), &mut self.answers);
+        let answers = std::mem::take(&mut self.answers);
+        let stayed = match (tried, self.on_node(process, &here)) {
+            // Ended meanwhile: its pages are nowhere.
+            (_, Err(_)) => return Err(io::ErrorKind::NotFound.into()),
+            (Err(error), Ok(stayed)) => {
+                let outcome = Outcome::of(-error.raw_os_error().unwrap_or(0));
+                self.moved.add(outcome, stayed.len() as u64 * page_size());
+                self.moved.add(Outcome::Moved, (here.len() - stayed.len()) as u64 * page_size());
+                return Err(error);
+            }
+            (Ok(()), Ok(stayed)) => stayed,
+        };
+        let mut kept = stayed.iter().peekable();
+        for (address, answer) in here.iter().zip(answers) {
+            let has_stayed = kept.next_if_eq(&address).is_some();
+            let outcome = if has_stayed { Outcome::of(answer) } else { Outcome::Moved };
+            self.moved.add(outcome, page_size());
+        }
+        self.keep_to_rate();
+        Ok(())
+    }
+
+    /// Those of these pages that lie on the node they are to leave.
+    fn on_node(&mut self, process: u32, addresses: &[usize]) -> io::Result<Vec<usize>> {
+        if let Err(error) = sys::move_pages(process, addresses, None, &mut self.answers) {
+            if error.kind() == io::ErrorKind::PermissionDenied {
+                self.moved.add(Outcome::Refused, page_size());
+            }
+            return Err(error);
+        }
+        let from = i32::try_from(self.order.from.0).unwrap_or(-1);
+        let found = addresses.iter().zip(&self.answers).filter(|(_, answer)| **answer == from);
+        Ok(found.map(|(address, _)| *address).collect())
+    }
+
+    /// Sleeps until what was moved is no more than the rate allows.
+    fn keep_to_rate(&self) {
+        let moved = self.moved.bytes(Outcome::Moved).0;
+        #[expect(clippy::cast_precision_loss, reason = "a time to sleep")]
+        let due = Duration::try_from_secs_f64(moved as f64 / self.order.rate.0.max(1) as f64);
+        if let Ok(due) = due {
+            thread::sleep(due.saturating_sub(self.started.elapsed()).min(Duration::from_secs(10)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_end_at_multiples_of_their_size() {
+        let cut = |range: Range<usize>| windows(&range).collect::<Vec<_>>();
+        assert_eq!(
+            cut(0x10_0000..0x50_1000),
+            [0x10_0000..0x20_0000, 0x20_0000..0x40_0000, 0x40_0000..0x50_1000]
+        );
+        assert_eq!(cut(0x20_0000..0x40_0000), [0x20_0000..0x40_0000]);
+        assert_eq!(cut(8..8), []);
+        let last = usize::MAX - 4095;
+        assert_eq!(cut(last..usize::MAX), [last..usize::MAX]);
+    }
+
+    #[test]
+    fn processes_of_nested_cgroups_are_found_and_those_elsewhere_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("a/b")).unwrap();
+        for (path, text) in
+            [("cgroup.procs", "7\n0\n"), ("a/cgroup.procs", "5\n7\n"), ("a/b/cgroup.procs", "x\n")]
+        {
+            fs::write(dir.path().join(path), text).unwrap();
+        }
+        assert_eq!(processes(&[dir.path().to_owned()]), [5, 7]);
+        assert!(processes(&[dir.path().join("gone")]).is_empty());
+    }
+
+    #[test]
+    fn what_the_kernel_answers_has_a_word() {
+        for (answer, outcome) in [
+            (-libc::EACCES, Outcome::Shared),
+            (-libc::EBUSY, Outcome::Busy),
+            (0, Outcome::Busy),
+            (-libc::ENOMEM, Outcome::NoRoom),
+            (-libc::EPERM, Outcome::Refused),
+            (-libc::EFAULT, Outcome::Other),
+        ] {
+            assert_eq!(Outcome::of(answer), outcome, "{answer}");
+        }
+        let moved = PagesMoved(BTreeMap::from([
+            (Outcome::Moved, Bytes(9)),
+            (Outcome::Shared, Bytes(4)),
+            (Outcome::Busy, Bytes(5)),
+        ]));
+        assert_eq!(moved.obstacle(), Some(Outcome::Busy));
+        assert_eq!(PagesMoved(BTreeMap::from([(Outcome::Moved, Bytes(9))])).obstacle(), None);
+    }
+
+    /// On any machine: a child's pages are on some node, and to move them to a node that is not there is refused.
+    #[test]
+    fn a_node_that_is_not_there_takes_no_page() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        fs::write(dir.path().join("cgroup.procs"), format!("{}\n", child.id())).unwrap();
+        thread::sleep(Duration::from_millis(100));
+        let order = PageMove {
+            dirs: vec![dir.path().to_owned()],
+            from: NodeId(0),
+            to: NodeId(1023),
+            bytes: Bytes::mib(1),
+            rate: Bytes::mib(64),
+        };
+        let moved = move_pages(Path::new("/proc"), &order, || false);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(moved.bytes(Outcome::Moved), Bytes(0), "{moved:?}");
+        let gone = move_pages(Path::new("/proc"), &order, || false);
+        assert_eq!(gone, PagesMoved::default(), "it has ended");
+    }
+}

@@ -1,0 +1,67 @@
+//! Dropping page cache of a cgroup: `memory.reclaim`.
+//!
+//! Pages of files that nobody maps cannot be moved from outside. Clean ones can be dropped, and come back, when they are
+//! read again, on a node that has room. The kernel takes no node for this: it reclaims from all nodes of the cgroup alike.
+//!
+//! Source: Documentation/admin-guide/cgroup-v2.rst.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    path::Path,
+};
+
+use numaward_topology::Bytes;
+use rustix::io::Errno;
+
+/// Drops page cache of a cgroup, and nothing else: no anonymous memory goes to swap. `proc` is where procfs is. That the
+/// kernel finds less than that is no error.
+///
+/// On kernels before 6.13 `memory.reclaim` cannot be told to leave anonymous memory alone; there it is only used where
+/// there is no swap.
+pub fn reclaim(proc: &Path, dir: &Path, bytes: Bytes) -> io::Result<()> {
+    match write(dir, &format!("{} swappiness=0", bytes.0)) {
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) && !has_swap(proc)? => {
+            write(dir, &bytes.0.to_string())
+        }
+        written => written,
+    }
+}
+
+fn write(dir: &Path, text: &str) -> io::Result<()> {
+    let written = OpenOptions::new().write(true).open(dir.join("memory.reclaim"))?.write_all(text.as_bytes());
+    match written {
+        // Less than that could be reclaimed.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => Ok(()),
+        written => written,
+    }
+}
+
+/// Whether there is swap: a line below the heading.
+fn has_swap(proc: &Path) -> io::Result<bool> {
+    Ok(fs::read_to_string(proc.join("swaps"))?.lines().count() > 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cgroup_that_is_gone_or_has_no_such_file_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = reclaim(dir.path(), dir.path(), Bytes::mib(1)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn swap_is_what_is_below_the_heading() {
+        let dir = tempfile::tempdir().unwrap();
+        for (text, expected) in [
+            ("Filename\tType\tSize\tUsed\tPriority\n", false),
+            ("Filename\tType\tSize\tUsed\tPriority\n/dev/zram0 partition 1 0 -2\n", true),
+        ] {
+            fs::write(dir.path().join("swaps"), text).unwrap();
+            assert_eq!(has_swap(dir.path()).unwrap(), expected);
+        }
+    }
+}

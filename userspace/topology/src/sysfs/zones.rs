@@ -1,0 +1,167 @@
+//! What the kernel keeps free of each node: the watermarks of its zones (`/proc/zoneinfo`).
+
+use std::{collections::BTreeMap, path::Path};
+
+use super::{
+    memory::NodeMemory,
+    source::{ReadError, Source},
+};
+use crate::{set::NodeId, units::Bytes};
+
+/// What the kernel keeps of a node's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Watermarks {
+    /// What is never handed out to programs: the high watermarks of the zones, and what lower zones keep for requests
+    /// that only they can serve.
+    pub reserve: Bytes,
+    /// The low watermarks: below them, the kernel reclaims.
+    pub low: Bytes,
+}
+
+impl Watermarks {
+    /// Of a node's memory, what programs could still get without swapping: free or reclaimable, as the kernel estimates
+    /// `MemAvailable`. It assumes that half of page cache and slab, or as much as the low watermark, stays.
+    pub fn obtainable(&self, memory: &NodeMemory) -> Bytes {
+        let file = memory.active_file.0.saturating_add(memory.inactive_file.0);
+        let rest = |bytes: u64| bytes - (bytes / 2).min(self.low.0);
+        let sum = memory.free.0.saturating_add(rest(file)).saturating_add(rest(memory.kernel_reclaimable.0));
+        Bytes(sum.saturating_sub(self.reserve.0))
+    }
+}
+
+/// Reads the watermarks of all nodes, with pages of this size. A node that is not in it has none.
+pub fn watermarks(root: &Path, page: Bytes) -> Result<BTreeMap<NodeId, Watermarks>, ReadError> {
+    const FILE: &str = "proc/zoneinfo";
+    let source = Source { root };
+    let text = source.text(FILE, "the watermarks of the nodes' memory")?;
+    let page = page.0;
+    let mut nodes: BTreeMap<NodeId, Watermarks> = BTreeMap::new();
+    let (mut node, mut high, mut managed) = (None, 0, 0);
+    for (line, number) in text.lines().zip(1..) {
+        let malformed = |expected: &str| source.malformed(FILE, Some(number), line, expected);
+        if let Some(rest) = line.strip_prefix("Node ") {
+            let id = rest.split(',').next().and_then(|id| id.trim().parse().ok());
+            node = Some(NodeId(id.ok_or_else(|| malformed("`Node NUMBER, zone NAME`"))?));
+            (high, managed) = (0, 0);
+            continue;
+        }
+        let Some(node) = node else { continue };
+        let mut words = line.split_ascii_whitespace();
+        let key = words.next().unwrap_or_default();
+        match key {
+            // The pages of each CPU below the watermarks have a `high` of their own, with a colon.
+            "low" | "high" | "managed" => {
+                let pages: u64 = words
+                    .next()
+                    .and_then(|word| word.parse().ok())
+                    .ok_or_else(|| malformed("`KEY NUMBER`"))?;
+                match key {
+                    "low" => {
+                        let low = &mut nodes.entry(node).or_default().low.0;
+                        *low = low.saturating_add(pages.saturating_mul(page));
+                    }
+                    "high" => high = pages,
+                    _ => managed = pages,
+                }
+            }
+            "protection:" => {
+                let numbers = line.trim_matches(|c: char| !c.is_ascii_digit()).split(", ");
+                let kept: Option<u64> = numbers
+                    .map(|number| number.parse::<u64>().ok())
+                    .try_fold(0, |most, of| Some(most.max(of?)));
+                let kept = kept.ok_or_else(|| malformed("`protection: (NUMBER, …)`"))?;
+                let reserve = &mut nodes.entry(node).or_default().reserve.0;
+                // As the kernel's `calculate_totalreserve_pages` has it.
+                let pages = kept.saturating_add(high).min(managed);
+                *reserve = reserve.saturating_add(pages.saturating_mul(page));
+            }
+            _ => {}
+        }
+    }
+    Ok(nodes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const ZONEINFO: &str = "\
+Node 0, zone      DMA
+  per-node stats
+      nr_inactive_anon 12
+  pages free     2816
+        boost    0
+        min      68
+        low      85
+        high     102
+        spanned  4095
+        present  3998
+        managed  3840
+        protection: (0, 100, 200, 200)
+  pagesets
+    cpu: 0
+              count: 0
+              high:  7
+Node 0, zone   Normal
+  pages free     100
+        min      5
+        low      15
+        high     20
+        managed  50
+        protection: (0, 0, 0, 0)
+Node 1, zone  Movable
+  pages free     0
+        min      0
+        low      0
+        high     0
+        managed  0
+        protection: (0, 0, 0, 0)
+";
+
+    fn read(text: &str) -> Result<BTreeMap<NodeId, Watermarks>, ReadError> {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("proc")).unwrap();
+        fs::write(root.path().join("proc/zoneinfo"), text).unwrap();
+        watermarks(root.path(), Bytes(4096))
+    }
+
+    #[test]
+    fn reserves_are_summed_over_the_zones_of_a_node() {
+        let page = 4096;
+        let found = read(ZONEINFO).unwrap();
+        let expected = Watermarks { reserve: Bytes((302 + 20) * page), low: Bytes(100 * page) };
+        assert_eq!(found[&NodeId(0)], expected);
+        assert_eq!(found[&NodeId(1)], Watermarks::default());
+        assert_eq!(read("").unwrap(), BTreeMap::new());
+    }
+
+    #[test]
+    fn a_corrupt_or_missing_file_is_named() {
+        for (text, words) in [
+            ("Node x, zone DMA\n", "zoneinfo:1"),
+            ("Node 0, zone DMA\n  low many\n", "zoneinfo:2"),
+            ("Node 0, zone DMA\n protection: (a, b)\n", "zoneinfo:2"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        let nothing = tempfile::tempdir().unwrap();
+        assert!(watermarks(nothing.path(), Bytes(4096)).unwrap_err().to_string().contains("proc/zoneinfo"));
+    }
+
+    #[test]
+    fn what_can_be_had_leaves_out_what_the_kernel_keeps() {
+        let marks = Watermarks { reserve: Bytes(100), low: Bytes(30) };
+        let memory = NodeMemory {
+            free: Bytes(1000),
+            active_file: Bytes(40),
+            inactive_file: Bytes(160),
+            kernel_reclaimable: Bytes(10),
+            ..NodeMemory::default()
+        };
+        assert_eq!(marks.obtainable(&memory), Bytes(1000 - 100 + 170 + 5));
+        assert_eq!(marks.obtainable(&NodeMemory::default()), Bytes(0));
+    }
+}
