@@ -62,6 +62,12 @@ pub enum EventKind {
     /// Workloads are moved to make room for a request: planned, started, moved, done, cancelled or failed, as the detail
     /// `step` says.
     Rebalance,
+    /// A workload has more memory on a node than its share there, or no longer has.
+    BudgetExceeded,
+    /// A node may soon not have what is promised on it, or has it again.
+    HeadroomLow,
+    /// The guard keeps a workload off a node, no longer does, or cannot.
+    Steered,
 }
 
 impl EventKind {
@@ -91,10 +97,11 @@ impl EventKind {
             | Self::UnpinnedStart
             | Self::GuaranteeRefused
             | Self::NotHerded
-            | Self::HomeMoved => 10,
+            | Self::HomeMoved
+            | Self::BudgetExceeded => 10,
             // A conflict over a knob has ten repairs, and its end has to be reported.
-            Self::Drift => 20,
-            Self::MachineChange | Self::Rebalance => 60,
+            Self::Drift | Self::HeadroomLow => 20,
+            Self::MachineChange | Self::Rebalance | Self::Steered => 60,
         }
     }
 }

@@ -359,8 +359,27 @@ pub struct Status {
     /// The exclusive CPUs, and how clean each is.
     #[serde(default)]
     pub exclusive_cpus: Vec<ExclusiveCpu>,
+    /// The nodes on which memory is promised, as the guard saw them last; none where it does not look.
+    #[serde(default)]
+    pub headroom: Vec<NodeHeadroom>,
     /// What does not work, why, and what to do.
     pub degraded: Vec<Degraded>,
+}
+
+/// How a node is doing against what is promised on it and not used yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeHeadroom {
+    /// The node.
+    pub node: u32,
+    /// Memory that can still be had: free or reclaimable, and not held by a promise.
+    pub obtainable_bytes: u64,
+    /// What is promised there and not used yet.
+    pub unused_bytes: u64,
+    /// How much more than that is to be there.
+    pub margin_bytes: u64,
+    /// Whether the node is low: there was less, and there has not been enough for a while since.
+    pub low: bool,
 }
 
 /// A probe.

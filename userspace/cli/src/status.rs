@@ -7,7 +7,8 @@ use std::{
 };
 
 use numaward_api::{
-    Allocations, Drift, DriftState, ExclusiveCpu, HerdState, Probe, Status, Workload, WorkloadCount,
+    Allocations, Drift, DriftState, ExclusiveCpu, HerdState, NodeHeadroom, Probe, Status, Workload,
+    WorkloadCount,
 };
 use serde::Serialize;
 
@@ -115,6 +116,16 @@ fn exclusive_cpus(cpus: &[ExclusiveCpu]) -> String {
     table(head, rows)
 }
 
+/// Whether the nodes can keep what is promised on them.
+fn headroom(nodes: &[NodeHeadroom]) -> String {
+    let rows = nodes.iter().map(|of| {
+        let state = if of.low { "low" } else { "ok" };
+        let [obtainable, unused] = [of.obtainable_bytes, of.unused_bytes].map(size);
+        row([&of.node.to_string(), &obtainable, &unused, state])
+    });
+    table(["HEADROOM OF NODE", "CAN BE HAD", "PROMISED, UNUSED", "STATE"], rows)
+}
+
 /// How far settings are written, who is herded, and who waits.
 fn enforcement(promised: &Allocations) -> String {
     let Allocations { enforcement, waiting, shared_cpus, .. } = promised;
@@ -196,6 +207,9 @@ pub(crate) fn render(report: &Report) -> String {
     }
     if !status.exclusive_cpus.is_empty() {
         parts.push(exclusive_cpus(&status.exclusive_cpus));
+    }
+    if !status.headroom.is_empty() {
+        parts.push(headroom(&status.headroom));
     }
     parts.extend(status.degraded.iter().map(|degraded| noted(&degraded.part, &degraded.reason)));
     let WorkloadCount { own, other } = status.workloads;
@@ -309,6 +323,13 @@ mod tests {
                     hard_interrupts: Some(17),
                     soft_interrupts: None,
                 }],
+                headroom: vec![NodeHeadroom {
+                    node: 1,
+                    obtainable_bytes: 300 << 20,
+                    unused_bytes: 280 << 20,
+                    margin_bytes: 32 << 20,
+                    low: true,
+                }],
                 degraded: vec![Degraded { part: "cgroups".to_owned(), reason: "none mounted".to_owned() }],
             },
             promised: Some(Allocations {
@@ -375,6 +396,9 @@ WAITING  DECLARED  REASON
 
 EXCLUSIVE CPU  OWN      KERNEL  HOST    OTHERS  INTERRUPTS  SOFTIRQS  WORKLOAD
 3              61.234s  0.001s  0.000s  0.000s  17          -         a.service
+
+HEADROOM OF NODE  CAN BE HAD  PROMISED, UNUSED  STATE
+1                 300.0 MiB   280.0 MiB         low
 
 cgroups: none mounted
 

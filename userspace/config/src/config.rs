@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use super::{
     cluster::OperatingMode,
     control::Control,
-    enforcement::{Declared, Enforcement},
+    enforcement::{CgroupPattern, Declared, Enforcement},
+    guard::{Budgets, GuardMode, essential},
     kubernetes::Kubernetes,
     memory_qos::{Factor, MemoryQos, MemoryReservationPolicy},
     outgoing::{Alerts, Otlp},
@@ -101,6 +102,16 @@ pub struct Config {
     pub memory_throttling_factor: Option<Factor>,
     /// What is done for workloads that are slowed down.
     pub memory_qos: MemoryQos,
+    /// Shares of the nodes of workloads with memory on several.
+    pub budgets: Budgets,
+    /// The headroom guard: whether each node can still give what is promised on it and not yet used. `off`, `report`, or
+    /// `act`, which also keeps workloads without a guarantee off a node that is about to run short.
+    pub guard: GuardMode,
+    /// Cgroups that the guard leaves alone, as patterns: `*` stands for any text without a slash, `**` for any number of
+    /// levels. Workloads with a guarantee, and what is above or below one, are left alone always. Default: what a host
+    /// cannot be reached without, or run workloads.
+    #[educe(Default(expression = essential()))]
+    pub guard_exempt: Vec<CgroupPattern>,
     /// What Kubernetes itself is kept. Where this, `systemReserved` or `evictionHard` is given, their sum must
     /// be that of `reservedMemory`.
     pub kube_reserved: Option<Reservation>,

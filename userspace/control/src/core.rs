@@ -22,6 +22,7 @@ mod mode;
 pub(crate) mod pods;
 mod rebalance;
 mod resize;
+mod steering;
 mod storage;
 
 use std::{sync::Arc, time::Instant};

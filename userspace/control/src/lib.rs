@@ -34,6 +34,7 @@ mod explain;
 pub mod import;
 pub mod metrics;
 mod moving;
+mod page_worker;
 pub mod pod;
 pub mod policy;
 mod ports;

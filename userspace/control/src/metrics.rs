@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use numaward_cgroup::knob::Knob;
-use numaward_enforce::{Failure, Report, Step};
+use numaward_enforce::{
+    Failure, Report, Step,
+    pages::{Outcome, PagesMoved},
+};
 use numaward_engine::{Cause, Decision};
 use numaward_topology::Bytes;
 use prometheus_client::{
@@ -49,6 +52,8 @@ pub struct ControlMetrics {
     drift: By<1>,
     repaired: By<1>,
     migrated: Counter,
+    budget_moved: By<1>,
+    steered: Gauge,
     stalls: Counter,
     raised: Counter,
     herd: ByState,
@@ -95,6 +100,8 @@ impl Default for ControlMetrics {
             drift: By::default(),
             repaired: By::default(),
             migrated: Counter::default(),
+            budget_moved: By::default(),
+            steered: Gauge::default(),
             stalls: Counter::default(),
             raised: Counter::default(),
             herd: ByState::default(),
@@ -113,6 +120,7 @@ impl Default for ControlMetrics {
         for outcome in ["moved", "taken_back", "stays", "gone"] {
             drop(figures.moves.get_or_create(&[("outcome", outcome.to_owned())]));
         }
+        figures.budget_moved(&PagesMoved(Outcome::ALL.map(|outcome| (outcome, Bytes(0))).into()));
         for reason in REASONS.map(str::to_owned) {
             drop(figures.cpu_errors.get_or_create(&[("reason", reason.clone())]));
             drop(figures.memory_errors.get_or_create(&[("reason", reason)]));
@@ -195,6 +203,18 @@ impl ControlMetrics {
             "User memory that moved because its workload was promised other nodes",
             Unit::Bytes,
             self.migrated.clone(),
+        );
+        registry.register_with_unit(
+            "budget_moved",
+            "User memory of workloads that had more on a node than their share there, by what became of it when it was \
+             to be moved",
+            Unit::Bytes,
+            self.budget_moved.clone(),
+        );
+        registry.register(
+            "guard_steered_cgroups",
+            "Cgroups without a guarantee that are kept off a node that may soon not have what is promised on it",
+            self.steered.clone(),
         );
         registry.register(
             "memory_high_stalls",
@@ -356,6 +376,18 @@ impl ControlMetrics {
         self.moved.inc_by(bytes.0);
     }
 
+    /// Pages above a budget were to be moved.
+    pub(super) fn budget_moved(&self, moved: &PagesMoved) {
+        for (outcome, bytes) in &moved.0 {
+            self.budget_moved.get_or_create(&[("outcome", outcome.as_str().to_owned())]).inc_by(bytes.0);
+        }
+    }
+
+    /// So many cgroups are steered now.
+    pub(super) fn steered(&self, steered: usize) {
+        self.steered.set(i64::try_from(steered).unwrap_or(i64::MAX));
+    }
+
     /// Pages were moved.
     pub(super) fn migrated(&self, bytes: Bytes) {
         self.migrated.inc_by(bytes.0);
@@ -425,6 +457,7 @@ mod tests {
             "numaward_drift_total{knob=\"cpuset.cpus\"} 0",
             "numaward_drift_repaired_total{knob=\"memory.min\"} 0",
             "numaward_guarantee_migrated_bytes_total 0",
+            "numaward_budget_moved_bytes_total{outcome=\"moved\"} 0",
             "numaward_memory_high_stalls_total 0",
             "numaward_memory_high_raised_total 0",
             "numaward_herd_cgroups{state=\"refused\"} 0",

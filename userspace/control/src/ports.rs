@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use numaward_api as api;
-use numaward_model::port::{AssignmentSink, CgroupEvents, EventSink, MachineSource};
+use numaward_model::port::{AssignmentSink, CgroupEvents, EventSink, HeadroomSource, MachineSource};
 
 /// Gives what is assigned now.
 pub type View = Arc<dyn Fn() -> Arc<api::Allocations> + Send + Sync>;
@@ -19,11 +19,22 @@ pub struct Ports {
     pub events: Arc<dyn EventSink>,
     /// Knows which cgroups come and go.
     pub cgroups: Arc<dyn CgroupEvents>,
+    /// Knows whether the nodes can keep what is promised on them.
+    pub headroom: Arc<dyn HeadroomSource>,
 }
 
 impl Ports {
     /// Where all of them are one part.
-    pub fn of<P: MachineSource + AssignmentSink + EventSink + CgroupEvents + 'static>(part: &Arc<P>) -> Self {
-        Self { machine: part.clone(), assignments: part.clone(), events: part.clone(), cgroups: part.clone() }
+    pub fn of<P>(part: &Arc<P>) -> Self
+    where
+        P: MachineSource + AssignmentSink + EventSink + CgroupEvents + HeadroomSource + 'static,
+    {
+        Self {
+            machine: part.clone(),
+            assignments: part.clone(),
+            events: part.clone(),
+            cgroups: part.clone(),
+            headroom: part.clone(),
+        }
     }
 }

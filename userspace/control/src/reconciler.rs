@@ -4,8 +4,10 @@
 //! [`Event`]s and changes the core, and knows nothing of the others. What follows from a change, they and the core note
 //! as [`crate::core::Effects`], and the loop sees to it.
 
+mod budgets;
 mod declared;
 mod drift;
+mod guard;
 mod home;
 mod liveness;
 mod notices;
@@ -33,8 +35,10 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use self::{
+    budgets::Budgets,
     declared::Declarations,
     drift::DriftController,
+    guard::Guard,
     home::Homes,
     liveness::Liveness,
     read_model::ReadModel,
@@ -103,7 +107,7 @@ impl Reconciler {
         let (commands, queue) = mpsc::channel();
         let write_monitor = watch.map(|watch| Arc::new(WriteMonitor::new(watch)));
         let core = Core::open(config, hierarchy, enforcer, ports, metrics)?;
-        let mut reconciler = ReconcilerLoop::new(core, write_monitor.clone());
+        let mut reconciler = ReconcilerLoop::new(core, write_monitor.clone(), stop.clone());
         let view = Arc::clone(&reconciler.view);
         let rebalance = reconciler.rebalancing.shown();
         if reconciler.wants_cgroups() {
@@ -196,6 +200,8 @@ struct ReconcilerLoop {
     drift: DriftController,
     throttling: Throttling,
     homes: Homes,
+    budgets: Budgets,
+    guard: Guard,
     declarations: Declarations,
     rebalancing: Rebalancing,
     read_model: ReadModel,
@@ -204,12 +210,14 @@ struct ReconcilerLoop {
 }
 
 impl ReconcilerLoop {
-    fn new(core: Core, write_monitor: Option<Arc<WriteMonitor>>) -> Self {
+    fn new(core: Core, write_monitor: Option<Arc<WriteMonitor>>, stop: CancellationToken) -> Self {
         Self {
             liveness: Liveness::new(core.hierarchy.clone()),
             drift: DriftController::new(write_monitor),
             throttling: Throttling::new(core.hierarchy.clone()),
             homes: Homes::default(),
+            budgets: Budgets::new(stop),
+            guard: Guard::default(),
             declarations: Declarations::new(&core.config.guarantees),
             rebalancing: Rebalancing::default(),
             read_model: ReadModel::default(),
@@ -360,6 +368,8 @@ impl ReconcilerLoop {
         self.drift.handle(&mut self.core, event);
         self.throttling.handle(&mut self.core, event);
         self.homes.handle(&mut self.core, event);
+        self.budgets.handle(&mut self.core, event);
+        self.guard.handle(&mut self.core, event);
         self.declarations.handle(&mut self.core, event);
     }
 

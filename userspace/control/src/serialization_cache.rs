@@ -15,7 +15,7 @@ use numaward_cgroup::CgroupPath;
 use numaward_enforce::Record;
 use numaward_engine::{OwnerAccount, OwnerId, ledger::NodeAccount};
 use numaward_model::Shared;
-use numaward_topology::{CpuSet, NodeId};
+use numaward_topology::{CpuSet, NodeId, NodeSet};
 use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
@@ -47,6 +47,8 @@ struct Stored<'a> {
     applied: &'a Kept<CgroupPath, Record>,
     #[serde(skip_serializing_if = "Option::is_none")]
     herded: Option<&'a BTreeSet<CgroupPath>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    steered: Option<&'a BTreeMap<CgroupPath, NodeSet>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     releasing: Option<&'a BTreeSet<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -104,8 +106,18 @@ impl<K: Serialize, V> Serialize for Kept<K, V> {
 impl SerializationCache {
     /// The text of a state.
     pub(super) fn of(&mut self, state: &State) -> Result<Box<RawValue>, serde_json::Error> {
-        let State { ledger, guarantees, applied, herded, releasing, admitting, pods, containers, moving } =
-            state;
+        let State {
+            ledger,
+            guarantees,
+            applied,
+            herded,
+            steered,
+            releasing,
+            admitting,
+            pods,
+            containers,
+            moving,
+        } = state;
         self.owners.follow(ledger.owners())?;
         self.guarantees.follow(guarantees.iter())?;
         self.records.follow(applied.iter())?;
@@ -118,6 +130,7 @@ impl SerializationCache {
             guarantees: &self.guarantees,
             applied: &self.records,
             herded: Some(herded).filter(|herded| !herded.is_empty()),
+            steered: Some(steered).filter(|steered| !steered.is_empty()),
             releasing: Some(releasing).filter(|releasing| !releasing.is_empty()),
             admitting: Some(admitting).filter(|admitting| !admitting.is_empty()),
             pods: Some(pods).filter(|pods| !pods.is_empty()),
@@ -184,6 +197,7 @@ mod tests {
         }
         let before = state.clone();
         state.herded.insert(path("other"));
+        state.steered.insert(path("other"), "1".parse().unwrap());
         state.releasing.insert("a".to_owned());
         state.admitting.insert("b".to_owned());
         state.guarantees.get_mut("m").unwrap().id = CgroupId(77);

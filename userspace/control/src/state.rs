@@ -1,6 +1,6 @@
 //! The durable state.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_api as api;
 use numaward_cgroup::{CgroupId, CgroupPath};
@@ -8,6 +8,7 @@ use numaward_config::enforcement::Declared;
 use numaward_enforce::AppliedSettings;
 use numaward_engine::{Ledger, OwnerId, Strategy};
 use numaward_model::{Settings, Shared, pod::PodContainer};
+use numaward_topology::NodeSet;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -30,6 +31,9 @@ pub struct State {
     /// Cgroups that hold settings because they are herded.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub herded: BTreeSet<CgroupPath>,
+    /// Cgroups that the headroom guard keeps off nodes, and off which.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub steered: BTreeMap<CgroupPath, NodeSet>,
     /// Guarantees whose release was begun: their knobs are being given back, and a start goes on with that.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub releasing: BTreeSet<String>,
@@ -99,6 +103,10 @@ impl State {
         self.pods.patch(&from.pods, &to.pods);
         self.containers.patch(&from.containers, &to.containers);
         set(&mut self.herded, &from.herded, &to.herded);
+        for (path, off) in to.steered.iter().filter(|(path, off)| from.steered.get(*path) != Some(*off)) {
+            self.steered.insert(path.clone(), off.clone());
+        }
+        self.steered.retain(|path, _| to.steered.contains_key(path) || !from.steered.contains_key(path));
         set(&mut self.releasing, &from.releasing, &to.releasing);
         set(&mut self.admitting, &from.admitting, &to.admitting);
         self.applied.patch(&from.applied, &to.applied);
@@ -215,13 +223,17 @@ mod tests {
         open.admitting.insert("open".to_owned());
         let mut answered = with(&*strategy, &open, "answered", 2);
         answered.herded.insert("/herded".parse().unwrap());
+        answered.steered.insert("/steered".parse().unwrap(), "1".parse().unwrap());
         let expected = answered.ledger.allocation(&"answered".into(), &"answered".into()).unwrap();
 
         let mut after = before.clone();
         after.patch(&open, &answered, &*strategy);
         assert_eq!(after.ledger.allocation(&"answered".into(), &"answered".into()), Some(expected));
         assert!(after.ledger.owner(&"open".into()).is_none() && after.admitting.is_empty());
-        assert_eq!(after.herded, answered.herded);
+        assert_eq!((after.herded.clone(), after.steered.clone()), (answered.herded, answered.steered));
+        let (with, without) = (after.clone(), State { steered: BTreeMap::new(), ..after.clone() });
+        after.patch(&with, &without, &*strategy);
+        assert!(after.steered.is_empty(), "what went in between is gone");
         let mut free = after.ledger.shared_pool().clone();
         free = &free | expected.cpus.as_ref().unwrap();
         assert_eq!(free, *before.ledger.shared_pool(), "what was open is in the pool again");

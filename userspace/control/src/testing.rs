@@ -12,7 +12,11 @@ use numaward_config::Config;
 use numaward_enforce::{Enforcer, Options, Systemd};
 use numaward_model::{
     Promises, Report,
-    port::{AssignmentSink, CgroupEvents, CgroupListener, ContainerNames, EventSink, MachineSource},
+    headroom::Headroom,
+    port::{
+        AssignmentSink, CgroupEvents, CgroupListener, ContainerNames, EventSink, HeadroomSource,
+        MachineSource,
+    },
 };
 use numaward_topology::{Bytes, Machine};
 use tokio_util::sync::CancellationToken;
@@ -29,6 +33,8 @@ pub struct Host {
     pub happened: Mutex<Vec<(Option<CgroupPath>, Report)>>,
     /// Who wants to hear of cgroups.
     pub cgroup_listener: Mutex<Option<CgroupListener>>,
+    /// What the guard saw last.
+    pub headroom: Mutex<Arc<Headroom>>,
 }
 
 impl Host {
@@ -39,6 +45,7 @@ impl Host {
             assigned: Mutex::default(),
             happened: Mutex::default(),
             cgroup_listener: Mutex::default(),
+            headroom: Mutex::default(),
         }
     }
 
@@ -52,6 +59,12 @@ impl Host {
 impl MachineSource for Host {
     fn machine(&self) -> Arc<Machine> {
         self.machine.lock().unwrap().clone()
+    }
+}
+
+impl HeadroomSource for Host {
+    fn headroom(&self) -> Arc<Headroom> {
+        self.headroom.lock().unwrap().clone()
     }
 }
 

@@ -54,6 +54,7 @@ impl Synthetic {
                 file: Bytes::kib(u64::from(i * 31 + n) * 4),
                 kernel: Bytes::kib(u64::from(i + n)),
                 mapped: Bytes(0),
+                shmem: Bytes(0),
             };
             (0..nodes).map(node).collect()
         };
@@ -88,6 +89,8 @@ impl Synthetic {
                 .map(|workload| Lacking { workload, offline_cpus: 0, uncovered: Bytes(0) })
                 .collect(),
             headroom: nodes().map(|node| (node, ZoneKind::Memory, 1 << 34)).collect(),
+            low: nodes().map(|node| (node, false)).collect(),
+            over_budget: Vec::new(),
             shared_pool_cpus: Some(128),
         }
     }

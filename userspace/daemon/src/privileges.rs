@@ -1,5 +1,7 @@
 //! Gives up the privileges that are not needed once the probes are attached.
 
+use numaward_api::EnforcementMode;
+use numaward_config::{Config, policy::StrategyKind};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
 
 /// What is kept, and why.
@@ -11,14 +13,24 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 ///   root can be written without it anyhow.
 /// - `CAP_SYS_NICE`: to hand the cpuset controller down to a cgroup with processes is, to older kernels (6.1 is one), to
 ///   schedule them anew, which nobody may do to a process that has more capabilities than himself.
+/// - [`CAP_SYS_PTRACE`](needs_ptrace), only where budgets are held: to move pages of a process with more capabilities.
 const KEPT: CapabilitySet =
     CapabilitySet::DAC_READ_SEARCH.union(CapabilitySet::DAC_OVERRIDE).union(CapabilitySet::SYS_NICE);
 
-/// Drops every capability but [`KEPT`] from this thread and from those it starts later; none can be had
+/// Whether pages of single processes are to be moved (`move_pages(2)`): the kernel lets only those do that who may trace
+/// the process.
+fn needs_ptrace(config: &Config) -> bool {
+    config.strategy == StrategyKind::Native
+        && config.budgets.enabled
+        && config.enforcement.mode == EnforcementMode::On
+}
+
+/// Drops every capability but [`KEPT`] and what budgets need from this thread and from those it starts later; none can be had
 /// back. Call it while the process has one thread. Returns what is left.
-pub(crate) fn drop_unneeded() -> rustix::io::Result<CapabilitySet> {
+pub(crate) fn drop_unneeded(config: &Config) -> rustix::io::Result<CapabilitySet> {
     let held = capabilities(None)?;
-    let kept = held.permitted & KEPT;
+    let ptrace = if needs_ptrace(config) { CapabilitySet::SYS_PTRACE } else { CapabilitySet::empty() };
+    let kept = held.permitted & (KEPT | ptrace);
     set_capabilities(
         None,
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() },
@@ -32,12 +44,25 @@ pub(crate) fn drop_unneeded() -> rustix::io::Result<CapabilitySet> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn processes_can_be_traced_only_where_budgets_are_held() {
+        let mut config = Config::default();
+        assert!(!needs_ptrace(&config));
+        config.strategy = StrategyKind::Native;
+        assert!(needs_ptrace(&config));
+        config.enforcement.mode = EnforcementMode::DryRun;
+        assert!(!needs_ptrace(&config));
+        config.enforcement.mode = EnforcementMode::On;
+        config.budgets.enabled = false;
+        assert!(!needs_ptrace(&config));
+    }
+
     /// Capabilities are a thread's own, so the test gives up those of a thread it starts.
     #[test]
     fn nothing_but_what_is_kept_is_left_and_none_can_be_had_back() {
         std::thread::spawn(|| {
             let before = capabilities(None).unwrap();
-            let kept = drop_unneeded().unwrap();
+            let kept = drop_unneeded(&Config::default()).unwrap();
             assert_eq!(kept, before.permitted & KEPT);
             let after = capabilities(None).unwrap();
             assert_eq!((after.effective, after.permitted), (kept, kept));

@@ -12,8 +12,8 @@ use std::{
     time::Duration,
 };
 
-use numaward_api::{Allocation, Target};
-use numaward_config::{Config, Interval, OperatingMode};
+use numaward_api::{Allocation, EventFilter, EventKind, Target};
+use numaward_config::{Config, Interval, OperatingMode, guard::GuardMode};
 use numaward_control::View;
 use numaward_daemon::kubernetes::{
     cluster::{Cluster, ClusterMetrics},
@@ -236,6 +236,37 @@ async fn promises_are_followed_as_the_kubelet_makes_and_ends_them() {
     // The directory is another one now.
     host.promise(&[("u3", "3", "1")]);
     wait("the kubelet's return", || run.of("u3")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_may_not_keep_what_the_kubelet_promised_is_reported_and_nothing_is_written() {
+    let mut host = Host::new();
+    host.config.guard = GuardMode::Act;
+    host.promise(&[("u1", "2", "1")]);
+    let (cgroup, hog) = (format!("kubepods/podu1/{ID}"), "hog");
+    for (path, stat) in [(cgroup.as_str(), "anon N0=0 N1=268435456\n"), (hog, "anon N0=0 N1=3221225472\n")] {
+        host.container(path);
+        write(&host.cgroups.path().join(path).join("memory.numa_stat"), stat);
+        write(&host.cgroups.path().join(path).join("cpuset.mems"), "\n");
+    }
+    let kib = 4 << 20;
+    let meminfo = format!("Node 1 MemTotal: {kib} kB\nNode 1 MemFree: {} kB\n", 512 << 10);
+    write(&host.root.path().join("sys/devices/system/node/node1/meminfo"), &meminfo);
+    let run = host.start();
+    let found = wait("the headroom", || run.observer.status().headroom.into_iter().find(|of| of.low)).await;
+    assert_eq!((found.node, found.obtainable_bytes, found.unused_bytes), (1, GIB / 2, GIB * 3 / 4));
+    let page = run.observer.events().page(&EventFilter { limit: 100, ..EventFilter::default() });
+    let low = page.events.iter().find(|event| event.kind == EventKind::HeadroomLow).unwrap();
+    assert!(low.message.starts_with("Node 1 does not have what is promised on it"), "{low:?}");
+    let headroom = wait("the metrics", || {
+        let of_node = |(node, _, bytes): &(NodeId, ZoneKind, i64)| (*node == NodeId(1)).then_some(*bytes);
+        let headroom = run.observer.snapshot().promises.headroom.iter().find_map(of_node)?;
+        (headroom != i64::try_from(GIB).map(|gib| -gib / 2).unwrap()).then_some(headroom)
+    })
+    .await;
+    assert_eq!(headroom, -(1 << 28), "less what the workload has");
+    let mems = fs::read_to_string(host.cgroups.path().join("hog/cpuset.mems")).unwrap();
+    assert_eq!(mems, "\n", "nobody is kept off");
 }
 
 /// A kubelet that reports what it assigned, by the names of pods.

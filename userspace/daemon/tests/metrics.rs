@@ -100,8 +100,10 @@ fn promises() -> PromiseFigures {
             free: bytes,
         }],
         exclusive_cpus: vec![(node, 1)],
-        lacks: vec![Lacking { workload, offline_cpus: 0, uncovered: bytes }],
+        lacks: vec![Lacking { workload: workload.clone(), offline_cpus: 0, uncovered: bytes }],
         headroom: vec![(node, kind, 1)],
+        low: vec![(node, true)],
+        over_budget: vec![(workload, vec![(node, bytes)])],
         shared_pool_cpus: Some(1),
     }
 }

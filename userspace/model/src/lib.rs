@@ -3,7 +3,7 @@
 //! - [`Promises`] are what is promised to whom; [`Settings`] what a cgroup is to hold for it.
 //! - [`pod`] names pods and containers.
 //! - [`Report`] is an event on its way to those who read it.
-//! - [`snapshot`] is what a scrape serves.
+//! - [`snapshot`] is what a scrape serves; [`headroom`] what the guard saw last.
 //! - [`error_chain`] is an error with its causes.
 //! - [`port`] has the traits by which parts reach each other; [`health`] says who is ready and alive.
 //!
@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod headroom;
 pub mod health;
 pub mod pod;
 pub mod port;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use numaward_cgroup::{CgroupPath, Event};
 use numaward_topology::Machine;
 
-use crate::{Promises, Report};
+use crate::{Promises, Report, headroom::Headroom};
 
 /// The machine as it is now.
 pub trait MachineSource: Send + Sync {
@@ -24,6 +24,12 @@ pub trait AssignmentSink: Send + Sync {
 pub trait EventSink: Send + Sync {
     /// Reports an event; `cgroup` is that of the workload it concerns, if there is one.
     fn report(&self, cgroup: Option<&CgroupPath>, report: Report);
+}
+
+/// Knows whether the nodes can keep what is promised on them.
+pub trait HeadroomSource: Send + Sync {
+    /// What was seen last. Waits for nothing.
+    fn headroom(&self) -> Arc<Headroom>;
 }
 
 /// Takes news of cgroups; `false`: no more.

@@ -143,6 +143,8 @@ pub struct Resident {
     pub kernel: Bytes,
     /// The part of `file` that tasks have mapped.
     pub mapped: Bytes,
+    /// The part of `file` that is tmpfs and shared memory.
+    pub shmem: Bytes,
 }
 
 impl Resident {
@@ -160,6 +162,7 @@ impl Resident {
             file: plus(self.file, other.file),
             kernel: plus(self.kernel, other.kernel),
             mapped: plus(self.mapped, other.mapped),
+            shmem: plus(self.shmem, other.shmem),
         }
     }
 }
@@ -217,6 +220,10 @@ pub struct PromiseFigures {
     /// Memory that could still be had, less what is promised and not yet used: by node and kind, in bytes. Below zero
     /// where more is promised than can be had at once.
     pub headroom: Vec<(NodeId, ZoneKind, i64)>,
+    /// Whether a node on which memory is promised may soon not have it; empty where nobody looks.
+    pub low: Vec<(NodeId, bool)>,
+    /// Of each workload with memory on several nodes that is held to its share: what it has above that, by node.
+    pub over_budget: Vec<(Arc<str>, Vec<(NodeId, Bytes)>)>,
     /// CPUs that are exclusive to nobody; absent where nothing can be promised.
     pub shared_pool_cpus: Option<u64>,
 }

@@ -17,7 +17,14 @@ pub fn snapshot() -> Snapshot {
         name: name.into(),
         allocated: Some(vec![Allocated { local: Bytes(4096), remote: Bytes(8192), kernel: Bytes(0) }]),
         resident: Some(
-            [Resident { anon: Bytes(1), file: Bytes(2), kernel: Bytes(3), mapped: Bytes(0) }].into(),
+            [Resident {
+                anon: Bytes(1),
+                file: Bytes(2),
+                kernel: Bytes(3),
+                mapped: Bytes(0),
+                shmem: Bytes(0),
+            }]
+            .into(),
         ),
         pressure: Some(Pressure { waiting: Duration::from_millis(1500), stalled: Duration::ZERO }),
         oom_kills: Some(0),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use numaward_api as api;
 use numaward_cgroup::WorkloadKind;
-use numaward_model::snapshot::Resident;
+use numaward_model::{headroom::NodeHeadroom, snapshot::Resident};
 use numaward_probes::{self as probes, Counters, NodeCounters, SelfCheck};
 use numaward_topology::NodeId;
 
@@ -195,6 +195,7 @@ impl Observer {
                 .collect(),
             workloads: api::WorkloadCount { own, other },
             exclusive_cpus,
+            headroom: self.headroom.borrow().nodes.iter().map(headroom).collect(),
             degraded: self
                 .health
                 .degraded()
@@ -202,5 +203,16 @@ impl Observer {
                 .map(|(part, reason)| api::Degraded { part: part.name().to_owned(), reason: reason.clone() })
                 .collect(),
         }
+    }
+}
+
+/// How a node is doing, as it is served.
+fn headroom(of: &NodeHeadroom) -> api::NodeHeadroom {
+    api::NodeHeadroom {
+        node: of.node.0,
+        obtainable_bytes: of.obtainable.0,
+        unused_bytes: of.unused.0,
+        margin_bytes: of.margin.0,
+        low: of.is_low,
     }
 }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use numaward_cgroup::{Hierarchy, OpenError, WatchMode, WatchOptions, Watcher};
+use numaward_config::guard::GuardMode;
 use numaward_model::{
     error_chain,
     health::{Heartbeat, Latch, Readiness},
@@ -17,6 +18,7 @@ use numaward_topology::sysfs;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    guard,
     hotplug::{self, Fingerprint},
     observer::{Observer, held},
     part::Part,
@@ -89,10 +91,16 @@ pub fn spawn(
         let (observer, stop) = (observer.clone(), stop.clone());
         move || residency::keep_reading(&observer, &stop)
     };
-    Ok(vec![
+    let mut threads = vec![
         thread::Builder::new().name("follow".to_owned()).spawn(follow)?,
         thread::Builder::new().name("residency".to_owned()).spawn(read)?,
-    ])
+    ];
+    if observer.config.guard != GuardMode::Off {
+        let (observer, stop) = (observer.clone(), stop.clone());
+        let guard = move || guard::keep_guard(&observer, &stop);
+        threads.push(thread::Builder::new().name("guard".to_owned()).spawn(guard)?);
+    }
+    Ok(threads)
 }
 
 fn follow(

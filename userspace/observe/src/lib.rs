@@ -1,7 +1,8 @@
 //! What this host does: its machine, its workloads, and what the probes count.
 //!
-//! One [`Observer`] holds the state; two threads keep it up to date ([`spawn`]): one follows the cgroups and
-//! the machine, the other reads where each workload's memory lies, but only while somebody asks. Scrapes
+//! One [`Observer`] holds the state; threads keep it up to date ([`spawn`]): one follows the cgroups and
+//! the machine, another reads where each workload's memory lies, but only while somebody asks, and the guard looks
+//! whether the nodes can keep what is promised on them. Scrapes
 //! and the API read the probes' counters at once and the rest from memory.
 //!
 //! What assigns CPUs and memory must not wait for any of them, as a container waits for it. So no lock is held
@@ -22,6 +23,8 @@ pub mod events;
 mod exclusive;
 mod follow;
 mod foreign;
+mod guard;
+mod headroom;
 mod hotplug;
 mod intrusions;
 mod naming;

@@ -1,6 +1,7 @@
 //! Holds the state of this host.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread::Thread,
@@ -8,9 +9,9 @@ use std::{
 };
 
 use numaward_config::Config;
-use numaward_model::{error_chain, port::CgroupListener};
+use numaward_model::{error_chain, headroom::Headroom, port::CgroupListener};
 use numaward_probes::{self as probes, Mode, Probe, ProbeReport, Probes};
-use numaward_topology::{Machine, sysfs};
+use numaward_topology::{Machine, NodeId, sysfs};
 use tokio::sync::watch;
 
 use crate::{
@@ -54,6 +55,10 @@ pub struct Observer {
     pub(crate) machine: watch::Sender<Arc<Machine>>,
     /// What is known of the workloads' accesses, as last looked at.
     pub(crate) sampled: watch::Sender<Arc<Sampled>>,
+    /// What the kernel keeps of each node, as last read; only where the guard looks.
+    pub(crate) watermarks: watch::Sender<Arc<BTreeMap<NodeId, sysfs::Watermarks>>>,
+    /// What the guard saw last.
+    pub(crate) headroom: watch::Sender<Arc<Headroom>>,
     pub(crate) health: Arc<Health>,
 }
 
@@ -106,6 +111,8 @@ impl Observer {
             state: Mutex::default(),
             machine: watch::Sender::new(Arc::new(machine)),
             sampled: watch::Sender::default(),
+            watermarks: watch::Sender::default(),
+            headroom: watch::Sender::default(),
             health,
         }
     }

@@ -5,7 +5,11 @@ use std::{collections::HashSet, path::PathBuf, sync::Arc};
 use numaward_cgroup::{CgroupPath, Container, classify};
 use numaward_model::{
     Promises, Report,
-    port::{AssignmentSink, CgroupEvents, CgroupListener, ContainerNames, EventSink, MachineSource},
+    headroom::Headroom,
+    port::{
+        AssignmentSink, CgroupEvents, CgroupListener, ContainerNames, EventSink, HeadroomSource,
+        MachineSource,
+    },
 };
 use numaward_topology::Machine;
 use tokio::sync::Notify;
@@ -20,6 +24,12 @@ use crate::{
 impl MachineSource for Observer {
     fn machine(&self) -> Arc<Machine> {
         Self::machine(self)
+    }
+}
+
+impl HeadroomSource for Observer {
+    fn headroom(&self) -> Arc<Headroom> {
+        self.headroom.borrow().clone()
     }
 }
 

@@ -18,7 +18,7 @@ use std::{
 use numaward_cgroup::{
     CgroupId, CgroupPath, Hierarchy, ReadError,
     knob::{Knob, Value},
-    read::{memory_events, memory_numa_stat, memory_pressure, numa_balancing},
+    read::{NodeMemory, memory_events, memory_numa_stat, memory_pressure, numa_balancing},
 };
 use numaward_model::{
     error_chain,
@@ -138,12 +138,6 @@ impl Target {
     fn read(&mut self, nodes: &[NodeId]) -> Result<(), ReadError> {
         let resident = memory_numa_stat(&self.dir).map(|stat| {
             let of = |node| stat.get(node).copied().unwrap_or_default();
-            let resident = |memory: numaward_cgroup::read::NodeMemory| Resident {
-                anon: memory.anon,
-                file: memory.file,
-                kernel: memory.kernel,
-                mapped: memory.file_mapped,
-            };
             self.resident = Some(nodes.iter().map(of).map(resident).collect());
         });
         if self.is_outer {
@@ -231,6 +225,17 @@ impl Observer {
     }
 }
 
+/// What a cgroup has on a node.
+pub(crate) fn resident(memory: NodeMemory) -> Resident {
+    Resident {
+        anon: memory.anon,
+        file: memory.file,
+        kernel: memory.kernel,
+        mapped: memory.file_mapped,
+        shmem: memory.shmem,
+    }
+}
+
 /// For each target the nearest one that it is below. Targets are in the order of their paths, so that one
 /// is directly followed by those below it.
 fn nest(targets: &[Target]) -> Vec<Option<usize>> {
@@ -260,6 +265,7 @@ fn take_off(targets: &mut [Target], outer: &[Option<usize>]) {
                 file: minus(rest.file, inner.file),
                 kernel: minus(rest.kernel, inner.kernel),
                 mapped: minus(rest.mapped, inner.mapped),
+                shmem: minus(rest.shmem, inner.shmem),
             };
         }
     }

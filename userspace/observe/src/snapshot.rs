@@ -6,6 +6,7 @@ use std::{
 };
 
 use numaward_cgroup::{classify, read::hugetlb_numa_stat};
+use numaward_config::policy::StrategyKind;
 use numaward_model::{
     Promises, error_chain,
     snapshot::{
@@ -17,6 +18,7 @@ use numaward_probes::{self as probes, Counters, NodeCounters, Pages, SlotId};
 use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs};
 
 use crate::{
+    headroom::Claims,
     naming::OTHER,
     observer::Observer,
     part::Part,
@@ -172,41 +174,63 @@ impl Observer {
     }
 
     /// What could still be had of each kind of memory on each node, less what is promised there and not yet used.
-    fn headroom(read: &Read, memory: &[(NodeId, Option<sysfs::NodeMemory>)]) -> Vec<(NodeId, ZoneKind, i64)> {
+    fn headroom(
+        &self,
+        read: &Read,
+        memory: &[(NodeId, Option<sysfs::NodeMemory>)],
+    ) -> Vec<(NodeId, ZoneKind, i64)> {
         let nodes: Vec<NodeId> = read.machine.nodes.keys().copied().collect();
-        let mut unused: BTreeMap<(NodeId, ZoneKind), u64> = BTreeMap::new();
+        let (mut claims, mut unused) = (Claims::default(), BTreeMap::<(NodeId, ZoneKind), u64>::new());
         for promise in read.promises.workloads() {
-            let member = read.table.member(promise.id);
+            let resident = read.table.member(promise.id).and_then(|member| member.resident.as_ref());
+            claims.add(promise, |node| {
+                let index = nodes.iter().position(|other| *other == node)?;
+                resident?.get(index).copied()
+            });
             for (kind, node, bytes) in &promise.placed {
-                let used = match kind {
-                    ZoneKind::Memory => member
-                        .and_then(|member| member.resident.as_ref())
-                        .zip(nodes.iter().position(|other| other == node))
-                        .and_then(|(resident, index)| resident.get(index))
-                        .map_or(0, |bytes| bytes.sum().0),
-                    ZoneKind::Hugepages(size) => read.hierarchy.as_ref().map_or(0, |hierarchy| {
-                        hugetlb_numa_stat(&hierarchy.dir(&promise.cgroup), *size)
-                            .map_or(0, |by_node| by_node.get(node).map_or(0, |bytes| bytes.0))
-                    }),
-                };
+                let ZoneKind::Hugepages(size) = kind else { continue };
+                let used = read.hierarchy.as_ref().map_or(0, |hierarchy| {
+                    hugetlb_numa_stat(&hierarchy.dir(&promise.cgroup), *size)
+                        .map_or(0, |by_node| by_node.get(node).map_or(0, |bytes| bytes.0))
+                });
                 *unused.entry((*node, *kind)).or_default() += bytes.0.saturating_sub(used);
             }
         }
         let mut headroom = Vec::new();
         for (node, memory) in memory {
             let Some(memory) = memory else { continue };
-            let base = [memory.free, memory.active_file, memory.inactive_file, memory.kernel_reclaimable];
-            let pools = memory
-                .hugepages
-                .iter()
-                .map(|(size, pool)| (ZoneKind::Hugepages(*size), pool.free.saturating_mul(size.0.0)));
-            let base = (ZoneKind::Memory, base.iter().map(|bytes| bytes.0).sum());
-            for (kind, available) in pools.chain([base]) {
+            for (size, pool) in &memory.hugepages {
+                let (kind, free) = (ZoneKind::Hugepages(*size), pool.free.saturating_mul(size.0.0));
                 let unused = unused.get(&(*node, kind)).copied().unwrap_or(0);
-                headroom.push((*node, kind, available.cast_signed().saturating_sub_unsigned(unused)));
+                headroom.push((*node, kind, free.cast_signed().saturating_sub_unsigned(unused)));
             }
+            let left = claims.left(*node, self.obtainable(*node, memory)).0.cast_signed();
+            headroom.push((*node, ZoneKind::Memory, left.saturating_sub_unsigned(claims.unused(*node).0)));
         }
         headroom
+    }
+
+    /// What workloads with memory on several nodes have there above their shares, where they are held to these.
+    fn over_budget(&self, read: &Read) -> Vec<(Arc<str>, Vec<(NodeId, Bytes)>)> {
+        if self.config.strategy != StrategyKind::Native || !self.config.budgets.enabled {
+            return Vec::new();
+        }
+        let nodes: Vec<NodeId> = read.machine.nodes.keys().copied().collect();
+        let mut over = Vec::new();
+        for promise in read.promises.workloads() {
+            let placed = promise.placed.iter().filter(|(kind, ..)| *kind == ZoneKind::Memory);
+            let shares: Vec<(NodeId, Bytes)> = placed.map(|(_, node, bytes)| (*node, *bytes)).collect();
+            let name = read.table.name(promise.id);
+            let resident = read.table.member(promise.id).and_then(|member| member.resident.as_ref());
+            let (Some(name), Some(resident), 2..) = (name, resident, shares.len()) else { continue };
+            let above = |(node, Bytes(share)): (NodeId, Bytes)| {
+                let index = nodes.iter().position(|other| *other == node)?;
+                let of = resident.get(index)?;
+                Some((node, Bytes(of.anon.0.saturating_add(of.file.0).saturating_sub(share))))
+            };
+            over.push((name.clone(), shares.into_iter().filter_map(above).collect()));
+        }
+        over
     }
 
     /// What is promised and not there, by the label of the workload.
@@ -247,7 +271,7 @@ impl Observer {
             })
         });
         let missed = missed.collect();
-        let headroom = Self::headroom(read, memory);
+        let headroom = self.headroom(read, memory);
         let exclusive: Vec<_> = promises.workloads().iter().flat_map(|promise| promise.cpus.iter()).collect();
         PromiseFigures {
             missed,
@@ -275,6 +299,8 @@ impl Observer {
                 .collect(),
             lacks: self.missing(promises),
             headroom,
+            low: self.headroom.borrow().nodes.iter().map(|of| (of.node, of.is_low)).collect(),
+            over_budget: self.over_budget(read),
             shared_pool_cpus: Some(promises.ledger.shared_pool().len() as u64),
         }
     }

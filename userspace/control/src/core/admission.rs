@@ -311,6 +311,7 @@ impl Core {
         let id = change.hierarchy.id_of(path).ok().flatten().ok_or_else(gone)?;
         let plan = change.plan(Change::Hold(path.clone(), settings.clone()))?;
         change.state.herded.remove(path);
+        change.state.steered.remove(path);
         let guarantee = Guarantee {
             target: request.target.clone(),
             cgroup: path.clone(),

@@ -26,7 +26,7 @@ use numaward_cgroup::{CgroupPath, EXEC_PARENT, Event, Hierarchy};
 use numaward_config::enforcement::CgroupPattern;
 use numaward_enforce::Change;
 use numaward_engine::Ledger;
-use numaward_model::{Report, Settings};
+use numaward_model::Report;
 use numaward_topology::CpuSet;
 
 use super::{Core, HeldChange};
@@ -115,10 +115,6 @@ fn has_exclusive_cpus(ledger: &Ledger) -> bool {
     ledger.allocations().any(|(_, _, held)| held.cpus.as_ref().is_some_and(|cpus| !cpus.is_empty()))
 }
 
-fn on(cpus: &CpuSet) -> Settings {
-    Settings { cpus: Some(cpus.clone()), ..Settings::default() }
-}
-
 impl CpuIsolation {
     pub(crate) fn new(mode: EnforcementMode, system: Vec<CgroupPattern>) -> Self {
         Self { mode, system, ..Self::default() }
@@ -156,6 +152,7 @@ impl Core {
 
     /// Herds others off the CPUs that this cgroup is about to be promised, and lets go of those above it.
     pub(super) fn make_room(&mut self, path: &CgroupPath) {
+        self.let_go_around(path);
         if self.has_no_herd() {
             return;
         }
@@ -181,7 +178,7 @@ impl Core {
             let cpus = chosen.herd.contains(path).then(|| self.share_of(path, after.shared_pool()));
             if let Some(Ok(Some(cpus))) = cpus {
                 self.state.herded.insert(path.clone());
-                return Change::Each(vec![(path.clone(), Some(on(&cpus)))]);
+                return Change::Each(vec![(path.clone(), self.beside_promises(path, Some(&cpus)))]);
             }
         }
         Change::Release(path.clone())
@@ -265,10 +262,10 @@ impl Core {
         wanted: &BTreeMap<CgroupPath, CpuSet>,
         promised: &BTreeSet<CgroupPath>,
     ) -> Vec<(CgroupPath, Option<CpuSet>)> {
-        let has = |path: &CgroupPath| self.state.applied.get(path).map(|record| &record.settings);
+        let has = |path: &CgroupPath| self.state.applied.get(path)?.settings.cpus.as_ref();
         let comes = wanted
             .iter()
-            .filter(|(path, share)| !self.state.herded.contains(*path) || has(path) != Some(&on(share)))
+            .filter(|(path, share)| !self.state.herded.contains(*path) || has(path) != Some(*share))
             .map(|(path, share)| (path.clone(), Some(share.clone())));
         // What is promised now gets its new settings in place of these.
         let goes =
@@ -294,7 +291,10 @@ impl Core {
     }
 
     fn apply_together(&mut self, changes: &[(CgroupPath, Option<CpuSet>)]) -> Result<(), AdmissionError> {
-        let settings = changes.iter().map(|(path, share)| (path.clone(), share.as_ref().map(on))).collect();
+        let settings = |(path, share): &(CgroupPath, Option<CpuSet>)| {
+            (path.clone(), self.beside_promises(path, share.as_ref()))
+        };
+        let settings = changes.iter().map(settings).collect();
         let mut change = self.begin();
         let plan = change.plan(Change::Each(settings))?;
         for (path, share) in changes {
@@ -322,6 +322,7 @@ impl Core {
         };
         // Of what was tried together, the intent may still be among the applied settings.
         self.state.herded.remove(path);
+        self.state.steered.remove(path);
         let back = self.plan(Change::Release(path.clone()));
         let back = back.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan));
         if let Err(error) = back {
@@ -340,8 +341,8 @@ impl Core {
     }
 
     fn apply_or_undo(&mut self, path: &CgroupPath, share: Option<&CpuSet>) -> Result<(), AdmissionError> {
-        let settings = match share {
-            Some(share) => Change::Hold(path.clone(), on(share)),
+        let settings = match self.beside_promises(path, share) {
+            Some(settings) => Change::Hold(path.clone(), settings),
             None => Change::Release(path.clone()),
         };
         let mut change = self.begin();

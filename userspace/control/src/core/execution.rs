@@ -26,8 +26,8 @@ use std::{
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::CgroupPath;
-use numaward_enforce::{Change, Drift, EnforceError, Enforcer, Failure, Plan, Report};
-use numaward_topology::CpuSet;
+use numaward_enforce::{AppliedSettings, Change, Drift, EnforceError, Enforcer, Failure, Plan, Report};
+use numaward_topology::{CpuSet, NodeSet};
 
 use super::{
     Core, Inbox,
@@ -222,14 +222,28 @@ impl Core {
         }
     }
 
-    /// The CPUs that a cgroup was set to before us. Where systemd has to be asked for them, this may wait.
+    /// The CPUs that a cgroup was set to before us.
     pub(super) fn cpus_found(&mut self, path: &CgroupPath) -> Result<CpuSet, EnforceError> {
+        self.found(path, Enforcer::cpus_found)
+    }
+
+    /// The nodes that a cgroup was set to before us.
+    pub(super) fn nodes_found(&mut self, path: &CgroupPath) -> Result<NodeSet, EnforceError> {
+        self.found(path, Enforcer::nodes_found)
+    }
+
+    /// What a cgroup was set to before us. Where systemd has to be asked for it, this may wait.
+    fn found<T: Send + 'static>(
+        &mut self,
+        path: &CgroupPath,
+        found: fn(&Enforcer, &AppliedSettings, &CgroupPath) -> Result<T, EnforceError>,
+    ) -> Result<T, EnforceError> {
         let cgroups = BTreeSet::from([path.clone()]);
         if self.state.applied.get(path).is_some() || !self.execution.enforcer.asks_systemd(&cgroups) {
-            return self.execution.enforcer.cpus_found(&self.state.applied, path);
+            return found(&self.execution.enforcer, &self.state.applied, path);
         }
         let (applied, path) = (self.state.applied.clone(), path.clone());
-        self.wait_for(cgroups, move |enforcer| enforcer.cpus_found(&applied, &path))?
+        self.wait_for(cgroups, move |enforcer| found(enforcer, &applied, &path))?
     }
 
     /// Stores what is intended, writes the knobs, stores what came of it.

@@ -5,6 +5,7 @@
 //! given back in both.
 
 use numaward_api::EnforcementMode;
+use numaward_cgroup::CgroupPath;
 use numaward_enforce::Change;
 
 use super::Core;
@@ -19,7 +20,9 @@ impl Core {
     pub(crate) fn follow_mode(&mut self) {
         // Whatever holds settings and no allocation is of the herd, also where the ledger had to be rebuilt.
         let promised = self.promised_cgroups();
-        let herded = self.state.applied.held().map(|(path, _)| path).filter(|path| !promised.contains(*path));
+        let is_other =
+            |path: &&CgroupPath| !promised.contains(*path) && !self.state.steered.contains_key(*path);
+        let herded = self.state.applied.held().map(|(path, _)| path).filter(is_other);
         self.state.herded.extend(herded.cloned());
         match self.mode() {
             EnforcementMode::On => self.hold_again(),
@@ -65,6 +68,7 @@ impl Core {
         }
         tracing::info!(cgroups = held.len(), mode = ?self.mode(), "what an earlier run wrote is given back");
         self.state.herded.clear();
+        self.state.steered.clear();
         let plan = self.plan(Change::Each(held));
         if let Err(error) = plan.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan)) {
             tracing::error!(%error, "not everything could be given back");

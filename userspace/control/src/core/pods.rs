@@ -352,7 +352,9 @@ impl Core {
             }
             return Ok(());
         }
+        change.let_go_around(&placed.cgroup);
         let plan = change.plan(Change::Hold(placed.cgroup.clone(), settings.clone()))?;
+        change.state.steered.remove(&placed.cgroup);
         let mut name = placed.of.full_name();
         if change.state.guarantees.get(&name).is_some_and(|held| held.cgroup != placed.cgroup) {
             // The container before it has not been removed yet.

@@ -89,7 +89,7 @@ fn bytes(value: f64) -> Bytes {
     Bytes(value / unit * unit)
 }
 
-pub(super) const CONDITIONS: [Condition; 9] = [
+pub(super) const CONDITIONS: [Condition; 10] = [
     Condition {
         alert: "NumawardNumaMisses",
         severity: WARNING,
@@ -121,6 +121,26 @@ pub(super) const CONDITIONS: [Condition; 9] = [
                 "Node {} is {} short of having two percent left beyond what is promised on it and not used yet.",
                 label(of, "node"),
                 bytes(value)
+            )
+        },
+    },
+    Condition {
+        alert: "NumawardBudgetExceeded",
+        severity: WARNING,
+        summary: "A workload keeps more memory on a node than its share there.",
+        hold: MINUTES_10,
+        samples: &["numaward_budget_excess_bytes"],
+        only: None,
+        without: None,
+        by: &["namespace", "pod", "container", "workload", "node"],
+        measure: Measure::Value,
+        above: 16_777_216.0,
+        describe: |of, value| {
+            format!(
+                "{} has {} on node {} that may be promised to others.",
+                label(of, "workload"),
+                bytes(value),
+                label(of, "node")
             )
         },
     },

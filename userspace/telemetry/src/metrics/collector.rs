@@ -148,7 +148,11 @@ impl<S: Sink> Families<'_, S> {
                     used; below zero where more is promised than can be had at once";
         let headroom =
             self.promises.headroom.iter().map(|(node, kind, bytes)| (of_kind(*node, *kind), bytes));
-        self.out.gauge("node_headroom_bytes", help)?.put_all(headroom)
+        self.out.gauge("node_headroom_bytes", help)?.put_all(headroom)?;
+        let help = "Whether the node may soon not have the memory that is promised on it and not yet used; absent where the \
+                    guard does not look (guard: off)";
+        let low = self.promises.low.iter().map(|(node, low)| ([("node", node.to_string())], u64::from(*low)));
+        self.out.gauge("node_headroom_low", help)?.put_all(low)
     }
 
     fn promises(&mut self) -> fmt::Result {
@@ -159,6 +163,15 @@ impl<S: Sink> Families<'_, S> {
         for missed in &self.promises.missed {
             family.of(&missed.workload);
             for (node, Bytes(bytes)) in &missed.bytes {
+                family.put([("node", &node.to_string())], bytes)?;
+            }
+        }
+        let help = "Memory of the workload on the node above its share there (strategy native, memory promised on several \
+                    nodes)";
+        let mut family = self.out.gauge("budget_excess_bytes", help)?;
+        for (workload, nodes) in &self.promises.over_budget {
+            family.of(workload);
+            for (node, Bytes(bytes)) in nodes {
                 family.put([("node", &node.to_string())], bytes)?;
             }
         }

@@ -10,10 +10,10 @@ use std::{
 use numaward_api::{self as api, PodContainer, Target};
 use numaward_cgroup::{CgroupId, CgroupPath, Container};
 use numaward_control::View;
-use numaward_engine::Ledger;
+use numaward_engine::{Allocation, Ledger};
 use numaward_model::Promise;
 use numaward_observe::{ForeignPromises, Observer};
-use numaward_topology::{CpuSet, Machine, NodeSet};
+use numaward_topology::{Bytes, CpuSet, Machine, NodeId, NodeSet, ZoneKind};
 
 use super::names::Names;
 use crate::kubernetes::export::{Assigned, Held, Source};
@@ -32,9 +32,10 @@ impl ForeignPromises for Kept {
         let pod = self.ledger.owner(&container.pod_uid.as_deref()?.into())?;
         let name = self.names.container(container);
         // Where it is not known which container it is, it may be any of the pod's.
-        let held = pod.containers.iter().filter(|(of, _)| name.is_none_or(|name| of.as_str() == name));
+        let held: Vec<_> =
+            pod.containers.iter().filter(|(of, _)| name.is_none_or(|name| of.as_str() == name)).collect();
         let (mut nodes, mut cpus) = (NodeSet::new(), CpuSet::new());
-        for (_, held) in held {
+        for (_, held) in &held {
             nodes.extend(held.memory_nodes().iter());
             cpus.extend(held.cpus.iter().flat_map(CpuSet::iter));
         }
@@ -51,8 +52,12 @@ impl ForeignPromises for Kept {
             offline_cpus: CpuSet::new(),
             uncovered: Vec::new(),
             blocks: Vec::new(),
-            // Its checkpoints say the nodes of a block, not how much of it each is to hold: headroom is not known.
-            placed: Vec::new(),
+            // By node as the kubelet charges them, as far as its checkpoints say. What is promised to one of several
+            // containers is not to count for each.
+            placed: match held[..] {
+                [(_, held)] => placed(held),
+                _ => Vec::new(),
+            },
         })
     }
 
@@ -88,6 +93,12 @@ impl LastRead {
     pub fn source(self, observer: Arc<Observer>) -> Source {
         Arc::new(move || assigned(&self.get(), &observer.machine()))
     }
+}
+
+/// Memory of an allocation, by kind and node.
+fn placed(of: &Allocation) -> Vec<(ZoneKind, NodeId, Bytes)> {
+    let by_kind = of.placed.iter();
+    by_kind.flat_map(|(kind, nodes)| nodes.iter().map(|(node, bytes)| (*kind, *node, *bytes))).collect()
 }
 
 /// What the kubelet promised.

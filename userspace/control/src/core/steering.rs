@@ -1,0 +1,87 @@
+//! Steering: keeping workloads without a guarantee off nodes that may run short of what is promised.
+//!
+//! Terms: a cgroup is *steered* while its `cpuset.mems` leaves out nodes because of that.
+//!
+//! Algorithm: `cpuset.mems` becomes what it was set to before (all that the parent has, if it was set to nothing) without
+//! those nodes. The kernel then moves what its processes have mapped there, and gives it no more. What was found comes
+//! back, as for every knob, when the last node is given back.
+//!
+//! Invariants: what is to be applied and what was found is stored before the knob is written; a set is never widened
+//! beyond what was found, and never emptied. A cgroup that is herded as well keeps its CPUs, and the other way round.
+
+use numaward_cgroup::{
+    CgroupPath,
+    knob::{Knob, Value},
+};
+use numaward_enforce::Change;
+use numaward_model::Settings;
+use numaward_topology::{CpuSet, NodeSet};
+
+use super::{Core, HeldChange};
+use crate::error::AdmissionError;
+
+impl Core {
+    /// What a cgroup without a guarantee is to hold with these CPUs: they, and the nodes that it is steered to. Nothing if
+    /// that is nothing.
+    pub(super) fn beside_promises(&self, path: &CgroupPath, cpus: Option<&CpuSet>) -> Option<Settings> {
+        let mems = self.state.steered.contains_key(path).then(|| self.applied_settings(path)?.mems.clone());
+        let settings = Settings { cpus: cpus.cloned(), mems: mems.flatten(), ..Settings::default() };
+        (!settings.is_empty()).then_some(settings)
+    }
+
+    fn applied_settings(&self, path: &CgroupPath) -> Option<&Settings> {
+        self.state.applied.get(path).map(|record| &record.settings)
+    }
+
+    /// The nodes that a cgroup may use when it is steered nowhere.
+    pub(crate) fn nodes_without_steering(&mut self, path: &CgroupPath) -> Result<NodeSet, String> {
+        let found = self.nodes_found(path).map_err(|error| error.to_string())?;
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        let parent = path.parent().unwrap_or_else(CgroupPath::root);
+        match Knob::CpusetMemsEffective.read(&self.hierarchy.dir(&parent)) {
+            Ok(Value::Nodes(nodes)) if !nodes.is_empty() => Ok(nodes),
+            // The root cgroup has all of them, and not every kernel gives it the file.
+            _ => Ok(self.policy.machine.node_ids()),
+        }
+    }
+
+    /// Keeps a cgroup off these nodes from now on, and off no others: `mems` is what is left to it. Without `mems`, it is
+    /// no longer steered.
+    pub(crate) fn steer(
+        &mut self,
+        path: &CgroupPath,
+        to: Option<(NodeSet, NodeSet)>,
+    ) -> Result<(), AdmissionError> {
+        let cpus = self.applied_settings(path).and_then(|settings| settings.cpus.clone());
+        let (off, mems) = to.unzip();
+        let settings = Settings { cpus, mems, ..Settings::default() };
+        let settings = (!settings.is_empty()).then_some(settings);
+        let plan = self.plan(match settings {
+            Some(settings) => Change::Hold(path.clone(), settings),
+            None => Change::Release(path.clone()),
+        })?;
+        let mut change = self.begin();
+        match off {
+            Some(off) => drop(change.state.steered.insert(path.clone(), off)),
+            None => drop(change.state.steered.remove(path)),
+        }
+        change.carry_out(plan)?;
+        self.effects.held.push(HeldChange::Rewritten(path.clone()));
+        Ok(())
+    }
+
+    /// Lets go of what is steered and about to have a guarantee, or to be above or below one. What gets one itself is given
+    /// its new settings in place of these.
+    pub(super) fn let_go_around(&mut self, path: &CgroupPath) {
+        let is_around =
+            |other: &&CgroupPath| *other != path && (other.contains(path) || path.contains(other));
+        let around: Vec<CgroupPath> = self.state.steered.keys().filter(is_around).cloned().collect();
+        for other in around {
+            if let Err(error) = self.steer(&other, None) {
+                tracing::warn!(cgroup = %other, %error, "cannot be given back the nodes that it was kept off");
+            }
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! The thread that reads where memory lies and moves pages: both take as long as the kernel likes.
+//!
+//! It has one job at a time. Whoever gave it looks for the result when he comes by: nobody waits.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    path::{Path, PathBuf},
+    sync::mpsc::{self, Receiver, Sender},
+    thread,
+    time::{Duration, Instant},
+};
+
+use numaward_cgroup::read::{self, NodeMemory};
+use numaward_enforce::pages::{self, Outcome, PageMove, PagesMoved};
+use numaward_topology::{Bytes, NodeId, sysfs};
+use tokio_util::sync::CancellationToken;
+
+/// The least amount for which moving or dropping is worth a system call.
+pub(crate) const LEAST: Bytes = Bytes::mib(2);
+/// The share of a node that stays free when pages are moved there: one of so many parts.
+const SPARE: u64 = 64;
+
+/// User memory by node.
+pub(crate) type ByNode = BTreeMap<NodeId, Bytes>;
+
+/// What is to be done.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// Read where the memory of these lies: each has a name and the directories of its cgroups.
+    Read(Vec<(String, Vec<PathBuf>)>),
+    /// Move pages of this one.
+    Move(String, PageMove),
+}
+
+/// What was done.
+#[derive(Debug)]
+pub(crate) enum Done {
+    /// Where it lies, by name. What cannot be read is not there.
+    Read { found: BTreeMap<String, ByNode>, took: Duration },
+    /// What became of the pages.
+    Moved { name: String, order: PageMove, moved: PagesMoved },
+}
+
+/// Gives jobs to the thread.
+pub(crate) struct PageWorker {
+    jobs: Sender<Job>,
+    done: Receiver<Done>,
+    is_busy: bool,
+}
+
+impl fmt::Debug for PageWorker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageWorker").field("is_busy", &self.is_busy).finish_non_exhaustive()
+    }
+}
+
+impl PageWorker {
+    /// Starts the thread. It ends with this, or when `stop` is cancelled and its job is done.
+    pub(crate) fn start(host_root: &Path, stop: CancellationToken) -> io::Result<Self> {
+        let (jobs, queue) = mpsc::channel();
+        let (tell, done) = mpsc::channel();
+        let root = host_root.to_owned();
+        let run = move || {
+            for job in queue {
+                // Nobody is there to hear it where the daemon is ending.
+                if stop.is_cancelled() || tell.send(perform(&root, job, &stop)).is_err() {
+                    break;
+                }
+            }
+        };
+        thread::Builder::new().name("pages".to_owned()).spawn(run)?;
+        Ok(Self { jobs, done, is_busy: false })
+    }
+
+    /// Gives it a job, unless it has one.
+    pub(crate) fn give(&mut self, job: Job) {
+        if !self.is_busy {
+            // A thread that has ended takes no more; then nothing is moved.
+            self.is_busy = self.jobs.send(job).is_ok();
+        }
+    }
+
+    /// What came of the last job, once.
+    pub(crate) fn take(&mut self) -> Option<Done> {
+        let done = self.done.try_recv().ok()?;
+        self.is_busy = false;
+        Some(done)
+    }
+
+    /// Whether it has a job.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.is_busy
+    }
+}
+
+fn perform(root: &Path, job: Job, stop: &CancellationToken) -> Done {
+    match job {
+        Job::Read(of) => {
+            let started = Instant::now();
+            let found = of.into_iter().filter_map(|(name, dirs)| Some((name, user_memory(&dirs)?))).collect();
+            Done::Read { found, took: started.elapsed() }
+        }
+        Job::Move(name, order) => {
+            let moved = carry_out(root, &order, stop);
+            Done::Moved { name, order, moved }
+        }
+    }
+}
+
+/// What cgroups have together, by node; nothing if one of them cannot be read.
+fn numa_stat(dirs: &[PathBuf]) -> Option<BTreeMap<NodeId, Vec<NodeMemory>>> {
+    let mut sum: BTreeMap<NodeId, Vec<NodeMemory>> = BTreeMap::new();
+    for dir in dirs {
+        for (node, memory) in read::memory_numa_stat(dir).ok()? {
+            sum.entry(node).or_default().push(memory);
+        }
+    }
+    Some(sum)
+}
+
+fn user_memory(dirs: &[PathBuf]) -> Option<ByNode> {
+    let user = |of: &NodeMemory| of.anon.0.saturating_add(of.file.0);
+    let sum = |all: &Vec<NodeMemory>| all.iter().map(user).fold(0, u64::saturating_add);
+    Some(numa_stat(dirs)?.iter().map(|(node, all)| (*node, Bytes(sum(all)))).collect())
+}
+
+/// Page cache on a node that nobody maps and that can be dropped.
+fn loose_cache(dirs: &[PathBuf], node: NodeId) -> Bytes {
+    let found = numa_stat(dirs).and_then(|mut found| found.remove(&node)).unwrap_or_default();
+    let loose = found.iter().map(|of| of.file.0.saturating_sub(of.file_mapped.0.max(of.shmem.0)));
+    Bytes(loose.fold(0, u64::saturating_add))
+}
+
+/// Moves as much as the other node has room for. If that leaves much where it is, page cache that cannot be moved is
+/// dropped.
+fn carry_out(root: &Path, order: &PageMove, stop: &CancellationToken) -> PagesMoved {
+    let proc = root.join("proc");
+    let room = room(root, order.to);
+    let order = PageMove { bytes: order.bytes.min(room), ..order.clone() };
+    let mut moved = PagesMoved::default();
+    if order.bytes < LEAST {
+        moved.add(Outcome::NoRoom, LEAST.0);
+        return moved;
+    }
+    moved = pages::move_pages(&proc, &order, || stop.is_cancelled());
+    let left = Bytes(order.bytes.0.saturating_sub(moved.bytes(Outcome::Moved).0));
+    let loose = loose_cache(&order.dirs, order.from).min(left);
+    if loose < LEAST || stop.is_cancelled() {
+        return moved;
+    }
+    for dir in &order.dirs {
+        if let Err(error) = pages::reclaim(&proc, dir, loose) {
+            tracing::debug!(dir = %dir.display(), %error, "page cache cannot be dropped");
+        }
+    }
+    let after = loose_cache(&order.dirs, order.from);
+    moved.add(Outcome::Reclaimed, loose.0.saturating_sub(after.min(loose).0));
+    moved
+}
+
+/// What can still be moved to a node: what is free or page cache that was not used lately, less a spare part.
+fn room(root: &Path, node: NodeId) -> Bytes {
+    match sysfs::node_memory(root, node) {
+        Ok(memory) => {
+            let there = memory.free.0.saturating_add(memory.inactive_file.0);
+            Bytes(there.saturating_sub(memory.total.0 / SPARE))
+        }
+        Err(error) => {
+            tracing::warn!(%node, %error, "it is not known how much room the node has: no pages are moved there");
+            Bytes(0)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn cgroup(root: &Path, name: &str, stat: &str) -> PathBuf {
+        let dir = root.join(name);
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("memory.numa_stat"), stat).unwrap();
+        dir
+    }
+
+    #[test]
+    fn several_cgroups_count_together() {
+        let root = tempfile::tempdir().unwrap();
+        let stat = "anon N0=100 N1=5\nfile N0=40 N1=0\nfile_mapped N0=10 N1=0\nshmem N0=4 N1=0\n";
+        let dirs = [cgroup(root.path(), "a", stat), cgroup(root.path(), "b", "anon N0=1 N1=1\n")];
+        assert_eq!(user_memory(&dirs), Some([(NodeId(0), Bytes(141)), (NodeId(1), Bytes(6))].into()));
+        assert_eq!(loose_cache(&dirs, NodeId(0)), Bytes(30));
+        let gone = [dirs[0].clone(), root.path().join("gone")];
+        assert_eq!(user_memory(&gone), None, "half of a pod is no figure");
+    }
+
+    #[test]
+    fn a_node_without_room_gets_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let node = root.path().join("sys/devices/system/node/node1");
+        fs::create_dir_all(&node).unwrap();
+        let meminfo = |free: u64| {
+            let text = format!("Node 1 MemTotal: 65536 kB\nNode 1 MemFree: {free} kB\n");
+            fs::write(node.join("meminfo"), text).unwrap();
+        };
+        meminfo(1024 + 2047);
+        let order = PageMove {
+            dirs: Vec::new(),
+            from: NodeId(0),
+            to: NodeId(1),
+            bytes: Bytes::mib(64),
+            rate: Bytes::mib(64),
+        };
+        let moved = carry_out(root.path(), &order, &CancellationToken::new());
+        assert_eq!(moved.obstacle(), Some(Outcome::NoRoom));
+        meminfo(1024 + 4096);
+        assert_eq!(room(root.path(), NodeId(1)), Bytes::mib(4));
+        assert_eq!(carry_out(root.path(), &order, &CancellationToken::new()).obstacle(), None);
+        assert_eq!(room(root.path(), NodeId(2)), Bytes(0), "not known");
+    }
+}

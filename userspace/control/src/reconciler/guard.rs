@@ -1,0 +1,384 @@
+//! The headroom guard's hand (`guard: act`): where a node may soon not have what is promised on it, workloads without a
+//! guarantee are kept off it.
+//!
+//! Problem: see [`HeadroomSource`](numaward_model::port::HeadroomSource), which looks. Clean page cache counts as what can
+//! be had: the kernel drops it when somebody needs memory. So to drop it early would help nobody; what is in the way is
+//! memory that cannot be dropped: anonymous memory, tmpfs, dirty or locked pages.
+//!
+//! Algorithm: while a node is short, every few seconds the workload without a guarantee that has most there is steered off
+//! it, unless the configuration exempts it or its other nodes have no room for what it has. When the node is no longer low,
+//! which takes a while, all are given back what they had.
+//!
+//! Invariants: nobody with a guarantee is touched, nor what is above or below one. This thread reads no figures: it takes
+//! those that the guard saw last.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use numaward_api::{EnforcementMode, EventKind, Severity};
+use numaward_cgroup::CgroupPath;
+use numaward_config::guard::GuardMode;
+use numaward_model::{
+    Report,
+    headroom::{Headroom, NodeHeadroom, OtherWorkload},
+};
+use numaward_topology::{Bytes, NodeId, NodeSet};
+
+use super::Event;
+use crate::{core::Core, page_worker::LEAST};
+
+/// How long what was done for a node has to show, before more is.
+const SETTLE: Duration = Duration::from_secs(3);
+
+/// Steers workloads.
+#[derive(Debug, Default)]
+pub(super) struct Guard {
+    /// The look that was acted upon last.
+    look: u64,
+    /// When something was last done for a node.
+    acted: BTreeMap<NodeId, Instant>,
+    /// Who cannot be steered off a node, and was reported: as long as the node is low.
+    refused: BTreeSet<(NodeId, CgroupPath)>,
+}
+
+impl Guard {
+    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
+        match event {
+            Event::Turn(now) => self.turn(core, *now),
+            Event::Held(_)
+            | Event::Cgroups(_)
+            | Event::Written(_)
+            | Event::Machine(_)
+            | Event::Changed
+            | Event::Gone(_)
+            | Event::Free => {}
+        }
+    }
+
+    fn turn(&mut self, core: &mut Core, now: Instant) {
+        if core.config.guard != GuardMode::Act || core.mode() != EnforcementMode::On {
+            // What an earlier run did.
+            give_back(core, |_| NodeSet::new());
+            return;
+        }
+        let seen = core.ports.headroom.headroom();
+        // Before the first look nothing is known: who is steered stays so.
+        if seen.look == self.look {
+            return;
+        }
+        self.look = seen.look;
+        let low: NodeSet = seen.nodes.iter().filter(|of| of.is_low).map(|of| of.node).collect();
+        self.acted.retain(|node, _| low.contains(*node));
+        self.refused.retain(|(node, _)| low.contains(*node));
+        give_back(core, |off| off & &low);
+        for of in seen.nodes.iter().filter(|of| of.is_low && of.is_short()) {
+            let is_due = self.acted.get(&of.node).is_none_or(|acted| now.duration_since(*acted) >= SETTLE);
+            if is_due && self.relieve(core, &seen, of) {
+                self.acted.insert(of.node, now);
+            }
+        }
+        core.metrics.steered(core.state.steered.len());
+    }
+
+    /// Steers one workload off a node; `true` if one was.
+    fn relieve(&mut self, core: &mut Core, seen: &Headroom, of: &NodeHeadroom) -> bool {
+        let node = of.node;
+        let mut others: Vec<&OtherWorkload> =
+            seen.others.iter().filter(|other| other.on(node) >= LEAST).collect();
+        others.sort_by_key(|other| (std::cmp::Reverse(other.on(node)), other.cgroup.clone()));
+        for other in others {
+            let is_off = core.state.steered.get(&other.cgroup).is_some_and(|off| off.contains(node));
+            if is_off || !may_be_steered(core, other) {
+                continue;
+            }
+            match steer_off(core, seen, other, node) {
+                Ok(left) => {
+                    let message = format!(
+                        "{} is kept off node {node}, which may soon not have what is promised on it; it may use nodes \
+                         {left}.",
+                        other.cgroup
+                    );
+                    report(core, &other.cgroup, node, Severity::Warning, message);
+                    return true;
+                }
+                Err(reason) => {
+                    if self.refused.insert((node, other.cgroup.clone())) {
+                        let message = format!("{} cannot be kept off node {node}: {reason}.", other.cgroup);
+                        report(core, &other.cgroup, node, Severity::Warning, message);
+                    }
+                }
+            }
+        }
+        false
+    }
+}
+
+/// Whether the configuration lets this one be steered, and it is still what was seen.
+fn may_be_steered(core: &Core, other: &OtherWorkload) -> bool {
+    let is_exempt = core.config.guard_exempt.iter().any(|pattern| pattern.matches(&other.cgroup));
+    let is_promised = core
+        .state
+        .guarantees
+        .values()
+        .any(|held| held.cgroup.contains(&other.cgroup) || other.cgroup.contains(&held.cgroup));
+    let is_there = matches!(core.hierarchy.id_of(&other.cgroup), Ok(Some(id)) if id == other.id);
+    !is_exempt && !is_promised && is_there
+}
+
+/// Steers a workload off one more node; the nodes that are left to it, or why not.
+fn steer_off(
+    core: &mut Core,
+    seen: &Headroom,
+    other: &OtherWorkload,
+    node: NodeId,
+) -> Result<NodeSet, String> {
+    let mut off = core.state.steered.get(&other.cgroup).cloned().unwrap_or_default();
+    off.extend([node]);
+    let allowed = core.nodes_without_steering(&other.cgroup)?;
+    if !allowed.contains(node) {
+        return Err(format!("it may use nodes {allowed} only, and what it has there stays"));
+    }
+    let left = &allowed - &off;
+    if left.is_empty() {
+        return Err(format!("it may use nodes {allowed}, and no others"));
+    }
+    // Of a node on which nothing is promised, all may be used.
+    let spare = |node: NodeId| match seen.node(node) {
+        Some(of) => of.room().saturating_sub_unsigned(of.margin.0).max(0).cast_unsigned(),
+        None => u64::MAX,
+    };
+    let room = left.iter().map(spare).fold(0, u64::saturating_add);
+    if room < other.on(node).0 {
+        let (has, room) = (other.on(node), Bytes(room));
+        return Err(format!("it has {has} there, and nodes {left} have room for {room}"));
+    }
+    core.steer(&other.cgroup, Some((off, left.clone()))).map_err(|error| error.to_string())?;
+    Ok(left)
+}
+
+/// Lets those who are steered off other nodes than `still` says have them back.
+fn give_back(core: &mut Core, still: impl Fn(&NodeSet) -> NodeSet) {
+    let steered = core.state.steered.iter();
+    let changed: Vec<(CgroupPath, NodeSet, NodeSet)> = steered
+        .map(|(path, off)| (path.clone(), off.clone(), still(off)))
+        .filter(|(_, off, still)| off != still)
+        .collect();
+    for (path, off, still) in changed {
+        let back = &off - &still;
+        let done = if still.is_empty() {
+            core.steer(&path, None).map_err(|error| error.to_string())
+        } else {
+            core.nodes_without_steering(&path).and_then(|allowed| {
+                let left = &allowed - &still;
+                core.steer(&path, Some((still, left))).map_err(|error| error.to_string())
+            })
+        };
+        match done {
+            Ok(()) => {
+                let message = format!("{path} may use nodes {back} again.");
+                report(core, &path, back.first().unwrap_or(NodeId(0)), Severity::Info, message);
+            }
+            Err(error) => {
+                // A record of what was found stays, and is given back at the next start.
+                tracing::error!(cgroup = %path, %error, "cannot be given back the nodes that it was kept off");
+                core.state.steered.remove(&path);
+            }
+        }
+        core.metrics.steered(core.state.steered.len());
+    }
+}
+
+fn report(core: &Core, cgroup: &CgroupPath, node: NodeId, severity: Severity, message: String) {
+    core.report(Some(cgroup), Report::new(EventKind::Steered, message).severity(severity).node(node));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path, sync::Arc};
+
+    use numaward_api as api;
+    use numaward_config::{Config, enforcement::CgroupPattern};
+
+    use super::*;
+    use crate::{
+        Request,
+        reconciler::{ReconcilerLoop, tests::reconciler_loop},
+        testing::{self as fixture, Host},
+    };
+
+    /// A host with these cgroups, of which `/kept` is promised memory on a node.
+    struct Bench {
+        dir: tempfile::TempDir,
+        host: Arc<Host>,
+        config: Config,
+        reconciler: Option<ReconcilerLoop>,
+        look: u64,
+        now: Instant,
+    }
+
+    impl Bench {
+        fn new(cgroups: &[&str]) -> Self {
+            let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Host::small()));
+            let root = dir.path().join("cgroup");
+            for cgroup in [&["", "kept"], cgroups].concat() {
+                fixture::cgroup(&root.join(cgroup), &host.machine.lock().unwrap());
+            }
+            let config = Config {
+                state_directory: dir.path().join("state"),
+                guard: GuardMode::Act,
+                guard_exempt: vec![CgroupPattern::new("/exempt").unwrap()],
+                ..Config::default()
+            };
+            let mut reconciler = reconciler_loop(&config, &root, &host);
+            let request = Request::new(&api::AllocationRequest {
+                name: "kept".to_owned(),
+                target: api::Target::Cgroup("/kept".to_owned()),
+                cpus: 1,
+                memory: "256Mi".to_owned(),
+                memory_limit: None,
+                hugepages: BTreeMap::new(),
+                policy: None,
+                partition: None,
+            });
+            assert!(reconciler.admit(&request.unwrap(), false).is_ok());
+            Self { dir, host, config, reconciler: Some(reconciler), look: 0, now: Instant::now() }
+        }
+
+        fn root(&self) -> std::path::PathBuf {
+            self.dir.path().join("cgroup")
+        }
+
+        fn mems(&self, cgroup: &str) -> String {
+            fixture::line(&self.root().join(cgroup).join("cpuset.mems"))
+        }
+
+        /// Node 1 has this room above its margin, in MiB, and so has node 0; these others have so much on node 1.
+        fn see(&mut self, low: bool, [room, elsewhere]: [i64; 2], others: &[(&str, u64)]) {
+            let node = |node: u32, is_low: bool, room: i64| NodeHeadroom {
+                node: NodeId(node),
+                obtainable: Bytes(((1 << 30) + (room << 20)).cast_unsigned()),
+                unused: Bytes::mib(1024 - 64),
+                margin: Bytes::mib(64),
+                is_low,
+            };
+            let root = self.root();
+            let other = |(path, mib): &(&str, u64)| OtherWorkload {
+                cgroup: format!("/{path}").parse().unwrap(),
+                id: id_of(&root.join(path)),
+                resident: vec![(NodeId(1), Bytes::mib(*mib))],
+            };
+            self.look += 1;
+            let (nodes, others) =
+                (vec![node(0, false, elsewhere), node(1, low, room)], others.iter().map(other));
+            *self.host.headroom.lock().unwrap() =
+                Arc::new(Headroom { look: self.look, nodes, others: others.collect() });
+            self.now += SETTLE;
+            self.turn();
+        }
+
+        fn turn(&mut self) {
+            let ReconcilerLoop { guard, core, .. } = self.reconciler.as_mut().unwrap();
+            guard.handle(core, &Event::Turn(self.now));
+        }
+
+        /// Ends the daemon and starts it anew.
+        fn restart(&mut self) {
+            drop(self.reconciler.take());
+            self.reconciler = Some(reconciler_loop(&self.config, &self.root(), &self.host));
+            self.turn();
+        }
+
+        fn state(&self) -> &crate::State {
+            &self.reconciler.as_ref().unwrap().core.state
+        }
+
+        fn told(&self) -> String {
+            let happened = self.host.happened.lock().unwrap();
+            happened.iter().map(|(_, report)| report.message.clone() + "\n").collect()
+        }
+    }
+
+    fn id_of(dir: &Path) -> numaward_cgroup::CgroupId {
+        use std::os::unix::fs::MetadataExt as _;
+        numaward_cgroup::CgroupId(fs::metadata(dir).unwrap().ino())
+    }
+
+    #[test]
+    fn the_largest_is_kept_off_first_and_gets_back_what_it_had() {
+        let mut bench = Bench::new(&["small", "large", "exempt", "bound"]);
+        fs::write(bench.root().join("bound/cpuset.mems"), "1\n").unwrap();
+        let others = [("small", 50), ("exempt", 500), ("large", 200), ("bound", 400), ("kept", 900)];
+        bench.see(true, [-10, 1000], &others);
+        assert_eq!(["small", "large", "exempt", "bound"].map(|of| bench.mems(of)), ["", "0", "", "1"]);
+        assert!(bench.told().contains("/bound cannot be kept off node 1: it may use nodes 1, and no others"));
+        assert!(bench.told().contains("/large is kept off node 1"));
+        bench.turn();
+        assert_eq!(bench.mems("small"), "", "the same look");
+        bench.see(true, [10, 1000], &others);
+        assert_eq!(bench.mems("small"), "", "low, but not short");
+        bench.see(true, [-1, 1000], &others);
+        assert_eq!(bench.mems("small"), "0");
+        assert_eq!(bench.told().matches("/bound cannot").count(), 1, "said once");
+
+        // A restart goes on with it.
+        bench.restart();
+        assert_eq!(["small", "large"].map(|of| bench.mems(of)), ["0", "0"]);
+        bench.see(false, [500, 1000], &[]);
+        assert_eq!(["small", "large", "bound"].map(|of| bench.mems(of)), ["", "", "1"]);
+        assert!(bench.state().steered.is_empty());
+        assert!(bench.state().applied.held().all(|(path, _)| path.as_str() == "/kept"));
+        assert!(bench.told().contains("/large may use nodes 1 again"));
+    }
+
+    #[test]
+    fn nobody_is_kept_off_where_the_other_nodes_have_no_room() {
+        let mut bench = Bench::new(&["hog"]);
+        bench.see(true, [-10, 99], &[("hog", 100)]);
+        assert_eq!(bench.mems("hog"), "");
+        assert!(bench.told().contains("nodes 0 have room for 99Mi"), "{}", bench.told());
+        bench.see(true, [-10, 100], &[("hog", 100)]);
+        assert_eq!(bench.mems("hog"), "0");
+    }
+
+    #[test]
+    fn a_guard_that_no_longer_acts_gives_back_what_it_took() {
+        for mode in [GuardMode::Off, GuardMode::Report] {
+            let mut bench = Bench::new(&["hog"]);
+            bench.see(true, [-10, 1000], &[("hog", 100)]);
+            assert_eq!(bench.mems("hog"), "0");
+            bench.config.guard = mode;
+            bench.restart();
+            assert_eq!(bench.mems("hog"), "", "{mode:?}");
+            bench.see(true, [-10, 1000], &[("hog", 100)]);
+            assert_eq!(bench.mems("hog"), "", "{mode:?}");
+        }
+    }
+
+    #[test]
+    fn who_gets_a_guarantee_is_no_longer_kept_off() {
+        let mut bench = Bench::new(&["hog", "above", "above/below"]);
+        for hog in ["hog", "above"] {
+            bench.see(true, [-10, 1000], &[(hog, 100)]);
+            assert_eq!(bench.mems(hog), "0");
+        }
+        for (name, path) in [("hog", "/hog"), ("below", "/above/below")] {
+            let request = Request::new(&api::AllocationRequest {
+                name: name.to_owned(),
+                target: api::Target::Cgroup(path.to_owned()),
+                cpus: 1,
+                memory: "64Mi".to_owned(),
+                memory_limit: None,
+                hugepages: BTreeMap::new(),
+                policy: None,
+                partition: None,
+            });
+            assert!(bench.reconciler.as_mut().unwrap().admit(&request.unwrap(), false).is_ok(), "{name}");
+        }
+        assert_eq!(bench.mems("above"), "");
+        assert!(bench.state().steered.is_empty());
+        bench.see(false, [500, 1000], &[]);
+        assert!(!bench.mems("hog").is_empty(), "it holds what it was promised");
+    }
+}

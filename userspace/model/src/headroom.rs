@@ -1,0 +1,68 @@
+//! How each node is doing against what is promised on it and not yet used.
+
+use numaward_cgroup::{CgroupId, CgroupPath};
+use numaward_topology::{Bytes, NodeId};
+
+/// What the guard saw last. Readers keep an `Arc` of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Headroom {
+    /// Grows with each look; 0 before the first.
+    pub look: u64,
+    /// The nodes on which memory is promised.
+    pub nodes: Vec<NodeHeadroom>,
+    /// Workloads without a guarantee, where a node is low and somebody is to act.
+    pub others: Vec<OtherWorkload>,
+}
+
+impl Headroom {
+    /// How this node is doing, if memory is promised on it.
+    pub fn node(&self, node: NodeId) -> Option<&NodeHeadroom> {
+        self.nodes.iter().find(|of| of.node == node)
+    }
+}
+
+/// How a node is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeHeadroom {
+    /// The node.
+    pub node: NodeId,
+    /// Base pages that can still be had: free or reclaimable, without what the kernel keeps and what workloads with a
+    /// guarantee hold as page cache.
+    pub obtainable: Bytes,
+    /// What is promised there and not used yet.
+    pub unused: Bytes,
+    /// How much more than that is to be there.
+    pub margin: Bytes,
+    /// Whether the node is low: there was less, and there has not been enough for a while since.
+    pub is_low: bool,
+}
+
+impl NodeHeadroom {
+    /// What can be had beyond what is promised, in bytes; below zero where a promise cannot be kept.
+    pub fn room(&self) -> i64 {
+        self.obtainable.0.cast_signed().saturating_sub_unsigned(self.unused.0)
+    }
+
+    /// Whether there is less than there is to be.
+    pub fn is_short(&self) -> bool {
+        self.room() < self.margin.0.cast_signed()
+    }
+}
+
+/// A workload without a guarantee, with none above it or below it either.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherWorkload {
+    /// Its cgroup.
+    pub cgroup: CgroupPath,
+    /// Which cgroup of that path.
+    pub id: CgroupId,
+    /// Its user memory on the nodes that are low.
+    pub resident: Vec<(NodeId, Bytes)>,
+}
+
+impl OtherWorkload {
+    /// Its user memory on a node that is low.
+    pub fn on(&self, node: NodeId) -> Bytes {
+        self.resident.iter().find(|(of, _)| *of == node).map_or(Bytes(0), |(_, bytes)| *bytes)
+    }
+}

@@ -1,0 +1,313 @@
+//! The headroom guard: looks whether the nodes can keep what is promised on them, and reports where not. Who acts reads
+//! what it saw ([`HeadroomSource`](numaward_model::port::HeadroomSource)).
+//!
+//! Algorithm: each second the nodes' memory is read: a file for each. Where the workloads with a promise have their memory
+//! takes longer to read, some 50 µs each. What they take or give back changes what can be had and what they have not used
+//! alike, so it is read now and then only, and whenever a node seems low. The other workloads are read where a node is low
+//! and somebody is to act.
+//!
+//! Invariants: without a promise of memory nothing is read. Reading cgroups takes no more than a fiftieth of the time.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use numaward_api::{EventKind, Severity};
+use numaward_cgroup::{CgroupId, CgroupPath, Hierarchy, read::memory_numa_stat};
+use numaward_config::guard::GuardMode;
+use numaward_model::{
+    Promise, Promises, Report,
+    headroom::{Headroom, NodeHeadroom, OtherWorkload},
+    snapshot::Resident,
+};
+use numaward_probes::SlotId;
+use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    headroom::{Claims, Lows, News, margin},
+    observer::Observer,
+    residency,
+    table::Table,
+};
+
+/// How often the nodes are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often it is read what workloads with a promise use, while no node seems low.
+const READ: Duration = Duration::from_secs(10);
+/// How often the watermarks are read: they hardly ever change, and the file is long.
+const MARKS: Duration = Duration::from_mins(1);
+/// Reading cgroups takes no more than this share of the time: one of so many parts.
+const COST: u32 = 50;
+
+/// What the guard knows.
+#[derive(Debug, Default)]
+struct Guard {
+    lows: Lows,
+    claims: Claims,
+    /// Whose claims these are.
+    of: Option<Arc<Promises>>,
+    read: Option<Instant>,
+    /// Before, no cgroup is read again.
+    not_before: Option<Instant>,
+    marks: Option<Instant>,
+}
+
+/// Looks until `stop` is cancelled. The caller that cancels it also wakes the thread.
+pub(crate) fn keep_guard(observer: &Observer, stop: &CancellationToken) {
+    let mut guard = Guard::default();
+    while !stop.is_cancelled() {
+        observer.look_at_headroom(&mut guard);
+        thread::park_timeout(LOOK);
+    }
+}
+
+impl Observer {
+    fn look_at_headroom(&self, guard: &mut Guard) {
+        let (hierarchy, table, promises) = {
+            let state = self.lock();
+            (state.hierarchy.clone(), state.table.clone(), state.promises.clone())
+        };
+        let is_promised =
+            |promise: &Promise| promise.placed.iter().any(|(kind, ..)| *kind == ZoneKind::Memory);
+        let Some(hierarchy) = hierarchy.filter(|_| promises.workloads().iter().any(|of| is_promised(of)))
+        else {
+            if guard.of.is_some() {
+                let over = guard.lows.judge(&mut [], Instant::now());
+                self.report_headroom(&over);
+                *guard = Guard::default();
+                self.show_headroom(Vec::new(), Vec::new());
+            }
+            return;
+        };
+        let now = Instant::now();
+        if guard.marks.is_none_or(|marks| now.duration_since(marks) >= MARKS) {
+            guard.marks = Some(now);
+            self.read_watermarks();
+        }
+        let memory = self.node_memory();
+        let is_new = guard.of.as_ref().is_none_or(|of| !Arc::ptr_eq(of, &promises));
+        let is_old = guard.read.is_none_or(|read| now.duration_since(read) >= READ);
+        let mut nodes = self.judge(&memory, &guard.claims);
+        let seems_low = nodes.iter().any(NodeHeadroom::is_short) || guard.lows.is_any();
+        let may_read = guard.not_before.is_none_or(|not_before| now >= not_before);
+        if is_new || may_read && (is_old || seems_low) {
+            guard.claims = read_claims(&hierarchy, &promises);
+            (guard.of, guard.read) = (Some(promises.clone()), Some(now));
+            nodes = self.judge(&memory, &guard.claims);
+        }
+        let news = guard.lows.judge(&mut nodes, now);
+        self.report_headroom(&news);
+        let low: BTreeSet<NodeId> = nodes.iter().filter(|of| of.is_low).map(|of| of.node).collect();
+        let acts = self.config.guard == GuardMode::Act && !low.is_empty() && may_read;
+        let others = if acts { others(&hierarchy, &table, &promises, &low) } else { Vec::new() };
+        guard.not_before = Some(now + now.elapsed() * COST).filter(|_| may_read).or(guard.not_before);
+        self.show_headroom(nodes, others);
+    }
+
+    /// The watermarks of the nodes, as they were read last.
+    fn read_watermarks(&self) {
+        match sysfs::watermarks(&self.config.host_root, Bytes(self.page_size)) {
+            Ok(marks) => drop(self.watermarks.send_replace(Arc::new(marks))),
+            // What the kernel keeps is little; without it a node seems to have that much more.
+            Err(error) => tracing::debug!(%error, "the nodes' watermarks are not known"),
+        }
+    }
+
+    /// How the nodes are doing on which memory is promised.
+    fn judge(&self, memory: &[(NodeId, Option<sysfs::NodeMemory>)], claims: &Claims) -> Vec<NodeHeadroom> {
+        let promised: BTreeSet<NodeId> = claims.nodes().collect();
+        let of = memory.iter().filter(|(node, _)| promised.contains(node));
+        of.filter_map(|(node, memory)| {
+            let memory = memory.as_ref()?;
+            Some(NodeHeadroom {
+                node: *node,
+                obtainable: claims.left(*node, self.obtainable(*node, memory)),
+                unused: claims.unused(*node),
+                margin: margin(memory.total),
+                is_low: false,
+            })
+        })
+        .collect()
+    }
+
+    /// What can be had of a node.
+    pub(crate) fn obtainable(&self, node: NodeId, memory: &sysfs::NodeMemory) -> Bytes {
+        self.watermarks.borrow().get(&node).copied().unwrap_or_default().obtainable(memory)
+    }
+
+    fn show_headroom(&self, nodes: Vec<NodeHeadroom>, others: Vec<OtherWorkload>) {
+        self.headroom.send_modify(|headroom| {
+            *headroom = Arc::new(Headroom { look: headroom.look + 1, nodes, others });
+        });
+    }
+
+    fn report_headroom(&self, news: &[News]) {
+        for news in news {
+            self.events().report(describe(news));
+        }
+    }
+}
+
+/// An event, as a sentence.
+fn describe(news: &News) -> Report {
+    let mib = |bytes: Bytes| format!("{} MiB", bytes.0 >> 20);
+    let numbers = |of: &NodeHeadroom| {
+        let (obtainable, unused) = (mib(of.obtainable), mib(of.unused));
+        format!("{obtainable} can be had there, {unused} are promised and not used yet")
+    };
+    match news {
+        News::Begins(of) => {
+            let is_broken = of.room() < 0;
+            let may = if is_broken { "does not have" } else { "may soon not have" };
+            let message = format!("Node {} {may} what is promised on it: {}.", of.node, numbers(of));
+            let severity = if is_broken { Severity::Critical } else { Severity::Warning };
+            let report = Report::new(EventKind::HeadroomLow, message).severity(severity).node(of.node);
+            report.detail("obtainableBytes", of.obtainable.0).detail("unusedBytes", of.unused.0)
+        }
+        News::Ends(of) => {
+            let message = format!("Node {} has what is promised on it: {}.", of.node, numbers(of));
+            Report::new(EventKind::HeadroomLow, message).severity(Severity::Info).node(of.node)
+        }
+        News::Over(node) => {
+            let message = format!("Nothing is promised on node {node} any more that it might not have.");
+            Report::new(EventKind::HeadroomLow, message).severity(Severity::Info).node(*node)
+        }
+    }
+}
+
+/// Reads what workloads with a promise use of it. One that is gone meanwhile uses nothing.
+fn read_claims(hierarchy: &Hierarchy, promises: &Promises) -> Claims {
+    let mut claims = Claims::default();
+    for promise in promises.workloads() {
+        let read = if promise.placed.is_empty() {
+            BTreeMap::new()
+        } else {
+            memory_numa_stat(&hierarchy.dir(&promise.cgroup)).unwrap_or_default()
+        };
+        claims.add(promise, |node| -> Option<Resident> { read.get(&node).copied().map(residency::resident) });
+    }
+    claims
+}
+
+/// The workloads without a promise that have memory on these nodes: none that has a promise above or below it, or another
+/// workload below it.
+fn others(
+    hierarchy: &Hierarchy,
+    table: &Table<SlotId>,
+    promises: &Promises,
+    low: &BTreeSet<NodeId>,
+) -> Vec<OtherWorkload> {
+    let promised: BTreeSet<&CgroupPath> =
+        promises.workloads().iter().map(|promise| &promise.cgroup).collect();
+    let mut members: Vec<(CgroupId, &CgroupPath)> =
+        table.members().map(|(id, member)| (id, &member.path)).collect();
+    members.sort_by(|a, b| a.1.cmp(b.1));
+    let mut found = Vec::new();
+    for (index, (id, path)) in members.iter().enumerate() {
+        // What is below one comes right after it.
+        let is_outer = members.get(index + 1).is_some_and(|(_, next)| path.contains(next));
+        let is_promised = |other: &&CgroupPath| path.contains(other) || other.contains(path);
+        if is_outer || path.is_root() || promised.iter().any(is_promised) {
+            continue;
+        }
+        let read = memory_numa_stat(&hierarchy.dir(path)).unwrap_or_default();
+        let on = |node: &NodeId| read.get(node).map(|of| Bytes(of.anon.0.saturating_add(of.file.0)));
+        let resident: Vec<_> =
+            low.iter().filter_map(|node| Some((*node, on(node)?))).filter(|(_, bytes)| bytes.0 > 0).collect();
+        if !resident.is_empty() {
+            found.push(OtherWorkload { cgroup: (*path).clone(), id: *id, resident });
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use numaward_cgroup::WorkloadKind;
+    use numaward_config::Config;
+    use numaward_engine::Ledger;
+    use numaward_topology::CpuSet;
+
+    use super::*;
+    use crate::table::Member;
+
+    fn write(root: &Path, file: &str, text: &str) {
+        let path = root.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// A machine with two nodes of 1 GiB, of which node 1 has so much free, in MiB.
+    fn machine(root: &Path, free: u64) {
+        write(root, "sys/devices/system/cpu/online", "0-1\n");
+        write(root, "sys/devices/system/node/online", "0-1\n");
+        for (node, free) in [(0, 900), (1, free)] {
+            let dir = format!("sys/devices/system/node/node{node}");
+            write(root, &format!("{dir}/cpulist"), &format!("{node}\n"));
+            let line = |key: &str, mib: u64| format!("Node {node} {key}: {} kB\n", mib << 10);
+            let text = [line("MemTotal", 1024), line("MemFree", free), line("Inactive(file)", 10)].concat();
+            write(root, &format!("{dir}/meminfo"), &text);
+        }
+    }
+
+    fn promise(path: &str, id: u64, mib: u64) -> Arc<Promise> {
+        Arc::new(Promise {
+            cgroup: path.parse().unwrap(),
+            id: CgroupId(id),
+            container: None,
+            nodes: "1".parse().unwrap(),
+            cpus: CpuSet::new(),
+            blocks: Vec::new(),
+            placed: vec![(ZoneKind::Memory, NodeId(1), Bytes::mib(mib))],
+            offline_cpus: CpuSet::new(),
+            uncovered: Vec::new(),
+        })
+    }
+
+    #[test]
+    fn a_node_that_may_not_keep_its_promise_is_reported_with_those_who_are_in_the_way() {
+        let root = tempfile::tempdir().unwrap();
+        machine(root.path(), 600);
+        let config = Config { host_root: root.path().into(), guard: GuardMode::Act, ..Config::default() };
+        let observer = Observer::new(&config);
+        let mut guard = Guard::default();
+        observer.look_at_headroom(&mut guard);
+        assert_eq!(observer.headroom.borrow().look, 0, "nothing is promised: nothing is read");
+
+        for (id, path) in (1..).zip(["/kept", "/kept/below", "/outer", "/outer/hog", "/hog", "/elsewhere"]) {
+            let bytes = if path == "/elsewhere" { "N0=4096 N1=0" } else { "N0=4096 N1=104857600" };
+            write(
+                root.path(),
+                &format!("{path}/memory.numa_stat")[1..],
+                &format!("anon {bytes}\nfile {bytes}\n"),
+            );
+            let member = Member::new(path.parse().unwrap(), WorkloadKind::TopLevel, None);
+            observer.lock().table_mut().add(CgroupId(id), path, member);
+        }
+        observer.lock().hierarchy = Some(Hierarchy::at(root.path()));
+        let promises = Promises::new(vec![promise("/kept", 1, 700)], Ledger::default());
+        observer.lock().promises = Arc::new(promises);
+        observer.look_at_headroom(&mut guard);
+        // 700 MiB, of which 200 are used; of the page cache nothing can be had: the promise holds it.
+        let seen = observer.headroom.borrow().clone();
+        let of = seen.node(NodeId(1)).unwrap();
+        assert_eq!((of.unused, of.obtainable), (Bytes::mib(500), Bytes::mib(510)));
+        assert!(of.is_low && of.is_short() && seen.node(NodeId(0)).is_none());
+        let others: Vec<&str> = seen.others.iter().map(|other| other.cgroup.as_str()).collect();
+        assert_eq!(others, ["/hog", "/outer/hog"]);
+        assert_eq!(seen.others[0].on(NodeId(1)), Bytes::mib(200));
+        let events = observer.events().page(&numaward_api::EventFilter { limit: 10, ..Default::default() });
+        assert_eq!(events.events.len(), 1, "{events:?}");
+        assert!(events.events[0].message.contains("Node 1 may soon not have what is promised on it"));
+
+        observer.lock().promises = Arc::default();
+        observer.look_at_headroom(&mut guard);
+        assert!(observer.headroom.borrow().nodes.is_empty());
+    }
+}

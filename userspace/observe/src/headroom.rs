@@ -1,0 +1,211 @@
+//! Whether a node can keep what is promised on it: what can still be had, against what is promised and not yet used.
+//!
+//! Problem: memory that is promised and not used yet is free, and others take it. The promise breaks later, when the
+//! workload asks for it.
+//!
+//! Terms: what can be *had* of a node is what is free or reclaimable, less what the kernel keeps for itself. A promise
+//! *holds* page cache: what a workload has of it within its promise counts as used, so it is not there for others. A
+//! node's *room* is what can be had, less what promises hold of it and what they have not used.
+//!
+//! Algorithm: a node is *low* as soon as its room is below a margin (a fiftieth of its memory, at least 32 MiB), and until
+//! it was at least twice that for half a minute.
+//!
+//! No file and no clock here: the caller passes readings and times.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use numaward_model::{Promise, headroom::NodeHeadroom, snapshot::Resident};
+use numaward_topology::{Bytes, NodeId, ZoneKind};
+
+/// For how long there has to be enough until a node is no longer low.
+const CALM: Duration = Duration::from_secs(30);
+
+/// What promises take of the nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Claims {
+    /// Promised and not used yet.
+    unused: BTreeMap<NodeId, u64>,
+    /// Page cache that workloads with a promise have within it.
+    held: BTreeMap<NodeId, u64>,
+}
+
+impl Claims {
+    /// Adds those of a promise. What the workload has on a node is not known where `resident` says nothing.
+    pub(crate) fn add(&mut self, promise: &Promise, resident: impl Fn(NodeId) -> Option<Resident>) {
+        let base = promise.placed.iter().filter(|(kind, ..)| *kind == ZoneKind::Memory);
+        for (_, node, Bytes(placed)) in base {
+            let of = resident(*node).unwrap_or_default();
+            let used = of.sum().0;
+            let droppable = of.file.0.saturating_sub(of.shmem.0);
+            *self.unused.entry(*node).or_default() += placed.saturating_sub(used);
+            *self.held.entry(*node).or_default() += droppable.saturating_sub(used.saturating_sub(*placed));
+        }
+    }
+
+    /// The nodes on which memory is promised.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        self.unused.keys().copied()
+    }
+
+    /// Promised on a node and not used yet.
+    pub(crate) fn unused(&self, node: NodeId) -> Bytes {
+        Bytes(self.unused.get(&node).copied().unwrap_or(0))
+    }
+
+    /// What is left of what can be had, when promises keep what they hold.
+    pub(crate) fn left(&self, node: NodeId, obtainable: Bytes) -> Bytes {
+        Bytes(obtainable.0.saturating_sub(self.held.get(&node).copied().unwrap_or(0)))
+    }
+}
+
+/// How much more than what is promised is to be there.
+pub(crate) fn margin(total: Bytes) -> Bytes {
+    Bytes((total.0 / 50).max(Bytes::mib(32).0))
+}
+
+/// Which nodes are low.
+#[derive(Debug, Default)]
+pub(crate) struct Lows(BTreeMap<NodeId, Option<Instant>>);
+
+/// What is news of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    /// It is low from now on.
+    Begins(NodeHeadroom),
+    /// It no longer is.
+    Ends(NodeHeadroom),
+    /// Nothing is promised on it any more.
+    Over(NodeId),
+}
+
+impl Lows {
+    /// Whether any node is low.
+    pub(crate) fn is_any(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// Judges the nodes, and enters which are low.
+    pub(crate) fn judge(&mut self, nodes: &mut [NodeHeadroom], now: Instant) -> Vec<News> {
+        let mut news = Vec::new();
+        let there: BTreeSet<NodeId> = nodes.iter().map(|of| of.node).collect();
+        self.0.retain(|node, _| {
+            let stays = there.contains(node);
+            if !stays {
+                news.push(News::Over(*node));
+            }
+            stays
+        });
+        for of in nodes {
+            let has_enough = of.room() >= of.margin.0.saturating_mul(2).cast_signed();
+            let was = self.0.get_mut(&of.node);
+            of.is_low = was.is_some() || of.is_short();
+            match was {
+                None if of.is_low => {
+                    self.0.insert(of.node, None);
+                    news.push(News::Begins(*of));
+                }
+                Some(enough) if has_enough => {
+                    let since = *enough.get_or_insert(now);
+                    if now.duration_since(since) >= CALM {
+                        self.0.remove(&of.node);
+                        of.is_low = false;
+                        news.push(News::Ends(*of));
+                    }
+                }
+                Some(enough) => *enough = None,
+                None => {}
+            }
+        }
+        news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_cgroup::CgroupId;
+    use numaward_topology::{CpuSet, HugepageSize};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn promise(placed: &[(u32, u64)]) -> Promise {
+        let huge = ZoneKind::Hugepages(HugepageSize(Bytes::mib(2)));
+        let placed = placed.iter().map(|(node, mib)| (ZoneKind::Memory, NodeId(*node), Bytes(mib * MIB)));
+        Promise {
+            cgroup: "/a".parse().unwrap(),
+            id: CgroupId(1),
+            container: None,
+            nodes: "0".parse().unwrap(),
+            cpus: CpuSet::new(),
+            blocks: Vec::new(),
+            // Pools are set aside from the start.
+            placed: placed.chain([(huge, NodeId(0), Bytes::gib(1))]).collect(),
+            offline_cpus: CpuSet::new(),
+            uncovered: Vec::new(),
+        }
+    }
+
+    fn resident(anon: u64, file: u64, shmem: u64) -> Resident {
+        let mib = |of: u64| Bytes(of * MIB);
+        Resident { anon: mib(anon), file: mib(file), shmem: mib(shmem), ..Resident::default() }
+    }
+
+    #[test]
+    fn what_is_used_is_no_longer_claimed_and_cache_within_the_promise_is_held() {
+        for (of, unused, held) in [
+            (resident(0, 0, 0), 100, 0),
+            (resident(30, 20, 0), 50, 20),
+            (resident(30, 20, 15), 50, 5),
+            (resident(60, 60, 0), 0, 40),
+            (resident(150, 60, 0), 0, 0),
+        ] {
+            let mut claims = Claims::default();
+            claims.add(&promise(&[(0, 100)]), |_| Some(of));
+            assert_eq!(claims.unused(NodeId(0)), Bytes(unused * MIB), "{of:?}");
+            let left = claims.left(NodeId(0), Bytes(200 * MIB));
+            assert_eq!(left, Bytes((200 - held) * MIB), "{of:?}");
+        }
+    }
+
+    #[test]
+    fn each_node_has_its_part_of_a_promise_on_several() {
+        let mut claims = Claims::default();
+        claims.add(&promise(&[(0, 100), (1, 50)]), |node| (node.0 == 0).then(|| resident(120, 0, 0)));
+        claims.add(&promise(&[(1, 10)]), |_| None);
+        assert_eq!(claims.unused(NodeId(0)), Bytes(0), "what is too much there helps no other node");
+        assert_eq!(claims.unused(NodeId(1)), Bytes::mib(60));
+        assert!(claims.nodes().eq([NodeId(0), NodeId(1)]));
+    }
+
+    #[test]
+    fn a_node_is_low_at_once_and_no_longer_after_a_while() {
+        let start = Instant::now();
+        let mut lows = Lows::default();
+        let mut at = |seconds: u64, obtainable: u64| {
+            let mut nodes = [NodeHeadroom {
+                node: NodeId(1),
+                obtainable: Bytes(obtainable * MIB),
+                unused: Bytes::mib(100),
+                margin: margin(Bytes::gib(1)),
+                is_low: false,
+            }];
+            let news = lows.judge(&mut nodes, start + Duration::from_secs(seconds));
+            (nodes[0].is_low, news.len(), lows.is_any())
+        };
+        assert_eq!(at(0, 200), (false, 0, false));
+        assert_eq!(at(1, 131), (true, 1, true), "the margin is 32 MiB");
+        assert_eq!(at(2, 163), (true, 0, true), "enough would be 164");
+        assert_eq!(at(3, 164), (true, 0, true));
+        assert_eq!(at(20, 150), (true, 0, true));
+        assert_eq!(at(21, 300), (true, 0, true), "it begins anew");
+        assert_eq!(at(50, 300), (true, 0, true));
+        assert_eq!(at(51, 300), (false, 1, false));
+        assert_eq!(at(52, 90), (true, 1, true));
+        assert!(matches!(lows.judge(&mut [], start)[..], [News::Over(NodeId(1))]));
+        assert!(!lows.is_any());
+    }
+}
