@@ -8,6 +8,7 @@
 )]
 
 mod answers;
+mod budgets;
 mod containerd;
 mod crash;
 mod daemon;
@@ -15,6 +16,7 @@ mod deploy;
 mod enforce;
 mod faults;
 mod guarantee;
+mod guard;
 mod herd;
 mod hotplug;
 mod load;

@@ -1,0 +1,60 @@
+# A workload on one node and one on both, which share that node; the second takes more of it than its share.
+socket=/run/numaward/control.sock
+_ready() { wget -qO- http://127.0.0.1:9560/readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
+metrics() { wget -qO- http://127.0.0.1:9560/metrics; }
+_event() { wget -qO- http://127.0.0.1:9560/api/v1/events | grep -q "$1"; }
+killed() { sed -n 's/^oom_kill //p' $cgroups/numaward/single/memory.events $cgroups/numaward/wide/memory.events; }
+_decided() { [ -s /tmp/single.json ] || killed | grep -qv '^0$'; }
+
+# run NAME: the example, with or without budgets.
+run() {
+    rm -f /tmp/go /tmp/single.json /tmp/wide.json
+    numaward run 2>>/tmp/daemon.log &
+    daemon=$!
+    wait_for 30 _ready
+    numaward exec --cpus 1 --memory 200Mi --name single -- sh -c '
+        until [ -e /tmp/go ]; do sleep 0.1; done
+        exec numaward-load --size 180M --report json >/tmp/single.json' 2>/tmp/single.err &
+    single=$!
+    wait_for 30 grep -q 'populated 1' $cgroups/numaward/single/cgroup.events
+    node=$(cat $cgroups/numaward/single/cpuset.mems)
+    numaward exec --cpus 1 --memory 900Mi --name wide -- \
+        numaward-load --size 850M --policy preferred:$node --report json >/tmp/wide.json 2>/tmp/wide.err &
+    wide=$!
+    wait_for 120 [ -s /tmp/wide.json ]
+    section "$1 node"
+    echo $node
+    section "$1 promised"
+    wget -qO- http://127.0.0.1:9560/api/v1/allocations
+    echo
+    section "$1 before"
+    cat /tmp/wide.json
+    [ "$1" = off ] || wait_for 180 _event 'no more than its share'
+    section "$1 wide"
+    cat $cgroups/numaward/wide/memory.numa_stat
+    touch /tmp/go
+    wait_for 120 _decided
+    sleep 1
+    section "$1 single"
+    cat /tmp/single.json
+    section "$1 killed"
+    killed
+    section "$1 events"
+    wget -qO- http://127.0.0.1:9560/api/v1/events
+    echo
+    section "$1 metrics"
+    sleep 3
+    metrics | grep -E '^numaward_(budget|numa_miss)'
+    section "$1 capabilities"
+    sed -n 's/^CapEff:[[:space:]]*//p' /proc/$daemon/status
+    kill -9 $(cat $cgroups/numaward/*/cgroup.procs)
+    wait $single $wide
+    wait_for 30 [ ! -e $cgroups/numaward/wide -a ! -e $cgroups/numaward/single ]
+    kill $daemon
+    wait $daemon
+}
+
+export NUMAWARD_STRATEGY=native
+run on
+export NUMAWARD_BUDGETS_ENABLED=false
+run off

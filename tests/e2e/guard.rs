@@ -1,0 +1,60 @@
+//! The headroom guard keeps a promise that a workload without a guarantee would break by filling the node with page cache.
+
+use std::time::Duration;
+
+use numaward_tests::{Bench, boot};
+use numaward_vm::Machine;
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn the_guard_keeps_a_promise_that_a_page_cache_hog_would_break() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
+    let report = boot(&bench.vm(machine).limit(Duration::from_mins(15)), include_str!("guard.sh"));
+
+    // Nobody looks: the hog takes what it gets, and what was promised is not there when it is asked for.
+    let node: u32 = report.section("off node").parse().unwrap();
+    let hog = report.numa_stat("off hog");
+    assert!(hog["file"][&node] > 450 * MIB, "the hog writes where it runs: {hog:?}");
+    assert_eq!(report.section("off mems"), "");
+    let killed = report.section("off killed");
+    assert!(killed != "0", "who was promised memory is killed when it asks for it: {killed}");
+    assert!(!report.section("off events").contains("headroom_low"));
+
+    // The guard acts: what the hog writes from then on goes elsewhere.
+    let node: u32 = report.section("act node").parse().unwrap();
+    let other = 1 - node;
+    assert_eq!(report.section("act mems"), other.to_string());
+    let hog = report.numa_stat("act hog");
+    assert!(hog["file"][&other] > 50 * MIB, "{hog:?}");
+    assert_eq!(report.section("act killed"), "0");
+    let db = report.json("act db");
+    assert_eq!(db["pages_by_node"][node.to_string()], 280 * MIB / 4096, "{db}");
+    let metrics = report.section("act metrics");
+    for line in [
+        format!("numaward_numa_miss_bytes_total{{workload=\"numaward/db\",node=\"{node}\"}} 0"),
+        format!("numaward_node_headroom_low{{node=\"{node}\"}} 1"),
+        "numaward_guard_steered_cgroups 1".to_owned(),
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "{line}:\n{metrics}");
+    }
+    let events = report.section("act events");
+    for words in [
+        format!("Node {node} may soon not have what is promised on it"),
+        format!("/hog is kept off node {node}"),
+    ] {
+        assert!(events.contains(&words), "{words}: {events}");
+    }
+
+    // That outlives a crash, and ends when there is room again.
+    assert_eq!(report.section("act after a crash"), other.to_string());
+    let found = report.section("act in the end");
+    assert!(found.is_empty() || found == "0-1", "{found}");
+    let events = report.section("act last events");
+    for words in
+        [format!("Node {node} has what is promised on it"), format!("/hog may use nodes {node} again")]
+    {
+        assert!(events.contains(&words), "{words}: {events}");
+    }
+}
