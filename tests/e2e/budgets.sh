@@ -9,17 +9,17 @@ _decided() { [ -s /tmp/single.json ] || killed | grep -qv '^0$'; }
 # run NAME: the example, with or without budgets.
 run() {
     rm -f /tmp/go /tmp/single.json /tmp/wide.json
-    numaward run 2>>/tmp/daemon.log &
+    numaward run --config /tmp/config.yaml 2>>/tmp/daemon.log &
     daemon=$!
     wait_for 30 _ready
-    numaward exec --cpus 1 --memory 200Mi --name single -- sh -c '
+    numaward exec --cpus 2 --memory 200Mi --name single -- sh -c '
         until [ -e /tmp/go ]; do sleep 0.1; done
         exec numaward-load --size 180M --report json >/tmp/single.json' 2>/tmp/single.err &
     single=$!
     wait_for 30 grep -q 'populated 1' $cgroups/numaward/single/cgroup.events
     node=$(cat $cgroups/numaward/single/cpuset.mems)
-    numaward exec --cpus 1 --memory 900Mi --name wide -- \
-        numaward-load --size 850M --policy preferred:$node --report json >/tmp/wide.json 2>/tmp/wide.err &
+    numaward exec --cpus 1 --memory 1000Mi --name wide -- \
+        numaward-load --size 950M --policy preferred:$node --report json >/tmp/wide.json 2>/tmp/wide.err &
     wide=$!
     wait_for 120 [ -s /tmp/wide.json ]
     section "$1 node"
@@ -54,7 +54,13 @@ run() {
     wait $daemon
 }
 
-export NUMAWARD_STRATEGY=native
+# CPU 0 is kept for the system, so two CPUs are to be had on node 1 only. Node 0 has what the machine itself needs.
+cat >/tmp/config.yaml <<END
+strategy: native
+reservedMemory:
+  - { numaNode: 0, limits: { memory: 450Mi } }
+  - { numaNode: 1, limits: { memory: 100Mi } }
+END
 run on
 export NUMAWARD_BUDGETS_ENABLED=false
 run off

@@ -11,11 +11,12 @@ start_daemon() {
     wait_for 30 _ready
 }
 
-# run NAME: the hog fills the node, then the workload asks for what it was promised.
+# run NAME: the hog fills the node, then the workload asks for what it was promised. That is on node 1: CPU 0 is kept for
+# the system, so two CPUs are to be had there only.
 run() {
     rm -f /tmp/go /tmp/db.json
     start_daemon
-    numaward exec --cpus 1 --memory 300Mi --name db -- sh -c '
+    numaward exec --cpus 2 --memory 300Mi --name db -- sh -c '
         until [ -e /tmp/go ]; do sleep 0.1; done
         exec numaward-load --size 280M --report json >/tmp/db.json' 2>/tmp/db.err &
     db=$!
@@ -27,7 +28,7 @@ run() {
     cat /sys/devices/system/node/node$node/cpulist >$cgroups/hog/cpuset.cpus
     mount -t tmpfs -o size=700M none /hog
     sh -c 'echo 0 >'$cgroups'/hog/cgroup.procs
-        for part in $(seq 1 65); do dd if=/dev/zero of=/hog/$part bs=1M count=8 2>/dev/null; sleep 0.3; done
+        for part in $(seq 1 65); do dd if=/dev/zero of=/hog/$part bs=1M count=8 2>/dev/null; sleep 0.6; done
         exec sleep 1000' &
     hog=$!
     wait_for 180 [ -e /hog/65 ]

@@ -51,7 +51,7 @@ macro_rules! runbooks {
 }
 
 /// The runbooks by alert: each leads to a page without anything else having to be there.
-const RUNBOOKS: [(&str, &str); 11] = runbooks![
+const RUNBOOKS: [(&str, &str); 12] = runbooks![
     "NumawardAdmissionStorm",
     "NumawardBudgetExceeded",
     "NumawardDown",
