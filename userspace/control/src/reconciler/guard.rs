@@ -235,12 +235,13 @@ mod tests {
             let request = Request::new(&api::AllocationRequest {
                 name: "kept".to_owned(),
                 target: api::Target::Cgroup("/kept".to_owned()),
-                cpus: 1,
+                cpus: Some(api::Cpus::whole(1)),
                 memory: "256Mi".to_owned(),
                 memory_limit: None,
                 hugepages: BTreeMap::new(),
                 policy: None,
                 partition: None,
+                placement: api::Placement::default(),
             });
             assert!(reconciler.admit(&request.unwrap(), false).is_ok());
             Self { dir, host, config, reconciler: Some(reconciler), look: 0, now: Instant::now() }
@@ -367,12 +368,13 @@ mod tests {
             let request = Request::new(&api::AllocationRequest {
                 name: name.to_owned(),
                 target: api::Target::Cgroup(path.to_owned()),
-                cpus: 1,
+                cpus: Some(api::Cpus::whole(1)),
                 memory: "64Mi".to_owned(),
                 memory_limit: None,
                 hugepages: BTreeMap::new(),
                 policy: None,
                 partition: None,
+                placement: api::Placement::default(),
             });
             assert!(bench.reconciler.as_mut().unwrap().admit(&request.unwrap(), false).is_ok(), "{name}");
         }

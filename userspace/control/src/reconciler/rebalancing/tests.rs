@@ -139,12 +139,13 @@ fn request(name: &str, memory: &str) -> Request {
     let asked = api::AllocationRequest {
         name: name.to_owned(),
         target: api::Target::Cgroup(format!("/{name}")),
-        cpus: 1,
+        cpus: Some(api::Cpus::whole(1)),
         memory: memory.to_owned(),
         memory_limit: None,
         hugepages: BTreeMap::new(),
         policy: None,
         partition: None,
+        placement: api::Placement::default(),
     };
     Request::new(&asked).unwrap()
 }
