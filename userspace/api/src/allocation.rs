@@ -295,6 +295,16 @@ pub struct DryRun {
     pub explanation: Explanation,
 }
 
+/// What became of a change: what is held now or, of a dry run, what would happen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum Resized {
+    /// What is held now.
+    Held(Box<Allocation>),
+    /// What would happen.
+    Dry(Box<DryRun>),
+}
+
 /// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]

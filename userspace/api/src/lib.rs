@@ -27,13 +27,14 @@ pub use self::{
     allocation::{
         Allocation, AllocationRequest, Allocations, Block, Candidate, DryRun, Explanation, Hint,
         KindPromises, Lack, MemoryTier, Merge, Moved, NodePromises, PartitionKind, PodContainer, Refusal,
-        Rejection, ResourceHints, Shortfall, Target, Tiers, TopologyManagerPolicy, UnknownName, Waiting,
+        Rejection, Resized, ResourceHints, Shortfall, Target, Tiers, TopologyManagerPolicy, UnknownName,
+        Waiting,
     },
     enforcement::{
         Drift, DriftState, Enforcement, EnforcementMode, HerdState, Herded, Herding, Noticed, Writer,
     },
     event::{Event, EventFilter, EventKind, EventPage, Severity},
-    placement::{Cpus, Placement, Resize, Resized},
+    placement::{Cpus, Placement, Resize},
     problem::Problem,
     rebalance::{
         BytesSource, MigrationRate, Move, MovePlan, MoveState, PlanRequest, RateSource, Rebalance,

@@ -24,8 +24,6 @@ use utoipa::{
     },
 };
 
-use super::allocation::{Allocation, DryRun};
-
 /// Wishes and conditions of a workload beside its amounts and its policy. Only the strategy `native` knows all but
 /// `preferredNodes`.
 #[skip_serializing_none]
@@ -185,16 +183,6 @@ pub struct Resize {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(examples(json!({"2Mi": "64Mi"})))]
     pub hugepages: BTreeMap<String, String>,
-}
-
-/// What became of a change: what is held now or, of a dry run, what would happen.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(untagged)]
-pub enum Resized {
-    /// What is held now.
-    Held(Box<Allocation>),
-    /// What would happen.
-    Dry(Box<DryRun>),
 }
 
 #[cfg(test)]

@@ -262,13 +262,13 @@ pub(crate) struct Wanted {
 pub(crate) struct Hugepages {
     /// Huge pages of 2 MiB, in bytes
     #[arg(long = "hugepages-2Mi", value_name = "SIZE")]
-    pub(crate) hugepages_2mi: Option<String>,
+    pub(crate) two_mib: Option<String>,
     /// Huge pages of 1 GiB, in bytes
     #[arg(long = "hugepages-1Gi", value_name = "SIZE")]
-    pub(crate) hugepages_1gi: Option<String>,
+    pub(crate) one_gib: Option<String>,
     /// Huge pages of any size, such as 2Mi=64Mi; can be repeated
     #[arg(long = "hugepages", value_name = "SIZE=BYTES", value_parser = pair)]
-    pub(crate) hugepages: Vec<(String, String)>,
+    pub(crate) sized: Vec<(String, String)>,
 }
 
 /// How it wants to be placed besides. All but --preferred-nodes needs the strategy native.
@@ -307,9 +307,9 @@ pub(crate) struct Placement {
 impl Hugepages {
     /// All of them, in bytes by size.
     pub(crate) fn by_size(self) -> BTreeMap<String, String> {
-        let named = [("2Mi", self.hugepages_2mi), ("1Gi", self.hugepages_1gi)];
+        let named = [("2Mi", self.two_mib), ("1Gi", self.one_gib)];
         let named = named.into_iter().filter_map(|(size, bytes)| Some((size.to_owned(), bytes?)));
-        named.chain(self.hugepages).collect()
+        named.chain(self.sized).collect()
     }
 }
 

@@ -154,7 +154,7 @@ impl Core {
         let account = change.state.ledger.owner(&owner).cloned().unwrap_or_default();
         let engine = account.request.as_deref().unwrap_or(&request.engine).clone();
         let allocation = account.containers.get(container).cloned().unwrap_or_default();
-        let resized = Request { limit, engine, ..request.clone() };
+        let resized = Request { engine, limit, ..request.clone() };
         let settings = change.settings(&resized, &allocation);
         if dry_run {
             let held = (&allocation, &resized.terms);

@@ -194,12 +194,16 @@ async fn a_burstable_guarantee_has_a_home_and_follows_its_memory() {
     assert_eq!(home(), "1");
     reconciler.release("b".to_owned()).await.unwrap();
     until("the promise follows", &|| home() == "0");
-    let happened = bench.host.happened.lock().unwrap();
-    let moved = happened.iter().find(|(_, report)| report.kind == api::EventKind::HomeMoved);
-    let (cgroup, report) = moved.unwrap();
-    assert_eq!(cgroup.as_ref().unwrap().to_string(), "/a");
-    assert!(report.message.contains("now node 0") && report.message.contains("node 1 before"), "{report:?}");
-    drop(happened);
+    {
+        let happened = bench.host.happened.lock().unwrap();
+        let moved = happened.iter().find(|(_, report)| report.kind == api::EventKind::HomeMoved);
+        let (cgroup, report) = moved.unwrap();
+        assert_eq!(cgroup.as_ref().unwrap().to_string(), "/a");
+        assert!(
+            report.message.contains("now node 0") && report.message.contains("node 1 before"),
+            "{report:?}"
+        );
+    }
 
     // It grows where it is, and keeps its class.
     resize(&reconciler, "a", &to(Some("500m"), Some("2Gi"))).await.unwrap();

@@ -153,7 +153,7 @@ async fn admit(
 ) -> Result<Response, Response> {
     let wrong = |error: FieldError| refused(&AdmissionError::Field(error), uri.path());
     let dry_run = dry_run(query.as_deref()).map_err(wrong)?;
-    let asked: api::AllocationRequest = read(body, "AllocationRequest", &uri)?;
+    let asked: api::AllocationRequest = read(body, "AllocationRequest", &uri).map_err(|refused| *refused)?;
     let request = Request::new(&asked).map_err(wrong)?;
     match reconciler.admit(request, dry_run).await {
         Ok(Answer::Admitted(allocation)) => Ok((StatusCode::CREATED, Json(allocation)).into_response()),
@@ -179,18 +179,19 @@ fn read<T: DeserializeOwned>(
     body: Result<Bytes, BytesRejection>,
     name: &str,
     uri: &Uri,
-) -> Result<T, Response> {
-    let body = body.map_err(IntoResponse::into_response)?;
+) -> Result<T, Box<Response>> {
+    let body = body.map_err(|rejection| Box::new(rejection.into_response()))?;
     let mut json = serde_json::Deserializer::from_slice(&body);
     let asked: Result<T, _> = serde_path_to_error::deserialize(&mut json);
     let asked = asked.map_err(|error| {
         let mut refusal = refusal(StatusCode::BAD_REQUEST, error.inner().to_string(), uri.path());
         refusal.field = Some(error.path().to_string()).filter(|path| path != ".");
         refusal.allowed = Some(format!("a request as /openapi.json describes it ({name})"));
-        respond(refusal)
+        Box::new(respond(refusal))
     })?;
     json.end().map_err(|error| {
-        respond(refusal(StatusCode::BAD_REQUEST, format!("after the request: {error}"), uri.path()))
+        let detail = format!("after the request: {error}");
+        Box::new(respond(refusal(StatusCode::BAD_REQUEST, detail, uri.path())))
     })?;
     Ok(asked)
 }
@@ -228,7 +229,7 @@ async fn resize(
 ) -> Result<Json<api::Resized>, Response> {
     let wrong = |error: FieldError| refused(&AdmissionError::Field(error), uri.path());
     let dry_run = dry_run(query.as_deref()).map_err(wrong)?;
-    let asked: api::Resize = read(body, "Resize", &uri)?;
+    let asked: api::Resize = read(body, "Resize", &uri).map_err(|refused| *refused)?;
     let resize = Resize::new(name, &asked).map_err(wrong)?;
     match reconciler.resize_allocation(resize, dry_run).await {
         Ok(Answer::Admitted(allocation)) => Ok(Json(api::Resized::Held(Box::new(allocation)))),
