@@ -54,6 +54,11 @@ pub struct Recent {
 }
 
 impl Moving {
+    /// Whether a plan that is being carried out moves this owner.
+    pub fn is_moved(&self, owner: &OwnerId) -> bool {
+        self.running.iter().flat_map(|running| &running.moves).any(|of| of.owner == *owner)
+    }
+
     /// Whether there is nothing to keep.
     pub fn is_empty(&self) -> bool {
         self.running.is_none() && self.recent.is_empty()

@@ -176,7 +176,11 @@ impl Core {
                 let owner = OwnerId::from(held.owner(name));
                 let account = change.state.ledger.owner(&owner);
                 let place = account.and_then(|account| account.containers.values().next());
-                at(&held.settings, place)
+                let mut settings = at(&held.settings, place);
+                if let Some((account, place)) = account.zip(place).filter(|(_, place)| place.cpus.is_none()) {
+                    settings.cpus = change.shared_cpus(&account.terms, &place.memory_nodes());
+                }
+                settings
             }
         };
         let plan = change.plan(Change::Hold(path.clone(), settings.clone()))?;
@@ -405,7 +409,8 @@ fn at(settings: &Settings, place: Option<&Allocation>) -> Settings {
         settings.cpus.clone_from(&place.cpus);
     }
     let nodes = place.memory_nodes();
-    if !nodes.is_empty() {
+    // What has a home only is not bound to it.
+    if settings.mems.is_some() && !nodes.is_empty() {
         settings.mems = Some(nodes);
     }
     settings

@@ -92,6 +92,10 @@ impl Core {
             return Err(conflict(problem, "one that was asked for; change the configuration for this one"));
         }
         let owner = OwnerId::from(name);
+        if self.state.moving.is_moved(&owner) {
+            let problem = format!("{name:?} is being moved to other nodes");
+            return Err(conflict(problem, "one that is not; wait for the moves to end, or cancel them"));
+        }
         let account = self.state.ledger.owner(&owner).ok_or_else(unknown)?;
         let engine = account.request.as_deref().cloned().ok_or_else(unknown)?;
         let container = engine.containers.first().map(|of| of.name.clone()).ok_or_else(unknown)?;

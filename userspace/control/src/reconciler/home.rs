@@ -95,7 +95,8 @@ fn burstable(core: &Core) -> BTreeMap<OwnerId, Vec<(String, CgroupPath)>> {
     for (name, guarantee) in &core.state.guarantees {
         let owner = OwnerId::from(guarantee.owner(name));
         let account = core.state.ledger.owner(&owner);
-        if account.is_some_and(|account| account.terms.burstable && !account.terms.immovable) {
+        let follows = account.is_some_and(|account| account.terms.burstable && !account.terms.immovable);
+        if follows && !core.state.moving.is_moved(&owner) {
             found.entry(owner).or_default().push((name.clone(), guarantee.cgroup.clone()));
         }
     }
