@@ -44,7 +44,7 @@ async fn plan(
     uri: Uri,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<api::MovePlan>, Response> {
-    let asked: api::PlanRequest = read(body, "PlanRequest", &uri)?;
+    let asked: api::PlanRequest = read(body, "PlanRequest", &uri).map_err(|refused| *refused)?;
     let refused = |error: &AdmissionError| refused(error, uri.path());
     let request = Request::new(&asked.request).map_err(|wrong| refused(&wrong.into()))?;
     let limits =
@@ -77,7 +77,7 @@ async fn start(
     uri: Uri,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<api::Rebalance>), Response> {
-    let asked: api::RebalanceRequest = read(body, "RebalanceRequest", &uri)?;
+    let asked: api::RebalanceRequest = read(body, "RebalanceRequest", &uri).map_err(|refused| *refused)?;
     let refused = |error: &AdmissionError| refused(error, uri.path());
     let request = Request::new(&asked.request).map_err(|wrong| refused(&wrong.into()))?;
     let limits =
