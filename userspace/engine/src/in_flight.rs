@@ -129,7 +129,9 @@ impl Charge {
 /// What these moves hold when all are made.
 fn held(moves: &[Move]) -> Charge {
     let mut sum = Charge::default();
-    moves.iter().for_each(|of| sum.add(&Charge::of(&of.to)));
+    for of in moves {
+        sum.add(&Charge::of(&of.to));
+    }
     sum
 }
 
