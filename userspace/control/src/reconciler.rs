@@ -337,7 +337,7 @@ impl ReconcilerLoop {
     fn plan(&mut self, request: &Request, limits: &Limits) -> Result<api::MovePlan, AdmissionError> {
         let plan = self.core.plan_moves(request, limits)?;
         let described = self.core.describe_plan(request, &plan)?;
-        self.rebalancing.tell_planned(&self.core, request, &described);
+        rebalancing::tell_planned(&self.core, request, &described);
         Ok(described)
     }
 

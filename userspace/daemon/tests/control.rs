@@ -212,13 +212,25 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
     assert_eq!(allocations(), before);
     assert_eq!(files(&host.root()), tree);
     assert_eq!(ask_on(&socket, "DELETE", &format!("{ALLOCATIONS}/a"), "").await.status, 204);
-    // What fits needs no moves, and can be admitted this way too.
-    let plan = ask_on(&socket, "POST", PLAN, &planned(1, "maxMoves", 1.into())).await;
+}
+
+/// What fits needs no moves, and can be admitted this way too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_without_moves_is_carried_out_at_once() {
+    let host = host();
+    host.cgroup("c");
+    let daemon = host.start();
+    let socket = on_socket(&host, &daemon);
+    let planned = |name: &str, value: Value| {
+        let asked: Value = serde_json::from_str(&request("x", "/c", 1, "1Gi")).unwrap();
+        serde_json::json!({"request": asked, name: value}).to_string()
+    };
+    let plan = ask_on(&socket, "POST", PLAN, &planned("maxMoves", 1.into())).await;
     assert_eq!(
         (plan.status, &plan.body["moves"], &plan.body["bytes"]),
         (200, &serde_json::json!([]), &0.into())
     );
-    let begun = ask_on(&socket, "POST", REBALANCE, &planned(1, "admit", true.into())).await;
+    let begun = ask_on(&socket, "POST", REBALANCE, &planned("admit", true.into())).await;
     assert_eq!((begun.status, &begun.body["id"]), (202, &plan.body["id"]), "{begun:?}");
     let start = std::time::Instant::now();
     let over = loop {

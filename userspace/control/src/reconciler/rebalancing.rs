@@ -132,18 +132,6 @@ impl Rebalancing {
         self.show(core);
     }
 
-    /// Reports that moves were planned.
-    pub(super) fn tell_planned(&self, core: &Core, request: &Request, plan: &api::MovePlan) {
-        let (count, bytes) = (plan.moves.len(), Bytes(plan.bytes));
-        let message = format!(
-            "Room for {} is planned: moves of workloads: {count}, with {bytes} in all.",
-            request.name
-        );
-        tell(core, "planned", Severity::Info, &message, |report| {
-            report.detail("plan", &plan.id).detail("moves", count).detail("bytes", bytes.0)
-        });
-    }
-
     /// Begins to carry out what is asked for.
     pub(super) fn start(&mut self, core: &mut Core, asked: Asked) -> Result<api::Rebalance, AdmissionError> {
         let Asked { request, limits, plan: expected, admit } = asked;
@@ -295,7 +283,7 @@ impl Rebalancing {
             let names: Vec<String> = cgroups.iter().map(|(name, _)| name.clone()).collect();
             let left = run.target(core).and_then(|(_, to)| core.resident_outside(&names, &to));
             if let (Some(left), Some(of)) =
-                (left, run.current(core).and_then(|at| run.shown.moves.get_mut(at)))
+                (left, Run::current(core).and_then(|at| run.shown.moves.get_mut(at)))
             {
                 of.moved_bytes = Some(outside.0.saturating_sub(left.0));
             }
@@ -312,6 +300,16 @@ impl Rebalancing {
     }
 }
 
+/// Reports that moves were planned.
+pub(super) fn tell_planned(core: &Core, request: &Request, plan: &api::MovePlan) {
+    let (count, bytes) = (plan.moves.len(), Bytes(plan.bytes));
+    let message =
+        format!("Room for {} is planned: moves of workloads: {count}, with {bytes} in all.", request.name);
+    tell(core, "planned", Severity::Info, &message, |report| {
+        report.detail("plan", &plan.id).detail("moves", count).detail("bytes", bytes.0)
+    });
+}
+
 fn conflict(field: &str, problem: String, allowed: &str) -> AdmissionError {
     AdmissionError::Conflict(FieldError::new(field, problem, allowed))
 }
@@ -323,13 +321,13 @@ fn tell(core: &Core, step: &str, severity: Severity, message: &str, with: impl F
 
 impl Run {
     /// The place of the move that is being made, or taken back.
-    fn current(&self, core: &Core) -> Option<usize> {
+    fn current(core: &Core) -> Option<usize> {
         core.state.moving.running.as_ref()?.begun.checked_sub(1)
     }
 
     /// What the move that is being made, or taken back, leaves and goes to.
     fn target(&self, core: &Core) -> Option<(Allocation, Allocation)> {
-        let of = core.state.moving.running.as_ref()?.moves.get(self.current(core)?)?;
+        let of = core.state.moving.running.as_ref()?.moves.get(Self::current(core)?)?;
         let (from, to) = (of.from.clone(), of.to.clone());
         Some(if self.back.is_some() { (to, from) } else { (from, to) })
     }
@@ -435,7 +433,7 @@ impl Run {
             self.phase = Phase::Await(cgroups);
             return false;
         }
-        let (place, target) = (self.current(core), self.target(core));
+        let (place, target) = (Self::current(core), self.target(core));
         let is_back = self.back.is_some();
         let mut left = Bytes(0);
         if let Some((from, to)) = &target {
@@ -464,9 +462,9 @@ impl Run {
         let moved = self.outside.zip(rest).map(|(before, after)| Bytes(before.0.saturating_sub(after.0)));
         if let Err(error) = core.arrived(is_back) {
             if is_back {
-                self.rest(&error, Phase::Await(cgroups))
+                self.rest(&error, Phase::Await(cgroups));
             } else {
-                self.fail(&error)
+                self.fail(&error);
             }
             return false;
         }
@@ -492,7 +490,7 @@ impl Run {
 
     /// A move cannot be taken back: the workload keeps its new place.
     fn stays(&mut self, core: &mut Core, error: &AdmissionError) {
-        let place = self.current(core);
+        let place = Self::current(core);
         let workload = place.and_then(|place| self.shown.moves.get(place)).map(|of| of.workload.clone());
         let message =
             format!("{} cannot be moved back, and stays where it is: {error}.", workload.unwrap_or_default());
