@@ -52,7 +52,8 @@ fn a_single_node_and_a_spanning_workload_share_a_node_only_with_budgets() {
         assert_eq!(killed.lines().collect::<Vec<_>>(), ["0", "0"], "nobody is killed");
         let single = report.json("on single");
         assert_eq!(single["pages_by_node"][node.to_string()], 180 * MIB / 4096, "{single}");
-        assert!(moved.abs_diff(taken - share) <= TOLERANCE, "{moved} moved of {}", taken - share);
+        // Some may have moved before the last page was touched.
+        assert!(moved + TOLERANCE >= taken - share, "{moved} moved of {}", taken - share);
         for words in ["more on node", "no more than its share on node"] {
             assert!(events.contains(words), "{words}: {events}");
         }
