@@ -136,8 +136,7 @@ fn loose_cache(dirs: &[PathBuf], node: NodeId) -> Bytes {
 /// dropped.
 fn carry_out(root: &Path, order: &PageMove, stop: &CancellationToken) -> PagesMoved {
     let proc = root.join("proc");
-    let room = room(root, order.to);
-    let order = PageMove { bytes: order.bytes.min(room), ..order.clone() };
+    let order = PageMove { bytes: order.bytes.min(room(root, order.to)), ..order.clone() };
     let mut moved = PagesMoved::default();
     if order.bytes < LEAST {
         moved.add(Outcome::NoRoom, LEAST.0);

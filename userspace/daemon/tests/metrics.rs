@@ -103,7 +103,7 @@ fn promises() -> PromiseFigures {
         lacks: vec![Lacking { workload: workload.clone(), offline_cpus: 0, uncovered: bytes }],
         headroom: vec![(node, kind, 1)],
         low: vec![(node, true)],
-        over_budget: vec![(workload, vec![(node, bytes)])],
+        over_budget: vec![OverBudget { workload, bytes: vec![(node, bytes)] }],
         shared_pool_cpus: Some(1),
     }
 }

@@ -29,7 +29,7 @@ pub const SPAN_TARGET: &str = "numaward_trace";
 
 pub use self::{
     error::error_chain,
-    promise::{Promise, Promises},
+    promise::{Promise, Promises, placed},
     report::Report,
     settings::{Settings, SettingsError, ValueError, Values},
     shared::Shared,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use numaward_api::PodContainer;
 use numaward_cgroup::{CgroupId, CgroupPath};
-use numaward_engine::{Block, Ledger};
+use numaward_engine::{Allocation, Block, Ledger};
 use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
 
 /// What others need to know of what is promised.
@@ -87,4 +87,10 @@ pub struct Promise {
     pub offline_cpus: CpuSet,
     /// Memory promised to it that the machine does not have (any more).
     pub uncovered: Vec<Block>,
+}
+
+/// Memory of an allocation, by kind and the node that is charged: [`Promise::placed`].
+pub fn placed(allocation: &Allocation) -> Vec<(ZoneKind, NodeId, Bytes)> {
+    let by_kind = allocation.placed.iter();
+    by_kind.flat_map(|(kind, nodes)| nodes.iter().map(|(node, bytes)| (*kind, *node, *bytes))).collect()
 }

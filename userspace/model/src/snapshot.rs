@@ -223,7 +223,7 @@ pub struct PromiseFigures {
     /// Whether a node on which memory is promised may soon not have it; empty where nobody looks.
     pub low: Vec<(NodeId, bool)>,
     /// Of each workload with memory on several nodes that is held to its share: what it has above that, by node.
-    pub over_budget: Vec<(Arc<str>, Vec<(NodeId, Bytes)>)>,
+    pub over_budget: Vec<OverBudget>,
     /// CPUs that are exclusive to nobody; absent where nothing can be promised.
     pub shared_pool_cpus: Option<u64>,
 }
@@ -234,6 +234,15 @@ pub struct Missed {
     /// The workload.
     pub workload: Arc<str>,
     /// By the node of the page.
+    pub bytes: Vec<(NodeId, Bytes)>,
+}
+
+/// What a workload has above what is promised to it, by node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverBudget {
+    /// The workload.
+    pub workload: Arc<str>,
+    /// By the nodes that are promised to it; 0 where it has no more.
     pub bytes: Vec<(NodeId, Bytes)>,
 }
 

@@ -201,8 +201,7 @@ fn others(
     promises: &Promises,
     low: &BTreeSet<NodeId>,
 ) -> Vec<OtherWorkload> {
-    let promised: BTreeSet<&CgroupPath> =
-        promises.workloads().iter().map(|promise| &promise.cgroup).collect();
+    let kept: BTreeSet<&CgroupPath> = promises.workloads().iter().map(|promise| &promise.cgroup).collect();
     let mut members: Vec<(CgroupId, &CgroupPath)> =
         table.members().map(|(id, member)| (id, &member.path)).collect();
     members.sort_by(|a, b| a.1.cmp(b.1));
@@ -211,7 +210,7 @@ fn others(
         // What is below one comes right after it.
         let is_outer = members.get(index + 1).is_some_and(|(_, next)| path.contains(next));
         let is_promised = |other: &&CgroupPath| path.contains(other) || other.contains(path);
-        if is_outer || path.is_root() || promised.iter().any(is_promised) {
+        if is_outer || path.is_root() || kept.iter().any(is_promised) {
             continue;
         }
         let read = memory_numa_stat(&hierarchy.dir(path)).unwrap_or_default();

@@ -10,7 +10,7 @@ use numaward_config::policy::StrategyKind;
 use numaward_model::{
     Promises, error_chain,
     snapshot::{
-        self, Allocated, KindPromised, Lacking, MapFigures, Missed, ProbeFigures, PromiseFigures,
+        self, Allocated, KindPromised, Lacking, MapFigures, Missed, OverBudget, ProbeFigures, PromiseFigures,
         SnapshotSource, WorkloadFigures,
     },
 };
@@ -211,7 +211,7 @@ impl Observer {
     }
 
     /// What workloads with memory on several nodes have there above their shares, where they are held to these.
-    fn over_budget(&self, read: &Read) -> Vec<(Arc<str>, Vec<(NodeId, Bytes)>)> {
+    fn over_budget(&self, read: &Read) -> Vec<OverBudget> {
         if self.config.strategy != StrategyKind::Native || !self.config.budgets.enabled {
             return Vec::new();
         }
@@ -228,7 +228,8 @@ impl Observer {
                 let of = resident.get(index)?;
                 Some((node, Bytes(of.anon.0.saturating_add(of.file.0).saturating_sub(share))))
             };
-            over.push((name.clone(), shares.into_iter().filter_map(above).collect()));
+            let bytes = shares.into_iter().filter_map(above).collect();
+            over.push(OverBudget { workload: name.clone(), bytes });
         }
         over
     }

@@ -264,10 +264,10 @@ mod tests {
                 margin: Bytes::mib(64),
                 is_low,
             };
-            let root = self.root();
+            let base = self.root();
             let other = |(path, mib): &(&str, u64)| OtherWorkload {
                 cgroup: format!("/{path}").parse().unwrap(),
-                id: id_of(&root.join(path)),
+                id: id_of(&base.join(path)),
                 resident: vec![(NodeId(1), Bytes::mib(*mib))],
             };
             self.look += 1;

@@ -10,8 +10,8 @@ use std::{collections::BTreeSet, sync::Arc};
 use numaward_api as api;
 use numaward_enforce::Record;
 use numaward_engine::{Allocation, OwnerAccount, OwnerId};
-use numaward_model::Promise;
-use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind};
+use numaward_model::{Promise, placed};
+use numaward_topology::CpuSet;
 
 use super::{drift::DriftController, throttling::Throttling};
 use crate::{
@@ -170,10 +170,4 @@ fn leaves(core: &Core, owner: &str, target: &Target) -> Option<Allocation> {
         _ => owner.into(),
     };
     core.state.moving.left_by(&OwnerId::from(owner), &container).cloned()
-}
-
-/// Memory of an allocation, by kind and node.
-fn placed(allocation: &Allocation) -> Vec<(ZoneKind, NodeId, Bytes)> {
-    let by_kind = allocation.placed.iter();
-    by_kind.flat_map(|(kind, nodes)| nodes.iter().map(|(node, bytes)| (*kind, *node, *bytes))).collect()
 }

@@ -4,7 +4,7 @@
 //! kernel's own reclaim what it knows. So a mapping is as cold as the kernel's LRU lists say: by the share of its pages
 //! that are on the active list (`active=` of `numa_maps`). That is coarse: within a mapping nothing is known.
 //!
-//! Source: proc_pid_numa_maps(5), proc_pid_maps(5), fs/proc/task_mmu.c.
+//! Source: `proc_pid_numa_maps(5)`, `proc_pid_maps(5)`, `fs/proc/task_mmu.c`.
 
 use std::{collections::BTreeMap, ops::Range};
 

@@ -169,9 +169,9 @@ impl<S: Sink> Families<'_, S> {
         let help = "Memory of the workload on the node above its share there (strategy native, memory promised on several \
                     nodes)";
         let mut family = self.out.gauge("budget_excess_bytes", help)?;
-        for (workload, nodes) in &self.promises.over_budget {
-            family.of(workload);
-            for (node, Bytes(bytes)) in nodes {
+        for over in &self.promises.over_budget {
+            family.of(&over.workload);
+            for (node, Bytes(bytes)) in &over.bytes {
                 family.put([("node", &node.to_string())], bytes)?;
             }
         }

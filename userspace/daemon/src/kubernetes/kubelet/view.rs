@@ -10,10 +10,10 @@ use std::{
 use numaward_api::{self as api, PodContainer, Target};
 use numaward_cgroup::{CgroupId, CgroupPath, Container};
 use numaward_control::View;
-use numaward_engine::{Allocation, Ledger};
-use numaward_model::Promise;
+use numaward_engine::Ledger;
+use numaward_model::{Promise, placed};
 use numaward_observe::{ForeignPromises, Observer};
-use numaward_topology::{Bytes, CpuSet, Machine, NodeId, NodeSet, ZoneKind};
+use numaward_topology::{CpuSet, Machine, NodeSet};
 
 use super::names::Names;
 use crate::kubernetes::export::{Assigned, Held, Source};
@@ -93,12 +93,6 @@ impl LastRead {
     pub fn source(self, observer: Arc<Observer>) -> Source {
         Arc::new(move || assigned(&self.get(), &observer.machine()))
     }
-}
-
-/// Memory of an allocation, by kind and node.
-fn placed(of: &Allocation) -> Vec<(ZoneKind, NodeId, Bytes)> {
-    let by_kind = of.placed.iter();
-    by_kind.flat_map(|(kind, nodes)| nodes.iter().map(|(node, bytes)| (*kind, *node, *bytes))).collect()
 }
 
 /// What the kubelet promised.
