@@ -58,7 +58,6 @@ cat $cgroups/numaward/held/memory.numa_stat
 section "allocations after cancel"
 allocations
 
-section "killed"
 numaward rebalance --cpus 2 --memory 64Mi --apply >/tmp/rebalance.out 2>/tmp/rebalance.err &
 wait_for 60 grep -q 'moves from node 1 to 0' /tmp/rebalance.err
 kill -9 $daemon
@@ -66,6 +65,7 @@ wait $daemon
 start_daemon
 _rolled_back() { metrics | grep -q '^numaward_rebalances_total{outcome="failed"} 1'; }
 wait_for 120 _rolled_back
+section "killed"
 knobs
 section "allocations after kill"
 allocations
