@@ -58,6 +58,8 @@ cat $cgroups/numaward/held/memory.numa_stat
 section "allocations after cancel"
 allocations
 
+# The shell says something of it.
+section "the daemon is killed"
 numaward rebalance --cpus 2 --memory 64Mi --apply >/tmp/rebalance.out 2>/tmp/rebalance.err &
 wait_for 60 grep -q 'moves from node 1 to 0' /tmp/rebalance.err
 kill -9 $daemon
