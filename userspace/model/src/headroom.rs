@@ -43,6 +43,11 @@ impl NodeHeadroom {
         self.obtainable.0.cast_signed().saturating_sub_unsigned(self.unused.0)
     }
 
+    /// Whether there is so much that the node need not be low any more: twice the margin.
+    pub fn has_enough(&self) -> bool {
+        self.room() >= self.margin.0.saturating_mul(2).cast_signed()
+    }
+
     /// Whether there is less than there is to be.
     pub fn is_short(&self) -> bool {
         self.room() < self.margin.0.cast_signed()

@@ -99,7 +99,7 @@ impl Lows {
             stays
         });
         for of in nodes {
-            let has_enough = of.room() >= of.margin.0.saturating_mul(2).cast_signed();
+            let has_enough = of.has_enough();
             let was = self.0.get_mut(&of.node);
             of.is_low = was.is_some() || of.is_short();
             match was {
