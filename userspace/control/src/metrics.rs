@@ -236,6 +236,10 @@ impl ControlMetrics {
             "Cgroups that hold a guarantee declared in the configuration, and those that were refused theirs",
             self.declared.clone(),
         );
+        self.register_rebalancing(registry);
+    }
+
+    fn register_rebalancing(&self, registry: &mut Registry) {
         registry.register(
             "rebalances",
             "Rebalances that are over: all moves made, or everything taken back",

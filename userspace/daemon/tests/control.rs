@@ -129,6 +129,7 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
         json[name] = value;
         json.to_string()
     };
+    let wish = sound("placement", serde_json::json!({"with": ["a"]}));
     let large = sound("name", "x".repeat(MAX_BODY_BYTES).into());
     let dry = format!("{ALLOCATIONS}?dryRun=perhaps");
     let nobody = format!("{ALLOCATIONS}/nobody");
@@ -151,14 +152,7 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
         (post, ALLOCATIONS, large, 413, "", "16384 bytes"),
         (post, &dry, sound("cpus", 1.into()), 422, "dryRun", "perhaps"),
         (post, ALLOCATIONS, sound("cpus", 0.into()), 422, "cpus", "it is 0"),
-        (
-            post,
-            ALLOCATIONS,
-            sound("placement", serde_json::json!({"with": ["a"]})),
-            422,
-            "placement",
-            "native",
-        ),
+        (post, ALLOCATIONS, wish, 422, "placement", "native"),
         (post, ALLOCATIONS, sound("memory", "0".into()), 422, "memory", "it is 0"),
         (post, ALLOCATIONS, sound("memory", "lots".into()), 422, "memory", "not a quantity"),
         (post, ALLOCATIONS, sound("name", "".into()), 422, "name", "no name"),

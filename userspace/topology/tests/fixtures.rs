@@ -132,10 +132,10 @@ fn a_machine_with_a_memory_only_node() {
 
     // Older kernels have no tiers; a tier may go while it is read; what makes no sense is said.
     let root = tree::unpack(CXL);
-    const TIERS: &str = "sys/devices/virtual/memory_tiering";
-    let tier = format!("{TIERS}/memory_tier22/nodelist");
+    let tiers = "sys/devices/virtual/memory_tiering";
+    let tier = format!("{tiers}/memory_tier22/nodelist");
     let of_expander = |machine: Machine| machine.nodes[&NodeId(2)].memory_tier;
-    assert_eq!(of_expander(read_changed(root.path(), TIERS, &Change::Missing).unwrap()), None);
+    assert_eq!(of_expander(read_changed(root.path(), tiers, &Change::Missing).unwrap()), None);
     assert_eq!(of_expander(read_changed(root.path(), &tier, &Change::Missing).unwrap()), None);
     let error = read_changed(root.path(), &tier, &Change::Text(b"two")).unwrap_err().to_string();
     assert!(error.contains("memory_tier22/nodelist") && error.contains("two"), "{error}");

@@ -170,18 +170,16 @@ impl Core {
             Target::Container(of) => change.state.containers.get(&of.id).cloned(),
             _ => None,
         };
-        let settings = match &placed {
-            Some(placed) => change.settings_of(placed),
-            None => {
-                let owner = OwnerId::from(held.owner(name));
-                let account = change.state.ledger.owner(&owner);
-                let place = account.and_then(|account| account.containers.values().next());
-                let mut settings = at(&held.settings, place);
-                if let Some((account, place)) = account.zip(place).filter(|(_, place)| place.cpus.is_none()) {
-                    settings.cpus = change.shared_cpus(&account.terms, &place.memory_nodes());
-                }
-                settings
+        let settings = if let Some(placed) = &placed {
+            change.settings_of(placed)
+        } else {
+            let account = change.state.ledger.owner(&OwnerId::from(held.owner(name)));
+            let place = account.and_then(|account| account.containers.values().next());
+            let mut settings = at(&held.settings, place);
+            if let Some((account, place)) = account.zip(place).filter(|(_, place)| place.cpus.is_none()) {
+                settings.cpus = change.shared_cpus(&account.terms, &place.memory_nodes());
             }
+            settings
         };
         let plan = change.plan(Change::Hold(path.clone(), settings.clone()))?;
         if let Some(held) = change.state.guarantees.get_mut(name) {
