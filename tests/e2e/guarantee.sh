@@ -1,3 +1,5 @@
+# Its hints, and the kubelet's words, are compared.
+export NUMAWARD_STRATEGY=kubelet
 socket=/run/numaward/control.sock
 start_daemon() {
     numaward run 2>>/tmp/daemon.log &

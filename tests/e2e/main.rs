@@ -26,4 +26,5 @@ mod package;
 mod probes;
 mod rebalance;
 mod reconcile;
+mod resize;
 mod systemd;

@@ -1,0 +1,66 @@
+start_daemon() {
+    numaward run 2>>/tmp/daemon.log &
+    daemon=$!
+    wait_for 20 _ready
+}
+_ready() { wget -qO- http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
+allocations() { wget -qO- http://127.0.0.1:9560/api/v1/allocations; echo; }
+knobs() { for knob in cpuset.cpus cpuset.mems memory.min memory.max; do echo "$knob $(cat $cgroups/numaward/$1/$knob)"; done; }
+
+start_daemon
+# Memory alone, and a part of a CPU: nodes are promised, CPUs stay shared.
+numaward exec --memory 256Mi --name memory -- numaward-load --size 128M --report json >/tmp/memory.json &
+memory=$!
+numaward exec --cpus 500m --memory 64Mi --name part -- sleep 1000 &
+part=$!
+numaward exec --cpus 2 --memory 128Mi --name held -- sleep 1000 &
+held=$!
+wait_for 60 [ -s /tmp/memory.json ]
+for name in part held; do wait_for 20 grep -q 'populated 1' $cgroups/numaward/$name/cgroup.events; done
+section "memory alone"
+knobs memory
+section "memory alone numa_stat"
+cat $cgroups/numaward/memory/memory.numa_stat
+section "a part of a CPU"
+knobs part
+section "held"
+knobs held
+
+section "dry"
+numaward resize held --cpus 1 --dry-run
+echo "code $?"
+section "after dry"
+knobs held
+section "shrink"
+numaward resize held --cpus 1
+echo "code $?"
+section "shrunk"
+knobs held
+section "grow"
+numaward resize held --cpus 2 --memory 192Mi
+echo "code $?"
+section "grown"
+knobs held
+section "refused"
+numaward resize held --memory 64Gi 2>&1
+echo "code $?"
+section "below what is used"
+numaward resize memory --memory 64Mi 2>&1
+echo "code $?"
+section "after refusals"
+knobs held
+knobs memory
+
+kill -9 $daemon
+wait $daemon
+start_daemon
+section "adopted"
+allocations
+section "adopted knobs"
+knobs held
+
+for process in $(cat $cgroups/numaward/*/cgroup.procs); do kill $process; done
+wait $memory $part $held
+wait_for 20 [ ! -e $cgroups/numaward/held ]
+section "released"
+allocations
