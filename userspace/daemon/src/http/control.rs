@@ -24,6 +24,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use super::blocking::Blocking;
 
 mod rebalance;
+pub(super) use self::rebalance::elsewhere as rebalances_elsewhere;
 
 /// Accepts connections on the control socket from those who may change allocations.
 #[derive(Debug)]

@@ -90,7 +90,7 @@ pub fn listen(address: SocketAddr, key: &'static str) -> Result<std::net::TcpLis
 
 /// The routes with everything around them; of allocations only where there can be any.
 pub fn router(app: Arc<App>, allocations: Option<View>) -> Router {
-    layered(reading(app, allocations).merge(page::router()))
+    layered(reading(app, allocations).merge(control::rebalances_elsewhere()).merge(page::router()))
 }
 
 /// The routes of the control socket: those of [`router`] but for people's, and changes.

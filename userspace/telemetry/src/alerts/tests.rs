@@ -14,7 +14,8 @@ use super::{
 use crate::http_client::tests::{Answer, Posted, Receiver};
 
 fn alert(name: &str, status: Status) -> Alert {
-    let change = |value| Change { condition: 5, subject: vec![("workload", name.to_owned())], value };
+    let condition = CONDITIONS.iter().position(|of| of.alert == "NumawardPinCausedOomKill").unwrap();
+    let change = |value| Change { condition, subject: vec![("workload", name.to_owned())], value };
     let address = SocketAddr::from(([0, 0, 0, 0], 9560));
     let runbooks = runbooks(&Alerts::default(), "host", address);
     let mut book = Book { host: "host".to_owned(), runbooks, firing: BTreeMap::new() };

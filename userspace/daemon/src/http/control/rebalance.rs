@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use axum::{
-    Json,
+    Json, Router,
     body::Bytes,
     extract::{State, rejection::BytesRejection},
     http::{StatusCode, Uri},
     response::Response,
+    routing::get,
 };
 use numaward_api as api;
 use numaward_api::problem::CONTENT_TYPE;
@@ -18,6 +19,15 @@ use super::{read, refusal, refused, respond};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Reconciler>> {
     OpenApiRouter::new().routes(routes!(plan)).routes(routes!(start, progress, cancel))
+}
+
+/// What the read-only address answers.
+pub(in crate::http) fn elsewhere() -> Router {
+    let answer = async |uri: Uri| {
+        let detail = "rebalances are reported on the control socket and the control address".to_owned();
+        respond(refusal(StatusCode::NOT_FOUND, detail, uri.path()))
+    };
+    Router::new().route("/api/v1/rebalance", get(answer))
 }
 
 /// Plans the moves of workloads that make a request fit. Nothing is moved. Only on the control socket and the control
@@ -97,7 +107,7 @@ async fn start(
         (status = 200, description = "The latest rebalance", body = api::Rebalance),
         (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 404, description = "There was none since the daemon started", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 404, description = "There was none since the daemon started, or this is the read-only address", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn progress(
