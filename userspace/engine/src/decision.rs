@@ -144,12 +144,18 @@ pub struct Shortfall {
     pub requested: u64,
     /// What this node had free: CPUs, or bytes.
     pub free: u64,
+    /// What it would have had besides, if others did not use it beyond what is reserved: bytes.
+    pub withheld: u64,
 }
 
 impl fmt::Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { node, resource, requested, free } = self;
-        write!(f, "node {node}: {resource} requested {requested}, free {free}")
+        let Self { node, resource, requested, free, withheld } = self;
+        write!(f, "node {node}: {resource} requested {requested}, free {free}")?;
+        if *withheld > 0 {
+            write!(f, " ({withheld} more are in use outside the ledger)")?;
+        }
+        Ok(())
     }
 }
 

@@ -9,6 +9,7 @@ use std::{fmt, sync::Arc};
 use numaward_topology::NodeSet;
 
 use crate::{
+    conditions::Withheld,
     hint::{Hint, Provider, ProviderHints},
     request::ContainerName,
     searches::Search,
@@ -21,6 +22,8 @@ pub struct Explanation {
     pub merges: Vec<Merge>,
     /// The searches of the strategy `native`, in the order in which they were decided. The kubelet's has none.
     pub searches: Vec<Search>,
+    /// What was free and not offered to this request, as others use it.
+    pub withheld: Vec<Withheld>,
 }
 
 /// One merge of hints.

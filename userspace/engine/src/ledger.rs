@@ -19,6 +19,7 @@ use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    conditions::Conditions,
     request::{ContainerName, OwnerId, Request},
     terms::Terms,
 };
@@ -165,8 +166,8 @@ pub struct OwnerAccount {
     pub containers: BTreeMap<ContainerName, Allocation>,
 }
 
-/// All promises, and what is left to promise. Compared by promises alone: the strategy's short-lived notes
-/// (which are lost in a restart) do not count.
+/// All promises, and what is left to promise. Compared by promises alone: the strategy's short-lived notes and the host's
+/// conditions (both are lost in a restart) do not count.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ledger {
     pub(crate) nodes: BTreeMap<NodeId, NodeAccount>,
@@ -174,6 +175,8 @@ pub struct Ledger {
     owners: BTreeMap<OwnerId, Arc<OwnerAccount>>,
     #[serde(skip)]
     pub(crate) notes: Notes,
+    #[serde(skip)]
+    conditions: Arc<Conditions>,
 }
 
 /// What init containers leave to the containers after them, for the owner that was admitted last.
@@ -212,6 +215,16 @@ impl Ledger {
     /// The accounts of memory by node, by which the strategy decides. Empty where memory is not managed.
     pub fn nodes(&self) -> &BTreeMap<NodeId, NodeAccount> {
         &self.nodes
+    }
+
+    /// What the host says, for the next decisions.
+    pub fn conditions(&self) -> &Arc<Conditions> {
+        &self.conditions
+    }
+
+    /// Takes over what the host says now. Nothing that is promised changes.
+    pub fn set_conditions(&mut self, conditions: Arc<Conditions>) {
+        self.conditions = conditions;
     }
 
     /// CPUs that are exclusive to nobody. Empty where CPUs are not managed.

@@ -54,6 +54,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+pub mod conditions;
 pub mod decision;
 pub mod explain;
 pub mod hint;
@@ -76,6 +77,7 @@ pub mod strategy;
 pub mod terms;
 
 pub use checkpoint::CheckpointError;
+pub use conditions::Conditions;
 pub use decision::{Cause, Decision, Grant, Reason, Rejection, ResizeError, Shortfall};
 pub use kubelet::Kubelet;
 pub use ledger::{Allocation, Block, Ledger, OwnerAccount};

@@ -29,6 +29,8 @@ pub struct Rank {
     pub memory_to_memory: u64,
     /// By how much the sum over all nodes of free CPUs times free bytes of base memory goes down.
     pub stranded: u128,
+    /// How much the nodes are used by others, added up ([`crate::Conditions::load`]).
+    pub load: u64,
 }
 
 /// A rule by which candidates compare, in the order in which they are applied.
@@ -50,6 +52,8 @@ pub enum Deciding {
     MemoryToMemory,
     /// [`Rank::stranded`]
     Stranded,
+    /// [`Rank::load`]
+    Load,
     /// The ids of the nodes.
     Ids,
 }
@@ -112,6 +116,7 @@ impl fmt::Display for Verdict {
                 Deciding::Stranded => f.write_str(
                     "leaves more CPUs without memory, or memory without CPUs, than the chosen one",
                 ),
+                Deciding::Load => f.write_str("as good, but other nodes use its nodes more"),
                 Deciding::Ids => f.write_str("as good, but its node ids are higher"),
             },
         }
@@ -161,6 +166,7 @@ fn compare(own: &Rank, chosen: &Rank) -> Verdict {
             (Deciding::CpuToMemory, rank.cpu_to_memory.into()),
             (Deciding::MemoryToMemory, rank.memory_to_memory.into()),
             (Deciding::Stranded, rank.stranded),
+            (Deciding::Load, rank.load.into()),
         ]
     };
     let both = numbers(own).into_iter().zip(numbers(chosen));

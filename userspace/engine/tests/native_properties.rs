@@ -2,11 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "what makes random cases fails the test if it fails")]
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_engine::{
-    ContainerRequest, Kubelet, Ledger, Native, NativeOptions, PolicyConfig, Quantity, Request, Resources,
-    Strategy as _, Terms,
+    Conditions, ContainerRequest, Kubelet, Ledger, Native, NativeOptions, PolicyConfig, Quantity, Request,
+    Resources, Strategy as _, Terms,
     hint::Resource,
     native::plan::Limits,
     policy::{
@@ -423,6 +423,58 @@ proptest! {
             moved = other.removed(&moved, &owner);
         }
         prop_assert_eq!(moved, other.idle());
+    }
+
+    #[test]
+    fn what_others_use_is_never_given_and_changes_nothing_else(
+        machine in machine(5),
+        (policy, scope) in (policy(), scope()),
+        requests in collection::vec(request(2, 3), 1..10),
+        in_use in collection::vec((0u64..=4, 0u64..=64), 5),
+    ) {
+        let native = native(&machine, &config(policy, scope), Tiers::Attached);
+        let kinds = [ZoneKind::Memory, ZoneKind::Hugepages(PAGE)];
+        let of_kind = |kind: ZoneKind| machine.nodes.keys().zip(&in_use).map(move |(&node, &(gib, pages))| {
+            (node, if kind == ZoneKind::Memory { Bytes::gib(gib) } else { Bytes(pages << 21) })
+        });
+        let withheld = kinds.map(|kind| (kind, of_kind(kind).collect())).into();
+        let conditions = Arc::new(Conditions { withheld, ..Conditions::default() });
+        let mut ledger = native.idle();
+        let mut plain = native.idle();
+        plain.set_conditions(Arc::default());
+        let mut without = native.idle();
+        for (number, request) in requests.iter().enumerate() {
+            let request = Request { owner: format!("o{number}").as_str().into(), ..request.clone() };
+            prop_assert_eq!(admit(&native, &plain, &request), admit(&native, &without, &request));
+            without = admit(&native, &without, &request).unwrap_or(without);
+            plain = admit(&native, &plain, &request).unwrap_or(plain);
+            let before = ledger.clone();
+            ledger.set_conditions(conditions.clone());
+            let decision = native.admit(&ledger, &request);
+            match decision.outcome {
+                Err(rejection) => {
+                    prop_assert_eq!(&decision.ledger, &before);
+                    for of in rejection.shortfalls.iter().filter(|of| of.withheld > 0) {
+                        let said = format!("({} more are in use outside the ledger)", of.withheld);
+                        prop_assert!(of.to_string().contains(&said), "{}", of);
+                        let Resource::Memory(kind) = of.resource else { panic!("{of}") };
+                        let account = ledger.nodes()[&of.node].kinds[&kind];
+                        prop_assert!(of.withheld <= conditions.withheld_on(kind, of.node).0.min(account.free.0));
+                    }
+                }
+                Ok(_) => {
+                    for (node, account) in decision.ledger.nodes() {
+                        for (&kind, after) in &account.kinds {
+                            let free = before.nodes()[node].kinds[&kind].free;
+                            if after.free < free {
+                                prop_assert!(after.free >= conditions.withheld_on(kind, *node), "{} {}", node, kind);
+                            }
+                        }
+                    }
+                    ledger = decision.ledger;
+                }
+            }
+        }
     }
 
     #[test]

@@ -2,11 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_engine::{
-    Cause, ContainerRequest, Decision, Kubelet, Ledger, Native, NativeOptions, PlacementPreferences,
-    PolicyConfig, Quantity, Reason, Request, Resources, Strategy, Terms,
+    Cause, Conditions, ContainerRequest, Decision, Kubelet, Ledger, Native, NativeOptions,
+    PlacementPreferences, PolicyConfig, Quantity, Reason, Request, Resources, Strategy, Terms,
+    hint::Resource,
     native::plan::Limits,
     policy::{
         CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, Tiers, TopologyManagerPolicy,
@@ -356,4 +357,107 @@ fn with_align_by_socket_the_nodes_of_one_socket_are_as_good() {
     assert_eq!(place(&native, &ledger, (6, 6), &strict), "0");
     assert_eq!(place(&self::native(TopologyManagerPolicy::Restricted), &ledger, (6, 6), &strict), "refused");
     assert_eq!(place(&native, &ledger, (12, 6), &strict), "refused", "not on both sockets");
+}
+
+/// What others use of memory, in GiB.
+fn in_use(nodes: &[(u32, u64)]) -> Arc<Conditions> {
+    let nodes = nodes.iter().map(|(node, gib)| (NodeId(*node), Bytes::gib(*gib)));
+    Arc::new(Conditions { withheld: [(MEMORY, nodes.collect())].into(), ..Conditions::default() })
+}
+
+#[test]
+fn what_others_use_is_not_offered_and_the_refusal_says_so() {
+    let native = native(TopologyManagerPolicy::SingleNumaNode);
+    let request = Request::workload("a", resources(1, 6));
+    let mut ledger = native.idle();
+    ledger.set_conditions(in_use(&[(0, 1), (1, 3), (2, 3), (3, 9)]));
+    let decision = native.admit(&ledger, &request);
+    assert_eq!(decision.outcome.unwrap()[0].allocation.memory_nodes().to_string(), "0");
+
+    ledger.set_conditions(in_use(&[(0, 2), (1, 3), (2, 3), (3, 9)]));
+    let decision = native.admit_watched(
+        &ledger,
+        &request,
+        &Terms { tiers: Some(Tiers::Strict), ..Terms::default() },
+        &|_| {},
+    );
+    let rejection = decision.outcome.unwrap_err();
+    let of_memory = rejection.shortfalls.iter().filter(|of| of.resource == Resource::Memory(MEMORY));
+    let gib: Vec<(u64, u64)> = of_memory.map(|of| (of.free >> 30, of.withheld >> 30)).collect();
+    assert_eq!(gib, [(5, 2), (5, 3), (5, 3), (0, 8), (32, 0)], "{rejection:?}");
+    let said = format!(
+        "node 3: memory requested {}, free 0 ({} more are in use outside the ledger)",
+        6_u64 << 30,
+        8_u64 << 30
+    );
+    assert!(rejection.message.contains(&said), "{rejection}");
+    assert_eq!(decision.explanation.withheld.len(), 4);
+
+    // Who asks for CPUs only is not concerned.
+    let cpus = Request::workload("b", Resources::none().with_cpu(Quantity::whole(1)));
+    assert!(native.admit(&ledger, &cpus).explanation.withheld.is_empty());
+}
+
+#[test]
+fn who_holds_something_keeps_it_and_gets_no_more_of_what_others_use() {
+    let native = native(TopologyManagerPolicy::SingleNumaNode);
+    let request = Request::workload("a", resources(1, 6));
+    let mut ledger = native.admit(&native.idle(), &request).ledger;
+    let before = ledger.clone();
+    ledger.set_conditions(in_use(&[(0, 1), (1, 8), (2, 8), (3, 8), (4, 32)]));
+    assert_eq!(ledger, before, "what the host says is no promise");
+    assert!(native.admit(&ledger, &request).outcome.is_ok(), "it has it already");
+    assert_eq!(native.rebase(&ledger).0, before);
+    let (owner, container) = (request.owner.clone(), request.containers[0].name.clone());
+    let to = |gib| Resources::none().with_memory(Quantity::whole(Bytes::gib(gib).0));
+    assert!(native.resize(&before, &owner, &container, &to(7)).is_ok());
+    let refused = native.resize(&ledger, &owner, &container, &to(7)).unwrap_err();
+    assert!(refused.to_string().contains("(1073741824 more are in use outside the ledger)"), "{refused}");
+    assert!(native.resize(&ledger, &owner, &container, &to(5)).is_ok());
+}
+
+#[test]
+fn of_equally_good_nodes_the_one_that_others_use_less_is_taken() {
+    let native = native(TopologyManagerPolicy::SingleNumaNode);
+    let mut ledger = native.idle();
+    let request = Request::workload("a", resources(1, 1));
+    let preferred = [(request.containers[0].name.clone(), "2-3".parse().unwrap())].into();
+    let preferences = PlacementPreferences { preferred, ..PlacementPreferences::default() };
+    let terms = Terms { preferences, ..Terms::default() };
+    let busy = |nodes: [(u32, u64); 4]| {
+        let load = nodes.map(|(node, load)| (NodeId(node), load)).into();
+        Arc::new(Conditions { load, ..Conditions::default() })
+    };
+    for (load, expected) in [
+        ([(0, 0), (1, 0), (2, 0), (3, 0)], "2"),
+        ([(0, 0), (1, 0), (2, 7), (3, 7)], "2"),
+        ([(0, 0), (1, 0), (2, 7), (3, 6)], "3"),
+    ] {
+        ledger.set_conditions(busy(load));
+        let decision = native.admit_watched(&ledger, &request, &terms, &|_| {});
+        let grants = decision.outcome.unwrap();
+        assert_eq!(grants[0].allocation.memory_nodes().to_string(), expected);
+        if expected == "3" {
+            let search = &decision.explanation.searches[0];
+            let loser = search.candidates.iter().position(|of| of.nodes.to_string() == "2").unwrap();
+            assert_eq!(search.verdicts()[loser], Verdict::Worse { by: Deciding::Load, own: 7, chosen: 6 });
+        }
+    }
+}
+
+#[test]
+fn cpus_that_went_offline_are_not_offered() {
+    let native = native(TopologyManagerPolicy::SingleNumaNode);
+    let mut ledger = native.idle();
+    let offline_cpus = &native.allocatable().cpus - &"2".parse().unwrap();
+    ledger.set_conditions(Arc::new(Conditions { offline_cpus, ..Conditions::default() }));
+    let cpus = |count| {
+        Request::workload(
+            "a",
+            Resources::none().with_cpu(Quantity::whole(count)).with_memory(Quantity::whole(1 << 30)),
+        )
+    };
+    assert!(native.admit(&ledger, &cpus(2)).outcome.is_err());
+    let grants = native.admit(&ledger, &cpus(1)).outcome.unwrap();
+    assert_eq!(grants[0].allocation.cpus.as_ref().unwrap().to_string(), "2");
 }

@@ -76,7 +76,13 @@ fn resize_block(
             let account = ledger.nodes.get_mut(&node).and_then(|node| node.kinds.get_mut(&kind));
             let Some(account) = account else { continue };
             let (requested, free) = (bytes - block.bytes.0, account.free.0);
-            shortfalls.push(Shortfall { node, resource: Resource::Memory(kind), requested, free });
+            shortfalls.push(Shortfall {
+                node,
+                resource: Resource::Memory(kind),
+                requested,
+                free,
+                withheld: 0,
+            });
             let share = account.charge(missing);
             missing -= share;
             ledger.allocation_mut(owner, container).place(kind, node, share);

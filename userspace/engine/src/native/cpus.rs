@@ -115,7 +115,8 @@ impl Cpus {
 
     /// The CPUs that can become exclusive now.
     pub(super) fn available(&self, ledger: &Ledger) -> CpuSet {
-        self.allocatable_of(ledger.shared_pool())
+        // One that went offline a moment ago is still in the pool.
+        self.allocatable_of(&(ledger.shared_pool() - &ledger.conditions().offline_cpus))
     }
 
     /// Those of these CPUs that can become exclusive.

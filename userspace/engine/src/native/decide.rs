@@ -21,6 +21,7 @@ use super::{
     units::{self, Needs, Wishes},
 };
 use crate::{
+    conditions::Withheld,
     decision::{Cause, Decision, Grant, Rejection},
     explain::Explanation,
     hint::Resource,
@@ -405,7 +406,12 @@ impl Native {
             failed: None,
         };
         let placed = attempt.place(0);
-        let explanation = attempt.explanation();
+        let is_needed = |of: &&Withheld| {
+            let number = self.host.number_of(of.kind);
+            number.is_some_and(|number| needs.containers.iter().any(|need| need.amounts[number] > 0))
+        };
+        let withheld = attempt.room.withheld.iter().filter(is_needed).copied().collect();
+        let explanation = Explanation { withheld, ..attempt.explanation() };
         if !placed {
             return (Err(attempt.failure.unwrap_or((Refusal::SumTooLarge, None))), explanation);
         }

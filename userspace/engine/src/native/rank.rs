@@ -9,7 +9,8 @@
 //! 4. smaller distances: from devices, then from CPU to CPU, from CPU to memory, from memory to memory;
 //! 5. less stranding: the sum over all nodes of free CPUs times free memory goes down by less. A node that is out of
 //!    one of these is of no use to most who come later, so what is left of it is lost;
-//! 6. lower node ids.
+//! 6. less use of the nodes by other nodes, where it is known;
+//! 7. lower node ids.
 //!
 //! Only integers are compared, so the order is the same everywhere.
 

@@ -6,7 +6,7 @@
 
 use numaward_topology::{Bytes, NodeId};
 
-use super::{Native, accounts, rank};
+use super::{Native, accounts, rank, room};
 use crate::{
     decision::{ResizeError, Shortfall},
     hint::Resource,
@@ -80,15 +80,17 @@ impl Native {
             }
         } else {
             let missing = bytes - block.bytes.0;
-            let free = self.host.column(&ledger.nodes, kind, |account| account.free);
+            let free = room::offered(&self.host, ledger, kind);
             let set = self.host.positions(&block.affinity);
             let sum = set.iter().fold(0u64, |sum, &at| sum.saturating_add(free[at]));
             if missing > sum {
+                let all = self.host.column(&ledger.nodes, kind, |account| account.free);
                 let shortfall = |&at: &usize| Shortfall {
                     node: self.host.id(at),
                     resource: Resource::Memory(kind),
                     requested: missing,
                     free: free[at],
+                    withheld: all[at].saturating_sub(free[at]),
                 };
                 return Err(ResizeError::Shortfall(set.iter().map(shortfall).collect()));
             }

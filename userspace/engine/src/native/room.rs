@@ -1,12 +1,20 @@
 //! What a decision works with: what is free, and what is asked for, as numbers.
 
-use numaward_topology::{NodeId, ZoneKind};
+use std::sync::Arc;
+
+use numaward_topology::{Bytes, ZoneKind};
 
 use super::{
     host::Host,
     rank::{Placement, amounts},
 };
-use crate::{decision::Shortfall, ledger::Ledger, request::ContainerName};
+use crate::{
+    conditions::{Conditions, Withheld},
+    decision::Shortfall,
+    hint::Resource,
+    ledger::Ledger,
+    request::ContainerName,
+};
 
 /// What is free, by resource and position.
 #[derive(Clone, Debug)]
@@ -16,22 +24,29 @@ pub(super) struct Room {
     pub(super) capacity: Vec<Vec<u64>>,
     /// The number of base memory, where memory is managed.
     pub(super) memory: Option<usize>,
+    /// What is free and not offered.
+    pub(super) withheld: Arc<[Withheld]>,
+    conditions: Arc<Conditions>,
 }
 
 impl Room {
-    /// What a ledger leaves.
+    /// What a ledger leaves, as the host is.
     pub(super) fn new(host: &Host, ledger: &Ledger) -> Self {
         let mut free = Vec::with_capacity(host.resources().len());
         for resource in host.resources() {
             free.push(match (resource, &host.cpus) {
-                (&crate::hint::Resource::Memory(kind), _) => {
-                    host.column(&ledger.nodes, kind, |account| account.free)
-                }
+                (&Resource::Memory(kind), _) => offered(host, ledger, kind),
                 (_, Some(cpus)) => cpus.count(&cpus.available(ledger)),
                 (_, None) => vec![0; host.len()],
             });
         }
-        Self { free, capacity: host.capacity().to_vec(), memory: host.number_of(ZoneKind::Memory) }
+        Self {
+            free,
+            capacity: host.capacity().to_vec(),
+            memory: host.number_of(ZoneKind::Memory),
+            withheld: withheld(host, ledger),
+            conditions: ledger.conditions().clone(),
+        }
     }
 
     /// The empty machine.
@@ -70,16 +85,48 @@ impl Room {
     pub(super) fn shortfalls(&self, host: &Host, unit: &Unit, resources: &[usize]) -> Vec<Shortfall> {
         let mut shortfalls = Vec::new();
         for &number in resources {
-            let of = |(&node, &free): (&NodeId, &u64)| Shortfall {
-                node,
-                resource: host.resources()[number],
-                requested: unit.need[number],
-                free,
+            let resource = host.resources()[number];
+            let of = |at: usize| {
+                let (node, free) = (host.id(at), self.free[number][at]);
+                let is_this = |of: &&Withheld| of.node == node && Resource::Memory(of.kind) == resource;
+                let withheld = self.withheld.iter().find(is_this).map_or(0, |of| of.bytes.0);
+                Shortfall { node, resource, requested: unit.need[number], free, withheld }
             };
-            shortfalls.extend(host.ids().iter().zip(&self.free[number]).map(of));
+            shortfalls.extend((0..host.len()).map(of));
         }
         shortfalls
     }
+
+    /// How much others use the nodes of a set.
+    pub(super) fn load(&self, host: &Host, nodes: &[usize]) -> u64 {
+        let of = |at: &usize| self.conditions.load.get(&host.id(*at)).copied().unwrap_or(0);
+        if self.conditions.load.is_empty() { 0 } else { nodes.iter().map(of).fold(0, u64::saturating_add) }
+    }
+}
+
+/// What of a kind is free and can be had, by position.
+pub(super) fn offered(host: &Host, ledger: &Ledger, kind: ZoneKind) -> Vec<u64> {
+    let mut free = host.column(&ledger.nodes, kind, |account| account.free);
+    if let Some(withheld) = ledger.conditions().withheld.get(&kind) {
+        for (free, node) in free.iter_mut().zip(host.ids()) {
+            *free = free.saturating_sub(withheld.get(node).map_or(0, |bytes| bytes.0));
+        }
+    }
+    free
+}
+
+/// What is free and not offered.
+fn withheld(host: &Host, ledger: &Ledger) -> Arc<[Withheld]> {
+    let mut all = Vec::new();
+    for &kind in ledger.conditions().withheld.keys() {
+        let free = host.column(&ledger.nodes, kind, |account| account.free);
+        for ((&node, free), offered) in host.ids().iter().zip(free).zip(offered(host, ledger, kind)) {
+            if free > offered {
+                all.push(Withheld { node, kind, bytes: Bytes(free - offered) });
+            }
+        }
+    }
+    all.into()
 }
 
 /// Amounts by resource and position.

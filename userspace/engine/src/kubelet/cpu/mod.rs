@@ -396,6 +396,7 @@ impl HintProvider for StaticCpus {
             resource: Resource::Cpu,
             requested: requested as u64,
             free: free as u64,
+            withheld: 0,
         };
         self.nodes.ids().iter().zip(free).map(shortfall).collect()
     }

@@ -60,6 +60,7 @@ impl StaticCpus {
             resource: Resource::Cpu,
             requested,
             free: (&free & &cpus).len() as u64,
+            withheld: 0,
         };
         Err(ResizeError::Shortfall(self.by_node(nodes).map(shortfall).collect()))
     }

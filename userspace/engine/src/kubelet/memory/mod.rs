@@ -278,6 +278,7 @@ impl HintProvider for StaticMemory {
                 resource: Resource::Memory(kind),
                 requested,
                 free: free(account),
+                withheld: 0,
             };
             ledger.nodes.iter().map(shortfall).collect::<Vec<_>>()
         };

@@ -167,6 +167,7 @@ impl Search<'_> {
             return;
         }
         key.stranded = stranded(self.host, self.room, self.unit, sets, &nodes);
+        key.load = self.room.load(self.host, &nodes);
         if full && placements.last().is_some_and(|worst| worst.key < key) {
             return;
         }
