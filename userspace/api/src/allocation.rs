@@ -176,6 +176,10 @@ pub struct KindPromises {
     pub promised_bytes: u64,
     /// What can still be promised.
     pub free_bytes: u64,
+    /// Part of `freeBytes` that is not offered for now: others than those with an allocation use it, beyond what is
+    /// reserved. Only with the strategy `native`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub withheld_bytes: u64,
 }
 
 /// What a workload holds.
@@ -270,6 +274,7 @@ impl From<(&ZoneKind, &KindAccount)> for KindPromises {
             allocatable_bytes: account.allocatable.0,
             promised_bytes: account.promised.0,
             free_bytes: account.free.0,
+            withheld_bytes: 0,
         }
     }
 }
@@ -331,6 +336,10 @@ pub struct Shortfall {
     pub requested: u64,
     /// What this node has free: CPUs, or bytes.
     pub free: u64,
+    /// What it would have free besides, if others did not use it beyond what is reserved: bytes. Only with the strategy
+    /// `native`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub withheld: u64,
 }
 
 /// How a decision came about.

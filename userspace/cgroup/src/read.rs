@@ -157,6 +157,11 @@ pub struct NodeMemory {
 }
 
 impl NodeMemory {
+    /// What of it cannot be dropped: all but page cache.
+    pub fn undroppable(&self) -> Bytes {
+        Bytes(self.anon.0.saturating_add(self.shmem.0).saturating_add(self.kernel.0))
+    }
+
     /// Where the lines of a kind are counted.
     fn field(&mut self, kind: &str) -> Option<&mut Bytes> {
         Some(match kind {

@@ -159,10 +159,13 @@ fn rejection(rejection: &Rejection) -> String {
             "cpu" => amount.to_string(),
             _ => size(amount),
         };
-        let Shortfall { node, resource, requested, free } = shortfall;
+        let Shortfall { node, resource, requested, free, withheld } = shortfall;
         let enough = if free >= requested { "" } else { ", too little" };
         let (requested, free) = (amount(*requested), amount(*free));
         let _ = write!(text, "\n  node {node}: {resource} requested {requested}, free {free}{enough}");
+        if *withheld > 0 {
+            let _ = write!(text, "; {} more are in use outside the ledger", amount(*withheld));
+        }
     }
     text
 }
@@ -186,15 +189,20 @@ mod tests {
 
     #[test]
     fn a_rejection_names_nodes_and_shortfalls() {
-        let shortfall = |node, free| Shortfall { node, resource: "cpu".to_owned(), requested: 2, free };
+        let shortfall =
+            |node, free| Shortfall { node, resource: "cpu".to_owned(), requested: 2, free, withheld: 0 };
         let text = rejection(&Rejection {
             reason: "TopologyAffinityError".to_owned(),
             message: "no".to_owned(),
-            shortfalls: vec![shortfall(0, 1), shortfall(1, 2)],
+            shortfalls: vec![
+                shortfall(0, 1),
+                shortfall(1, 2),
+                Shortfall { resource: "memory".to_owned(), withheld: 1 << 30, ..shortfall(2, 1) },
+            ],
         });
         assert_eq!(
             text,
-            "no (TopologyAffinityError)\n  node 0: cpu requested 2, free 1, too little\n  node 1: cpu requested 2, free 2"
+            "no (TopologyAffinityError)\n  node 0: cpu requested 2, free 1, too little\n  node 1: cpu requested 2, free 2\n  node 2: memory requested 2 B, free 1 B, too little; 1.0 GiB more are in use outside the ledger"
         );
     }
 

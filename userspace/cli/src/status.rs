@@ -126,6 +126,22 @@ fn headroom(nodes: &[NodeHeadroom]) -> String {
     table(["HEADROOM OF NODE", "CAN BE HAD", "PROMISED, UNUSED", "STATE"], rows)
 }
 
+/// What is free and not offered, as others use it; nothing if there is none of it.
+fn withheld(promised: &Allocations) -> Option<String> {
+    let mut rows = promised
+        .nodes
+        .iter()
+        .flat_map(|node| {
+            let withheld = node.memory.iter().filter(|of| of.withheld_bytes > 0);
+            withheld.map(|of| {
+                row([&node.node.to_string(), &of.kind, &size(of.free_bytes), &size(of.withheld_bytes)])
+            })
+        })
+        .peekable();
+    rows.peek()?;
+    Some(table(["NODE", "KIND", "FREE", "IN USE OUTSIDE THE LEDGER"], rows))
+}
+
 /// How far settings are written, who is herded, and who waits.
 fn enforcement(promised: &Allocations) -> String {
     let Allocations { enforcement, waiting, shared_cpus, .. } = promised;
@@ -203,6 +219,7 @@ pub(crate) fn render(report: &Report) -> String {
         if !promised.allocations.is_empty() {
             parts.push(allocations(promised));
         }
+        parts.extend(withheld(promised));
         parts.push(enforcement(promised));
     }
     if !status.exclusive_cpus.is_empty() {
@@ -261,8 +278,8 @@ fn uptime(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use numaward_api::{
-        Activity, Allocated, Counters, Degraded, Enforcement, EnforcementMode, Herded, Herding, Map,
-        Resident, Waiting, WorkloadNode,
+        Activity, Allocated, Counters, Degraded, Enforcement, EnforcementMode, Herded, Herding, KindPromises,
+        Map, NodePromises, Resident, Waiting, WorkloadNode,
     };
     use std::collections::BTreeMap;
 
@@ -293,6 +310,15 @@ mod tests {
             state: if reason.is_some() { HerdState::Refused } else { HerdState::DryRun },
             reason: reason.map(str::to_owned),
             drift: Vec::new(),
+        };
+        let kind = |kind: &str, withheld_bytes: u64| KindPromises {
+            kind: kind.to_owned(),
+            total_bytes: 1 << 30,
+            reserved_bytes: 0,
+            allocatable_bytes: 1 << 30,
+            promised_bytes: 0,
+            free_bytes: 1 << 30,
+            withheld_bytes,
         };
         let lies = Resident { anon_bytes: 1 << 20, file_bytes: 0, kernel_bytes: 512 << 10 };
         let report = Report {
@@ -348,6 +374,11 @@ mod tests {
                     reason: "no room".to_owned(),
                     rejection: None,
                 }],
+                nodes: vec![NodePromises {
+                    node: 1,
+                    free_cpus: "3".to_owned(),
+                    memory: vec![kind("memory", 0), kind("hugepages-2Mi", 512 << 20)],
+                }],
                 ..Allocations::default()
             }),
             cost: None,
@@ -383,6 +414,9 @@ alloc: no BTF
 MAP   ENTRIES  CAPACITY
 LEAF  3        16
 memory of all maps: alloc 3.0 MiB, switch 512.0 KiB
+
+NODE  KIND           FREE     IN USE OUTSIDE THE LEDGER
+1     hugepages-2Mi  1.0 GiB  512.0 MiB
 
 enforcement on, herding dry-run, shared CPUs 0-1
 

@@ -11,6 +11,7 @@
 //! All others look after what is held between two changes, see [`crate::reconciler`].
 
 mod admission;
+mod conditions;
 mod cpu_isolation;
 mod effects;
 mod execution;
@@ -30,6 +31,7 @@ use std::{sync::Arc, time::Instant};
 use numaward_cgroup::Hierarchy;
 use numaward_config::Config;
 use numaward_enforce::{Change, Enforcer};
+use numaward_engine::Conditions;
 use numaward_model::Report;
 use numaward_store::{Loaded, Store};
 use numaward_topology::CpuSet;
@@ -68,6 +70,8 @@ pub(crate) struct Core {
     pods: Pods,
     pub(crate) isolation: CpuIsolation,
     pub(crate) effects: Effects,
+    /// What decisions have to heed, as it was seen last.
+    heeded: Arc<Conditions>,
 }
 
 impl Core {
@@ -121,6 +125,7 @@ impl Core {
             pods: Pods::default(),
             isolation,
             effects: Effects::default(),
+            heeded: Arc::default(),
         };
         core.recharge();
         Ok(core)
@@ -172,6 +177,7 @@ impl Core {
     /// Looks after migrations, pods and the ledger file; whether the machine changed.
     pub(crate) fn turn(&mut self, now: Instant) -> bool {
         self.note_moved();
+        self.heed_conditions();
         self.storage.write_out(false);
         let is_changed = self.follow_machine();
         self.look_after_pods(now);

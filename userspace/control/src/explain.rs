@@ -23,6 +23,7 @@ fn shortfalls(shortfalls: &[engine::Shortfall]) -> Vec<api::Shortfall> {
         resource: shortfall.resource.to_string(),
         requested: shortfall.requested,
         free: shortfall.free,
+        withheld: shortfall.withheld,
     });
     shortfalls.collect()
 }
@@ -43,7 +44,11 @@ pub(super) fn resize(error: &engine::ResizeError) -> api::Rejection {
 
 /// How a decision came about.
 pub(super) fn explanation(explanation: &engine::explain::Explanation) -> api::Explanation {
-    let notes = explanation.searches.iter().filter_map(cut_off).collect();
+    let in_use = explanation.withheld.iter().map(|of| {
+        let engine::conditions::Withheld { node, kind, bytes } = of;
+        format!("node {node}: {bytes} of {kind} are in use outside the ledger, and were not offered")
+    });
+    let notes = explanation.searches.iter().filter_map(cut_off).chain(in_use).collect();
     let searches = explanation.searches.iter().map(search);
     api::Explanation { merges: explanation.merges.iter().map(merge).chain(searches).collect(), notes }
 }

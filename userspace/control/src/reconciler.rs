@@ -236,6 +236,8 @@ impl ReconcilerLoop {
             let patience =
                 if has_work { Duration::ZERO } else { next.saturating_duration_since(Instant::now()) };
             inbox.receive(patience);
+            self.core.heed_conditions();
+            let Some(inbox) = &mut self.core.execution.inbox else { break };
             // What the runtime waits for goes first.
             if let Some(command) = inbox.next_of_runtime() {
                 let reply = self.core.pod_command(command, false);

@@ -1,6 +1,9 @@
 //! How each node is doing against what is promised on it and not yet used.
 
+use std::sync::Arc;
+
 use numaward_cgroup::{CgroupId, CgroupPath};
+use numaward_engine::Conditions;
 use numaward_topology::{Bytes, NodeId};
 
 /// What the guard saw last. Readers keep an `Arc` of it.
@@ -12,6 +15,8 @@ pub struct Headroom {
     pub nodes: Vec<NodeHeadroom>,
     /// Workloads without a guarantee, where a node is low and somebody is to act.
     pub others: Vec<OtherWorkload>,
+    /// What decisions have to heed; nothing with the strategy `kubelet`. As long as it is the same one, it did not change.
+    pub conditions: Arc<Conditions>,
 }
 
 impl Headroom {

@@ -6,7 +6,10 @@
 //! alike, so it is read now and then only, and whenever a node seems low. The other workloads are read where a node is low
 //! and somebody is to act.
 //!
-//! Invariants: without a promise of memory nothing is read. Reading cgroups takes no more than a fiftieth of the time.
+//! With the strategy `native` it also says what others use of the nodes ([`crate::conditions`]), promised or not; then
+//! workloads with a promise are read at each look.
+//!
+//! Invariants: without a promise of memory nothing is read, unless the strategy is `native`. Reading cgroups takes no more than a fiftieth of the time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,8 +19,12 @@ use std::{
 };
 
 use numaward_api::{EventKind, Severity};
-use numaward_cgroup::{CgroupId, CgroupPath, Hierarchy, read::memory_numa_stat};
-use numaward_config::guard::GuardMode;
+use numaward_cgroup::{
+    CgroupId, CgroupPath, Hierarchy,
+    read::{hugetlb_numa_stat, memory_numa_stat},
+};
+use numaward_config::{guard::GuardMode, policy::StrategyKind};
+use numaward_engine::Conditions;
 use numaward_model::{
     Promise, Promises, Report,
     headroom::{Headroom, NodeHeadroom, OtherWorkload},
@@ -28,6 +35,7 @@ use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    conditions::{self, Owned},
     headroom::{Claims, Lows, News, margin},
     observer::Observer,
     residency,
@@ -54,6 +62,8 @@ struct Guard {
     /// Before, no cgroup is read again.
     not_before: Option<Instant>,
     marks: Option<Instant>,
+    /// What decisions have to heed.
+    conditions: Arc<Conditions>,
 }
 
 /// Looks until `stop` is cancelled. The caller that cancels it also wakes the thread.
@@ -73,13 +83,14 @@ impl Observer {
         };
         let is_promised =
             |promise: &Promise| promise.placed.iter().any(|(kind, ..)| *kind == ZoneKind::Memory);
-        let Some(hierarchy) = hierarchy.filter(|_| promises.workloads().iter().any(|of| is_promised(of)))
-        else {
+        let heeds = self.config.strategy == StrategyKind::Native;
+        let is_any = heeds || promises.workloads().iter().any(|of| is_promised(of));
+        let Some(hierarchy) = hierarchy.filter(|_| is_any) else {
             if guard.of.is_some() {
                 let over = guard.lows.judge(&mut [], Instant::now());
                 self.report_headroom(&over);
                 *guard = Guard::default();
-                self.show_headroom(Vec::new(), Vec::new());
+                self.show_headroom(Vec::new(), Vec::new(), Arc::default());
             }
             return;
         };
@@ -90,12 +101,16 @@ impl Observer {
         }
         let memory = self.node_memory();
         let is_new = guard.of.as_ref().is_none_or(|of| !Arc::ptr_eq(of, &promises));
-        let is_old = guard.read.is_none_or(|read| now.duration_since(read) >= READ);
+        let is_old = heeds || guard.read.is_none_or(|read| now.duration_since(read) >= READ);
         let mut nodes = self.judge(&memory, &guard.claims);
         let seems_low = nodes.iter().any(NodeHeadroom::is_short) || guard.lows.is_any();
         let may_read = guard.not_before.is_none_or(|not_before| now >= not_before);
         if is_new || may_read && (is_old || seems_low) {
-            guard.claims = read_claims(&hierarchy, &promises);
+            let owned;
+            (guard.claims, owned) = read_claims(&hierarchy, &promises);
+            if heeds {
+                self.read_conditions(guard, &memory, &promises, &owned);
+            }
             (guard.of, guard.read) = (Some(promises.clone()), Some(now));
             nodes = self.judge(&memory, &guard.claims);
         }
@@ -105,7 +120,24 @@ impl Observer {
         let acts = self.config.guard == GuardMode::Act && !low.is_empty() && may_read;
         let others = if acts { others(&hierarchy, &table, &promises, &low) } else { Vec::new() };
         guard.not_before = Some(now + now.elapsed() * COST).filter(|_| may_read).or(guard.not_before);
-        self.show_headroom(nodes, others);
+        self.show_headroom(nodes, others, guard.conditions.clone());
+    }
+
+    /// What decisions have to heed, from these readings.
+    fn read_conditions(
+        &self,
+        guard: &mut Guard,
+        memory: &[(NodeId, Option<sysfs::NodeMemory>)],
+        promises: &Promises,
+        owned: &Owned,
+    ) {
+        let memory = memory.iter().filter_map(|(node, memory)| Some((*node, memory.as_ref()?)));
+        let obtainable = |node, memory: &sysfs::NodeMemory| self.obtainable(node, memory);
+        let withheld = conditions::withheld(&promises.ledger, memory, obtainable, owned);
+        let conditions = Conditions { withheld, ..Conditions::default() };
+        if *guard.conditions != conditions {
+            guard.conditions = Arc::new(conditions);
+        }
     }
 
     /// The watermarks of the nodes, as they were read last.
@@ -139,9 +171,14 @@ impl Observer {
         self.watermarks.borrow().get(&node).copied().unwrap_or_default().obtainable(memory)
     }
 
-    fn show_headroom(&self, nodes: Vec<NodeHeadroom>, others: Vec<OtherWorkload>) {
+    fn show_headroom(
+        &self,
+        nodes: Vec<NodeHeadroom>,
+        others: Vec<OtherWorkload>,
+        conditions: Arc<Conditions>,
+    ) {
         self.headroom.send_modify(|headroom| {
-            *headroom = Arc::new(Headroom { look: headroom.look + 1, nodes, others });
+            *headroom = Arc::new(Headroom { look: headroom.look + 1, nodes, others, conditions });
         });
     }
 
@@ -180,17 +217,26 @@ fn describe(news: &News) -> Report {
 }
 
 /// Reads what workloads with a promise use of it. One that is gone meanwhile uses nothing.
-fn read_claims(hierarchy: &Hierarchy, promises: &Promises) -> Claims {
-    let mut claims = Claims::default();
+fn read_claims(hierarchy: &Hierarchy, promises: &Promises) -> (Claims, Owned) {
+    let (mut claims, mut owned) = (Claims::default(), Owned::default());
     for promise in promises.workloads() {
+        let dir = hierarchy.dir(&promise.cgroup);
         let read = if promise.placed.is_empty() {
             BTreeMap::new()
         } else {
-            memory_numa_stat(&hierarchy.dir(&promise.cgroup)).unwrap_or_default()
+            memory_numa_stat(&dir).unwrap_or_default()
         };
         claims.add(promise, |node| -> Option<Resident> { read.get(&node).copied().map(residency::resident) });
+        let kinds: BTreeSet<ZoneKind> = promise.placed.iter().map(|(kind, ..)| *kind).collect();
+        for kind in kinds {
+            let has = match kind {
+                ZoneKind::Memory => Some(read.iter().map(|(node, of)| (*node, of.undroppable())).collect()),
+                ZoneKind::Hugepages(size) => hugetlb_numa_stat(&dir, size).ok(),
+            };
+            owned.add(promise, kind, has.as_ref());
+        }
     }
-    claims
+    (claims, owned)
 }
 
 /// The workloads without a promise that have memory on these nodes: none that has a promise above or below it, or another
@@ -230,8 +276,11 @@ mod tests {
 
     use numaward_cgroup::WorkloadKind;
     use numaward_config::Config;
-    use numaward_engine::Ledger;
-    use numaward_topology::CpuSet;
+    use numaward_engine::{
+        Ledger, Native, NativeOptions, PolicyConfig, Quantity, Strategy as _,
+        policy::{MemoryManagerPolicy, MemoryReservation},
+    };
+    use numaward_topology::{CpuSet, Machine};
 
     use super::*;
     use crate::table::Member;
@@ -308,5 +357,49 @@ mod tests {
         observer.lock().promises = Arc::default();
         observer.look_at_headroom(&mut guard);
         assert!(observer.headroom.borrow().nodes.is_empty());
+    }
+
+    #[test]
+    fn with_native_what_others_use_is_known_before_anything_is_promised() {
+        let root = tempfile::tempdir().unwrap();
+        machine(root.path(), 600);
+        let nodes = Machine::builder().nodes(2).cores_per_node(2).memory(Bytes::gib(1)).build().unwrap();
+        let reserved = MemoryReservation {
+            numa_node: NodeId(0),
+            limits: [(ZoneKind::Memory, Quantity::whole(Bytes::mib(200).0))].into(),
+        };
+        let policy = PolicyConfig {
+            memory_manager_policy: MemoryManagerPolicy::Static,
+            reserved_memory: vec![reserved],
+            ..PolicyConfig::default()
+        };
+        let ledger = Native::new(&nodes, &policy, &NativeOptions::default()).unwrap().idle();
+        let seen = |strategy, promises: Vec<Arc<Promise>>| {
+            let config = Config { host_root: root.path().into(), strategy, ..Config::default() };
+            let observer = Observer::new(&config);
+            observer.lock().hierarchy = Some(Hierarchy::at(root.path()));
+            observer.lock().promises = Arc::new(Promises::new(promises, ledger.clone()));
+            let mut guard = Guard::default();
+            observer.look_at_headroom(&mut guard);
+            let first = observer.headroom.borrow().conditions.clone();
+            observer.look_at_headroom(&mut guard);
+            assert!(Arc::ptr_eq(&first, &observer.headroom.borrow().conditions), "nothing changed");
+            [0, 1].map(|node| first.withheld_on(ZoneKind::Memory, NodeId(node)).0 >> 20)
+        };
+        assert_eq!(seen(StrategyKind::Kubelet, Vec::new()), [0, 0]);
+        // Of node 0, 114 MiB are in use and 200 reserved; of node 1, 414 are in use.
+        assert_eq!(seen(StrategyKind::Native, Vec::new()), [0, 414]);
+        write(root.path(), "kept/memory.numa_stat", "anon N0=0 N1=209715200\nfile N0=0 N1=104857600\n");
+        assert_eq!(
+            seen(StrategyKind::Native, vec![promise("/kept", 1, 150)]),
+            [0, 264],
+            "150 of them are its own"
+        );
+        write(
+            root.path(),
+            "sys/devices/system/node/node1/meminfo",
+            "Node 1 MemTotal: 1048576 kB\nNode 1 MemFree: 1048576 kB\n",
+        );
+        assert_eq!(seen(StrategyKind::Native, Vec::new()), [0, 0]);
     }
 }

@@ -16,6 +16,7 @@
 
 mod activity;
 mod affinity;
+mod conditions;
 mod cpus;
 mod documents;
 mod estimate;

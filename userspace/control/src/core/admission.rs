@@ -173,7 +173,8 @@ impl Core {
         let terms = &self.with_home(&request.terms, &request.name, path);
         self.check_terms(terms)?;
         let started = Instant::now();
-        let decision = spans::decide(&*self.policy.strategy, &self.state.ledger, &request.engine, terms);
+        let ledger = self.ledger_for(Some(path), None);
+        let decision = spans::decide(&*self.policy.strategy, &ledger, &request.engine, terms);
         let explanation = explain::explanation(&decision.explanation);
         if !dry_run {
             self.metrics.decided(&decision, started.elapsed());

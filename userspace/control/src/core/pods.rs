@@ -111,16 +111,17 @@ impl Core {
         let Asked::Pod(request) = &ask.asked else { return Ok(()) };
         let _span = spans::admit(request.owner.as_str(), false);
         let mut change = self.begin();
-        change.admit_owner(request, ask, None, attempt)?;
+        change.admit_owner(request, ask, (None, None), attempt)?;
         change.store()
     }
 
-    /// Lets the engine decide, unless the owner holds something already. Nothing is stored yet.
+    /// Lets the engine decide, unless the owner holds something already. Nothing is stored yet. It may run already, in this
+    /// cgroup.
     fn admit_owner(
         &mut self,
         request: &engine::Request,
         ask: &PodAsk,
-        container: Option<&str>,
+        (container, cgroup): (Option<&str>, Option<&CgroupPath>),
         attempt: Attempt,
     ) -> Result<(), AdmissionError> {
         let owner = request.owner.as_str();
@@ -147,7 +148,8 @@ impl Core {
             }
         }
         let started = Instant::now();
-        let decision = spans::decide(&*self.policy.strategy, &self.state.ledger, request, &terms);
+        let ledger = self.ledger_for(cgroup, None);
+        let decision = spans::decide(&*self.policy.strategy, &ledger, request, &terms);
         if attempt == Attempt::First || decision.outcome.is_ok() {
             self.metrics.decided(&decision, started.elapsed());
         }
@@ -227,7 +229,8 @@ impl Core {
             // A pod that was begun container by container goes on so.
             Asked::Pod(request) if self.is_split(&ask.pod.pod.uid) => alone(request),
             Asked::Pod(request) => {
-                self.admit_owner(request, &ask.pod, None, attempt)?;
+                let pod = ask.cgroup.parent().filter(|pod| !pod.is_root());
+                self.admit_owner(request, &ask.pod, (None, pod.as_ref()), attempt)?;
                 return Ok(request.owner.to_string());
             }
             // What a kubelet promised, it promised to the pod.
@@ -238,7 +241,7 @@ impl Core {
             Asked::Nothing => return Ok(ask.alone()),
         };
         if !request.containers.is_empty() {
-            self.admit_owner(&request, &ask.pod, Some(&ask.name), attempt)?;
+            self.admit_owner(&request, &ask.pod, (Some(&ask.name), Some(&ask.cgroup)), attempt)?;
         }
         Ok(request.owner.to_string())
     }

@@ -59,8 +59,8 @@ impl Core {
         self.check_used(cgroup, limit.filter(|limit| Some(*limit) < held.request.limit))?;
         self.check_fit()?;
         let owner = OwnerId::from(asked.name.as_str());
-        let resized =
-            self.policy.strategy.resize(&self.state.ledger, &owner, &held.container, &amounts(asked));
+        let ledger = self.ledger_for(Some(cgroup), Some(&held.allocation));
+        let resized = self.policy.strategy.resize(&ledger, &owner, &held.container, &amounts(asked));
         let ledger = match resized {
             Ok(ledger) => ledger,
             Err(refused) => {

@@ -276,8 +276,12 @@ mod tests {
             self.look += 1;
             let (nodes, others) =
                 (vec![node(0, false, elsewhere), node(1, low, room)], others.iter().map(other));
-            *self.host.headroom.lock().unwrap() =
-                Arc::new(Headroom { look: self.look, nodes, others: others.collect() });
+            *self.host.headroom.lock().unwrap() = Arc::new(Headroom {
+                look: self.look,
+                nodes,
+                others: others.collect(),
+                ..Headroom::default()
+            });
             self.now += SETTLE;
             self.turn();
         }

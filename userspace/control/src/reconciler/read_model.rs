@@ -9,9 +9,9 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use numaward_api as api;
 use numaward_enforce::Record;
-use numaward_engine::{Allocation, OwnerAccount, OwnerId};
+use numaward_engine::{Allocation, Ledger, OwnerAccount, OwnerId, ledger::KindAccount};
 use numaward_model::{Promise, placed};
-use numaward_topology::CpuSet;
+use numaward_topology::{CpuSet, NodeId, ZoneKind};
 
 use super::{drift::DriftController, throttling::Throttling};
 use crate::{
@@ -105,7 +105,7 @@ impl ReadModel {
         let nodes = core.policy.machine.nodes.iter().map(|(&id, node)| api::NodePromises {
             node: id.0,
             free_cpus: (&free_cpus & &node.cpus).to_string(),
-            memory: memory.get(&id).into_iter().flatten().map(Into::into).collect(),
+            memory: memory.get(&id).into_iter().flatten().map(|of| kind(ledger, id, of)).collect(),
         });
         api::Allocations {
             allocations: self.0.iter().map(|(_, shown)| shown.allocation.clone()).collect(),
@@ -161,6 +161,13 @@ impl Description {
         };
         Self { of, allocation: allocation.into(), promise: promise.into() }
     }
+}
+
+/// What is promised of a kind, and how much of the rest others use.
+fn kind(ledger: &Ledger, node: NodeId, of: (&ZoneKind, &KindAccount)) -> api::KindPromises {
+    let withheld = ledger.conditions().withheld_on(*of.0, node).0;
+    let promises = api::KindPromises::from(of);
+    api::KindPromises { withheld_bytes: withheld.min(promises.free_bytes), ..promises }
 }
 
 /// What a guarantee held before, while its pages are on their way to other nodes.

@@ -1,5 +1,7 @@
 //! What traces show of the reconciler: each admission and repair is a tree of spans.
 
+mod conditions;
+
 use std::{
     collections::BTreeMap,
     fs,

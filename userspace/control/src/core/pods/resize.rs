@@ -39,8 +39,9 @@ impl Core {
         // What the pod holds as a whole does not change with one of its containers.
         if !placed.of.shares_pod() {
             let (owner, container) = (OwnerId::from(placed.of.owner.as_str()), placed.of.slice_name());
-            change.state.ledger =
-                change.policy.strategy.resize(&change.state.ledger, &owner, &container, to)?;
+            let held = change.state.ledger.allocation(&owner, &container);
+            let ledger = change.ledger_for(Some(&placed.cgroup), held);
+            change.state.ledger = change.policy.strategy.resize(&ledger, &owner, &container, to)?;
         }
         placed.memory = memory.unwrap_or(placed.memory);
         if change.state.containers.get(id).is_none_or(|known| **known != placed) {

@@ -1,0 +1,123 @@
+//! What others use of the host is not promised.
+
+use std::{fs, sync::Arc};
+
+use numaward_api as api;
+use numaward_config::{Config, policy::StrategyKind};
+use numaward_engine::{Conditions, policy::TopologyManagerPolicy};
+use numaward_model::headroom::Headroom;
+use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, ZoneKind};
+
+use super::reconciler_loop;
+use crate::{
+    Request,
+    core::Answer,
+    error::AdmissionError,
+    reconciler::ReconcilerLoop,
+    testing::{self as fixture, Host},
+};
+
+const SIZE: HugepageSize = HugepageSize(Bytes::mib(2));
+
+/// A host with `/a` and `/b`, and 1 GiB of huge pages on each of two nodes.
+struct Bench {
+    dir: tempfile::TempDir,
+    host: Arc<Host>,
+    reconciler: ReconcilerLoop,
+}
+
+impl Bench {
+    fn new(strategy: StrategyKind) -> Self {
+        let builder = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4));
+        let host = Arc::new(Host::new(builder.hugepages(SIZE, 512).build().unwrap()));
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("cgroup");
+        for cgroup in ["", "a", "b"] {
+            fixture::cgroup(&root.join(cgroup), &host.machine.lock().unwrap());
+            fs::write(root.join(cgroup).join("hugetlb.2MB.max"), "max\n").unwrap();
+        }
+        let state_directory = dir.path().join("state");
+        let config = Config { strategy, state_directory, ..Config::default() };
+        let reconciler = reconciler_loop(&config, &root, &host);
+        Self { dir, host, reconciler }
+    }
+
+    /// Others use so much of a kind on each node, in MiB.
+    fn see(&mut self, kind: ZoneKind, [a, b]: [u64; 2]) {
+        let nodes = [(NodeId(0), Bytes::mib(a)), (NodeId(1), Bytes::mib(b))];
+        let conditions = Conditions { withheld: [(kind, nodes.into())].into(), ..Conditions::default() };
+        *self.host.headroom.lock().unwrap() =
+            Arc::new(Headroom { conditions: conditions.into(), ..Headroom::default() });
+        self.reconciler.look_after();
+        self.reconciler.settle();
+    }
+
+    fn admit(&mut self, name: &str, [memory, huge]: [u64; 2]) -> Result<Answer, AdmissionError> {
+        let huge = (huge > 0).then(|| (SIZE.0.to_string(), format!("{huge}Mi")));
+        let request = Request::new(&api::AllocationRequest {
+            name: name.to_owned(),
+            target: api::Target::Cgroup(format!("/{name}")),
+            cpus: Some(api::Cpus::whole(1)),
+            memory: format!("{memory}Mi"),
+            memory_limit: None,
+            hugepages: huge.into_iter().collect(),
+            policy: Some(TopologyManagerPolicy::SingleNumaNode),
+            partition: None,
+            placement: api::Placement::default(),
+        });
+        self.reconciler.admit(&request.unwrap(), false)
+    }
+
+    fn shown(&self) -> Vec<u64> {
+        let shown = self.reconciler.view.read().unwrap().clone();
+        let kinds = shown.nodes.iter().flat_map(|node| node.memory.clone());
+        kinds.filter(|of| of.kind == "hugepages-2Mi").map(|of| of.withheld_bytes >> 20).collect()
+    }
+}
+
+#[test]
+fn huge_pages_that_somebody_took_are_not_promised_until_they_are_free() {
+    let mut bench = Bench::new(StrategyKind::Native);
+    bench.see(ZoneKind::Hugepages(SIZE), [512, 600]);
+    assert_eq!(bench.shown(), [512, 600]);
+    let Err(AdmissionError::Rejected(rejection, explanation)) = bench.admit("a", [64, 1024]) else {
+        panic!("it was admitted");
+    };
+    let message = &rejection.message;
+    let expected = "node 1: hugepages-2Mi requested 1073741824, free 444596224 (629145600 more are in use outside \
+                    the ledger)";
+    assert!(message.contains(expected), "{message}");
+    assert_eq!(rejection.shortfalls.iter().map(|of| of.withheld >> 20).max(), Some(600));
+    let expected = "node 0: 512Mi of hugepages-2Mi are in use outside the ledger, and were not offered";
+    assert!(explanation.notes.contains(&expected.to_owned()), "{:?}", explanation.notes);
+
+    bench.see(ZoneKind::Hugepages(SIZE), [512, 0]);
+    let Ok(Answer::Admitted(held)) = bench.admit("a", [64, 1024]) else { panic!("it was refused") };
+    assert_eq!(held.nodes, "1");
+    assert_eq!(bench.shown(), [512, 0]);
+    // Who holds something keeps it, whatever others take.
+    bench.see(ZoneKind::Hugepages(SIZE), [1024, 1024]);
+    let ledger = &bench.reconciler.core.state.ledger;
+    assert_eq!(ledger.owners().count(), 1);
+    assert_eq!(bench.shown(), [1024, 0], "of node 1 nothing is free");
+}
+
+#[test]
+fn what_a_workload_uses_already_is_there_for_it_and_for_nobody_else() {
+    let mut bench = Bench::new(StrategyKind::Native);
+    let a = bench.dir.path().join("cgroup/a");
+    let numa_stat = |mib: u64| format!("anon N0=0 N1={}\nfile N0=0 N1=0\n", mib << 20);
+    fs::write(a.join("memory.numa_stat"), numa_stat(2000)).unwrap();
+    bench.see(ZoneKind::Memory, [4096, 2000]);
+    assert!(matches!(bench.admit("b", [2000, 0]), Err(AdmissionError::Rejected(..))));
+    assert!(matches!(bench.admit("a", [2000, 0]), Ok(Answer::Admitted(_))));
+    // Until the next look, it does not count twice.
+    assert!(matches!(bench.admit("b", [512, 0]), Ok(Answer::Admitted(_))));
+}
+
+#[test]
+fn the_kubelets_strategy_promises_what_is_in_the_books() {
+    let mut bench = Bench::new(StrategyKind::Kubelet);
+    bench.see(ZoneKind::Hugepages(SIZE), [1024, 1024]);
+    assert!(matches!(bench.admit("a", [64, 1024]), Ok(Answer::Admitted(_))));
+}
