@@ -48,7 +48,9 @@ pub(super) fn explanation(explanation: &engine::explain::Explanation) -> api::Ex
         let engine::conditions::Withheld { node, kind, bytes } = of;
         format!("node {node}: {bytes} of {kind} are in use outside the ledger, and were not offered")
     });
-    let notes = explanation.searches.iter().filter_map(cut_off).chain(in_use).collect();
+    let offline = &explanation.offline_cpus;
+    let offline = (!offline.is_empty()).then(|| format!("CPUs {offline} are offline, and were not offered"));
+    let notes = explanation.searches.iter().filter_map(cut_off).chain(in_use).chain(offline).collect();
     let searches = explanation.searches.iter().map(search);
     api::Explanation { merges: explanation.merges.iter().map(merge).chain(searches).collect(), notes }
 }

@@ -6,7 +6,7 @@
 
 use std::{fmt, sync::Arc};
 
-use numaward_topology::NodeSet;
+use numaward_topology::{CpuSet, NodeSet};
 
 use crate::{
     conditions::Withheld,
@@ -24,6 +24,8 @@ pub struct Explanation {
     pub searches: Vec<Search>,
     /// What was free and not offered to this request, as others use it.
     pub withheld: Vec<Withheld>,
+    /// CPUs that are offline, if CPUs are asked for.
+    pub offline_cpus: CpuSet,
 }
 
 /// One merge of hints.

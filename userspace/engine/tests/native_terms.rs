@@ -457,7 +457,9 @@ fn cpus_that_went_offline_are_not_offered() {
             Resources::none().with_cpu(Quantity::whole(count)).with_memory(Quantity::whole(1 << 30)),
         )
     };
-    assert!(native.admit(&ledger, &cpus(2)).outcome.is_err());
+    let refused = native.admit(&ledger, &cpus(2));
+    assert!(refused.outcome.is_err());
+    assert_eq!(refused.explanation.offline_cpus, ledger.conditions().offline_cpus);
     let grants = native.admit(&ledger, &cpus(1)).outcome.unwrap();
     assert_eq!(grants[0].allocation.cpus.as_ref().unwrap().to_string(), "2");
 }

@@ -31,7 +31,7 @@ use numaward_model::{
     snapshot::Resident,
 };
 use numaward_probes::SlotId;
-use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs};
+use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind, sysfs};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -134,7 +134,11 @@ impl Observer {
         let memory = memory.iter().filter_map(|(node, memory)| Some((*node, memory.as_ref()?)));
         let obtainable = |node, memory: &sysfs::NodeMemory| self.obtainable(node, memory);
         let withheld = conditions::withheld(&promises.ledger, memory, obtainable, owned);
-        let conditions = Conditions { withheld, ..Conditions::default() };
+        let offline_cpus = sysfs::offline_cpus(&self.config.host_root).unwrap_or_else(|error| {
+            tracing::debug!(%error, "it is not known which CPUs are offline");
+            CpuSet::new()
+        });
+        let conditions = Conditions { withheld, offline_cpus, ..Conditions::default() };
         if *guard.conditions != conditions {
             guard.conditions = Arc::new(conditions);
         }
@@ -280,7 +284,7 @@ mod tests {
         Ledger, Native, NativeOptions, PolicyConfig, Quantity, Strategy as _,
         policy::{MemoryManagerPolicy, MemoryReservation},
     };
-    use numaward_topology::{CpuSet, Machine};
+    use numaward_topology::Machine;
 
     use super::*;
     use crate::table::Member;
@@ -363,6 +367,7 @@ mod tests {
     fn with_native_what_others_use_is_known_before_anything_is_promised() {
         let root = tempfile::tempdir().unwrap();
         machine(root.path(), 600);
+        write(root.path(), "sys/devices/system/cpu/present", "0-1,3\n");
         let nodes = Machine::builder().nodes(2).cores_per_node(2).memory(Bytes::gib(1)).build().unwrap();
         let reserved = MemoryReservation {
             numa_node: NodeId(0),
@@ -384,6 +389,10 @@ mod tests {
             let first = observer.headroom.borrow().conditions.clone();
             observer.look_at_headroom(&mut guard);
             assert!(Arc::ptr_eq(&first, &observer.headroom.borrow().conditions), "nothing changed");
+            assert_eq!(
+                first.offline_cpus.to_string(),
+                if strategy == StrategyKind::Native { "3" } else { "" }
+            );
             [0, 1].map(|node| first.withheld_on(ZoneKind::Memory, NodeId(node)).0 >> 20)
         };
         assert_eq!(seen(StrategyKind::Kubelet, Vec::new()), [0, 0]);

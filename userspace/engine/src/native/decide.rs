@@ -411,7 +411,10 @@ impl Native {
             number.is_some_and(|number| needs.containers.iter().any(|need| need.amounts[number] > 0))
         };
         let withheld = attempt.room.withheld.iter().filter(is_needed).copied().collect();
-        let explanation = Explanation { withheld, ..attempt.explanation() };
+        let wants_cpus = needs.containers.iter().any(|need| need.amounts[CPU] > 0);
+        let offline = wants_cpus.then(|| ledger.conditions().offline_cpus.clone());
+        let offline_cpus = offline.unwrap_or_default();
+        let explanation = Explanation { withheld, offline_cpus, ..attempt.explanation() };
         if !placed {
             return (Err(attempt.failure.unwrap_or((Refusal::SumTooLarge, None))), explanation);
         }

@@ -25,6 +25,14 @@ pub(super) const HUGEPAGES: &str = "sys/kernel/mm/hugepages";
 /// Far above the 2 GiB of today's kernels, and low enough to count sections by.
 const LARGEST_MEMORY_BLOCK: u64 = 1 << 40;
 
+/// The CPUs that are there and offline. None where the kernel does not say which are there.
+pub fn offline_cpus(root: &Path) -> Result<CpuSet, ReadError> {
+    let source = Source { root };
+    let there: Option<CpuSet> = present(source.ids(&format!("{CPUS}/present"), "the CPUs that are there"))?;
+    let online: CpuSet = source.ids(&format!("{CPUS}/online"), "the online CPUs; is sysfs mounted?")?;
+    Ok(&there.unwrap_or_default() - &online)
+}
+
 /// Reads the machine below `root` (see [the module](super)).
 ///
 /// Offline CPUs and nodes are left out. A CPU of unknown package (`-1`, as on Arm boards without ACPI) counts
