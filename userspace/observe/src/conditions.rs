@@ -169,7 +169,7 @@ mod tests {
         let none = Owned::default();
         assert_eq!(seen(&[memory(3072, 512), memory(3072, 512)], &none), []);
         assert_eq!(seen(&[memory(3072 - 256, 480), memory(3072, 512)], &none), [], "as reserved");
-        let expected = [(ZoneKind::Memory, 0, 44), (ZoneKind::Memory, 1, 100), (HUGE, 0, 2), (HUGE, 1, 1024)];
+        let expected = [(HUGE, 0, 2), (HUGE, 1, 1024), (ZoneKind::Memory, 0, 44), (ZoneKind::Memory, 1, 100)];
         assert_eq!(
             seen(&[memory(3072 - 300, 479), memory(3072 - 99, 0)], &none),
             expected,
@@ -184,13 +184,13 @@ mod tests {
         let mut owned = Owned::default();
         owned.add(&promise, ZoneKind::Memory, Some(&has(&[(1, 400)])));
         owned.add(&promise, HUGE, Some(&has(&[(1, 200)])));
-        assert_eq!(seen(&nodes, &owned), [(ZoneKind::Memory, 1, 600), (HUGE, 1, 50)]);
+        assert_eq!(seen(&nodes, &owned), [(HUGE, 1, 50), (ZoneKind::Memory, 1, 600)]);
 
         // What is on its way from another node is its own as well.
         let mut moving = Owned::default();
         let away = self::promise(&[(ZoneKind::Memory, 0, 600), (HUGE, 0, 150)]);
         moving.add(&away, ZoneKind::Memory, Some(&has(&[(0, 300), (1, 400)])));
         moving.add(&away, HUGE, None);
-        assert_eq!(seen(&nodes, &moving), [(ZoneKind::Memory, 1, 700), (HUGE, 1, 200)]);
+        assert_eq!(seen(&nodes, &moving), [(HUGE, 1, 200), (ZoneKind::Memory, 1, 700)]);
     }
 }
