@@ -43,6 +43,7 @@ mod current;
 mod event_gate;
 mod lost;
 mod nodes;
+mod page_node;
 mod roots;
 
 use core::arch::asm;
@@ -56,7 +57,7 @@ use aya_ebpf::{
     programs::{BtfTracePointContext, TracePointContext},
 };
 use aya_log_ebpf::debug;
-use numaward_abi::{AllocCounters, AllocTotals, CgroupId, MAX_NODE_IDS, MAX_NODES, Miss, Slot, UNKNOWN_NODE};
+use numaward_abi::{AllocCounters, AllocTotals, CgroupId, MAX_NODES, Miss, Slot, UNKNOWN_NODE};
 
 use crate::{
     cache::{GENERATION, place},
@@ -65,6 +66,7 @@ use crate::{
     current::current_slot,
     event_gate::current_cgroup_by_helper,
     nodes::{NODE_TABLE, NODES, home},
+    page_node::node_of,
 };
 
 /// A user page: anonymous memory and page cache. `___GFP_MOVABLE` of `linux/gfp_types.h`.
@@ -88,9 +90,6 @@ struct CacheEntry {
     padding: u32,
 }
 
-/// Where the node id begins in `page->flags`; 64 on kernels with one node.
-#[unsafe(no_mangle)]
-static NODE_SHIFT: Global<u32> = Global::new(64);
 /// Shards of CTR that CPUs share; 0 where each has its own.
 #[unsafe(no_mangle)]
 static SHARDS: Global<u32> = Global::new(0);
@@ -137,15 +136,7 @@ fn alloc_tp_btf(ctx: BtfTracePointContext) -> i32 {
     // SAFETY: `page` is a `struct page` of the kernel, not null; `flags` is its first member (userspace
     // checks this in the kernel's BTF). The verifier turns the load into one that cannot fault.
     let flags = unsafe { *page };
-    let id = match NODE_SHIFT.load() {
-        shift @ 0..64 => flags >> shift,
-        _ => 0,
-    };
-    let node = match NODE_TABLE.get(0) {
-        Some(nodes) if id < MAX_NODE_IDS as u64 => nodes.index[id as usize],
-        _ => UNKNOWN_NODE,
-    };
-    count(&ctx, node, order, gfp);
+    count(&ctx, node_of(flags), order, gfp);
     0
 }
 

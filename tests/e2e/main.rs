@@ -19,6 +19,7 @@ mod guarantee;
 mod guard;
 mod herd;
 mod hotplug;
+mod hugepages;
 mod load;
 mod machine;
 mod observe;

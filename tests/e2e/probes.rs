@@ -146,7 +146,7 @@ fn cost(report: &Report) {
     assert_eq!(of("oom_kill")["runs"], 0, "nobody was killed");
     let memory = report.section("memory of maps").lines();
     let bytes: Vec<u64> = memory.map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap()).collect();
-    assert!(bytes.len() == 4 && bytes.iter().all(|bytes| (1 << 10..16 << 20).contains(bytes)), "{bytes:?}");
+    assert!(bytes.len() == 5 && bytes.iter().all(|bytes| (1 << 10..16 << 20).contains(bytes)), "{bytes:?}");
 }
 
 /// What is told by the events is also told at once to whoever listens, in the same order and words.
@@ -209,6 +209,7 @@ fn what_the_other_probes_tell_is_what_the_kernel_says() {
     let machine = Machine::parse(None, Some("2,2"), Some("768M,512M"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(20)), include_str!("probes.sh"));
     for (probe, mode) in [
+        ("hugepages", "fexit"),
         ("hint", "fentry"),
         ("scan", "fexit"),
         ("migrate", "tp_btf"),
@@ -242,7 +243,7 @@ fn ten_thousand_workloads_take_a_bounded_memory() {
     let status = report.json("status");
     let memory = status["mapMemory"].as_object().unwrap();
     let families: Vec<_> = memory.keys().collect();
-    assert_eq!(families, ["alloc", "faults", "switch", "trouble"], "{status}");
+    assert_eq!(families, ["alloc", "faults", "hugepages", "switch", "trouble"], "{status}");
     let total: u64 = memory.values().map(|bytes| bytes.as_u64().unwrap()).sum();
     assert!(total < 128 << 20, "{memory:?}");
     // The same in the metrics, and for people.

@@ -114,6 +114,21 @@ pub struct ScanCounters {
     pub excluded: u64,
 }
 
+/// Sizes of pages in pools that are counted: no processor has more.
+pub const HUGEPAGE_SIZES: usize = 4;
+
+/// Pages of one size that a slot was given from the pool of one node.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HugepageCounters {
+    /// On the home node of the allocating CPU.
+    pub local: u64,
+    /// On other nodes.
+    pub remote: u64,
+    /// Of both, those on nodes outside [`Slot::allowed`].
+    pub outside: u64,
+}
+
 /// Accesses to DRAM, as the processor's own counters have them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -314,8 +314,38 @@ pub struct WorkloadNode {
     /// What it allocated there although the node is not promised to it; absent where nothing is promised to
     /// it, or where it is not counted by itself.
     pub missed_bytes: Option<u64>,
-    /// What lies there now; absent where it cannot be read.
+    /// What lies there now, hugepages apart; absent where it cannot be read.
     pub resident: Option<Resident>,
+    /// Its hugepages there, by size: of sizes that the host has pools of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hugepages: Vec<WorkloadHugepages>,
+}
+
+/// A workload's hugepages of one size on one node.
+#[skip_serializing_none]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkloadHugepages {
+    /// The size of a page.
+    #[schema(examples("2Mi", "1Gi"))]
+    pub size: String,
+    /// What lies there now (`hugetlb.*.numa_stat`); absent where it cannot be read.
+    pub resident_bytes: Option<u64>,
+    /// What it took from the node's pool; absent where it is not counted by itself.
+    pub allocated: Option<AllocatedHugepages>,
+    /// What it took there although the node is not promised to it; absent where nothing is promised to it, or where it
+    /// is not counted by itself.
+    pub missed_bytes: Option<u64>,
+}
+
+/// Bytes of hugepages taken from a node's pool since the daemon saw the workload first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AllocatedHugepages {
+    /// By a CPU of this node.
+    pub local_bytes: u64,
+    /// By a CPU of another node.
+    pub remote_bytes: u64,
 }
 
 /// Bytes that lie on a node (`memory.numa_stat`).

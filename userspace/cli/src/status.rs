@@ -298,6 +298,7 @@ mod tests {
                 missed_bytes: None,
                 allocated: Some(Allocated { local_bytes: 3 << 20, remote_bytes, kernel_bytes: 0 }),
                 resident,
+                hugepages: vec![],
             }],
             pressure: None,
             oom_kills: None,

@@ -178,9 +178,11 @@ pub struct Probes {
 impl Probes {
     /// Whether a probe may be attached; the key that says so.
     pub fn is_enabled(&self, probe: numaward_probes::Probe) -> (bool, &'static str) {
-        use numaward_probes::Probe::{Alloc, Hardware, Hint, Migrate, OomKill, Scan, Stall, Switch};
+        use numaward_probes::Probe::{
+            Alloc, Hardware, Hint, Hugepages, Migrate, OomKill, Scan, Stall, Switch,
+        };
         match probe {
-            Alloc => (self.allocation.enabled, "probes.allocation.enabled"),
+            Alloc | Hugepages => (self.allocation.enabled, "probes.allocation.enabled"),
             Hint | Scan | Migrate => (self.accesses.enabled, "probes.accesses.enabled"),
             Stall => (self.stalls.enabled, "probes.stalls.enabled"),
             OomKill => (self.oom_kills.enabled, "probes.oomKills.enabled"),

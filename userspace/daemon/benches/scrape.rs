@@ -108,6 +108,7 @@ impl SnapshotSource for Synthetic {
                 name: name.clone(),
                 allocated: Some(allocated.collect()),
                 resident: Some(resident.clone()),
+                hugepages: Arc::default(),
                 pressure: Some(Pressure {
                     waiting: Duration::from_micros(i * 1_234_567),
                     stalled: Duration::from_micros(i * 234_567),
@@ -121,6 +122,7 @@ impl SnapshotSource for Synthetic {
                     migrated: Some(vec![("numa_misplaced", i * 7)]),
                     stalls: Some(snapshot::StallFigures::default()),
                     oom_kills: Some([("none", 0), ("cpuset", 0), ("mempolicy", 0), ("memcg", i % 3)]),
+                    hugepages: None,
                     dram: None,
                 }),
             }

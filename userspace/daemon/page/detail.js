@@ -46,7 +46,7 @@ export class DetailView {
       return;
     }
     const cpus = state.exclusiveCpus.filter((cpu) => cpu.workload === row.workload.workload);
-    this.live.replaceChildren(facts(row), byNode(row), ...accesses(row.workload.activity), ...exclusiveCpus(cpus), history(row));
+    this.live.replaceChildren(facts(row), byNode(row), ...hugepages(row), ...accesses(row.workload.activity), ...exclusiveCpus(cpus), history(row));
   }
 
   #rest(row, events, intruders) {
@@ -83,6 +83,19 @@ function facts(row) {
   ];
   if (workload.oomKills) said.push(`${workload.oomKills} of its processes were killed for want of memory.`);
   return element("p", {}, said.join(" "));
+}
+
+function hugepages(row) {
+  const rows = row.workload.nodes.flatMap((node) => (node.hugepages ?? []).map((of) => [
+    of.size,
+    String(node.node),
+    bytes(of.residentBytes ?? NaN),
+    bytes(of.allocated?.localBytes ?? NaN),
+    bytes(of.allocated?.remoteBytes ?? NaN),
+    of.missedBytes === undefined ? "–" : bytes(of.missedBytes),
+  ]));
+  if (rows.length === 0) return [];
+  return [table("Hugepages", ["size", "node", "resident", "allocated local", "allocated remote", "missed"], rows)];
 }
 
 function byNode(row) {

@@ -154,8 +154,16 @@ function totalsOf(workload) {
     totals.remote += node.allocated?.remoteBytes ?? 0;
     totals.missed += node.missedBytes ?? 0;
     if (node.allocated) totals.counted = true;
-    if (!node.resident) continue;
-    const lies = node.resident.anonBytes + node.resident.fileBytes + node.resident.kernelBytes;
+    const hugepages = node.hugepages ?? [];
+    for (const of of hugepages) {
+      totals.local += of.allocated?.localBytes ?? 0;
+      totals.remote += of.allocated?.remoteBytes ?? 0;
+      totals.missed += of.missedBytes ?? 0;
+    }
+    const known = hugepages.filter((of) => of.residentBytes !== undefined);
+    if (!node.resident && known.length === 0) continue;
+    const base = node.resident ? node.resident.anonBytes + node.resident.fileBytes + node.resident.kernelBytes : 0;
+    const lies = known.reduce((sum, of) => sum + of.residentBytes, base);
     totals.byNode.push({ node: node.node, bytes: lies });
     totals.resident = (totals.resident ?? 0) + lies;
   }

@@ -95,6 +95,9 @@ fn probe(report: &ProbeReport) -> Check {
 fn without(probe: Probe) -> &'static str {
     match probe {
         Probe::Alloc => "allocations are not counted",
+        Probe::Hugepages => {
+            "hugepages taken from the pools are not counted; hugetlb.*.numa_stat says where they lie"
+        }
         Probe::Hint => "accesses to memory of other nodes are not counted; memory.stat may count some",
         Probe::Scan => "it is not known whose memory policy hides accesses",
         Probe::Migrate => "pages that move between nodes are not counted",

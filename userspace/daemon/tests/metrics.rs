@@ -12,7 +12,7 @@ use numaward_telemetry::{
     metrics::{Format, Metrics},
     otlp,
 };
-use numaward_topology::{Bytes, NodeId, ZoneKind};
+use numaward_topology::{Bytes, HugepageSize, NodeId, ZoneKind};
 
 /// What is counted or measured, in parts of the page: by the beginning of names.
 const PARTS: &[(&str, &str, &[&str])] = &[
@@ -26,6 +26,7 @@ const PARTS: &[(&str, &str, &[&str])] = &[
             "kernel_memory_",
             "unknown_node_",
             "numa_miss_",
+            "hugepages_",
             "remote_",
             "dram_",
             "migrated_",
@@ -89,8 +90,12 @@ impl SnapshotSource for Everything {
 fn promises() -> PromiseFigures {
     let (node, kind, workload) = (NodeId(2), ZoneKind::Memory, Arc::<str>::from(CONTAINER));
     let bytes = Bytes(1);
+    let size = HugepageSize(Bytes::mib(2));
+    let outside = HugepagesOutside { workload: workload.clone(), size, bytes: vec![(node, bytes)] };
     PromiseFigures {
         missed: vec![Missed { workload: workload.clone(), bytes: vec![(node, bytes)] }],
+        missed_hugepages: vec![outside.clone()],
+        misplaced_hugepages: vec![outside],
         kinds: vec![KindPromised {
             node,
             kind,

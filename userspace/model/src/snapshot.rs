@@ -1,8 +1,8 @@
 //! What one scrape serves: plain numbers, taken at one time. Tests and benchmarks make their own.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
-use numaward_topology::{Bytes, CpuId, NodeId, ZoneKind};
+use numaward_topology::{Bytes, CpuId, HugepageSize, NodeId, ZoneKind};
 
 /// Gives the current figures. Called once for each scrape, on a thread that may block.
 pub trait SnapshotSource: fmt::Debug + Send + Sync + 'static {
@@ -60,6 +60,8 @@ pub struct WorkloadFigures {
     pub allocated: Option<Vec<Allocated>>,
     /// By node, in the order of [`Snapshot::nodes`]: where its memory lies.
     pub resident: Option<Arc<[Resident]>>,
+    /// Its hugepages, which are not part of `resident`: of sizes that the host has pools of and that could be read.
+    pub hugepages: Arc<ResidentHugepages>,
     /// From `memory.pressure`.
     pub pressure: Option<Pressure>,
     /// Processes that the OOM killer took (`oom_kill` of `memory.events`).
@@ -67,6 +69,10 @@ pub struct WorkloadFigures {
     /// What the probes other than that of allocations counted.
     pub activity: Option<WorkloadActivity>,
 }
+
+/// Hugepages that lie on nodes (`hugetlb.*.numa_stat`), in bytes: by size, then by node in the order of
+/// [`Snapshot::nodes`].
+pub type ResidentHugepages = BTreeMap<HugepageSize, Vec<Bytes>>;
 
 /// What the probes other than that of allocations counted; a part whose probe is not attached is absent.
 #[derive(Clone, Debug, Default)]
@@ -86,9 +92,21 @@ pub struct WorkloadActivity {
     pub stalls: Option<StallFigures>,
     /// Kills by constraint.
     pub oom_kills: Option<[(&'static str, u64); 4]>,
+    /// Hugepages that were taken from the pools, of sizes that the host has pools of: by size, then by node in the order
+    /// of [`Snapshot::nodes`].
+    pub hugepages: Option<BTreeMap<HugepageSize, Vec<AllocatedHugepages>>>,
     /// Accesses to DRAM from the CPUs of each node, in the order of [`Snapshot::nodes`]: local (where the processor counts
     /// them) and remote.
     pub dram: Option<Vec<(Option<u64>, u64)>>,
+}
+
+/// Hugepages of one size that were taken from the pool of one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AllocatedHugepages {
+    /// By a CPU of this node.
+    pub local: Bytes,
+    /// By a CPU of another node.
+    pub remote: Bytes,
 }
 
 /// Buckets of [`StallFigures`].
@@ -211,6 +229,10 @@ pub struct MapFigures {
 pub struct PromiseFigures {
     /// Of each workload with an allocation.
     pub missed: Vec<Missed>,
+    /// The same of hugepages, where a probe counts them.
+    pub missed_hugepages: Vec<HugepagesOutside>,
+    /// Of each workload with an allocation, hugepages that lie outside the nodes promised to it now.
+    pub misplaced_hugepages: Vec<HugepagesOutside>,
     /// Memory, by node and kind.
     pub kinds: Vec<KindPromised>,
     /// By node.
@@ -243,6 +265,17 @@ pub struct OverBudget {
     /// The workload.
     pub workload: Arc<str>,
     /// By the nodes that are promised to it; 0 where it has no more.
+    pub bytes: Vec<(NodeId, Bytes)>,
+}
+
+/// Hugepages of one size that a workload has, or was given, outside the nodes promised to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HugepagesOutside {
+    /// The workload.
+    pub workload: Arc<str>,
+    /// Their size.
+    pub size: HugepageSize,
+    /// By the node of the pages: every node.
     pub bytes: Vec<(NodeId, Bytes)>,
 }
 

@@ -2,13 +2,13 @@
 
 #![expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "this is part of tests")]
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use numaward_topology::{Bytes, NodeId, ZoneKind};
+use numaward_topology::{Bytes, HugepageSize, NodeId, ZoneKind};
 
 use crate::snapshot::{
-    Allocated, CpuFigures, Interrupts, MapFigures, NodeMemory, Pressure, ProbeFigures, PromiseFigures,
-    Resident, Snapshot, StallFigures, WorkloadActivity, WorkloadFigures,
+    Allocated, AllocatedHugepages, CpuFigures, Interrupts, MapFigures, NodeMemory, Pressure, ProbeFigures,
+    PromiseFigures, Resident, Snapshot, StallFigures, WorkloadActivity, WorkloadFigures,
 };
 
 /// A snapshot with something of everything.
@@ -26,6 +26,7 @@ pub fn snapshot() -> Snapshot {
             }]
             .into(),
         ),
+        hugepages: Arc::new([(HugepageSize(Bytes::mib(2)), vec![Bytes::mib(2)])].into()),
         pressure: Some(Pressure { waiting: Duration::from_millis(1500), stalled: Duration::ZERO }),
         oom_kills: Some(0),
         activity: Some(WorkloadActivity {
@@ -36,12 +37,20 @@ pub fn snapshot() -> Snapshot {
             migrated: Some(vec![("numa_misplaced", 2)]),
             stalls: Some(StallFigures::default()),
             oom_kills: Some([("none", 0), ("cpuset", 1), ("mempolicy", 0), ("memcg", 0)]),
+            hugepages: Some(
+                [(
+                    HugepageSize(Bytes::mib(2)),
+                    vec![AllocatedHugepages { local: Bytes::mib(2), remote: Bytes(0) }],
+                )]
+                .into(),
+            ),
             dram: Some(vec![(Some(11), 12)]),
         }),
     };
     let blind = WorkloadFigures {
         allocated: None,
         resident: None,
+        hugepages: Arc::default(),
         pressure: None,
         oom_kills: Some(3),
         activity: None,

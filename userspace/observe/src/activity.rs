@@ -8,12 +8,12 @@ use std::{
 };
 
 use numaward_api as api;
-use numaward_model::snapshot::{StallFigures, WorkloadActivity};
+use numaward_model::snapshot::{AllocatedHugepages, StallFigures, WorkloadActivity};
 use numaward_probes::{
     Activity, MIGRATION_REASONS, Mode, NUMA_MISPLACED, NodeAccesses, OOM_CONSTRAINT_NAMES, Probe,
     ProbeReport, SlotId, Stalls,
 };
-use numaward_topology::NodeId;
+use numaward_topology::{HugepageSize, NodeId};
 
 use crate::table::Table;
 
@@ -62,7 +62,12 @@ impl Attached {
     }
 
     /// What metrics serve.
-    pub(crate) fn figures(&self, activity: &Activity, nodes: &[NodeId]) -> WorkloadActivity {
+    pub(crate) fn figures(
+        &self,
+        activity: &Activity,
+        nodes: &[NodeId],
+        pools: &BTreeSet<HugepageSize>,
+    ) -> WorkloadActivity {
         let remote =
             |node: &NodeId| activity.accesses.iter().find(|of| of.node == *node).map_or(0, |of| of.remote.0);
         WorkloadActivity {
@@ -75,6 +80,7 @@ impl Attached {
             oom_kills: self
                 .has(Probe::OomKill)
                 .then(|| array::from_fn(|index| (OOM_CONSTRAINT_NAMES[index], activity.oom_kills[index]))),
+            hugepages: self.has(Probe::Hugepages).then(|| allocated(activity, nodes, pools)),
             dram: self.has(Probe::Hardware).then(|| {
                 let of = |node: &NodeId| activity.dram.iter().find(|of| of.node == *node);
                 nodes.iter().map(|node| of(node).map_or((None, 0), |of| (of.local, of.remote))).collect()
@@ -103,6 +109,24 @@ impl Attached {
             ..api::Activity::default()
         }
     }
+}
+
+/// What metrics serve of what was taken from the pools: of these sizes, and of others where there is something.
+pub(crate) fn allocated(
+    activity: &Activity,
+    nodes: &[NodeId],
+    sizes: &BTreeSet<HugepageSize>,
+) -> BTreeMap<HugepageSize, Vec<AllocatedHugepages>> {
+    let counted = activity.hugepages.iter().filter(|of| of.local.0 > 0 || of.remote.0 > 0);
+    let sizes = sizes.iter().copied().chain(counted.map(|of| of.size)).collect::<BTreeSet<_>>();
+    let of = |size, node: &NodeId| {
+        let found = activity.hugepages.iter().find(|of| (of.size, of.node) == (size, *node));
+        found.map_or_else(AllocatedHugepages::default, |of| AllocatedHugepages {
+            local: of.local,
+            remote: of.remote,
+        })
+    };
+    sizes.into_iter().map(|size| (size, nodes.iter().map(|node| of(size, node)).collect())).collect()
 }
 
 /// Pages by reason: those of NUMA balancing are there from the start, the others from when they happen.

@@ -4,18 +4,29 @@ use std::sync::Arc;
 
 use numaward_api as api;
 use numaward_cgroup::WorkloadKind;
-use numaward_model::{headroom::NodeHeadroom, snapshot::Resident};
+use numaward_model::{
+    headroom::NodeHeadroom,
+    snapshot::{Resident, ResidentHugepages},
+};
 use numaward_probes::{self as probes, Counters, NodeCounters, SelfCheck};
 use numaward_topology::NodeId;
 
 use crate::{
     activity::{self, micros},
+    hugepages,
     naming::OTHER,
     observer::Observer,
     reading::Read,
     snapshot::node_figures,
     table::Trouble,
 };
+
+/// Where the memory of a workload lies.
+#[derive(Clone, Copy)]
+struct Lies<'a> {
+    resident: Option<&'a Arc<[Resident]>>,
+    hugepages: &'a ResidentHugepages,
+}
 
 impl Observer {
     /// The nodes and what happens on them.
@@ -57,23 +68,26 @@ impl Observer {
         let sampled = self.sampled.borrow().clone();
         let Read { counted, done, attached, .. } = &read;
         let nodes: Vec<NodeId> = read.machine.nodes.keys().copied().collect();
-        let by_node =
-            |allocated: Option<&NodeCounters>, resident: Option<&Arc<[Resident]>>, promised: bool| {
-                let missed = allocated.filter(|_| promised);
-                let nodes = nodes.iter().enumerate().map(|(index, node)| api::WorkloadNode {
-                    node: node.0,
-                    allocated: allocated.map(|counters| self.allocated(counters.get(node))),
-                    missed_bytes: missed.map(|counters| {
-                        self.bytes_of(counters.get(node).copied().unwrap_or_default().user_outside).0
-                    }),
-                    resident: resident.and_then(|resident| resident.get(index)).map(|bytes| api::Resident {
-                        anon_bytes: bytes.anon.0,
-                        file_bytes: bytes.file.0,
-                        kernel_bytes: bytes.kernel.0,
-                    }),
-                });
-                nodes.collect()
-            };
+        let by_node = |allocated: Option<&NodeCounters>,
+                       lies: Lies<'_>,
+                       activity: Option<&probes::Activity>,
+                       promised: bool| {
+            let missed = allocated.filter(|_| promised);
+            let nodes = nodes.iter().enumerate().map(|(index, node)| api::WorkloadNode {
+                node: node.0,
+                allocated: allocated.map(|counters| self.allocated(counters.get(node))),
+                missed_bytes: missed.map(|counters| {
+                    self.bytes_of(counters.get(node).copied().unwrap_or_default().user_outside).0
+                }),
+                resident: lies.resident.and_then(|resident| resident.get(index)).map(|bytes| api::Resident {
+                    anon_bytes: bytes.anon.0,
+                    file_bytes: bytes.file.0,
+                    kernel_bytes: bytes.kernel.0,
+                }),
+                hugepages: hugepages::of_node((index, *node), lies.hugepages, activity, promised),
+            });
+            nodes.collect()
+        };
         let row = |name: &str, kind: WorkloadKind, counters, nodes, trouble: Trouble| api::Workload {
             workload: name.to_owned(),
             kind: kind.as_str().to_owned(),
@@ -90,13 +104,16 @@ impl Observer {
         };
         let served = |activity: &probes::Activity| Some(attached.served(activity, self.page_size));
         let slots = counted.as_ref().map(|counted| &counted.slots);
+        let none = ResidentHugepages::new();
+        let nowhere = Lies { resident: None, hugepages: &none };
         let mut workloads = Vec::new();
         for (name, series) in read.table.series() {
             if series.members.is_empty() {
                 let allocated = slots.and_then(|slots| series.counters(slots));
-                let nodes = by_node(allocated.as_ref(), None, false);
+                let activity = series.activity(&done.slots);
+                let nodes = by_node(allocated.as_ref(), nowhere, Some(&activity), false);
                 let removed = row(name, series.kind, api::Counters::Removed, nodes, series.trouble());
-                let activity = served(&series.activity(&done.slots));
+                let activity = served(&activity);
                 workloads.push(api::Workload { activity, ..removed });
             }
             for (&id, member) in &series.members {
@@ -106,8 +123,9 @@ impl Observer {
                     None => api::Counters::Other,
                 };
                 let allocated = member.slot.and_then(|slot| slots?.get(&slot));
-                let nodes =
-                    by_node(allocated, member.resident.as_ref(), read.promises.nodes_of(id).is_some());
+                let lies = Lies { resident: member.resident.as_ref(), hugepages: &member.hugepages };
+                let activity = member.slot.and_then(|slot| done.slots.get(&slot));
+                let nodes = by_node(allocated, lies, activity, read.promises.nodes_of(id).is_some());
                 workloads.push(api::Workload {
                     cgroup: Some(member.path.to_string()),
                     container: member.container.as_ref().map(|container| api::Container {
@@ -115,7 +133,7 @@ impl Observer {
                         pod_uid: container.pod_uid.clone(),
                         runtime: container.runtime.clone(),
                     }),
-                    activity: member.slot.and_then(|slot| done.slots.get(&slot)).and_then(served).map(|of| {
+                    activity: activity.and_then(served).map(|of| {
                         let sampling: &str = sampled.state(id).into();
                         let percent = sampled.estimates.of(id).map(|share| share / 10);
                         api::Activity {
@@ -129,7 +147,8 @@ impl Observer {
             }
         }
         if let Some(counted) = counted {
-            let nodes = by_node(Some(&read.table.other(&counted.other)), None, false);
+            let allocated = read.table.other(&counted.other);
+            let nodes = by_node(Some(&allocated), nowhere, Some(&done.other), false);
             let other = row(OTHER, WorkloadKind::Root, api::Counters::Own, nodes, Trouble::default());
             let activity = served(&done.other);
             workloads.push(api::Workload { kind: OTHER.to_owned(), activity, ..other });

@@ -27,6 +27,7 @@ mod foreign;
 mod guard;
 mod headroom;
 mod hotplug;
+mod hugepages;
 mod intrusions;
 mod naming;
 mod observer;

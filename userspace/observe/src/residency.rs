@@ -3,7 +3,7 @@
 //! The kernel adds the figures up on each reading (some 50 µs a cgroup), so they are read in turns, apart
 //! from scrapes, and only while somebody asks: a daemon that nobody scrapes reads nothing.
 //!
-//! `memory.numa_stat` covers a cgroup and all below it. Where workloads are nested (`nginx.service` below
+//! `memory.numa_stat` and `hugetlb.*.numa_stat` cover a cgroup and all below it. Where workloads are nested (`nginx.service` below
 //! `system.slice`), the outer one gets what is left when the inner ones are taken off. The other files do not
 //! add up so: for a workload with others below it they are not read.
 
@@ -22,18 +22,19 @@ use numaward_cgroup::{
 };
 use numaward_model::{
     error_chain,
-    snapshot::{Pressure, Resident},
+    snapshot::{Pressure, Resident, ResidentHugepages},
 };
 use numaward_probes::{Probe, SlotId, home};
-use numaward_topology::{Bytes, Machine, NodeId};
+use numaward_topology::{Bytes, HugepageSize, Machine, NodeId};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     estimate::{self, Estimator, Look, remote_share},
+    hugepages,
     observer::{Observer, held},
     part::Part,
     sampling::{Host, Sampled, Sampling, balancing},
-    table::{Table, Trouble},
+    table::{Readings, Table, Trouble},
 };
 
 /// Reads in turns until `stop` is cancelled. The caller that cancels it also wakes the thread.
@@ -71,6 +72,7 @@ struct Target {
     path: CgroupPath,
     dir: PathBuf,
     resident: Option<Vec<Resident>>,
+    hugepages: ResidentHugepages,
     trouble: Trouble,
     /// Whether other workloads are below it.
     is_outer: bool,
@@ -85,18 +87,19 @@ impl Observer {
 
     /// Reads every workload once.
     pub(crate) fn read_workloads(&self, stop: &CancellationToken) {
-        let (mut targets, nodes) = {
+        let (mut targets, nodes, sizes) = {
             let Some((hierarchy, table, machine)) = self.placed() else { return };
             let targets = table.members().map(|(id, member)| Target {
                 id,
                 path: member.path.clone(),
                 dir: hierarchy.dir(&member.path),
                 resident: None,
+                hugepages: ResidentHugepages::new(),
                 trouble: Trouble::default(),
                 is_outer: false,
             });
             let nodes: Vec<NodeId> = machine.nodes.keys().copied().collect();
-            (targets.collect::<Vec<_>>(), nodes)
+            (targets.collect::<Vec<_>>(), nodes, hugepages::pools(&machine))
         };
         targets.sort_by(|a, b| a.path.cmp(&b.path));
         let outer = nest(&targets);
@@ -108,7 +111,7 @@ impl Observer {
             if stop.is_cancelled() {
                 return;
             }
-            if let Err(error) = target.read(&nodes)
+            if let Err(error) = target.read(&nodes, &sizes)
                 && !error.is_gone()
             {
                 let first = if error.is_absent() { &mut absent } else { &mut failed };
@@ -125,8 +128,15 @@ impl Observer {
         let as_before = self.machine().nodes.keys().eq(&nodes);
         let table = state.table_mut();
         for target in targets {
-            let resident = target.resident.filter(|_| as_before);
-            table.set_read(target.id, resident.map(Arc::from), target.trouble);
+            let trouble = target.trouble;
+            let read = match as_before {
+                true => {
+                    let resident = target.resident.map(Arc::from);
+                    Readings { resident, hugepages: Arc::new(target.hugepages), trouble }
+                }
+                false => Readings { trouble, ..Readings::default() },
+            };
+            table.set_read(target.id, read);
         }
         drop(state);
         self.note(Part::Residency, failed.map_or(Ok(()), Err));
@@ -135,11 +145,13 @@ impl Observer {
 
 impl Target {
     /// Reads all files, also after one failed; returns the first failure.
-    fn read(&mut self, nodes: &[NodeId]) -> Result<(), ReadError> {
+    fn read(&mut self, nodes: &[NodeId], sizes: &BTreeSet<HugepageSize>) -> Result<(), ReadError> {
         let resident = memory_numa_stat(&self.dir).map(|stat| {
             let of = |node| stat.get(node).copied().unwrap_or_default();
             self.resident = Some(nodes.iter().map(of).map(resident).collect());
         });
+        let hugepages = hugepages::resident(&self.dir, sizes, nodes).map(|read| self.hugepages = read);
+        let resident = resident.and(hugepages);
         if self.is_outer {
             return resident;
         }
@@ -254,9 +266,12 @@ fn nest(targets: &[Target]) -> Vec<Option<usize>> {
 /// Takes what nested workloads have off the ones they are nested in. What moved between two readings may make
 /// the outer one's rest too small; it is never below zero.
 fn take_off(targets: &mut [Target], outer: &[Option<usize>]) {
-    let whole: Vec<Option<Vec<Resident>>> = targets.iter().map(|target| target.resident.clone()).collect();
-    for (inner, outer) in whole.iter().zip(outer) {
-        let (Some(inner), Some(outer)) = (inner, outer) else { continue };
+    let whole: Vec<(Option<Vec<Resident>>, ResidentHugepages)> =
+        targets.iter().map(|target| (target.resident.clone(), target.hugepages.clone())).collect();
+    for ((inner, hugepages), outer) in whole.iter().zip(outer) {
+        let Some(outer) = outer else { continue };
+        hugepages::take_off(&mut targets[*outer].hugepages, hugepages);
+        let Some(inner) = inner else { continue };
         let Some(rest) = &mut targets[*outer].resident else { continue };
         for (rest, inner) in rest.iter_mut().zip(inner) {
             let minus = |a: Bytes, b: Bytes| Bytes(a.0.saturating_sub(b.0));
@@ -275,6 +290,8 @@ fn take_off(targets: &mut [Target], outer: &[Option<usize>]) {
 mod tests {
     use super::*;
 
+    const HUGE: HugepageSize = HugepageSize(Bytes::mib(2));
+
     fn target(path: &str, anon: Option<u64>) -> Target {
         let path: CgroupPath = path.parse().unwrap();
         let resident =
@@ -284,6 +301,7 @@ mod tests {
             dir: PathBuf::from(path.as_str()),
             path,
             resident: anon.map(resident),
+            hugepages: anon.map(|bytes| (HUGE, vec![Bytes(bytes), Bytes(0)])).into_iter().collect(),
             trouble: Trouble::default(),
             is_outer: false,
         }
@@ -294,11 +312,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("memory.numa_stat"), "anon N0=4096\n").unwrap();
         let mut found = Target { dir: dir.path().to_owned(), ..target("/a", None) };
-        assert!(found.read(&[NodeId(0)]).unwrap_err().is_absent(), "its other files are not there");
+        assert!(
+            found.read(&[NodeId(0)], &[HUGE].into()).unwrap_err().is_absent(),
+            "its other files are not there"
+        );
         assert_eq!(found.resident.unwrap()[0].anon, Bytes(4096), "what was read stays");
         let mut gone = Target { dir: dir.path().to_owned(), ..target("/a", None) };
         drop(dir);
-        assert!(gone.read(&[NodeId(0)]).unwrap_err().is_gone());
+        assert!(gone.read(&[NodeId(0)], &[HUGE].into()).unwrap_err().is_gone());
         assert_eq!((gone.resident, gone.trouble), (None, Trouble::default()));
     }
 
@@ -324,5 +345,7 @@ mod tests {
             [Some(10), Some(40), Some(20), Some(30), Some(7), None, Some(5), Some(0), Some(6)],
             "each is taken off the nearest one, never below zero"
         );
+        let huge = |target: &Target| Some(target.hugepages.get(&HUGE)?[0].0);
+        assert_eq!(targets.iter().map(huge).collect::<Vec<_>>(), left, "the same of hugepages");
     }
 }

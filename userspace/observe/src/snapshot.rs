@@ -19,6 +19,7 @@ use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs};
 
 use crate::{
     headroom::Claims,
+    hugepages::pools,
     naming::OTHER,
     observer::Observer,
     part::Part,
@@ -48,6 +49,7 @@ impl SnapshotSource for Observer {
                     name: name.clone(),
                     allocated: allocated.map(|allocated| self.bytes(&nodes, &allocated)),
                     resident: series.resident().filter(|_| as_before),
+                    hugepages: if as_before { series.hugepages() } else { Arc::default() },
                     pressure: trouble.pressure,
                     oom_kills: trouble.oom_kills,
                     activity: activity.remove(name),
@@ -59,6 +61,7 @@ impl SnapshotSource for Observer {
                 name: OTHER.into(),
                 allocated: Some(self.bytes(&nodes, &read.table.other(&counted.other))),
                 resident: None,
+                hugepages: Arc::default(),
                 pressure: None,
                 oom_kills: None,
                 activity: activity.remove(OTHER),
@@ -260,7 +263,7 @@ impl Observer {
         let bytes = |pages| self.bytes_of(pages);
         let missed = read.table.series().filter_map(|(name, series)| {
             let counters = series.counters(&read.counted.as_ref()?.slots)?;
-            let is_promised = series.members.keys().any(|&id| promises.nodes_of(id).is_some());
+            let is_promised = read.is_promised(series);
             // Misses of a promise that ended stay counted.
             if !is_promised && counters.values().all(|counters| counters.user_outside.0 == 0) {
                 return None;
@@ -276,6 +279,8 @@ impl Observer {
         let exclusive: Vec<_> = promises.workloads().iter().flat_map(|promise| promise.cpus.iter()).collect();
         PromiseFigures {
             missed,
+            missed_hugepages: read.missed_hugepages(),
+            misplaced_hugepages: read.misplaced_hugepages(),
             kinds: promises
                 .ledger
                 .memory()
@@ -314,6 +319,7 @@ impl Read {
         sampled: &Sampled,
         nodes: &[NodeId],
     ) -> BTreeMap<Arc<str>, snapshot::WorkloadActivity> {
+        let pools = pools(&self.machine);
         let of = |(name, series): (&Arc<str>, &table::Series<SlotId>)| {
             let activity = series.activity(&self.done.slots);
             let seen = || series.members.keys().filter_map(|id| sampled.seen.get(id));
@@ -323,11 +329,11 @@ impl Read {
                 moved,
                 sampling: states.into_iter().map(Into::into).collect(),
                 estimated_remote_permille: sampled.estimates.mean(series.members.keys()),
-                ..self.attached.figures(&activity, nodes)
+                ..self.attached.figures(&activity, nodes, &pools)
             };
             (name.clone(), figures)
         };
-        let other = (OTHER.into(), self.attached.figures(&self.done.other, nodes));
+        let other = (OTHER.into(), self.attached.figures(&self.done.other, nodes, &pools));
         self.table.series().map(of).chain([other]).collect()
     }
 }

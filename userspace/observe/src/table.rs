@@ -26,7 +26,7 @@ use std::{
 };
 
 use numaward_cgroup::{CgroupId, CgroupPath, Container, WorkloadKind};
-use numaward_model::snapshot::{Pressure, Resident};
+use numaward_model::snapshot::{Pressure, Resident, ResidentHugepages};
 use numaward_probes::{Activity, Counters, NodeCounters, Pages};
 
 /// All workloads, with slots of type `S`.
@@ -66,6 +66,15 @@ pub(crate) struct Member<S> {
     pub(crate) container: Option<Container>,
     pub(crate) slot: Option<S>,
     pub(crate) resident: Option<Arc<[Resident]>>,
+    pub(crate) hugepages: Arc<ResidentHugepages>,
+    pub(crate) trouble: Trouble,
+}
+
+/// What was read of a cgroup.
+#[derive(Debug, Default)]
+pub(crate) struct Readings {
+    pub(crate) resident: Option<Arc<[Resident]>>,
+    pub(crate) hugepages: Arc<ResidentHugepages>,
     pub(crate) trouble: Trouble,
 }
 
@@ -87,7 +96,8 @@ impl<S> Default for Table<S> {
 impl<S> Member<S> {
     /// A workload of which nothing is known yet.
     pub(crate) fn new(path: CgroupPath, kind: WorkloadKind, container: Option<Container>) -> Self {
-        Self { path, kind, container, slot: None, resident: None, trouble: Trouble::default() }
+        let (resident, hugepages, trouble) = Default::default();
+        Self { path, kind, container, slot: None, resident, hugepages, trouble }
     }
 }
 
@@ -230,9 +240,10 @@ impl<S: Copy + Eq> Table<S> {
     }
 
     /// Notes what was read of a cgroup. One that is gone meanwhile is left alone.
-    pub(crate) fn set_read(&mut self, id: CgroupId, resident: Option<Arc<[Resident]>>, trouble: Trouble) {
+    pub(crate) fn set_read(&mut self, id: CgroupId, read: Readings) {
         if let Some(member) = self.series_mut(id).and_then(|series| series.members.get_mut(&id)) {
-            member.resident = resident;
+            let trouble = read.trouble;
+            (member.resident, member.hugepages) = (read.resident, read.hugepages);
             // A file that cannot be read for once does not take back what it said before.
             member.trouble = Trouble {
                 pressure: trouble.pressure.or(member.trouble.pressure),
@@ -244,7 +255,7 @@ impl<S: Copy + Eq> Table<S> {
     /// Forgets where the memory of each workload lies, until that is read again.
     pub(crate) fn forget_residents(&mut self) {
         for member in self.series.values_mut().flat_map(|series| Arc::make_mut(series).members.values_mut()) {
-            member.resident = None;
+            (member.resident, member.hugepages) = Default::default();
         }
     }
 
@@ -349,6 +360,9 @@ mod tests {
     use numaward_topology::NodeId;
 
     use super::*;
+    use numaward_topology::{Bytes, HugepageSize};
+
+    const HUGE: HugepageSize = HugepageSize(Bytes::mib(2));
 
     const KEEP: Duration = Duration::from_mins(1);
 
@@ -513,14 +527,19 @@ mod tests {
         host.remove(1, 0);
         host.expire(1000);
         host.expect(&[("docker", Some(30)), ("other", Some(0))]);
-        let lies =
-            |anon| Some([Resident { anon: numaward_topology::Bytes(anon), ..Resident::default() }].into());
+        let lies = |anon| Some([Resident { anon: Bytes(anon), ..Resident::default() }].into());
+        let read = |figure| Readings {
+            resident: lies(figure),
+            hugepages: Arc::new([(HUGE, vec![Bytes(figure)])].into()),
+            trouble: Trouble { oom_kills: Some(figure), pressure: None },
+        };
         host.add(3, "docker");
-        host.table.set_read(CgroupId(2), lies(1), Trouble { oom_kills: Some(1), pressure: None });
-        host.table.set_read(CgroupId(3), lies(2), Trouble { oom_kills: Some(2), pressure: None });
-        host.table.set_read(CgroupId(1), lies(4), Trouble { oom_kills: Some(4), pressure: None });
+        host.table.set_read(CgroupId(2), read(1));
+        host.table.set_read(CgroupId(3), read(2));
+        host.table.set_read(CgroupId(1), read(4));
         let (_, series) = host.table.series().next().unwrap();
         assert_eq!(series.resident(), lies(3), "1 is gone");
+        assert_eq!(series.hugepages()[&HUGE], [Bytes(3)]);
         assert_eq!(series.trouble().oom_kills, Some(3));
         host.remove(3, 0);
         let (_, series) = host.table.series().next().unwrap();

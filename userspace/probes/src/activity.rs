@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use numaward_abi::{MIGRATE_REASONS, OOM_CONSTRAINTS, STALL_BUCKETS};
-use numaward_topology::NodeId;
+use numaward_topology::{Bytes, HugepageSize, NodeId};
 
 use crate::Pages;
 
@@ -23,8 +23,25 @@ pub struct Activity {
     pub stalls: Stalls,
     /// Processes that the OOM killer took, by `enum oom_constraint` (see [`OOM_CONSTRAINT_NAMES`]).
     pub oom_kills: [u64; OOM_CONSTRAINTS],
+    /// Hugepages taken from the pools: every size of every node.
+    pub hugepages: Vec<NodeHugepages>,
     /// Accesses to DRAM, by the node of the CPU: every node, or none where the processor does not count them.
     pub dram: Vec<DramAccesses>,
+}
+
+/// Hugepages of one size that were taken from the pool of one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeHugepages {
+    /// The node of the pages.
+    pub node: NodeId,
+    /// Their size.
+    pub size: HugepageSize,
+    /// By CPUs of this node, or by CPUs for which it is the nearest node with memory.
+    pub local: Bytes,
+    /// By CPUs of other nodes.
+    pub remote: Bytes,
+    /// Those of both that are outside the nodes allowed to the workload.
+    pub outside: Bytes,
 }
 
 /// Accesses to DRAM from the CPUs of one node, as the processor counts them: loads or cache lines, see the table of
@@ -126,6 +143,17 @@ impl Activity {
             *sum = sum.saturating_add(count);
         }
         self.stalls.total = self.stalls.total.saturating_add(other.stalls.total);
+        for more in &other.hugepages {
+            let same = |sum: &&mut NodeHugepages| (sum.node, sum.size) == (more.node, more.size);
+            let Some(sum) = self.hugepages.iter_mut().find(same) else {
+                self.hugepages.push(*more);
+                continue;
+            };
+            let plus = |a: &mut Bytes, b: Bytes| a.0 = a.0.saturating_add(b.0);
+            plus(&mut sum.local, more.local);
+            plus(&mut sum.remote, more.remote);
+            plus(&mut sum.outside, more.outside);
+        }
         for more in &other.dram {
             let Some(sum) = self.dram.iter_mut().find(|sum| sum.node == more.node) else {
                 self.dram.push(*more);

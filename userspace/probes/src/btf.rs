@@ -40,8 +40,9 @@ pub(crate) enum BtfError {
 
 const MAGIC: u32 = 0xeb9f;
 /// The structs that are looked into.
-const OF_INTEREST: [&[u8]; 9] = [
+const OF_INTEREST: [&[u8]; 12] = [
     b"page",
+    b"folio",
     b"pglist_data",
     b"zonelist",
     b"task_struct",
@@ -49,13 +50,17 @@ const OF_INTEREST: [&[u8]; 9] = [
     b"cgroup",
     b"kernfs_node",
     b"vm_area_struct",
+    b"file",
+    b"inode",
     b"oom_control",
 ];
 /// The functions, and the types of tracepoints, that are asked for.
-const HOOKS: [&[u8]; 5] = [
+const HOOKS: [&[u8]; 7] = [
     b"task_numa_fault",
     b"vma_policy_mof",
     b"oom_kill_process",
+    b"alloc_hugetlb_folio",
+    b"alloc_huge_page",
     b"btf_trace_mm_migrate_pages",
     b"btf_trace_sched_skip_cpuset_numa",
 ];
@@ -87,6 +92,9 @@ pub(crate) struct Structures {
     /// Those of `oom_control.constraint` and `chosen`, `task_struct.tgid` and `comm`, where `oom_kill_process` is as
     /// expected.
     pub(crate) oom: Result<[u32; 4], BtfError>,
+    /// The function that takes a page from a pool of hugepages, and the offsets of `vm_area_struct.vm_file`,
+    /// `file.f_inode` and `inode.i_blkbits`, where it is as expected.
+    pub(crate) hugepages: Result<(&'static str, [u32; 3]), BtfError>,
     /// Those of `task_struct.flags` and `pid`.
     pub(crate) task: Result<[u32; 2], BtfError>,
     /// Whether `task_numa_fault` is as expected.
@@ -148,6 +156,19 @@ impl Structures {
                 offset("task_struct.comm")?,
             ])
         };
+        let hugepages = || {
+            let (function, what) = match btf.hooks.contains_key(&b"alloc_hugetlb_folio"[..]) {
+                true => ("alloc_hugetlb_folio", "function alloc_hugetlb_folio"),
+                false => ("alloc_huge_page", "function alloc_hugetlb_folio or alloc_huge_page"),
+            };
+            arguments(function, what, &[3], "3")?;
+            if let Ok((_, moved @ 1..)) = btf.member("folio.flags", "struct folio with flags") {
+                return Err(BtfError::FlagsMoved(moved));
+            }
+            let path =
+                [offset("vm_area_struct.vm_file")?, offset("file.f_inode")?, offset("inode.i_blkbits")?];
+            Ok((function, path))
+        };
         let task = || Ok([offset("task_struct.flags")?, offset("task_struct.pid")?]);
         let migrate_reason = || {
             let what = "tracepoint mm_migrate_pages";
@@ -162,6 +183,7 @@ impl Structures {
             migration_disabled: offset("task_struct.migration_disabled"),
             scan: scan(),
             oom: oom(),
+            hugepages: hugepages(),
             task: task(),
             hint: arguments("task_numa_fault", "function task_numa_fault", &[4], "4").map(drop),
             migrate_reason: migrate_reason(),
@@ -378,7 +400,8 @@ mod tests {
             name("long unsigned int"), 1 << 24, 8, 64,                                      // 1: int
             0, record | 2, 16, name("vm_start"), 1, 0, name("vm_end"), 1, 64,               // 2: without a name
             0, union | 1, 16, 0, 2, 0,                                                      // 3: the same
-            name("vm_area_struct"), record | 2, 64, name("first"), 1, 0, 0, 3, 64,          // 4: struct
+            name("vm_area_struct"), record | 3, 80, name("first"), 1, 0, 0, 3, 64,          // 4: struct
+                name("vm_file"), 1, 72 * 8,
             name("task_struct"), record | 5, 64,
                 name("flags"), 1, 44 * 8, name("pid"), 1, 100 * 8, name("tgid"), 1, 104 * 8,
                 name("comm"), 1, 200 * 8, name("cgroups"), 1, 300 * 8,
@@ -386,15 +409,20 @@ mod tests {
             name("cgroup"), record | 1, 64, name("kn"), 1, 256 * 8,
             name("kernfs_node"), record | 2, 64, name("__parent"), 1, 16 * 8, name("id"), 1, 96 * 8,
             name("oom_control"), record | 2, 64, name("chosen"), 1, 40 * 8, name("constraint"), 1, 56 * 8, // 9
+            name("file"), record | 1, 64, name("f_inode"), 1, 24 * 8,
+            name("inode"), record | 1, 64, name("i_blkbits"), 1, 142 * 8,
         ];
         let proto = |types: &mut Vec<u32>, arguments: u32| {
             types.extend([0, 13 << 24 | arguments, 0]);
             types.extend(std::iter::repeat_n([0, 1], arguments as usize).flatten());
         };
-        let mut id = 9;
-        for (function, arguments) in
-            [("task_numa_fault", hint_arguments), ("vma_policy_mof", 1), ("oom_kill_process", 2)]
-        {
+        let mut id = 11;
+        for (function, arguments) in [
+            ("task_numa_fault", hint_arguments),
+            ("vma_policy_mof", 1),
+            ("oom_kill_process", 2),
+            ("alloc_hugetlb_folio", 3),
+        ] {
             proto(&mut types, arguments);
             types.extend([name(function), 12 << 24, id + 1]);
             id += 2;
@@ -418,6 +446,7 @@ mod tests {
             migration_disabled: Err(BtfError::Missing("task_struct.migration_disabled")),
             scan: Ok([8, 16]),
             oom: Ok([56, 40, 104, 200]),
+            hugepages: Ok(("alloc_hugetlb_folio", [72, 24, 142])),
             task: Ok([44, 100]),
             hint: Ok(()),
             migrate_reason: Ok(7),
@@ -437,6 +466,16 @@ mod tests {
             without("btf_trace_mm_migrate_pages"),
             Structures { migrate_reason: Err(missing), ..expected.clone() }
         );
+        let missing = BtfError::Missing("function alloc_hugetlb_folio or alloc_huge_page");
+        assert_eq!(
+            without("alloc_hugetlb_folio"),
+            Structures { hugepages: Err(missing), ..expected.clone() }
+        );
+        let of_old = Structures::from_btf(&structures(("alloc_hugetlb_folio", "alloc_huge_page"), 4));
+        let hugepages = Ok(("alloc_huge_page", [72, 24, 142]));
+        assert_eq!(of_old, Ok(Structures { hugepages, ..expected.clone() }));
+        let missing = BtfError::Missing("inode.i_blkbits");
+        assert_eq!(without("i_blkbits"), Structures { hugepages: Err(missing), ..expected.clone() });
         let moved = Structures::from_btf(&structures(("", ""), 5)).unwrap().hint.unwrap_err();
         assert_eq!(moved.to_string(), "the kernel's function task_numa_fault has 5 arguments; expected 4");
     }

@@ -23,6 +23,7 @@ mod event_gate;
 mod explain;
 mod family;
 mod hardware;
+mod hugepages;
 mod intruders;
 mod kernel;
 mod maps;
@@ -41,8 +42,8 @@ mod tracefs;
 mod types;
 
 pub use activity::{
-    Activity, DramAccesses, MIGRATION_REASONS, NUMA_MISPLACED, NodeAccesses, OOM_CONSTRAINT_NAMES, Scanned,
-    Stalls,
+    Activity, DramAccesses, MIGRATION_REASONS, NUMA_MISPLACED, NodeAccesses, NodeHugepages,
+    OOM_CONSTRAINT_NAMES, Scanned, Stalls,
 };
 pub use duty::DutyCycle;
 pub use error::{DutyError, MapAccessError, RefreshError, RegisterError, SlotError, StatsError};

@@ -15,3 +15,4 @@ object!(FAULTS, "/faults");
 object!(TROUBLE, "/trouble");
 object!(SWITCH, "/switch");
 object!(HARDWARE, "/hardware");
+object!(HUGEPAGES, "/hugepages");

@@ -1,4 +1,5 @@
-//! The probes other than that of allocations: sampled accesses, migrations, stalls, kills, intruders, accesses to DRAM.
+//! The probes other than that of allocations: sampled accesses, migrations, stalls, kills, intruders, accesses to DRAM,
+//! hugepages taken from the pools.
 //!
 //! Each family is an object of its own, with its own table of registered cgroups; what is missing for one on this
 //! kernel keeps no other from working. All of it is read by slots, like the counters of allocations.
@@ -15,7 +16,7 @@ use aya::{
     maps::{MapData, RingBuf},
 };
 use numaward_abi::{MIGRATE_REASONS, OOM_CONSTRAINTS, OTHER_SLOT, ScanCounters, StallCounters};
-use numaward_topology::Machine;
+use numaward_topology::{Machine, NodeSet};
 use rustix::param::page_size;
 
 use crate::{
@@ -28,10 +29,12 @@ use crate::{
     event_gate::{self, EventGate},
     family::{Family, Hook, Way, attach_by_first, report},
     hardware::{self, Hardware},
+    hugepages::{self, Hugepages},
     intruders::Switch,
     kernel::Kernel,
     nodes::Numbering,
     objects::{FAULTS, TROUBLE},
+    slots::Slots,
     sys, tracefs,
 };
 
@@ -69,6 +72,7 @@ enum Of {
     Stalls,
     OomKills,
     Dram,
+    Hugepages,
 }
 
 /// The attached families.
@@ -85,6 +89,7 @@ pub(crate) struct Others {
     long_stalls: Option<EventGate>,
     pub(crate) switch: Option<Switch>,
     hardware: Option<Hardware>,
+    hugepages: Option<Hugepages>,
     pub(crate) reports: Vec<ProbeReport>,
     /// Whether the kernel's NUMA balancing leaves alone who may use one node only; `None` where that is not known.
     pub(crate) skips_single_node_cpusets: Option<bool>,
@@ -100,6 +105,17 @@ impl Others {
         others.nodes = Numbering::new(options.machine, options.fakes.cpu_node);
         let structures = kernel.structures.as_ref().ok();
         others.skips_single_node_cpusets = structures.map(|structures| structures.skips_single_node_cpusets);
+        others.load_family(options, &[Probe::Hugepages], |others| {
+            let (mut hugepages, report) = Hugepages::load(options, kernel, &others.nodes)?;
+            let words = hugepages.words_of_slot(&others.nodes);
+            let table = Table::new(&mut hugepages.family, hugepages::MAP, words)?;
+            if report.mode != Mode::Absent {
+                others.tables.insert(Of::Hugepages, table);
+                others.hugepages = Some(hugepages);
+            }
+            others.reports.push(report);
+            Ok(())
+        });
         others.load_family(options, &[Probe::Hint, Probe::Scan, Probe::Migrate], |others| {
             others.load_faults(options, kernel)
         });
@@ -273,9 +289,15 @@ impl Others {
         Ok(())
     }
 
-    /// Books what `cgroup` and those below it do to `slot`, from now on.
-    pub(crate) fn add_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
+    /// Books what `cgroup` and those below it do to `slot`, from now on. `allowed` are the nodes promised to it.
+    pub(crate) fn add_root(
+        &mut self,
+        cgroup: CgroupId,
+        slot: u32,
+        allowed: Option<&NodeSet>,
+    ) -> Result<(), MapAccessError> {
         let base = self.read_tables(slot, 1)?;
+        self.set_allowed(slot, allowed)?;
         let mut added = self.families_mut().try_for_each(|family| family.add_root(cgroup, slot));
         if let Some(gate) = &mut self.long_stalls {
             added = added.and_then(|()| gate.watch(slot));
@@ -290,16 +312,24 @@ impl Others {
         added
     }
 
+    /// Sets which nodes are promised to the holder of a slot.
+    pub(crate) fn set_allowed(&mut self, slot: u32, allowed: Option<&NodeSet>) -> Result<(), MapAccessError> {
+        let hugepages = self.hugepages.as_mut();
+        hugepages.map_or(Ok(()), |hugepages| hugepages.set_allowed(slot, allowed, &self.nodes))
+    }
+
     pub(crate) fn families(&self) -> impl Iterator<Item = &Family> {
         let switch = self.switch.iter().map(|switch| &switch.family);
         let hardware = self.hardware.iter().map(|hardware| &hardware.family);
-        self.families.iter().chain(switch).chain(hardware)
+        let hugepages = self.hugepages.iter().map(|hugepages| &hugepages.family);
+        self.families.iter().chain(switch).chain(hardware).chain(hugepages)
     }
 
     fn families_mut(&mut self) -> impl Iterator<Item = &mut Family> {
         let switch = self.switch.iter_mut().map(|switch| &mut switch.family);
         let hardware = self.hardware.iter_mut().map(|hardware| &mut hardware.family);
-        self.families.iter_mut().chain(switch).chain(hardware)
+        let hugepages = self.hugepages.iter_mut().map(|hugepages| &mut hugepages.family);
+        self.families.iter_mut().chain(switch).chain(hardware).chain(hugepages)
     }
 
     /// All counters of `count` slots from `first` on.
@@ -324,9 +354,15 @@ impl Others {
     }
 
     /// Takes in nodes that came. For those that find no room, see [`crate::Probes::refresh`].
-    pub(crate) fn refresh(&mut self, machine: &Machine) -> Result<(), MapAccessError> {
+    pub(crate) fn refresh(&mut self, machine: &Machine, slots: &Slots) -> Result<(), MapAccessError> {
         self.nodes.extend(machine);
         let table = self.nodes.table(machine);
+        if self.hugepages.as_ref().is_some_and(|hugepages| hugepages.family.has_other_nodes(&table)) {
+            // A promise may have named a node before it came: no page there may be reported as outside.
+            for (slot, holder) in slots.holders().filter(|(_, holder)| holder.allowed.is_some()) {
+                self.set_allowed(slot, holder.allowed.as_ref())?;
+            }
+        }
         self.families_mut().try_for_each(|family| family.set_nodes(&table))
     }
 
@@ -378,6 +414,10 @@ impl Others {
                 Of::Dram => {
                     let dram = self.hardware.iter().flat_map(|it| it.read(self.nodes.ids(), &grown));
                     activity.dram = dram.collect();
+                }
+                Of::Hugepages => {
+                    let read = self.hugepages.iter().flat_map(|it| it.read(self.nodes.ids(), &grown));
+                    activity.hugepages = read.collect();
                 }
                 Of::OomKills => {
                     activity.oom_kills = grown.first_chunk().copied().unwrap_or_default();

@@ -100,7 +100,7 @@ impl Probes {
         let slot = self.slots.next(Instant::now());
         let slot = slot.ok_or(RegisterError::NoSlot { slots: self.slots.capacity() })?;
         let mut base = Vec::new();
-        self.others.add_root(cgroup, slot)?;
+        self.others.add_root(cgroup, slot, allowed)?;
         if let Some(alloc) = &mut self.alloc {
             let added = alloc.rows.read(slot, 1).and_then(|read| {
                 base = read;
@@ -120,6 +120,7 @@ impl Probes {
         if let Some(alloc) = &mut self.alloc {
             alloc.set_allowed(slot.0, allowed)?;
         }
+        self.others.set_allowed(slot.0, allowed)?;
         self.slots.set_allowed(slot.0, allowed);
         Ok(())
     }
@@ -127,7 +128,7 @@ impl Probes {
     /// Takes in what has changed of the machine since [`Probes::load`]: nodes and memory that came or went. To
     /// be called also where nothing is known to have changed: it writes only what differs.
     pub fn refresh(&mut self, machine: &Machine) -> Result<(), RefreshError> {
-        self.others.refresh(machine)?;
+        self.others.refresh(machine, &self.slots)?;
         self.alloc.as_mut().map_or(Ok(()), |alloc| alloc.refresh(machine, &self.slots))
     }
 

@@ -10,6 +10,8 @@ use numaward_topology::NodeSet;
 pub enum Probe {
     /// Where pages are allocated: the tracepoint `kmem:mm_page_alloc`.
     Alloc,
+    /// Where hugepages are taken from the pools: the function `alloc_hugetlb_folio`, or `alloc_huge_page`.
+    Hugepages,
     /// Sampled accesses to local and remote memory: the function `task_numa_fault`.
     Hint,
     /// Which mappings are sampled at all: the function `vma_policy_mof`.
@@ -28,8 +30,16 @@ pub enum Probe {
 
 impl Probe {
     /// All probes but that of allocations.
-    pub const OTHERS: [Self; 7] =
-        [Self::Hint, Self::Scan, Self::Migrate, Self::Stall, Self::OomKill, Self::Switch, Self::Hardware];
+    pub const OTHERS: [Self; 8] = [
+        Self::Hugepages,
+        Self::Hint,
+        Self::Scan,
+        Self::Migrate,
+        Self::Stall,
+        Self::OomKill,
+        Self::Switch,
+        Self::Hardware,
+    ];
 }
 
 /// How a probe is attached. Its text is the metric label `mode`.

@@ -894,8 +894,9 @@ fn moved() {
     };
     for (name, probes, reason) in [
         ("oom_control", &["oom_kill"][..], "the kernel's BTF has no oom_control.constraint"),
-        ("vm_area_struct", &["scan"], "the kernel's BTF has no vm_area_struct.vm_start"),
-        ("zonelist", &["alloc"], "tp_btf: the kernel's BTF has no array zonelist._zonerefs"),
+        ("vm_area_struct", &["scan", "hugepages"], "the kernel's BTF has no vm_area_struct.vm_"),
+        ("inode", &["hugepages"], "the kernel's BTF has no inode.i_blkbits"),
+        ("zonelist", &["alloc", "hugepages"], "the kernel's BTF has no array zonelist._zonerefs"),
         ("css_set", &["oom_kill", "switch"], "the kernel's BTF has no css_set.dfl_cgrp"),
     ] {
         let reported = renamed(name);
@@ -1044,8 +1045,9 @@ fn map_memory(host: &Host) {
             Probes::load(&Options { slots, fakes, others: Probe::OTHERS.to_vec(), ..host.options() });
         let memory: Vec<_> = probes.map_memory().collect();
         println!("host:   {slots} slots: {memory:?}");
-        let families: Vec<_> = memory.iter().map(|(family, _)| *family).collect();
-        assert_eq!(families, ["alloc", "faults", "trouble", "switch", "hardware"]);
+        // Some hosts do not take the one hook of hugepages.
+        let families = memory.iter().map(|(family, _)| *family).filter(|family| *family != "hugepages");
+        assert_eq!(families.collect::<Vec<_>>(), ["alloc", "faults", "trouble", "switch", "hardware"]);
         assert!(memory.iter().all(|(_, bytes)| *bytes > 0), "{memory:?}");
         memory.iter().map(|(_, bytes)| bytes).sum::<u64>()
     };

@@ -38,6 +38,9 @@ pub(crate) fn workload(model: &Model, key: &str, paint: Paint, width: usize) -> 
         text(&by_node(workload)),
         history(found, paint, width),
     ];
+    if workload.nodes.iter().any(|node| !node.hugepages.is_empty()) {
+        parts.push(titled("Hugepages", text(&hugepages(workload))));
+    }
     if let Some((said, table)) = workload.activity.as_ref().and_then(accesses::in_full) {
         parts.push(titled("Accesses", text(&format!("{said}\n{table}"))));
     }
@@ -129,6 +132,22 @@ fn by_node(workload: &Workload) -> String {
         ]
     });
     table(["NODE", "ANON", "FILE", "KERNEL", "LOCAL", "REMOTE", "MISSED"], rows)
+}
+
+fn hugepages(workload: &Workload) -> String {
+    let or_dash = |bytes: Option<u64>| or_dash(bytes.map(size));
+    let pages = workload.nodes.iter().flat_map(|node| node.hugepages.iter().map(move |of| (node.node, of)));
+    let rows = pages.map(|(node, of)| {
+        vec![
+            of.size.clone(),
+            node.to_string(),
+            or_dash(of.resident_bytes),
+            or_dash(of.allocated.map(|got| got.local_bytes)),
+            or_dash(of.allocated.map(|got| got.remote_bytes)),
+            or_dash(of.missed_bytes),
+        ]
+    });
+    table(["SIZE", "NODE", "RESIDENT", "LOCAL", "REMOTE", "MISSED"], rows)
 }
 
 /// The rates of the last samples, each as high as its share of the highest.

@@ -73,9 +73,20 @@ impl Totals {
             if let Some(missed) = node.missed_bytes {
                 *totals.missed.get_or_insert_default() += missed;
             }
-            if let Some(lies) = node.resident {
-                let bytes = lies.anon_bytes + lies.file_bytes + lies.kernel_bytes;
+            let base = node.resident.map(|lies| lies.anon_bytes + lies.file_bytes + lies.kernel_bytes);
+            let huge = node.hugepages.iter().filter_map(|of| of.resident_bytes);
+            if let Some(bytes) = base.into_iter().chain(huge).reduce(u64::saturating_add) {
                 totals.resident.get_or_insert_default().insert(node.node, bytes);
+            }
+            for huge in &node.hugepages {
+                // Alone, where base pages are not counted, they would say too little.
+                if let (Some((local, remote)), Some(more)) = (&mut totals.allocated, huge.allocated) {
+                    *local += more.local_bytes;
+                    *remote += more.remote_bytes;
+                }
+                if let (Some(missed), Some(more)) = (&mut totals.missed, huge.missed_bytes) {
+                    *missed += more;
+                }
             }
         }
         totals

@@ -165,6 +165,7 @@ impl SnapshotSource for Kills {
             name: "a\"b\nc".into(),
             allocated: None,
             resident: None,
+            hugepages: Arc::default(),
             pressure: None,
             oom_kills: None,
             activity: Some(activity),

@@ -4,7 +4,7 @@
 use std::{fmt, time::Duration};
 
 use numaward_model::snapshot::{Snapshot, StallFigures, WorkloadActivity};
-use numaward_topology::CpuId;
+use numaward_topology::{Bytes, CpuId, ZoneKind};
 
 use super::{
     collector::Families,
@@ -24,11 +24,31 @@ const STALL_BOUNDS: [(Bound, usize); 6] = [
 
 impl<S: Sink> Families<'_, S> {
     pub(super) fn activity(&mut self) -> fmt::Result {
+        self.hugepages()?;
         self.accesses()?;
         self.dram()?;
         self.migrated()?;
         self.stalls()?;
         self.oom_kills()
+    }
+
+    fn hugepages(&mut self) -> fmt::Result {
+        let (snapshot, nodes) = (self.snapshot, self.nodes);
+        let help = "Hugepages taken from the pools, by node of the page and whether the CPU that took it was of that node";
+        let mut family = self.out.counter("hugepages_allocated_bytes", help)?;
+        for (name, hugepages) in parts(snapshot, |of| of.hugepages.as_ref()) {
+            family.of(name);
+            for (size, by_node) in hugepages {
+                let kind = ZoneKind::Hugepages(*size).to_string();
+                for (node, bytes) in nodes.iter().zip(by_node) {
+                    for (locality, Bytes(bytes)) in [("local", bytes.local), ("remote", bytes.remote)] {
+                        let labels = [("node", node.value), ("kind", &*kind), ("locality", locality)];
+                        family.put(labels, bytes)?;
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     fn accesses(&mut self) -> fmt::Result {

@@ -2,12 +2,12 @@
 
 use std::{fmt, time::Duration};
 
-use numaward_model::snapshot::{Pressure, ProbeFigures, PromiseFigures, Snapshot};
+use numaward_model::snapshot::{HugepagesOutside, Pressure, ProbeFigures, PromiseFigures, Snapshot};
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
 use super::{
     PREFIX,
-    family::{Kind, Made, NONE, Number, Out, Sink, made},
+    family::{Family, Kind, Made, NONE, Number, Out, Sink, made},
 };
 
 /// Puts what a source gave into a sink.
@@ -73,18 +73,23 @@ impl<S: Sink> Families<'_, S> {
     fn resident(&mut self) -> fmt::Result {
         let mut family = self.out.gauge(
             "memory_resident_bytes",
-            "Memory of the workload by the node it lies on (memory.numa_stat)",
+            "Memory of the workload by the node it lies on (memory.numa_stat; hugepages: hugetlb.*.numa_stat)",
         )?;
         for workload in &self.snapshot.workloads {
-            let Some(resident) = &workload.resident else { continue };
             family.of(&workload.name);
-            for (&node, bytes) in self.nodes.iter().zip(resident.iter()) {
+            for (&node, bytes) in self.nodes.iter().zip(workload.resident.iter().flat_map(|of| of.iter())) {
                 for (kind, Bytes(bytes)) in [
                     (made!("type", "anon"), bytes.anon),
                     (made!("type", "file"), bytes.file),
                     (made!("type", "kernel"), bytes.kernel),
                 ] {
                     family.put([node, kind], bytes)?;
+                }
+            }
+            for (size, resident) in workload.hugepages.iter() {
+                let kind = ZoneKind::Hugepages(*size).to_string();
+                for (node, Bytes(bytes)) in self.nodes.iter().zip(resident) {
+                    family.put([("node", node.value), ("type", &kind)], bytes)?;
                 }
             }
         }
@@ -158,7 +163,8 @@ impl<S: Sink> Families<'_, S> {
     fn promises(&mut self) -> fmt::Result {
         let mut family = self.out.counter(
             "numa_miss_bytes",
-            "User memory that a workload with an allocation was given outside the nodes promised to it",
+            "User memory that a workload with an allocation was given outside the nodes promised to it; hugepages with their \
+             kind",
         )?;
         for missed in &self.promises.missed {
             family.of(&missed.workload);
@@ -166,6 +172,9 @@ impl<S: Sink> Families<'_, S> {
                 family.put([("node", &node.to_string())], bytes)?;
             }
         }
+        outside(&mut family, &self.promises.missed_hugepages)?;
+        let help = "Hugepages of a workload with an allocation that lie outside the nodes promised to it";
+        outside(&mut self.out.gauge("hugepages_misplaced_bytes", help)?, &self.promises.misplaced_hugepages)?;
         let help = "Memory of the workload on the node above its share there (strategy native, memory promised on several \
                     nodes)";
         let mut family = self.out.gauge("budget_excess_bytes", help)?;
@@ -253,4 +262,15 @@ impl<S: Sink> Families<'_, S> {
 /// The labels of a node and a kind of its memory.
 fn of_kind(node: NodeId, kind: ZoneKind) -> [(&'static str, String); 2] {
     [("node", node.to_string()), ("kind", kind.to_string())]
+}
+
+/// Puts hugepages that are outside of promises.
+fn outside<S: Sink>(family: &mut Family<'_, S>, hugepages: &[HugepagesOutside]) -> fmt::Result {
+    for of in hugepages {
+        family.of(&of.workload);
+        family.put_all(
+            of.bytes.iter().map(|(node, bytes)| (of_kind(*node, ZoneKind::Hugepages(of.size)), bytes.0)),
+        )?;
+    }
+    Ok(())
 }

@@ -57,8 +57,11 @@ numaward_unknown_node_allocated_bytes_total 0
 numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="anon"} 1
 numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="file"} 2
 numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="kernel"} 3
+numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="hugepages-2Mi"} 2097152
 numaward_memory_pressure_waiting_seconds_total{workload="a\\b\"c\nd.service"} 1.5
 numaward_memory_pressure_stalled_seconds_total{workload="a\\b\"c\nd.service"} 0.0
+numaward_hugepages_allocated_bytes_total{workload="a\\b\"c\nd.service",node="2",kind="hugepages-2Mi",locality="local"} 2097152
+numaward_hugepages_allocated_bytes_total{workload="a\\b\"c\nd.service",node="2",kind="hugepages-2Mi",locality="remote"} 0
 numaward_remote_access_pages_total{workload="a\\b\"c\nd.service",node="2",source="hint_fault"} 7
 numaward_node_access_pages_total{node="0",memory_node="2"} 5
 numaward_node_access_pages_total{node="0",memory_node="unknown"} 2
@@ -229,6 +232,7 @@ fn the_largest_numbers_are_served_as_they_are() {
         name: "most".into(),
         allocated: Some(vec![Allocated { local: most, remote: most, kernel: most }]),
         resident: None,
+        hugepages: Arc::default(),
         pressure: Some(Pressure { waiting: Duration::MAX, stalled: Duration::ZERO }),
         oom_kills: None,
         activity: Some(WorkloadActivity {

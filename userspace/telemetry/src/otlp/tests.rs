@@ -43,6 +43,7 @@ impl SnapshotSource for Fixed {
                 ..Allocated::default()
             }]),
             resident: None,
+            hugepages: Arc::default(),
             pressure: Some(numaward_model::snapshot::Pressure {
                 waiting: Duration::from_millis(1500),
                 ..Default::default()

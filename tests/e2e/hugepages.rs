@@ -1,0 +1,92 @@
+//! Hugepages of pools are counted where they were taken and found where they lie, by workload, and what is outside a
+//! promise is missed.
+
+use std::collections::BTreeMap;
+
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::Machine;
+use serde_json::json;
+
+const MIB: u64 = 1 << 20;
+
+/// The samples of a section that are not zero and of these loads, by what is between the braces.
+fn samples<'a>(report: &'a Report, section: &str, metric: &str) -> BTreeMap<&'a str, u64> {
+    let lines = report.section(section).lines().filter_map(|line| {
+        let (labels, value) = line.strip_prefix("numaward_")?.strip_prefix(metric)?.rsplit_once(' ')?;
+        Some((labels.strip_prefix("{workload=")?.strip_suffix('}')?, value.parse().unwrap()))
+    });
+    lines.filter(|(_, bytes)| *bytes > 0).collect()
+}
+
+#[test]
+fn hugepages_are_counted_where_they_are() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
+    let report = boot(&bench.vm(machine), include_str!("hugepages.sh"));
+    let probes = report.section("probes");
+    let attached = "{probe=\"hugepages\",mode=\"fexit\",reason=\"\"}";
+    assert!(probes.contains(attached), "{probes}");
+    let nothing = BTreeMap::new();
+    assert_eq!(samples(&report, "before", "hugepages_allocated_bytes_total"), nothing);
+    let before = report.section("before");
+    assert!(
+        before.contains("kind=\"hugepages-2Mi\"") && !before.contains("1Gi"),
+        "of pools with pages: {before}"
+    );
+
+    let promised = report.json("promise")["nodes"].as_str().unwrap().parse::<u32>().unwrap();
+    let taken = samples(&report, "after", "hugepages_allocated_bytes_total");
+    let expected = BTreeMap::from([
+        ("\"local\",node=\"0\",kind=\"hugepages-2Mi\",locality=\"local\"", 16 * MIB),
+        ("\"remote\",node=\"1\",kind=\"hugepages-2Mi\",locality=\"remote\"", 16 * MIB),
+        ("\"spread\",node=\"0\",kind=\"hugepages-2Mi\",locality=\"remote\"", 8 * MIB),
+        ("\"spread\",node=\"1\",kind=\"hugepages-2Mi\",locality=\"local\"", 8 * MIB),
+        ("\"kept\",node=\"0\",kind=\"hugepages-2Mi\",locality=\"local\"", 8 * MIB),
+        ("\"kept\",node=\"1\",kind=\"hugepages-2Mi\",locality=\"remote\"", 4 * MIB),
+    ]);
+    assert_eq!(taken, expected);
+    let resident = samples(&report, "after", "memory_resident_bytes");
+    let expected = BTreeMap::from([
+        ("\"local\",node=\"0\",type=\"hugepages-2Mi\"", 16 * MIB),
+        ("\"remote\",node=\"1\",type=\"hugepages-2Mi\"", 16 * MIB),
+        ("\"spread\",node=\"0\",type=\"hugepages-2Mi\"", 8 * MIB),
+        ("\"spread\",node=\"1\",type=\"hugepages-2Mi\"", 8 * MIB),
+        ("\"kept\",node=\"0\",type=\"hugepages-2Mi\"", 8 * MIB),
+        ("\"kept\",node=\"1\",type=\"hugepages-2Mi\"", 4 * MIB),
+    ]);
+    assert_eq!(resident, expected);
+    let book = report.section("kernel's book");
+    for line in [
+        "local hierarchical_total=16777216 N0=16777216 N1=0",
+        "kept hierarchical_total=12582912 N0=8388608 N1=4194304",
+    ] {
+        assert!(book.lines().any(|found| found == line), "{line}: {book}");
+    }
+
+    let (other, outside) = if promised == 0 { (1, 4 * MIB) } else { (0, 8 * MIB) };
+    let label = format!("\"kept\",node=\"{other}\",kind=\"hugepages-2Mi\"");
+    let missed = BTreeMap::from([(label.as_str(), outside)]);
+    assert_eq!(samples(&report, "after", "numa_miss_bytes_total"), missed);
+    assert_eq!(samples(&report, "after", "hugepages_misplaced_bytes"), missed);
+    let workloads = report.json("workloads");
+    let workloads = workloads["workloads"].as_array().unwrap();
+    let kept = workloads.iter().find(|of| of["workload"] == "kept").unwrap();
+    let (local, remote) = if other == 0 { (outside, 0) } else { (0, outside) };
+    assert_eq!(
+        kept["nodes"][other]["hugepages"],
+        json!([{
+            "size": "2Mi",
+            "residentBytes": outside,
+            "allocated": {"localBytes": local, "remoteBytes": remote},
+            "missedBytes": outside,
+        }])
+    );
+
+    // What is freed lies nowhere; that it was taken stays counted.
+    assert_eq!(samples(&report, "freed", "memory_resident_bytes"), nothing);
+    assert_eq!(samples(&report, "freed", "hugepages_misplaced_bytes"), nothing);
+    assert_eq!(samples(&report, "freed", "numa_miss_bytes_total"), missed);
+    assert_eq!(samples(&report, "freed", "hugepages_allocated_bytes_total"), taken);
+    assert_eq!(report.section("log"), "");
+    assert_eq!(report.section("exit code"), "0");
+}

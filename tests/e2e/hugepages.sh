@@ -1,0 +1,64 @@
+# Hugepages of pools: taken from CPUs and nodes that are known, and freed.
+
+ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
+metrics() { ask /metrics | grep -E '^numaward_(hugepages_|(memory_resident|numa_miss)_bytes.*hugepages)'; }
+_ready() { ask /readyz && [ -S /run/numaward/control.sock ]; }
+
+echo "+cpuset +memory +hugetlb" >$cgroups/cgroup.subtree_control
+for node in 0 1; do
+    echo 40 >/sys/devices/system/node/node$node/hugepages/hugepages-2048kB/nr_hugepages
+done
+# Those that are there when the daemon starts have counters before it is ready.
+for name in local remote spread kept; do mkdir $cgroups/$name; done
+printf 'enforcement: {mode: dry-run}\nobserve: {residencyInterval: 5s}\n' >/tmp/config.yaml
+numaward run --config /tmp/config.yaml >/tmp/daemon.log 2>&1 &
+daemon=$!
+wait_for 60 _ready
+section probes
+ask /metrics | grep '^numaward_probe{'
+section before
+metrics
+
+# Nothing is enforced, so that pages go where the policy says: the promise is one node, the other is outside.
+section promise
+numaward guarantee /kept --cpus 1 --memory 64Mi --hugepages-2Mi 8Mi -o json
+load local --cpus 0 --kind hugetlb --size 16M --policy bind:0
+local=$load_pid
+load remote --cpus 0 --kind hugetlb --size 16M --policy bind:1
+remote=$load_pid
+load spread --cpus 2 --kind hugetlb --size 16M --policy interleave:0-1
+spread=$load_pid
+load kept --cpus 0 --kind hugetlb --size 8M --policy bind:0
+one=$load_pid
+load kept --cpus 0 --kind hugetlb --size 4M --policy bind:1
+two=$load_pid
+
+# resident NAME NODE BYTES: whether that was read.
+resident() {
+    ask /metrics | grep -q "^numaward_memory_resident_bytes{workload=\"$1\",node=\"$2\",type=\"hugepages-2Mi\"} $3\$"
+}
+wait_for 60 resident kept 1 4194304
+wait_for 60 resident spread 1 8388608
+section after
+metrics
+section workloads
+ask /api/v1/workloads
+section "kernel's book"
+for name in local remote spread kept; do
+    echo $name $(grep hierarchical_total $cgroups/$name/hugetlb.2MB.numa_stat)
+done
+section status
+numaward status
+
+kill $local $remote $spread $one $two
+wait $local $remote $spread $one $two
+wait_for 60 resident kept 1 0
+wait_for 60 resident local 0 0
+section freed
+metrics
+section log
+grep -E "WARN|ERROR" /tmp/daemon.log | head -40
+kill $daemon
+wait $daemon
+section "exit code"
+echo $?

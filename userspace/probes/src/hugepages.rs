@@ -1,0 +1,154 @@
+//! Hugepages that are taken from the pools: see `ebpf/src/hugepages.rs`.
+
+use std::collections::BTreeSet;
+
+use aya::{
+    EbpfLoader,
+    maps::{Array, MapData},
+};
+use numaward_abi::{HUGEPAGE_SIZES, HugepageCounters, OTHER_SLOT, Slot};
+use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, NodeSet};
+
+use crate::{
+    MapAccessError, Mode, NodeHugepages, Options, Probe, ProbeReport,
+    error::Refusal,
+    family::{Family, Hook, attach_by_first},
+    kernel::Kernel,
+    maps::set,
+    nodes::Numbering,
+    objects::HUGEPAGES,
+};
+
+/// The map of the counters.
+pub(crate) const MAP: &str = "HUGEPAGES";
+
+/// Number of 64-bit words of the counters of one size on one node.
+const WORDS: usize = size_of::<HugepageCounters>() / size_of::<u64>();
+
+/// What is held while the probe counts.
+pub(crate) struct Hugepages {
+    pub(crate) family: Family,
+    slots: Array<MapData, Slot>,
+    sizes: Vec<HugepageSize>,
+}
+
+impl Hugepages {
+    pub(crate) fn load(
+        options: &Options<'_>,
+        kernel: &Kernel,
+        numbering: &Numbering,
+    ) -> Result<(Self, ProbeReport), Refusal> {
+        let object = HUGEPAGES.map_err(Refusal::NotBuilt)?;
+        let (function, path) = kernel.get(|structures| &structures.hugepages)?;
+        let node_shift = kernel.get(|structures| &structures.node_shift)?;
+        let node_shift = options.fakes.node_shift.unwrap_or(node_shift);
+        let (sizes, size_bits) = sizes(options.machine);
+        let nodes = numbering.capacity();
+        let slots = options.slots.saturating_add(1);
+        let size_count = u32::try_from(sizes.len()).unwrap_or(u32::MAX);
+        let entries = nodes.checked_mul(size_count).and_then(|per_slot| slots.checked_mul(per_slot));
+        let entries = entries.ok_or(Refusal::TooManySlots { slots, nodes })?;
+        let mut loader = EbpfLoader::new();
+        loader
+            .btf(kernel.btf())
+            .override_global("NODES", &nodes, true)
+            .override_global("NODE_SHIFT", &node_shift, true)
+            .override_global("SIZE_PATH", &path, true)
+            .override_global("SIZE_BITS", &size_bits, true)
+            .override_global("SIZES", &size_count, true)
+            .map_max_entries("SLOTS", slots)
+            // A map cannot be empty.
+            .map_max_entries(MAP, entries.max(1));
+        let mut family = Family::load(&mut loader, "hugepages", object, options.slots)?;
+        family.set_nodes(&numbering.table(options.machine))?;
+        let mut hugepages = Self { slots: family.take("SLOTS")?, sizes, family };
+        hugepages.set_allowed(OTHER_SLOT, None, numbering)?;
+        let ways = vec![(Mode::Fexit, Ok(vec![("hugepages_fexit", Hook::Fexit(function))]))];
+        let report = attach_by_first(&mut hugepages.family, Probe::Hugepages, ways, kernel.btf());
+        Ok((hugepages, report))
+    }
+
+    /// 64-bit numbers of a slot.
+    pub(crate) fn words_of_slot(&self, numbering: &Numbering) -> usize {
+        numbering.capacity() as usize * self.sizes.len() * WORDS
+    }
+
+    /// Sets which nodes are promised to the holder of a slot.
+    pub(crate) fn set_allowed(
+        &mut self,
+        slot: u32,
+        allowed: Option<&NodeSet>,
+        numbering: &Numbering,
+    ) -> Result<(), MapAccessError> {
+        set(&mut self.slots, "SLOTS", slot, &Slot { allowed: numbering.mask_of(allowed) })
+    }
+
+    /// The growth of a slot's counters, by node and size.
+    pub(crate) fn read(&self, nodes: &[NodeId], grown: &[u64]) -> Vec<NodeHugepages> {
+        counters(nodes, &self.sizes, grown)
+    }
+}
+
+/// The sizes of pages that the machine has pools for, and how many bits each is.
+fn sizes(machine: &Machine) -> (Vec<HugepageSize>, [u32; HUGEPAGE_SIZES]) {
+    let all: BTreeSet<HugepageSize> =
+        machine.nodes.values().flat_map(|node| node.hugepages.keys().copied()).collect();
+    let sizes: Vec<_> =
+        all.into_iter().filter(|size| size.0.0.is_power_of_two()).take(HUGEPAGE_SIZES).collect();
+    let mut bits = [0; HUGEPAGE_SIZES];
+    for (bits, size) in bits.iter_mut().zip(&sizes) {
+        *bits = size.0.0.ilog2();
+    }
+    (sizes, bits)
+}
+
+fn counters(nodes: &[NodeId], sizes: &[HugepageSize], grown: &[u64]) -> Vec<NodeHugepages> {
+    let places = nodes.iter().flat_map(|&node| sizes.iter().map(move |&size| (node, size)));
+    let of = |((node, size), &[local, remote, outside]): ((NodeId, HugepageSize), &[u64; WORDS])| {
+        let bytes = |pages: u64| Bytes(pages.saturating_mul(size.0.0));
+        NodeHugepages { node, size, local: bytes(local), remote: bytes(remote), outside: bytes(outside) }
+    };
+    places.zip(grown.as_chunks::<WORDS>().0).map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO_MIB: HugepageSize = HugepageSize(Bytes::mib(2));
+    const GIB: HugepageSize = HugepageSize(Bytes::gib(1));
+
+    #[test]
+    fn sizes_are_those_of_the_machines_pools_also_where_empty() {
+        let builder = Machine::builder().nodes(2).cores_per_node(1).memory(Bytes::gib(2));
+        let machine = builder.hugepages(TWO_MIB, 3).hugepages(GIB, 0).build().unwrap();
+        assert_eq!(sizes(&machine), (vec![TWO_MIB, GIB], [21, 30, 0, 0]));
+    }
+
+    #[test]
+    fn counts_are_of_nodes_and_sizes() {
+        let grown: Vec<u64> = (1..=12).collect();
+        let found = counters(&[NodeId(0), NodeId(4)], &[TWO_MIB, GIB], &grown);
+        let of = |node, size: HugepageSize, [local, remote, outside]: [u64; 3]| {
+            let bytes = |pages: u64| Bytes(pages * size.0.0);
+            NodeHugepages {
+                node: NodeId(node),
+                size,
+                local: bytes(local),
+                remote: bytes(remote),
+                outside: bytes(outside),
+            }
+        };
+        assert_eq!(
+            found,
+            [
+                of(0, TWO_MIB, [1, 2, 3]),
+                of(0, GIB, [4, 5, 6]),
+                of(4, TWO_MIB, [7, 8, 9]),
+                of(4, GIB, [10, 11, 12]),
+            ]
+        );
+        assert_eq!(counters(&[NodeId(0)], &[TWO_MIB], &[u64::MAX, 0, 0])[0].local, Bytes(u64::MAX));
+        assert!(counters(&[NodeId(0)], &[], &[]).is_empty());
+    }
+}
