@@ -83,6 +83,8 @@ impl Synthetic {
                     bytes: nodes().map(|node| (node, Bytes::kib(4))).collect(),
                 })
                 .collect(),
+            missed_hugepages: Vec::new(),
+            misplaced_hugepages: Vec::new(),
             kinds: nodes().map(kind).collect(),
             exclusive_cpus: nodes().map(|node| (node, 16)).collect(),
             lacks: promised()

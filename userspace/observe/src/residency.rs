@@ -129,12 +129,11 @@ impl Observer {
         let table = state.table_mut();
         for target in targets {
             let trouble = target.trouble;
-            let read = match as_before {
-                true => {
-                    let resident = target.resident.map(Arc::from);
-                    Readings { resident, hugepages: Arc::new(target.hugepages), trouble }
-                }
-                false => Readings { trouble, ..Readings::default() },
+            let read = if as_before {
+                let resident = target.resident.map(Arc::from);
+                Readings { resident, hugepages: Arc::new(target.hugepages), trouble }
+            } else {
+                Readings { trouble, ..Readings::default() }
             };
             table.set_read(target.id, read);
         }

@@ -157,9 +157,10 @@ impl Structures {
             ])
         };
         let hugepages = || {
-            let (function, what) = match btf.hooks.contains_key(&b"alloc_hugetlb_folio"[..]) {
-                true => ("alloc_hugetlb_folio", "function alloc_hugetlb_folio"),
-                false => ("alloc_huge_page", "function alloc_hugetlb_folio or alloc_huge_page"),
+            let (function, what) = if btf.hooks.contains_key(&b"alloc_hugetlb_folio"[..]) {
+                ("alloc_hugetlb_folio", "function alloc_hugetlb_folio")
+            } else {
+                ("alloc_huge_page", "function alloc_hugetlb_folio or alloc_huge_page")
             };
             arguments(function, what, &[3], "3")?;
             if let Ok((_, moved @ 1..)) = btf.member("folio.flags", "struct folio with flags") {
