@@ -451,29 +451,26 @@ proptest! {
             let before = ledger.clone();
             ledger.set_conditions(conditions.clone());
             let decision = native.admit(&ledger, &request);
-            match decision.outcome {
-                Err(rejection) => {
-                    prop_assert_eq!(&decision.ledger, &before);
-                    for of in rejection.shortfalls.iter().filter(|of| of.withheld > 0) {
-                        let said = format!("({} more are in use outside the ledger)", of.withheld);
-                        prop_assert!(of.to_string().contains(&said), "{}", of);
-                        let Resource::Memory(kind) = of.resource else { panic!("{of}") };
-                        let account = ledger.nodes()[&of.node].kinds[&kind];
-                        prop_assert!(of.withheld <= conditions.withheld_on(kind, of.node).0.min(account.free.0));
-                    }
+            if let Err(rejection) = decision.outcome {
+                prop_assert_eq!(&decision.ledger, &before);
+                for of in rejection.shortfalls.iter().filter(|of| of.withheld > 0) {
+                    let said = format!("({} more are in use outside the ledger)", of.withheld);
+                    prop_assert!(of.to_string().contains(&said), "{}", of);
+                    let Resource::Memory(kind) = of.resource else { panic!("{of}") };
+                    let account = ledger.nodes()[&of.node].kinds[&kind];
+                    prop_assert!(of.withheld <= conditions.withheld_on(kind, of.node).0.min(account.free.0));
                 }
-                Ok(_) => {
-                    for (node, account) in decision.ledger.nodes() {
-                        for (&kind, after) in &account.kinds {
-                            let free = before.nodes()[node].kinds[&kind].free;
-                            if after.free < free {
-                                prop_assert!(after.free >= conditions.withheld_on(kind, *node), "{} {}", node, kind);
-                            }
-                        }
+                continue;
+            }
+            for (node, account) in decision.ledger.nodes() {
+                for (&kind, after) in &account.kinds {
+                    let free = before.nodes()[node].kinds[&kind].free;
+                    if after.free < free {
+                        prop_assert!(after.free >= conditions.withheld_on(kind, *node), "{} {}", node, kind);
                     }
-                    ledger = decision.ledger;
                 }
             }
+            ledger = decision.ledger;
         }
     }
 
