@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, str::FromStr};
 
 use clap::{
-    Args, Parser, Subcommand, ValueEnum,
+    ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum,
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use clap_complete::Shell;
@@ -478,11 +478,39 @@ pub(crate) struct Explain {
     #[arg(required_unless_present = "memory", conflicts_with_all = ["cpus", "memory"])]
     pub(crate) name: Option<String>,
     #[command(flatten)]
-    pub(crate) wanted: Option<Wanted>,
+    pub(crate) wanted: MaybeWanted,
     #[command(flatten)]
     pub(crate) control: Controlled,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+/// What is asked for, if anything is: there is no request without memory.
+///
+/// `Option<Wanted>` would never be there: to clap, a struct with flattened parts is a group without members.
+#[derive(Debug)]
+pub(crate) struct MaybeWanted(pub(crate) Option<Wanted>);
+
+impl FromArgMatches for MaybeWanted {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        matches.contains_id("memory").then(|| Wanted::from_arg_matches(matches)).transpose().map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for MaybeWanted {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        // Nothing is required of what is updated.
+        Wanted::augment_args_for_update(command)
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Wanted::augment_args_for_update(command)
+    }
 }
 
 /// How much may be moved.
@@ -603,4 +631,26 @@ pub(crate) enum Format {
     Table,
     /// For programs
     Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_explained_is_a_workload_or_a_request() {
+        let explain = |arguments: &[&str]| {
+            let parsed = Cli::try_parse_from([&["numaward", "explain"], arguments].concat());
+            parsed.map(|cli| match cli.command {
+                Command::Explain(explain) => (explain.name, explain.wanted.0.map(|wanted| wanted.memory)),
+                other => panic!("{other:?}"),
+            })
+        };
+        assert_eq!(explain(&["db"]).unwrap(), (Some("db".to_owned()), None));
+        let asked = explain(&["--cpus", "1", "--memory", "1Gi", "--with", "db"]).unwrap();
+        assert_eq!(asked, (None, Some("1Gi".to_owned())));
+        for wrong in [&[][..], &["--cpus", "1"], &["db", "--memory", "1Gi"]] {
+            assert!(explain(wrong).is_err(), "{wrong:?}");
+        }
+    }
 }

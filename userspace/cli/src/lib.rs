@@ -338,7 +338,7 @@ fn release(name: &str, control: Controlled) -> anyhow::Result<ExitCode> {
 
 fn explain(args: Explain) -> anyhow::Result<ExitCode> {
     let control = control(args.control)?;
-    match (args.name, args.wanted) {
+    match (args.name, args.wanted.0) {
         (None, Some(wanted)) => {
             // A name that no other request has: it is not kept.
             let name = format!("explain-{}", std::process::id());
