@@ -117,7 +117,7 @@ fn guarantees_hold_move_pages_and_outlive_the_daemon() {
 
     let bad = report.section("bad input");
     for words in [
-        "cpus: it is 0; allowed: a whole number",
+        "cpus: it is 0; allowed: a number of CPUs above 0",
         "memory: it is 0; allowed",
         "memory: \"1gb\" is not a quantity: unknown suffix",
         "refused: ",

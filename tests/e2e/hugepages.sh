@@ -45,7 +45,7 @@ section workloads
 ask /api/v1/workloads
 section "kernel's book"
 for name in local remote spread kept; do
-    echo $name $(grep hierarchical_total $cgroups/$name/hugetlb.2MB.numa_stat)
+    echo $name $(grep total $cgroups/$name/hugetlb.2MB.numa_stat)
 done
 section status
 numaward status

@@ -213,11 +213,11 @@ fn bytes_of_node(value: &str) -> Option<(NodeId, Bytes)> {
 
 /// Reads `hugetlb.<size>.numa_stat` (Linux 5.17): huge pages of a cgroup and all below it, in bytes by node.
 pub fn hugetlb_numa_stat(dir: &Path, size: HugepageSize) -> Result<BTreeMap<NodeId, Bytes>, ReadError> {
-    const EXPECTED: &str = "`hierarchical_total=BYTES N0=BYTES N1=BYTES …`";
+    const EXPECTED: &str = "`total=BYTES N0=BYTES N1=BYTES …`";
     let limit = Knob::HugetlbMax(size).to_string();
     let text = Text::read(dir, &format!("{}.numa_stat", limit.trim_end_matches(".max")))?;
-    let of_all = text.lines().find(|(line, _)| line.starts_with("hierarchical_total="));
-    let Some((line, number)) = of_all else { return Err(text.incomplete("hierarchical_total")) };
+    let of_all = text.lines().find(|(line, _)| line.starts_with("total="));
+    let Some((line, number)) = of_all else { return Err(text.incomplete("total")) };
     let values = line.split_ascii_whitespace().skip(1);
     values.map(|value| bytes_of_node(value).ok_or_else(|| text.malformed(number, EXPECTED))).collect()
 }
@@ -371,9 +371,9 @@ mod tests {
             fs::write(dir.path().join("hugetlb.2MB.numa_stat"), text).unwrap();
             hugetlb_numa_stat(dir.path(), size)
         };
-        let found = read("total=0 N0=0 N1=0\nhierarchical_total=4194304 N0=0 N1=4194304\n").unwrap();
+        let found = read("total=4194304 N0=0 N1=4194304\n").unwrap();
         assert_eq!(found, [(NodeId(0), Bytes(0)), (NodeId(1), Bytes::mib(4))].into());
-        for (text, words) in [("", "hierarchical_total"), ("hierarchical_total=1 0=1\n", "numa_stat:1")] {
+        for (text, words) in [("", "`total`"), ("total=1 0=1\n", "numa_stat:1")] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(words), "{text:?}: {error}");
         }

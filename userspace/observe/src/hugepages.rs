@@ -229,9 +229,9 @@ mod tests {
         let file = dir.path().join("hugetlb.2MB.numa_stat");
         let read = || resident(dir.path(), &sizes, &NODES);
         assert_eq!(read().unwrap(), ResidentHugepages::new(), "not known is not zero");
-        fs::write(&file, "total=0 N0=0 N1=0\nhierarchical_total=4194304 N0=0 N1=4194304\n").unwrap();
+        fs::write(&file, "total=4194304 N0=0 N1=4194304\n").unwrap();
         assert_eq!(read().unwrap(), [(TWO_MIB, vec![Bytes(0), Bytes::mib(4)])].into());
-        fs::write(&file, "hierarchical_total=1 0=1\n").unwrap();
+        fs::write(&file, "total=1 0=1\n").unwrap();
         assert!(read().unwrap_err().to_string().contains("numa_stat:1"));
     }
 
