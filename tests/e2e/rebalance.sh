@@ -96,4 +96,5 @@ wget -qO- 'http://127.0.0.1:9560/api/v1/events?kind=rebalance'
 section "end"
 touch /tmp/stop
 wait $held
+wait_for 30 [ ! -e $cgroups/numaward/held ]
 allocations
