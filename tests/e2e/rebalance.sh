@@ -14,7 +14,7 @@ misses() { metrics | grep -E '^numaward_numa_miss_bytes_total\{workload="numawar
 
 start_daemon
 # The only exclusive CPU of node 0 is taken while the workload comes, so that it goes to node 1.
-numaward exec --cpus 1 --memory 64Mi --name blocker -- sleep 1000 &
+numaward exec --cpus 1 --memory 64Mi --preferred-nodes 0 --name blocker -- sleep 1000 &
 wait_for 20 grep -q 'populated 1' $cgroups/numaward/blocker/cgroup.events
 # It keeps writing to its memory, and something beside it keeps forking.
 numaward exec --cpus 1 --memory 320Mi --name held -- sh -c '

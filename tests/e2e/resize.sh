@@ -1,3 +1,4 @@
+export NUMAWARD_STRATEGY=native
 start_daemon() {
     numaward run 2>>/tmp/daemon.log &
     daemon=$!

@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn processes_can_be_traced_only_where_budgets_are_held() {
-        let mut config = Config { strategy: StrategyKind::Kubelet, ..Config::default() };
+        let mut config = Config::default();
         assert!(!needs_ptrace(&config));
         config.strategy = StrategyKind::Native;
         assert!(needs_ptrace(&config));
@@ -63,7 +63,7 @@ mod tests {
         std::thread::spawn(|| {
             let before = capabilities(None).unwrap();
             let kept = drop_unneeded(&Config::default()).unwrap();
-            assert_eq!(kept, before.permitted & (KEPT | CapabilitySet::SYS_PTRACE));
+            assert_eq!(kept, before.permitted & KEPT);
             let after = capabilities(None).unwrap();
             assert_eq!((after.effective, after.permitted), (kept, kept));
             assert!(!after.permitted.contains(CapabilitySet::SYS_ADMIN));

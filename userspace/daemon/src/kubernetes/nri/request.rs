@@ -403,7 +403,6 @@ mod tests {
         let labels = [("app", "db"), ("io.kubernetes.pod.uid", "u1")];
         let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
         let pod = nri::Pod { labels: labels.into(), ..pod(&[("numaward.io/apart", "app=batch")]) };
-        builder.strategy = StrategyKind::Kubelet;
         let terms = builder.pod(&pod).terms;
         assert_eq!((terms.name, terms.labels.len(), terms.apart.len()), (None, 0, 1));
         builder.strategy = StrategyKind::Native;
@@ -441,8 +440,7 @@ mod tests {
 
     #[test]
     fn wishes_and_devices_are_told() {
-        let mut builder = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
-        builder.strategy = StrategyKind::Kubelet;
+        let builder = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
         let wish = pod(&[("numaward.io/preferred-nodes", "1")]);
         let terms = builder.pod(&wish).terms;
         assert_eq!(terms.preferences.preferred, [("db".into(), "1".parse().unwrap())].into());
