@@ -26,7 +26,7 @@ fn value(metrics: &str, series: &str) -> u64 {
 #[test]
 fn a_single_node_and_a_spanning_workload_share_a_node_only_with_budgets() {
     let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let machine = Machine::parse(None, Some("2,2"), Some("1280M,1G"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(15)), include_str!("budgets.sh"));
 
     for run in ["on", "off"] {

@@ -11,15 +11,20 @@ run() {
     rm -f /tmp/go /tmp/single.json /tmp/wide.json
     numaward run --config /tmp/config.yaml 2>>/tmp/daemon.log &
     daemon=$!
+    # As in its unit: a node without memory is to cost somebody else.
+    echo -500 >/proc/$daemon/oom_score_adj
     wait_for 30 _ready
     numaward exec --cpus 2 --memory 200Mi --name single -- sh -c '
         until [ -e /tmp/go ]; do sleep 0.1; done
-        exec numaward-load --size 180M --report json >/tmp/single.json' 2>/tmp/single.err &
+        numaward-load --size 180M --report json >/tmp/single.json
+        # The cgroup, and with it the count of what was killed, stays while somebody is in it.
+        exec sleep 1000' 2>/tmp/single.err &
     single=$!
     wait_for 30 grep -q 'populated 1' $cgroups/numaward/single/cgroup.events
     node=$(cat $cgroups/numaward/single/cpuset.mems)
-    numaward exec --cpus 1 --memory 1000Mi --name wide -- \
-        numaward-load --size 950M --policy preferred:$node --report json >/tmp/wide.json 2>/tmp/wide.err &
+    numaward exec --cpus 1 --memory 1000Mi --name wide -- sh -c '
+        numaward-load --size 950M --policy preferred:'$node' --report json >/tmp/wide.json
+        exec sleep 1000' 2>/tmp/wide.err &
     wide=$!
     wait_for 120 [ -s /tmp/wide.json ]
     section "$1 node"
@@ -58,7 +63,7 @@ run() {
 cat >/tmp/config.yaml <<END
 strategy: native
 reservedMemory:
-  - { numaNode: 0, limits: { memory: 450Mi } }
+  - { numaNode: 0, limits: { memory: 700Mi } }
   - { numaNode: 1, limits: { memory: 100Mi } }
 END
 run on

@@ -8,6 +8,8 @@ _is_free() { [ "$(cat $cgroups/hog/cpuset.mems)" != $((1 - node)) ]; }
 start_daemon() {
     numaward run 2>>/tmp/daemon.log &
     daemon=$!
+    # As in its unit: a node without memory is to cost somebody else.
+    echo -500 >/proc/$daemon/oom_score_adj
     wait_for 30 _ready
 }
 
@@ -18,7 +20,9 @@ run() {
     start_daemon
     numaward exec --cpus 2 --memory 300Mi --name db -- sh -c '
         until [ -e /tmp/go ]; do sleep 0.1; done
-        exec numaward-load --size 280M --report json >/tmp/db.json' 2>/tmp/db.err &
+        numaward-load --size 280M --report json >/tmp/db.json
+        # The cgroup, and with it the count of what was killed, stays while somebody is in it.
+        exec sleep 1000' 2>/tmp/db.err &
     db=$!
     wait_for 30 grep -q 'populated 1' $cgroups/numaward/db/cgroup.events
     node=$(cat $cgroups/numaward/db/cpuset.mems)
