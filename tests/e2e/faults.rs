@@ -84,7 +84,7 @@ fn fight(report: &Report) {
     };
     assert_eq!(drift("cpuset.cpus").unwrap()["found"], "0-5", "{fought}");
     for drift in fought["drift"].as_array().unwrap() {
-        // Who it was is known where the kernel told of the write before it was looked at.
+        // Who it was is known where the kernel reported the write before it was looked at.
         if let Some(writer) = drift["writer"].as_object() {
             assert_eq!(writer["command"], "sh", "{fought}");
         }
@@ -103,17 +103,17 @@ fn fight(report: &Report) {
     // The kernel's book and the probe's agree on what is not where it was promised.
     assert_eq!(report.json("missing load")["pages_by_node"]["3"], 64 * MIB / 4096);
     let stat = report.numa_stat("missing numa_stat");
-    let told = report.section("misses");
+    let reported = report.section("misses");
     let series = "numaward_numa_miss_bytes_total{workload=\"fought\",node=\"3\"} ";
-    let missed: u64 = told.lines().find_map(|line| line.strip_prefix(series)?.parse().ok()).unwrap();
+    let missed: u64 = reported.lines().find_map(|line| line.strip_prefix(series)?.parse().ok()).unwrap();
     assert_near("missed on node 3", missed, stat["anon"][&3] + stat["file"][&3], 64 * MIB, 1);
     assert_near("missed on node 3", missed, 64 * MIB, 64 * MIB, 1);
-    // The first of its thousands of pages is told, with who asked for it, and no other.
-    let told = report.json("miss events");
-    let [event] = told["events"].as_array().unwrap().as_slice() else { panic!("one event: {told}") };
+    // The first of its thousands of pages is reported, with who asked for it, and no other.
+    let reported = report.json("miss events");
+    let [event] = reported["events"].as_array().unwrap().as_slice() else { panic!("one event: {reported}") };
     // It may be of what the load needs for itself, before it has its policy, on the node where it runs.
     let elsewhere = event["node"].as_u64().is_some_and(|found| *node != *found.to_string());
-    assert!(event["workload"] == "fought" && elsewhere, "{told}");
-    assert_eq!(event["details"]["command"], "numaward-load", "{told}");
-    assert_eq!(event["details"]["promisedNodes"], *node, "{told}");
+    assert!(event["workload"] == "fought" && elsewhere, "{reported}");
+    assert_eq!(event["details"]["command"], "numaward-load", "{reported}");
+    assert_eq!(event["details"]["promisedNodes"], *node, "{reported}");
 }

@@ -127,7 +127,7 @@ fn check(machine: Machine) {
     if version.starts_with("6.1.") {
         assert!(nested.contains("nested ones need Linux 6.7") && nested.ends_with("code 1"), "{nested}");
     } else {
-        // It takes CAP_SYS_ADMIN, which the daemon gives up: the kernel's reason is told, and all is undone.
+        // It takes CAP_SYS_ADMIN, which the daemon gives up: the kernel's reason is reported, and all is undone.
         let reason = "the kernel does not make it a partition: Enable partition not permitted";
         assert!(nested.contains(reason) && nested.ends_with("code 1"), "{nested}");
     }

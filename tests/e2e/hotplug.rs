@@ -22,7 +22,7 @@ fn unknown(report: &Report, section: &str) -> u64 {
 #[test]
 fn memory_that_comes_later_is_counted_for_its_node() {
     let Some(bench) = Bench::open() else { return };
-    // In the one mode pages tell their node, in the other it is told by their address; some kernels have only that.
+    // In the one mode pages name their node, in the other their address says it; some kernels have only that.
     for mode in ["tp_btf", "tracepoint"] {
         let node = |cpus, memory_mib| Node { cpus, memory_mib };
         let nodes = vec![node(2, 512), node(2, 256), node(0, 0)];

@@ -58,8 +58,8 @@ section damaged
 ask /api/v1/status
 held 4 || fail "the promises are gone"
 mv /tmp/good /var/lib/kubelet/memory_manager_state
-mended() { ! damaged; }
-wait_for 30 mended
+repaired() { ! damaged; }
+wait_for 30 repaired
 # The kubelet is drained.
 rm /var/lib/kubelet/*_manager_state
 wait_for 30 held 0

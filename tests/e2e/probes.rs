@@ -72,8 +72,8 @@ fn stalls_and_kills(report: &Report) {
     assert_near("stalls", stalls, high, high, 10);
     assert!(sum(report, "tight stalls", "numaward_reclaim_stall_seconds_sum", &[]) > 0.0);
 
-    let told = &report.json("stall events")["events"];
-    assert_eq!(told[0]["details"]["command"], "numaward-load", "{told}");
+    let reported = &report.json("stall events")["events"];
+    assert_eq!(reported[0]["details"]["command"], "numaward-load", "{reported}");
 
     for (name, constraint, severity) in [
         ("limited", "memcg", "warning"),
@@ -84,10 +84,10 @@ fn stalls_and_kills(report: &Report) {
         let kills = |labels: &[&str]| sum(report, &section, "numaward_oom_kills_total", labels);
         let label = format!("constraint=\"{constraint}\"");
         assert_eq!((kills(&[&label]), kills(&[])), (1.0, 1.0), "{name}: {report}");
-        let told = &report.json(&format!("killed {name} events"))["events"][0];
-        assert_eq!(told["details"]["constraint"], constraint, "{told}");
-        assert_eq!(told["details"]["command"], "numaward-load", "{told}");
-        assert_eq!(told["severity"], severity, "{told}");
+        let reported = &report.json(&format!("killed {name} events"))["events"][0];
+        assert_eq!(reported["details"]["constraint"], constraint, "{reported}");
+        assert_eq!(reported["details"]["command"], "numaward-load", "{reported}");
+        assert_eq!(reported["severity"], severity, "{reported}");
     }
 }
 
@@ -104,33 +104,41 @@ fn intruders(report: &Report) {
             let section = report.section(&format!("{used} {when}"));
             section.trim().parse::<f64>().unwrap() / scale
         });
-        let told = grown(&|when| {
+        let reported = grown(&|when| {
             sum(report, &format!("intruder metrics {when}"), metric, &[&format!("class=\"{class}\"")])
         });
-        assert!((told - used).abs() <= 0.05 * used, "{class}: {told} s are told, {used} s were used");
+        assert!(
+            (reported - used).abs() <= 0.05 * used,
+            "{class}: {reported} s are reported, {used} s were used"
+        );
     }
-    let told = report.json("intruders");
-    assert_eq!(told["watching"], true);
-    let first: Vec<_> = told["intruders"].as_array().unwrap().iter().take(2).collect();
+    let reported = report.json("intruders");
+    assert_eq!(reported["watching"], true);
+    let first: Vec<_> = reported["intruders"].as_array().unwrap().iter().take(2).collect();
     for (class, workload) in [("host", Value::Null), ("workload", json!("neighbour"))] {
         let found = first.iter().find(|intruder| intruder["class"] == class);
-        let found = found.unwrap_or_else(|| panic!("no {class} in {told}"));
-        assert_eq!((&found["command"], &found["workload"]), (&json!("numaward-load"), &workload), "{told}");
+        let found = found.unwrap_or_else(|| panic!("no {class} in {reported}"));
+        assert_eq!(
+            (&found["command"], &found["workload"]),
+            (&json!("numaward-load"), &workload),
+            "{reported}"
+        );
     }
     let cpu = &report.json("status")["exclusiveCpus"][0];
     assert_eq!(cpu["workload"], "numaward/owner");
     assert!(cpu["hardInterrupts"].as_u64().is_some_and(|count| count > 0), "{cpu}");
     let people = report.section("status for people");
     assert!(people.contains("EXCLUSIVE CPU") && people.contains("SAMPLED"), "{people}");
-    let told = &report.json("intruder events")["events"];
-    let event = told.as_array().unwrap().iter().find(|event| event["details"]["command"] == "numaward-load");
-    let event = event.unwrap_or_else(|| panic!("{told}"));
-    assert_eq!(event["workload"], "numaward/owner", "{told}");
-    assert!(["host", "workload"].contains(&event["details"]["class"].as_str().unwrap()), "{told}");
-    assert_eq!(event["details"]["cpus"], cpu["cpu"].to_string(), "{told}");
+    let reported = &report.json("intruder events")["events"];
+    let event =
+        reported.as_array().unwrap().iter().find(|event| event["details"]["command"] == "numaward-load");
+    let event = event.unwrap_or_else(|| panic!("{reported}"));
+    assert_eq!(event["workload"], "numaward/owner", "{reported}");
+    assert!(["host", "workload"].contains(&event["details"]["class"].as_str().unwrap()), "{reported}");
+    assert_eq!(event["details"]["cpus"], cpu["cpu"].to_string(), "{reported}");
 }
 
-/// What watching costs is told.
+/// What watching costs is reported.
 fn cost(report: &Report) {
     let cost = report.json("cost")["cost"].clone();
     let of = |probe: &str| {
@@ -149,22 +157,22 @@ fn cost(report: &Report) {
     assert!(bytes.len() == 5 && bytes.iter().all(|bytes| (1 << 10..16 << 20).contains(bytes)), "{bytes:?}");
 }
 
-/// What is told by the events is also told at once to whoever listens, in the same order and words.
+/// What is reported by the events is also reported at once to each listener, in the same order and words.
 fn stream(report: &Report) {
-    let told: Vec<Value> = report
+    let reported: Vec<Value> = report
         .section("stream")
         .lines()
         .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
         .collect();
     for kind in ["stall", "oom_kill", "intruder"] {
-        assert!(told.iter().any(|event| event["kind"] == kind), "no {kind} in {told:?}");
+        assert!(reported.iter().any(|event| event["kind"] == kind), "no {kind} in {reported:?}");
     }
     for section in ["stall events", "killed cpuset events", "intruder events"] {
         for event in report.json(section)["events"].as_array().unwrap() {
-            assert!(told.contains(event), "{event} is not in {told:?}");
+            assert!(reported.contains(event), "{event} is not in {reported:?}");
         }
     }
-    assert!(told.is_sorted_by_key(|event| event["id"].as_u64()), "{told:?}");
+    assert!(reported.is_sorted_by_key(|event| event["id"].as_u64()), "{reported:?}");
 }
 
 /// With three slots for five workloads: whoever is promised something has one at once, then whoever is busy.
@@ -192,11 +200,15 @@ fn few_slots(report: &Report) {
     // The first page on the node that was not promised, with who asked for it; and all of them by number.
     let nodes = report.json("promised")["nodes"].clone();
     let other = u64::from(nodes == "0");
-    let told = report.json("miss events");
-    let [event] = told["events"].as_array().unwrap().as_slice() else { panic!("one event: {told}") };
-    assert_eq!((event["workload"].as_str(), event["node"].as_u64()), (Some("late"), Some(other)), "{told}");
-    assert_eq!(event["details"]["command"], "numaward-load", "{told}");
-    assert_eq!(event["details"]["promisedNodes"], nodes, "{told}");
+    let reported = report.json("miss events");
+    let [event] = reported["events"].as_array().unwrap().as_slice() else { panic!("one event: {reported}") };
+    assert_eq!(
+        (event["workload"].as_str(), event["node"].as_u64()),
+        (Some("late"), Some(other)),
+        "{reported}"
+    );
+    assert_eq!(event["details"]["command"], "numaward-load", "{reported}");
+    assert_eq!(event["details"]["promisedNodes"], nodes, "{reported}");
     let missed = |labels: &[&str]| pages(report, "misses", "numaward_numa_miss_bytes_total", labels);
     let node = format!("node=\"{other}\"");
     assert_near("misses", missed(&["workload=\"late\"", &node]), 16 << 20, 16 << 20, 3);
@@ -248,8 +260,8 @@ fn ten_thousand_workloads_take_a_bounded_memory() {
     assert!(total < 128 << 20, "{memory:?}");
     // The same in the metrics, and for people.
     let metrics = report.section("metrics").lines();
-    let told: u64 = metrics.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();
-    assert_eq!(told, total, "{}", report.section("metrics"));
+    let reported: u64 = metrics.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();
+    assert_eq!(reported, total, "{}", report.section("metrics"));
     assert!(report.section("status for people").contains("memory of all maps: alloc "), "{report}");
     // CPUs share counters where each one's own would be too large, and they count nevertheless.
     let counters = status["maps"].as_array().unwrap().iter().find(|map| map["map"] == "CTR").unwrap();

@@ -73,8 +73,8 @@ fn promises_are_kept_against_whatever_changes_them() {
     assert_eq!(report.section("left knob"), "0-3");
     assert!(report.section("status").contains("job         2-3   1      256.0 MiB  cpuset.cpus"));
     let events = report.section("events");
-    let told = format!("Written by: sh (process {writer}, cgroup /writer).");
-    assert!(events.contains(&told) && events.contains("it is left to them"), "{events}");
+    let reported = format!("Written by: sh (process {writer}, cgroup /writer).");
+    assert!(events.contains(&reported) && events.contains("it is left to them"), "{events}");
     let metrics = report.section("drift metrics");
     assert!(metrics.contains("numaward_drift_total{knob=\"cpuset.cpus\"} 10"), "{metrics}");
 
@@ -114,12 +114,12 @@ fn promises_are_kept_against_whatever_changes_them() {
     assert_eq!(report.section("online knobs"), "1\n1");
     let lack = allocation(&report, "less memory", "job")["lack"].clone();
     assert!(lack["memory"][0]["bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{lack}");
-    let told = report.section("machine events");
+    let reported = report.section("machine events");
     for words in [
         "CPUs 1 went offline",
         "What is promised to app is not all there",
         "All that is promised to job is there",
     ] {
-        assert!(told.contains(words), "{words}: {told}");
+        assert!(reported.contains(words), "{words}: {reported}");
     }
 }

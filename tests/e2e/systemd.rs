@@ -1,4 +1,4 @@
-//! Guarantees for units, where systemd is the first process: it holds what it was told, whoever restarts what.
+//! Guarantees for units, where systemd is the first process: it keeps what it was given, whatever restarts.
 
 use std::time::Duration;
 

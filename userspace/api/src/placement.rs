@@ -171,7 +171,7 @@ impl ToSchema for Cpus {}
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Resize {
-    /// CPUs. Who has exclusive ones keeps to whole CPUs, who shares them to parts.
+    /// CPUs: a whole number for a workload with exclusive ones, a part of a CPU for one that shares them.
     pub cpus: Option<Cpus>,
     /// Memory, as Kubernetes writes quantities.
     #[schema(examples("8Gi"))]

@@ -96,7 +96,8 @@ pub struct SuggestedReservation {
 pub struct SuggestedNode {
     /// The node.
     pub node: u32,
-    /// The most that was in use at a time by anything but pods and guarantees, and cannot be reclaimed.
+    /// The most that was in use at a time and cannot be reclaimed, without the anonymous memory of containers and of commands
+    /// of `numaward exec`.
     pub used_bytes: u64,
     /// What to reserve: a quarter more.
     pub reserved_bytes: u64,

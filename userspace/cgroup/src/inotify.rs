@@ -8,20 +8,20 @@ use rustix::{
 };
 
 /// What happened to something watched.
-pub(crate) struct Told {
+pub(crate) struct Reported {
     pub(crate) watch: i32,
     pub(crate) flags: ReadFlags,
     /// What it happened to in a watched directory. `None` also for a name that is not text.
     pub(crate) name: Option<String>,
 }
 
-/// All that there is to tell. What was told before an error is kept.
-pub(crate) fn drain(fd: &OwnedFd, all: &mut Vec<Told>) -> Result<(), Errno> {
+/// All that there is to tell. What was reported before an error is kept.
+pub(crate) fn drain(fd: &OwnedFd, all: &mut Vec<Reported>) -> Result<(), Errno> {
     let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
     let mut reader = Reader::new(fd, &mut buffer);
     loop {
         match reader.next() {
-            Ok(event) => all.push(Told {
+            Ok(event) => all.push(Reported {
                 watch: event.wd(),
                 flags: event.events(),
                 name: event.file_name().and_then(|name| Some(name.to_str().ok()?.to_owned())),

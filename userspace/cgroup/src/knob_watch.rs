@@ -282,7 +282,7 @@ mod tests {
 
     /// fanotify works on any file, so ordinary ones stand for knobs here.
     #[test]
-    fn writes_of_others_are_told_with_their_names() {
+    fn writes_of_others_are_reported_with_their_names() {
         let root = tempfile::tempdir().unwrap();
         let Some(watch) = needed(KnobWatch::new(root.path())) else { return };
         let path: CgroupPath = "/a b/c".parse().unwrap();

@@ -47,7 +47,7 @@ impl Subject {
     }
 }
 
-/// What was told.
+/// What was reported.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Notice {
     /// `cgroup.events` or `memory.events` of this cgroup changed.
@@ -131,24 +131,24 @@ impl Notifier {
         let _ = inotify::remove_watch(&self.inotify, watch);
     }
 
-    /// What happened since the last call; does not wait. What repeats itself is told once.
+    /// What happened since the last call; does not wait. What repeats itself is reported once.
     pub fn read(&mut self) -> Result<BTreeSet<Notice>, NotifyError> {
-        let mut told = Vec::new();
-        let drained = drain(&self.inotify, &mut told);
+        let mut reported = Vec::new();
+        let drained = drain(&self.inotify, &mut reported);
         let mut notices = BTreeSet::new();
-        for told in told {
-            if told.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+        for reported in reported {
+            if reported.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
                 notices.insert(Notice::Everything);
                 continue;
             }
-            let Some((path, subject)) = self.watched.get(&told.watch) else { continue };
-            if told.flags.contains(ReadFlags::IGNORED) {
+            let Some((path, subject)) = self.watched.get(&reported.watch) else { continue };
+            if reported.flags.contains(ReadFlags::IGNORED) {
                 let key = (path.clone(), *subject);
-                self.watched.remove(&told.watch);
+                self.watched.remove(&reported.watch);
                 self.watches.remove(&key);
             } else if *subject != Subject::Children {
                 notices.insert(Notice::Changed(path.clone(), *subject));
-            } else if let Some(name) = told.name.filter(|_| told.flags.contains(ReadFlags::ISDIR))
+            } else if let Some(name) = reported.name.filter(|_| reported.flags.contains(ReadFlags::ISDIR))
                 && let Ok(child) = path.child(&name)
             {
                 notices.insert(Notice::CameOrWent(child));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_told_once_and_of_what_is_watched() {
+    fn changes_are_reported_once_and_of_what_is_watched() {
         let (dir, mut notifier) = tree(&["a", "b"]);
         assert!(notifier.watch(&path("/a"), Subject::Processes).unwrap());
         assert!(notifier.watch(&path("/a"), Subject::Processes).unwrap(), "twice does no harm");
@@ -199,15 +199,15 @@ mod tests {
     }
 
     #[test]
-    fn children_that_come_and_go_are_told() {
+    fn children_that_come_and_go_are_reported() {
         let (dir, mut notifier) = tree(&["a", "a/b"]);
         assert!(notifier.watch(&path("/a"), Subject::Children).unwrap());
         fs::remove_file(dir.path().join("a/b/cgroup.events")).unwrap();
         fs::remove_dir(dir.path().join("a/b")).unwrap();
         fs::create_dir_all(dir.path().join("a/c/d")).unwrap();
         fs::write(dir.path().join("a/file"), "").unwrap();
-        let told = notifier.read().unwrap();
-        assert_eq!(told, ["/a/b", "/a/c"].map(|child| Notice::CameOrWent(path(child))).into());
+        let reported = notifier.read().unwrap();
+        assert_eq!(reported, ["/a/b", "/a/c"].map(|child| Notice::CameOrWent(path(child))).into());
     }
 
     #[test]

@@ -4,11 +4,11 @@
 //! then finds whatever the watches missed. Where inotify cannot serve (its limits are reached, or it may not
 //! be used), sweeps alone do, each within a second of the last, and [`Watcher::mode`] says why.
 //!
-//! Invariants: each cgroup is told as added once before it is told as removed; a parent is added before and
+//! Invariants: each cgroup is reported as added once before it is reported as removed; a parent is added before and
 //! removed after those below it; a new cgroup at the path of a removed one is another cgroup. A cgroup that
-//! came and went between two looks is not told.
+//! came and went between two looks is not reported.
 //!
-//! A directory is watched first and listed then, so that whatever is made in it is either listed or told by
+//! A directory is watched first and listed then, so that whatever is made in it is either listed or reported by
 //! its watch, or both. When an event tells of a name, only what is found there now counts: events are old.
 //!
 //! Source: inotify(7).
@@ -30,7 +30,7 @@ use crate::{
     Cgroup, CgroupId, CgroupPath, Hierarchy, WalkError,
     gone::is_gone,
     hierarchy::Stat,
-    inotify::{Told, drain, why_unwatched},
+    inotify::{Reported, drain, why_unwatched},
 };
 
 /// A cgroup came or went.
@@ -112,7 +112,7 @@ impl Watcher {
 
     /// What came and went since the last call; waits for something at most `timeout`.
     ///
-    /// An error says that the hierarchy itself cannot be listed. What was found is told by the next call.
+    /// An error says that the hierarchy itself cannot be listed. What was found is reported by the next call.
     pub fn next(&mut self, timeout: Duration) -> Result<Vec<Event>, WalkError> {
         let start = Instant::now();
         loop {
@@ -143,7 +143,7 @@ impl Watcher {
         &self.mode
     }
 
-    /// The cgroups that are there now, as told so far and by the next call. Each before those below it.
+    /// The cgroups that are there now, as reported so far and by the next call. Each before those below it.
     pub fn cgroups(&self) -> impl Iterator<Item = Cgroup> + '_ {
         self.known.iter().map(|(path, known)| Cgroup { id: known.id, path: path.clone() })
     }
@@ -163,13 +163,13 @@ impl Watcher {
     }
 
     fn read_inotify(&mut self) -> Result<(), WalkError> {
-        for told in self.told() {
-            if told.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+        for reported in self.reported() {
+            if reported.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
                 self.sweep_due = Instant::now();
-            } else if told.flags.contains(ReadFlags::IGNORED) {
-                self.watched.remove(&told.watch);
-            } else if let Some(name) = told.name.filter(|_| told.flags.contains(ReadFlags::ISDIR))
-                && let Some(parent) = self.watched.get(&told.watch)
+            } else if reported.flags.contains(ReadFlags::IGNORED) {
+                self.watched.remove(&reported.watch);
+            } else if let Some(name) = reported.name.filter(|_| reported.flags.contains(ReadFlags::ISDIR))
+                && let Some(parent) = self.watched.get(&reported.watch)
                 && let Ok(path) = parent.child(&name)
             {
                 self.look(path)?;
@@ -179,7 +179,7 @@ impl Watcher {
     }
 
     /// All that inotify has to tell.
-    fn told(&mut self) -> Vec<Told> {
+    fn reported(&mut self) -> Vec<Reported> {
         let mut all = Vec::new();
         let drained = self.inotify.as_ref().map_or(Ok(()), |fd| drain(fd, &mut all));
         if let Err(error) = drained {
@@ -296,7 +296,7 @@ mod tests {
 
     use super::*;
 
-    /// Long enough for whatever is already there to be told.
+    /// Long enough for whatever is already there to be reported.
     const SOON: Duration = Duration::from_millis(500);
 
     struct Tree {
@@ -305,7 +305,7 @@ mod tests {
     }
 
     impl Tree {
-        /// A tree with these directories, all told.
+        /// A tree with these directories, all reported.
         fn new(dirs: &[&str], options: WatchOptions) -> Self {
             // In memory where that is possible: thousands of directories come and go.
             let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
@@ -314,18 +314,18 @@ mod tests {
             }
             let watcher = Watcher::new(Hierarchy::at(dir.path()), options);
             let mut tree = Self { dir, watcher };
-            assert_eq!(tree.told().len(), tree.watcher.cgroups().count());
+            assert_eq!(tree.reported().len(), tree.watcher.cgroups().count());
             tree
         }
 
-        /// Sweeps only to begin with, so that whatever is told comes from a watch.
+        /// Sweeps only to begin with, so that whatever is reported comes from a watch.
         fn without_sweeps(dirs: &[&str]) -> Self {
             let never = Duration::from_hours(1);
             Self::new(dirs, WatchOptions { sweep_watched: never, sweep_unwatched: never })
         }
 
         /// As `+PATH` and `-PATH`.
-        fn told(&mut self) -> Vec<String> {
+        fn reported(&mut self) -> Vec<String> {
             let events = self.watcher.next(SOON).unwrap();
             events
                 .iter()
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_there_is_told_first_and_parents_before_children() {
+    fn all_that_is_there_is_reported_first_and_parents_before_children() {
         let tree = tempfile::tempdir().unwrap();
         fs::create_dir_all(tree.path().join("a/b/c")).unwrap();
         fs::write(tree.path().join("a/cgroup.procs"), "").unwrap();
@@ -368,36 +368,36 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_and_goes_is_told_by_the_watches() {
+    fn what_comes_and_goes_is_reported_by_the_watches() {
         let mut tree = Tree::without_sweeps(&["a"]);
         fs::create_dir(tree.path("a/b")).unwrap();
-        assert_eq!(tree.told(), ["+/a/b"]);
+        assert_eq!(tree.reported(), ["+/a/b"]);
         fs::create_dir(tree.path("a/b/c")).unwrap();
-        assert_eq!(tree.told(), ["+/a/b/c"], "a new directory is watched too");
+        assert_eq!(tree.reported(), ["+/a/b/c"], "a new directory is watched too");
         fs::remove_dir(tree.path("a/b/c")).unwrap();
         fs::remove_dir(tree.path("a/b")).unwrap();
-        assert_eq!(tree.told(), ["-/a/b/c", "-/a/b"]);
+        assert_eq!(tree.reported(), ["-/a/b/c", "-/a/b"]);
         fs::write(tree.path("a/file"), "").unwrap();
-        assert!(tree.told().is_empty());
+        assert!(tree.reported().is_empty());
         tree.check();
     }
 
     #[test]
-    fn what_is_made_in_a_directory_before_it_is_watched_is_told() {
+    fn what_is_made_in_a_directory_before_it_is_watched_is_reported() {
         let mut tree = Tree::without_sweeps(&[]);
         fs::create_dir_all(tree.path("a/b/c")).unwrap();
-        assert_eq!(tree.told(), ["+/a", "+/a/b", "+/a/b/c"]);
+        assert_eq!(tree.reported(), ["+/a", "+/a/b", "+/a/b/c"]);
         fs::create_dir(tree.path("a/b/c/d")).unwrap();
-        assert_eq!(tree.told(), ["+/a/b/c/d"]);
+        assert_eq!(tree.reported(), ["+/a/b/c/d"]);
         tree.check();
     }
 
     #[test]
-    fn what_came_and_went_meanwhile_is_not_told() {
+    fn what_came_and_went_meanwhile_is_not_reported() {
         let mut tree = Tree::without_sweeps(&[]);
         fs::create_dir_all(tree.path("a/b")).unwrap();
         fs::remove_dir_all(tree.path("a")).unwrap();
-        assert!(tree.told().is_empty());
+        assert!(tree.reported().is_empty());
     }
 
     #[test]
@@ -408,16 +408,16 @@ mod tests {
         fs::create_dir_all(tree.path("other")).unwrap();
         fs::create_dir_all(tree.path("other2")).unwrap();
         fs::create_dir_all(tree.path("a/c")).unwrap();
-        let mut told = tree.told();
-        told.sort();
-        assert_eq!(told, ["+/a", "+/a/c", "+/other", "+/other2", "-/a", "-/a/b"]);
+        let mut reported = tree.reported();
+        reported.sort();
+        assert_eq!(reported, ["+/a", "+/a/c", "+/other", "+/other2", "-/a", "-/a/b"]);
         fs::create_dir(tree.path("a/c/d")).unwrap();
-        assert_eq!(tree.told(), ["+/a/c/d"]);
+        assert_eq!(tree.reported(), ["+/a/c/d"]);
         tree.check();
     }
 
     #[test]
-    fn many_that_come_and_go_are_told_right() {
+    fn many_that_come_and_go_are_reported_right() {
         let mut tree = Tree::without_sweeps(&["a"]);
         let dir = tree.path("a");
         let maker = std::thread::spawn(move || {
@@ -461,13 +461,13 @@ mod tests {
         let sweep = Duration::from_millis(20);
         let mut tree =
             Tree::new(&["a/b"], WatchOptions { sweep_watched: sweep * 1000, sweep_unwatched: sweep });
-        tree.watcher.stop_watching("told to".into());
-        assert_eq!(tree.watcher.mode(), &WatchMode::Sweeping { reason: "told to".into() });
+        tree.watcher.stop_watching("asked to".into());
+        assert_eq!(tree.watcher.mode(), &WatchMode::Sweeping { reason: "asked to".into() });
         assert!(tree.watcher.fd().is_none());
         fs::create_dir_all(tree.path("c/d")).unwrap();
-        assert_eq!(tree.told(), ["+/c", "+/c/d"]);
+        assert_eq!(tree.reported(), ["+/c", "+/c/d"]);
         fs::remove_dir_all(tree.path("a")).unwrap();
-        assert_eq!(tree.told(), ["-/a/b", "-/a"]);
+        assert_eq!(tree.reported(), ["-/a/b", "-/a"]);
         tree.check();
     }
 
@@ -481,7 +481,7 @@ mod tests {
             fs::remove_dir(tree.path("a/again")).unwrap();
         }
         fs::create_dir(tree.path("late")).unwrap();
-        assert_eq!(tree.told(), ["+/late"]);
+        assert_eq!(tree.reported(), ["+/late"]);
         assert_eq!(tree.watcher.mode(), &WatchMode::Watching);
     }
 
@@ -502,13 +502,13 @@ mod tests {
             let mut tree = Tree::new(&["a", "b"], options);
             assert_eq!(tree.watcher.mode(), &WatchMode::Watching);
             fs::create_dir_all(tree.path("c/d/e")).unwrap();
-            assert_eq!(tree.told(), ["+/c", "+/c/d", "+/c/d/e"]);
+            assert_eq!(tree.reported(), ["+/c", "+/c/d", "+/c/d/e"]);
             let WatchMode::Sweeping { reason } = tree.watcher.mode() else {
                 panic!("more than four watches")
             };
             assert!(reason.contains("fs.inotify.max_user_watches"), "{reason}");
             fs::create_dir_all(tree.path("c/d/f")).unwrap();
-            assert_eq!(tree.told(), ["+/c/d/f"]);
+            assert_eq!(tree.reported(), ["+/c/d/f"]);
             return;
         }
         let namespace = |script: &str| {

@@ -81,12 +81,12 @@ fn host(purpose: &str) -> Option<(Hierarchy, Made)> {
     }
 }
 
-/// What is told of the cgroups below `made` until all of them were told of or a second has passed.
-fn told(watcher: &mut Watcher, made: &Made, count: usize) -> Vec<(bool, Cgroup)> {
+/// What is reported of the cgroups below `made` until all of them were reported or a second has passed.
+fn reported(watcher: &mut Watcher, made: &Made, count: usize) -> Vec<(bool, Cgroup)> {
     let start = Instant::now();
-    let mut told = Vec::new();
-    while told.len() < count && start.elapsed() < Duration::from_secs(1) {
-        told.extend(watcher.next(Duration::from_millis(100)).unwrap().into_iter().filter_map(|event| {
+    let mut reported = Vec::new();
+    while reported.len() < count && start.elapsed() < Duration::from_secs(1) {
+        reported.extend(watcher.next(Duration::from_millis(100)).unwrap().into_iter().filter_map(|event| {
             let (added, cgroup) = match event {
                 Event::Added(cgroup) => (true, cgroup),
                 Event::Removed(cgroup) => (false, cgroup),
@@ -94,8 +94,8 @@ fn told(watcher: &mut Watcher, made: &Made, count: usize) -> Vec<(bool, Cgroup)>
             (made.path.contains(&cgroup.path) && cgroup.path != made.path).then_some((added, cgroup))
         }));
     }
-    println!("told of {} of {count} after {:?}", told.len(), start.elapsed());
-    told
+    println!("reported: {} of {count} after {:?}", reported.len(), start.elapsed());
+    reported
 }
 
 /// How many watches the kernel keeps for the watcher.
@@ -115,7 +115,7 @@ fn ten_thousand_cgroups_are_walked_and_watched() {
 
     let count = PARENTS * (CHILDREN + 1);
     made.make_all();
-    let added = told(&mut watcher, &made, count);
+    let added = reported(&mut watcher, &made, count);
     assert_eq!(added.len(), count);
     assert!(added.iter().all(|(added, _)| *added));
     assert_eq!(watcher.mode(), &WatchMode::Watching);
@@ -140,7 +140,7 @@ fn ten_thousand_cgroups_are_walked_and_watched() {
     println!("{} ids of paths in {:?}", count.div_ceil(10), start.elapsed());
 
     made.remove_below();
-    let removed = told(&mut watcher, &made, count);
+    let removed = reported(&mut watcher, &made, count);
     assert_eq!(removed.len(), count);
     assert!(removed.iter().all(|(added, cgroup)| !added && ids[&cgroup.path] == cgroup.id));
     // The test beside this one may have a cgroup of its own.

@@ -452,7 +452,7 @@ pub(crate) struct Guarantee {
 pub(crate) struct Resize {
     /// Name of the workload
     pub(crate) name: String,
-    /// CPUs: a whole number for who has exclusive ones, a part (500m) for who shares them
+    /// CPUs: a whole number for a workload with exclusive ones, a part (500m) for one that shares them
     #[arg(long, value_name = "NUMBER")]
     pub(crate) cpus: Option<Cpus>,
     /// Memory that is promised on its nodes
@@ -475,7 +475,7 @@ pub(crate) struct Resize {
 #[derive(Debug, Args)]
 pub(crate) struct Explain {
     /// Name of a workload that holds an allocation
-    #[arg(required_unless_present = "memory", conflicts_with_all = ["cpus", "memory"])]
+    #[arg(required_unless_present = "memory", conflicts_with_all = ["cpus", "memory", "memory_limit", "policy", "partition", "Hugepages", "Placement"])]
     pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) wanted: MaybeWanted,
@@ -565,9 +565,9 @@ pub(crate) struct Simulate {
     /// Strategy to replay, with several all of them [default: both]
     #[arg(long, value_name = "STRATEGY")]
     pub(crate) strategy: Vec<StrategyName>,
-    /// How memory-only nodes count with native
-    #[arg(long, value_name = "TIERS", value_parser = named(Tiers::ALL, Tiers::as_str, tiers_help), default_value = "attached")]
-    pub(crate) tiers: Tiers,
+    /// How memory-only nodes count with native [default: as --config says, else attached]
+    #[arg(long, value_name = "TIERS", value_parser = named(Tiers::ALL, Tiers::as_str, tiers_help))]
+    pub(crate) tiers: Option<Tiers>,
     /// Replay native also with at most so many containers moved for a request
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=16))]
     pub(crate) moves: Option<u16>,
@@ -587,7 +587,7 @@ pub(crate) struct Simulate {
     /// Print each trace, not only the sum
     #[arg(long)]
     pub(crate) each: bool,
-    /// Suggest reservedMemory from what this host uses beside pods and guarantees
+    /// Suggest reservedMemory from what this host uses beside containers and commands of numaward exec
     #[arg(long, conflicts_with_all = ["traces", "strategy", "tiers", "moves", "machine", "config", "policy", "each"])]
     pub(crate) reserved_memory: bool,
     /// How long this host is watched for that, such as 10m
@@ -649,7 +649,14 @@ mod tests {
         assert_eq!(explain(&["db"]).unwrap(), (Some("db".to_owned()), None));
         let asked = explain(&["--cpus", "1", "--memory", "1Gi", "--with", "db"]).unwrap();
         assert_eq!(asked, (None, Some("1Gi".to_owned())));
-        for wrong in [&[][..], &["--cpus", "1"], &["db", "--memory", "1Gi"]] {
+        for wrong in [
+            &[][..],
+            &["--cpus", "1"],
+            &["db", "--memory", "1Gi"],
+            &["db", "--burstable"],
+            &["db", "--policy", "none"],
+            &["db", "--hugepages-2Mi", "2Mi"],
+        ] {
             assert!(explain(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -20,8 +20,8 @@ pub(crate) fn render(checks: &[Check]) -> String {
         };
         let _ =
             writeln!(text, "{verdict:4}  {:name$}  {}", check.check, wrap(&check.finding, indent, indent));
-        if let Some(mend) = &check.mend {
-            let _ = writeln!(text, "{:indent$}> {}", "", wrap(mend, indent + 2, indent + 2));
+        if let Some(fix) = &check.fix {
+            let _ = writeln!(text, "{:indent$}> {}", "", wrap(fix, indent + 2, indent + 2));
         }
     }
     text

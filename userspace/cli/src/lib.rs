@@ -298,7 +298,7 @@ fn asked_for(target: String, name: Option<String>, wanted: Wanted) -> api::Alloc
     asked(name, target, wanted)
 }
 
-/// What room is to be made for, for whoever comes.
+/// A request that room is made for, without a target.
 fn asked_for_room(wanted: Wanted) -> api::AllocationRequest {
     // A name that no other request has: it is not kept.
     asked(format!("plan-{}", std::process::id()), api::Target::Exec, wanted)

@@ -16,6 +16,7 @@ use crate::{
     client::Server,
     explain,
     table::{row, size, table},
+    text::clean_lines,
 };
 
 /// How often it is asked how far a rebalance is.
@@ -113,7 +114,7 @@ pub(crate) async fn apply(
         }
         let lines: Vec<String> = now.moves.iter().map(progress).collect();
         for line in lines.iter().filter(|line| !said.contains(line)) {
-            eprintln!("{line}");
+            eprintln!("{}", clean_lines(line));
         }
         said = lines;
         if now.state.is_over() {
@@ -126,7 +127,7 @@ pub(crate) async fn apply(
 async fn cancel(control: &Server) {
     match control.cancel_rebalance().await.context("it cannot be cancelled") {
         Ok(_) => eprintln!("cancelled: what was moved is moved back"),
-        Err(error) => eprintln!("numaward: {error:#}"),
+        Err(error) => eprintln!("numaward: {}", clean_lines(&format!("{error:#}"))),
     }
 }
 

@@ -220,5 +220,5 @@ function decision(explanation) {
     table(merge.hints.length ? "Candidates: hints that fit together" : "Candidates", ["nodes", "preferred", "verdict"], merge.candidates.map((candidate) => [
       candidate.nodes, candidate.preferred ? "yes" : "no", candidate.verdict,
     ])),
-  ]);
+  ].filter((part) => part !== null));
 }

@@ -23,16 +23,16 @@ fn ok(finding: impl Into<String>) -> Outcome {
     (Verdict::Ok, finding.into(), None)
 }
 
-fn warn(finding: impl Into<String>, mend: impl Into<String>) -> Outcome {
-    (Verdict::Warn, finding.into(), Some(mend.into()))
+fn warn(finding: impl Into<String>, fix: impl Into<String>) -> Outcome {
+    (Verdict::Warn, finding.into(), Some(fix.into()))
 }
 
-fn fail(finding: impl Into<String>, mend: impl Into<String>) -> Outcome {
-    (Verdict::Fail, finding.into(), Some(mend.into()))
+fn fail(finding: impl Into<String>, fix: impl Into<String>) -> Outcome {
+    (Verdict::Fail, finding.into(), Some(fix.into()))
 }
 
-fn check(check: impl Into<String>, (verdict, finding, mend): Outcome) -> Check {
-    Check { check: check.into(), verdict, finding, mend }
+fn check(check: impl Into<String>, (verdict, finding, fix): Outcome) -> Check {
+    Check { check: check.into(), verdict, finding, fix }
 }
 
 /// Looks at the host whose file system is at `root`. `probes` is how the probes could be attached, if
@@ -266,8 +266,8 @@ impl Host<'_> {
     fn cgroups(&self) -> Vec<Check> {
         const V2_ONLY: &str = "boot with systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all";
         let Some((mount, _)) = self.mount("cgroup2") else {
-            let mend = format!("{V2_ONLY}, or mount -t cgroup2 none /sys/fs/cgroup");
-            return vec![check("cgroup v2", fail("not mounted: numaward sees no workloads", mend))];
+            let fix = format!("{V2_ONLY}, or mount -t cgroup2 none /sys/fs/cgroup");
+            return vec![check("cgroup v2", fail("not mounted: numaward sees no workloads", fix))];
         };
         let beside = self.mount("cgroup").is_some();
         let mounted = if beside {
@@ -282,11 +282,11 @@ impl Host<'_> {
                 list.split_whitespace().any(|held| held == name)
             };
             let outcome = if !has("cgroup.controllers") {
-                let mend = if beside { V2_ONLY } else { "boot without cgroup_disable=" };
-                warn(format!("missing in cgroup v2: {lost}"), mend)
+                let fix = if beside { V2_ONLY } else { "boot without cgroup_disable=" };
+                warn(format!("missing in cgroup v2: {lost}"), fix)
             } else if !has("cgroup.subtree_control") {
-                let mend = format!("echo +{name} > /{mount}/cgroup.subtree_control");
-                warn(format!("not enabled below the root cgroup: {lost}"), mend)
+                let fix = format!("echo +{name} > /{mount}/cgroup.subtree_control");
+                warn(format!("not enabled below the root cgroup: {lost}"), fix)
             } else {
                 ok("enabled")
             };
@@ -334,14 +334,14 @@ impl Host<'_> {
         let directory = config.kubernetes.kubelet.directory.as_path();
         let policies = Policies::read(self.root, directory);
         if let Some(pins) = policies.pins() {
-            let (found, mend) = (pins.found.join(", "), pins.mend.join(" and "));
+            let (found, fix) = (pins.found.join(", "), pins.fix.join(" and "));
             return match config.mode {
                 Some(OperatingMode::Enforce) => fail(
                     format!(
                         "{found}: the kubelet pins containers itself, and mode: enforce is configured: numaward refuses \
                          to start, as both would write the same cgroups"
                     ),
-                    format!("{mend}, rm its state files and restart it; or configure mode: observe"),
+                    format!("{fix}, rm its state files and restart it; or configure mode: observe"),
                 ),
                 Some(OperatingMode::Observe) => {
                     ok(format!("{found}: numaward holds it to its promises, as configured (mode: observe)"))
@@ -351,7 +351,7 @@ impl Host<'_> {
                         "{found}: the kubelet pins containers itself; numaward then only observes, and holds it to its \
                          promises (it refuses to start with mode: enforce)"
                     ),
-                    format!("for numaward to place workloads, {mend}"),
+                    format!("for numaward to place workloads, {fix}"),
                 ),
             };
         }
@@ -411,13 +411,7 @@ mod tests {
     #[test]
     fn a_good_host_passes() {
         for check in examine(tree(GOOD).path(), &[], Ok(&Config::default())) {
-            assert_eq!(
-                (check.verdict, check.mend),
-                (Verdict::Ok, None),
-                "{}: {}",
-                check.check,
-                check.finding
-            );
+            assert_eq!((check.verdict, check.fix), (Verdict::Ok, None), "{}: {}", check.check, check.finding);
         }
     }
 
@@ -509,7 +503,7 @@ mod tests {
             let check = checks.iter().find(|check| check.check == name).unwrap();
             assert_eq!(check.verdict, verdict, "{path} {text:?}: {check:?}");
             assert!(check.finding.contains(said), "{path} {text:?}: {check:?}");
-            assert!(check.mend.is_some(), "{check:?}");
+            assert!(check.fix.is_some(), "{check:?}");
         }
     }
 
@@ -536,8 +530,8 @@ mod tests {
             assert!(check.finding.contains(said), "{check:?}");
             assert!(check.finding.contains("memoryManagerPolicy: Static in /data/kubelet/config.yaml"));
         }
-        let mend = of(Ok(&config(Some(OperatingMode::Enforce))), "kubelet").mend.unwrap();
-        assert!(mend.contains("set memoryManagerPolicy: None") && mend.contains("mode: observe"), "{mend}");
+        let fix = of(Ok(&config(Some(OperatingMode::Enforce))), "kubelet").fix.unwrap();
+        assert!(fix.contains("set memoryManagerPolicy: None") && fix.contains("mode: observe"), "{fix}");
         let file = dir.path().join("numaward.yaml");
         fs::write(&file, "mode: enforced\n").unwrap();
         let sources = config::Sources { file: Some(file), ..Default::default() };

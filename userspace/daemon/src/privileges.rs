@@ -1,7 +1,6 @@
 //! Gives up the privileges that are not needed once the probes are attached.
 
-use numaward_api::EnforcementMode;
-use numaward_config::{Config, policy::StrategyKind};
+use numaward_config::{Config, OperatingMode};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
 
 /// What is kept, and why.
@@ -19,17 +18,15 @@ const KEPT: CapabilitySet =
 
 /// Whether pages of single processes are to be moved (`move_pages(2)`): the kernel lets only those do that who may trace
 /// the process.
-fn needs_ptrace(config: &Config) -> bool {
-    config.strategy == StrategyKind::Native
-        && config.budgets.enabled
-        && config.enforcement.mode == EnforcementMode::On
+fn needs_ptrace(config: &Config, mode: OperatingMode) -> bool {
+    mode == OperatingMode::Enforce && config.holds_budgets()
 }
 
 /// Drops every capability but [`KEPT`] and what budgets need from this thread and from those it starts later; none can be had
 /// back. Call it while the process has one thread. Returns what is left.
-pub(crate) fn drop_unneeded(config: &Config) -> rustix::io::Result<CapabilitySet> {
+pub(crate) fn drop_unneeded(config: &Config, mode: OperatingMode) -> rustix::io::Result<CapabilitySet> {
     let held = capabilities(None)?;
-    let ptrace = if needs_ptrace(config) { CapabilitySet::SYS_PTRACE } else { CapabilitySet::empty() };
+    let ptrace = if needs_ptrace(config, mode) { CapabilitySet::SYS_PTRACE } else { CapabilitySet::empty() };
     let kept = held.permitted & (KEPT | ptrace);
     set_capabilities(
         None,
@@ -42,14 +39,20 @@ pub(crate) fn drop_unneeded(config: &Config) -> rustix::io::Result<CapabilitySet
 
 #[cfg(test)]
 mod tests {
+    use numaward_api::EnforcementMode;
+    use numaward_config::policy::StrategyKind;
+
     use super::*;
 
     #[test]
     fn processes_can_be_traced_only_where_budgets_are_held() {
         let mut config = Config::default();
+        let needs_ptrace = |config: &Config| needs_ptrace(config, OperatingMode::Enforce);
+        config.strategy = StrategyKind::Kubelet;
         assert!(!needs_ptrace(&config));
         config.strategy = StrategyKind::Native;
         assert!(needs_ptrace(&config));
+        assert!(!super::needs_ptrace(&config, OperatingMode::Observe), "nothing is written");
         config.enforcement.mode = EnforcementMode::DryRun;
         assert!(!needs_ptrace(&config));
         config.enforcement.mode = EnforcementMode::On;
@@ -62,7 +65,7 @@ mod tests {
     fn nothing_but_what_is_kept_is_left_and_none_can_be_had_back() {
         std::thread::spawn(|| {
             let before = capabilities(None).unwrap();
-            let kept = drop_unneeded(&Config::default()).unwrap();
+            let kept = drop_unneeded(&Config::default(), OperatingMode::Observe).unwrap();
             assert_eq!(kept, before.permitted & KEPT);
             let after = capabilities(None).unwrap();
             assert_eq!((after.effective, after.permitted), (kept, kept));

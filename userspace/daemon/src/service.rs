@@ -99,7 +99,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     };
     let is_controlled = control.is_some() || remote.is_some();
     let prepared = is_controlled.then(|| control::prepare(config));
-    match privileges::drop_unneeded(config) {
+    match privileges::drop_unneeded(config, mode) {
         Ok(kept) => tracing::debug!(?kept, "privileges given up"),
         Err(error) => tracing::warn!(%error, "privileges cannot be given up; the daemon keeps them"),
     }

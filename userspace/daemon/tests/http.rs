@@ -210,7 +210,7 @@ async fn the_machine_and_its_nodes_are_served() {
 }
 
 #[tokio::test]
-async fn a_broken_host_is_told_and_served_nevertheless() {
+async fn a_broken_host_is_reported_and_served_nevertheless() {
     for (break_it, said) in [
         ((|path| fs::remove_dir_all(path)) as fn(&Path) -> std::io::Result<()>, "cannot"),
         (|path| fs::write(path.join("devices/system/node/node1/meminfo"), "junk\n"), "node1/meminfo"),
@@ -304,7 +304,10 @@ async fn files_that_hang_keep_neither_allocations_nor_events() {
     mkfifoat(CWD, &file, Mode::RUSR | Mode::WUSR).unwrap();
     let get = |path| daemon.router.clone().oneshot(Request::get(path).body(Body::empty()).unwrap());
     let hanging: Vec<_> = (0..8).map(|_| tokio::spawn(get("/api/v1/nodes"))).collect();
-    while timeout(Duration::from_millis(50), get("/api/v1/status")).await.is_ok() {}
+    let held = async { while timeout(Duration::from_millis(50), get("/api/v1/status")).await.is_ok() {} };
+    timeout(Duration::from_secs(10), held)
+        .await
+        .expect("the readers of nodes hold up who asks for the status");
     let (allocations, events) = tokio::join!(
         timeout(Duration::from_secs(10), get("/api/v1/allocations")),
         timeout(Duration::from_secs(10), get("/api/v1/events")),
@@ -407,8 +410,8 @@ async fn events_are_served_and_streamed() {
     let missed = next().await.unwrap();
     assert!(missed.starts_with(&format!("id: {}\ndata: {{", first + 1)), "{missed}");
     report("c");
-    let told = next().await.unwrap();
-    assert!(told.contains("\"workload\":\"c\"") && told.ends_with("}\n\n"), "{told}");
+    let reported = next().await.unwrap();
+    assert!(reported.contains("\"workload\":\"c\"") && reported.ends_with("}\n\n"), "{reported}");
     daemon.events.close();
     assert_eq!(next().await, None, "the stream ends when the daemon does");
 }

@@ -295,7 +295,7 @@ fn container(id: &str) -> ContainerSpec {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_life_is_told_alike_by_all_runtimes() {
+async fn a_life_is_reported_alike_by_all_runtimes() {
     for (config, nri, events) in [
         (Config::containerd_1_7(online()), NriVersion::new(0, 6, 1), 0x7ff),
         (Config::containerd_2_1(online()), NriVersion::new(0, 8, 0), 0x7ff),
@@ -361,7 +361,7 @@ async fn a_refusal_fails_the_creation_and_only_that() {
     assert_eq!(
         events[1..4],
         ["create c1", "stop c1", "container Removed name-p1/c1 pid None"],
-        "the undo is told"
+        "the undo is reported"
     );
     assert_eq!(rig.allocator.no_answers(), []);
 
@@ -551,7 +551,7 @@ async fn an_answer_that_arrives_late_costs_the_connection_and_is_repaired_by_the
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_cannot_be_sent_is_told() {
+async fn an_answer_that_cannot_be_sent_is_reported() {
     for thinks in [true, false] {
         let runtime = FakeRuntime::new(Config::containerd_2_1(online()));
         let slow = Arc::new(AtomicBool::new(false));
@@ -673,7 +673,7 @@ async fn waits_start_again_after_a_connection_that_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_runs_may_be_told_in_many_parts() {
+async fn what_runs_may_be_reported_in_many_parts() {
     let runtime = FakeRuntime::new(Config { message_limit: 2000, ..Config::containerd_2_1(online()) });
     for i in 0..60 {
         runtime.add_running(&pod(&format!("p{i}")), &container(&format!("c{i:02}")));
@@ -880,7 +880,7 @@ async fn updates_of_our_own_tell_what_failed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_would_wait_for_the_runtime_is_told_so() {
+async fn a_handler_that_would_wait_for_the_runtime_is_reported_so() {
     let rig = Rig::new(Config::containerd_2_1(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
     rig.allocator.book().handle = Some(rig.handle.clone());
@@ -994,10 +994,10 @@ async fn calls_that_make_no_sense_are_answered_in_time() {
             _ => panic!("{method}: {got:?} instead of {answer:?}"),
         }
     }
-    let told = rig.allocator.no_answers();
-    assert_eq!(told.len(), 8, "{told:?}");
-    assert!(told.iter().all(|(_, _, reason)| matches!(reason, NoAnswerReason::Unreadable(_))));
-    let calls: Vec<Call> = told.iter().map(|&(call, _, _)| call).collect();
+    let reported = rig.allocator.no_answers();
+    assert_eq!(reported.len(), 8, "{reported:?}");
+    assert!(reported.iter().all(|(_, _, reason)| matches!(reason, NoAnswerReason::Unreadable(_))));
+    let calls: Vec<Call> = reported.iter().map(|&(call, _, _)| call).collect();
     assert_eq!(
         calls,
         [

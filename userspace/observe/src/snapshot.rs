@@ -6,7 +6,6 @@ use std::{
 };
 
 use numaward_cgroup::{classify, read::hugetlb_numa_stat};
-use numaward_config::policy::StrategyKind;
 use numaward_model::{
     Promises, error_chain,
     snapshot::{
@@ -215,7 +214,7 @@ impl Observer {
 
     /// What workloads with memory on several nodes have there above their shares, where they are held to these.
     fn over_budget(&self, read: &Read) -> Vec<OverBudget> {
-        if self.config.strategy != StrategyKind::Native || !self.config.budgets.enabled {
+        if !self.config.holds_budgets() {
             return Vec::new();
         }
         let nodes: Vec<NodeId> = read.machine.nodes.keys().copied().collect();

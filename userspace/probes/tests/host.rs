@@ -199,7 +199,8 @@ fn intruders(host: &Host) {
     let near = |what: &str, found: Duration, expected: Duration| {
         assert!(
             found.abs_diff(expected) <= expected / 20 + stolen,
-            "{what}: {found:?}, expected {expected:?}, stolen {stolen:?}: {reported:?}"
+            "{what}: {found:?}, expected {expected:?}, stolen {stolen:?}: {reported:?}, the kernel has own {own:?}, of a \
+             workload {workload:?}, of the host {foreign:?}"
         );
     };
     near("own", reported.own, own);

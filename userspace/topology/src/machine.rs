@@ -119,7 +119,7 @@ impl Machine {
     /// `n *` [`SECTION_SIZE`].
     ///
     /// A section that two nodes share (a memory block may span nodes, or be smaller than a section) is left
-    /// out: its pages cannot be told apart by their address.
+    /// out: its pages cannot be distinguished by their address.
     pub fn memory_sections(&self) -> impl Iterator<Item = (u64, NodeId)> + use<> {
         let mut sections: BTreeMap<u64, Option<NodeId>> = BTreeMap::new();
         let size = self.memory_block_size.0;

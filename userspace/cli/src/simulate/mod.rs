@@ -26,9 +26,10 @@ use crate::{
 };
 
 /// The strategies that are replayed.
-fn variants(args: &Simulate) -> Vec<Variant> {
+fn variants(args: &Simulate, config: Option<&Config>) -> Vec<Variant> {
+    let tiers = args.tiers.or(config.map(|config| config.tiers)).unwrap_or_default();
     let wanted = |name| args.strategy.is_empty() || args.strategy.contains(&name);
-    let native = |moves| Variant::Native { tiers: args.tiers, moves };
+    let native = |moves| Variant::Native { tiers, moves };
     let mut variants = Vec::new();
     variants.extend(wanted(StrategyName::Kubelet).then_some(Variant::Kubelet));
     if wanted(StrategyName::Native) {
@@ -46,7 +47,7 @@ pub(crate) fn simulate(
 ) -> anyhow::Result<Simulation> {
     let traces = traces::read(&args.traces)?;
     let machine = args.machine.as_deref().map(machine::find).transpose()?;
-    let variants = variants(args);
+    let variants = variants(args, config);
     let mut total: Vec<Sum> = variants.iter().map(|_| Sum::default()).collect();
     let mut all = Sums::default();
     let mut simulated = Vec::with_capacity(traces.len());

@@ -33,7 +33,7 @@ pub(crate) fn suggest(observe: Duration) -> anyhow::Result<SuggestedReservation>
     let root = Path::new("/");
     let machine = topology::machine(root)?;
     let hierarchy =
-        Hierarchy::open().context("what pods use cannot be told apart from what the system uses")?;
+        Hierarchy::open().context("what pods use cannot be distinguished from what the system uses")?;
     let mut most = BTreeMap::new();
     let start = Instant::now();
     loop {

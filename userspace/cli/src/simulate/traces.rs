@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, ensure};
 use numaward_engine::simulation::trace::Trace;
 
-/// A file may become so large, decompressed: a larger one is none of ours.
+/// The most bytes of a file of traces, decompressed.
 const MAX_BYTES: u64 = 1 << 30;
 
 /// The traces of these files, and of the files in these directories, in the order of their names.

@@ -134,8 +134,8 @@ impl Host<'_> {
         let path = format!("var/lib/kubelet/{file}");
         let text = self.read(&path).ok()?;
         let Ok(state) = serde_json::from_str::<serde_json::Value>(&text) else {
-            let mend = format!("rm /{path} and restart the kubelet, which refuses to start with it");
-            return Some(warn(format!("/{path} is no JSON"), mend));
+            let fix = format!("rm /{path} and restart the kubelet, which refuses to start with it");
+            return Some(warn(format!("/{path} is no JSON"), fix));
         };
         let name = state["policyName"].as_str().unwrap_or_default();
         if !name.eq_ignore_ascii_case(policy) {
@@ -192,17 +192,17 @@ fn kubelet_flags(processes: &[Process]) -> Option<Outcome> {
 }
 
 fn others(processes: &[Process]) -> Outcome {
-    let (mut findings, mut mends) = (Vec::new(), Vec::new());
-    for (name, does, mend) in OTHERS {
+    let (mut findings, mut fixes) = (Vec::new(), Vec::new());
+    for (name, does, fix) in OTHERS {
         if let Some(process) = processes.iter().find(|process| process.name == *name) {
             findings.push(format!("{name} runs (process {}): {does}", process.id));
-            mends.push(format!("{name}: {mend}"));
+            fixes.push(format!("{name}: {fix}"));
         }
     }
     if findings.is_empty() {
         return ok("no program is known that would fight over CPUs and nodes");
     }
-    warn(findings.join("; "), mends.join("; "))
+    warn(findings.join("; "), fixes.join("; "))
 }
 
 #[cfg(test)]
@@ -318,7 +318,7 @@ mod tests {
             let check = check(files, name).unwrap();
             assert_eq!(check.verdict, *verdict, "{files:?}: {check:?}");
             assert!(check.finding.contains(said), "{files:?}: {check:?}");
-            assert_eq!(check.mend.is_some(), *verdict != Ok, "{check:?}");
+            assert_eq!(check.fix.is_some(), *verdict != Ok, "{check:?}");
         }
         for absent in ["kubelet flags", "kubelet cpu_manager_state"] {
             assert_eq!(check(&[], absent), None);

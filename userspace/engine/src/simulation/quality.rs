@@ -34,27 +34,27 @@ impl Quality {
     /// Adds that of another replay.
     pub const fn add(&mut self, other: &Self) {
         self.on_several_nodes += other.on_several_nodes;
-        self.distance += other.distance;
-        self.distance_of += other.distance_of;
-        self.free_cpus += other.free_cpus;
-        self.unusable_cpus += other.unusable_cpus;
-        self.free_memory += other.free_memory;
-        self.unusable_memory += other.unusable_memory;
+        self.distance = self.distance.saturating_add(other.distance);
+        self.distance_of = self.distance_of.saturating_add(other.distance_of);
+        self.free_cpus = self.free_cpus.saturating_add(other.free_cpus);
+        self.unusable_cpus = self.unusable_cpus.saturating_add(other.unusable_cpus);
+        self.free_memory = self.free_memory.saturating_add(other.free_memory);
+        self.unusable_memory = self.unusable_memory.saturating_add(other.unusable_memory);
     }
 
     /// The mean distance from CPUs to memory, in hundredths; `None` where nobody had both.
     pub fn distance_in_hundredths(&self) -> Option<u64> {
-        ratio(self.distance * 100, self.distance_of)
+        ratio(self.distance.saturating_mul(100), self.distance_of)
     }
 
     /// The share of free CPUs that is of no use to the average pod, in tenths of a percent; `None` where none were free.
     pub fn unusable_cpus_per_mille(&self) -> Option<u64> {
-        ratio(self.unusable_cpus * 1000, self.free_cpus)
+        ratio(self.unusable_cpus.saturating_mul(1000), self.free_cpus)
     }
 
     /// The share of free memory that is of no use to the average pod, in tenths of a percent; `None` where none was free.
     pub fn unusable_memory_per_mille(&self) -> Option<u64> {
-        ratio(self.unusable_memory * 1000, self.free_memory)
+        ratio(self.unusable_memory.saturating_mul(1000), self.free_memory)
     }
 
     /// Counts what a pod got that will live for so many ticks.
@@ -74,9 +74,9 @@ impl Quality {
             let placed = held.placed.values().flatten();
             for ((&memory, bytes), &cpu) in placed.flat_map(|at| of_cpus.iter().map(move |cpu| (at, cpu))) {
                 let Some(distance) = machine.distance(cpu, memory) else { continue };
-                let weight = u128::from(bytes.0) * u128::from(ticks);
-                self.distance += weight * u128::from(distance) / of_cpus.len() as u128;
-                self.distance_of += weight / of_cpus.len() as u128;
+                let weight = u128::from(bytes.0).saturating_mul(ticks.into()) / of_cpus.len() as u128;
+                self.distance = self.distance.saturating_add(weight.saturating_mul(distance.into()));
+                self.distance_of = self.distance_of.saturating_add(weight);
             }
         }
         self.on_several_nodes += u64::from(nodes.len() > 1);
@@ -120,8 +120,9 @@ impl Shapes {
 }
 
 fn add(free: &mut u128, unusable: &mut u128, amount: u64, (ticks, unfit, shapes): (u128, u128, u128)) {
-    *free += u128::from(amount) * ticks;
-    *unusable += u128::from(amount) * ticks * unfit / shapes;
+    let offered = u128::from(amount).saturating_mul(ticks);
+    *free = free.saturating_add(offered);
+    *unusable = unusable.saturating_add(offered.saturating_mul(unfit) / shapes);
 }
 
 #[cfg(test)]

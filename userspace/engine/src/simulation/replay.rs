@@ -48,7 +48,7 @@ impl Moves {
     pub const fn add(&mut self, other: &Self) {
         self.plans += other.plans;
         self.moves += other.moves;
-        self.bytes.0 += other.bytes.0;
+        self.bytes.0 = self.bytes.0.saturating_add(other.bytes.0);
     }
 }
 
@@ -103,14 +103,14 @@ pub fn replay(
                 }
                 letters[index] = letter;
                 let pod = &trace.pods[index];
-                departures.add(tick + pod.life, index);
+                departures.add(tick.saturating_add(pod.life), index);
                 if pod.guaranteed {
                     let account = ledger.owner(&request.owner).into_iter();
                     let held = account.flat_map(|account| account.containers.values());
                     replay.quality.placed(machine, held, pod.life);
                 }
             } else if letter == 'A' {
-                retries.add(tick + trace.retry_after, index);
+                retries.add(tick.saturating_add(trace.retry_after), index);
             } else {
                 letters[index] = 'X';
             }

@@ -102,9 +102,9 @@ impl Sums {
         self.admitted_first_try += other.admitted_first_try;
         self.admitted_on_retry += other.admitted_on_retry;
         self.dropped += other.dropped;
-        self.cpu_milli_ticks += other.cpu_milli_ticks;
-        self.memory_mib_ticks += other.memory_mib_ticks;
-        self.hugepages_mib_ticks += other.hugepages_mib_ticks;
+        self.cpu_milli_ticks = self.cpu_milli_ticks.saturating_add(other.cpu_milli_ticks);
+        self.memory_mib_ticks = self.memory_mib_ticks.saturating_add(other.memory_mib_ticks);
+        self.hugepages_mib_ticks = self.hugepages_mib_ticks.saturating_add(other.hugepages_mib_ticks);
     }
 }
 
@@ -131,9 +131,14 @@ impl Trace {
                     continue;
                 }
             }
-            sums.cpu_milli_ticks += pod.held.cpu_milli * pod.life;
-            sums.memory_mib_ticks += pod.held.memory_mib * pod.life;
-            sums.hugepages_mib_ticks += pod.held.hugepages_mib.iter().sum::<u64>() * pod.life;
+            let hugepages = pod.held.hugepages_mib.iter().fold(0u64, |sum, mib| sum.saturating_add(*mib));
+            for (sum, held) in [
+                (&mut sums.cpu_milli_ticks, pod.held.cpu_milli),
+                (&mut sums.memory_mib_ticks, pod.held.memory_mib),
+                (&mut sums.hugepages_mib_ticks, hugepages),
+            ] {
+                *sum = sum.saturating_add(held.saturating_mul(pod.life));
+            }
         }
         sums
     }

@@ -181,7 +181,7 @@ mod tests {
     use crate::nri::types::ContainerState;
 
     #[test]
-    fn what_cannot_be_read_is_left_out_and_told() {
+    fn what_cannot_be_read_is_left_out_and_reported() {
         let message = messages::Container {
             id: "c1".to_owned(),
             state: 3,
@@ -231,8 +231,8 @@ mod tests {
         assert_eq!((got.cgroup, got.pid), (None, None));
         assert_eq!(got.devices.len(), 1);
         assert_eq!(got.devices[0].major, 259);
-        let told: Vec<&str> = got.malformed.iter().map(|field| field.field).collect();
-        assert_eq!(told, ["linux.cgroups_path", "linux.devices"]);
+        let reported: Vec<&str> = got.malformed.iter().map(|field| field.field).collect();
+        assert_eq!(reported, ["linux.cgroups_path", "linux.devices"]);
 
         let resources = got.resources;
         assert_eq!(resources.cpu_shares, Some(512));
@@ -242,10 +242,10 @@ mod tests {
         assert_eq!(resources.memory_limit, Some(Limit::At(Bytes::gib(1))));
         let limits: Vec<_> = resources.hugepage_limits.into_iter().collect();
         assert_eq!(limits, [(HugepageSize(Bytes::mib(2)), Bytes::mib(4))]);
-        let told: Vec<String> = resources.malformed.iter().map(ToString::to_string).collect();
-        assert_eq!(told.len(), 2, "{told:?}");
-        assert_eq!(told[0], r#"cpu.cpus = "0-3,x": "x" is not an id"#);
-        assert!(told[1].starts_with(r#"hugepage_limits = "1PB""#), "{told:?}");
+        let reported: Vec<String> = resources.malformed.iter().map(ToString::to_string).collect();
+        assert_eq!(reported.len(), 2, "{reported:?}");
+        assert_eq!(reported[0], r#"cpu.cpus = "0-3,x": "x" is not an id"#);
+        assert!(reported[1].starts_with(r#"hugepage_limits = "1PB""#), "{reported:?}");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //!   the module `wire`), as do 256 frames that nobody has read;
 //! - a call that takes longer than [`Config::request_timeout`] throws the plugin out, and goes on without it;
 //! - a subscription to an unknown event throws the plugin out;
-//! - what runs is told in parts of at most [`Config::message_limit`] bytes, and each part but the last must be
+//! - what runs is reported in parts of at most [`Config::message_limit`] bytes, and each part but the last must be
 //!   acknowledged without updates;
 //! - plugins are asked in the order of their index, each sees what the ones before have set, and two that set
 //!   the same field fail the creation;
@@ -666,14 +666,14 @@ impl Inner {
         };
         let full_name = format!("{}-{}", registration.plugin_idx, registration.plugin_name);
         name.lock().clone_from(&full_name);
-        let told = |timeout: Duration| {
+        let reported = |timeout: Duration| {
             if config.tells_timeouts { i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX) } else { 0 }
         };
         let request = messages::ConfigureRequest {
             runtime_name: config.name.clone(),
             runtime_version: config.version.clone(),
-            registration_timeout: told(config.registration_timeout),
-            request_timeout: told(config.request_timeout),
+            registration_timeout: reported(config.registration_timeout),
+            request_timeout: reported(config.request_timeout),
             nri_version: config.nri_version.map(|version| version.to_string()).unwrap_or_default(),
         };
         let timeout = config.request_timeout;
@@ -1074,7 +1074,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_is_told_in_parts_that_fit() {
+    fn what_runs_is_reported_in_parts_that_fit() {
         let runtime = FakeRuntime::new(Config { message_limit: 1000, ..Config::containerd_2_1(online()) });
         let pod = PodSpec { id: "p".to_owned(), ..PodSpec::default() };
         for i in 0..100 {

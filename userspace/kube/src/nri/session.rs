@@ -76,7 +76,7 @@ where
         link: Arc::new(link),
         shared,
         stage: watch::Sender::default(),
-        told: Mutex::default(),
+        reported: Mutex::default(),
         calls: Arc::new(Semaphore::new(CALLS)),
     });
     let tasks = TaskTracker::new();
@@ -116,7 +116,7 @@ enum Stage {
 
 /// The parts of a `Synchronize` that have come so far.
 #[derive(Default)]
-struct Told {
+struct Reported {
     snapshot: Snapshot,
     bytes: usize,
     /// When the first part came: the time for an answer counts from there.
@@ -127,7 +127,7 @@ struct Session<H> {
     link: Arc<Link>,
     shared: Arc<Shared<H>>,
     stage: watch::Sender<Stage>,
-    told: Mutex<Told>,
+    reported: Mutex<Reported>,
     calls: Arc<Semaphore>,
 }
 
@@ -310,8 +310,8 @@ impl<H: Handler> Session<H> {
     /// How long an answer may take, from the time that the runtime says it will wait (nanoseconds, zero: not
     /// reported).
     fn time_to_answer(&self, timeout_nano: i64) -> Duration {
-        let told = u64::try_from(timeout_nano).ok().filter(|&nanos| nanos > 0).map(Duration::from_nanos);
-        let within = self.shared.options.answer_within.min(told.unwrap_or(Duration::MAX));
+        let reported = u64::try_from(timeout_nano).ok().filter(|&nanos| nanos > 0).map(Duration::from_nanos);
+        let within = self.shared.options.answer_within.min(reported.unwrap_or(Duration::MAX));
         within.saturating_sub(ANSWER_MARGIN.min(within / 2))
     }
 
@@ -438,23 +438,23 @@ impl<H: Handler> Session<H> {
         let request = match messages::SynchronizeRequest::decode(payload) {
             Ok(request) => request,
             Err(error) => {
-                *self.told.lock() = Told::default();
+                *self.reported.lock() = Reported::default();
                 return not_understood(&error);
             }
         };
         self.stage.send_replace(Stage::Synchronizing);
         let more = request.more;
         let (snapshot, since) = {
-            let mut told = self.told.lock();
-            let since = *told.since.get_or_insert(received);
-            if let Err(problem) = told.add(request, payload.len()) {
-                *told = Told::default();
+            let mut reported = self.reported.lock();
+            let since = *reported.since.get_or_insert(received);
+            if let Err(problem) = reported.add(request, payload.len()) {
+                *reported = Reported::default();
                 return status(Code::ResourceExhausted, &problem).into();
             }
             if more {
                 return ok(&messages::SynchronizeResponse { update: Vec::new(), more: true });
             }
-            (mem::take(&mut *told).snapshot, since)
+            (mem::take(&mut *reported).snapshot, since)
         };
         // All parts together have the time of one call.
         let deadline = deadline.min(since + self.time_to_answer(0));
@@ -568,7 +568,7 @@ impl<H: Handler> Session<H> {
     }
 }
 
-impl Told {
+impl Reported {
     fn add(&mut self, request: messages::SynchronizeRequest, bytes: usize) -> Result<(), String> {
         self.bytes += bytes;
         let snapshot = &mut self.snapshot;

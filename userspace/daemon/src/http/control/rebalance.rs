@@ -8,11 +8,12 @@ use axum::{
     extract::{State, rejection::BytesRejection},
     http::{StatusCode, Uri},
     response::Response,
-    routing::get,
+    routing::any,
 };
 use numaward_api as api;
 use numaward_api::problem::CONTENT_TYPE;
-use numaward_control::{AdmissionError, Reconciler, Request, reconciler::Asked, request::limits};
+use numaward_control::{AdmissionError, FieldError, Reconciler, Request, reconciler::Asked, request::limits};
+use numaward_engine::Limits;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{read, refusal, refused, respond};
@@ -24,10 +25,19 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Reconciler>> {
 /// What the read-only address answers.
 pub(in crate::http) fn elsewhere() -> Router {
     let answer = async |uri: Uri| {
-        let detail = "rebalances are reported on the control socket and the control address".to_owned();
+        let detail = "plans and rebalances are on the control socket and the control address".to_owned();
         respond(refusal(StatusCode::NOT_FOUND, detail, uri.path()))
     };
-    Router::new().route("/api/v1/rebalance", get(answer))
+    Router::new().route("/api/v1/rebalance", any(answer)).route("/api/v1/plan", any(answer))
+}
+
+/// A request, and how much may be moved for it.
+fn sound(
+    request: &api::AllocationRequest,
+    moves: Option<u32>,
+    bytes: Option<&str>,
+) -> Result<(Request, Limits), FieldError> {
+    Ok((Request::new(request)?, limits(moves, bytes)?))
 }
 
 /// Plans the moves of workloads that make a request fit. Nothing is moved. Only on the control socket and the control
@@ -46,7 +56,7 @@ pub(in crate::http) fn elsewhere() -> Router {
         (status = 409, description = "No moves within the limits make it fit, or the strategy moves nobody", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 422, description = "A field is wrong", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine any more", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine any more, it took too long, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn plan(
@@ -56,9 +66,8 @@ async fn plan(
 ) -> Result<Json<api::MovePlan>, Response> {
     let asked: api::PlanRequest = read(body, "PlanRequest", &uri).map_err(|refused| *refused)?;
     let refused = |error: &AdmissionError| refused(error, uri.path());
-    let request = Request::new(&asked.request).map_err(|wrong| refused(&wrong.into()))?;
-    let limits =
-        limits(asked.max_moves, asked.max_bytes.as_deref()).map_err(|wrong| refused(&wrong.into()))?;
+    let (request, limits) = sound(&asked.request, asked.max_moves, asked.max_bytes.as_deref())
+        .map_err(|wrong| refused(&wrong.into()))?;
     reconciler.plan(request, limits).await.map(Json).map_err(|error| refused(&error))
 }
 
@@ -79,7 +88,7 @@ async fn plan(
         (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 422, description = "A field is wrong", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 500, description = "The ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine any more", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine any more, it took too long, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn start(
@@ -89,9 +98,8 @@ async fn start(
 ) -> Result<(StatusCode, Json<api::Rebalance>), Response> {
     let asked: api::RebalanceRequest = read(body, "RebalanceRequest", &uri).map_err(|refused| *refused)?;
     let refused = |error: &AdmissionError| refused(error, uri.path());
-    let request = Request::new(&asked.request).map_err(|wrong| refused(&wrong.into()))?;
-    let limits =
-        limits(asked.max_moves, asked.max_bytes.as_deref()).map_err(|wrong| refused(&wrong.into()))?;
+    let (request, limits) = sound(&asked.request, asked.max_moves, asked.max_bytes.as_deref())
+        .map_err(|wrong| refused(&wrong.into()))?;
     let asked = Asked { request, limits, plan: asked.plan, admit: asked.admit };
     let begun = reconciler.start_rebalance(asked).await;
     begun.map(|begun| (StatusCode::ACCEPTED, Json(begun))).map_err(|error| refused(&error))
@@ -132,6 +140,7 @@ async fn progress(
         (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 409, description = "None is going on", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "It took too long, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn cancel(

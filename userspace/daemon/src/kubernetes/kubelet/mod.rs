@@ -26,13 +26,13 @@ pub use self::{follow::follow, policies::Policies};
     "the kubelet of this host pins containers itself ({}), and mode is \"enforce\": both would write the same cgroups. \
      Set mode: observe to hold the kubelet to its promises, or let the kubelet leave it to numaward: {}",
     .found.join(", "),
-    .mend.join(" and ")
+    .fix.join(" and ")
 )]
 pub struct TwoMasters {
     /// What was found, and where.
     pub found: Vec<String>,
     /// Which fields to change, to what.
-    pub mend: Vec<String>,
+    pub fix: Vec<String>,
 }
 
 /// The directory of the kubelet as this process sees it.

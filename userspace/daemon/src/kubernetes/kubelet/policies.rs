@@ -107,16 +107,16 @@ impl Policies {
 
     /// Whether the kubelet pins containers itself, and what to change if it is not to.
     pub fn pins(&self) -> Option<TwoMasters> {
-        let (mut found, mut mend) = (Vec::new(), Vec::new());
+        let (mut found, mut fix) = (Vec::new(), Vec::new());
         for (policy, none) in [(&self.cpu, "none"), (&self.memory, "None")] {
             let Some(Found { policy, file, field }) = policy else { continue };
             if policy.eq_ignore_ascii_case("static") {
                 let from = if file.ends_with(CONFIG) { " in" } else { ", according to" };
                 found.push(format!("{field}: {policy}{from} {file}"));
-                mend.push(format!("set {field}: {none} in the kubelet's configuration"));
+                fix.push(format!("set {field}: {none} in the kubelet's configuration"));
             }
         }
-        (!found.is_empty()).then_some(TwoMasters { found, mend })
+        (!found.is_empty()).then_some(TwoMasters { found, fix })
     }
 }
 
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(found.scope.as_ref().map(|found| found.policy.as_str()), Some("pod"));
         let pins = found.pins().unwrap();
         assert_eq!(pins.found, ["cpuManagerPolicy: static in /var/lib/kubelet/config.yaml"]);
-        assert_eq!(pins.mend, ["set cpuManagerPolicy: none in the kubelet's configuration"]);
+        assert_eq!(pins.fix, ["set cpuManagerPolicy: none in the kubelet's configuration"]);
         assert_eq!(found.problems, [""; 0]);
 
         // Without a word in the configuration, the state files say.

@@ -3,7 +3,7 @@
 //! | annotation | values |
 //! |---|---|
 //! | `numaward.io/placement` | `auto` (what its class of service deserves), `shared` (no exclusive CPUs, no memory on nodes), `off` (not touched at all) |
-//! | `numaward.io/guarantee` | `auto`; `memory`: the memory that a Burstable container requests is promised on nodes, and bound to them; `burstable`: it is promised on a home node, which follows the pod, and not bound to it |
+//! | `numaward.io/guarantee` | `auto`; `memory`: the memory that a Burstable container requests is promised on nodes, and bound to them; `burstable`: it is promised on a home node, which follows the pod, and not bound to it. That holds for all containers of the pod with a promise |
 //! | `numaward.io/preferred-nodes` | nodes as a list (`0-1`) on which it should be if it can |
 //! | `numaward.io/topology-policy` | `none`, `best-effort`, `restricted`, `single-numa-node` |
 //! | `numaward.io/topology-scope` | `container`, `pod` |
@@ -116,6 +116,11 @@ fn list<T: FromStr + Ord>(value: &str) -> Option<BTreeSet<T>> {
     value.split(',').map(|part| Some(part.trim()).filter(|part| !part.is_empty())?.parse().ok()).collect()
 }
 
+/// Names of workloads or labels; a label without a key names nothing.
+fn names(value: &str) -> Option<BTreeSet<String>> {
+    list(value).filter(|names: &BTreeSet<String>| names.iter().all(|name| !name.starts_with('=')))
+}
+
 /// Takes what replaces a default; says whether it is one.
 fn set<T>(field: &mut T, value: Option<T>) -> bool {
     let Some(value) = value else { return false };
@@ -135,8 +140,8 @@ fn take_term(terms: &mut Terms, name: &str, value: &str) -> Option<(bool, &'stat
         "memory-tiers" => {
             (set(&mut terms.memory_tiers, list(value)), "dram, hbm or cxl, with commas between")
         }
-        "with" => (set(&mut terms.with, list(value)), named),
-        "apart" => (set(&mut terms.apart, list(value)), named),
+        "with" => (set(&mut terms.with, names(value)), named),
+        "apart" => (set(&mut terms.apart, names(value)), named),
         "same-cache" => (set(&mut terms.same_cache, yes(value)), "true or false"),
         "immovable" => (set(&mut terms.immovable, yes(value)), "true or false"),
         _ => return None,
@@ -179,7 +184,28 @@ impl Annotations {
                 read.ignored.push(ignored);
             }
         }
+        let both: Vec<String> = read.terms.with.intersection(&read.terms.apart).cloned().collect();
+        for name in both {
+            read.terms.apart.remove(&name);
+            read.ignored
+                .push(format!("numaward.io/apart: {name:?} is ignored (numaward.io/with names it too)"));
+        }
         read
+    }
+
+    /// Takes `guarantee: burstable` as not given, as the strategy `kubelet` does not know it.
+    #[must_use]
+    pub(super) fn without_burstable(mut self) -> Self {
+        let mut is_given = false;
+        for given in self.containers.values_mut().chain([&mut self.pod]) {
+            is_given |= given.extra.take_if(|extra| *extra == Extra::Burstable).is_some();
+        }
+        if is_given {
+            self.ignored.push(
+                "numaward.io/guarantee: burstable is ignored (it needs the strategy native)".to_owned(),
+            );
+        }
+        self
     }
 
     /// What is wished for a container.
@@ -261,6 +287,7 @@ mod tests {
             ("numaward.io/tiers", "loose", "attached or strict"),
             ("numaward.io/memory-tiers", "dram,tape", "dram, hbm or cxl"),
             ("numaward.io/with", "a,,b", "namespace/name"),
+            ("numaward.io/apart", "=x", "namespace/name"),
             ("numaward.io/immovable", "yes", "true or false"),
             ("db.numaward.io/with", "a", "the whole pod only"),
             ("numaward.io/preferred-nodes", "", "a list of nodes"),
@@ -273,5 +300,20 @@ mod tests {
             assert!(matches!(&read.ignored[..], [text] if text.contains(key) && text.contains(expected)));
             assert_eq!((read.of("db"), read.terms), (Wishes::default(), Terms::default()), "{key}: {value}");
         }
+    }
+
+    #[test]
+    fn what_it_wants_to_be_with_it_cannot_be_apart_from() {
+        let read = read(&[("numaward.io/with", "shop/db"), ("numaward.io/apart", "app=batch,shop/db")]);
+        assert_eq!(read.terms.apart, ["app=batch".to_owned()].into());
+        assert!(matches!(&read.ignored[..], [text] if text.contains("shop/db")), "{:?}", read.ignored);
+    }
+
+    #[test]
+    fn burstable_is_as_if_not_given_where_the_strategy_does_not_know_it() {
+        let given = read(&[("numaward.io/guarantee", "memory"), ("db.numaward.io/guarantee", "burstable")]);
+        let read = given.without_burstable();
+        assert_eq!((read.of("db").extra, read.of("web").extra), (Extra::Memory, Extra::Memory));
+        assert_eq!(read.ignored.len(), 1);
     }
 }

@@ -54,12 +54,12 @@ pub fn plugin(
     figures: NriMetrics,
     stop: &CancellationToken,
 ) -> Plugin<impl Handler> {
-    let (tell, told) = mpsc::unbounded_channel();
-    reconciler.tell_runtime(tell);
+    let (updates, queue) = mpsc::unbounded_channel();
+    reconciler.tell_runtime(updates);
     let builder = RequestBuilder::new(pods, config);
     let handler = NriHandler { reconciler, ports, builder, figures: figures.clone() };
     let plugin = Plugin::new(config.kubernetes.nri.options(), Arc::new(handler));
-    tokio::spawn(stop.clone().run_until_cancelled_owned(tell_runtime(plugin.handle(), told)));
+    tokio::spawn(stop.clone().run_until_cancelled_owned(update_runtime(plugin.handle(), queue)));
     tokio::spawn(stop.clone().run_until_cancelled_owned(follow(plugin.handle(), figures)));
     plugin
 }
@@ -80,9 +80,9 @@ async fn follow(handle: Handle, figures: NriMetrics) {
 }
 
 /// Sends the runtime what was written without it, the latest of each container.
-async fn tell_runtime(handle: Handle, mut told: mpsc::UnboundedReceiver<Vec<Update>>) {
-    while let Some(mut updates) = told.recv().await {
-        while let Ok(Some(more)) = timeout(GATHER, told.recv()).await {
+async fn update_runtime(handle: Handle, mut queue: mpsc::UnboundedReceiver<Vec<Update>>) {
+    while let Some(mut updates) = queue.recv().await {
+        while let Ok(Some(more)) = timeout(GATHER, queue.recv()).await {
             updates.extend(more);
         }
         // A runtime that connects gets everything.

@@ -57,9 +57,15 @@ impl RequestBuilder {
         self.pods.pod(&pod.uid)
     }
 
+    /// What a pod's annotations say, as far as the strategy knows it.
+    fn annotations(&self, pod: &nri::Pod) -> Annotations {
+        let read = Annotations::read(&pod.annotations);
+        if self.strategy == StrategyKind::Native { read } else { read.without_burstable() }
+    }
+
     /// A pod as a whole, as far as it is known.
     pub(super) fn pod(&self, pod: &nri::Pod) -> PodAsk {
-        let annotations = Annotations::read(&pod.annotations);
+        let annotations = self.annotations(pod);
         let asked = self.known(pod).map_or(Asked::Nothing, |known| whole::asked(&known, &annotations));
         self.ask(pod, asked, annotations)
     }
@@ -67,6 +73,7 @@ impl RequestBuilder {
     /// What is asked for with a pod, on the terms of its annotations and labels.
     fn ask(&self, pod: &nri::Pod, asked: Asked, annotations: Annotations) -> PodAsk {
         let mut terms = annotations.terms.clone();
+        let mut notes = annotations.ignored.clone();
         if let Asked::Pod(request) | Asked::Container(request) = &asked {
             for container in request.all_containers() {
                 let wishes = annotations.of(container.name.as_str());
@@ -74,6 +81,15 @@ impl RequestBuilder {
                     terms.preferences.preferred.insert(container.name.clone(), nodes);
                 }
                 terms.burstable |= wishes.extra == Extra::Burstable && request.qos() != QosClass::Guaranteed;
+            }
+            let bound = |name: &ContainerName| annotations.of(name.as_str()).extra == Extra::Memory;
+            for name in
+                request.all_containers().map(|of| &of.name).filter(|name| terms.burstable && bound(name))
+            {
+                notes.push(format!(
+                    "numaward.io/guarantee: memory is ignored for {name} (burstable, which another container has, holds for \
+                     the whole pod)"
+                ));
             }
         }
         // By these others can name it, which only `native` knows.
@@ -88,7 +104,7 @@ impl RequestBuilder {
             sandbox: pod.id.clone(),
             asked,
             terms,
-            notes: annotations.ignored,
+            notes,
         }
     }
 
@@ -106,7 +122,7 @@ impl RequestBuilder {
         pod: &nri::Pod,
         container: &nri::Container,
     ) -> Result<ContainerAsk, LeftAlone> {
-        let annotations = Annotations::read(&pod.annotations);
+        let annotations = self.annotations(pod);
         if annotations.of(&container.name).placement == Placement::Off {
             return Err(LeftAlone::OptedOut);
         }
@@ -192,7 +208,7 @@ impl RequestBuilder {
         if let Some(Limit::At(limit)) = requested.memory_limit {
             amounts = amounts.with_memory(Quantity::whole(limit.0));
         }
-        whole::share_of(&known, &Annotations::read(&pod.annotations), amounts)
+        whole::share_of(&known, &self.annotations(pod), amounts)
     }
 }
 
@@ -385,15 +401,26 @@ mod tests {
     #[test]
     fn a_burstable_container_can_have_a_home() {
         let db = ContainerRequest::guaranteed("db", resources("2", "1Gi"));
-        let builder = known(vec![db, burstable("log", "1", "64Mi")]);
-        let ask = builder.pod(&pod(&[("db.numaward.io/guarantee", "burstable")]));
+        let mut builder = known(vec![db, burstable("log", "1", "64Mi")]);
+        let wished = [("db.numaward.io/guarantee", "burstable"), ("log.numaward.io/guarantee", "memory")];
+        let ask = builder.pod(&pod(&wished));
+        assert!(
+            matches!(&ask.asked, Asked::Pod(request) if request.containers.len() == 1)
+                && !ask.terms.burstable
+        );
+        assert!(matches!(&ask.notes[..], [note] if note.contains("strategy native")), "{:?}", ask.notes);
+        builder.strategy = StrategyKind::Native;
+        let ask = builder.pod(&pod(&wished));
+        assert!(matches!(&ask.notes[..], [note] if note.contains("ignored for log")), "{:?}", ask.notes);
+        let ask = builder.pod(&pod(&wished[..1]));
         let Asked::Pod(request) = &ask.asked else { panic!("nothing is asked for") };
         assert_eq!((request.containers.len(), request.qos()), (1, QosClass::Burstable));
         assert!(ask.terms.burstable);
         let all = builder.pod(&pod(&[("numaward.io/guarantee", "burstable")]));
         let Asked::Pod(request) = &all.asked else { panic!("nothing is asked for") };
         assert_eq!((request.containers.len(), all.terms.burstable), (2, true));
-        let guaranteed = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
+        let mut guaranteed = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
+        guaranteed.strategy = StrategyKind::Native;
         assert!(!guaranteed.pod(&pod(&[("numaward.io/guarantee", "burstable")])).terms.burstable);
     }
 

@@ -12,7 +12,7 @@ fn notes(daemon: &Daemon) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn annotations_that_mean_nothing_are_told_and_keep_no_pod_from_running() {
+async fn annotations_that_mean_nothing_are_reported_and_keep_no_pod_from_running() {
     let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
     let daemon = bench.start().await;
     let wrong = [
@@ -37,7 +37,7 @@ async fn annotations_that_mean_nothing_are_told_and_keep_no_pod_from_running() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_somebody_else_has_pinned_is_left_alone_unless_told_otherwise() {
+async fn what_somebody_else_has_pinned_is_left_alone_unless_configured_otherwise() {
     let mut bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
     let daemon = bench.start().await;
     let pod = bench.pod("db", "", &[]).await.unwrap();
@@ -83,7 +83,7 @@ async fn garbage_costs_a_connection_which_is_counted_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_adopted_too_late_for_the_runtime_is_pinned_and_told_nevertheless() {
+async fn what_is_adopted_too_late_for_the_runtime_is_pinned_and_reported_nevertheless() {
     let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
     bench.runtime.stop();
     let daemon = bench.start_unconnected();
@@ -97,10 +97,10 @@ async fn what_is_adopted_too_late_for_the_runtime_is_pinned_and_told_nevertheles
     let (go_on, wait) = std::sync::mpsc::channel::<()>();
     let (locked, is_locked) = std::sync::mpsc::channel();
     let slow = std::thread::spawn(move || {
-        let told = host.assigned.lock().unwrap();
+        let reported = host.assigned.lock().unwrap();
         locked.send(()).unwrap();
         wait.recv().unwrap();
-        drop(told);
+        drop(reported);
     });
     is_locked.recv().unwrap();
     bench.runtime.start();
@@ -122,7 +122,7 @@ async fn without_a_runtime_that_speaks_nri_the_rest_works_and_it_is_waited_for()
     assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-63");
     bench.runtime.start();
     assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
-    until("it is told", || daemon.figures.connected.get() == 1).await;
+    until("it is reported", || daemon.figures.connected.get() == 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

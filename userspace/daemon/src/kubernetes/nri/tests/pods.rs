@@ -268,9 +268,9 @@ async fn what_a_pod_holds_as_a_whole_its_containers_share() {
     let host = bench.host.clone();
     let source = move || export::Assigned::promised(&host.assigned.lock().unwrap(), &host.machine());
     let teller = Teller::new(Arc::new(source), Calls::default());
-    let [told] = teller.pods().try_into().unwrap();
-    assert_eq!((told.cpu_ids.len(), told.memory[0].size), (3, Bytes::gib(4).0));
-    let of: Vec<_> = told.containers.iter().map(|of| (of.name.as_str(), of.cpu_ids.len())).collect();
+    let [reported] = teller.pods().try_into().unwrap();
+    assert_eq!((reported.cpu_ids.len(), reported.memory[0].size), (3, Bytes::gib(4).0));
+    let of: Vec<_> = reported.containers.iter().map(|of| (of.name.as_str(), of.cpu_ids.len())).collect();
     assert_eq!(of, [("db", 2), ("log", 0), ("web", 0)]);
 
     for spec in [&web, &log, &db] {
