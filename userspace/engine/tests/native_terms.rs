@@ -399,6 +399,44 @@ fn what_others_use_is_not_offered_and_the_refusal_says_so() {
 }
 
 #[test]
+fn what_others_use_does_not_decide_between_nodes_that_fit() {
+    let one = native(TopologyManagerPolicy::SingleNumaNode);
+    let mut ledger = one.idle();
+    for nodes in [&[][..], &[(1, 6)], &[(0, 3), (2, 7)]] {
+        ledger.set_conditions(in_use(nodes));
+        assert_eq!(place(&one, &ledger, (1, 1), &Terms::default()), "0", "{nodes:?}");
+    }
+    // Node 0 has 5 GiB left, node 1 has 4: the smaller rest goes first, even where it seems the larger one.
+    let machine =
+        Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(6)).build().unwrap();
+    let several =
+        Native::new(&machine, &config(TopologyManagerPolicy::BestEffort), &NativeOptions::default()).unwrap();
+    let mut on_one = Terms::default();
+    on_one.preferences.preferred.insert("first".into(), "1".parse().unwrap());
+    let mut ledger = admit(&several, &several.idle(), "first", (1, 2), &on_one);
+    for nodes in [&[][..], &[(0, 2)]] {
+        ledger.set_conditions(in_use(nodes));
+        let grants = decide(&several, &ledger, "new", (1, 6), &Terms::default()).outcome.unwrap();
+        let gib = grants[0].allocation.placed[&MEMORY].values().map(|of| of.0 >> 30);
+        assert_eq!(gib.collect::<Vec<_>>(), [2, 4], "{nodes:?}");
+    }
+}
+
+#[test]
+fn what_others_use_on_nodes_that_are_not_asked_for_is_not_named() {
+    let native = native(TopologyManagerPolicy::SingleNumaNode);
+    let mut ledger = native.idle();
+    ledger.set_conditions(in_use(&[(0, 1), (4, 30)]));
+    let dram = Terms { memory_tiers: [MemoryTier::Dram].into(), ..Terms::default() };
+    let decision = decide(&native, &ledger, "new", (2, 20), &dram);
+    let rejection = decision.outcome.unwrap_err();
+    let of_memory = rejection.shortfalls.iter().filter(|of| of.resource == Resource::Memory(MEMORY));
+    let gib: Vec<(u64, u64)> = of_memory.map(|of| (of.free >> 30, of.withheld >> 30)).collect();
+    assert_eq!(gib, [(6, 1), (8, 0), (8, 0), (8, 0), (0, 0)], "{rejection:?}");
+    assert_eq!(decision.explanation.withheld.len(), 1);
+}
+
+#[test]
 fn who_holds_something_keeps_it_and_gets_no_more_of_what_others_use() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let request = Request::workload("a", resources(1, 6));

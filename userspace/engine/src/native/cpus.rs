@@ -176,7 +176,7 @@ impl Cpus {
     /// Divides a number of CPUs over the nodes of a set, of which each has so many free.
     pub(super) fn split(&self, free: &[u64], set: &[usize], needed: u64) -> Vec<(usize, u64)> {
         if !self.options.distribute_across_numa || set.len() < 2 {
-            return super::rank::split(free, set, needed);
+            return super::rank::split(free, &[], set, needed);
         }
         let group = if self.options.full_pcpus_only { self.per_core.max(1) as u64 } else { 1 };
         let mut left = needed;
