@@ -5,10 +5,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_engine::{
-    Cause, Conditions, ContainerRequest, Decision, Kubelet, Ledger, Native, NativeOptions,
+    Cause, Conditions, ContainerRequest, Decision, Kubelet, Ledger, Limits, Native, NativeOptions,
     PlacementPreferences, PolicyConfig, Quantity, Reason, Request, Resources, Strategy, Terms,
     hint::Resource,
-    native::plan::Limits,
     policy::{
         CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, Tiers, TopologyManagerPolicy,
     },
@@ -500,4 +499,15 @@ fn cpus_that_went_offline_are_not_offered() {
     assert_eq!(refused.explanation.offline_cpus, ledger.conditions().offline_cpus);
     let grants = native.admit(&ledger, &cpus(1)).outcome.unwrap();
     assert_eq!(grants[0].allocation.cpus.as_ref().unwrap().to_string(), "2");
+    // Who runs on it grows by CPUs that are there.
+    let resize = |ledger: &Ledger, cpus| {
+        native.resize(ledger, &"b".into(), &"b".into(), &Resources::none().with_cpu(Quantity::whole(cpus)))
+    };
+    let mut running = admit(&native, &native.idle(), "b", (1, 1), &Terms::default());
+    let held = running.cpus_of(&"b".into(), &"b".into()).clone();
+    let free = &(running.shared_pool() & &native.allocatable().cpus) - &"3".parse().unwrap();
+    running.set_conditions(Arc::new(Conditions { offline_cpus: free, ..Conditions::default() }));
+    let grown = resize(&running, 2).unwrap();
+    assert_eq!(grown.cpus_of(&"b".into(), &"b".into()), &(&held | &"3".parse().unwrap()));
+    assert!(resize(&running, 3).is_err());
 }
