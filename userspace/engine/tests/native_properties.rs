@@ -5,10 +5,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_engine::{
-    Conditions, ContainerRequest, Kubelet, Ledger, Native, NativeOptions, PolicyConfig, Quantity, Request,
-    Resources, Strategy as _, Terms,
+    Conditions, ContainerRequest, Kubelet, Ledger, Limits, Native, NativeOptions, PolicyConfig, Quantity,
+    Request, Resources, Strategy as _, Terms,
     hint::Resource,
-    native::plan::Limits,
     policy::{
         CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, Tiers, TopologyManagerPolicy,
         TopologyManagerScope,
