@@ -1,8 +1,8 @@
 //! Counts hugepages that workloads are given from the pools (hugetlb), by size, by node of the page, and by whether the
 //! node is promised to the workload.
 //!
-//! The pools are filled long before: `mm_page_alloc` reports their pages then, to whoever fills them, and nothing when a
-//! task gets one. So this is another hook.
+//! The pools are filled long before: `mm_page_alloc` reports their pages then, for the task that fills them, and nothing when
+//! another gets one. So this is another hook.
 //!
 //! **Hook.** The return of the function that takes a page from a pool for a mapping or a file: `alloc_hugetlb_folio(vma,
 //! addr, …)` (mm/hugetlb.c), before Linux 6.3 `alloc_huge_page`. It serves faults, copies on write and `fallocate(2)`;

@@ -31,8 +31,7 @@ use std::{sync::Arc, time::Instant};
 use numaward_cgroup::Hierarchy;
 use numaward_config::Config;
 use numaward_enforce::{Change, Enforcer};
-use numaward_engine::Conditions;
-use numaward_model::Report;
+use numaward_model::{Report, headroom::Headroom};
 use numaward_store::{Loaded, Store};
 use numaward_topology::CpuSet;
 
@@ -70,8 +69,8 @@ pub(crate) struct Core {
     pods: Pods,
     pub(crate) isolation: CpuIsolation,
     pub(crate) effects: Effects,
-    /// What decisions have to heed, as it was seen last.
-    heeded: Arc<Conditions>,
+    /// What was seen last of what decisions have to heed.
+    heeded: Arc<Headroom>,
 }
 
 impl Core {

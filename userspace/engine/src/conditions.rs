@@ -3,8 +3,9 @@
 //! Problem: the ledger knows what it promised, not what others use. Huge pages that somebody took without asking, or
 //! memory of the host beyond its reservation, are free in the books and cannot be had.
 //!
-//! Invariants: conditions lower what is offered to those who ask now; nobody loses what it holds. Without any a decision
-//! is the same as if there were none. Only the strategy `native` heeds them.
+//! Invariants: conditions lower what is offered to those who ask now; nobody loses what it holds. What is withheld decides
+//! what fits, and never which of several nodes that fit is better: else placements would change with what the host uses at
+//! the moment. Without any a decision is the same as if there were none. Only the strategy `native` heeds them.
 
 use std::collections::BTreeMap;
 

@@ -28,9 +28,6 @@ use crate::{
 /// The owner that holds what is set aside. No workload can have this name.
 pub const SET_ASIDE: &str = ".rebalance";
 
-/// As many steps are looked at to find an order.
-const STEPS: usize = 2_000;
-
 /// Why a move cannot be begun, or a plan not be carried out to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stale {
@@ -278,8 +275,13 @@ pub fn check(
     decision.outcome.map(drop).map_err(Stale::NoRoom)
 }
 
-/// An order in which each of these moves can be begun.
-pub fn in_order(strategy: &dyn Strategy, ledger: &Ledger, moves: &[Move]) -> Option<Vec<Move>> {
+/// An order in which each of these moves can be begun. It is looked for as long as there are steps left.
+pub fn in_order(
+    strategy: &dyn Strategy,
+    ledger: &Ledger,
+    moves: &[Move],
+    steps: &mut usize,
+) -> Option<Vec<Move>> {
     fn go_on(
         strategy: &dyn Strategy,
         ledger: &Ledger,
@@ -310,6 +312,6 @@ pub fn in_order(strategy: &dyn Strategy, ledger: &Ledger, moves: &[Move]) -> Opt
         }
         false
     }
-    let (mut begun, mut steps) = (Vec::new(), STEPS);
-    go_on(strategy, ledger, &mut begun, moves, &mut steps).then_some(begun)
+    let mut begun = Vec::new();
+    go_on(strategy, ledger, &mut begun, moves, steps).then_some(begun)
 }

@@ -9,6 +9,7 @@
 //! | [`quantity`], [`request`], [`qos`], [`terms`], [`preferences`] | what is asked for |
 //! | [`policy`] | the configuration and its faults |
 //! | [`ledger`] | what is promised |
+//! | [`conditions`] | what the host says now, beside what is promised |
 //! | [`moves`], [`in_flight`] | moves that make room, and what is charged for while they are made |
 //! | [`strategy`], [`decision`] | the interface of a strategy, and its answers |
 //! | [`hint`], [`explain`], [`searches`] | why an answer came out as it did |

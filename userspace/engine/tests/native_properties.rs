@@ -5,10 +5,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_engine::{
-    Conditions, ContainerRequest, Kubelet, Ledger, Native, NativeOptions, PolicyConfig, Quantity, Request,
-    Resources, Strategy as _, Terms,
+    Conditions, ContainerRequest, Kubelet, Ledger, Limits, Native, NativeOptions, PolicyConfig, Quantity,
+    Request, Resources, Strategy as _, Terms,
     hint::Resource,
-    native::plan::Limits,
     policy::{
         CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, Tiers, TopologyManagerPolicy,
         TopologyManagerScope,
@@ -117,9 +116,11 @@ fn admit(native: &Native, ledger: &Ledger, request: &Request) -> Option<Ledger> 
 // ---------------------------------------------------------------------------------------------------------
 // Brute force
 
-/// What a placement is about: what each node has free, and what it could ever have; and what is needed.
+/// What a placement is about: what each node has free, what of that can be had, and what it could ever have; and what
+/// is needed.
 struct Question {
     free: Vec<Vec<u64>>,
+    offered: Vec<Vec<u64>>,
     capacity: Vec<Vec<u64>>,
     need: Vec<u64>,
     memory: usize,
@@ -149,7 +150,7 @@ fn best(
     let mut best: Option<(Rank, Vec<usize>, Vec<Vec<usize>>)> = None;
     let mut masks = vec![0u32; question.need.len()];
     loop {
-        let allowed = needed.iter().all(|&of| enough(&question.free, of, masks[of]))
+        let allowed = needed.iter().all(|&of| enough(&question.offered, of, masks[of]))
             && (0..masks.len()).all(|of| (masks[of] == 0) == (question.need[of] == 0))
             && match policy {
                 TopologyManagerPolicy::SingleNumaNode => {
@@ -244,16 +245,34 @@ fn question(machine: &Machine, native: &Native, ledger: &Ledger, container: &Con
     };
     let mut question = Question {
         free: vec![cpus(ledger.shared_pool())],
+        offered: vec![cpus(ledger.shared_pool())],
         capacity: vec![cpus(&machine.cpu_ids())],
         need: vec![container.requests.cpu.and_then(Quantity::whole_cpus).unwrap_or(0)],
         memory: 2,
     };
     for kind in kinds {
-        question.free.push(column(kind, false));
+        let free = column(kind, false);
+        let offered = ledger.nodes().keys().zip(&free);
+        let offered =
+            offered.map(|(&node, free)| free.saturating_sub(ledger.conditions().withheld_on(kind, node).0));
+        question.offered.push(offered.collect());
+        question.free.push(free);
         question.capacity.push(column(kind, true));
         question.need.push(container.requests.memory.get(&kind).and_then(|of| of.units()).unwrap_or(0));
     }
     question
+}
+
+/// What others use of each node: so many GiB, and so many huge pages.
+fn conditions(machine: &Machine, in_use: &[(u64, u64)]) -> Arc<Conditions> {
+    let kinds = [ZoneKind::Memory, ZoneKind::Hugepages(PAGE)];
+    let of_kind = |kind: ZoneKind| {
+        machine.nodes.keys().zip(in_use).map(move |(&node, &(gib, pages))| {
+            (node, if kind == ZoneKind::Memory { Bytes::gib(gib) } else { Bytes(pages << 21) })
+        })
+    };
+    let withheld = kinds.map(|kind| (kind, of_kind(kind).collect())).into();
+    Arc::new(Conditions { withheld, ..Conditions::default() })
 }
 
 proptest! {
@@ -265,6 +284,7 @@ proptest! {
         policy in policy(),
         before in collection::vec(request(0, 1), 0..6),
         newcomer in request(0, 1),
+        in_use in option::of(collection::vec((0u64..=4, 0u64..=64), 5)),
     ) {
         let native = native(&machine, &config(policy, TopologyManagerScope::Container), Tiers::Strict);
         let mut ledger = native.idle();
@@ -274,6 +294,9 @@ proptest! {
             ledger = native.admit_watched(&ledger, &request, &best_effort, &|_| {}).ledger;
         }
         let newcomer = Request { owner: "new".into(), ..newcomer };
+        if let Some(in_use) = in_use {
+            ledger.set_conditions(conditions(&machine, &in_use));
+        }
         let question = question(&machine, &native, &ledger, &newcomer.containers[0]);
         let best = best(&machine, &question, policy);
         let decision = native.admit(&ledger, &newcomer);
@@ -433,15 +456,10 @@ proptest! {
         in_use in collection::vec((0u64..=4, 0u64..=64), 5),
     ) {
         let native = native(&machine, &config(policy, scope), Tiers::Attached);
-        let kinds = [ZoneKind::Memory, ZoneKind::Hugepages(PAGE)];
-        let of_kind = |kind: ZoneKind| machine.nodes.keys().zip(&in_use).map(move |(&node, &(gib, pages))| {
-            (node, if kind == ZoneKind::Memory { Bytes::gib(gib) } else { Bytes(pages << 21) })
-        });
-        let withheld = kinds.map(|kind| (kind, of_kind(kind).collect())).into();
-        let conditions = Arc::new(Conditions { withheld, ..Conditions::default() });
+        let conditions = conditions(&machine, &in_use);
         let mut ledger = native.idle();
         let mut plain = native.idle();
-        plain.set_conditions(Arc::default());
+        plain.set_conditions(self::conditions(&machine, &[(0, 0); 5]));
         let mut without = native.idle();
         for (number, request) in requests.iter().enumerate() {
             let request = Request { owner: format!("o{number}").as_str().into(), ..request.clone() };

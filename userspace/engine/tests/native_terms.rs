@@ -5,10 +5,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_engine::{
-    Cause, Conditions, ContainerRequest, Decision, Kubelet, Ledger, Native, NativeOptions,
+    Cause, Conditions, ContainerRequest, Decision, Kubelet, Ledger, Limits, Native, NativeOptions,
     PlacementPreferences, PolicyConfig, Quantity, Reason, Request, Resources, Strategy, Terms,
     hint::Resource,
-    native::plan::Limits,
     policy::{
         CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, Tiers, TopologyManagerPolicy,
     },
@@ -399,6 +398,44 @@ fn what_others_use_is_not_offered_and_the_refusal_says_so() {
 }
 
 #[test]
+fn what_others_use_does_not_decide_between_nodes_that_fit() {
+    let one = native(TopologyManagerPolicy::SingleNumaNode);
+    let mut ledger = one.idle();
+    for nodes in [&[][..], &[(1, 6)], &[(0, 3), (2, 7)]] {
+        ledger.set_conditions(in_use(nodes));
+        assert_eq!(place(&one, &ledger, (1, 1), &Terms::default()), "0", "{nodes:?}");
+    }
+    // Node 0 has 5 GiB left, node 1 has 4: the smaller rest goes first, even where it seems the larger one.
+    let machine =
+        Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(6)).build().unwrap();
+    let several =
+        Native::new(&machine, &config(TopologyManagerPolicy::BestEffort), &NativeOptions::default()).unwrap();
+    let mut on_one = Terms::default();
+    on_one.preferences.preferred.insert("first".into(), "1".parse().unwrap());
+    let mut ledger = admit(&several, &several.idle(), "first", (1, 2), &on_one);
+    for nodes in [&[][..], &[(0, 2)]] {
+        ledger.set_conditions(in_use(nodes));
+        let grants = decide(&several, &ledger, "new", (1, 6), &Terms::default()).outcome.unwrap();
+        let gib = grants[0].allocation.placed[&MEMORY].values().map(|of| of.0 >> 30);
+        assert_eq!(gib.collect::<Vec<_>>(), [2, 4], "{nodes:?}");
+    }
+}
+
+#[test]
+fn what_others_use_on_nodes_that_are_not_asked_for_is_not_named() {
+    let native = native(TopologyManagerPolicy::SingleNumaNode);
+    let mut ledger = native.idle();
+    ledger.set_conditions(in_use(&[(0, 1), (4, 30)]));
+    let dram = Terms { memory_tiers: [MemoryTier::Dram].into(), ..Terms::default() };
+    let decision = decide(&native, &ledger, "new", (2, 20), &dram);
+    let rejection = decision.outcome.unwrap_err();
+    let of_memory = rejection.shortfalls.iter().filter(|of| of.resource == Resource::Memory(MEMORY));
+    let gib: Vec<(u64, u64)> = of_memory.map(|of| (of.free >> 30, of.withheld >> 30)).collect();
+    assert_eq!(gib, [(6, 1), (8, 0), (8, 0), (8, 0), (0, 0)], "{rejection:?}");
+    assert_eq!(decision.explanation.withheld.len(), 1);
+}
+
+#[test]
 fn who_holds_something_keeps_it_and_gets_no_more_of_what_others_use() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let request = Request::workload("a", resources(1, 6));
@@ -462,4 +499,15 @@ fn cpus_that_went_offline_are_not_offered() {
     assert_eq!(refused.explanation.offline_cpus, ledger.conditions().offline_cpus);
     let grants = native.admit(&ledger, &cpus(1)).outcome.unwrap();
     assert_eq!(grants[0].allocation.cpus.as_ref().unwrap().to_string(), "2");
+    // Who runs on it grows by CPUs that are there.
+    let resize = |ledger: &Ledger, cpus| {
+        native.resize(ledger, &"b".into(), &"b".into(), &Resources::none().with_cpu(Quantity::whole(cpus)))
+    };
+    let mut running = admit(&native, &native.idle(), "b", (1, 1), &Terms::default());
+    let held = running.cpus_of(&"b".into(), &"b".into()).clone();
+    let free = &(running.shared_pool() & &native.allocatable().cpus) - &"3".parse().unwrap();
+    running.set_conditions(Arc::new(Conditions { offline_cpus: free, ..Conditions::default() }));
+    let grown = resize(&running, 2).unwrap();
+    assert_eq!(grown.cpus_of(&"b".into(), &"b".into()), &(&held | &"3".parse().unwrap()));
+    assert!(resize(&running, 3).is_err());
 }

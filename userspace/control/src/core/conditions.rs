@@ -13,17 +13,19 @@ use super::Core;
 
 impl Core {
     /// Takes over what was seen last. What is declared and has no room is tried again when that changed.
+    ///
+    /// A ledger [for one cgroup](Self::ledger_for) keeps its own conditions until the next look.
     pub(crate) fn heed_conditions(&mut self) {
         let seen = self.ports.headroom.headroom();
-        if Arc::ptr_eq(&seen.conditions, &self.heeded) {
+        if Arc::ptr_eq(&seen, &self.heeded) {
             return;
         }
-        self.heeded = seen.conditions.clone();
-        if **self.state.ledger.conditions() != *self.heeded {
-            self.state.ledger.set_conditions(self.heeded.clone());
+        if *self.state.ledger.conditions() != seen.conditions {
+            self.state.ledger.set_conditions(seen.conditions.clone());
             self.effects.view = true;
             self.effects.declared = true;
         }
+        self.heeded = seen;
     }
 
     /// The ledger for a decision about this cgroup, which may not exist: what it uses beyond what it holds is there for it.

@@ -15,12 +15,14 @@ use numaward_topology::NodeId;
 pub(super) struct Mapping {
     /// Its addresses.
     pub(super) addresses: Range<usize>,
+    /// How many of its pages are on the node.
+    pub(super) pages: u64,
     /// Of its pages, the share that the kernel has on the active list: 0 to 1000.
     pub(super) active: u32,
 }
 
-/// Those with pages on `node`, from the text of `maps` and `numa_maps`, coldest first. Pools of huge pages are left
-/// out: they are preallocated, and never move. Lines that cannot be read are left out.
+/// Those with pages on `node`, from the text of `maps` and `numa_maps`, coldest first. Pools of huge pages are
+/// skipped: they are preallocated, and never move. So are lines that cannot be read.
 pub(super) fn on_node(maps: &str, numa_maps: &str, node: NodeId) -> Vec<Mapping> {
     let ends: BTreeMap<usize, usize> = maps.lines().filter_map(range).collect();
     let mut found: Vec<Mapping> = numa_maps.lines().filter_map(|line| mapping(line, node, &ends)).collect();
@@ -58,7 +60,7 @@ fn mapping(line: &str, node: NodeId, ends: &BTreeMap<usize, usize>) -> Option<Ma
     let active: u64 = active.unwrap_or(pages);
     let share = active.saturating_mul(1000).checked_div(pages).unwrap_or(0).min(1000);
     let active = u32::try_from(share).unwrap_or(1000);
-    (here > 0).then(|| Some(Mapping { addresses: start..*ends.get(&start)?, active })).flatten()
+    (here > 0).then(|| Some(Mapping { addresses: start..*ends.get(&start)?, pages: here, active })).flatten()
 }
 
 #[cfg(test)]
@@ -88,7 +90,7 @@ zzz default N0=1
         let found = on_node(MAPS, NUMA_MAPS, NodeId(0));
         let starts: Vec<_> = found.iter().map(|of| (of.addresses.start, of.active)).collect();
         assert_eq!(starts, [(0x7f00_0100_0000, 250), (0x40_0000, 781), (0x7f00_0000_0000, 1000)]);
-        assert_eq!(found[0].addresses.end, 0x7f00_0180_0000);
+        assert_eq!((found[0].addresses.end, found[0].pages), (0x7f00_0180_0000, 2048));
         let found = on_node(MAPS, NUMA_MAPS, NodeId(1));
         let starts: Vec<_> = found.iter().map(|of| (of.addresses.start, of.active)).collect();
         assert_eq!(starts, [(0x7f00_0300_0000, 0), (0x7f00_0000_0000, 1000)]);

@@ -37,6 +37,8 @@ use numaward_topology::{Bytes, NodeId};
 
 /// Bytes of a window.
 const WINDOW: usize = 2 << 20;
+/// As long as it sleeps without a look at whether it is over.
+const NAP: Duration = Duration::from_millis(250);
 
 /// What became of pages that were to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,7 +100,7 @@ pub struct PageMove {
     pub from: NodeId,
     /// Where they are to go.
     pub to: NodeId,
-    /// How much of them, at most. One window more at the end, if a huge page begins below that.
+    /// How much of them, at most; up to one window more where the last page is part of a huge page.
     pub bytes: Bytes,
     /// How much in a second, at most.
     pub rate: Bytes,
@@ -128,10 +130,10 @@ impl PagesMoved {
     }
 }
 
-/// Moves pages. Blocks for as long as that takes; `is_over` is asked before each window.
+/// Moves pages. Blocks for as long as that takes; `is_over` is asked before each window, and in longer pauses.
 pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> PagesMoved {
     let mut run = Run { order, moved: PagesMoved::default(), answers: Vec::new(), started: Instant::now() };
-    for process in processes(&order.dirs) {
+    'processes: for process in processes(&order.dirs) {
         if run.is_done() || is_over() {
             break;
         }
@@ -147,11 +149,16 @@ pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> 
             }
         };
         for mapping in mappings::on_node(&maps, &numa_maps, order.from) {
+            let mut left = mapping.pages;
             for window in windows(&mapping.addresses) {
                 if run.is_done() || is_over() {
                     return run.moved;
                 }
-                if run.window(process, &window).is_err() {
+                let Ok(found) = run.window(process, &window) else { continue 'processes };
+                run.keep_to_rate(&is_over);
+                left = left.saturating_sub(found);
+                // The rest of a large mapping can be empty.
+                if left == 0 {
                     break;
                 }
             }
@@ -209,14 +216,16 @@ impl Run<'_> {
         self.moved.bytes(Outcome::Moved) >= self.order.bytes || self.moved.bytes(Outcome::NoRoom).0 > 0
     }
 
-    /// Moves the pages of a window. An error says that the process is gone, or not ours to ask.
-    fn window(&mut self, process: u32, window: &Range<usize>) -> io::Result<()> {
+    /// Moves the pages of a window, and says how many were there. An error says that the process is gone, or not ours
+    /// to ask.
+    fn window(&mut self, process: u32, window: &Range<usize>) -> io::Result<u64> {
         let addresses: Vec<usize> = window.clone().step_by(rustix::param::page_size()).collect();
         let mut here = self.on_node(process, &addresses)?;
+        let found = here.len() as u64;
         let left = self.order.bytes.0.saturating_sub(self.moved.bytes(Outcome::Moved).0);
         here.truncate(usize::try_from(left.div_ceil(page_size())).unwrap_or(usize::MAX));
         if here.is_empty() {
-            return Ok(());
+            return Ok(found);
         }
         let tried = sys::move_pages(process, &here, Some(self.order.to), &mut self.answers);
         let answers = std::mem::take(&mut self.answers);
@@ -237,8 +246,7 @@ impl Run<'_> {
             let outcome = if has_stayed { Outcome::of(answer) } else { Outcome::Moved };
             self.moved.add(outcome, page_size());
         }
-        self.keep_to_rate();
-        Ok(())
+        Ok(found)
     }
 
     /// Those of these pages that lie on the node they are to leave.
@@ -254,13 +262,17 @@ impl Run<'_> {
         Ok(found.map(|(address, _)| *address).collect())
     }
 
-    /// Sleeps until what was moved is no more than the rate allows.
-    fn keep_to_rate(&self) {
+    /// Sleeps until what was moved is no more than the rate allows, or it is over.
+    fn keep_to_rate(&self, is_over: &impl Fn() -> bool) {
         let moved = self.moved.bytes(Outcome::Moved).0;
         #[expect(clippy::cast_precision_loss, reason = "a time to sleep")]
         let due = Duration::try_from_secs_f64(moved as f64 / self.order.rate.0.max(1) as f64);
-        if let Ok(due) = due {
-            thread::sleep(due.saturating_sub(self.started.elapsed()).min(Duration::from_secs(10)));
+        let due = due.unwrap_or_default().saturating_sub(self.started.elapsed());
+        let mut left = due.min(Duration::from_secs(10));
+        while !left.is_zero() && !is_over() {
+            let nap = left.min(NAP);
+            thread::sleep(nap);
+            left -= nap;
         }
     }
 }
@@ -316,6 +328,23 @@ mod tests {
         assert_eq!(PagesMoved(BTreeMap::from([(Outcome::Moved, Bytes(9))])).obstacle(), None);
     }
 
+    #[test]
+    fn a_pause_ends_when_it_is_over() {
+        let order = PageMove {
+            dirs: Vec::new(),
+            from: NodeId(0),
+            to: NodeId(1),
+            bytes: Bytes::mib(2),
+            rate: Bytes(1),
+        };
+        let moved = PagesMoved(BTreeMap::from([(Outcome::Moved, Bytes::mib(1))]));
+        let run = Run { order: &order, moved, answers: Vec::new(), started: Instant::now() };
+        let asked = std::cell::Cell::new(0);
+        run.keep_to_rate(&|| asked.replace(asked.get() + 1) > 0);
+        assert_eq!(asked.get(), 2);
+        assert!(run.started.elapsed() < Duration::from_secs(5));
+    }
+
     /// On any machine: a child's pages are on some node, and to move them to a node that is not there is refused.
     #[test]
     fn a_node_that_is_not_there_takes_no_page() {
@@ -323,9 +352,13 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         fs::write(dir.path().join("cgroup.procs"), format!("{}\n", child.id())).unwrap();
         thread::sleep(Duration::from_millis(100));
+        let text = |file| fs::read_to_string(format!("/proc/{}/{file}", child.id())).unwrap();
+        let on_node = |node| mappings::on_node(&text("maps"), &text("numa_maps"), NodeId(node));
+        let from = (0..1023).find(|&node| !on_node(node).is_empty()).unwrap();
+        let first = on_node(from).swap_remove(0);
         let order = PageMove {
             dirs: vec![dir.path().to_owned()],
-            from: NodeId(0),
+            from: NodeId(from),
             to: NodeId(1023),
             bytes: Bytes::mib(1),
             rate: Bytes::mib(64),
@@ -334,6 +367,8 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(moved.bytes(Outcome::Moved), Bytes(0), "{moved:?}");
+        let refused = moved.bytes(Outcome::Refused).0;
+        assert!(refused > 0 && refused <= first.pages * page_size(), "after the first: {moved:?}");
         let gone = move_pages(Path::new("/proc"), &order, || false);
         assert_eq!(gone, PagesMoved::default(), "it has ended");
     }

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 /// Drops page cache of a cgroup, and nothing else: no anonymous memory goes to swap. `proc` is where procfs is. That the
 /// kernel finds less than that is no error.
 ///
-/// On kernels before 6.13 `memory.reclaim` cannot be told to leave anonymous memory alone; there it is only used where
+/// On kernels before 6.13 `memory.reclaim` cannot leave anonymous memory alone; there it is only used where
 /// there is no swap.
 pub fn reclaim(proc: &Path, dir: &Path, bytes: Bytes) -> io::Result<()> {
     match write(dir, &format!("{} swappiness=0", bytes.0)) {

@@ -115,8 +115,7 @@ impl Cpus {
 
     /// The CPUs that can become exclusive now.
     pub(super) fn available(&self, ledger: &Ledger) -> CpuSet {
-        // One that went offline a moment ago is still in the pool.
-        self.allocatable_of(&(ledger.shared_pool() - &ledger.conditions().offline_cpus))
+        self.allocatable_of(&online(ledger))
     }
 
     /// Those of these CPUs that can become exclusive.
@@ -142,7 +141,7 @@ impl Cpus {
         wanted: usize,
         nodes: &NodeSet,
     ) -> Result<CpuSet, ResizeError> {
-        self.manager.resized(ledger, held, wanted, nodes)
+        self.manager.resized(&online(ledger), held, wanted, nodes)
     }
 
     /// With `full-pcpus-only` those that make up whole cores, else all.
@@ -176,7 +175,7 @@ impl Cpus {
     /// Divides a number of CPUs over the nodes of a set, of which each has so many free.
     pub(super) fn split(&self, free: &[u64], set: &[usize], needed: u64) -> Vec<(usize, u64)> {
         if !self.options.distribute_across_numa || set.len() < 2 {
-            return super::rank::split(free, set, needed);
+            return super::rank::split(free, &[], set, needed);
         }
         let group = if self.options.full_pcpus_only { self.per_core.max(1) as u64 } else { 1 };
         let mut left = needed;
@@ -262,6 +261,11 @@ impl Cpus {
         }
         (taken.len() == count).then_some(taken)
     }
+}
+
+/// The shared pool without CPUs that are offline: one that went offline a moment ago is still in the pool.
+fn online(ledger: &Ledger) -> CpuSet {
+    ledger.shared_pool() - &ledger.conditions().offline_cpus
 }
 
 /// Number of CPUs that two sets share.

@@ -21,7 +21,6 @@ use super::{
     units::{self, Needs, Wishes},
 };
 use crate::{
-    conditions::Withheld,
     decision::{Cause, Decision, Grant, Rejection},
     explain::Explanation,
     hint::Resource,
@@ -90,10 +89,7 @@ impl Agreed<'_> {
         let mut found = Found::default();
         for socket in self.host.sockets() {
             let mut within = room.clone();
-            for free in &mut within.free {
-                let others = free.iter_mut().enumerate().filter(|(at, _)| !socket.contains(at));
-                others.for_each(|(_, free)| *free = 0);
-            }
+            within.keep_only(socket);
             let on_this = search::search(self.host, &within, unit, &Rule::Anywhere);
             found.placements.extend(on_this.placements);
             found.considered += on_this.considered;
@@ -232,6 +228,7 @@ impl Attempt<'_> {
             return true;
         }
         let mut room = self.room.clone();
+        room.withheld.clear();
         for (of, free) in room.free.iter_mut().enumerate() {
             free.fill(0);
             for &(at, share) in &shares[of] {
@@ -406,13 +403,10 @@ impl Native {
             failed: None,
         };
         let placed = attempt.place(0);
-        let is_needed = |of: &&Withheld| {
-            let number = self.host.number_of(of.kind);
-            number.is_some_and(|number| needs.containers.iter().any(|need| need.amounts[number] > 0))
-        };
-        let withheld = attempt.room.withheld.iter().filter(is_needed).copied().collect();
-        let wants_cpus = needs.containers.iter().any(|need| need.amounts[CPU] > 0);
-        let offline = wants_cpus.then(|| ledger.conditions().offline_cpus.clone());
+        let is_needed = |&number: &usize| needs.containers.iter().any(|need| need.amounts[number] > 0);
+        let needed = (0..self.host.resources().len()).filter(is_needed);
+        let withheld = needed.flat_map(|number| attempt.room.not_offered(&self.host, number)).collect();
+        let offline = is_needed(&CPU).then(|| ledger.conditions().offline_cpus.clone());
         let offline_cpus = offline.unwrap_or_default();
         let explanation = Explanation { withheld, offline_cpus, ..attempt.explanation() };
         if !placed {

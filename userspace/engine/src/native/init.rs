@@ -58,13 +58,7 @@ pub(super) fn place(
         if one && agreed.scope == TopologyManagerScope::Pod && !units.is_empty() {
             let nodes = union(units.iter().map(|unit| unit.nodes.as_slice()));
             let nodes = search::members(agreed.host, &nodes);
-            for free in &mut within.free {
-                for (at, free) in free.iter_mut().enumerate() {
-                    if !nodes.contains(&at) {
-                        *free = 0;
-                    }
-                }
-            }
+            within.keep_only(&nodes);
         }
         let unit = Unit {
             container: Some(need.name.clone()),
@@ -73,18 +67,20 @@ pub(super) fn place(
             unwished: Vec::new(),
         };
         let found = agreed.candidates(&within, &unit);
-        let taken = |placement: &Placement| within.clone().take(agreed.host, &unit, placement);
+        // As if nobody used what is withheld: that does not decide which is better.
+        let by_ledger = within.by_ledger();
         let surplus = |placement: &Placement| -> Vec<u64> {
             let beyond = |(resource, shares): (usize, Vec<(usize, u64)>)| {
                 shares.into_iter().map(|(at, share)| share.saturating_sub(later[resource][at])).sum()
             };
-            taken(placement).into_iter().enumerate().map(beyond).collect()
+            let taken = by_ledger.clone().take(agreed.host, &unit, placement);
+            taken.into_iter().enumerate().map(beyond).collect()
         };
         let Some(best) = found.placements.iter().min_by_key(|placement| surplus(placement)) else {
             return Err((agreed.no_room(&within, &unit, What::Init), need.name.clone()));
         };
         let mut holding = Holding { sets: best.sets.clone(), ..Holding::default() };
-        for (resource, shares) in taken(best).into_iter().enumerate() {
+        for (resource, shares) in within.take(agreed.host, &unit, best).into_iter().enumerate() {
             let mut own = Vec::new();
             for (at, share) in shares {
                 let borrowed = share.min(later[resource][at]);

@@ -288,13 +288,9 @@ impl Strategy for Native {
         terms: &Terms,
         limits: &Limits,
     ) -> Result<Plan, NoPlan> {
-        let decision = self.admit_watched(ledger, request, terms, &|_| {});
-        let Err(rejection) = decision.outcome else {
-            return Ok(Plan { moves: Vec::new(), bytes: Bytes(0), decision });
-        };
         let limits = Limits { in_order: true, ..limits.clone() };
-        let plan = self.moves_for(ledger, request, terms, &limits);
-        plan.ok_or(NoPlan { reason: "no moves within the limits make it fit", rejection })
+        self.planned(ledger, request, terms, &limits)
+            .map_err(|rejection| NoPlan { reason: "no moves within the limits make it fit", rejection })
     }
 
     fn rebase(&self, ledger: &Ledger) -> (Ledger, Vec<Uncovered>) {

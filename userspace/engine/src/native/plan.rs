@@ -23,12 +23,12 @@ use super::{
     search::{self, EXACT, Rule},
     units::{self, Need, Needs, Wishes},
 };
-pub use crate::moves::{Limits, Move, Plan};
 use crate::{
-    decision::{Decision, Grant},
+    decision::{Decision, Grant, Rejection},
     explain::Explanation,
     in_flight,
     ledger::{Allocation, Ledger},
+    moves::{Limits, Move, Plan},
     policy::{TopologyManagerPolicy, TopologyManagerScope},
     request::{ContainerName, ContainerRequest, OwnerId, Request},
     strategy::Strategy as _,
@@ -37,6 +37,8 @@ use crate::{
 
 /// As many groups are tried; on more than [`EXACT`] nodes fewer, as each takes longer.
 const TRIES: usize = 400;
+/// As many steps are looked at for the orders of the moves of all groups.
+const STEPS: usize = 4_000;
 /// As many groups are looked at on paper; on more than [`EXACT`] nodes fewer.
 const GROUPS: usize = 200_000;
 /// As many movable containers of a set of nodes are looked at, the cheapest ones.
@@ -65,6 +67,8 @@ struct Newcomer<'a> {
 #[derive(Clone)]
 struct Effort {
     tries: usize,
+    /// Steps to orders of moves.
+    steps: usize,
     moves: usize,
     /// Memory that may move.
     bytes: u64,
@@ -75,9 +79,9 @@ struct Effort {
 }
 
 impl Effort {
-    /// Goes back to what could be done before, but for the tries.
+    /// Goes back to what could be done before, but for the tries and steps.
     fn undo<T>(&mut self, before: Self) -> Option<T> {
-        *self = Self { tries: self.tries, ..before };
+        *self = Self { tries: self.tries, steps: self.steps, ..before };
         None
     }
 }
@@ -85,21 +89,26 @@ impl Effort {
 impl Native {
     /// The cheapest moves that make a request fit. `None` where there are none within the limits.
     pub fn plan(&self, ledger: &Ledger, request: &Request, terms: &Terms, limits: &Limits) -> Option<Plan> {
-        let decision = self.admit_watched(ledger, request, terms, &|_| {});
-        if decision.outcome.is_ok() {
-            return Some(Plan { moves: Vec::new(), bytes: Bytes(0), decision });
-        }
-        self.moves_for(ledger, request, terms, limits)
+        self.planned(ledger, request, terms, limits).ok()
     }
 
-    /// The same, for a request that is refused as things are.
-    pub(super) fn moves_for(
+    /// The same, or why the request is refused as things are.
+    pub(super) fn planned(
         &self,
         ledger: &Ledger,
         request: &Request,
         terms: &Terms,
         limits: &Limits,
-    ) -> Option<Plan> {
+    ) -> Result<Plan, Box<Rejection>> {
+        let decision = self.admit_watched(ledger, request, terms, &|_| {});
+        match decision.outcome {
+            Ok(_) => Ok(Plan { moves: Vec::new(), bytes: Bytes(0), decision }),
+            Err(rejection) => self.moves_for(ledger, request, terms, limits).ok_or(rejection),
+        }
+    }
+
+    /// The cheapest moves for a request that is refused as things are.
+    fn moves_for(&self, ledger: &Ledger, request: &Request, terms: &Terms, limits: &Limits) -> Option<Plan> {
         if limits.moves == 0 || self.check(terms).is_err() {
             return None;
         }
@@ -112,17 +121,25 @@ impl Native {
             .iter()
             .flat_map(|owner| containers(owner).into_iter().flatten().map(|name| (owner.clone(), name)))
             .collect();
+        let mut steps = STEPS;
         for chains in [false, true] {
             let mut search = Effort {
                 tries: TRIES * EXACT / self.host.len().max(EXACT),
+                steps,
                 moves: limits.moves,
                 bytes: limits.bytes.0,
                 chains,
                 frozen: kept.clone(),
             };
-            let can_be_made = |after: &Ledger| !limits.in_order || self.ordered(ledger, after).is_some();
-            let Some(after) = self.make_room(ledger, &newcomer, &mut search, &can_be_made) else { continue };
-            let moves = if limits.in_order { self.ordered(ledger, &after)? } else { moved(ledger, &after) };
+            let accept = |after: Ledger, steps: &mut usize| {
+                let moves = moved(ledger, &after, &request.owner);
+                // An order in which each has room on both sides.
+                let ordered = limits.in_order.then(|| in_flight::in_order(self, ledger, &moves, steps));
+                Some((ordered.unwrap_or(Some(moves))?, after))
+            };
+            let found = self.make_room(ledger, &newcomer, &mut search, &accept);
+            steps = search.steps;
+            let Some((moves, after)) = found else { continue };
             let bytes = Bytes(moves.iter().fold(0, |sum, of| sum.saturating_add(of.bytes.0)));
             let account = after.owner(&request.owner)?;
             let grant = |container: &ContainerRequest| Grant {
@@ -131,15 +148,10 @@ impl Native {
             };
             let grants = request.all_containers().map(grant).collect();
             let decision =
-                Decision { outcome: Ok(grants), explanation: Explanation::default(), ledger: after.clone() };
+                Decision { outcome: Ok(grants), explanation: Explanation::default(), ledger: after };
             return Some(Plan { moves, bytes, decision });
         }
         None
-    }
-
-    /// What moved between two ledgers, in an order in which each has room on both sides.
-    fn ordered(&self, before: &Ledger, after: &Ledger) -> Option<Vec<Move>> {
-        in_flight::in_order(self, before, &moved(before, after))
     }
 
     /// The unit of a request that has no room, and what is free when those before it have their places.
@@ -331,7 +343,7 @@ impl Native {
         for (_, of) in order {
             let Some(again) = self.again(ledger, of) else { return search.undo(before) };
             let placed = match self.settle(&next, &again) {
-                None if search.chains => self.make_room(&next, &again, search, &|_| true),
+                None if search.chains => self.make_room(&next, &again, search, &|after, _| Some(after)),
                 placed => placed,
             };
             match placed {
@@ -379,14 +391,14 @@ impl Native {
         of.leaves.iter().zip(self.host.capacity()).map(share).max().unwrap_or(0)
     }
 
-    /// The first ledger that is accepted in which a newcomer has its place, after moves.
-    fn make_room(
+    /// What is accepted first of the ledgers in which a newcomer has its place, after moves.
+    fn make_room<T>(
         &self,
         ledger: &Ledger,
         newcomer: &Newcomer<'_>,
         search: &mut Effort,
-        is_accepted: &dyn Fn(&Ledger) -> bool,
-    ) -> Option<Ledger> {
+        accept: &dyn Fn(Ledger, &mut usize) -> Option<T>,
+    ) -> Option<T> {
         if search.moves == 0 {
             return None;
         }
@@ -401,15 +413,15 @@ impl Native {
         let movable = self.movable(ledger, &newcomer.owner, search);
         let groups = self.groups(&unit, &room, newcomer.terms, &movable, search);
         for (_, group) in groups {
-            if search.tries == 0 {
+            if search.tries == 0 || search.steps == 0 {
                 return None;
             }
             let members: Vec<&Movable> = group.iter().map(|&index| &movable[index]).collect();
             let before = search.clone();
-            match self.try_group(ledger, newcomer, &members, search) {
-                Some(next) if is_accepted(&next) => return Some(next),
-                Some(_) => drop(search.undo::<()>(before)),
-                None => {}
+            let Some(next) = self.try_group(ledger, newcomer, &members, search) else { continue };
+            match accept(next, &mut search.steps) {
+                Some(accepted) => return Some(accepted),
+                None => drop(search.undo::<()>(before)),
             }
         }
         None
@@ -446,9 +458,10 @@ fn collect(
     }
 }
 
-/// What moved between two ledgers.
-fn moved(before: &Ledger, after: &Ledger) -> Vec<Move> {
-    let moves = before.allocations().filter_map(|(owner, container, from)| {
+/// What moved between two ledgers to make room for somebody, who may hold something already.
+fn moved(before: &Ledger, after: &Ledger, newcomer: &OwnerId) -> Vec<Move> {
+    let others = before.allocations().filter(|(owner, ..)| *owner != newcomer);
+    let moves = others.filter_map(|(owner, container, from)| {
         let to = after.allocation(owner, container)?;
         (from != to).then(|| Move {
             owner: owner.clone(),

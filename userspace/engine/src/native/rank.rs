@@ -8,7 +8,8 @@
 //! 3. fewer nodes that are not wished for;
 //! 4. smaller distances: from devices, then from CPU to CPU, from CPU to memory, from memory to memory;
 //! 5. less stranding: the sum over all nodes of free CPUs times free memory goes down by less. A node that is out of
-//!    one of these is of no use to most who come later, so what is left of it is lost;
+//!    one of these is of no use to most who come later, so what is left of it is lost. Free is what is not promised,
+//!    whether others use it or not;
 //! 6. less use of the nodes by other nodes, where it is known;
 //! 7. lower node ids.
 //!
@@ -44,14 +45,20 @@ impl Ord for Placement {
     }
 }
 
+/// What the ledger has free on a node: what is offered and what is withheld.
+fn in_ledger(free: &[u64], withheld: &[u64], at: usize) -> u64 {
+    free[at].saturating_add(withheld.get(at).copied().unwrap_or(0))
+}
+
 /// Divides an amount over the nodes of a set, of which each has so much free: the smallest rest first, so that what
-/// is left is in one piece.
-pub(super) fn split(free: &[u64], set: &[usize], mut needed: u64) -> Vec<(usize, u64)> {
+/// is left is in one piece. What is withheld is not given, but counts as left: what others use at the moment does not
+/// change the order.
+pub(super) fn split(free: &[u64], withheld: &[u64], set: &[usize], mut needed: u64) -> Vec<(usize, u64)> {
     if let [at] = set {
         return vec![(*at, needed)];
     }
     let mut order: Vec<usize> = set.to_vec();
-    order.sort_by_key(|&at| (free[at], at));
+    order.sort_by_key(|&at| (in_ledger(free, withheld, at), at));
     let mut shares = Vec::with_capacity(order.len());
     for at in order {
         let share = free[at].min(needed);
@@ -74,7 +81,7 @@ pub(super) fn amounts(
 ) -> Vec<(usize, u64)> {
     match &host.cpus {
         Some(cpus) if resource == CPU => cpus.split(&room.free[CPU], set, needed),
-        _ => split(&room.free[resource], set, needed),
+        _ => split(&room.free[resource], room.withheld_of(resource), set, needed),
     }
 }
 
@@ -149,24 +156,27 @@ pub(super) fn stranded(host: &Host, room: &Room, unit: &Unit, sets: &[&[usize]],
     let even = even.map(|cpus| cpus.split(&room.free[CPU], sets[CPU], unit.need[CPU]));
     let of_cpus = |at: usize| match &even {
         Some(shares) => shares.iter().find(|(of, _)| *of == at).map_or(0, |(_, share)| *share),
-        None => share(&room.free[CPU], sets[CPU], unit.need[CPU], at),
+        None => share(|at| room.free[CPU][at], sets[CPU], unit.need[CPU], at),
     };
+    // As if nobody used what is withheld, also where a node of several cannot give that much now: what others use at the
+    // moment does not change the order.
+    let bytes_of = |at: usize| in_ledger(&room.free[memory], room.withheld_of(memory), at);
     let lost = nodes.iter().map(|&at| {
-        let (cpus, bytes) = (free_cpus(at), room.free[memory][at]);
+        let (cpus, bytes) = (free_cpus(at), bytes_of(at));
         let fewer = cpus.saturating_sub(of_cpus(at));
-        let less = bytes.saturating_sub(share(&room.free[memory], sets[memory], unit.need[memory], at));
+        let less = bytes.saturating_sub(share(bytes_of, sets[memory], unit.need[memory], at));
         product(cpus, bytes).saturating_sub(product(fewer, less))
     });
     lost.sum()
 }
 
 /// What one node of a set gives: the rest that those with less free leave.
-fn share(free: &[u64], set: &[usize], needed: u64, at: usize) -> u64 {
+fn share(free: impl Fn(usize) -> u64, set: &[usize], needed: u64, at: usize) -> u64 {
     if needed == 0 || !set.contains(&at) {
         return 0;
     }
-    let own = (free[at], at);
-    let before = set.iter().filter(|&&of| (free[of], of) < own);
-    let left = before.fold(needed, |left, &of| left.saturating_sub(free[of]));
+    let own = (free(at), at);
+    let before = set.iter().filter(|&&of| (free(of), of) < own);
+    let left = before.fold(needed, |left, &of| left.saturating_sub(free(of)));
     left.min(own.0)
 }

@@ -80,21 +80,23 @@ impl Native {
             }
         } else {
             let missing = bytes - block.bytes.0;
+            let all = self.host.column(&ledger.nodes, kind, |account| account.free);
             let free = room::offered(&self.host, ledger, kind);
+            let withheld: Vec<u64> =
+                all.iter().zip(&free).map(|(all, free)| all.saturating_sub(*free)).collect();
             let set = self.host.positions(&block.affinity);
             let sum = set.iter().fold(0u64, |sum, &at| sum.saturating_add(free[at]));
             if missing > sum {
-                let all = self.host.column(&ledger.nodes, kind, |account| account.free);
                 let shortfall = |&at: &usize| Shortfall {
                     node: self.host.id(at),
                     resource: Resource::Memory(kind),
                     requested: missing,
                     free: free[at],
-                    withheld: all[at].saturating_sub(free[at]),
+                    withheld: withheld[at],
                 };
                 return Err(ResizeError::Shortfall(set.iter().map(shortfall).collect()));
             }
-            for (at, share) in rank::split(&free, &set, missing) {
+            for (at, share) in rank::split(&free, &withheld, &set, missing) {
                 let node = self.host.id(at);
                 accounts::charge(ledger, node, kind, share);
                 ledger.allocation_mut(owner, container).place(kind, node, share);

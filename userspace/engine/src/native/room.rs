@@ -24,8 +24,9 @@ pub(super) struct Room {
     pub(super) capacity: Vec<Vec<u64>>,
     /// The number of base memory, where memory is managed.
     pub(super) memory: Option<usize>,
-    /// What is free and not offered.
-    pub(super) withheld: Arc<[Withheld]>,
+    /// What is free besides and not offered, by resource and position: it decides what fits, and not what is better.
+    /// Empty where nothing is withheld.
+    pub(super) withheld: Vec<Vec<u64>>,
     conditions: Arc<Conditions>,
 }
 
@@ -40,18 +41,69 @@ impl Room {
                 (_, None) => vec![0; host.len()],
             });
         }
+        let mut withheld = Vec::new();
+        if !ledger.conditions().withheld.is_empty() {
+            let rest = |(resource, offered): (&Resource, &Vec<u64>)| match *resource {
+                Resource::Memory(kind) => {
+                    let all = host.column(&ledger.nodes, kind, |account| account.free);
+                    all.iter().zip(offered).map(|(all, offered)| all.saturating_sub(*offered)).collect()
+                }
+                _ => vec![0; host.len()],
+            };
+            withheld = host.resources().iter().zip(&free).map(rest).collect();
+        }
         Self {
             free,
             capacity: host.capacity().to_vec(),
             memory: host.number_of(ZoneKind::Memory),
-            withheld: withheld(host, ledger),
+            withheld,
             conditions: ledger.conditions().clone(),
         }
     }
 
     /// The empty machine.
     pub(super) fn empty(&self) -> Self {
-        Self { free: self.capacity.clone(), ..self.clone() }
+        Self { free: self.capacity.clone(), withheld: Vec::new(), ..self.clone() }
+    }
+
+    /// What the ledger has free, as if nobody used what is withheld.
+    pub(super) fn by_ledger(&self) -> Self {
+        let mut all = self.clone();
+        for (free, withheld) in all.free.iter_mut().zip(std::mem::take(&mut all.withheld)) {
+            for (free, withheld) in free.iter_mut().zip(withheld) {
+                *free = free.saturating_add(withheld);
+            }
+        }
+        all
+    }
+
+    /// What is withheld of a resource, by position; empty where nothing is.
+    pub(super) fn withheld_of(&self, resource: usize) -> &[u64] {
+        self.withheld.get(resource).map_or(&[], Vec::as_slice)
+    }
+
+    /// What is withheld of a resource, by node.
+    pub(super) fn not_offered(&self, host: &Host, resource: usize) -> Vec<Withheld> {
+        let Resource::Memory(kind) = host.resources()[resource] else { return Vec::new() };
+        let of = host.ids().iter().zip(self.withheld_of(resource)).filter(|(_, bytes)| **bytes > 0);
+        of.map(|(&node, &bytes)| Withheld { node, kind, bytes: Bytes(bytes) }).collect()
+    }
+
+    /// Takes a node out of consideration for a resource.
+    pub(super) fn close(&mut self, resource: usize, at: usize) {
+        self.free[resource][at] = 0;
+        if let Some(withheld) = self.withheld.get_mut(resource) {
+            withheld[at] = 0;
+        }
+    }
+
+    /// Takes all nodes but these out of consideration.
+    pub(super) fn keep_only(&mut self, nodes: &[usize]) {
+        for resource in 0..self.free.len() {
+            for at in (0..self.free[resource].len()).filter(|at| !nodes.contains(at)) {
+                self.close(resource, at);
+            }
+        }
     }
 
     /// Takes what a unit needs where a placement says. What was taken from where, by resource.
@@ -88,8 +140,7 @@ impl Room {
             let resource = host.resources()[number];
             let of = |at: usize| {
                 let (node, free) = (host.id(at), self.free[number][at]);
-                let is_this = |of: &&Withheld| of.node == node && Resource::Memory(of.kind) == resource;
-                let withheld = self.withheld.iter().find(is_this).map_or(0, |of| of.bytes.0);
+                let withheld = self.withheld_of(number).get(at).copied().unwrap_or(0);
                 Shortfall { node, resource, requested: unit.need[number], free, withheld }
             };
             shortfalls.extend((0..host.len()).map(of));
@@ -113,20 +164,6 @@ pub(super) fn offered(host: &Host, ledger: &Ledger, kind: ZoneKind) -> Vec<u64> 
         }
     }
     free
-}
-
-/// What is free and not offered.
-fn withheld(host: &Host, ledger: &Ledger) -> Arc<[Withheld]> {
-    let mut all = Vec::new();
-    for &kind in ledger.conditions().withheld.keys() {
-        let free = host.column(&ledger.nodes, kind, |account| account.free);
-        for ((&node, free), offered) in host.ids().iter().zip(free).zip(offered(host, ledger, kind)) {
-            if free > offered {
-                all.push(Withheld { node, kind, bytes: Bytes(free - offered) });
-            }
-        }
-    }
-    all.into()
 }
 
 /// Amounts by resource and position.

@@ -188,7 +188,7 @@ pub(super) fn only_tiers(host: &Host, room: &mut Room, terms: &Terms, tiers: &BT
         }
         for (number, resource) in host.resources().iter().enumerate() {
             if matches!(resource, Resource::Memory(ZoneKind::Memory | ZoneKind::Hugepages(_))) {
-                room.free[number][at] = 0;
+                room.close(number, at);
                 room.capacity[number][at] = 0;
             }
         }

@@ -10,7 +10,8 @@ use super::{
 };
 use crate::{
     kubelet::Kubelet,
-    native::{Native, NativeOptions, plan::Limits},
+    moves::Limits,
+    native::{Native, NativeOptions},
     policy::{PolicyConfig, StartError, Tiers},
     request::Request,
     terms::Terms,

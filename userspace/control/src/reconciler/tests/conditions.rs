@@ -113,6 +113,16 @@ fn what_a_workload_uses_already_is_there_for_it_and_for_nobody_else() {
     assert!(matches!(bench.admit("a", [2000, 0]), Ok(Answer::Admitted(_))));
     // Until the next look, it does not count twice.
     assert!(matches!(bench.admit("b", [512, 0]), Ok(Answer::Admitted(_))));
+    // Then what was seen holds again, also where it is the same as before.
+    let withheld = |bench: &Bench| {
+        let conditions = bench.reconciler.core.state.ledger.conditions();
+        conditions.withheld_on(ZoneKind::Memory, NodeId(1)).0 >> 20
+    };
+    assert_eq!(withheld(&bench), 0);
+    let seen = (**bench.host.headroom.lock().unwrap()).clone();
+    *bench.host.headroom.lock().unwrap() = Arc::new(Headroom { look: seen.look + 1, ..seen });
+    bench.reconciler.look_after();
+    assert_eq!(withheld(&bench), 2000);
 }
 
 #[test]

@@ -6,15 +6,14 @@ use super::{CpuError, StaticCpus};
 use crate::{
     decision::{ResizeError, Shortfall},
     hint::Resource,
-    ledger::Ledger,
 };
 
 impl StaticCpus {
     /// The CPUs that a container has instead of `held` when it is to have `wanted`: fewer of the same, or those and
-    /// more of these nodes. Whole cores are kept, and filled up, first.
+    /// more of this shared pool on these nodes. Whole cores are kept, and filled up, first.
     pub(crate) fn resized(
         &self,
-        ledger: &Ledger,
+        pool: &CpuSet,
         held: &CpuSet,
         wanted: usize,
         nodes: &NodeSet,
@@ -40,7 +39,7 @@ impl StaticCpus {
             take(*core & held);
         }
         // Then the rest of its cores, whole free cores of its nodes, and what else these have.
-        let free = &(ledger.shared_pool() & &self.allocatable()) - held;
+        let free = &(pool & &self.allocatable()) - held;
         let on_nodes = self.of_nodes(nodes);
         let free = &free & &on_nodes;
         for core in &parts {
