@@ -215,7 +215,7 @@ impl ReconcilerLoop {
             liveness: Liveness::new(core.hierarchy.clone()),
             drift: DriftController::new(write_monitor),
             throttling: Throttling::new(core.hierarchy.clone()),
-            homes: Homes::default(),
+            homes: Homes::new(core.config.enforcement.home_dwell_time.0),
             budgets: Budgets::new(stop),
             guard: Guard::default(),
             declarations: Declarations::new(&core.config.guarantees),
