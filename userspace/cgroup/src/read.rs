@@ -329,6 +329,22 @@ fn ids(dir: &Path, file: &str) -> Result<Vec<u32>, ReadError> {
         .collect()
 }
 
+/// Reads `memory.current`: all memory that is charged to a cgroup and all below it. The root cgroup has none.
+pub fn memory_current(dir: &Path) -> Result<Bytes, ReadError> {
+    bytes_in(dir, "memory.current")
+}
+
+/// Reads `hugetlb.<size>.current`: huge pages of a cgroup and all below it.
+pub fn hugetlb_current(dir: &Path, size: HugepageSize) -> Result<Bytes, ReadError> {
+    let limit = Knob::HugetlbMax(size).to_string();
+    bytes_in(dir, &format!("{}.current", limit.trim_end_matches(".max")))
+}
+
+fn bytes_in(dir: &Path, file: &str) -> Result<Bytes, ReadError> {
+    let text = Text::read(dir, file)?;
+    text.text.trim().parse().map(Bytes).map_err(|_| text.malformed(1, "a number of bytes"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -479,6 +495,14 @@ mod tests {
             &[("populated 0\nfrozen 0\n", false), ("populated 1\nfrozen 0\n", true)],
             &[("frozen 0\n", "has no `populated`"), ("populated yes\n", "cgroup.events:1")],
         );
+    }
+
+    #[test]
+    fn what_is_charged() {
+        let corrupt = [("", "is not a number of bytes"), ("max\n", "current:1: \"max\"")];
+        check("memory.current", memory_current, &[("4096\n", Bytes(4096))], &corrupt);
+        let huge = |dir: &Path| hugetlb_current(dir, HugepageSize(Bytes::mib(2)));
+        check("hugetlb.2MB.current", huge, &[("2097152\n", Bytes::mib(2))], &corrupt);
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! The thread that reads where memory lies and moves pages: both take as long as the kernel likes.
 //!
-//! It has one job at a time. Whoever gave it looks for the result when he comes by: nobody waits.
+//! It has one job at a time. The caller polls for the result; nobody waits.
 
 use std::{
     collections::BTreeMap,
     fmt, io,
     path::{Path, PathBuf},
-    sync::mpsc::{self, Receiver, Sender},
+    slice,
+    sync::mpsc::{self, Receiver, Sender, TryRecvError},
     thread,
     time::{Duration, Instant},
 };
@@ -47,6 +48,7 @@ pub(crate) struct PageWorker {
     jobs: Sender<Job>,
     done: Receiver<Done>,
     is_busy: bool,
+    has_ended: bool,
 }
 
 impl fmt::Debug for PageWorker {
@@ -63,29 +65,42 @@ impl PageWorker {
         let root = host_root.to_owned();
         let run = move || {
             for job in queue {
-                // Nobody is there to hear it where the daemon is ending.
+                // At the end of the daemon nobody takes the result.
                 if stop.is_cancelled() || tell.send(perform(&root, job, &stop)).is_err() {
                     break;
                 }
             }
         };
         thread::Builder::new().name("pages".to_owned()).spawn(run)?;
-        Ok(Self { jobs, done, is_busy: false })
+        Ok(Self { jobs, done, is_busy: false, has_ended: false })
     }
 
     /// Gives it a job, unless it has one.
     pub(crate) fn give(&mut self, job: Job) {
         if !self.is_busy {
-            // A thread that has ended takes no more; then nothing is moved.
+            // A thread that has ended takes no more: `take` finds that out.
             self.is_busy = self.jobs.send(job).is_ok();
         }
     }
 
     /// What came of the last job, once.
     pub(crate) fn take(&mut self) -> Option<Done> {
-        let done = self.done.try_recv().ok()?;
-        self.is_busy = false;
-        Some(done)
+        match self.done.try_recv() {
+            Ok(done) => {
+                self.is_busy = false;
+                Some(done)
+            }
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => {
+                self.has_ended = true;
+                None
+            }
+        }
+    }
+
+    /// Whether the thread was found to have ended: it takes no more jobs.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended
     }
 
     /// Whether it has a job.
@@ -136,10 +151,11 @@ fn loose_cache(dirs: &[PathBuf], node: NodeId) -> Bytes {
 /// dropped.
 fn carry_out(root: &Path, order: &PageMove, stop: &CancellationToken) -> PagesMoved {
     let proc = root.join("proc");
-    let order = PageMove { bytes: order.bytes.min(room(root, order.to)), ..order.clone() };
+    let wanted = order.bytes;
+    let order = PageMove { bytes: wanted.min(room(root, order.to)), ..order.clone() };
     let mut moved = PagesMoved::default();
     if order.bytes < LEAST {
-        moved.add(Outcome::NoRoom, LEAST.0);
+        moved.add(Outcome::NoRoom, wanted.0);
         return moved;
     }
     moved = pages::move_pages(&proc, &order, || stop.is_cancelled());
@@ -148,14 +164,24 @@ fn carry_out(root: &Path, order: &PageMove, stop: &CancellationToken) -> PagesMo
     if loose < LEAST || stop.is_cancelled() {
         return moved;
     }
-    for dir in &order.dirs {
-        if let Err(error) = pages::reclaim(&proc, dir, loose) {
-            tracing::debug!(dir = %dir.display(), %error, "page cache cannot be dropped");
-        }
-    }
+    drop_cache(&proc, &order, loose);
     let after = loose_cache(&order.dirs, order.from);
     moved.add(Outcome::Reclaimed, loose.0.saturating_sub(after.min(loose).0));
     moved
+}
+
+/// Has the cgroups drop so much page cache together, each no more than it has on the node.
+fn drop_cache(proc: &Path, order: &PageMove, mut rest: Bytes) {
+    for dir in &order.dirs {
+        let bytes = loose_cache(slice::from_ref(dir), order.from).min(rest);
+        if bytes.0 == 0 {
+            continue;
+        }
+        rest.0 -= bytes.0;
+        if let Err(error) = pages::reclaim(proc, dir, bytes) {
+            tracing::debug!(dir = %dir.display(), %error, "page cache cannot be dropped");
+        }
+    }
 }
 
 /// What can still be moved to a node: what is free or page cache that was not used lately, less a spare part.
@@ -197,6 +223,42 @@ mod tests {
     }
 
     #[test]
+    fn each_cgroup_drops_no_more_than_it_has_there() {
+        let root = tempfile::tempdir().unwrap();
+        let dirs = [("a", 30), ("b", 0), ("c", 50), ("d", 50)].map(|(name, loose)| {
+            let dir = cgroup(root.path(), name, &format!("anon N0=9 N1=9\nfile N0={loose} N1=70\n"));
+            fs::write(dir.join("memory.reclaim"), "").unwrap();
+            dir
+        });
+        let order = PageMove {
+            dirs: dirs.to_vec(),
+            from: NodeId(0),
+            to: NodeId(1),
+            bytes: Bytes::mib(64),
+            rate: Bytes::mib(64),
+        };
+        drop_cache(&root.path().join("proc"), &order, Bytes(100));
+        let asked = dirs.map(|dir| fs::read_to_string(dir.join("memory.reclaim")).unwrap());
+        assert_eq!(asked, ["30 swappiness=0", "", "50 swappiness=0", "20 swappiness=0"]);
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_is_found_out() {
+        let root = tempfile::tempdir().unwrap();
+        let stop = CancellationToken::new();
+        let mut worker = PageWorker::start(root.path(), stop.clone()).unwrap();
+        assert!(worker.take().is_none() && !worker.has_ended());
+        stop.cancel();
+        worker.give(Job::Read(Vec::new()));
+        let start = Instant::now();
+        while !worker.has_ended() && start.elapsed() < Duration::from_secs(10) {
+            assert!(worker.take().is_none());
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(worker.has_ended());
+    }
+
+    #[test]
     fn a_node_without_room_gets_nothing() {
         let root = tempfile::tempdir().unwrap();
         let node = root.path().join("sys/devices/system/node/node1");
@@ -214,7 +276,7 @@ mod tests {
             rate: Bytes::mib(64),
         };
         let moved = carry_out(root.path(), &order, &CancellationToken::new());
-        assert_eq!(moved.obstacle(), Some(Outcome::NoRoom));
+        assert_eq!(moved, PagesMoved([(Outcome::NoRoom, Bytes::mib(64))].into()));
         meminfo(1024 + 4096);
         assert_eq!(room(root.path(), NodeId(1)), Bytes::mib(4));
         assert_eq!(carry_out(root.path(), &order, &CancellationToken::new()).obstacle(), None);

@@ -105,7 +105,7 @@ fn memory_tiers(config: &Config, machine: &Machine) -> BTreeMap<NodeId, MemoryTi
     tiers
 }
 
-/// Nodes with memory of a sort that nobody knows, while that matters.
+/// Nodes whose memory tier is not known, with the strategy `native`.
 pub(crate) fn nodes_of_unknown_tier(config: &Config, machine: &Machine) -> NodeSet {
     let tiers = memory_tiers(config, machine);
     let unknown = machine.nodes.iter().filter(|(id, node)| node.memory.0 > 0 && !tiers.contains_key(id));

@@ -215,7 +215,7 @@ impl ReconcilerLoop {
             liveness: Liveness::new(core.hierarchy.clone()),
             drift: DriftController::new(write_monitor),
             throttling: Throttling::new(core.hierarchy.clone()),
-            homes: Homes::default(),
+            homes: Homes::new(core.config.enforcement.home_dwell_time.0),
             budgets: Budgets::new(stop),
             guard: Guard::default(),
             declarations: Declarations::new(&core.config.guarantees),
@@ -293,7 +293,7 @@ impl ReconcilerLoop {
             Command::Resize { resize, dry_run, answer } => {
                 let resized = self.core.resize_asked(&resize, dry_run);
                 let resized = self.answer(resized, &resize.name);
-                // Whoever asked may have gone: what was changed stays so.
+                // The client may be gone; the change stays.
                 let _ = answer.send(resized);
             }
             Command::Release { name, answer } => {
@@ -339,7 +339,7 @@ impl ReconcilerLoop {
     fn plan(&mut self, request: &Request, limits: &Limits) -> Result<api::MovePlan, AdmissionError> {
         let plan = self.core.plan_moves(request, limits)?;
         let described = self.core.describe_plan(request, &plan)?;
-        rebalancing::tell_planned(&self.core, request, &described);
+        rebalancing::report_planned(&self.core, request, &described);
         Ok(described)
     }
 
@@ -348,9 +348,16 @@ impl ReconcilerLoop {
         if !self.rebalancing.is_due(&self.core) {
             return;
         }
-        let over = self.rebalancing.step(&mut self.core);
+        if let Some(over) = self.rebalancing.step(&mut self.core) {
+            self.end_rebalance(over);
+        }
+        // It may start the next one.
         self.settle();
-        let Some(Over { shown, admitted, waiter }) = over else { return };
+    }
+
+    /// Shows how a rebalance ended, and answers the client that waits for it.
+    fn end_rebalance(&mut self, Over { shown, admitted, waiter }: Over) {
+        self.show();
         let allocation = admitted.and_then(|name| self.read_model.of(&name));
         self.rebalancing.show_end(api::Rebalance { allocation: allocation.clone(), ..shown });
         let Some((answer, refused)) = waiter else { return };
@@ -463,7 +470,7 @@ impl ReconcilerLoop {
             }
             if declared {
                 self.dispatch(&Event::Free);
-                if let Some(request) = self.core.effects.no_room.take() {
+                for request in mem::take(&mut self.core.effects.no_room) {
                     self.rebalancing.start_automatic(&mut self.core, &request, None);
                 }
             }

@@ -163,7 +163,7 @@ impl Request {
     }
 }
 
-/// What a running guarantee is to be changed to; what is none stays.
+/// What a running guarantee is to be changed to; what is absent stays as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resize {
     /// The name of the workload.
@@ -262,7 +262,7 @@ fn terms(asked: &api::AllocationRequest) -> Result<Terms, FieldError> {
     }
     for (field, named) in [("placement.with", &placement.with), ("placement.apart", &placement.apart)] {
         if let Some(wrong) = named.iter().find(|name| name.is_empty() || name.starts_with('=')) {
-            let problem = format!("{wrong:?} names nobody");
+            let problem = format!("{wrong:?} names no workload");
             return Err(FieldError::new(field, problem, "names of workloads, and labels as key=value"));
         }
     }
@@ -421,7 +421,7 @@ mod tests {
                 "placement.labels",
                 "cannot be named",
             ),
-            (|asked| asked.placement.with.extend([String::new()]), "placement.with", "names nobody"),
+            (|asked| asked.placement.with.extend([String::new()]), "placement.with", "names no workload"),
             (
                 |asked| {
                     asked.placement.with.insert("app=db".to_owned());

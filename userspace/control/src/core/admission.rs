@@ -6,6 +6,7 @@ use numaward_api::{self as api, EnforcementMode};
 use numaward_cgroup::{
     CgroupPath, EXEC_PARENT,
     knob::{Limit, Partition},
+    read,
 };
 use numaward_enforce::{Change, EnforceError};
 use numaward_engine::{
@@ -111,8 +112,7 @@ impl Core {
 
     /// Refuses a limit of memory below what a cgroup uses.
     pub(super) fn check_used(&self, path: &CgroupPath, limit: Option<Bytes>) -> Result<(), AdmissionError> {
-        let used = fs::read_to_string(self.hierarchy.dir(path).join("memory.current"));
-        let used = used.ok().and_then(|text| text.trim().parse().ok()).map(Bytes);
+        let used = read::memory_current(&self.hierarchy.dir(path)).ok();
         if let Some((used, limit)) = used.zip(limit).filter(|(used, limit)| used > limit) {
             let problem = format!("{path} uses {used} now, more than the {limit} asked for");
             return Err(FieldError::new("memory", problem, format!("at least {used}")).into());

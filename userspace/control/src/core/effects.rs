@@ -21,7 +21,7 @@ pub(crate) struct Effects {
     /// See whether a workload is gone.
     pub(crate) gone: bool,
     /// What is declared and was refused: room may be made for it.
-    pub(crate) no_room: Option<Request>,
+    pub(crate) no_room: Vec<Request>,
     /// What holds something else than before, in order.
     pub(crate) held: Vec<HeldChange>,
 }

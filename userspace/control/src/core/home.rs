@@ -39,8 +39,13 @@ impl Core {
         terms
     }
 
-    /// Promises the memory of a Burstable owner on this node instead; `false` where that has no room.
-    pub(crate) fn move_home(&mut self, owner: &OwnerId, to: NodeId) -> Result<bool, AdmissionError> {
+    /// Promises the memory of a Burstable owner with this cgroup on this node instead; `false` where that has no room.
+    pub(crate) fn move_home(
+        &mut self,
+        owner: &OwnerId,
+        cgroup: Option<&CgroupPath>,
+        to: NodeId,
+    ) -> Result<bool, AdmissionError> {
         let Some(account) = self.state.ledger.owner(owner).cloned() else { return Ok(false) };
         let Some(request) = account.request.as_deref() else { return Ok(false) };
         let home = NodeSet::single(to);
@@ -48,7 +53,8 @@ impl Core {
         let names = account.containers.keys();
         terms.preferences.preferred = names.map(|name| (name.clone(), home.clone())).collect();
         let strategy = &*self.policy.strategy;
-        let without = strategy.removed(&self.state.ledger, owner);
+        // What it has there already is no other's.
+        let without = strategy.removed(&self.ledger_for(cgroup, None), owner);
         let decision = strategy.admit_watched(&without, request, &terms, &|_| {});
         let Ok(grants) = decision.outcome else { return Ok(false) };
         let mut blocks = grants.iter().flat_map(|grant| &grant.allocation.blocks);

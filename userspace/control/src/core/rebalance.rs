@@ -15,6 +15,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -23,7 +24,7 @@ use numaward_api::EnforcementMode;
 use numaward_cgroup::{CgroupPath, read};
 use numaward_config::rebalance::RebalanceMode;
 use numaward_enforce::Change;
-use numaward_engine::{Allocation, ContainerName, Limits, Move, OwnerId, Plan, in_flight};
+use numaward_engine::{Allocation, ContainerName, Ledger, Limits, Move, OwnerId, Plan, Terms, in_flight};
 use numaward_model::Settings;
 use numaward_store::fault;
 use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
@@ -60,19 +61,19 @@ impl Core {
     /// The moves that make a request fit.
     pub(crate) fn plan_moves(&self, request: &Request, limits: &Limits) -> Result<Plan, AdmissionError> {
         self.check_fit()?;
-        let terms = &request.terms;
-        self.check_terms(terms)?;
+        let (ledger, terms) = self.asked_of(request)?;
+        self.check_terms(&terms)?;
         let mut limits = limits.clone();
-        limits.kept.extend(self.not_held());
-        let plan = self.policy.strategy.plan(&self.state.ledger, &request.engine, terms, &limits);
+        limits.kept.extend(self.immovable());
+        let plan = self.policy.strategy.plan(&ledger, &request.engine, &terms, &limits);
         plan.map_err(|none| AdmissionError::NoPlan {
             reason: none.reason,
             rejection: explain::rejection(&none.rejection),
         })
     }
 
-    /// Owners that cannot be moved, as their cgroups are not held, or not for long.
-    fn not_held(&self) -> BTreeSet<OwnerId> {
+    /// Owners that cannot be moved: their cgroups are not held, or not for long, or not bound to nodes.
+    fn immovable(&self) -> BTreeSet<OwnerId> {
         let state = &self.state;
         let is_held = |name: &str| !state.releasing.contains(name) && !state.admitting.contains(name);
         let held: BTreeSet<&str> = state
@@ -81,8 +82,11 @@ impl Core {
             .filter(|(name, held)| is_held(name) && matches!(self.hierarchy.id_of(&held.cgroup), Ok(Some(_))))
             .map(|(name, held)| held.owner(name))
             .collect();
-        let owners = state.ledger.owners().map(|(owner, _)| owner);
-        owners.filter(|owner| !held.contains(owner.as_str())).cloned().collect()
+        let owners = state.ledger.owners().filter(|(owner, account)| {
+            // What has a home is not bound: its pages would stay.
+            account.terms.burstable || !held.contains(owner.as_str())
+        });
+        owners.map(|(owner, _)| owner.clone()).collect()
     }
 
     /// What may be moved without being asked for; `None` if nothing may.
@@ -121,8 +125,7 @@ impl Core {
     /// Whether what is left of the moves can still be made, and the request fits then.
     pub(crate) fn check_moves(&self, request: &Request) -> Result<(), AdmissionError> {
         let Some(Running { moves, begun, .. }) = &self.state.moving.running else { return Ok(()) };
-        let asked = (&request.engine, &request.terms);
-        Ok(in_flight::check(&*self.policy.strategy, &self.state.ledger, moves, *begun, asked)?)
+        self.check_rest(request, moves, *begun)
     }
 
     /// Begins the next move: the ledger has it, both sides are charged for, and nothing is written yet.
@@ -216,6 +219,14 @@ impl Core {
         let Some(running) = self.state.moving.running.clone() else { return Ok(Begun::Gone) };
         let begun = &running.moves[..running.begun.min(running.moves.len())];
         let Some(last) = begun.last() else { return Ok(Begun::Gone) };
+        // An earlier attempt was stored and not written.
+        let is_taken_back =
+            running.leaving.as_ref().is_some_and(|of| {
+                of.owner == last.owner && of.container == last.container && of.held == last.to
+            }) && self.state.ledger.allocation(&last.owner, &last.container) == Some(&last.from);
+        if is_taken_back {
+            return Ok(Begun::Moves(self.holders(&last.owner, &last.container)));
+        }
         let Some(ledger) = in_flight::take_back(&*self.policy.strategy, &self.state.ledger, begun) else {
             self.arrived(true)?;
             return Ok(Begun::Gone);
@@ -274,7 +285,7 @@ impl Core {
         if is_admitted {
             change.admit(request, false)?;
         } else {
-            change.fits(request)?;
+            change.check_rest(request, &[], 0)?;
         }
         change.store()?;
         fault::point("rebalance.done");
@@ -282,14 +293,17 @@ impl Core {
         Ok(())
     }
 
-    /// Whether a request fits as things are.
-    fn fits(&self, request: &Request) -> Result<(), AdmissionError> {
-        let (strategy, terms) = (&self.policy.strategy, &request.terms);
-        let decision = strategy.admit_watched(&self.state.ledger, &request.engine, terms, &|_| {});
-        decision.outcome.map(drop).map_err(|rejection| {
-            let explanation = explain::explanation(&decision.explanation);
-            AdmissionError::Rejected(explain::rejection(&rejection), explanation)
-        })
+    /// Whether the rest of these moves can be made, and the request fits then.
+    fn check_rest(&self, request: &Request, moves: &[Move], begun: usize) -> Result<(), AdmissionError> {
+        let (ledger, terms) = self.asked_of(request)?;
+        Ok(in_flight::check(&*self.policy.strategy, &ledger, moves, begun, (&request.engine, &terms))?)
+    }
+
+    /// The ledger and the terms on which a request is decided.
+    fn asked_of(&self, request: &Request) -> Result<(Ledger, Terms), AdmissionError> {
+        let path = self.cgroup(request)?;
+        let terms = self.with_home(&request.terms, &request.name, &path);
+        Ok((self.ledger_for(Some(&path), None), terms))
     }
 
     /// Memory of a guarantee that is still on nodes that a container has left, beyond what the kernel's counters may be
@@ -347,19 +361,14 @@ impl Core {
         let grants = plan.decision.outcome.as_deref().unwrap_or_default();
         let held = grants.first().map(|grant| grant.allocation.clone()).unwrap_or_default();
         let path = self.cgroup(request)?;
+        let terms = self.with_home(&request.terms, &request.name, &path);
         let settings = self.settings(request, &held);
         Ok(api::MovePlan {
             id: id(plan),
             bytes,
             pause_milliseconds: pause(bytes),
             rate,
-            allocation: self.describe(
-                &request.name,
-                &request.target,
-                &path,
-                (&held, &request.terms),
-                &settings,
-            ),
+            allocation: self.describe(&request.name, &request.target, &path, (&held, &terms), &settings),
             moves,
         })
     }
@@ -416,14 +425,10 @@ fn at(settings: &Settings, place: Option<&Allocation>) -> Settings {
 
 /// The name of a plan: of what it moves where, and where the request goes then.
 pub(crate) fn id(plan: &Plan) -> String {
-    /// FNV-1a, 64 bits.
-    fn hash(text: &str) -> u64 {
-        text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        })
-    }
     let grants = plan.decision.outcome.as_deref().unwrap_or_default();
     // Not of the request's name: who only plans makes one up.
     let places: Vec<_> = grants.iter().map(|grant| &grant.allocation).collect();
-    format!("{:016x}", hash(&format!("{:?} {places:?}", plan.moves)))
+    let mut hasher = DefaultHasher::new();
+    format!("{:?} {places:?}", plan.moves).hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
 }

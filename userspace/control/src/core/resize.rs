@@ -8,16 +8,14 @@
 //!
 //! Containers are changed by their runtime, see `pods::resize`.
 
-use std::fs;
-
 use numaward_api::{self as api, EnforcementMode};
 use numaward_cgroup::{
-    CgroupPath,
-    knob::{Knob, Limit, Partition},
+    knob::{Limit, Partition},
+    read,
 };
 use numaward_enforce::Change;
 use numaward_engine::{self as engine, Allocation, ContainerName, Ledger, OwnerId, Quantity, Resources};
-use numaward_topology::{Bytes, HugepageSize, ZoneKind};
+use numaward_topology::{Bytes, ZoneKind};
 
 use super::{Admission, Core};
 use crate::{
@@ -126,20 +124,13 @@ impl Core {
                 let allowed = "a size that it holds; release it and ask again for others";
                 return Err(FieldError::new(field, problem, allowed).into());
             }
-            let used = self.hugepages_used(&held.guarantee.cgroup, size);
+            let used = read::hugetlb_current(&self.hierarchy.dir(&held.guarantee.cgroup), size).ok();
             if let Some(used) = used.filter(|used| *used > bytes) {
                 let problem = format!("{} uses {used} now", held.guarantee.cgroup);
                 return Err(FieldError::new(field, problem, format!("at least {used}")).into());
             }
         }
         Ok(())
-    }
-
-    fn hugepages_used(&self, cgroup: &CgroupPath, size: HugepageSize) -> Option<Bytes> {
-        let knob = Knob::HugetlbMax(size).to_string();
-        let file = knob.strip_suffix("max").map(|stem| format!("{stem}current"))?;
-        let used = fs::read_to_string(self.hierarchy.dir(cgroup).join(file)).ok()?;
-        used.trim().parse().ok().map(Bytes)
     }
 
     /// Stores a ledger in which a guarantee changed, and writes what follows.

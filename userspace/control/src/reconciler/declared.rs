@@ -156,6 +156,7 @@ impl Declarations {
 
     /// Tries to give those that wait what is declared for them.
     fn try_waiting(&mut self, core: &mut Core) {
+        core.effects.no_room.clear();
         let waiting: Vec<CgroupPath> = self.waiting.keys().cloned().collect();
         let mut rejected = BTreeSet::new();
         for path in waiting {
@@ -177,7 +178,7 @@ impl Declarations {
                 Some(Ok(request)) => {
                     let result = core.admit_at(&request, &path, false).map(drop);
                     if matches!(result, Err(AdmissionError::Rejected(..))) {
-                        core.effects.no_room.get_or_insert(request);
+                        core.effects.no_room.push(request);
                     }
                     result
                 }

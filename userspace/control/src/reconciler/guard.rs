@@ -76,6 +76,7 @@ impl Guard {
         let tight = seen.nodes.iter().filter(|of| of.is_low || !of.has_enough());
         let tight: NodeSet = tight.map(|of| of.node).collect();
         give_back(core, |off| off & &tight);
+        forget_gone(core);
         for of in seen.nodes.iter().filter(|of| of.is_low && of.is_short()) {
             let is_due = self.acted.get(&of.node).is_none_or(|acted| now.duration_since(*acted) >= SETTLE);
             if is_due && self.relieve(core, &seen, of) {
@@ -184,12 +185,27 @@ fn give_back(core: &mut Core, still: impl Fn(&NodeSet) -> NodeSet) {
                 report(core, &path, back.first().unwrap_or(NodeId(0)), Severity::Info, message);
             }
             Err(error) => {
-                // A record of what was found stays, and is given back at the next start.
+                // What was found stays in the record: the next start gives it back.
                 tracing::error!(cgroup = %path, %error, "cannot be given back the nodes that it was kept off");
                 core.state.steered.remove(&path);
             }
         }
         core.metrics.steered(core.state.steered.len());
+    }
+}
+
+/// Takes note of steered cgroups that are gone: a new one of the same path is not steered.
+fn forget_gone(core: &mut Core) {
+    let is_gone = |path: &&CgroupPath| {
+        let known = core.state.applied.get(path).map(|record| record.id);
+        core.hierarchy.id_of(path).is_ok_and(|id| id.is_none() || id != known)
+    };
+    let gone: Vec<CgroupPath> = core.state.steered.keys().filter(is_gone).cloned().collect();
+    for path in gone {
+        if let Err(error) = core.steer(&path, None) {
+            tracing::warn!(cgroup = %path, %error, "is gone, and what was found in it cannot be given back");
+            core.state.steered.remove(&path);
+        }
     }
 }
 
@@ -349,6 +365,25 @@ mod tests {
         assert!(bench.told().contains("nodes 0 have room for 99Mi"), "{}", bench.told());
         bench.see(true, [-10, 100], &[("hog", 100)]);
         assert_eq!(bench.mems("hog"), "0");
+    }
+
+    #[test]
+    fn a_new_cgroup_of_the_same_path_is_not_taken_for_the_old_one() {
+        let mut bench = Bench::new(&["hog", "gone"]);
+        for hog in ["hog", "gone"] {
+            bench.see(true, [-10, 1000], &[(hog, 100)]);
+            assert_eq!(bench.mems(hog), "0");
+        }
+        let root = bench.root();
+        fs::remove_dir_all(root.join("gone")).unwrap();
+        fs::rename(root.join("hog"), root.join("old")).unwrap();
+        fixture::cgroup(&root.join("hog"), &bench.host.machine.lock().unwrap());
+        bench.see(true, [-10, 1000], &[("hog", 100)]);
+        assert_eq!(bench.mems("hog"), "0");
+        let steered: Vec<&str> = bench.state().steered.keys().map(CgroupPath::as_str).collect();
+        assert_eq!(steered, ["/hog"]);
+        bench.see(false, [500, 1000], &[]);
+        assert_eq!(bench.mems("hog"), "");
     }
 
     #[test]

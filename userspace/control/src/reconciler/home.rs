@@ -20,18 +20,23 @@ use numaward_engine::OwnerId;
 use numaward_model::Report;
 use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
 
-use super::Event;
+use super::{Event, drift::Round};
 use crate::core::{Core, most};
 
-/// How often each workload is looked at; more often where the dwell time is short.
+/// Each workload is looked at within this; sooner where the dwell time is short.
 const PACE: Duration = Duration::from_secs(10);
 /// So little memory says nothing.
 const LEAST: Bytes = Bytes::mib(16);
 
 /// Who is away.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Homes {
-    looked: Option<Instant>,
+    /// Whether others may be Burstable by now.
+    is_outdated: bool,
+    /// The workloads, with the names and cgroups of their guarantees.
+    workloads: BTreeMap<OwnerId, Vec<(String, CgroupPath)>>,
+    /// They are looked at in turns: the kernel takes its time to say where memory lies.
+    round: Round<OwnerId>,
     away: BTreeMap<OwnerId, Away>,
 }
 
@@ -53,20 +58,42 @@ fn is_away(there: Bytes, total: Bytes, was_away: bool) -> bool {
 }
 
 impl Homes {
-    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
-        if let Event::Turn(now) = event {
-            self.look(core, *now);
+    pub(super) fn new(dwell: Duration) -> Self {
+        Self {
+            is_outdated: true,
+            workloads: BTreeMap::new(),
+            round: Round::new(PACE.min(dwell / 4)),
+            away: BTreeMap::new(),
         }
     }
 
-    fn look(&mut self, core: &mut Core, now: Instant) {
-        let dwell = core.config.enforcement.home_dwell_time.0;
-        if self.looked.is_some_and(|looked| now.duration_since(looked) < PACE.min(dwell / 4)) {
-            return;
+    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
+        match event {
+            Event::Turn(now) => self.look(core, *now),
+            Event::Changed => self.is_outdated = true,
+            Event::Held(_)
+            | Event::Cgroups(_)
+            | Event::Written(_)
+            | Event::Machine(_)
+            | Event::Gone(_)
+            | Event::Free => {}
         }
-        self.looked = Some(now);
-        let mut before = std::mem::take(&mut self.away);
-        for (owner, cgroups) in burstable(core) {
+    }
+
+    /// Takes note of who may move now.
+    fn follow(&mut self, core: &Core) {
+        self.workloads = burstable(core);
+        self.round.items = self.workloads.keys().cloned().collect();
+        self.away.retain(|owner, _| self.workloads.contains_key(owner));
+    }
+
+    fn look(&mut self, core: &mut Core, now: Instant) {
+        if std::mem::take(&mut self.is_outdated) {
+            self.follow(core);
+        }
+        let dwell = core.config.enforcement.home_dwell_time.0;
+        for owner in self.round.turn() {
+            let Some(cgroups) = self.workloads.get(&owner) else { continue };
             let mut by_node: BTreeMap<NodeId, Bytes> = BTreeMap::new();
             for (node, bytes) in cgroups.iter().flat_map(|(_, cgroup)| core.footprint(cgroup)) {
                 let sum = by_node.entry(node).or_default();
@@ -74,15 +101,16 @@ impl Homes {
             }
             let total = Bytes(by_node.values().fold(0, |sum, bytes| sum.saturating_add(bytes.0)));
             let home = home_of(core, &owner);
+            let before = self.away.remove(&owner);
             let Some((on, there)) = most(by_node).filter(|(node, _)| !home.contains(*node)) else { continue };
-            let was_away = before.remove(&owner).filter(|away| away.on == on);
+            let was_away = before.filter(|away| away.on == on);
             if !is_away(there, total, was_away.is_some()) {
                 continue;
             }
             let away = was_away.unwrap_or(Away { on, since: now });
             if now.duration_since(away.since) < dwell {
                 self.away.insert(owner, away);
-            } else if !move_home(core, &owner, &cgroups, &home, (on, there)) {
+            } else if !move_home(core, &owner, cgroups, &home, (on, there)) {
                 self.away.insert(owner, Away { on, since: now });
             }
         }
@@ -119,7 +147,8 @@ fn move_home(
     from: &NodeSet,
     (to, there): (NodeId, Bytes),
 ) -> bool {
-    match core.move_home(owner, to) {
+    let (_, first) = cgroups.first().cloned().unzip();
+    match core.move_home(owner, first.as_ref(), to) {
         Ok(true) => {}
         Ok(false) => {
             tracing::debug!(%owner, node = %to, "the promise cannot follow its workload: the node has no room");
@@ -132,7 +161,7 @@ fn move_home(
     }
     for (name, cgroup) in cgroups {
         let message = format!(
-            "The home of {name} is now node {to}, where {there} of its memory are; it was node {from} before."
+            "The home of {name} is now node {to}, where {there} of its memory lie; it was node {from} before."
         );
         let report = Report::new(EventKind::HomeMoved, message);
         core.report(Some(cgroup), report.detail("from", from.to_string()).detail("to", to.to_string()));

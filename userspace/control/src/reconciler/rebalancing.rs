@@ -10,10 +10,10 @@
 //! loop does all that others ask, the container runtime first. Then the request is admitted, in the same transaction in
 //! which the room is no longer set aside. A start of the daemon that finds moves begun rolls them back.
 //!
-//! Invariants: there is one rebalance at a time; who waits for its request is answered in any case.
+//! Invariants: there is one rebalance at a time; a client that waits for its request always gets an answer.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     mem,
     sync::{Arc, PoisonError, RwLock},
     time::{Duration, Instant},
@@ -21,7 +21,7 @@ use std::{
 
 use numaward_api::{self as api, EnforcementMode, EventKind, MoveState, RebalanceState, Severity};
 use numaward_cgroup::CgroupPath;
-use numaward_engine::{Allocation, Plan};
+use numaward_engine::{Allocation, Ledger, Plan};
 use numaward_model::Report;
 use numaward_topology::Bytes;
 use tokio::sync::oneshot;
@@ -35,6 +35,8 @@ use crate::{
 /// What cannot be stored is tried again after so long.
 const RETRY: Duration = Duration::from_secs(5);
 
+/// What has no plan is tried again after so long, also if nothing else is promised by then.
+const AGAIN: Duration = Duration::from_mins(1);
 /// How long memory may be left on the old nodes when the pages have moved: a process may just have been forked, and ends.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How often that is looked at.
@@ -50,6 +52,16 @@ type Waiter = oneshot::Sender<Result<Answer, AdmissionError>>;
 pub(super) struct Rebalancing {
     run: Option<Run>,
     shown: Shown,
+    /// What no room was made for lately, by the name of the request.
+    tried: BTreeMap<String, Tried>,
+}
+
+/// A request for which no room was made.
+struct Tried {
+    /// It is not tried again before then,
+    until: Instant,
+    /// unless something else is promised by now. Absent: not even then.
+    promised: Option<Ledger>,
 }
 
 /// A rebalance that goes on.
@@ -122,7 +134,7 @@ impl Rebalancing {
             outside: None,
             left_since: None,
         });
-        tell(
+        report_step(
             core,
             "failed",
             Severity::Warning,
@@ -145,28 +157,37 @@ impl Rebalancing {
     }
 
     /// Begins to make room for a request that was refused, where the configuration allows that. Otherwise returns who
-    /// waits for it.
+    /// waits for it. Without a waiter the caller asks again and again, and is not heeded each time.
     pub(super) fn start_automatic(
         &mut self,
         core: &mut Core,
         request: &Request,
         waiter: Option<(Waiter, AdmissionError)>,
     ) -> Option<(Waiter, AdmissionError)> {
-        let limits = core.automatic_limits().filter(|_| self.check_start(core).is_ok());
-        let plan = limits.and_then(|limits| core.plan_moves(request, &limits).ok());
-        let Some(plan) = plan.filter(|plan| !plan.moves.is_empty()) else { return waiter };
-        match self.run(core, request.clone(), &plan, true) {
-            Ok(_) => {
+        let Some(limits) = core.automatic_limits().filter(|_| self.check_start(core).is_ok()) else {
+            return waiter;
+        };
+        let now = Instant::now();
+        self.tried.retain(|_, tried| now < tried.until);
+        let is_same = |tried: &Tried| tried.promised.as_ref().is_none_or(|of| *of == core.state.ledger);
+        if waiter.is_none() && self.tried.get(&request.name).is_some_and(is_same) {
+            return None;
+        }
+        let plan = core.plan_moves(request, &limits).ok().filter(|plan| !plan.moves.is_empty());
+        match plan.map(|plan| self.run(core, request.clone(), &plan, true)) {
+            Some(Ok(_)) => {
                 if let Some(run) = &mut self.run {
                     (run.waiter, run.shown.automatic) = (waiter, true);
                 }
-                None
+                self.show(core);
+                return None;
             }
-            Err(error) => {
-                tracing::error!(name = request.name, %error, "no room can be made");
-                waiter
-            }
+            Some(Err(error)) => tracing::error!(name = request.name, %error, "no room can be made"),
+            None => {}
         }
+        let tried = Tried { until: now + AGAIN, promised: Some(core.state.ledger.clone()) };
+        self.tried.insert(request.name.clone(), tried);
+        waiter
     }
 
     fn check_start(&self, core: &Core) -> Result<(), AdmissionError> {
@@ -212,7 +233,7 @@ impl Rebalancing {
         });
         let name = shown.request.clone().unwrap_or_default();
         let message = format!("Room is made for {name}: moves of workloads: {count}, with {bytes} in all.");
-        tell(core, "started", Severity::Info, &message, |report| {
+        report_step(core, "started", Severity::Info, &message, |report| {
             report.detail("plan", &shown.id).detail("moves", count).detail("bytes", bytes.0)
         });
         self.show(core);
@@ -264,6 +285,10 @@ impl Rebalancing {
         let run = self.run.take()?;
         core.metrics.rebalancing(false);
         let is_admitted = run.shown.state == RebalanceState::Done;
+        if let Some((request, _)) = run.request.as_ref().filter(|_| run.shown.automatic && !is_admitted) {
+            let until = Instant::now() + core.config.rebalance.dwell_time.0;
+            self.tried.insert(request.name.clone(), Tried { until, promised: None });
+        }
         let admitted =
             run.request.filter(|(_, admit)| is_admitted && *admit).map(|(request, _)| request.name);
         // Those that are declared are tried again.
@@ -301,11 +326,11 @@ impl Rebalancing {
 }
 
 /// Reports that moves were planned.
-pub(super) fn tell_planned(core: &Core, request: &Request, plan: &api::MovePlan) {
+pub(super) fn report_planned(core: &Core, request: &Request, plan: &api::MovePlan) {
     let (count, bytes) = (plan.moves.len(), Bytes(plan.bytes));
     let message =
         format!("Room for {} is planned: moves of workloads: {count}, with {bytes} in all.", request.name);
-    tell(core, "planned", Severity::Info, &message, |report| {
+    report_step(core, "planned", Severity::Info, &message, |report| {
         report.detail("plan", &plan.id).detail("moves", count).detail("bytes", bytes.0)
     });
 }
@@ -314,7 +339,13 @@ fn conflict(field: &str, problem: String, allowed: &str) -> AdmissionError {
     AdmissionError::Conflict(FieldError::new(field, problem, allowed))
 }
 
-fn tell(core: &Core, step: &str, severity: Severity, message: &str, with: impl FnOnce(Report) -> Report) {
+fn report_step(
+    core: &Core,
+    step: &str,
+    severity: Severity,
+    message: &str,
+    with: impl FnOnce(Report) -> Report,
+) {
     let report = Report::new(EventKind::Rebalance, message).severity(severity).detail("step", step);
     core.report(None, with(report));
 }
@@ -421,7 +452,7 @@ impl Run {
                 names.push_front(name);
                 self.rest(&error, Phase::Write(names, written));
             }
-            Err(error) if self.back.is_some() => self.stays(core, &error),
+            Err(error) if self.back.is_some() => self.stays(core, &error, &written),
             Err(error) => self.fail(&error),
         }
         false
@@ -488,19 +519,26 @@ impl Run {
         false
     }
 
-    /// A move cannot be taken back: the workload keeps its new place.
-    fn stays(&mut self, core: &mut Core, error: &AdmissionError) {
+    /// A move cannot be taken back: the workload keeps its new place, also the cgroups that were written already.
+    fn stays(&mut self, core: &mut Core, error: &AdmissionError, written: &[(String, CgroupPath)]) {
         let place = Self::current(core);
+        self.phase = Phase::Next;
+        if let Err(error) = core.stay() {
+            return self.rest(&error, Phase::Next);
+        }
+        for (name, _) in written {
+            if let Err(error) = core.write_place(name) {
+                tracing::error!(name, %error, "does not hold the place that the workload keeps");
+            }
+        }
         let workload = place.and_then(|place| self.shown.moves.get(place)).map(|of| of.workload.clone());
         let message =
             format!("{} cannot be moved back, and stays where it is: {error}.", workload.unwrap_or_default());
-        tell(core, "failed", Severity::Warning, &message, |report| report.detail("plan", &self.shown.id));
+        report_step(core, "failed", Severity::Warning, &message, |report| {
+            report.detail("plan", &self.shown.id)
+        });
         core.metrics.relocated("stays", Bytes(0));
         self.note(place, MoveState::Stays);
-        self.phase = Phase::Next;
-        if let Err(error) = core.stay() {
-            self.rest(&error, Phase::Next);
-        }
     }
 
     /// What cannot be stored is tried again.
@@ -529,7 +567,7 @@ impl Run {
             _ => ("failed", Severity::Warning, format!("No room could be made for {name}: {reason}.")),
         };
         core.metrics.rebalanced(outcome);
-        tell(core, outcome, severity, &message, |report| report.detail("plan", &self.shown.id));
+        report_step(core, outcome, severity, &message, |report| report.detail("plan", &self.shown.id));
         true
     }
 }

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_api::{self as api, EnforcementMode};
-use numaward_engine::{Ledger, OwnerId};
+use numaward_engine::{Ledger, OwnerId, in_flight::SET_ASIDE};
 use numaward_model::pod::Slice;
 
 use super::{Attempt, Core};
@@ -156,7 +156,8 @@ impl Core {
             .map(|(owner, _)| owner.as_str())
             .filter(|owner| {
                 let is_held = self.state.guarantees.iter().any(|(name, held)| held.owner(name) == *owner);
-                !is_held && !self.state.pods.contains_key(*owner) && !runs.contains(owner)
+                let is_known = self.state.pods.contains_key(*owner) || runs.contains(owner);
+                !is_held && !is_known && *owner != SET_ASIDE
             })
             .map(str::to_owned)
             .collect();

@@ -23,9 +23,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_api::{EnforcementMode, EventKind, Severity};
+use numaward_api::{EventKind, Severity};
 use numaward_cgroup::CgroupPath;
-use numaward_config::policy::StrategyKind;
 use numaward_enforce::pages::{Outcome, PageMove, PagesMoved};
 use numaward_engine::OwnerId;
 use numaward_model::Report;
@@ -36,7 +35,7 @@ use self::share::{News, Shares};
 use super::Event;
 use crate::{
     core::Core,
-    page_worker::{ByNode, Done, Job, PageWorker},
+    page_worker::{ByNode, Done, Job, LEAST, PageWorker},
     state::State,
 };
 
@@ -71,7 +70,8 @@ struct Workload {
 
 /// The memory that an owner has on each node, if it has some on several.
 fn budgets_of(state: &State, owner: &str) -> Option<ByNode> {
-    let account = state.ledger.owner(&OwnerId::from(owner))?;
+    // What has a home may have memory anywhere.
+    let account = state.ledger.owner(&OwnerId::from(owner)).filter(|account| !account.terms.burstable)?;
     let mut placed = ByNode::new();
     for (node, bytes) in
         account.containers.values().filter_map(|held| held.placed.get(&ZoneKind::Memory)).flatten()
@@ -79,6 +79,11 @@ fn budgets_of(state: &State, owner: &str) -> Option<ByNode> {
         placed.entry(*node).or_default().0 += bytes.0;
     }
     (placed.len() > 1).then_some(placed)
+}
+
+/// Whether a rebalance moves this owner: its budgets are those of the new place already, and its pages are on their way.
+fn is_moved(core: &Core, owner: &str) -> bool {
+    core.state.moving.is_moved(&OwnerId::from(owner))
 }
 
 impl Budgets {
@@ -100,10 +105,7 @@ impl Budgets {
     }
 
     fn turn(&mut self, core: &Core, now: Instant) {
-        let is_on = core.config.strategy == StrategyKind::Native
-            && core.config.budgets.enabled
-            && core.mode() == EnforcementMode::On;
-        if !is_on {
+        if !core.config.holds_budgets() {
             return;
         }
         if std::mem::take(&mut self.is_outdated) {
@@ -121,6 +123,10 @@ impl Budgets {
             }
             Some(Done::Moved { name, order, moved }) => self.moved(core, &name, &order, &moved, now),
             None => {}
+        }
+        if self.worker.as_ref().is_some_and(PageWorker::has_ended) && !self.stop.is_cancelled() {
+            tracing::error!("the thread that reads where memory lies has ended: another one is started");
+            (self.worker, self.next_look) = (None, Some(now + CALM));
         }
         self.go_on(core, now);
     }
@@ -148,14 +154,20 @@ impl Budgets {
             return;
         }
         let dirs = |of: &Workload| of.cgroups.iter().map(|path| core.hierarchy.dir(path)).collect::<Vec<_>>();
-        let job = if self.next_look.is_none_or(|next| now >= next) {
+        let is_due = self.next_look.is_none_or(|next| now >= next);
+        if !is_due && self.worker.is_none() {
+            return;
+        }
+        let job = if is_due {
             Job::Read(self.workloads.iter().map(|(name, of)| (name.clone(), dirs(of))).collect())
         } else {
             let Some((name, order)) = self.next_order(core, now) else { return };
             Job::Move(name, order)
         };
-        let Some(worker) = self.worker(core) else { return };
-        worker.give(job);
+        match self.worker(core) {
+            Some(worker) => worker.give(job),
+            None => self.next_look = Some(now + CALM),
+        }
     }
 
     /// The thread, which is started when it is needed first.
@@ -173,7 +185,8 @@ impl Budgets {
     fn next_order(&mut self, core: &Core, now: Instant) -> Option<(String, PageMove)> {
         let (machine, rate) = (&core.policy.machine, core.config.budgets.rate.0);
         let distance = |from: NodeId, to: NodeId| machine.distance(from, to).unwrap_or(u32::MAX);
-        for (name, of) in &mut self.workloads {
+        let workloads = self.workloads.iter_mut().filter(|(name, _)| !is_moved(core, name));
+        for (name, of) in workloads {
             let (wanted, news) = of.shares.next(distance, now);
             if let (Some(news), Some(cgroup)) = (news, of.cgroups.first()) {
                 report(core, name, cgroup, news, None);
@@ -183,7 +196,7 @@ impl Budgets {
                 dirs: of.cgroups.iter().map(|path| core.hierarchy.dir(path)).collect(),
                 from: wanted.from,
                 to: wanted.to,
-                bytes: wanted.bytes.min(Bytes(rate.0.saturating_mul(ORDER))),
+                bytes: wanted.bytes.min(Bytes(rate.0.saturating_mul(ORDER)).max(LEAST)),
                 rate,
             };
             return Some((name.clone(), order));
@@ -192,7 +205,7 @@ impl Budgets {
     }
 
     fn read(&mut self, core: &Core, mut found: BTreeMap<String, ByNode>, now: Instant) {
-        for (name, of) in &mut self.workloads {
+        for (name, of) in self.workloads.iter_mut().filter(|(name, _)| !is_moved(core, name)) {
             let (Some(resident), Some(cgroup)) = (found.remove(name), of.cgroups.first()) else { continue };
             for news in of.shares.take(resident, now) {
                 report(core, name, cgroup, news, None);
@@ -244,4 +257,113 @@ fn report(core: &Core, name: &str, cgroup: &CgroupPath, news: News, obstacle: Op
     };
     let report = Report::new(EventKind::BudgetExceeded, message).severity(severity).node(node);
     core.report(Some(cgroup), report.detail("excessBytes", bytes.0));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use numaward_api as api;
+    use numaward_config::{Config, policy::StrategyKind};
+    use numaward_engine::Move;
+
+    use super::*;
+    use crate::{
+        Request,
+        moving::Running,
+        reconciler::{ReconcilerLoop, tests::reconciler_loop},
+        testing::{self as fixture, Host},
+    };
+
+    /// `/a` has 5 GiB on two nodes of 4 GiB.
+    fn bench(burstable: bool) -> (tempfile::TempDir, Arc<Host>, ReconcilerLoop) {
+        let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Host::small()));
+        let root = dir.path().join("cgroup");
+        for cgroup in ["", "a"] {
+            fixture::cgroup(&root.join(cgroup), &host.machine.lock().unwrap());
+        }
+        let mut config = Config { strategy: StrategyKind::Native, ..Config::default() };
+        config.state_directory = dir.path().join("state");
+        let mut reconciler = reconciler_loop(&config, &root, &host);
+        let request = Request::new(&api::AllocationRequest {
+            placement: api::Placement { burstable, ..api::Placement::default() },
+            ..api::AllocationRequest::new("a", api::Target::Cgroup("/a".to_owned()), "5Gi")
+        });
+        assert!(reconciler.admit(&request.unwrap(), false).is_ok());
+        (dir, host, reconciler)
+    }
+
+    #[test]
+    fn what_has_a_home_has_no_budgets() {
+        for (burstable, nodes) in [(false, 2), (true, 0)] {
+            let (_dir, _host, reconciler) = bench(burstable);
+            let state = &reconciler.core.state;
+            let held = state.ledger.allocation(&"a".into(), &"a".into()).unwrap();
+            assert_eq!(held.placed[&ZoneKind::Memory].len(), 2);
+            assert_eq!(budgets_of(state, "a").unwrap_or_default().len(), nodes);
+        }
+    }
+
+    #[test]
+    fn what_a_rebalance_moves_is_let_be() {
+        for is_moved in [false, true] {
+            let (_dir, host, mut reconciler) = bench(false);
+            let core = &mut reconciler.core;
+            let held = core.state.ledger.allocation(&"a".into(), &"a".into()).unwrap().clone();
+            if is_moved {
+                let (owner, container) = ("a".into(), "a".into());
+                let of = Move { owner, container, from: held.clone(), to: held, bytes: Bytes(0) };
+                core.state.moving.running = Some(Running { moves: vec![of], ..Running::default() });
+            }
+            let mut budgets = Budgets::new(CancellationToken::new());
+            budgets.follow(&core.state);
+            let mut now = Instant::now();
+            for _ in 0..2 {
+                let found = [(NodeId(0), Bytes::gib(4)), (NodeId(1), Bytes(0))].into();
+                budgets.read(core, [("a".to_owned(), found)].into(), now);
+                now += Duration::from_secs(5);
+            }
+            let happened = host.happened.lock().unwrap();
+            let is_reported = happened.iter().any(|(_, report)| report.kind == EventKind::BudgetExceeded);
+            assert_eq!((is_reported, budgets.next_order(core, now).is_some()), (!is_moved, !is_moved));
+        }
+    }
+
+    #[test]
+    fn a_slow_rate_moves_a_little_at_a_time() {
+        let (_dir, _host, mut reconciler) = bench(false);
+        reconciler.core.config.budgets.rate.0 = Bytes::kib(64);
+        let core = &reconciler.core;
+        let mut budgets = Budgets::new(CancellationToken::new());
+        budgets.follow(&core.state);
+        let now = Instant::now();
+        for seconds in [0, 5] {
+            let found = [(NodeId(0), Bytes::gib(4)), (NodeId(1), Bytes(0))].into();
+            budgets.read(core, [("a".to_owned(), found)].into(), now + Duration::from_secs(seconds));
+        }
+        let (_, order) = budgets.next_order(core, now + Duration::from_secs(5)).unwrap();
+        assert_eq!(order.bytes, LEAST);
+    }
+
+    #[test]
+    fn another_thread_is_started_where_one_has_ended() {
+        let (_dir, _host, reconciler) = bench(false);
+        let (core, ended) = (&reconciler.core, CancellationToken::new());
+        ended.cancel();
+        let mut budgets = Budgets::new(CancellationToken::new());
+        budgets.worker = Some(PageWorker::start(&core.config.host_root, ended).unwrap());
+        let mut now = Instant::now();
+        budgets.turn(core, now);
+        let start = Instant::now();
+        while budgets.worker.is_some() && start.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(1));
+            budgets.turn(core, now);
+        }
+        assert!(budgets.worker.is_none());
+        budgets.turn(core, now);
+        assert!(budgets.worker.is_none(), "not at once");
+        now += CALM;
+        budgets.turn(core, now);
+        assert!(budgets.worker.as_ref().is_some_and(PageWorker::is_busy));
+    }
 }

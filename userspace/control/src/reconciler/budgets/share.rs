@@ -27,7 +27,7 @@ fn tolerance(share: Bytes) -> Bytes {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shares {
     /// What is promised to it on each node.
-    pub(super) placed: ByNode,
+    placed: ByNode,
     /// What it has there, as last read.
     resident: ByNode,
     over: BTreeMap<NodeId, Over>,
@@ -138,7 +138,7 @@ impl Shares {
         }
     }
 
-    /// What came of a move: `true` if it is given up for a while.
+    /// Takes what came of a move; news if it is given up for a while.
     pub(super) fn moved(&mut self, from: NodeId, bytes: Bytes, now: Instant) -> Option<News> {
         let over = self.over.get_mut(&from)?;
         if bytes >= LEAST {

@@ -2,12 +2,19 @@
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
-use numaward_config::{Config, policy::StrategyKind, rebalance::RebalanceMode};
-use numaward_engine::{Limits, in_flight::SET_ASIDE};
+use numaward_config::{
+    Config,
+    enforcement::{CgroupPattern, Declared, Size},
+    policy::StrategyKind,
+    rebalance::RebalanceMode,
+};
+use numaward_engine::{Conditions, Limits, in_flight::SET_ASIDE};
 use numaward_model::{
-    pod::{PodName, Slice},
+    headroom::Headroom,
+    pod::{POD_SHARE, PodName, Slice},
     port::MachineSource as _,
 };
+use numaward_topology::{NodeId, ZoneKind};
 use tempfile::TempDir;
 
 use super::{Asked as Room, *};
@@ -89,11 +96,76 @@ impl Bench {
         ["cpuset.cpus", "cpuset.mems"].map(|knob| fixture::line(&self.root().join(cgroup).join(knob)))
     }
 
+    /// Containers of a pod start that hold their cgroups.
+    fn run_pod(&mut self, asked: &Asked, slice: Slice, names: &[&str]) {
+        let pod = PodName { namespace: "n".to_owned(), name: "p".to_owned(), uid: "uid".to_owned() };
+        let (sandbox, terms) = ("sandbox".to_owned(), numaward_engine::Terms::default());
+        let pod = PodAsk { pod, sandbox, asked: asked.clone(), terms, notes: Vec::new() };
+        for name in names {
+            let ask = ContainerAsk {
+                pod: pod.clone(),
+                id: format!("id-{name}"),
+                name: (*name).to_owned(),
+                cgroup: format!("/kubepods/pod/{name}").parse().unwrap(),
+                slice,
+                memory: MemoryAsk::default(),
+                pinned: (None, None),
+            };
+            let id = ask.id.clone();
+            let (answer, _created) = oneshot::channel();
+            self.runtime(pods::Command::Create { ask, answer });
+            let (answer, _bound) = oneshot::channel();
+            self.runtime(pods::Command::Bind { id, ask: None, answer });
+        }
+    }
+
+    /// Others use so much memory on each node, in MiB.
+    fn see(&mut self, mib: [u64; 2]) {
+        let nodes = [0, 1].map(|node| (NodeId(node), Bytes::mib(mib[node as usize]))).into();
+        let withheld = [(ZoneKind::Memory, nodes)].into();
+        let conditions = Arc::new(Conditions { withheld, ..Conditions::default() });
+        *self.host.headroom.lock().unwrap() = Arc::new(Headroom { conditions, ..Headroom::default() });
+        self.reconciler.look_after();
+        self.reconciler.settle();
+    }
+
+    /// A cgroup has so much memory on each node, in MiB.
+    fn lies(&self, cgroup: &str, mib: [u64; 2]) {
+        let [first, second] = mib.map(|mib| Bytes::mib(mib).0);
+        let text = format!("anon N0={first} N1={second}\nfile N0=0 N1=0\n");
+        fs::write(self.root().join(cgroup).join("memory.numa_stat"), text).unwrap();
+    }
+
     /// Room for `new`, which is to be admitted.
     fn start(&mut self) -> Result<api::Rebalance, AdmissionError> {
-        let asked =
-            Room { request: request("new", "2Gi"), limits: Limits::default(), plan: None, admit: true };
+        self.start_for(request("new", "2Gi"), true)
+    }
+
+    fn start_for(&mut self, request: Request, admit: bool) -> Result<api::Rebalance, AdmissionError> {
+        let asked = Room { request, limits: Limits::default(), plan: None, admit };
         self.reconciler.rebalancing.start(&mut self.reconciler.core, asked)
+    }
+
+    fn cancel(&mut self) {
+        let (answer, _result) = oneshot::channel();
+        self.reconciler.command(Command::Cancel { answer });
+    }
+
+    /// From the next start on, this is declared for these cgroups. They are not there, and come.
+    fn declare(&mut self, of: &[(&str, &str)]) {
+        let declared = |(cgroup, memory): &(&str, &str)| Declared {
+            unit: None,
+            cgroup: Some(CgroupPattern::new(&format!("/{cgroup}")).unwrap()),
+            cpus: Some(api::Cpus::whole(1)),
+            memory: Size::new(memory.parse().unwrap()).unwrap(),
+            memory_limit: None,
+            hugepages: BTreeMap::new(),
+            policy: None,
+            partition: None,
+            placement: api::Placement::default(),
+        };
+        self.config.guarantees = of.iter().map(declared).collect();
+        self.restart();
     }
 
     fn shown(&self) -> api::Rebalance {
@@ -255,22 +327,7 @@ fn a_container_of_a_pod_is_moved_and_its_runtime_is_told() {
     bench.runtime(pods::Command::Tell(tell));
     let mut asked = request("uid/c", "1Gi").engine;
     asked.containers[0].name = "c".into();
-    let pod = PodName { namespace: "n".to_owned(), name: "p".to_owned(), uid: "uid".to_owned() };
-    let (sandbox, asked) = ("sandbox".to_owned(), Asked::Container(asked));
-    let pod = PodAsk { pod, sandbox, asked, terms: numaward_engine::Terms::default(), notes: Vec::new() };
-    let ask = ContainerAsk {
-        pod,
-        id: "id".to_owned(),
-        name: "c".to_owned(),
-        cgroup: "/kubepods/pod/c".parse().unwrap(),
-        slice: Slice::Own,
-        memory: MemoryAsk::default(),
-        pinned: (None, None),
-    };
-    let (answer, _created) = oneshot::channel();
-    bench.runtime(pods::Command::Create { ask, answer });
-    let (answer, _bound) = oneshot::channel();
-    bench.runtime(pods::Command::Bind { id: "id".to_owned(), ask: None, answer });
+    bench.run_pod(&Asked::Container(asked), Slice::Own, &["c"]);
     for (name, memory) in [("b", "1536Mi"), ("c", "2560Mi")] {
         bench.admit(name, memory).unwrap();
     }
@@ -281,7 +338,7 @@ fn a_container_of_a_pod_is_moved_and_its_runtime_is_told() {
     assert_eq!((over.state, over.moves[0].workload.as_str()), (RebalanceState::Done, "n/p/c"), "{over:?}");
     assert_eq!(bench.knobs("kubepods/pod/c")[1], "1");
     let updates: Vec<_> = std::iter::from_fn(|| told.try_recv().ok()).flatten().collect();
-    let update = updates.iter().find(|update| update.id == "id").unwrap();
+    let update = updates.iter().find(|update| update.id == "id-c").unwrap();
     assert_eq!(update.settings.mems.as_ref().unwrap().to_string(), "1");
     assert_eq!(update.settings.cpus.as_ref().unwrap().to_string(), bench.knobs("kubepods/pod/c")[0]);
     // It counts as any other from then on.
@@ -365,8 +422,7 @@ fn cancelled_or_killed_at_any_step_all_is_as_before() {
             } else if bench.shown().state == RebalanceState::Done {
                 panic!("it takes more steps");
             } else {
-                let (answer, _result) = oneshot::channel();
-                bench.reconciler.command(Command::Cancel { answer });
+                bench.cancel();
             }
             let over = bench.until_over();
             let expected = if is_killed { RebalanceState::Failed } else { RebalanceState::Cancelled };
@@ -378,6 +434,146 @@ fn cancelled_or_killed_at_any_step_all_is_as_before() {
             assert_eq!(bench.knobs("a"), knobs);
         }
     }
+}
+
+#[test]
+fn killed_while_moves_are_taken_back_all_is_as_before() {
+    for (steps, back) in (1..5).flat_map(|steps| (1..4).map(move |back| (steps, back))) {
+        let mut bench = Bench::new(RebalanceMode::Off);
+        let (before, knobs) = (bench.promised(), bench.knobs("a"));
+        bench.start().unwrap();
+        for _ in 0..steps {
+            bench.reconciler.rebalance();
+        }
+        bench.cancel();
+        for _ in 0..back {
+            bench.reconciler.rebalance();
+        }
+        bench.restart();
+        bench.until_over();
+        let after = bench.promised();
+        let when = format!("after {steps} steps, and {back} back");
+        assert_eq!((after.0, bench.knobs("a")), (before.0, knobs), "{when}");
+        assert_eq!((after.1.ledger, after.1.moving), (before.1.ledger, before.1.moving), "{when}");
+    }
+}
+
+#[test]
+fn what_is_set_aside_outlives_what_the_runtime_lists() {
+    let mut bench = Bench::new(RebalanceMode::Off);
+    bench.start().unwrap();
+    bench.until(is_moving);
+    let before = bench.nodes();
+    assert_eq!(before[0].0, SET_ASIDE);
+    let (answer, _done) = oneshot::channel();
+    let (containers, sandboxes) = (Vec::new(), BTreeMap::new());
+    bench.runtime(pods::Command::Synchronize { containers, sandboxes, complete: true, answer });
+    assert_eq!(bench.nodes(), before);
+}
+
+#[test]
+fn what_has_a_home_only_is_not_moved() {
+    let mut bench = Bench::empty(RebalanceMode::Off);
+    let mut burstable = request("a", "1Gi");
+    burstable.terms.burstable = true;
+    bench.lies("a", [100, 0]);
+    assert!(bench.reconciler.admit(&burstable, false).is_ok());
+    for (name, memory) in [("b", "1536Mi"), ("c", "2560Mi")] {
+        bench.admit(name, memory).unwrap();
+    }
+    assert_eq!(bench.nodes()[0], ("a".to_owned(), "0".to_owned()));
+    let none = bench.start().unwrap_err();
+    assert!(matches!(none, AdmissionError::NoPlan { .. }), "{none}");
+}
+
+#[test]
+fn containers_that_share_a_pod_stay_together() {
+    let mut bench = Bench::empty(RebalanceMode::Off);
+    fixture::cgroup(&bench.root().join("kubepods/pod/d"), &bench.host.machine());
+    let mut asked = request("uid", "1Gi").engine;
+    asked.containers[0].name = POD_SHARE.into();
+    bench.run_pod(&Asked::Pod(asked), Slice::Pod, &["c", "d"]);
+    for (name, memory) in [("b", "1536Mi"), ("c", "2560Mi")] {
+        bench.admit(name, memory).unwrap();
+    }
+    let mems = |bench: &Bench, name: &str| bench.knobs(&format!("kubepods/pod/{name}"))[1].clone();
+    assert_eq!(["c", "d"].map(|name| mems(&bench, name)), ["0", "0"]);
+    bench.start().unwrap();
+    bench.until(|shown| shown.moves[0].state == Some(MoveState::Moved));
+    assert_eq!(["c", "d"].map(|name| mems(&bench, name)), ["1", "1"]);
+    // The kernel takes the first of them back, and not the second.
+    fs::remove_file(bench.root().join("kubepods/pod/d/cpuset.mems")).unwrap();
+    bench.cancel();
+    let over = bench.until_over();
+    assert_eq!(over.moves[0].state, Some(MoveState::Stays));
+    assert_eq!(mems(&bench, "c"), "1", "as the ledger has it");
+    assert_eq!(bench.nodes().last().unwrap(), &("uid".to_owned(), "1".to_owned()));
+}
+
+#[test]
+fn room_for_what_runs_already_is_planned_as_it_is_admitted() {
+    for admit in [false, true] {
+        let mut bench = Bench::new(RebalanceMode::Off);
+        // What is in use there is its own.
+        bench.lies("new", [1024, 1024]);
+        bench.see([1024, 1024]);
+        let plan = bench.reconciler.plan(&request("new", "1200Mi"), &Limits::default()).unwrap();
+        assert_eq!(plan.moves, []);
+        let one = bench.reconciler.plan(&request("new", "2Gi"), &Limits::default()).unwrap();
+        assert_eq!(one.moves.len(), 1);
+        bench.start_for(request("new", "2Gi"), admit).unwrap();
+        let over = bench.until_over();
+        assert_eq!(over.state, RebalanceState::Done, "{:?}", over.reason);
+    }
+    let mut bench = Bench::empty(RebalanceMode::Off);
+    bench.lies("new", [100, 300]);
+    let mut burstable = request("new", "1Gi");
+    burstable.terms.burstable = true;
+    let plan = bench.reconciler.plan(&burstable, &Limits::default()).unwrap();
+    assert_eq!(plan.allocation.nodes, "1", "its memory is there");
+}
+
+#[test]
+fn what_is_declared_gets_room_also_behind_what_can_have_none() {
+    let mut bench = Bench::new(RebalanceMode::Auto);
+    bench.declare(&[("d", "3Gi"), ("new", "2Gi")]);
+    let over = bench.until_over();
+    assert_eq!((over.state, over.request.as_deref()), (RebalanceState::Done, Some("new")));
+    assert!(over.automatic);
+    assert_eq!(bench.nodes().last().unwrap(), &("new".to_owned(), "0".to_owned()));
+}
+
+#[test]
+fn what_is_declared_is_not_planned_for_again_and_again() {
+    let mut bench = Bench::new(RebalanceMode::Auto);
+    bench.declare(&[("d", "3Gi"), ("new", "2Gi")]);
+    let until = |bench: &Bench| {
+        let tried = bench.reconciler.rebalancing.tried.get("d");
+        tried.map(|tried| (tried.until, tried.promised.is_some()))
+    };
+    let hopeless = until(&bench);
+    assert!(hopeless.is_some_and(|(_, unless_other)| unless_other));
+    // Before anything is moved: what was moved stays for the dwell time anyway.
+    assert!(bench.shown().automatic);
+    bench.cancel();
+    assert_eq!(bench.until_over().state, RebalanceState::Cancelled);
+    for used in [100, 200] {
+        bench.see([used, 0]);
+        assert!(bench.reconciler.rebalancing.run.is_none(), "not for a while");
+    }
+    assert_eq!(bench.shown().state, RebalanceState::Cancelled);
+    assert_eq!(bench.said(), ["started", "cancelled"]);
+    // Nothing else is promised than when there was no plan.
+    let before = until(&bench);
+    bench.see([300, 0]);
+    assert_eq!(until(&bench), before);
+
+    // A client that asks is heeded all the same.
+    let (answer, _result) = oneshot::channel();
+    let request = Box::new(request("new", "2Gi"));
+    bench.see([0, 0]);
+    bench.reconciler.command(Command::Admit { request, dry_run: false, answer });
+    assert!(bench.reconciler.rebalancing.run.is_some());
 }
 
 #[test]
@@ -405,7 +601,7 @@ fn it_is_done_by_itself_only_where_configured_within_its_limits() {
     let limits = auto.reconciler.core.automatic_limits().unwrap();
     assert!(limits.kept.contains(&"a".into()), "{limits:?}");
     assert_eq!(limits.bytes, Bytes::gib(15));
-    auto.config.rebalance.max_bytes_per_hour = numaward_config::enforcement::Size(Bytes::mib(512));
+    auto.config.rebalance.max_bytes_per_hour = Size(Bytes::mib(512));
     auto.restart();
     let limits = auto.reconciler.core.automatic_limits().unwrap();
     assert!(

@@ -37,7 +37,8 @@ impl Bench {
             fs::write(root.join(cgroup).join("hugetlb.2MB.max"), "max\n").unwrap();
         }
         let state_directory = dir.path().join("state");
-        let config = Config { strategy, state_directory, ..Config::default() };
+        let mut config = Config { strategy, state_directory, ..Config::default() };
+        config.enforcement.home_dwell_time = numaward_config::Interval(std::time::Duration::ZERO);
         let reconciler = reconciler_loop(&config, &root, &host);
         Self { dir, host, reconciler }
     }
@@ -123,6 +124,33 @@ fn what_a_workload_uses_already_is_there_for_it_and_for_nobody_else() {
     *bench.host.headroom.lock().unwrap() = Arc::new(Headroom { look: seen.look + 1, ..seen });
     bench.reconciler.look_after();
     assert_eq!(withheld(&bench), 2000);
+}
+
+#[test]
+fn a_home_follows_to_where_only_its_workload_is() {
+    let mut bench = Bench::new(StrategyKind::Native);
+    let numa_stat = bench.dir.path().join("cgroup/a/memory.numa_stat");
+    let lies = |[first, second]: [u64; 2]| {
+        let text = format!("anon N0={} N1={}\nfile N0=0 N1=0\n", first << 20, second << 20);
+        fs::write(&numa_stat, text).unwrap();
+    };
+    lies([0, 1024]);
+    let mut request = Request::new(&api::AllocationRequest {
+        placement: api::Placement { burstable: true, ..api::Placement::default() },
+        ..api::AllocationRequest::new("a".to_owned(), api::Target::Cgroup("/a".to_owned()), "1Gi".to_owned())
+    })
+    .unwrap();
+    request.limit = None;
+    let Ok(Answer::Admitted(held)) = bench.reconciler.admit(&request, false) else {
+        panic!("it was refused")
+    };
+    assert_eq!(held.nodes, "1");
+    // Beyond its promise it counts as others' use, which leaves no room for it.
+    bench.see(ZoneKind::Memory, [3500, 0]);
+    lies([3500, 0]);
+    bench.reconciler.look_after();
+    let home = &bench.reconciler.core.state.ledger.allocation(&"a".into(), &"a".into()).unwrap().blocks;
+    assert_eq!(home[0].affinity.to_string(), "0");
 }
 
 #[test]

@@ -12,12 +12,12 @@ use std::{
 
 use numaward_api::PodContainer;
 use numaward_engine::{
-    Block, Ledger,
+    Block, Conditions, Ledger,
     ledger::KindAccount,
     policy::{TopologyManagerPolicy, TopologyManagerScope},
 };
 use numaward_kube::node_topology::{NodeTopology, Resource, Zone};
-use numaward_model::Promises;
+use numaward_model::{Promises, port::HeadroomSource as _};
 use numaward_observe::Observer;
 use numaward_topology::{CpuSet, Machine, Node, NodeId, ZoneKind};
 
@@ -26,7 +26,10 @@ pub type Source = Arc<dyn Fn() -> Assigned + Send + Sync>;
 
 /// Gives what the engine promised, as it was published to the observer.
 pub fn promised(observer: Arc<Observer>) -> Source {
-    Arc::new(move || Assigned::promised(&observer.promises(), &observer.machine()))
+    Arc::new(move || {
+        let assigned = Assigned::promised(&observer.promises(), &observer.machine());
+        assigned.without_withheld(&observer.headroom().conditions)
+    })
 }
 
 /// What a workload holds.
@@ -92,6 +95,18 @@ impl Assigned {
         Self { held, free_cpus, pod_cpus, memory }
     }
 
+    /// The same, with what admissions withhold not offered as free: the scheduler would send pods that are refused.
+    #[must_use]
+    pub fn without_withheld(mut self, conditions: &Conditions) -> Self {
+        for (node, kinds) in &mut self.memory {
+            for (kind, account) in kinds {
+                let withheld = conditions.withheld_on(*kind, *node);
+                account.free.0 = account.free.0.saturating_sub(withheld.0);
+            }
+        }
+        self
+    }
+
     /// What is free on each node, as the scheduler reads it: *allocatable* is what pods can have at all, *available* what
     /// is left of it. Shared CPUs are no amount that a node runs out of: like the kubelet's, the CPUs here are whole
     /// ones, and only exclusive ones are taken from them.
@@ -134,5 +149,32 @@ impl Assigned {
             }
         };
         NodeTopology { policy, scope, zones: machine.nodes.iter().map(zone).collect(), fingerprint }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_topology::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn what_is_withheld_is_not_free() {
+        let account = KindAccount { allocatable: Bytes(100), free: Bytes(60), ..KindAccount::default() };
+        let memory: BTreeMap<_, _> =
+            [0, 1, 2].map(|node| (NodeId(node), [(ZoneKind::Memory, account)].into())).into();
+        let assigned = Assigned {
+            held: Vec::new(),
+            free_cpus: CpuSet::new(),
+            pod_cpus: CpuSet::new(),
+            memory: memory.clone(),
+        };
+        assert_eq!(assigned.clone().without_withheld(&Conditions::default()).memory, memory);
+        let nodes = [(NodeId(0), Bytes(50)), (NodeId(1), Bytes(70))].into();
+        let conditions = Conditions { withheld: [(ZoneKind::Memory, nodes)].into(), ..Conditions::default() };
+        let memory = assigned.without_withheld(&conditions).memory;
+        let of = memory.values().map(|kinds| kinds[&ZoneKind::Memory]);
+        let of: Vec<(u64, u64)> = of.map(|account| (account.allocatable.0, account.free.0)).collect();
+        assert_eq!(of, [(100, 10), (100, 0), (100, 60)]);
     }
 }
