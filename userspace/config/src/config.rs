@@ -8,6 +8,7 @@ use std::{
 };
 
 use educe::Educe;
+use numaward_api::EnforcementMode;
 use numaward_engine::policy::TopologyManagerPolicy;
 use numaward_topology::NodeId;
 use schemars::JsonSchema;
@@ -136,6 +137,13 @@ impl Config {
     /// For what they have to agree.
     pub fn topology_scope(&self) -> TopologyManagerScope {
         self.topology_manager_scope.unwrap_or_default()
+    }
+
+    /// Whether workloads on several nodes are held to their budgets.
+    pub fn holds_budgets(&self) -> bool {
+        self.strategy == StrategyKind::Native
+            && self.budgets.enabled
+            && self.enforcement.mode == EnforcementMode::On
     }
 }
 

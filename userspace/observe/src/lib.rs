@@ -38,6 +38,7 @@ mod probing;
 mod reading;
 mod residency;
 mod sampling;
+mod shares;
 mod slot_policy;
 mod slots;
 mod snapshot;
