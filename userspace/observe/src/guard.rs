@@ -6,8 +6,8 @@
 //! alike, so it is read now and then only, and whenever a node seems low. The other workloads are read where a node is low
 //! and somebody is to act.
 //!
-//! With the strategy `native` it also says what others use of the nodes ([`crate::conditions`]), promised or not; then
-//! workloads with a promise are read at each look.
+//! With the strategy `native` it also says what others use of the nodes ([`crate::conditions`], [`crate::load`]), promised
+//! or not; then workloads with a promise are read at each look.
 //!
 //! Invariants: without a promise of memory nothing is read, unless the strategy is `native`. Reading cgroups takes no more
 //! than a fiftieth of the time, except that new promises are read at the next look. No node is declared low by readings of
@@ -40,6 +40,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     conditions::{self, Owned},
     headroom::{Claims, Lows, News, margin},
+    load::Load,
     observer::Observer,
     residency,
     shares::shares,
@@ -66,6 +67,7 @@ struct Guard {
     /// Before, no cgroup is read again.
     not_before: Option<Instant>,
     marks: Option<Instant>,
+    load: Load,
     /// What decisions have to heed.
     conditions: Arc<Conditions>,
 }
@@ -117,6 +119,7 @@ impl Observer {
             let owned;
             (guard.claims, owned) = read_claims(&hierarchy, &promises);
             if heeds {
+                self.read_load(&mut guard.load);
                 self.read_conditions(guard, &memory, &promises, &owned);
             }
             (guard.of, guard.read) = (Some(promises.clone()), Some(now));
@@ -146,10 +149,32 @@ impl Observer {
             tracing::debug!(%error, "it is not known which CPUs are offline: as before");
             guard.conditions.offline_cpus.clone()
         });
-        let conditions = Conditions { withheld, offline_cpus, ..Conditions::default() };
+        let conditions = Conditions { withheld, offline_cpus, load: guard.load.classes().clone() };
         if *guard.conditions != conditions {
             guard.conditions = Arc::new(conditions);
         }
+    }
+
+    /// Reads how much memory of each node the CPUs of other nodes took, if it is time. Nothing where no probe counts that.
+    fn read_load(&self, load: &mut Load) {
+        let period = self.config.probes.allocation.duty_cycle.map_or(Duration::ZERO, |cycle| cycle.period.0);
+        let now = Instant::now();
+        if !load.is_due(period, now) {
+            return;
+        }
+        let (counted, table) = {
+            let probing = self.probing();
+            let Some(counted) = probing.counters() else { return };
+            (counted, self.lock().table.clone())
+        };
+        let mut taken: BTreeMap<NodeId, Bytes> = BTreeMap::new();
+        let other = table.other(&counted.other);
+        let all = table.series().filter_map(|(_, series)| series.counters(&counted.slots)).chain([other]);
+        for (node, counters) in all.flatten() {
+            let sum = taken.entry(node).or_default();
+            sum.0 = sum.0.saturating_add(self.bytes_of(counters.user_remote).0);
+        }
+        load.set(taken, now);
     }
 
     /// Reads the watermarks of the nodes.

@@ -29,6 +29,7 @@ mod headroom;
 mod hotplug;
 mod hugepages;
 mod intrusions;
+mod load;
 mod naming;
 mod observer;
 mod part;
