@@ -154,26 +154,40 @@ pub struct NodeMemory {
     pub shmem: Bytes,
     /// Memory of the kernel: stacks, page tables and slab. (The kernel has more that it does not report by node.)
     pub kernel: Bytes,
+    /// What of all this the kernel drops when memory is needed: page cache and slab that it can reclaim. It is not locked,
+    /// and neither tmpfs nor shared memory.
+    pub droppable: Bytes,
 }
 
 impl NodeMemory {
-    /// What of it cannot be dropped: all but page cache.
-    pub fn undroppable(&self) -> Bytes {
-        Bytes(self.anon.0.saturating_add(self.shmem.0).saturating_add(self.kernel.0))
+    /// User memory: anonymous memory and page cache.
+    pub fn user(&self) -> Bytes {
+        Bytes(self.anon.0.saturating_add(self.file.0))
     }
 
-    /// Where the lines of a kind are counted.
-    fn field(&mut self, kind: &str) -> Option<&mut Bytes> {
-        Some(match kind {
-            "anon" => &mut self.anon,
-            "file" => &mut self.file,
-            "file_mapped" => &mut self.file_mapped,
-            "shmem" => &mut self.shmem,
-            "kernel_stack" | "pagetables" | "sec_pagetables" | "slab_reclaimable" | "slab_unreclaimable" => {
-                &mut self.kernel
+    /// What of it cannot be dropped.
+    pub fn undroppable(&self) -> Bytes {
+        Bytes(self.user().0.saturating_add(self.kernel.0).saturating_sub(self.droppable.0))
+    }
+
+    /// Counts what a line of this kind says; `false` if no figure has it.
+    fn count(&mut self, kind: &str, bytes: Bytes) -> bool {
+        let fields: &mut [&mut Bytes] = match kind {
+            "anon" => &mut [&mut self.anon],
+            "file" => &mut [&mut self.file],
+            "file_mapped" => &mut [&mut self.file_mapped],
+            "shmem" => &mut [&mut self.shmem],
+            "kernel_stack" | "pagetables" | "sec_pagetables" | "slab_unreclaimable" => {
+                &mut [&mut self.kernel]
             }
-            _ => return None,
-        })
+            "slab_reclaimable" => &mut [&mut self.kernel, &mut self.droppable],
+            "active_file" | "inactive_file" => &mut [&mut self.droppable],
+            _ => return false,
+        };
+        for field in fields {
+            field.0 = field.0.saturating_add(bytes.0);
+        }
+        true
     }
 }
 
@@ -189,14 +203,12 @@ pub fn memory_numa_stat(dir: &Path) -> Result<BTreeMap<NodeId, NodeMemory>, Read
         let malformed = || text.malformed(number, EXPECTED);
         let (kind, values) = line.split_once(' ').ok_or_else(malformed)?;
         anon_seen |= kind == "anon";
-        if NodeMemory::default().field(kind).is_none() {
+        if !NodeMemory::default().count(kind, Bytes(0)) {
             continue;
         }
         for value in values.split_ascii_whitespace() {
             let (node, bytes) = bytes_of_node(value).ok_or_else(malformed)?;
-            if let Some(field) = nodes.entry(node).or_default().field(kind) {
-                field.0 = field.0.saturating_add(bytes.0);
-            }
+            nodes.entry(node).or_default().count(kind, bytes);
         }
     }
     if !anon_seen {
@@ -402,7 +414,8 @@ mod tests {
         let stat = "anon N0=4096 N2=8192\nfile N0=100 N2=0\nkernel_stack N0=1 N2=0\npagetables N0=2 N2=0\n\
                     sec_pagetables N0=3 N2=0\nshmem N0=50 N2=0\nfile_mapped N0=6 N2=0\nfile_dirty N0=7 N2=0\n\
                     file_writeback N0=8 N2=0\nswapcached N0=99 N2=0\nanon_thp N0=9 N2=0\nfile_thp N0=10 N2=0\n\
-                    shmem_thp N0=11 N2=0\ninactive_anon N0=99 N2=0\nunevictable N0=12 N2=0\n\
+                    shmem_thp N0=11 N2=0\ninactive_anon N0=99 N2=0\nactive_file N0=20 N2=0\n\
+                    inactive_file N0=18 N2=0\nunevictable N0=12 N2=0\n\
                     slab_reclaimable N0=13 N2=0\nslab_unreclaimable N0=14 N2=0\nworkingset_refault_anon N0=9 N2=0\n";
         let node0 = NodeMemory {
             anon: Bytes(4096),
@@ -410,7 +423,9 @@ mod tests {
             file_mapped: Bytes(6),
             shmem: Bytes(50),
             kernel: Bytes(33),
+            droppable: Bytes(20 + 18 + 13),
         };
+        assert_eq!(node0.undroppable(), Bytes(4096 + 50 + 12 + 20), "of the page cache, 12 are locked");
         let node2 = NodeMemory { anon: Bytes(8192), ..NodeMemory::default() };
         let least = NodeMemory { anon: Bytes(1), ..NodeMemory::default() };
         check(

@@ -110,7 +110,7 @@ pub struct Config {
     pub guard: GuardMode,
     /// Cgroups that the guard leaves alone, as patterns: `*` stands for any text without a slash, `**` for any number of
     /// levels. Workloads with a guarantee, and what is above or below one, are left alone always. Default: what a host
-    /// cannot be reached without, or run workloads.
+    /// needs to be reached and to run workloads.
     #[educe(Default(expression = essential()))]
     pub guard_exempt: Vec<CgroupPattern>,
     /// What Kubernetes itself is kept. Where this, `systemReserved` or `evictionHard` is given, their sum must

@@ -43,8 +43,11 @@ const ESSENTIAL: &[&str] = &[
     "/system.slice/crio.service",
     "/system.slice/dbus*.service",
     "/system.slice/docker.service",
+    "/system.slice/k0s*.service",
+    "/system.slice/k3s*.service",
     "/system.slice/kubelet.service",
     "/system.slice/numaward.service",
+    "/system.slice/rke2*.service",
     "/system.slice/ssh*.service",
     "/system.slice/systemd-*.service",
 ];
@@ -62,7 +65,14 @@ mod tests {
     fn what_is_essential_is_a_list_of_patterns() {
         assert_eq!(essential().len(), ESSENTIAL.len());
         let exempt = |path: &str| essential().iter().any(|pattern| pattern.matches(&path.parse().unwrap()));
-        for path in ["/init.scope", "/system.slice/systemd-journald.service", "/system.slice/sshd.service"] {
+        for path in [
+            "/init.scope",
+            "/system.slice/systemd-journald.service",
+            "/system.slice/sshd.service",
+            "/system.slice/k3s-agent.service",
+            "/system.slice/rke2-server.service",
+            "/system.slice/k0scontroller.service",
+        ] {
             assert!(exempt(path), "{path}");
         }
         for path in ["/system.slice", "/system.slice/backup.service", "/user.slice"] {

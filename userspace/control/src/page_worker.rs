@@ -135,8 +135,7 @@ fn numa_stat(dirs: &[PathBuf]) -> Option<BTreeMap<NodeId, Vec<NodeMemory>>> {
 }
 
 fn user_memory(dirs: &[PathBuf]) -> Option<ByNode> {
-    let user = |of: &NodeMemory| of.anon.0.saturating_add(of.file.0);
-    let sum = |all: &Vec<NodeMemory>| all.iter().map(user).fold(0, u64::saturating_add);
+    let sum = |all: &Vec<NodeMemory>| all.iter().map(|of| of.user().0).fold(0, u64::saturating_add);
     Some(numa_stat(dirs)?.iter().map(|(node, all)| (*node, Bytes(sum(all)))).collect())
 }
 

@@ -54,7 +54,7 @@ impl Synthetic {
                 file: Bytes::kib(u64::from(i * 31 + n) * 4),
                 kernel: Bytes::kib(u64::from(i + n)),
                 mapped: Bytes(0),
-                shmem: Bytes(0),
+                droppable: Bytes(0),
             };
             (0..nodes).map(node).collect()
         };

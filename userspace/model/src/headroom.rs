@@ -66,12 +66,13 @@ pub struct OtherWorkload {
     pub cgroup: CgroupPath,
     /// Which cgroup of that path.
     pub id: CgroupId,
-    /// Its user memory on the nodes that are low.
+    /// What it has on the nodes that are low, of memory that is in the way there: anonymous and shared memory, and files
+    /// of a tmpfs. Other page cache counts as memory that can be had.
     pub resident: Vec<(NodeId, Bytes)>,
 }
 
 impl OtherWorkload {
-    /// Its user memory on a node that is low.
+    /// What it has of that on a node that is low.
     pub fn on(&self, node: NodeId) -> Bytes {
         self.resident.iter().find(|(of, _)| *of == node).map_or(Bytes(0), |(_, bytes)| *bytes)
     }

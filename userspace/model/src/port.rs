@@ -13,8 +13,8 @@ pub trait MachineSource: Send + Sync {
     fn machine(&self) -> Arc<Machine>;
 }
 
-/// Learns what is assigned: before a request is answered, but after the answer to a container that is to be created, and
-/// after what is answered to a runtime while something else is waited for.
+/// Learns what is assigned. It is called before a request is answered; where a container runtime waits for the answer, it
+/// may be called after it.
 pub trait AssignmentSink: Send + Sync {
     /// This is assigned now.
     fn assigned(&self, promises: Promises);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use numaward_api::PodContainer;
 use numaward_cgroup::{CgroupId, CgroupPath};
-use numaward_engine::{Allocation, Block, Ledger};
+use numaward_engine::{Allocation, Block, Ledger, OwnerId};
 use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
 
 /// What others need to know of what is promised.
@@ -73,6 +73,8 @@ pub struct Promise {
     pub cgroup: CgroupPath,
     /// Which cgroup of that path.
     pub id: CgroupId,
+    /// Who holds it in the ledger: several containers, where their pod was admitted as a whole.
+    pub owner: OwnerId,
     /// The container, if it is one of a pod.
     pub container: Option<PodContainer>,
     /// The nodes on which memory is promised to it.

@@ -103,7 +103,7 @@ pub struct WorkloadActivity {
 /// Hugepages of one size that were taken from the pool of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllocatedHugepages {
-    /// By a CPU of this node.
+    /// By a CPU of this node, or for which it is the nearest node with memory.
     pub local: Bytes,
     /// By a CPU of another node.
     pub remote: Bytes,
@@ -161,14 +161,19 @@ pub struct Resident {
     pub kernel: Bytes,
     /// The part of `file` that tasks have mapped.
     pub mapped: Bytes,
-    /// The part of `file` that is tmpfs and shared memory.
-    pub shmem: Bytes,
+    /// The part of all that the kernel drops when memory is needed.
+    pub droppable: Bytes,
 }
 
 impl Resident {
+    /// User memory: anonymous memory and page cache.
+    pub fn user(&self) -> Bytes {
+        Bytes(self.anon.0.saturating_add(self.file.0))
+    }
+
     /// All of it.
     pub fn sum(&self) -> Bytes {
-        Bytes(self.anon.0.saturating_add(self.file.0).saturating_add(self.kernel.0))
+        Bytes(self.user().0.saturating_add(self.kernel.0))
     }
 
     /// With that of another workload.
@@ -180,7 +185,7 @@ impl Resident {
             file: plus(self.file, other.file),
             kernel: plus(self.kernel, other.kernel),
             mapped: plus(self.mapped, other.mapped),
-            shmem: plus(self.shmem, other.shmem),
+            droppable: plus(self.droppable, other.droppable),
         }
     }
 }

@@ -4,12 +4,32 @@
 
 use std::{sync::Arc, time::Duration};
 
-use numaward_topology::{Bytes, HugepageSize, NodeId, ZoneKind};
+use numaward_cgroup::CgroupId;
+use numaward_topology::{Bytes, CpuSet, HugepageSize, NodeId, ZoneKind};
 
-use crate::snapshot::{
-    Allocated, AllocatedHugepages, CpuFigures, Interrupts, MapFigures, NodeMemory, Pressure, ProbeFigures,
-    PromiseFigures, Resident, Snapshot, StallFigures, WorkloadActivity, WorkloadFigures,
+use crate::{
+    Promise,
+    snapshot::{
+        Allocated, AllocatedHugepages, CpuFigures, Interrupts, MapFigures, NodeMemory, Pressure,
+        ProbeFigures, PromiseFigures, Resident, Snapshot, StallFigures, WorkloadActivity, WorkloadFigures,
+    },
 };
+
+/// A promise to the cgroup with this path and id: this memory on these nodes, nothing else.
+pub fn promise(path: &str, id: u64, placed: &[(ZoneKind, u32, Bytes)]) -> Promise {
+    Promise {
+        cgroup: path.parse().unwrap(),
+        id: CgroupId(id),
+        owner: path.into(),
+        container: None,
+        nodes: placed.iter().map(|(_, node, _)| NodeId(*node)).collect(),
+        cpus: CpuSet::new(),
+        blocks: Vec::new(),
+        placed: placed.iter().map(|(kind, node, bytes)| (*kind, NodeId(*node), *bytes)).collect(),
+        offline_cpus: CpuSet::new(),
+        uncovered: Vec::new(),
+    }
+}
 
 /// A snapshot with something of everything.
 pub fn snapshot() -> Snapshot {
@@ -22,7 +42,7 @@ pub fn snapshot() -> Snapshot {
                 file: Bytes(2),
                 kernel: Bytes(3),
                 mapped: Bytes(0),
-                shmem: Bytes(0),
+                droppable: Bytes(0),
             }]
             .into(),
         ),

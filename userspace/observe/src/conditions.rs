@@ -1,42 +1,43 @@
-//! What others than those with a promise use of the nodes' memory, beyond what is reserved: it is not there for whoever
-//! asks next.
+//! What others than those with a promise use of the nodes' memory, beyond what is reserved: it is not there for the next
+//! request.
 //!
-//! Terms: memory is in *use* if it can be had by nobody: pages taken from a hugepage pool; of base pages those that are
-//! neither free nor reclaimable, pools left out.
+//! Terms: memory is in *use* if nobody can have it: pages taken from a hugepage pool; of base pages those that are neither
+//! free nor reclaimable, without the pools.
 //!
-//! Algorithm: of what is in use on a node, what workloads with a promise have is left out, up to what is promised to each.
-//! It counts first on the nodes on which it is promised, then on the others: who is being moved, or has its home on
-//! another node than its pages, is nobody else for that. What is left beyond the reservation is withheld.
+//! Algorithm: from what is in use on a node, what workloads with a promise have is subtracted, up to what is promised to
+//! each. It counts first on the nodes on which it is promised, then on the others: so a workload that is being moved, or
+//! whose pages are not on its home node, does not count as another. What is left beyond the reservation is withheld. Of
+//! base pages it counts in steps, and stays as it was while it is less than a step off: each change has an effect on
+//! decisions and what is shown.
 //!
 //! No file here: the caller passes readings.
 
 use std::collections::BTreeMap;
 
-use numaward_engine::Ledger;
-use numaward_model::Promise;
+use numaward_engine::{Conditions, Ledger};
 use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs::NodeMemory};
-
-type ByKind = BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>;
 
 /// What workloads with a promise have of what is in use, within their promises.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Owned(BTreeMap<(ZoneKind, NodeId), u64>);
 
 impl Owned {
-    /// Adds what a workload has of a kind. Where that is not known it counts as having all that it is promised.
-    pub(crate) fn add(&mut self, promise: &Promise, kind: ZoneKind, has: Option<&BTreeMap<NodeId, Bytes>>) {
-        let mut placed: BTreeMap<NodeId, u64> = BTreeMap::new();
-        for (_, node, bytes) in promise.placed.iter().filter(|(of, ..)| *of == kind) {
-            *placed.entry(*node).or_default() += bytes.0;
-        }
-        let mut left: u64 = placed.values().sum();
+    /// Adds a promise of a kind: what is placed on each node, and what the workloads that share it have. Where that is not
+    /// known they count as having all that is promised.
+    pub(crate) fn add(
+        &mut self,
+        kind: ZoneKind,
+        placed: &BTreeMap<NodeId, Bytes>,
+        has: Option<&BTreeMap<NodeId, Bytes>>,
+    ) {
+        let mut left: u64 = placed.values().map(|bytes| bytes.0).sum();
         let mut own = |node: NodeId, bytes: u64| *self.0.entry((kind, node)).or_default() += bytes;
         let Some(has) = has else {
-            return placed.into_iter().for_each(|(node, bytes)| own(node, bytes));
+            return placed.iter().for_each(|(node, bytes)| own(*node, bytes.0));
         };
         let mut elsewhere = Vec::new();
         for (&node, bytes) in has {
-            let within = bytes.0.min(placed.get(&node).copied().unwrap_or(0));
+            let within = bytes.0.min(placed.get(&node).map_or(0, |bytes| bytes.0));
             own(node, within);
             left = left.saturating_sub(within);
             elsewhere.push((node, bytes.0 - within));
@@ -53,75 +54,62 @@ impl Owned {
     }
 }
 
-/// What is withheld of the memory that the ledger gives out. `obtainable` is what can be had of a node's base pages.
-pub(crate) fn withheld<'a>(
+/// What is withheld of the memory that the ledger gives out; `before`, that was this. `obtainable` is what can be had of a
+/// node's base pages. Of a node whose memory is not known, as much is withheld as before.
+pub(crate) fn withheld(
     ledger: &Ledger,
-    memory: impl IntoIterator<Item = (NodeId, &'a NodeMemory)>,
+    memory: &[(NodeId, Option<NodeMemory>)],
     obtainable: impl Fn(NodeId, &NodeMemory) -> Bytes,
     owned: &Owned,
-) -> ByKind {
-    let mut withheld = ByKind::new();
+    before: &Conditions,
+) -> BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>> {
+    let mut withheld: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>> = BTreeMap::new();
     for (node, memory) in memory {
-        let Some(account) = ledger.nodes().get(&node) else { continue };
+        let Some(account) = ledger.nodes().get(node) else { continue };
         for (&kind, account) in &account.kinds {
-            let (in_use, step) = match kind {
-                ZoneKind::Memory => {
-                    let pools = memory.hugepages.iter();
-                    let pools = pools.fold(0, |sum: u64, (size, pool)| {
-                        sum.saturating_add(pool.total.saturating_mul(size.0.0))
-                    });
-                    let base = memory.total.0.saturating_sub(pools);
-                    (base.saturating_sub(obtainable(node, memory).0), step(memory.total))
-                }
-                ZoneKind::Hugepages(size) => {
-                    let pool = memory.hugepages.get(&size).copied().unwrap_or_default();
-                    (pool.total.saturating_sub(pool.free).saturating_mul(size.0.0), 1)
-                }
+            let before = before.withheld_on(kind, *node).0;
+            let beyond = |memory: &NodeMemory| {
+                let (in_use, step) = match kind {
+                    ZoneKind::Memory => {
+                        let in_use = memory.base().0.saturating_sub(obtainable(*node, memory).0);
+                        (in_use, step(memory.total))
+                    }
+                    ZoneKind::Hugepages(size) => {
+                        let pool = memory.hugepages.get(&size).copied().unwrap_or_default();
+                        (pool.total.saturating_sub(pool.free).saturating_mul(size.0.0), 1)
+                    }
+                };
+                let beyond = in_use.saturating_sub(owned.on(kind, *node)).saturating_sub(account.reserved.0);
+                let is_as_before = beyond.abs_diff(before) < step;
+                if is_as_before { before } else { beyond.checked_next_multiple_of(step).unwrap_or(beyond) }
             };
-            let beyond = in_use.saturating_sub(owned.on(kind, node)).saturating_sub(account.reserved.0);
-            if beyond > 0 {
-                let bytes = Bytes(beyond.checked_next_multiple_of(step).unwrap_or(beyond));
-                withheld.entry(kind).or_default().insert(node, bytes);
+            let bytes = memory.as_ref().map_or(before, beyond);
+            if bytes > 0 {
+                withheld.entry(kind).or_default().insert(*node, Bytes(bytes));
             }
         }
     }
     withheld
 }
 
-/// Base pages are withheld in steps of so much, so that what is said does not change all the time: a thousandth of the
-/// node, at least 1 MiB.
+/// Base pages are withheld in steps of so much: a thousandth of the node, at least 1 MiB.
 fn step(total: Bytes) -> u64 {
     (total.0 >> 10).max(Bytes::mib(1).0)
 }
 
 #[cfg(test)]
 mod tests {
-    use numaward_cgroup::CgroupId;
     use numaward_engine::{
         Native, NativeOptions, PolicyConfig, Quantity, Strategy as _,
         policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation},
     };
-    use numaward_topology::{CpuSet, HugepagePool, HugepageSize, Machine};
+    use numaward_topology::{HugepagePool, HugepageSize, Machine};
 
     use super::*;
 
     const HUGE: ZoneKind = ZoneKind::Hugepages(HugepageSize(Bytes::mib(2)));
 
-    fn promise(placed: &[(ZoneKind, u32, u64)]) -> Promise {
-        Promise {
-            cgroup: "/a".parse().unwrap(),
-            id: CgroupId(1),
-            container: None,
-            nodes: "0".parse().unwrap(),
-            cpus: CpuSet::new(),
-            blocks: Vec::new(),
-            placed: placed.iter().map(|(kind, node, mib)| (*kind, NodeId(*node), Bytes::mib(*mib))).collect(),
-            offline_cpus: CpuSet::new(),
-            uncovered: Vec::new(),
-        }
-    }
-
-    fn has(nodes: &[(u32, u64)]) -> BTreeMap<NodeId, Bytes> {
+    fn mib(nodes: &[(u32, u64)]) -> BTreeMap<NodeId, Bytes> {
         nodes.iter().map(|(node, mib)| (NodeId(*node), Bytes::mib(*mib))).collect()
     }
 
@@ -156,8 +144,8 @@ mod tests {
     }
 
     fn seen(nodes: &[NodeMemory; 2], owned: &Owned) -> Vec<(ZoneKind, u32, u64)> {
-        let nodes = [NodeId(0), NodeId(1)].into_iter().zip(nodes);
-        let withheld = withheld(&ledger(), nodes, |_, memory| memory.free, owned);
+        let nodes: Vec<_> = [0, 1].map(NodeId).into_iter().zip(nodes.iter().cloned().map(Some)).collect();
+        let withheld = withheld(&ledger(), &nodes, |_, memory| memory.free, owned, &Conditions::default());
         let by_node = |(kind, nodes): (&ZoneKind, &BTreeMap<NodeId, Bytes>)| {
             nodes.iter().map(|(node, bytes)| (*kind, node.0, bytes.0 >> 20)).collect::<Vec<_>>()
         };
@@ -180,17 +168,32 @@ mod tests {
     #[test]
     fn what_those_with_a_promise_have_is_theirs_up_to_what_is_promised() {
         let nodes = [memory(3072, 512), memory(3072 - 1000, 512 - 100)];
-        let promise = promise(&[(ZoneKind::Memory, 1, 600), (HUGE, 1, 150)]);
         let mut owned = Owned::default();
-        owned.add(&promise, ZoneKind::Memory, Some(&has(&[(1, 400)])));
-        owned.add(&promise, HUGE, Some(&has(&[(1, 200)])));
+        owned.add(ZoneKind::Memory, &mib(&[(1, 600)]), Some(&mib(&[(1, 400)])));
+        owned.add(HUGE, &mib(&[(1, 150)]), Some(&mib(&[(1, 200)])));
         assert_eq!(seen(&nodes, &owned), [(HUGE, 1, 50), (ZoneKind::Memory, 1, 600)]);
 
         // What is on its way from another node is its own as well.
         let mut moving = Owned::default();
-        let away = self::promise(&[(ZoneKind::Memory, 0, 600), (HUGE, 0, 150)]);
-        moving.add(&away, ZoneKind::Memory, Some(&has(&[(0, 300), (1, 400)])));
-        moving.add(&away, HUGE, None);
+        moving.add(ZoneKind::Memory, &mib(&[(0, 600)]), Some(&mib(&[(0, 300), (1, 400)])));
+        moving.add(HUGE, &mib(&[(0, 150)]), None);
         assert_eq!(seen(&nodes, &moving), [(HUGE, 1, 200), (ZoneKind::Memory, 1, 700)]);
+    }
+
+    #[test]
+    fn what_is_less_than_a_step_off_or_not_known_stays() {
+        let mut before = Conditions::default();
+        let mut seen = |memory: Option<NodeMemory>| {
+            let nodes = [(NodeId(1), memory)];
+            let owned = Owned::default();
+            before.withheld = withheld(&ledger(), &nodes, |_, memory| memory.free, &owned, &before);
+            before.withheld_on(ZoneKind::Memory, NodeId(1)).0 >> 20
+        };
+        let steps = [(3, 0), (4, 4), (1, 4), (7, 4), (8, 8), (5, 8), (9, 8), (12, 12), (8, 8), (0, 0)];
+        for (in_use, expected) in steps {
+            assert_eq!(seen(Some(memory(3072 - in_use, 512))), expected, "{in_use} MiB");
+        }
+        assert_eq!(seen(Some(memory(3072 - 101, 512))), 104);
+        assert_eq!(seen(None), 104);
     }
 }

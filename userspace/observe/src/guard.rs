@@ -1,18 +1,21 @@
-//! The headroom guard: looks whether the nodes can keep what is promised on them, and reports where not. Who acts reads
-//! what it saw ([`HeadroomSource`](numaward_model::port::HeadroomSource)).
+//! The headroom guard: looks whether the nodes can keep what is promised on them, and reports where not. What acts on it
+//! reads what was seen ([`HeadroomSource`](numaward_model::port::HeadroomSource)).
 //!
 //! Algorithm: each second the nodes' memory is read: a file for each. Where the workloads with a promise have their memory
 //! takes longer to read, some 50 µs each. What they take or give back changes what can be had and what they have not used
 //! alike, so it is read now and then only, and whenever a node seems low. The other workloads are read where a node is low
 //! and somebody is to act.
 //!
-//! With the strategy `native` it also says what others use of the nodes ([`crate::conditions`]), promised or not; then
-//! workloads with a promise are read at each look.
+//! With the strategy `native` it also says what others use of the nodes ([`crate::conditions`], [`crate::load`]), promised
+//! or not; then workloads with a promise are read at each look.
 //!
-//! Invariants: without a promise of memory nothing is read, unless the strategy is `native`. Reading cgroups takes no more than a fiftieth of the time.
+//! Invariants: without a promise of memory nothing is read, unless the strategy is `native`. Reading cgroups takes no more
+//! than a fiftieth of the time, except that new promises are read at the next look. No node is declared low by readings of
+//! different looks.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -20,8 +23,8 @@ use std::{
 
 use numaward_api::{EventKind, Severity};
 use numaward_cgroup::{
-    CgroupId, CgroupPath, Hierarchy,
-    read::{hugetlb_numa_stat, memory_numa_stat},
+    CgroupId, CgroupPath, Hierarchy, ReadError,
+    read::{self, hugetlb_numa_stat, memory_numa_stat},
 };
 use numaward_config::{guard::GuardMode, policy::StrategyKind};
 use numaward_engine::Conditions;
@@ -31,14 +34,16 @@ use numaward_model::{
     snapshot::Resident,
 };
 use numaward_probes::SlotId;
-use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind, sysfs};
+use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     conditions::{self, Owned},
     headroom::{Claims, Lows, News, margin},
+    load::Load,
     observer::Observer,
     residency,
+    shares::shares,
     table::Table,
 };
 
@@ -62,6 +67,7 @@ struct Guard {
     /// Before, no cgroup is read again.
     not_before: Option<Instant>,
     marks: Option<Instant>,
+    load: Load,
     /// What decisions have to heed.
     conditions: Arc<Conditions>,
 }
@@ -105,10 +111,15 @@ impl Observer {
         let mut nodes = self.judge(&memory, &guard.claims);
         let seems_low = nodes.iter().any(NodeHeadroom::is_short) || guard.lows.is_any();
         let may_read = guard.not_before.is_none_or(|not_before| now >= not_before);
+        if seems_low && !is_new && !may_read {
+            // What workloads used when they were read last is too old to judge by.
+            return;
+        }
         if is_new || may_read && (is_old || seems_low) {
             let owned;
             (guard.claims, owned) = read_claims(&hierarchy, &promises);
             if heeds {
+                self.read_load(&mut guard.load);
                 self.read_conditions(guard, &memory, &promises, &owned);
             }
             (guard.of, guard.read) = (Some(promises.clone()), Some(now));
@@ -119,7 +130,8 @@ impl Observer {
         let low: BTreeSet<NodeId> = nodes.iter().filter(|of| of.is_low).map(|of| of.node).collect();
         let acts = self.config.guard == GuardMode::Act && !low.is_empty() && may_read;
         let others = if acts { others(&hierarchy, &table, &promises, &low) } else { Vec::new() };
-        guard.not_before = Some(now + now.elapsed() * COST).filter(|_| may_read).or(guard.not_before);
+        guard.not_before =
+            Some(now + now.elapsed() * COST).filter(|_| may_read || is_new).or(guard.not_before);
         self.show_headroom(nodes, others, guard.conditions.clone());
     }
 
@@ -131,21 +143,42 @@ impl Observer {
         promises: &Promises,
         owned: &Owned,
     ) {
-        let memory = memory.iter().filter_map(|(node, memory)| Some((*node, memory.as_ref()?)));
         let obtainable = |node, memory: &sysfs::NodeMemory| self.obtainable(node, memory);
-        let withheld = conditions::withheld(&promises.ledger, memory, obtainable, owned);
+        let withheld = conditions::withheld(&promises.ledger, memory, obtainable, owned, &guard.conditions);
         let offline_cpus = sysfs::offline_cpus(&self.config.host_root).unwrap_or_else(|error| {
-            tracing::debug!(%error, "it is not known which CPUs are offline");
-            CpuSet::new()
+            tracing::debug!(%error, "it is not known which CPUs are offline: as before");
+            guard.conditions.offline_cpus.clone()
         });
-        let conditions = Conditions { withheld, offline_cpus, ..Conditions::default() };
+        let conditions = Conditions { withheld, offline_cpus, load: guard.load.classes().clone() };
         if *guard.conditions != conditions {
             guard.conditions = Arc::new(conditions);
         }
     }
 
-    /// The watermarks of the nodes, as they were read last.
-    fn read_watermarks(&self) {
+    /// Reads how much memory of each node the CPUs of other nodes took, if it is time. Nothing where no probe counts that.
+    fn read_load(&self, load: &mut Load) {
+        let period = self.config.probes.allocation.duty_cycle.map_or(Duration::ZERO, |cycle| cycle.period.0);
+        let now = Instant::now();
+        if !load.is_due(period, now) {
+            return;
+        }
+        let (counted, table) = {
+            let probing = self.probing();
+            let Some(counted) = probing.counters() else { return };
+            (counted, self.lock().table.clone())
+        };
+        let mut taken: BTreeMap<NodeId, Bytes> = BTreeMap::new();
+        let other = table.other(&counted.other);
+        let all = table.series().filter_map(|(_, series)| series.counters(&counted.slots)).chain([other]);
+        for (node, counters) in all.flatten() {
+            let sum = taken.entry(node).or_default();
+            sum.0 = sum.0.saturating_add(self.bytes_of(counters.user_remote).0);
+        }
+        load.set(taken, now);
+    }
+
+    /// Reads the watermarks of the nodes.
+    pub(crate) fn read_watermarks(&self) {
         match sysfs::watermarks(&self.config.host_root, Bytes(self.page_size)) {
             Ok(marks) => drop(self.watermarks.send_replace(Arc::new(marks))),
             // What the kernel keeps is little; without it a node seems to have that much more.
@@ -163,7 +196,7 @@ impl Observer {
                 node: *node,
                 obtainable: claims.left(*node, self.obtainable(*node, memory)),
                 unused: claims.unused(*node),
-                margin: margin(memory.total),
+                margin: margin(memory.base()),
                 is_low: false,
             })
         })
@@ -214,7 +247,9 @@ fn describe(news: &News) -> Report {
             Report::new(EventKind::HeadroomLow, message).severity(Severity::Info).node(of.node)
         }
         News::Over(node) => {
-            let message = format!("Nothing is promised on node {node} any more that it might not have.");
+            let message = format!(
+                "Node {node} is no longer watched: nothing is promised on it any more, or its memory cannot be read."
+            );
             Report::new(EventKind::HeadroomLow, message).severity(Severity::Info).node(*node)
         }
     }
@@ -223,24 +258,49 @@ fn describe(news: &News) -> Report {
 /// Reads what workloads with a promise use of it. One that is gone meanwhile uses nothing.
 fn read_claims(hierarchy: &Hierarchy, promises: &Promises) -> (Claims, Owned) {
     let (mut claims, mut owned) = (Claims::default(), Owned::default());
-    for promise in promises.workloads() {
-        let dir = hierarchy.dir(&promise.cgroup);
-        let read = if promise.placed.is_empty() {
-            BTreeMap::new()
-        } else {
-            memory_numa_stat(&dir).unwrap_or_default()
-        };
-        claims.add(promise, |node| -> Option<Resident> { read.get(&node).copied().map(residency::resident) });
-        let kinds: BTreeSet<ZoneKind> = promise.placed.iter().map(|(kind, ..)| *kind).collect();
-        for kind in kinds {
+    for share in shares(promises) {
+        let dirs: Vec<PathBuf> = share.workloads.iter().map(|of| hierarchy.dir(&of.cgroup)).collect();
+        for (&kind, placed) in &share.placed {
             let has = match kind {
-                ZoneKind::Memory => Some(read.iter().map(|(node, of)| (*node, of.undroppable())).collect()),
-                ZoneKind::Hugepages(size) => hugetlb_numa_stat(&dir, size).ok(),
+                ZoneKind::Memory => {
+                    let read: Vec<_> = dirs.iter().map(|dir| memory_numa_stat(dir)).collect();
+                    let mut resident: BTreeMap<NodeId, Resident> = BTreeMap::new();
+                    for (node, of) in read.iter().flatten().flatten() {
+                        let sum = resident.entry(*node).or_default();
+                        *sum = sum.plus(residency::resident(*of));
+                    }
+                    claims.add(placed, &resident);
+                    let undroppable = |of: BTreeMap<NodeId, read::NodeMemory>| {
+                        of.into_iter().map(|(node, of)| (node, of.undroppable())).collect()
+                    };
+                    together(read.into_iter().map(|read| read.map(undroppable)))
+                }
+                ZoneKind::Hugepages(size) => together(dirs.iter().map(|dir| hugetlb_numa_stat(dir, size))),
             };
-            owned.add(promise, kind, has.as_ref());
+            owned.add(kind, placed, has.as_ref());
         }
     }
     (claims, owned)
+}
+
+/// What several cgroups have together, if it can be read of all. One that is gone has nothing.
+fn together(
+    read: impl Iterator<Item = Result<BTreeMap<NodeId, Bytes>, ReadError>>,
+) -> Option<BTreeMap<NodeId, Bytes>> {
+    let mut sum: BTreeMap<NodeId, Bytes> = BTreeMap::new();
+    for read in read {
+        match read {
+            Ok(read) => {
+                for (node, bytes) in read {
+                    let sum = sum.entry(node).or_default();
+                    sum.0 = sum.0.saturating_add(bytes.0);
+                }
+            }
+            Err(error) if error.is_gone() => {}
+            Err(_) => return None,
+        }
+    }
+    Some(sum)
 }
 
 /// The workloads without a promise that have memory on these nodes: none that has a promise above or below it, or another
@@ -264,7 +324,7 @@ fn others(
             continue;
         }
         let read = memory_numa_stat(&hierarchy.dir(path)).unwrap_or_default();
-        let on = |node: &NodeId| read.get(node).map(|of| Bytes(of.anon.0.saturating_add(of.file.0)));
+        let on = |node: &NodeId| read.get(node).map(|of| Bytes(of.anon.0.saturating_add(of.shmem.0)));
         let resident: Vec<_> =
             low.iter().filter_map(|node| Some((*node, on(node)?))).filter(|(_, bytes)| bytes.0 > 0).collect();
         if !resident.is_empty() {
@@ -278,12 +338,14 @@ fn others(
 mod tests {
     use std::{fs, path::Path};
 
+    use numaward_api::PodContainer;
     use numaward_cgroup::WorkloadKind;
     use numaward_config::Config;
     use numaward_engine::{
         Ledger, Native, NativeOptions, PolicyConfig, Quantity, Strategy as _,
         policy::{MemoryManagerPolicy, MemoryReservation},
     };
+    use numaward_model::{snapshot::SnapshotSource as _, testing};
     use numaward_topology::Machine;
 
     use super::*;
@@ -309,17 +371,44 @@ mod tests {
     }
 
     fn promise(path: &str, id: u64, mib: u64) -> Arc<Promise> {
-        Arc::new(Promise {
-            cgroup: path.parse().unwrap(),
-            id: CgroupId(id),
-            container: None,
-            nodes: "1".parse().unwrap(),
-            cpus: CpuSet::new(),
-            blocks: Vec::new(),
-            placed: vec![(ZoneKind::Memory, NodeId(1), Bytes::mib(mib))],
-            offline_cpus: CpuSet::new(),
-            uncovered: Vec::new(),
-        })
+        testing::promise(path, id, &[(ZoneKind::Memory, 1, Bytes::mib(mib))]).into()
+    }
+
+    /// An observer of this host, to whom this is promised.
+    fn observer(root: &Path, config: Config, promises: Vec<Arc<Promise>>, ledger: Ledger) -> Observer {
+        let observer = Observer::new(&Config { host_root: root.into(), ..config });
+        observer.lock().hierarchy = Some(Hierarchy::at(root));
+        observer.lock().promises = Arc::new(Promises::new(promises, ledger));
+        observer
+    }
+
+    /// What the strategy `native` has when nothing is promised: of node 0, 200 MiB are reserved.
+    fn ledger() -> Ledger {
+        let nodes = Machine::builder().nodes(2).cores_per_node(2).memory(Bytes::gib(1)).build().unwrap();
+        let reserved = MemoryReservation {
+            numa_node: NodeId(0),
+            limits: [(ZoneKind::Memory, Quantity::whole(Bytes::mib(200).0))].into(),
+        };
+        let policy = PolicyConfig {
+            memory_manager_policy: MemoryManagerPolicy::Static,
+            reserved_memory: vec![reserved],
+            ..PolicyConfig::default()
+        };
+        Native::new(&nodes, &policy, &NativeOptions::default()).unwrap().idle()
+    }
+
+    /// Containers of one pod that hold their memory as a whole, which is entered with the first.
+    fn of_pod(path: &str, id: u64, mib: u64) -> Arc<Promise> {
+        let pod = PodContainer {
+            namespace: "n".to_owned(),
+            pod: "p".to_owned(),
+            container: path.trim_start_matches('/').to_owned(),
+            pod_uid: "u".to_owned(),
+            shares_pod: true,
+        };
+        let placed = (mib > 0).then_some((ZoneKind::Memory, 1, Bytes::mib(mib)));
+        let of = testing::promise(path, id, placed.as_slice());
+        Arc::new(Promise { owner: "u".into(), container: Some(pod), ..of })
     }
 
     #[test]
@@ -337,7 +426,7 @@ mod tests {
             write(
                 root.path(),
                 &format!("{path}/memory.numa_stat")[1..],
-                &format!("anon {bytes}\nfile {bytes}\n"),
+                &format!("anon {bytes}\nfile {bytes}\ninactive_file {bytes}\n"),
             );
             let member = Member::new(path.parse().unwrap(), WorkloadKind::TopLevel, None);
             observer.lock().table_mut().add(CgroupId(id), path, member);
@@ -353,7 +442,7 @@ mod tests {
         assert!(of.is_low && of.is_short() && seen.node(NodeId(0)).is_none());
         let others: Vec<&str> = seen.others.iter().map(|other| other.cgroup.as_str()).collect();
         assert_eq!(others, ["/hog", "/outer/hog"]);
-        assert_eq!(seen.others[0].on(NodeId(1)), Bytes::mib(200));
+        assert_eq!(seen.others[0].on(NodeId(1)), Bytes::mib(100), "page cache is not in the way");
         let events = observer.events().page(&numaward_api::EventFilter { limit: 10, ..Default::default() });
         assert_eq!(events.events.len(), 1, "{events:?}");
         assert!(events.events[0].message.contains("Node 1 may soon not have what is promised on it"));
@@ -368,22 +457,9 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         machine(root.path(), 600);
         write(root.path(), "sys/devices/system/cpu/present", "0-1,3\n");
-        let nodes = Machine::builder().nodes(2).cores_per_node(2).memory(Bytes::gib(1)).build().unwrap();
-        let reserved = MemoryReservation {
-            numa_node: NodeId(0),
-            limits: [(ZoneKind::Memory, Quantity::whole(Bytes::mib(200).0))].into(),
-        };
-        let policy = PolicyConfig {
-            memory_manager_policy: MemoryManagerPolicy::Static,
-            reserved_memory: vec![reserved],
-            ..PolicyConfig::default()
-        };
-        let ledger = Native::new(&nodes, &policy, &NativeOptions::default()).unwrap().idle();
         let seen = |strategy, promises: Vec<Arc<Promise>>| {
-            let config = Config { host_root: root.path().into(), strategy, ..Config::default() };
-            let observer = Observer::new(&config);
-            observer.lock().hierarchy = Some(Hierarchy::at(root.path()));
-            observer.lock().promises = Arc::new(Promises::new(promises, ledger.clone()));
+            let config = Config { strategy, ..Config::default() };
+            let observer = observer(root.path(), config, promises, ledger());
             let mut guard = Guard::default();
             observer.look_at_headroom(&mut guard);
             let first = observer.headroom.borrow().conditions.clone();
@@ -410,5 +486,93 @@ mod tests {
             "Node 1 MemTotal: 1048576 kB\nNode 1 MemFree: 1048576 kB\n",
         );
         assert_eq!(seen(StrategyKind::Native, Vec::new()), [0, 0]);
+    }
+
+    #[test]
+    fn a_node_is_not_declared_low_by_what_was_used_before() {
+        let root = tempfile::tempdir().unwrap();
+        machine(root.path(), 600);
+        let stat = |mib: u64| {
+            write(root.path(), "kept/memory.numa_stat", &format!("anon N0=0 N1={}\n", mib << 20));
+        };
+        stat(0);
+        let observer =
+            observer(root.path(), Config::default(), vec![promise("/kept", 1, 500)], Ledger::default());
+        let mut guard = Guard::default();
+        observer.look_at_headroom(&mut guard);
+        assert!(!observer.headroom.borrow().nodes[0].is_low);
+        // It takes 400 MiB of its promise.
+        machine(root.path(), 200);
+        stat(400);
+        guard.not_before = Some(Instant::now() + Duration::from_mins(1));
+        observer.look_at_headroom(&mut guard);
+        assert!(!guard.lows.is_any() && observer.headroom.borrow().look == 1);
+        guard.not_before = None;
+        observer.look_at_headroom(&mut guard);
+        let of = *observer.headroom.borrow().node(NodeId(1)).unwrap();
+        assert_eq!((of.unused, of.obtainable, of.is_low), (Bytes::mib(100), Bytes::mib(210), false));
+
+        // A scrape has what was seen here.
+        machine(root.path(), 50);
+        let headroom = observer.snapshot().promises.headroom;
+        assert!(headroom.contains(&(NodeId(1), ZoneKind::Memory, of.room())), "{headroom:?}");
+        assert!(headroom.contains(&(NodeId(0), ZoneKind::Memory, 910 << 20)), "{headroom:?}");
+    }
+
+    #[test]
+    fn containers_that_share_the_memory_of_their_pod_count_together() {
+        let root = tempfile::tempdir().unwrap();
+        for path in ["a", "b"] {
+            let stat = format!("anon N0={} N1={}\n", 10 << 20, 200 << 20);
+            write(root.path(), &format!("{path}/memory.numa_stat"), &stat);
+        }
+        let hierarchy = Hierarchy::at(root.path());
+        let promises = vec![of_pod("/a", 1, 500), of_pod("/b", 2, 0), of_pod("/gone", 3, 0)];
+        let (claims, owned) = read_claims(&hierarchy, &Promises::new(promises.clone(), Ledger::default()));
+        assert_eq!(claims.unused(NodeId(1)), Bytes::mib(100));
+        let expected = |nodes: &[(u32, u64)]| {
+            let mut owned = Owned::default();
+            let has = nodes.iter().map(|(node, mib)| (NodeId(*node), Bytes::mib(*mib))).collect();
+            owned.add(ZoneKind::Memory, &[(NodeId(1), Bytes::mib(500))].into(), Some(&has));
+            owned
+        };
+        assert_eq!(owned, expected(&[(0, 20), (1, 400)]));
+        // What cannot be read may be all that is promised.
+        fs::create_dir_all(root.path().join("gone/memory.numa_stat")).unwrap();
+        let (_, owned) = read_claims(&hierarchy, &Promises::new(promises, Ledger::default()));
+        assert_eq!(owned, expected(&[(1, 500)]));
+    }
+
+    #[test]
+    fn what_is_gone_has_no_huge_pages_and_what_cannot_be_read_may_have_all() {
+        let root = tempfile::tempdir().unwrap();
+        let kind = ZoneKind::Hugepages(numaward_topology::HugepageSize(Bytes::mib(2)));
+        let promise = Arc::new(testing::promise("/a", 1, &[(kind, 0, Bytes::mib(8))]));
+        let promises = Promises::new(vec![promise], Ledger::default());
+        let owned = || read_claims(&Hierarchy::at(root.path()), &promises).1;
+        assert_eq!(owned(), Owned::default());
+        fs::create_dir(root.path().join("a")).unwrap();
+        let mut all = Owned::default();
+        all.add(kind, &[(NodeId(0), Bytes::mib(8))].into(), None);
+        assert_eq!(owned(), all);
+    }
+
+    #[test]
+    fn what_cannot_be_read_for_once_is_as_before() {
+        let root = tempfile::tempdir().unwrap();
+        machine(root.path(), 600);
+        write(root.path(), "sys/devices/system/cpu/present", "0-1,3\n");
+        let config = Config { strategy: StrategyKind::Native, ..Config::default() };
+        let observer = observer(root.path(), config, Vec::new(), ledger());
+        let mut guard = Guard::default();
+        observer.look_at_headroom(&mut guard);
+        let before = observer.headroom.borrow().conditions.clone();
+        assert_eq!(before.withheld_on(ZoneKind::Memory, NodeId(1)), Bytes::mib(414));
+        fs::remove_file(root.path().join("sys/devices/system/node/node1/meminfo")).unwrap();
+        write(root.path(), "sys/devices/system/cpu/present", "all\n");
+        guard.not_before = None;
+        observer.look_at_headroom(&mut guard);
+        assert!(Arc::ptr_eq(&before, &observer.headroom.borrow().conditions));
+        assert_eq!(before.offline_cpus.to_string(), "3");
     }
 }

@@ -4,11 +4,11 @@
 //! workload asks for it.
 //!
 //! Terms: what can be *had* of a node is what is free or reclaimable, less what the kernel keeps for itself. A promise
-//! *holds* page cache: what a workload has of it within its promise counts as used, so it is not there for others. A
-//! node's *room* is what can be had, less what promises hold of it and what they have not used.
+//! *holds* page cache and slab: what a workload has of it within its promise counts as used, so it is not there for
+//! others. A node's *room* is what can be had, less what promises hold of it and what they have not used.
 //!
-//! Algorithm: a node is *low* as soon as its room is below a margin (a fiftieth of its memory, at least 32 MiB), and until
-//! it was at least twice that for half a minute.
+//! Algorithm: a node is *low* as soon as its room is below a margin (a fiftieth of its base pages, at least 32 MiB), and
+//! until it was at least twice that for half a minute.
 //!
 //! No file and no clock here: the caller passes readings and times.
 
@@ -17,8 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_model::{Promise, headroom::NodeHeadroom, snapshot::Resident};
-use numaward_topology::{Bytes, NodeId, ZoneKind};
+use numaward_model::{headroom::NodeHeadroom, snapshot::Resident};
+use numaward_topology::{Bytes, NodeId};
 
 /// For how long there has to be enough until a node is no longer low.
 const CALM: Duration = Duration::from_secs(30);
@@ -28,20 +28,19 @@ const CALM: Duration = Duration::from_secs(30);
 pub(crate) struct Claims {
     /// Promised and not used yet.
     unused: BTreeMap<NodeId, u64>,
-    /// Page cache that workloads with a promise have within it.
+    /// What workloads with a promise have within it and the kernel could drop.
     held: BTreeMap<NodeId, u64>,
 }
 
 impl Claims {
-    /// Adds those of a promise. What the workload has on a node is not known where `resident` says nothing.
-    pub(crate) fn add(&mut self, promise: &Promise, resident: impl Fn(NodeId) -> Option<Resident>) {
-        let base = promise.placed.iter().filter(|(kind, ..)| *kind == ZoneKind::Memory);
-        for (_, node, Bytes(placed)) in base {
-            let of = resident(*node).unwrap_or_default();
+    /// Adds those of a promise: what is placed on each node, and what the workloads that share it have there.
+    pub(crate) fn add(&mut self, placed: &BTreeMap<NodeId, Bytes>, resident: &BTreeMap<NodeId, Resident>) {
+        for (node, Bytes(placed)) in placed {
+            let of = resident.get(node).copied().unwrap_or_default();
             let used = of.sum().0;
-            let droppable = of.file.0.saturating_sub(of.shmem.0);
             *self.unused.entry(*node).or_default() += placed.saturating_sub(used);
-            *self.held.entry(*node).or_default() += droppable.saturating_sub(used.saturating_sub(*placed));
+            *self.held.entry(*node).or_default() +=
+                of.droppable.0.saturating_sub(used.saturating_sub(*placed));
         }
     }
 
@@ -61,9 +60,9 @@ impl Claims {
     }
 }
 
-/// How much more than what is promised is to be there.
-pub(crate) fn margin(total: Bytes) -> Bytes {
-    Bytes((total.0 / 50).max(Bytes::mib(32).0))
+/// How much more than what is promised is to be there, on a node with so many bytes in base pages.
+pub(crate) fn margin(base: Bytes) -> Bytes {
+    Bytes((base.0 / 50).max(Bytes::mib(32).0))
 }
 
 /// Which nodes are low.
@@ -77,7 +76,7 @@ pub(crate) enum News {
     Begins(NodeHeadroom),
     /// It no longer is.
     Ends(NodeHeadroom),
-    /// Nothing is promised on it any more.
+    /// It is no longer watched.
     Over(NodeId),
 }
 
@@ -125,46 +124,30 @@ impl Lows {
 
 #[cfg(test)]
 mod tests {
-    use numaward_cgroup::CgroupId;
-    use numaward_topology::{CpuSet, HugepageSize};
-
     use super::*;
 
     const MIB: u64 = 1 << 20;
 
-    fn promise(placed: &[(u32, u64)]) -> Promise {
-        let huge = ZoneKind::Hugepages(HugepageSize(Bytes::mib(2)));
-        let placed = placed.iter().map(|(node, mib)| (ZoneKind::Memory, NodeId(*node), Bytes(mib * MIB)));
-        Promise {
-            cgroup: "/a".parse().unwrap(),
-            id: CgroupId(1),
-            container: None,
-            nodes: "0".parse().unwrap(),
-            cpus: CpuSet::new(),
-            blocks: Vec::new(),
-            // Pools are set aside from the start.
-            placed: placed.chain([(huge, NodeId(0), Bytes::gib(1))]).collect(),
-            offline_cpus: CpuSet::new(),
-            uncovered: Vec::new(),
-        }
+    fn placed(nodes: &[(u32, u64)]) -> BTreeMap<NodeId, Bytes> {
+        nodes.iter().map(|(node, mib)| (NodeId(*node), Bytes::mib(*mib))).collect()
     }
 
-    fn resident(anon: u64, file: u64, shmem: u64) -> Resident {
-        let mib = |of: u64| Bytes(of * MIB);
-        Resident { anon: mib(anon), file: mib(file), shmem: mib(shmem), ..Resident::default() }
+    fn resident(anon: u64, file: u64, droppable: u64) -> Resident {
+        let [anon, file, droppable] = [anon, file, droppable].map(Bytes::mib);
+        Resident { anon, file, droppable, ..Resident::default() }
     }
 
     #[test]
     fn what_is_used_is_no_longer_claimed_and_cache_within_the_promise_is_held() {
         for (of, unused, held) in [
             (resident(0, 0, 0), 100, 0),
-            (resident(30, 20, 0), 50, 20),
-            (resident(30, 20, 15), 50, 5),
-            (resident(60, 60, 0), 0, 40),
-            (resident(150, 60, 0), 0, 0),
+            (resident(30, 20, 20), 50, 20),
+            (resident(30, 20, 5), 50, 5),
+            (resident(60, 60, 60), 0, 40),
+            (resident(150, 60, 60), 0, 0),
         ] {
             let mut claims = Claims::default();
-            claims.add(&promise(&[(0, 100)]), |_| Some(of));
+            claims.add(&placed(&[(0, 100)]), &[(NodeId(0), of)].into());
             assert_eq!(claims.unused(NodeId(0)), Bytes(unused * MIB), "{of:?}");
             let left = claims.left(NodeId(0), Bytes(200 * MIB));
             assert_eq!(left, Bytes((200 - held) * MIB), "{of:?}");
@@ -174,8 +157,8 @@ mod tests {
     #[test]
     fn each_node_has_its_part_of_a_promise_on_several() {
         let mut claims = Claims::default();
-        claims.add(&promise(&[(0, 100), (1, 50)]), |node| (node.0 == 0).then(|| resident(120, 0, 0)));
-        claims.add(&promise(&[(1, 10)]), |_| None);
+        claims.add(&placed(&[(0, 100), (1, 50)]), &[(NodeId(0), resident(120, 0, 0))].into());
+        claims.add(&placed(&[(1, 10)]), &BTreeMap::new());
         assert_eq!(claims.unused(NodeId(0)), Bytes(0), "what is too much there helps no other node");
         assert_eq!(claims.unused(NodeId(1)), Bytes::mib(60));
         assert!(claims.nodes().eq([NodeId(0), NodeId(1)]));

@@ -144,9 +144,9 @@ mod tests {
     use std::fs;
 
     use numaward_cgroup::{CgroupId, WorkloadKind};
-    use numaward_model::{Promise, Promises};
+    use numaward_model::{Promises, testing::promise};
     use numaward_probes::{Mode, NodeHugepages, ProbeReport};
-    use numaward_topology::CpuSet;
+    use numaward_topology::ZoneKind;
 
     use super::*;
     use crate::{
@@ -179,22 +179,11 @@ mod tests {
         }
         let pages = [taken(0, TWO_MIB, [6, 0, 0]), taken(1, TWO_MIB, [0, 4, 4]), taken(1, GIB, [0; 3])];
         table.keep_activity(CgroupId(1), &Activity { hugepages: pages.to_vec(), ..Activity::default() });
-        let promise = Promise {
-            cgroup: "/1".parse().unwrap(),
-            id: CgroupId(1),
-            container: None,
-            nodes: "0".parse().unwrap(),
-            cpus: CpuSet::new(),
-            blocks: Vec::new(),
-            placed: Vec::new(),
-            offline_cpus: CpuSet::new(),
-            uncovered: Vec::new(),
-        };
+        let promise = promise("/1", 1, &[(ZoneKind::Memory, 0, Bytes::mib(1))]);
         let report = ProbeReport { probe: Probe::Hugepages, mode: report, reason: None, self_check: None };
         Read {
             machine: Arc::new(machine()),
             table: Arc::new(table),
-            hierarchy: None,
             promises: Promises::new(vec![Arc::new(promise)], numaward_engine::Ledger::default()).into(),
             counted: None,
             done: Counted::default(),

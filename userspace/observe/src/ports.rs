@@ -163,11 +163,12 @@ mod tests {
         time::{Duration, Instant},
     };
 
-    use numaward_cgroup::{CgroupId, Hierarchy};
+    use numaward_cgroup::Hierarchy;
     use numaward_config::Config;
-    use numaward_model::{Promise, snapshot::SnapshotSource};
-    use numaward_topology::{Bytes, CpuId, CpuSet, HugepageSize, NodeId, ZoneKind};
+    use numaward_model::{snapshot::SnapshotSource, testing::promise};
+    use numaward_topology::{Bytes, CpuId, ZoneKind};
     use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
     use crate::exclusive::tests::slot;
@@ -202,27 +203,18 @@ mod tests {
         write("proc/softirqs", "CPU0\n").unwrap();
         let observer =
             Arc::new(Observer::new(&Config { host_root: root.path().into(), ..Config::default() }));
-        let size = ZoneKind::Hugepages(HugepageSize(Bytes::mib(2)));
         let promises = Promises::new(
-            vec![Arc::new(Promise {
-                cgroup: "/a".parse().unwrap(),
-                id: CgroupId(1),
-                container: None,
-                nodes: "0".parse().unwrap(),
-                cpus: CpuSet::new(),
-                blocks: Vec::new(),
-                placed: vec![(size, NodeId(0), Bytes::mib(2))],
-                offline_cpus: CpuSet::new(),
-                uncovered: Vec::new(),
-            })],
+            vec![promise("/a", 1, &[(ZoneKind::Memory, 0, Bytes::mib(2))]).into()],
             numaward_engine::Ledger::default(),
         );
         observer.assigned(promises.clone());
         observer.lock().hierarchy = Some(Hierarchy::at(root.path()));
         let scrape: fn(&Observer) = |observer| drop(observer.snapshot());
+        let read_workloads: fn(&Observer) = |observer| observer.read_workloads(&CancellationToken::new());
         for (file, read) in [
             ("sys/devices/system/node/node0/meminfo", scrape),
-            ("a/hugetlb.2MB.numa_stat", scrape),
+            ("proc/zoneinfo", scrape),
+            ("a/memory.numa_stat", read_workloads),
             ("proc/interrupts", scrape),
             ("proc/sys/kernel/numa_balancing", Observer::judge_sampling),
         ] {

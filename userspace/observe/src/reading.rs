@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use numaward_cgroup::Hierarchy;
 use numaward_model::Promises;
 use numaward_probes::{self as probes, NodeAccesses, Probe, SlotId};
 use numaward_topology::Machine;
@@ -18,7 +17,6 @@ use crate::{
 pub(crate) struct Read {
     pub(crate) machine: Arc<Machine>,
     pub(crate) table: Arc<Table<SlotId>>,
-    pub(crate) hierarchy: Option<Hierarchy>,
     pub(crate) promises: Arc<Promises>,
     /// What was allocated; `None` where no probe counts that.
     pub(crate) counted: Option<probes::Snapshot>,
@@ -38,7 +36,6 @@ impl Observer {
         Read {
             machine: self.machine(),
             table: state.table.clone(),
-            hierarchy: state.hierarchy.clone(),
             promises: state.promises.clone(),
             counted,
             done: Counted { slots, other },

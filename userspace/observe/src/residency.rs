@@ -243,7 +243,7 @@ pub(crate) fn resident(memory: NodeMemory) -> Resident {
         file: memory.file,
         kernel: memory.kernel,
         mapped: memory.file_mapped,
-        shmem: memory.shmem,
+        droppable: memory.droppable,
     }
 }
 
@@ -279,7 +279,7 @@ fn take_off(targets: &mut [Target], outer: &[Option<usize>]) {
                 file: minus(rest.file, inner.file),
                 kernel: minus(rest.kernel, inner.kernel),
                 mapped: minus(rest.mapped, inner.mapped),
-                shmem: minus(rest.shmem, inner.shmem),
+                droppable: minus(rest.droppable, inner.droppable),
             };
         }
     }

@@ -5,9 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use numaward_cgroup::{classify, read::hugetlb_numa_stat};
+use numaward_cgroup::classify;
+use numaward_engine::OwnerId;
 use numaward_model::{
-    Promises, error_chain,
+    Promise, Promises, error_chain,
+    headroom::NodeHeadroom,
     snapshot::{
         self, Allocated, KindPromised, Lacking, MapFigures, Missed, OverBudget, ProbeFigures, PromiseFigures,
         SnapshotSource, WorkloadFigures,
@@ -24,6 +26,7 @@ use crate::{
     part::Part,
     reading::Read,
     sampling::{Sampled, Sampling},
+    shares::{Holdings, shares},
     table,
 };
 
@@ -130,15 +133,11 @@ pub(crate) fn node_figures((node, memory): &(NodeId, Option<sysfs::NodeMemory>))
 
 /// Hugepages by size and what they leave of the node's memory.
 fn kinds(memory: &sysfs::NodeMemory) -> Vec<(ZoneKind, Bytes, Option<Bytes>)> {
-    let mut base = memory.total.0;
-    let mut kinds = Vec::new();
-    for (&size, pool) in &memory.hugepages {
+    let hugepages = memory.hugepages.iter().map(|(&size, pool)| {
         let bytes = |pages: u64| Bytes(pages.saturating_mul(size.0.0));
-        base = base.saturating_sub(bytes(pool.total).0);
-        kinds.push((ZoneKind::Hugepages(size), bytes(pool.total), Some(bytes(pool.free))));
-    }
-    kinds.push((ZoneKind::Memory, Bytes(base), Some(memory.free)));
-    kinds
+        (ZoneKind::Hugepages(size), bytes(pool.total), Some(bytes(pool.free)))
+    });
+    hugepages.chain([(ZoneKind::Memory, memory.base(), Some(memory.free))]).collect()
 }
 
 impl Observer {
@@ -179,25 +178,28 @@ impl Observer {
     fn headroom(
         &self,
         read: &Read,
+        holdings: &Holdings<'_>,
         memory: &[(NodeId, Option<sysfs::NodeMemory>)],
     ) -> Vec<(NodeId, ZoneKind, i64)> {
-        let nodes: Vec<NodeId> = read.machine.nodes.keys().copied().collect();
+        if self.watermarks.borrow().is_empty() {
+            // The guard does not look, or not yet.
+            self.read_watermarks();
+        }
         let (mut claims, mut unused) = (Claims::default(), BTreeMap::<(NodeId, ZoneKind), u64>::new());
-        for promise in read.promises.workloads() {
-            let resident = read.table.member(promise.id).and_then(|member| member.resident.as_ref());
-            claims.add(promise, |node| {
-                let index = nodes.iter().position(|other| *other == node)?;
-                resident?.get(index).copied()
-            });
-            for (kind, node, bytes) in &promise.placed {
-                let ZoneKind::Hugepages(size) = kind else { continue };
-                let used = read.hierarchy.as_ref().map_or(0, |hierarchy| {
-                    hugetlb_numa_stat(&hierarchy.dir(&promise.cgroup), *size)
-                        .map_or(0, |by_node| by_node.get(node).map_or(0, |bytes| bytes.0))
-                });
-                *unused.entry((*node, *kind)).or_default() += bytes.0.saturating_sub(used);
+        for share in shares(&read.promises) {
+            for (kind, placed) in &share.placed {
+                let ZoneKind::Hugepages(size) = kind else {
+                    claims.add(placed, &holdings.resident(&share.workloads));
+                    continue;
+                };
+                let used = holdings.hugepages(&share.workloads, *size);
+                for (node, bytes) in placed {
+                    let used = used.get(node).map_or(0, |bytes| bytes.0);
+                    *unused.entry((*node, *kind)).or_default() += bytes.0.saturating_sub(used);
+                }
             }
         }
+        let seen = self.headroom.borrow().clone();
         let mut headroom = Vec::new();
         for (node, memory) in memory {
             let Some(memory) = memory else { continue };
@@ -206,34 +208,51 @@ impl Observer {
                 let unused = unused.get(&(*node, kind)).copied().unwrap_or(0);
                 headroom.push((*node, kind, free.cast_signed().saturating_sub_unsigned(unused)));
             }
-            let left = claims.left(*node, self.obtainable(*node, memory)).0.cast_signed();
-            headroom.push((*node, ZoneKind::Memory, left.saturating_sub_unsigned(claims.unused(*node).0)));
+            // What the guard saw is newer than what was read of the workloads for this.
+            let room = seen.node(*node).map_or_else(
+                || {
+                    let left = claims.left(*node, self.obtainable(*node, memory)).0.cast_signed();
+                    left.saturating_sub_unsigned(claims.unused(*node).0)
+                },
+                NodeHeadroom::room,
+            );
+            headroom.push((*node, ZoneKind::Memory, room));
         }
         headroom
     }
 
-    /// What workloads with memory on several nodes have there above their shares, where they are held to these.
-    fn over_budget(&self, read: &Read) -> Vec<OverBudget> {
+    /// What workloads with memory on several nodes have there above their shares, where they are held to these. Containers
+    /// of a pod that was admitted as a whole count together, under the first of their names.
+    fn over_budget(&self, read: &Read, holdings: &Holdings<'_>) -> Vec<OverBudget> {
         if !self.config.holds_budgets() {
             return Vec::new();
         }
-        let nodes: Vec<NodeId> = read.machine.nodes.keys().copied().collect();
-        let mut over = Vec::new();
+        let mut owners: BTreeMap<&OwnerId, Vec<&Promise>> = BTreeMap::new();
         for promise in read.promises.workloads() {
-            let placed = promise.placed.iter().filter(|(kind, ..)| *kind == ZoneKind::Memory);
-            let shares: Vec<(NodeId, Bytes)> = placed.map(|(_, node, bytes)| (*node, *bytes)).collect();
-            let name = read.table.name(promise.id);
-            let resident = read.table.member(promise.id).and_then(|member| member.resident.as_ref());
-            let (Some(name), Some(resident), 2..) = (name, resident, shares.len()) else { continue };
-            let above = |(node, Bytes(share)): (NodeId, Bytes)| {
-                let index = nodes.iter().position(|other| *other == node)?;
-                let of = resident.get(index)?;
-                Some((node, Bytes(of.anon.0.saturating_add(of.file.0).saturating_sub(share))))
-            };
-            let bytes = shares.into_iter().filter_map(above).collect();
-            over.push(OverBudget { workload: name.clone(), bytes });
+            owners.entry(&promise.owner).or_default().push(promise);
         }
-        over
+        let mut over: BTreeMap<&Arc<str>, BTreeMap<NodeId, Bytes>> = BTreeMap::new();
+        for (owner, workloads) in owners {
+            let Some(account) = read.promises.ledger.owner(owner) else { continue };
+            let mut budget: BTreeMap<NodeId, u64> = BTreeMap::new();
+            let held = account.containers.values().filter_map(|held| held.placed.get(&ZoneKind::Memory));
+            for (node, bytes) in held.flatten() {
+                *budget.entry(*node).or_default() += bytes.0;
+            }
+            let name = workloads.iter().filter_map(|of| read.table.name(of.id)).min();
+            let (Some(name), true, 2..) = (name, holdings.are_known(&workloads), budget.len()) else {
+                continue;
+            };
+            let has = holdings.resident(&workloads);
+            for (node, budget) in budget {
+                let user = has.get(&node).map_or(0, |of| of.user().0);
+                let above = over.entry(name).or_default().entry(node).or_default();
+                above.0 = above.0.saturating_add(user.saturating_sub(budget));
+            }
+        }
+        over.into_iter()
+            .map(|(name, bytes)| OverBudget { workload: name.clone(), bytes: bytes.into_iter().collect() })
+            .collect()
     }
 
     /// What is promised and not there, by the label of the workload.
@@ -274,7 +293,8 @@ impl Observer {
             })
         });
         let missed = missed.collect();
-        let headroom = self.headroom(read, memory);
+        let holdings = Holdings::new(read);
+        let headroom = self.headroom(read, &holdings, memory);
         let exclusive: Vec<_> = promises.workloads().iter().flat_map(|promise| promise.cpus.iter()).collect();
         PromiseFigures {
             missed,
@@ -305,7 +325,7 @@ impl Observer {
             lacks: self.missing(promises),
             headroom,
             low: self.headroom.borrow().nodes.iter().map(|of| (of.node, of.is_low)).collect(),
-            over_budget: self.over_budget(read),
+            over_budget: self.over_budget(read, &holdings),
             shared_pool_cpus: Some(promises.ledger.shared_pool().len() as u64),
         }
     }
@@ -334,5 +354,89 @@ impl Read {
         };
         let other = (OTHER.into(), self.attached.figures(&self.done.other, nodes, &pools));
         self.table.series().map(of).chain([other]).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_cgroup::{CgroupId, WorkloadKind};
+    use numaward_config::{Config, policy::StrategyKind};
+    use numaward_engine::{
+        ContainerRequest, Native, NativeOptions, PolicyConfig, Quantity, Request, Resources, Strategy as _,
+        policy::{MemoryManagerPolicy, MemoryReservation},
+    };
+    use numaward_model::{snapshot::Resident, testing::promise};
+    use numaward_topology::Machine;
+
+    use super::*;
+    use crate::{
+        activity::{Attached, Counted},
+        table::{Member, Readings, Table},
+    };
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_budget_is_that_of_all_containers_and_what_is_below_them() {
+        let machine = Machine::builder().nodes(2).cores_per_node(2).memory(Bytes::gib(1)).build().unwrap();
+        let reserved = MemoryReservation {
+            numa_node: NodeId(0),
+            limits: [(ZoneKind::Memory, Quantity::whole(200 * MIB))].into(),
+        };
+        let policy = PolicyConfig {
+            memory_manager_policy: MemoryManagerPolicy::Static,
+            reserved_memory: vec![reserved],
+            ..PolicyConfig::default()
+        };
+        let native = Native::new(&machine, &policy, &NativeOptions::default()).unwrap();
+        let container = |(name, mib): (&str, u64)| {
+            let resources = Resources::default().with_cpu(Quantity::whole(1));
+            ContainerRequest::guaranteed(name, resources.with_memory(Quantity::whole(mib * MIB)))
+        };
+        let containers = [("a", 1400), ("b", 100)].map(container).to_vec();
+        let request = Request { owner: "u".into(), init_containers: Vec::new(), containers };
+        let ledger = native.admit(&native.idle(), &request).ledger;
+        let promised = [0, 1].map(|node| ledger.memory()[&NodeId(node)][&ZoneKind::Memory].promised.0 / MIB);
+        assert_eq!(promised.iter().sum::<u64>(), 1500);
+
+        let mut table = Table::default();
+        let user =
+            |[a, b]: [u64; 2]| [(a, 0), (0, b)].map(|(anon, file)| (Bytes::mib(anon), Bytes::mib(file)));
+        let resident = |mib| user(mib).map(|(anon, file)| Resident { anon, file, ..Resident::default() });
+        for (id, path, mib) in [
+            (1, "/p/a", [promised[0], 0]),
+            (2, "/p/a/inner", [20, promised[1] - 5]),
+            (3, "/p/b", [30, 5]),
+            (4, "/p/c", [500, 500]),
+        ] {
+            let name = path.trim_start_matches('/');
+            table.add(CgroupId(id), name, Member::new(path.parse().unwrap(), WorkloadKind::Unit, None));
+            let resident = Some(resident(mib).into());
+            table.set_read(CgroupId(id), Readings { resident, ..Readings::default() });
+        }
+        let of_pod = |path, id| Arc::new(Promise { owner: "u".into(), ..promise(path, id, &[]) });
+        let read = |table: &Table<SlotId>| Read {
+            machine: Arc::new(machine.clone()),
+            table: Arc::new(table.clone()),
+            promises: Promises::new(vec![of_pod("/p/a", 1), of_pod("/p/b", 3)], ledger.clone()).into(),
+            counted: None,
+            done: Counted::default(),
+            attached: Arc::new(Attached::of(&[])),
+        };
+        let root = tempfile::tempdir().unwrap();
+        let over = |strategy, table: &Table<SlotId>| {
+            let observer =
+                Observer::new(&Config { host_root: root.path().into(), strategy, ..Config::default() });
+            let read = read(table);
+            observer.over_budget(&read, &Holdings::new(&read))
+        };
+        let expected = OverBudget {
+            workload: "p/a".into(),
+            bytes: vec![(NodeId(0), Bytes::mib(50)), (NodeId(1), Bytes(0))],
+        };
+        assert_eq!(over(StrategyKind::Native, &table), [expected]);
+        assert_eq!(over(StrategyKind::Kubelet, &table), []);
+        table.set_read(CgroupId(3), Readings::default());
+        assert_eq!(over(StrategyKind::Native, &table), [], "half of a pod is no figure");
     }
 }

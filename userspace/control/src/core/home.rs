@@ -20,10 +20,7 @@ impl Core {
     /// Where the user memory of a cgroup is; nowhere if that cannot be read.
     pub(crate) fn footprint(&self, path: &CgroupPath) -> Vec<(NodeId, Bytes)> {
         let by_node = read::memory_numa_stat(&self.hierarchy.dir(path)).unwrap_or_default();
-        let user = by_node
-            .into_iter()
-            .map(|(node, memory)| (node, Bytes(memory.anon.0.saturating_add(memory.file.0))));
-        user.collect()
+        by_node.into_iter().map(|(node, memory)| (node, memory.user())).collect()
     }
 
     /// The terms of a request for this cgroup: a Burstable workload that runs has its home where its memory is, unless it

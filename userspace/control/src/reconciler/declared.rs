@@ -42,6 +42,18 @@ struct Reason {
     rejection: Option<api::Rejection>,
 }
 
+impl Reason {
+    /// Whether it is the same but for how much is free, which may change at any time.
+    fn is_as(&self, other: &Self) -> bool {
+        let (Some(ours), Some(theirs)) = (&self.rejection, &other.rejection) else {
+            return self == other;
+        };
+        let what = |of: &api::Shortfall| (of.node, of.resource.clone(), of.requested);
+        ours.reason == theirs.reason
+            && ours.shortfalls.iter().map(what).eq(theirs.shortfalls.iter().map(what))
+    }
+}
+
 impl Declarations {
     pub(super) fn new(rules: &[Declared]) -> Self {
         Self { rules: rules.to_vec(), waiting: BTreeMap::new() }
@@ -213,7 +225,7 @@ impl Declarations {
         };
         let reason = Reason { text: refused.to_string(), rejection };
         let before = self.waiting.get(path).and_then(|waiting| waiting.refused.as_ref());
-        if before != Some(&reason) {
+        if !before.is_some_and(|before| before.is_as(&reason)) {
             let pattern = self.rules.get(rule).map_or("", Declared::pattern);
             let message =
                 format!("{path}: the guarantee declared for {pattern} cannot be given: {}", reason.text);

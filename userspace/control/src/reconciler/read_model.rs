@@ -148,6 +148,7 @@ impl Description {
         let promise = Promise {
             cgroup: guarantee.cgroup.clone(),
             id: guarantee.id,
+            owner: guarantee.owner(name).into(),
             container: match &guarantee.target {
                 Target::Container(of) => Some(of.into()),
                 _ => None,

@@ -34,7 +34,8 @@ impl<S: Sink> Families<'_, S> {
 
     fn hugepages(&mut self) -> fmt::Result {
         let (snapshot, nodes) = (self.snapshot, self.nodes);
-        let help = "Hugepages taken from the pools, by node of the page and whether the CPU that took it was of that node";
+        let help = "Hugepages taken from the pools, by node of the page; local: by a CPU of that node, or for which it is the \
+                    nearest node with memory";
         let mut family = self.out.counter("hugepages_allocated_bytes", help)?;
         for (name, hugepages) in parts(snapshot, |of| of.hugepages.as_ref()) {
             family.of(name);

@@ -149,13 +149,14 @@ impl<S: Sink> Families<'_, S> {
                 .filter_map(|(kind, _, unused)| Some((of_kind(memory.node, *kind), (*unused)?.0)))
         });
         self.out.gauge("node_memory_unused_bytes", help)?.put_all(unused)?;
-        let help = "Memory of the node that could still be had (free or reclaimable), less what is promised and not yet \
-                    used; below zero where more is promised than can be had at once";
+        let help = "Memory of the node that could still be had (free or reclaimable, less what the kernel keeps and page \
+                    cache within promises; of huge pages: free), less what is promised and not yet used; below zero where \
+                    more is promised than can be had at once";
         let headroom =
             self.promises.headroom.iter().map(|(node, kind, bytes)| (of_kind(*node, *kind), bytes));
         self.out.gauge("node_headroom_bytes", help)?.put_all(headroom)?;
-        let help = "Whether the node may soon not have the memory that is promised on it and not yet used; absent where the \
-                    guard does not look (guard: off)";
+        let help = "1 if the node may soon not have the memory that is promised on it and not yet used, else 0; only of \
+                    nodes on which memory is promised, and not with guard: off";
         let low = self.promises.low.iter().map(|(node, low)| ([("node", node.to_string())], u64::from(*low)));
         self.out.gauge("node_headroom_low", help)?.put_all(low)
     }

@@ -35,6 +35,14 @@ pub struct NodeMemory {
     pub hugepages: BTreeMap<HugepageSize, HugepagePool>,
 }
 
+impl NodeMemory {
+    /// What hugepage pools leave of the node.
+    pub fn base(&self) -> Bytes {
+        let pools = self.hugepages.iter().map(|(size, pool)| pool.total.saturating_mul(size.0.0));
+        Bytes(pools.fold(self.total.0, u64::saturating_sub))
+    }
+}
+
 /// Reads what the memory of `node` holds.
 pub fn node_memory(root: &Path, node: NodeId) -> Result<NodeMemory, ReadError> {
     let source = Source { root };
@@ -155,6 +163,17 @@ Node 1 HugePages_Surp:      0
             hugepages: BTreeMap::new(),
         };
         assert_eq!(memory, expected);
+    }
+
+    #[test]
+    fn pools_leave_the_rest_of_a_node() {
+        let size = HugepageSize(Bytes::mib(2));
+        let with = |total| NodeMemory {
+            total: Bytes::mib(100),
+            hugepages: [(size, HugepagePool { total, free: 1, surplus: 0 })].into(),
+            ..NodeMemory::default()
+        };
+        assert_eq!([0, 40, 60].map(|pages| with(pages).base()), [100, 20, 0].map(Bytes::mib));
     }
 
     #[test]

@@ -28,6 +28,10 @@ struct Bench {
 
 impl Bench {
     fn new(strategy: StrategyKind) -> Self {
+        Self::with(Config { strategy, ..Config::default() })
+    }
+
+    fn with(config: Config) -> Self {
         let builder = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4));
         let host = Arc::new(Host::new(builder.hugepages(SIZE, 512).build().unwrap()));
         let dir = tempfile::tempdir().unwrap();
@@ -37,7 +41,7 @@ impl Bench {
             fs::write(root.join(cgroup).join("hugetlb.2MB.max"), "max\n").unwrap();
         }
         let state_directory = dir.path().join("state");
-        let mut config = Config { strategy, state_directory, ..Config::default() };
+        let mut config = Config { state_directory, ..config };
         config.enforcement.home_dwell_time = numaward_config::Interval(std::time::Duration::ZERO);
         let reconciler = reconciler_loop(&config, &root, &host);
         Self { dir, host, reconciler }
@@ -158,4 +162,20 @@ fn the_kubelets_strategy_promises_what_is_in_the_books() {
     let mut bench = Bench::new(StrategyKind::Kubelet);
     bench.see(ZoneKind::Hugepages(SIZE), [1024, 1024]);
     assert!(matches!(bench.admit("a", [64, 1024]), Ok(Answer::Admitted(_))));
+}
+
+#[test]
+fn a_refusal_is_reported_once_however_much_others_use() {
+    let config = r#"{"strategy": "native", "guarantees": [
+        {"cgroup": "/a", "memory": "6Gi", "policy": "single-numa-node"}
+    ]}"#;
+    let mut bench = Bench::with(serde_json::from_str(config).unwrap());
+    let mut reasons = Vec::new();
+    for mib in [0, 100, 200] {
+        bench.see(ZoneKind::Memory, [mib, 0]);
+        reasons.push(bench.reconciler.view.read().unwrap().waiting[0].reason.clone());
+    }
+    assert!(reasons.windows(2).all(|two| two[0] != two[1]), "what is shown is new: {reasons:?}");
+    let happened = bench.host.happened.lock().unwrap();
+    assert_eq!(happened.iter().filter(|(_, report)| report.message.contains("cannot be given")).count(), 1);
 }

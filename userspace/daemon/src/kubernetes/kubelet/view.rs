@@ -29,7 +29,8 @@ pub struct Kept {
 
 impl ForeignPromises for Kept {
     fn promise(&self, id: CgroupId, cgroup: &CgroupPath, container: &Container) -> Option<Promise> {
-        let pod = self.ledger.owner(&container.pod_uid.as_deref()?.into())?;
+        let owner = container.pod_uid.as_deref()?.into();
+        let pod = self.ledger.owner(&owner)?;
         let name = self.names.container(container);
         // Where it is not known which container it is, it may be any of the pod's.
         let held: Vec<_> =
@@ -45,6 +46,7 @@ impl ForeignPromises for Kept {
         Some(Promise {
             cgroup: cgroup.clone(),
             id,
+            owner,
             container: None,
             nodes,
             cpus,

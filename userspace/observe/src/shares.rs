@@ -1,0 +1,96 @@
+//! Workloads that share what is promised to them, and what they have of it.
+//!
+//! The containers of a pod that hold their memory as a whole have one promise: it is entered with one of them, and each
+//! uses it.
+
+use std::collections::BTreeMap;
+
+use numaward_model::{Promise, Promises, snapshot::Resident};
+use numaward_probes::SlotId;
+use numaward_topology::{Bytes, HugepageSize, NodeId, ZoneKind};
+
+use crate::{
+    reading::Read,
+    table::{Member, Table},
+};
+
+/// Workloads that share one promise; most of the time a single one.
+#[derive(Debug)]
+pub(crate) struct Share<'a> {
+    pub(crate) workloads: Vec<&'a Promise>,
+    /// What is promised to all of them together, by kind and the node that is charged.
+    pub(crate) placed: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
+}
+
+/// All that is promised.
+pub(crate) fn shares(promises: &Promises) -> Vec<Share<'_>> {
+    let mut shares = BTreeMap::new();
+    for promise in promises.workloads() {
+        let shares_pod = promise.container.as_ref().is_some_and(|of| of.shares_pod);
+        let key = (&promise.owner, (!shares_pod).then_some(promise.id));
+        let none = || Share { workloads: Vec::new(), placed: BTreeMap::new() };
+        let share = shares.entry(key).or_insert_with(none);
+        share.workloads.push(promise);
+        for (kind, node, bytes) in &promise.placed {
+            let sum = share.placed.entry(*kind).or_default().entry(*node).or_default();
+            sum.0 = sum.0.saturating_add(bytes.0);
+        }
+    }
+    shares.into_values().collect()
+}
+
+/// What workloads have together with all below them, as it was read last.
+#[derive(Debug)]
+pub(crate) struct Holdings<'a> {
+    nodes: Vec<NodeId>,
+    table: &'a Table<SlotId>,
+    /// In the order of their paths, so that one is directly followed by those below it.
+    members: Vec<&'a Member<SlotId>>,
+}
+
+impl<'a> Holdings<'a> {
+    pub(crate) fn new(read: &'a Read) -> Self {
+        let mut members: Vec<_> = read.table.members().map(|(_, member)| member).collect();
+        members.sort_by(|a, b| a.path.cmp(&b.path));
+        Self { nodes: read.machine.nodes.keys().copied().collect(), table: &read.table, members }
+    }
+
+    /// Whether it is known of all of them what they have.
+    pub(crate) fn are_known(&self, workloads: &[&Promise]) -> bool {
+        let mut members = workloads.iter().map(|of| self.table.member(of.id));
+        members.all(|member| member.is_some_and(|member| member.resident.is_some()))
+    }
+
+    /// What they have on each node, as far as it is known.
+    pub(crate) fn resident(&self, workloads: &[&Promise]) -> BTreeMap<NodeId, Resident> {
+        let mut sum: BTreeMap<NodeId, Resident> = BTreeMap::new();
+        for resident in self.within(workloads).filter_map(|member| member.resident.as_ref()) {
+            for (node, more) in self.nodes.iter().zip(resident.iter()) {
+                let sum = sum.entry(*node).or_default();
+                *sum = sum.plus(*more);
+            }
+        }
+        sum
+    }
+
+    /// The same of hugepages.
+    pub(crate) fn hugepages(&self, workloads: &[&Promise], size: HugepageSize) -> BTreeMap<NodeId, Bytes> {
+        let mut sum: BTreeMap<NodeId, Bytes> = BTreeMap::new();
+        for hugepages in self.within(workloads).filter_map(|member| member.hugepages.get(&size)) {
+            for (node, more) in self.nodes.iter().zip(hugepages) {
+                let sum = sum.entry(*node).or_default();
+                sum.0 = sum.0.saturating_add(more.0);
+            }
+        }
+        sum
+    }
+
+    /// These and all below them. Each has what those below it leave.
+    fn within(&self, workloads: &[&Promise]) -> impl Iterator<Item = &'a Member<SlotId>> {
+        workloads.iter().flat_map(|of| {
+            let first = self.members.partition_point(|member| member.path < of.cgroup);
+            let rest = self.members.iter().skip(first).copied();
+            rest.take_while(move |member| of.cgroup.contains(&member.path))
+        })
+    }
+}
