@@ -18,10 +18,10 @@ use super::inline_schema::inline_schema;
 #[serde(rename_all = "lowercase")]
 pub enum StrategyKind {
     /// Those of the kubelet's managers: the same decisions, at most 20 nodes.
-    #[default]
     Kubelet,
     /// Our own, under the same policies: they also heed distances, leave less memory stranded, let allocations on one
     /// and on several nodes share a node, and know no limit on nodes.
+    #[default]
     Native,
 }
 

@@ -129,7 +129,7 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
         json[name] = value;
         json.to_string()
     };
-    let wish = sound("placement", serde_json::json!({"with": ["a"]}));
+    let wish = sound("placement", serde_json::json!({"with": ["a"], "apart": ["a"]}));
     let large = sound("name", "x".repeat(MAX_BODY_BYTES).into());
     let dry = format!("{ALLOCATIONS}?dryRun=perhaps");
     let nobody = format!("{ALLOCATIONS}/nobody");
@@ -152,7 +152,7 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
         (post, ALLOCATIONS, large, 413, "", "16384 bytes"),
         (post, &dry, sound("cpus", 1.into()), 422, "dryRun", "perhaps"),
         (post, ALLOCATIONS, sound("cpus", 0.into()), 422, "cpus", "it is 0"),
-        (post, ALLOCATIONS, wish, 422, "placement", "native"),
+        (post, ALLOCATIONS, wish, 422, "placement.apart", "in placement.with as well"),
         (post, ALLOCATIONS, sound("memory", "0".into()), 422, "memory", "it is 0"),
         (post, ALLOCATIONS, sound("memory", "lots".into()), 422, "memory", "not a quantity"),
         (post, ALLOCATIONS, sound("name", "".into()), 422, "name", "no name"),
@@ -180,8 +180,8 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
         (post, PLAN, planned(1, "maxMoves", 17.into()), 422, "maxMoves", "it is 17"),
         (post, PLAN, planned(1, "maxBytes", "lots".into()), 422, "maxBytes", "not a quantity"),
         (post, PLAN, planned(0, "maxMoves", 1.into()), 422, "cpus", "it is 0"),
-        (post, PLAN, planned(1000, "maxMoves", 1.into()), 409, "", "the strategy kubelet moves nobody"),
-        (post, REBALANCE, planned(1000, "admit", true.into()), 409, "", "the strategy kubelet moves nobody"),
+        (post, PLAN, planned(1000, "maxMoves", 1.into()), 409, "", "no moves within the limits"),
+        (post, REBALANCE, planned(1000, "admit", true.into()), 409, "", "no moves within the limits"),
         (post, REBALANCE, planned(1, "plan", "0".into()), 409, "plan", "is stale"),
         ("GET", REBALANCE, String::new(), 404, "", "no rebalance"),
         ("DELETE", REBALANCE, String::new(), 409, "rebalance", "no rebalance is going on"),

@@ -216,7 +216,8 @@ async fn a_burstable_guarantee_has_a_home_and_follows_its_memory() {
     thread.join().unwrap();
 
     // The kubelet knows no such thing, and says so.
-    let (reconciler, thread, stop) = bench.start();
+    let kubelet = Config { strategy: StrategyKind::Kubelet, ..Config::default() };
+    let (reconciler, thread, stop) = bench.start_with(kubelet);
     let error = reconciler.admit(Request::new(&asked).unwrap(), false).await.unwrap_err();
     assert!(matches!(&error, AdmissionError::Field(error) if error.field == "placement"), "{error}");
     assert!(error.to_string().contains("burstable is known only to the strategy native"), "{error}");

@@ -193,7 +193,7 @@ impl Annotations {
         read
     }
 
-    /// Takes `guarantee: burstable` as not given, as the strategy `kubelet` does not know it.
+    /// Takes `guarantee: burstable` as not given: the strategy `kubelet` does not know it.
     #[must_use]
     pub(super) fn without_burstable(mut self) -> Self {
         let mut is_given = false;

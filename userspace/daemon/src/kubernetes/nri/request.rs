@@ -67,11 +67,11 @@ impl RequestBuilder {
     pub(super) fn pod(&self, pod: &nri::Pod) -> PodAsk {
         let annotations = self.annotations(pod);
         let asked = self.known(pod).map_or(Asked::Nothing, |known| whole::asked(&known, &annotations));
-        self.ask(pod, asked, annotations)
+        self.ask(pod, asked, &annotations)
     }
 
     /// What is asked for with a pod, on the terms of its annotations and labels.
-    fn ask(&self, pod: &nri::Pod, asked: Asked, annotations: Annotations) -> PodAsk {
+    fn ask(&self, pod: &nri::Pod, asked: Asked, annotations: &Annotations) -> PodAsk {
         let mut terms = annotations.terms.clone();
         let mut notes = annotations.ignored.clone();
         if let Asked::Pod(request) | Asked::Container(request) = &asked {
@@ -138,7 +138,7 @@ impl RequestBuilder {
             None => (alone(pod, container, &annotations, &mut notes), Slice::Own),
         };
         let memory = self.memory(pod, container, &container.resources);
-        let mut pod = self.ask(pod, asked, annotations);
+        let mut pod = self.ask(pod, asked, &annotations);
         pod.notes.append(&mut notes);
         let devices = devices::nodes(&self.host_root, &container.devices);
         let holder = if slice == Slice::Own { container.name.as_str() } else { POD_SHARE };
@@ -403,6 +403,7 @@ mod tests {
         let db = ContainerRequest::guaranteed("db", resources("2", "1Gi"));
         let mut builder = known(vec![db, burstable("log", "1", "64Mi")]);
         let wished = [("db.numaward.io/guarantee", "burstable"), ("log.numaward.io/guarantee", "memory")];
+        builder.strategy = StrategyKind::Kubelet;
         let ask = builder.pod(&pod(&wished));
         assert!(
             matches!(&ask.asked, Asked::Pod(request) if request.containers.len() == 1)
@@ -430,6 +431,7 @@ mod tests {
         let labels = [("app", "db"), ("io.kubernetes.pod.uid", "u1")];
         let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
         let pod = nri::Pod { labels: labels.into(), ..pod(&[("numaward.io/apart", "app=batch")]) };
+        builder.strategy = StrategyKind::Kubelet;
         let terms = builder.pod(&pod).terms;
         assert_eq!((terms.name, terms.labels.len(), terms.apart.len()), (None, 0, 1));
         builder.strategy = StrategyKind::Native;
@@ -467,7 +469,8 @@ mod tests {
 
     #[test]
     fn wishes_and_devices_are_told() {
-        let builder = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
+        let mut builder = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
+        builder.strategy = StrategyKind::Kubelet;
         let wish = pod(&[("numaward.io/preferred-nodes", "1")]);
         let terms = builder.pod(&wish).terms;
         assert_eq!(terms.preferences.preferred, [("db".into(), "1".parse().unwrap())].into());

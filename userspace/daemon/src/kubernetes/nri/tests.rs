@@ -15,7 +15,10 @@ use std::{
 };
 
 use numaward_cgroup::CgroupPath;
-use numaward_config::Config;
+use numaward_config::{
+    Config,
+    policy::{StrategyKind, TopologyManagerPolicy},
+};
 use numaward_control::{Ports as ReconcilerPorts, Reconciler, testing as fixture, testing::Host};
 use numaward_enforce::Systemd;
 use numaward_engine::{ContainerRequest, Resources};
@@ -285,7 +288,8 @@ async fn containers_are_placed_kept_apart_and_given_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_does_not_fit_is_refused_and_the_next_is_placed() {
-    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_1_7);
+    let mut bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_1_7);
+    bench.config.topology_manager_policy = Some(TopologyManagerPolicy::SingleNumaNode);
     let daemon = bench.start().await;
     let pod = bench.pod("big", "", &[]).await.unwrap();
     let big = container(&pod, "big", 14, Bytes::gib(1));

@@ -493,6 +493,8 @@ async fn devices_that_the_kubelet_has_assigned_are_hints_for_the_whole_pod() {
         },
         ..Kubernetes::default()
     };
+    // Without hints it starts at node 0; the other strategy would go on where something runs already.
+    bench.config.strategy = StrategyKind::Kubelet;
     let listener = tokio::net::UnixListener::bind(&socket).unwrap();
     let server = tokio::spawn(serve(listener, Arc::new(DeviceOnNode2), CancellationToken::new()));
     let daemon = bench.start().await;
