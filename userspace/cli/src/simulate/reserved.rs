@@ -1,9 +1,11 @@
 //! What to reserve for the system, from what it is seen to use.
 //!
-//! A node's memory is in use by the kernel and the system if it is neither free, nor reclaimable (page cache, and what
-//! the kernel gives back under pressure), nor in a hugepage pool, nor anonymous memory of a pod's container or a command
-//! of `numaward exec`. Other memory of those (page tables, tmpfs) counts as the system's: too much is reserved rather
-//! than too little.
+//! A node's memory is in use by the kernel and the system if it can neither be had ([`Watermarks::obtainable`], by which
+//! the daemon withholds what others use as well), nor is in a hugepage pool, nor is anonymous memory of a pod's container
+//! or a command of `numaward exec`. Other memory of those (page tables, tmpfs) counts as the system's: too much is
+//! reserved rather than too little.
+//!
+//! [`Watermarks::obtainable`]: numaward_topology::sysfs::Watermarks::obtainable
 
 use std::{
     collections::BTreeMap,
@@ -69,16 +71,14 @@ fn used(root: &Path, machine: &Machine, hierarchy: &Hierarchy) -> anyhow::Result
             Err(error) => return Err(error.into()),
         }
     }
+    let page = Bytes(rustix::param::page_size() as u64);
+    let watermarks = sysfs::watermarks(root, page)?;
     let mut used = BTreeMap::new();
     for &id in machine.nodes.keys() {
         let memory = sysfs::node_memory(root, id)?;
-        let pools = memory.hugepages.iter().map(|(size, pool)| size.0.0.saturating_mul(pool.total));
-        let others = [memory.free, memory.active_file, memory.inactive_file, memory.kernel_reclaimable]
-            .into_iter()
-            .map(|bytes| bytes.0)
-            .chain(pools)
-            .chain(of_workloads.get(&id).copied());
-        let rest = others.fold(memory.total.0, u64::saturating_sub);
+        let obtainable = watermarks.get(&id).copied().unwrap_or_default().obtainable(&memory);
+        let of_workloads = of_workloads.get(&id).copied().unwrap_or(0);
+        let rest = memory.base().0.saturating_sub(obtainable.0).saturating_sub(of_workloads);
         if memory.total.0 > 0 {
             used.insert(id, Bytes(rest));
         }
