@@ -8,7 +8,7 @@ use axum::{
     extract::{State, rejection::BytesRejection},
     http::{StatusCode, Uri},
     response::Response,
-    routing::any,
+    routing::{get, post},
 };
 use numaward_api as api;
 use numaward_api::problem::CONTENT_TYPE;
@@ -28,7 +28,7 @@ pub(in crate::http) fn elsewhere() -> Router {
         let detail = "plans and rebalances are on the control socket and the control address".to_owned();
         respond(refusal(StatusCode::NOT_FOUND, detail, uri.path()))
     };
-    Router::new().route("/api/v1/rebalance", any(answer)).route("/api/v1/plan", any(answer))
+    Router::new().route("/api/v1/rebalance", get(answer)).route("/api/v1/plan", post(answer))
 }
 
 /// A request, and how much may be moved for it.
