@@ -39,6 +39,9 @@ pub(crate) enum Driver {
     Systemd,
 }
 
+/// Enough for containerd, and for what tests put into containers.
+pub(crate) const MEMORY: &str = "1536M,1G";
+
 /// Unpacks the packages that `cargo xtask setup --all` has fetched.
 fn unpack(release: &str, into: &Path) -> Result<(), String> {
     let cache = Cache::locate().map_err(|error| error.to_string())?;
@@ -61,14 +64,19 @@ fn unpack(release: &str, into: &Path) -> Result<(), String> {
 }
 
 /// A machine with this containerd, and the folder of what it is copied from; none, after saying why, where that cannot be.
-pub(crate) fn machine(bench: &Bench, cpus: &str, release: &Release, driver: Driver) -> Option<(Vm, TempDir)> {
+pub(crate) fn machine(
+    bench: &Bench,
+    (cpus, memory): (&str, &str),
+    release: &Release,
+    driver: Driver,
+) -> Option<(Vm, TempDir)> {
     let root = tempfile::tempdir().unwrap();
     if let Err(reason) = unpack(release.name, root.path()) {
         assert!(std::env::var("CI").as_deref() != Ok("true"), "this test cannot run: {reason}");
         eprintln!("skipped: {reason}");
         return None;
     }
-    let machine = Machine::parse(Some(2), Some(cpus), Some("1536M,1G"), None).unwrap();
+    let machine = Machine::parse(Some(2), Some(cpus), Some(memory), None).unwrap();
     let vm = match driver {
         Driver::Cgroupfs => bench.vm(machine),
         Driver::Systemd => bench.vm_with_systemd(machine),
@@ -112,7 +120,7 @@ pub(crate) fn machine(bench: &Bench, cpus: &str, release: &Release, driver: Driv
 
 /// Boots a machine with this containerd and runs the script; none, after saying why, where that cannot be.
 fn report(cpus: &str, release: &Release, driver: Driver, script: &str) -> Option<Report> {
-    let (vm, _files) = machine(&Bench::open()?, cpus, release, driver)?;
+    let (vm, _files) = machine(&Bench::open()?, (cpus, MEMORY), release, driver)?;
     Some(boot(&vm, &full(release, driver, script)))
 }
 
@@ -144,7 +152,7 @@ fn assert_protected(report: &Report, section: &str, expected: &[(&str, &str, &st
 }
 
 /// A list of numbers such as `0,3-5`.
-fn numbers(text: &str) -> Vec<u64> {
+pub(crate) fn numbers(text: &str) -> Vec<u64> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         first.parse().unwrap()..=last.parse().unwrap()

@@ -11,10 +11,10 @@ use numaward_tests::{Bench, Report, boot};
 use numaward_vm::Cache;
 use serde_json::Value;
 
-use crate::containerd::{Driver, V2, full, machine};
+use crate::containerd::{Driver, MEMORY, V2, full, machine};
 
 /// As in the workspace.
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The `DaemonSet` of an overlay, as JSON.
 fn daemon_set(overlay: &str) -> Value {
@@ -27,7 +27,7 @@ fn daemon_set(overlay: &str) -> Value {
     serde_norway::from_str(document).unwrap()
 }
 
-fn checkout(path: &str) -> PathBuf {
+pub(crate) fn checkout(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
@@ -65,7 +65,7 @@ fn the_image_runs_as_the_manifests_demand() {
     const KEPT: u64 = DAC_READ_SEARCH | 1 << 1 | 1 << 23;
 
     let Some(bench) = Bench::open() else { return };
-    let Some((mut vm, _files)) = machine(&bench, "3,3", &V2, Driver::Cgroupfs) else { return };
+    let Some((mut vm, _files)) = machine(&bench, ("3,3", MEMORY), &V2, Driver::Cgroupfs) else { return };
     let scratch = tempfile::tempdir().unwrap();
     for overlay in ["observe", "enforce"] {
         let path = scratch.path().join(overlay);

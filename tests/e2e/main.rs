@@ -9,6 +9,7 @@
 
 mod answers;
 mod budgets;
+mod cluster;
 mod containerd;
 mod crash;
 mod daemon;

@@ -121,8 +121,13 @@ impl Bench {
 /// If the machine fails or the script's exit code is not 0.
 pub fn boot(vm: &Vm, script: &str) -> Report {
     let mut output = Vec::new();
-    let result = vm.run(&format!("{PRELUDE}\n{script}"), &mut output);
+    let result = vm.run(&with_prelude(script), &mut output);
     report(result, &output)
+}
+
+/// A script after what every script is preceded by.
+pub fn with_prelude(script: &str) -> String {
+    format!("{PRELUDE}\n{script}")
 }
 
 /// As [`boot`], for a machine with room for more memory: when the script begins the section `at`, `change` is called with
@@ -137,7 +142,7 @@ pub fn boot_and_change(
     at: &str,
     change: impl FnOnce(&mut Monitor) -> Result<(), Error>,
 ) -> Report {
-    let running = vm.start(&format!("{PRELUDE}\n{script}")).unwrap_or_else(|error| panic!("{error}"));
+    let running = vm.start(&with_prelude(script)).unwrap_or_else(|error| panic!("{error}"));
     let monitor = running.monitor().unwrap_or_else(|error| panic!("{error}"));
     let at = format!("=== {at}\n");
     let mut changer = Changer { output: Vec::new(), at, change: Some((monitor, change)) };

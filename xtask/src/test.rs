@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything that must hold, in stages. All stages run, also after one has failed.
 
+use std::env;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -49,7 +50,8 @@ enum Stage {
     Api,
     /// Dashboards and rules on a real Prometheus that scrapes a virtual machine (with --all)
     Dashboards,
-    /// End-to-end tests in virtual machines, kernel after kernel
+    /// End-to-end tests in virtual machines, kernel after kernel (those with a Kubernetes cluster: with --all, where
+    /// `NUMAWARD_KUBERNETES` names its programs; see `vm test --help`)
     Vm,
 }
 
@@ -77,13 +79,16 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
     let stages = if arguments.stages.is_empty() { &usual } else { &arguments.stages };
     let kernels = if arguments.all { kernels::names() } else { kernels::USUAL.to_vec() };
 
+    let kubernetes = env::var_os(vm::KUBERNETES).map(PathBuf::from);
+
     let mut results = Vec::new();
     record(&mut results, "setup", || setup::ensure(&parts(stages, &kernels)?));
     for &stage in stages {
         match stage {
             Stage::Vm => {
                 for kernel in &kernels {
-                    record(&mut results, &format!("vm {kernel}"), || vm::test(kernel, &[], arguments.all));
+                    let test = || vm::test(kernel, &[], arguments.all, kubernetes.as_deref());
+                    record(&mut results, &format!("vm {kernel}"), test);
                 }
             }
             _ => record(&mut results, &format!("{stage:?}").to_lowercase(), || run(stage, arguments.all)),

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,6 +38,8 @@ const HELPERS: &[&str] = &[
 ];
 /// Tells the tests that what is slow is to run as well.
 const SLOW: &str = "NUMAWARD_VM_SLOW";
+/// Names the folder of the programs of Kubernetes, for the tests too.
+pub(crate) const KUBERNETES: &str = "NUMAWARD_KUBERNETES";
 /// A machine booting keeps one CPU of the host busy.
 const MACHINES_AT_ONCE: usize = 2;
 
@@ -66,6 +68,10 @@ pub(crate) struct Test {
     /// Also what is slow
     #[arg(long)]
     all: bool,
+    /// Folder with kube-apiserver, kube-controller-manager, kube-scheduler and kubelet, each as it is or as .xz, for the
+    /// tests `cluster::`
+    #[arg(long, value_name = "DIR", env = KUBERNETES)]
+    kubernetes: Option<PathBuf>,
 }
 
 impl Test {
@@ -77,7 +83,7 @@ impl Test {
         let mut failed = Vec::new();
         for kernel in kernels {
             println!("kernel {kernel}");
-            if let Err(error) = test(kernel, &self.names, self.all) {
+            if let Err(error) = test(kernel, &self.names, self.all, self.kubernetes.as_deref()) {
                 eprintln!("error: kernel {kernel}: {error:#}");
                 failed.push(kernel);
             }
@@ -88,20 +94,23 @@ impl Test {
 }
 
 /// Tests of what `cargo xtask dist` makes, which is made for them.
-const MADE: [&str; 2] = ["deploy::", "package::"];
+const MADE: [&str; 3] = [CLUSTER, "deploy::", "package::"];
+/// Tests with a Kubernetes cluster, which need its programs.
+const CLUSTER: &str = "cluster::";
 /// Tests that ordinary runs skip, by the beginning of their names, but for some kernels: they take minutes under
 /// emulation, or what they show hardly depends on the kernel.
 const LEFT_OUT: &[(&str, &[&str])] = &[
     ("answers::", &["6.12"]),
+    (CLUSTER, &[]),
     ("containerd::", &[]),
     ("crash::", &["6.12"]),
-    (MADE[0], &[]),
+    (MADE[1], &[]),
     ("faults::", &["6.12"]),
     ("herd::", &["6.12"]),
     ("hotplug::", &["6.12"]),
     ("load::", &["6.12"]),
     ("machine::", &["6.12"]),
-    (MADE[1], &[]),
+    (MADE[2], &[]),
     ("probes::", &[]),
     ("rebalance::", &["6.12"]),
     ("reconcile::", &["6.12"]),
@@ -109,8 +118,8 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
 ];
 
 /// Runs the end-to-end tests whose names contain one of `names` on one kernel; if there are none all, but for
-/// [`LEFT_OUT`] unless `slow`. What is slow runs in full with `slow`.
-pub(crate) fn test(kernel: &str, names: &[String], slow: bool) -> Result<()> {
+/// [`LEFT_OUT`] unless `slow`. What is slow runs in full with `slow`. [`CLUSTER`] runs where there is `kubernetes`.
+pub(crate) fn test(kernel: &str, names: &[String], slow: bool, kubernetes: Option<&Path>) -> Result<()> {
     let kernel_part = Part::Kernel(kernels::find(kernel)?);
     setup::ensure(&[
         Part::Qemu,
@@ -119,6 +128,13 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool) -> Result<()> {
         Part::Containerd,
         Part::DebianTool(&DebianTool::KUSTOMIZE),
     ])?;
+    let kubernetes = match kubernetes {
+        Some(folder) => {
+            setup::ensure(&[Part::DebianTool(&DebianTool::CLUSTER)])?;
+            Some(fs::canonicalize(folder).with_context(|| format!("--kubernetes {}", folder.display()))?)
+        }
+        None => None,
+    };
     let programs = all_programs()?;
     let folder =
         programs.iter().find_map(|(_, path)| path.parent()).context("cargo has built no programs")?;
@@ -135,7 +151,7 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool) -> Result<()> {
         cargo.args(["test", "--package", TESTS, "--test", "e2e", "--"]).args(names);
         cargo.args(left_out.iter().flat_map(|name| ["--skip", name]));
         cargo.env("NUMAWARD_VM_KERNEL", kernel).env("NUMAWARD_VM_PROGRAMS", folder);
-        cargo.env(SLOW, slow.to_string());
+        cargo.env(SLOW, slow.to_string()).envs(kubernetes.iter().map(|folder| (KUBERNETES, folder)));
         cargo
     };
     let listed = command::read(cargo().arg("--list").stderr(Stdio::inherit()))?;
@@ -144,6 +160,9 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool) -> Result<()> {
         "no test is called {}",
         names.join(" or ")
     );
+    if kubernetes.is_none() && listed.lines().any(|line| line.starts_with(CLUSTER)) {
+        println!("skipped: {CLUSTER}, for want of the programs of Kubernetes: give --kubernetes DIR");
+    }
     if listed.lines().any(|line| MADE.iter().any(|name| line.starts_with(name))) {
         let (_, program) =
             programs.iter().find(|(name, _)| name == DAEMON).context("cargo has not built numaward")?;

@@ -3,11 +3,9 @@
 
 must() { "$@" || { echo "numaward-vm: failed: $*"; poweroff -f; }; }
 
-if [ -f /numaward-vm/modules ]; then
-    for module in $(cat /numaward-vm/modules); do
-        must insmod "/numaward-vm/$module.ko"
-    done
-fi
+for module in $(cat /numaward-vm/modules); do
+    must insmod "/numaward-vm/$module.ko"
+done
 if [ -f /numaward-vm/network ]; then
     must ip link set eth0 up
     must ip addr add 10.0.2.15/24 dev eth0

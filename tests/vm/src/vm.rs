@@ -70,7 +70,9 @@ pub struct Vm {
     append: Vec<String>,
     files: Vec<(PathBuf, String)>,
     forwards: Vec<Forward>,
-    reached: Vec<Forward>,
+    /// By the address in the guest's network.
+    reached: Vec<(String, Forward)>,
+    modules: Vec<String>,
     limit: Duration,
     debian: Option<Debian>,
 }
@@ -85,6 +87,7 @@ impl Vm {
             files: Vec::new(),
             forwards: Vec::new(),
             reached: Vec::new(),
+            modules: Vec::new(),
             limit: DEFAULT_LIMIT,
             debian: None,
         }
@@ -122,8 +125,22 @@ impl Vm {
     /// Lets the guest reach a port of the host's loopback interface, at the guest's port of [`HOST_ADDRESS`]. Nothing else
     /// gets out.
     #[must_use]
-    pub fn reach(mut self, forward: Forward) -> Self {
-        self.reached.push(forward);
+    pub fn reach(self, forward: Forward) -> Self {
+        self.reach_at(HOST_ADDRESS, forward)
+    }
+
+    /// As [`Vm::reach`], at another address of 10.0.2.0/24. Not at those that QEMU itself answers: 10.0.2.2 and 10.0.2.3.
+    #[must_use]
+    pub fn reach_at(mut self, address: impl Into<String>, forward: Forward) -> Self {
+        self.reached.push((address.into(), forward));
+        self
+    }
+
+    /// Loads a module of the kernel before the script begins, after those given before and those of the network. What a
+    /// kernel has built in, or setup has not kept, is passed over.
+    #[must_use]
+    pub fn module(mut self, name: impl Into<String>) -> Self {
+        self.modules.push(name.into());
         self
     }
 
@@ -221,14 +238,15 @@ impl Vm {
         tree.text(include_str!("run.sh"), "/numaward-vm/run")?;
         tree.text(script, "/numaward-vm/script")?;
         tree.file(busybox, "/bin/busybox")?;
+        let network = if self.has_network() { NETWORK_MODULES } else { &[] };
+        let names = network.iter().copied().chain(self.modules.iter().map(String::as_str));
+        let modules: Vec<_> = names.filter_map(|name| Some((name, self.kernel.module(name)?))).collect();
+        for (name, path) in &modules {
+            tree.file(path, &format!("/numaward-vm/{name}.ko"))?;
+        }
+        let names: Vec<_> = modules.iter().map(|(name, _)| *name).collect();
+        tree.text(&names.join("\n"), "/numaward-vm/modules")?;
         if self.has_network() {
-            let modules: Vec<_> =
-                NETWORK_MODULES.iter().filter_map(|name| Some((*name, self.kernel.module(name)?))).collect();
-            for (name, path) in &modules {
-                tree.file(path, &format!("/numaward-vm/{name}.ko"))?;
-            }
-            let names: Vec<_> = modules.iter().map(|(name, _)| *name).collect();
-            tree.text(&names.join("\n"), "/numaward-vm/modules")?;
             tree.text("", "/numaward-vm/network")?;
         }
         for (host, guest) in &self.files {
@@ -254,10 +272,10 @@ impl Vm {
         for Forward { host, guest } in &self.forwards {
             let _ = write!(netdev, ",hostfwd=tcp:127.0.0.1:{host}-:{guest}");
         }
-        for Forward { host, guest } in &self.reached {
+        for (address, Forward { host, guest }) in &self.reached {
             // QEMU itself would pass on one connection and no more; of a command it starts one for each.
             let relay = format!("{} nc 127.0.0.1 {host}", busybox.display());
-            let _ = write!(netdev, ",guestfwd=tcp:{HOST_ADDRESS}:{guest}-cmd:{relay}");
+            let _ = write!(netdev, ",guestfwd=tcp:{address}:{guest}-cmd:{relay}");
         }
         ["-netdev", &netdev, "-device", "virtio-net-pci,netdev=n0,romfile="].map(str::to_owned).to_vec()
     }

@@ -79,7 +79,15 @@ pub(crate) fn read_interrupts(root: &Path) -> Result<BTreeMap<CpuId, Interrupts>
     let read = |file: &str| {
         let path = root.join("proc").join(file);
         let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        sums(&text).ok_or_else(|| format!("{}: expected a line of CPUs and lines of numbers", path.display()))
+        sums(&text).ok_or_else(|| {
+            let reason = if text.is_empty() {
+                // A masked path: /dev/null in its place. The kubelet masks this one since 2025.
+                "it is empty, as container runtimes hide it from containers"
+            } else {
+                "expected a line of CPUs and lines of numbers"
+            };
+            format!("{}: {reason}", path.display())
+        })
     };
     let (hard, soft) = (read("interrupts")?, read("softirqs")?);
     let both =
@@ -137,7 +145,7 @@ pub(crate) mod tests {
         assert_eq!(good, BTreeMap::from(expected));
         for (interrupts, softirqs, part) in [
             (None, SOFTIRQS, "proc/interrupts: No such file"),
-            (Some(""), SOFTIRQS, "proc/interrupts: expected a line of CPUs"),
+            (Some(""), SOFTIRQS, "proc/interrupts: it is empty, as container runtimes hide it"),
             (Some("CPU0 CPUx\n"), SOFTIRQS, "proc/interrupts: expected a line of CPUs"),
             (Some(INTERRUPTS), "CPU0\nwords\n", "proc/softirqs: expected a line of CPUs"),
         ] {

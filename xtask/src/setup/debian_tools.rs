@@ -30,6 +30,14 @@ pub(crate) struct DebianTool {
 }
 
 impl DebianTool {
+    /// What a Kubernetes cluster takes beside Kubernetes: its database, its client, and what gives pods their network.
+    pub(crate) const CLUSTER: Self = Self {
+        name: "cluster",
+        release: Some("sid"),
+        packages: &["etcd-server", "kubectl", "containernetworking-plugins"],
+        files: &[("usr/bin", &["etcd", "kubectl"]), ("usr/lib/cni", &["bridge", "host-local", "loopback"])],
+    };
+
     /// Renders the manifests.
     pub(crate) const KUSTOMIZE: Self = Self {
         name: "kustomize",

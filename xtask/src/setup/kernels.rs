@@ -34,11 +34,16 @@ pub(crate) const SOURCES: &[Source] = &[
     Source { name: "latest", suite: "sid" },
 ];
 
-/// Modules that machines may need: the network of a machine with a forwarded port, its disk, and container images.
+/// Modules that machines may need: the network of a machine with a forwarded port, its disk, container images, and the
+/// network of pods.
 const MODULES: &[&str] = &[
+    "bridge",
     "failover",
+    "llc",
     "net_failover",
     "overlay",
+    "stp",
+    "veth",
     "virtio",
     "virtio_blk",
     "virtio_net",

@@ -1,0 +1,549 @@
+//! A real Kubernetes cluster: `deploy/overlays/enforce` is applied to it, and pods get what they are promised.
+//!
+//! The control plane runs on this host ([`control_plane`]), the one node in a machine ([`node`]). The programs of
+//! Kubernetes come from a folder that is named by `--kubernetes`; the test is skipped where it is not.
+//!
+//! One cluster serves all steps, since it takes minutes to come up. Nothing is asserted of how long something takes: each wait
+//! is long, and ends with what was seen last.
+
+mod authority;
+mod control_plane;
+mod kubectl;
+mod node;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, fs,
+    io::{self, Write as _},
+    path::PathBuf,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use numaward_tests::Bench;
+use numaward_vm::Cache;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use self::{
+    authority::Authority,
+    control_plane::{ControlPlane, KUBELET},
+    kubectl::Kubectl,
+    node::Node,
+};
+use crate::{containerd::numbers, deploy::checkout};
+
+/// Names the folder with the programs of Kubernetes.
+const KUBERNETES: &str = "NUMAWARD_KUBERNETES";
+/// What may take long under emulation ends well before.
+const PATIENCE: Duration = Duration::from_mins(10);
+const PACE: Duration = Duration::from_secs(1);
+/// The folder of the unpacked programs.
+const PROGRAMS: &str = "programs";
+/// Lines of each log that are shown where the test fails.
+const TAIL_LINES: &str = "40";
+/// CPUs of each node of the machine; CPU 0 is never exclusive.
+const NODES: [&[u64]; 2] = [&[0, 1, 2], &[3, 4, 5]];
+
+/// A pod that has no CPUs of its own, and runs all the time.
+const SHARED: &str = "shared";
+/// Waits until the `DaemonSet` is as it is to be.
+const ROLLOUT: [&str; 5] =
+    ["rollout", "status", "daemonset/numaward", "--namespace=numaward", "--timeout=10m"];
+
+/// A cluster that runs. Where the test fails, what its parts said is shown.
+struct Cluster {
+    kubectl: Kubectl,
+    node: Node,
+    plane: ControlPlane,
+    folder: TempDir,
+    started: Instant,
+}
+
+impl Cluster {
+    /// Starts one; none, after saying why, where that cannot be.
+    fn start() -> Option<Self> {
+        let started = Instant::now();
+        let Some(release) = env::var_os(KUBERNETES).map(PathBuf::from) else {
+            // Not even where `CI=true`: Kubernetes is no package of Debian's.
+            eprintln!(
+                "skipped: {KUBERNETES} is not set; run `cargo xtask vm test cluster:: --kubernetes DIR`"
+            );
+            return None;
+        };
+        let bench = Bench::open()?;
+        let tools = Cache::locate().unwrap().root().join("tools/cluster");
+        assert!(tools.is_dir(), "{} is missing; run `cargo xtask vm test cluster::`", tools.display());
+        let folder = tempfile::Builder::new().prefix("numaward-cluster-").tempdir().unwrap();
+        let programs = folder.path().join(PROGRAMS);
+        fs::create_dir(&programs).unwrap();
+        control_plane::unpack(&release, &programs);
+        let authority = Authority::new(folder.path());
+        let plane = ControlPlane::start(&programs, &tools.join("etcd"), folder.path(), &authority);
+        let kubelet = programs.join(KUBELET);
+        let node = Node::start(&bench, &kubelet, &tools, folder.path(), &authority, plane.port())?;
+        let kubectl = Kubectl::new(tools.join("kubectl"), plane.kubeconfig("admin"), folder.path());
+        Some(Self { kubectl, node, plane, folder, started })
+    }
+
+    /// Says where the test is: past the test harness, which would keep it.
+    fn step(&self, text: &str) {
+        let _ = writeln!(io::stderr(), "cluster: {:>4} s: {text}", self.started.elapsed().as_secs());
+    }
+
+    /// Looks until there is something to be seen.
+    fn wait_for<T>(&self, what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
+        let started = Instant::now();
+        loop {
+            match look() {
+                Ok(seen) => return seen,
+                Err(reason) => {
+                    let ended = self.plane.ended().or(self.node.ended().then_some("the machine"));
+                    assert_eq!(ended, None, "{what}: a part of the cluster has ended: {reason}");
+                    assert!(
+                        started.elapsed() < PATIENCE,
+                        "{what}: not within {} s: {reason}",
+                        PATIENCE.as_secs()
+                    );
+                }
+            }
+            thread::sleep(PACE);
+        }
+    }
+
+    fn pod(&self, name: &str) -> Result<Value, String> {
+        self.kubectl.json(&["get", "pod", name])
+    }
+
+    /// Makes pods that run until they are deleted, and waits until they do.
+    fn run(&self, pods: &[Value]) {
+        self.kubectl.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }));
+        for pod in pods {
+            self.wait_until_ready(pod["metadata"]["name"].as_str().unwrap());
+        }
+    }
+
+    fn wait_until_ready(&self, name: &str) {
+        self.wait_for(&format!("pod {name} is ready"), || {
+            let pod = self.pod(name)?;
+            if condition(&pod, "Ready") { Ok(()) } else { Err(pod["status"].to_string()) }
+        });
+    }
+
+    fn delete(&self, pods: &[&str]) {
+        self.kubectl.must(&[&["delete", "pod", "--timeout=10m"], pods].concat());
+    }
+
+    /// Where a container of a pod may run, and where its memory may be.
+    fn place(&self, pod: &str, container: &str) -> Result<Place, String> {
+        let status = self.pod(pod)?["status"].take();
+        let all = ["containerStatuses", "initContainerStatuses"].map(|name| status[name].as_array().cloned());
+        let mut all = all.into_iter().flatten().flatten();
+        let found = all.find(|status| status["name"] == container);
+        let id =
+            found.as_ref().and_then(|status| status["containerID"].as_str()?.strip_prefix("containerd://"));
+        let id = id.ok_or_else(|| format!("{pod}/{container} has no container: {status}"))?;
+        // One that has ended is not there.
+        let find = format!("cgroup=$(find /sys/fs/cgroup/kubepods -name {id} | grep .)");
+        let text = self
+            .node
+            .run(&format!("{find} && cd $cgroup && cat cpuset.cpus.effective cpuset.mems.effective"))?;
+        let (cpus, mems) = text.split_once('\n').ok_or_else(|| format!("{pod}/{container}: {text:?}"))?;
+        let set = |text| numbers(text).into_iter().collect();
+        Ok(Place { cpus: set(cpus), nodes: set(mems) })
+    }
+
+    /// Waits until containers of pods have so many CPUs to themselves, on one node with their memory, and [`SHARED`] has what
+    /// is left. A container that the runtime could not wait for gets them late.
+    fn wait_until_placed(&self, expected: &[(&str, &str, usize)]) -> Places {
+        self.wait_for(&format!("of CPUs of their own, there are {expected:?}"), || {
+            let mut places = Places::new();
+            let mut left: BTreeSet<u64> = NODES.iter().flat_map(|cpus| cpus.iter().copied()).collect();
+            for &(pod, container, count) in expected {
+                let place = self.place(pod, container)?;
+                let node = NODES.iter().position(|cpus| place.cpus.iter().all(|cpu| cpus.contains(cpu)));
+                let on_node = node.is_some_and(|node| place.nodes == BTreeSet::from([node as u64]));
+                let all_free = place.cpus.iter().all(|cpu| *cpu != 0 && left.remove(cpu));
+                if !on_node || !all_free || place.cpus.len() != count {
+                    return Err(format!("{pod}/{container} has {place:?}, others have {places:?}"));
+                }
+                places.insert(format!("{pod}/{container}"), place);
+            }
+            let place = self.place(SHARED, "main")?;
+            if place.cpus != left || place.nodes.len() != NODES.len() {
+                return Err(format!("{SHARED} has {place:?}, others have {places:?}"));
+            }
+            Ok(places)
+        })
+    }
+
+    /// What cgroups of pods, and those above, have of CPUs, nodes and protection, by their path below `kubepods`.
+    fn knobs(&self) -> Result<Vec<String>, String> {
+        let names = ["cpuset.cpus", "cpuset.mems", "memory.min", "memory.low"];
+        let names = names.map(|name| format!("-name {name}")).join(" -o ");
+        let root = "/sys/fs/cgroup/kubepods";
+        let find =
+            format!("find {root} \\( {names} \\) -exec grep -H . {{}} + | grep -v 'memory.*:0$' | sort");
+        Ok(self.node.run(&find)?.lines().map(|line| line.replacen(root, "", 1)).collect())
+    }
+
+    /// The messages of events about a pod that have a reason.
+    fn events(&self, pod: &str, reason: &str) -> Result<Vec<String>, String> {
+        let selector = format!("--field-selector=involvedObject.name={pod},reason={reason}");
+        let events = self.kubectl.json(&["get", "events", &selector])?;
+        let events = events["items"].as_array().into_iter().flatten();
+        Ok(events.filter_map(|event| event["message"].as_str().map(str::to_owned)).collect())
+    }
+
+    /// The pod of the `DaemonSet`: its name, and the address of its API.
+    fn daemon(&self) -> Result<(String, String), String> {
+        let pods = self.kubectl.json(&["get", "pods", "--namespace=numaward"])?;
+        let pods = pods["items"].as_array().into_iter().flatten();
+        let mut alive = pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+        let pod = alive.find(|pod| condition(pod, "Ready")).ok_or("no pod of numaward is ready")?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let url = format!("http://{}:9560/api/v1", text(&pod["status"]["podIP"]));
+        Ok((text(&pod["metadata"]["name"]), url))
+    }
+
+    /// What numaward answers.
+    fn ask(&self, url: &str, what: &str) -> Result<Value, String> {
+        let answer = self.node.run(&format!("wget -q -O - {url}/{what}"))?;
+        serde_json::from_str(&answer).map_err(|error| format!("{error}: {answer}"))
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            return;
+        }
+        let show = |name: &str, text: Result<String, String>| {
+            eprintln!("--- {name}\n{}", text.unwrap_or_else(|error| error));
+        };
+        show("pods", self.kubectl.run(&["describe", "pods", "--all-namespaces"]));
+        show("node", self.kubectl.run(&["describe", "nodes"]));
+        let tail = format!("tail -n {TAIL_LINES}");
+        for log in ["/var/log/pods/numaward_*/*/*.log", "/tmp/kubelet.log", "/tmp/containerd.log"] {
+            show(log, self.node.run(&format!("{tail} {log}")));
+        }
+        for log in ["node", "etcd", "apiserver", "controller-manager", "scheduler"] {
+            let path = self.folder.path().join(format!("{log}.log"));
+            let output = Command::new("tail").args(["-n", TAIL_LINES]).arg(path).output();
+            let output = output.map_err(|error| error.to_string());
+            show(log, output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()));
+        }
+        // Large, and nothing to look at.
+        let _ = fs::remove_dir_all(self.folder.path().join(PROGRAMS));
+        self.folder.disable_cleanup(true);
+        eprintln!("--- the whole logs of the control plane are in {}", self.folder.path().display());
+    }
+}
+
+/// CPUs and nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    cpus: BTreeSet<u64>,
+    nodes: BTreeSet<u64>,
+}
+
+/// By `POD/CONTAINER`.
+type Places = BTreeMap<String, Place>;
+
+fn condition(object: &Value, name: &str) -> bool {
+    let conditions = object["status"]["conditions"].as_array();
+    conditions.into_iter().flatten().any(|it| it["type"] == name && it["status"] == "True")
+}
+
+/// A container that sleeps.
+fn container(name: &str, resources: &Value) -> Value {
+    json!({
+        "name": name,
+        "image": "localhost/test:1",
+        "imagePullPolicy": "Never",
+        "command": ["sleep", "1000000"],
+        "resources": resources,
+    })
+}
+
+/// Resources that make a pod Guaranteed.
+fn guaranteed(cpus: u32, mebibytes: u32) -> Value {
+    let amounts = json!({ "cpu": cpus.to_string(), "memory": format!("{mebibytes}Mi") });
+    json!({ "requests": amounts, "limits": amounts })
+}
+
+fn burstable() -> Value {
+    json!({ "requests": { "cpu": "50m", "memory": "16Mi" } })
+}
+
+fn pod(name: &str, containers: &[Value]) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": name },
+        "spec": {
+            "containers": containers,
+            "automountServiceAccountToken": false,
+            // The cluster has no DNS.
+            "dnsPolicy": "Default",
+            // What sleeps does not hear that it is to end.
+            "terminationGracePeriodSeconds": 1,
+        },
+    })
+}
+
+#[test]
+fn pods_get_what_they_are_promised() {
+    let Some(mut cluster) = Cluster::start() else { return };
+    come_up(&mut cluster);
+    are_placed(&cluster);
+    are_refused(&cluster);
+    are_resized(&cluster);
+    have_several_containers(&cluster);
+    come_all_at_once(&cluster);
+    outlive_the_api_server(&mut cluster);
+    outlive_the_kubelet(&cluster);
+    are_drained(&cluster);
+    is_removed(&cluster);
+    cluster.step("done");
+}
+
+fn come_up(cluster: &mut Cluster) {
+    cluster.step("the machine runs");
+    cluster.wait_for("the API server is ready", || cluster.kubectl.run(&["get", "--raw=/readyz"]));
+    cluster.plane.complete();
+    let cluster = &*cluster;
+    let kubectl = &cluster.kubectl;
+    cluster.wait_for("the node is ready", || {
+        let node = kubectl.json(&["get", "node", node::NAME])?;
+        if condition(&node, "Ready") { Ok(()) } else { Err(node["status"]["conditions"].to_string()) }
+    });
+    // The controller manager makes it, and no pod can be without.
+    cluster.wait_for("there is a service account", || kubectl.run(&["get", "serviceaccount", "default"]));
+    cluster.step("the node is ready");
+    let overlay = checkout("deploy/overlays/enforce");
+    kubectl.must(&["apply", "--kustomize", &overlay.display().to_string()]);
+    cluster.wait_for("numaward runs", || cluster.daemon());
+    kubectl.must(&ROLLOUT);
+    cluster.step("numaward is ready");
+}
+
+/// Guaranteed pods have CPUs to themselves, and keep them when numaward is replaced.
+fn are_placed(cluster: &Cluster) {
+    cluster.run(&[
+        pod("two", &[container("main", &guaranteed(2, 64))]),
+        pod("three", &[container("main", &guaranteed(3, 64))]),
+        pod(SHARED, &[container("main", &burstable())]),
+    ]);
+    let expected = [("two", "main", 2), ("three", "main", 3)];
+    let places = cluster.wait_until_placed(&expected);
+    cluster.step("pods are placed");
+    let (daemon, _) = cluster.daemon().unwrap();
+    cluster.kubectl.must(&["delete", "pod", &daemon, "--namespace=numaward", "--timeout=10m"]);
+    cluster.wait_for("numaward is back", || match cluster.daemon()? {
+        (same, _) if same == daemon => Err("it is still there".to_owned()),
+        _ => Ok(()),
+    });
+    assert_eq!(cluster.wait_until_placed(&expected), places, "nobody was to move");
+    cluster.delete(&["two", "three"]);
+    cluster.step("numaward was replaced");
+}
+
+/// Each node has a CPU left, and a pod wants two of one node. It starts when they are there.
+fn are_refused(cluster: &Cluster) {
+    let wants = |name, cpus| pod(name, &[container("main", &guaranteed(cpus, 64))]);
+    // One after the other: the first goes to node 0, and leaves too little there for the second.
+    cluster.run(&[wants("one", 1)]);
+    cluster.wait_until_placed(&[("one", "main", 1)]);
+    cluster.run(&[wants("pair", 2)]);
+    let expected = [("one", "main", 1), ("pair", "main", 2)];
+    let places = cluster.wait_until_placed(&expected);
+    cluster.kubectl.apply(&wants("late", 2));
+    for reason in ["NumaPlacementRefused", "FailedCreatePodSandBox"] {
+        let message = cluster.wait_for(&format!("a pod has the event {reason}"), || {
+            cluster.events("late", reason)?.pop().ok_or_else(|| "there is none".to_owned())
+        });
+        for words in [
+            "numaward cannot place pod default/late: ",
+            "node 0: cpu requested 2, free 1",
+            "node 1: cpu requested 2, free 1",
+        ] {
+            assert!(message.contains(words), "{words}: {message}");
+        }
+    }
+    assert_eq!(cluster.pod("late").unwrap()["status"]["phase"], "Pending");
+    assert_eq!(cluster.wait_until_placed(&expected), places, "nobody was to move");
+    cluster.step("a pod was refused");
+    cluster.delete(&["one"]);
+    cluster.wait_until_ready("late");
+    cluster.wait_until_placed(&[("late", "main", 2), ("pair", "main", 2)]);
+    cluster.delete(&["late"]);
+    cluster.step("it runs where there is room");
+}
+
+/// The pod `pair` is given more CPUs and fewer while it runs, and never more than its node has.
+fn are_resized(cluster: &Cluster) {
+    let resize = |cpus: u32| {
+        let containers = json!([{ "name": "main", "resources": guaranteed(cpus, 96) }]);
+        let patch = json!({ "spec": { "containers": containers } }).to_string();
+        cluster.kubectl.must(&["patch", "pod", "pair", "--subresource=resize", "--patch", &patch]);
+    };
+    let before = cluster.wait_until_placed(&[("pair", "main", 2)]);
+    resize(3);
+    cluster.wait_until_placed(&[("pair", "main", 3)]);
+    resize(2);
+    assert_eq!(cluster.wait_until_placed(&[("pair", "main", 2)]), before);
+    resize(4);
+    let message = cluster.wait_for("a resize fails", || {
+        cluster.events("pair", "ResizeError")?.pop().ok_or_else(|| "there is no event".to_owned())
+    });
+    let words = "numaward cannot resize container main of pod default/pair: what is missing is not free on its nodes: \
+                 node 1: cpu requested 2, free 1";
+    assert!(message.contains(words), "{message}");
+    assert_eq!(cluster.wait_until_placed(&[("pair", "main", 2)]), before);
+    cluster.delete(&["pair"]);
+    cluster.step("a pod was resized");
+}
+
+/// An init container gives its CPUs on, a sidecar keeps its own; a pod may have resources as a whole.
+fn have_several_containers(cluster: &Cluster) {
+    let mut crew = pod("crew", &[container("main", &guaranteed(2, 64))]);
+    let mut init = container("init", &guaranteed(1, 32));
+    init["command"] = json!(["sleep", "1"]);
+    let mut sidecar = container("sidecar", &guaranteed(1, 32));
+    sidecar["restartPolicy"] = json!("Always");
+    crew["spec"]["initContainers"] = json!([init, sidecar]);
+    cluster.run(&[crew]);
+    cluster.wait_until_placed(&[("crew", "sidecar", 1), ("crew", "main", 2)]);
+    cluster.delete(&["crew"]);
+    cluster.step("a pod with an init container and a sidecar was placed");
+
+    let mut whole = pod("whole", &[container("main", &guaranteed(2, 64)), container("helper", &json!({}))]);
+    whole["spec"]["resources"] = guaranteed(3, 128);
+    cluster.run(&[whole]);
+    cluster.wait_until_placed(&[("whole", "main", 2), ("whole", "helper", 1)]);
+    cluster.delete(&["whole"]);
+    cluster.step("a pod with resources as a whole was placed");
+}
+
+/// Thirty pods are made at the same time. Five want a CPU for themselves, as many as there are.
+fn come_all_at_once(cluster: &Cluster) {
+    let all: Vec<_> = (0..30).map(|number| format!("pod-{number}")).collect();
+    let (alone, others) = all.split_at(5);
+    let little = json!({ "requests": { "cpu": "20m", "memory": "16Mi" } });
+    let alone_pods = alone.iter().map(|name| pod(name, &[container("main", &guaranteed(1, 32))]));
+    let other_pods = others.iter().map(|name| pod(name, &[container("main", &little)]));
+    let pods: Vec<_> = alone_pods.chain(other_pods).collect();
+    cluster.run(&pods);
+    let expected: Vec<_> = alone.iter().map(|name| (name.as_str(), "main", 1)).collect();
+    cluster.wait_until_placed(&expected);
+    let left = cluster.place(SHARED, "main").unwrap();
+    for name in others {
+        cluster.wait_for("who has no CPUs of its own is where the others are", || {
+            match cluster.place(name, "main")? {
+                place if place == left => Ok(()),
+                place => Err(format!("{name} has {place:?}, not {left:?}")),
+            }
+        });
+    }
+    cluster.delete(&all.iter().map(String::as_str).collect::<Vec<_>>());
+    cluster.step("thirty pods were placed");
+}
+
+/// While the API server is away, a container that starts again has its CPUs again, and nobody moves.
+fn outlive_the_api_server(cluster: &mut Cluster) {
+    const AWAY: Duration = Duration::from_mins(1);
+    cluster.run(&[
+        pod("two", &[container("main", &guaranteed(2, 64))]),
+        pod("three", &[container("main", &guaranteed(3, 64))]),
+    ]);
+    let expected = [("two", "main", 2), ("three", "main", 3)];
+    let places = cluster.wait_until_placed(&expected);
+    let uid = cluster.pod("two").unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
+    let cgroup = format!("/sys/fs/cgroup/kubepods/pod{uid}");
+    let (_, url) = cluster.daemon().unwrap();
+    let is_degraded = |cluster: &Cluster| {
+        let status = cluster.ask(&url, "status")?;
+        let mut parts = status["degraded"].as_array().into_iter().flatten();
+        Ok::<_, String>(parts.any(|part| part["part"] == "Kubernetes API"))
+    };
+    let stopped = Instant::now();
+    cluster.plane.stop_api_server();
+    // The container and its CPUs; the sandbox has none.
+    let find = |cluster: &Cluster| cluster.node.run(&format!("cd {cgroup} && grep . */cpuset.cpus"));
+    let before = find(cluster).unwrap();
+    let (id, cpus) = before.split_once('/').unwrap();
+    cluster.node.run(&format!("kill -9 $(cat {cgroup}/{id}/cgroup.procs)")).unwrap();
+    cluster.wait_for("a container starts again, with the CPUs that it had", || match find(cluster)? {
+        after if after != before && after.ends_with(cpus) && !after.contains('\n') => Ok(()),
+        after => Err(after),
+    });
+    cluster.wait_for("numaward says that it has no API server", || {
+        if is_degraded(cluster)? { Ok(()) } else { Err("it does not".to_owned()) }
+    });
+    thread::sleep(AWAY.saturating_sub(stopped.elapsed()));
+    cluster.plane.start_api_server();
+    cluster.wait_for("the API server is back", || cluster.kubectl.run(&["get", "--raw=/readyz"]));
+    assert_eq!(cluster.wait_until_placed(&expected), places, "nobody was to move");
+    cluster.wait_for("numaward has the API server again", || {
+        if is_degraded(cluster)? { Err("it has not".to_owned()) } else { Ok(()) }
+    });
+    cluster.step("the API server was away");
+}
+
+/// The kubelet starts again and looks through all cgroups of pods, and nobody moves.
+fn outlive_the_kubelet(cluster: &Cluster) {
+    let before = cluster.knobs().unwrap();
+    assert!(before.iter().any(|line| line == "/memory.min:100663296"), "{before:#?}");
+    cluster.node.run("stop-kubelet && start-kubelet").unwrap();
+    // It runs pods, so it has seen those that ran.
+    cluster.run(&[pod("next", &[container("main", &burstable())])]);
+    cluster.delete(&["next"]);
+    cluster.wait_for("all is as before", || match cluster.knobs()? {
+        after if after == before => Ok(()),
+        after => Err(format!("{after:#?}\nbefore: {before:#?}")),
+    });
+    cluster.step("the kubelet was restarted");
+}
+
+/// What is drained gives back what it had.
+fn are_drained(cluster: &Cluster) {
+    cluster.kubectl.must(&["drain", node::NAME, "--ignore-daemonsets", "--force", "--timeout=10m"]);
+    let (_, url) = cluster.daemon().unwrap();
+    cluster.wait_for("nothing is promised", || match cluster.ask(&url, "allocations")? {
+        held if held["allocations"] == json!([]) => Ok(()),
+        held => Err(held.to_string()),
+    });
+    cluster.kubectl.must(&["uncordon", node::NAME]);
+    cluster.step("the node was drained");
+}
+
+/// numaward is removed as docs/kubernetes.md has it: it gives back what it wrote above containers, and no longer places any.
+fn is_removed(cluster: &Cluster) {
+    let wants = |name| pod(name, &[container("main", &guaranteed(2, 64))]);
+    cluster.run(&[wants("two"), pod(SHARED, &[container("main", &burstable())])]);
+    cluster.wait_until_placed(&[("two", "main", 2)]);
+    let copy = cluster.folder.path().join("deploy");
+    let status = Command::new("cp").arg("--recursive").arg(checkout("deploy")).arg(&copy).status().unwrap();
+    assert!(status.success(), "cp: {status}");
+    let overlay = copy.join("overlays/enforce");
+    let config = fs::read_to_string(overlay.join("config.yaml")).unwrap();
+    fs::write(overlay.join("config.yaml"), config + "\nenforcement: {mode: off}\n").unwrap();
+    let overlay = overlay.display().to_string();
+    cluster.kubectl.must(&["apply", "--kustomize", &overlay]);
+    cluster.kubectl.must(&ROLLOUT);
+    cluster.kubectl.must(&["delete", "--kustomize", &overlay, "--timeout=10m"]);
+    cluster.step("numaward was removed");
+
+    let container_knob = |line: &str| line.rsplit('/').nth(1).is_some_and(|cgroup| cgroup.len() == 64);
+    let mut left = cluster.knobs().unwrap();
+    // The kubelet's own.
+    left.retain(|line| line != "/cpuset.cpus:0-5");
+    // Containers were created like this, and keep it for as long as they run.
+    assert!(left.iter().all(|line| container_knob(line)), "{left:#?}");
+    cluster.run(&[wants("new")]);
+    let place = cluster.place("new", "main").unwrap();
+    assert_eq!((place.cpus.len(), place.nodes.len()), (6, 2), "{place:?}");
+    cluster.step("pods are placed no longer");
+}

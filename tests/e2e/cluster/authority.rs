@@ -1,0 +1,82 @@
+//! Who is who in a cluster: certificates, and the kubeconfigs that name them.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use serde_json::{Value, json};
+
+/// The certificate of the authority.
+pub(super) const CA: &str = "ca.pem";
+
+/// What signs all certificates of a cluster, into one folder.
+pub(super) struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    folder: PathBuf,
+}
+
+impl Authority {
+    /// A new one, with its own certificate in the folder.
+    pub(super) fn new(folder: &Path) -> Self {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "numaward-tests");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        fs::write(folder.join(CA), params.self_signed(&key).unwrap().pem()).unwrap();
+        Self { issuer: Issuer::new(params, key), folder: folder.to_owned() }
+    }
+
+    /// Makes `NAME.pem` and `NAME-key.pem` for a user of a group, who serves under these host names and addresses.
+    pub(super) fn sign(&self, name: &str, user: &str, group: Option<&str>, hosts: &[&str]) {
+        let hosts: Vec<_> = hosts.iter().map(|&host| host.to_owned()).collect();
+        let mut params = CertificateParams::new(hosts).unwrap();
+        params.distinguished_name.push(DnType::CommonName, user);
+        if let Some(group) = group {
+            params.distinguished_name.push(DnType::OrganizationName, group);
+        }
+        let key = self.key(name);
+        fs::write(self.folder.join(certificate(name)), params.signed_by(&key, &self.issuer).unwrap().pem())
+            .unwrap();
+    }
+
+    /// Makes a key without a certificate: `NAME-key.pem`, and its public half `NAME.pem`.
+    pub(super) fn key_pair(&self, name: &str) {
+        let public = self.key(name).public_key_pem();
+        fs::write(self.folder.join(certificate(name)), public).unwrap();
+    }
+
+    fn key(&self, name: &str) -> KeyPair {
+        let pair = KeyPair::generate().unwrap();
+        fs::write(self.folder.join(key(name)), pair.serialize_pem()).unwrap();
+        pair
+    }
+}
+
+/// The file of a certificate.
+pub(super) fn certificate(name: &str) -> String {
+    format!("{name}.pem")
+}
+
+/// The file of a key.
+pub(super) fn key(name: &str) -> String {
+    format!("{name}-key.pem")
+}
+
+/// What lets the user of a certificate in `folder` reach a server.
+pub(super) fn kubeconfig(server: &str, folder: &str, name: &str) -> Value {
+    let file = |name: &str| format!("{folder}/{name}");
+    let user = json!({ "client-certificate": file(&certificate(name)), "client-key": file(&key(name)) });
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{
+            "name": "test",
+            "cluster": { "server": server, "certificate-authority": file(CA) },
+        }],
+        "users": [{ "name": name, "user": user }],
+        "contexts": [{ "name": "test", "context": { "cluster": "test", "user": name } }],
+        "current-context": "test",
+    })
+}

@@ -1,0 +1,73 @@
+//! Asking a cluster.
+
+use std::{
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use serde_json::Value;
+
+/// Longer than any command is asked to wait, as `timeout` reads it.
+const PATIENCE: &str = "15m";
+
+/// The client of a cluster, as its administrator.
+pub(super) struct Kubectl {
+    program: PathBuf,
+    kubeconfig: PathBuf,
+    /// What it remembers of the API.
+    cache: PathBuf,
+}
+
+impl Kubectl {
+    pub(super) fn new(program: PathBuf, kubeconfig: PathBuf, folder: &Path) -> Self {
+        Self { program, kubeconfig, cache: folder.join("kubectl") }
+    }
+
+    /// Runs a command; what it prints, or what it says against it.
+    pub(super) fn run(&self, arguments: &[&str]) -> Result<String, String> {
+        self.run_with(arguments, "")
+    }
+
+    /// The same, of a command that has to succeed.
+    pub(super) fn must(&self, arguments: &[&str]) -> String {
+        self.run(arguments).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// What a command answers in JSON.
+    pub(super) fn json(&self, arguments: &[&str]) -> Result<Value, String> {
+        let text = self.run(&[arguments, &["--output=json"]].concat())?;
+        serde_json::from_str(&text).map_err(|error| format!("kubectl {}: {error}", arguments.join(" ")))
+    }
+
+    /// Makes or changes an object.
+    pub(super) fn apply(&self, object: &Value) {
+        let applied = self.run_with(&["apply", "--filename=-"], &object.to_string());
+        applied.unwrap_or_else(|error| panic!("{error}\n{object:#}"));
+    }
+
+    fn run_with(&self, arguments: &[&str], input: &str) -> Result<String, String> {
+        let mut child = Command::new("timeout")
+            .arg(PATIENCE)
+            .arg(&self.program)
+            .arg("--kubeconfig")
+            .arg(&self.kubeconfig)
+            .arg("--cache-dir")
+            .arg(&self.cache)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("timeout (Debian package coreutils): {error}"));
+        // Small enough for the pipe. Dropped: the input ends.
+        let written = child.stdin.take().unwrap().write_all(input.as_bytes());
+        let output = child.wait_with_output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
+        if output.status.success() {
+            written.unwrap();
+            return Ok(text(&output.stdout));
+        }
+        Err(format!("kubectl {}: {}: {}", arguments.join(" "), output.status, text(&output.stderr)))
+    }
+}

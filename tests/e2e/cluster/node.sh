@@ -1,0 +1,34 @@
+# A node of a cluster: the network of its pods, numaward's image, and the kubelet. What is to be done then comes over a port.
+mkdir -p /etc/cni/net.d /var/run
+[ -d /sys/kernel/tracing/events ] || mount -t tracefs tracefs /sys/kernel/tracing
+# As systemd leaves it.
+mount --make-rshared / || fail "shared"
+
+# Pods are on the same link as the kubelet and the machine's host.
+brctl addbr br0 && ip addr del 10.0.2.15/24 dev eth0 && brctl addif br0 eth0 || fail "no bridge"
+ip addr add 10.0.2.15/24 dev br0 && ip link set br0 up && ip route add default via 10.0.2.2 || fail "no address"
+cat >/etc/cni/net.d/10-pods.conf <<END
+{"cniVersion": "1.0.0", "name": "pods", "type": "bridge", "bridge": "br0", "isGateway": false, "ipMasq": false,
+ "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.0.2.0/24", "rangeStart": "10.0.2.110", "rangeEnd": "10.0.2.250",
+ "gateway": "10.0.2.2"}]], "routes": [{"dst": "0.0.0.0/0"}]}}
+END
+ctr -n k8s.io images import $IMPORT /numaward.tar 2>&1 || fail "import of numaward's image"
+rm /numaward.tar /image/*.tar
+
+cat >/bin/start-kubelet <<'END'
+#!/bin/sh
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+kubelet --config /var/lib/kubelet/config.yaml --kubeconfig /etc/kubernetes/kubelet.conf --hostname-override node-1 \
+    --node-ip 10.0.2.15 >>/tmp/kubelet.log 2>&1 </dev/null &
+echo $! >/tmp/kubelet.pid
+END
+cat >/bin/stop-kubelet <<'END'
+#!/bin/sh
+pid=$(cat /tmp/kubelet.pid)
+kill $pid
+while kill -0 $pid 2>/dev/null; do sleep 1; done
+END
+chmod +x /bin/start-kubelet /bin/stop-kubelet
+start-kubelet
+section "commands"
+exec nc -ll -p $COMMANDS -e /bin/sh
