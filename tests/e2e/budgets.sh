@@ -1,4 +1,6 @@
 # A workload on one node and one on both, which share that node; the second takes more of it than its share.
+# Only loads are killed where a node is full: they give this up again.
+echo -1000 >/proc/self/oom_score_adj
 socket=/run/numaward/control.sock
 _ready() { wget -qO- http://127.0.0.1:9560/readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
 metrics() { wget -qO- http://127.0.0.1:9560/metrics; }
@@ -11,19 +13,18 @@ run() {
     rm -f /tmp/go /tmp/single.json /tmp/wide.json
     numaward run --config /tmp/config.yaml 2>>/tmp/daemon.log &
     daemon=$!
-    # As in its unit: a node without memory is to cost somebody else.
-    echo -500 >/proc/$daemon/oom_score_adj
     wait_for 30 _ready
     numaward exec --cpus 2 --memory 200Mi --name single -- sh -c '
         until [ -e /tmp/go ]; do sleep 0.1; done
-        numaward-load --size 180M --report json >/tmp/single.json
+        (echo 0 >/proc/self/oom_score_adj; exec numaward-load --size 180M --report json >/tmp/single.json)
         # The cgroup, and with it the count of what was killed, stays while somebody is in it.
         exec sleep 1000' 2>/tmp/single.err &
     single=$!
     wait_for 30 grep -q 'populated 1' $cgroups/numaward/single/cgroup.events
     node=$(cat $cgroups/numaward/single/cpuset.mems)
     numaward exec --cpus 1 --memory 1000Mi --name wide -- sh -c '
-        numaward-load --size 950M --policy preferred:'$node' --report json >/tmp/wide.json
+        (echo 0 >/proc/self/oom_score_adj
+        exec numaward-load --size 830M --policy preferred:'$node' --report json >/tmp/wide.json)
         exec sleep 1000' 2>/tmp/wide.err &
     wide=$!
     wait_for 120 [ -s /tmp/wide.json ]

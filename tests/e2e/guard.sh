@@ -1,5 +1,7 @@
 # Memory that is promised and not used yet, and a workload without a guarantee that fills the node with page cache: files
 # of a tmpfs, which the kernel cannot drop.
+# Only loads are killed where a node is full: they give this up again.
+echo -1000 >/proc/self/oom_score_adj
 socket=/run/numaward/control.sock
 _ready() { wget -qO- http://127.0.0.1:9560/readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
 _event() { wget -qO- http://127.0.0.1:9560/api/v1/events | grep -q "$1"; }
@@ -8,8 +10,6 @@ _is_free() { [ "$(cat $cgroups/hog/cpuset.mems)" != $((1 - node)) ]; }
 start_daemon() {
     numaward run 2>>/tmp/daemon.log &
     daemon=$!
-    # As in its unit: a node without memory is to cost somebody else.
-    echo -500 >/proc/$daemon/oom_score_adj
     wait_for 30 _ready
 }
 
@@ -20,7 +20,7 @@ run() {
     start_daemon
     numaward exec --cpus 2 --memory 300Mi --name db -- sh -c '
         until [ -e /tmp/go ]; do sleep 0.1; done
-        numaward-load --size 280M --report json >/tmp/db.json
+        (echo 0 >/proc/self/oom_score_adj; exec numaward-load --size 280M --report json >/tmp/db.json)
         # The cgroup, and with it the count of what was killed, stays while somebody is in it.
         exec sleep 1000' 2>/tmp/db.err &
     db=$!
