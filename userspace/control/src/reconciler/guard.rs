@@ -20,6 +20,7 @@ use std::{
 use numaward_api::{EnforcementMode, EventKind, Severity};
 use numaward_cgroup::CgroupPath;
 use numaward_config::guard::GuardMode;
+use numaward_engine::ledger::NodeAccount;
 use numaward_model::{
     Report,
     headroom::{Headroom, NodeHeadroom, OtherWorkload},
@@ -72,10 +73,15 @@ impl Guard {
         let low: NodeSet = seen.nodes.iter().filter(|of| of.is_low).map(|of| of.node).collect();
         self.acted.retain(|node, _| low.contains(*node));
         self.refused.retain(|(node, _)| low.contains(*node));
-        // After a restart, the guard does not know that a node was low.
-        let tight = seen.nodes.iter().filter(|of| of.is_low || !of.has_enough());
-        let tight: NodeSet = tight.map(|of| of.node).collect();
-        give_back(core, |off| off & &tight);
+        // After a restart, the guard does not know that a node was low, nor in its first looks what is promised.
+        let is_promised = |account: &NodeAccount| account.kinds.values().any(|kind| kind.promised.0 > 0);
+        let promised = core.state.ledger.nodes().iter().filter(|(_, account)| is_promised(account));
+        let promised: NodeSet = promised.map(|(node, _)| *node).collect();
+        let is_tight = |node: NodeId| match seen.node(node) {
+            Some(of) => of.is_low || !of.has_enough(),
+            None => promised.contains(node),
+        };
+        give_back(core, |off| off.iter().filter(|node| is_tight(*node)).collect());
         forget_gone(core);
         for of in seen.nodes.iter().filter(|of| of.is_low && of.is_short()) {
             let is_due = self.acted.get(&of.node).is_none_or(|acted| now.duration_since(*acted) >= SETTLE);
@@ -260,7 +266,10 @@ mod tests {
                 hugepages: BTreeMap::new(),
                 policy: None,
                 partition: None,
-                placement: api::Placement::default(),
+                placement: api::Placement {
+                    preferred_nodes: Some("1".parse().unwrap()),
+                    ..api::Placement::default()
+                },
             });
             assert!(reconciler.admit(&request.unwrap(), false).is_ok());
             Self { dir, host, config, reconciler: Some(reconciler), look: 0, now: Instant::now() }
@@ -289,15 +298,14 @@ mod tests {
                 id: id_of(&base.join(path)),
                 resident: vec![(NodeId(1), Bytes::mib(*mib))],
             };
+            let others = others.iter().map(other).collect();
+            self.show(vec![node(0, false, elsewhere), node(1, low, room)], others);
+        }
+
+        fn show(&mut self, nodes: Vec<NodeHeadroom>, others: Vec<OtherWorkload>) {
             self.look += 1;
-            let (nodes, others) =
-                (vec![node(0, false, elsewhere), node(1, low, room)], others.iter().map(other));
-            *self.host.headroom.lock().unwrap() = Arc::new(Headroom {
-                look: self.look,
-                nodes,
-                others: others.collect(),
-                ..Headroom::default()
-            });
+            *self.host.headroom.lock().unwrap() =
+                Arc::new(Headroom { look: self.look, nodes, others, ..Headroom::default() });
             self.now += SETTLE;
             self.turn();
         }
@@ -348,6 +356,12 @@ mod tests {
 
         // A restart goes on with it.
         bench.restart();
+        bench.show(Vec::new(), Vec::new());
+        assert_eq!(
+            ["small", "large"].map(|of| bench.mems(of)),
+            ["0", "0"],
+            "it does not know what is promised yet"
+        );
         bench.see(false, [63, 1000], &[]);
         assert_eq!(["small", "large"].map(|of| bench.mems(of)), ["0", "0"], "not low, as it was, but tight");
         bench.see(false, [500, 1000], &[]);
