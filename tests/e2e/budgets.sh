@@ -1,6 +1,6 @@
 # A workload on one node and one on both, which share that node; the second takes more of it than its share.
-# Only loads are killed where a node is full: they give this up again.
-echo -1000 >/proc/self/oom_score_adj
+# Where a node is full, loads are killed first: they give this up again. A machine on which nobody may be killed panics.
+echo -900 >/proc/self/oom_score_adj
 socket=/run/numaward/control.sock
 _ready() { wget -qO- http://127.0.0.1:9560/readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
 metrics() { wget -qO- http://127.0.0.1:9560/metrics; }

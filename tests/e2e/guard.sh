@@ -1,7 +1,7 @@
 # Memory that is promised and not used yet, and a workload without a guarantee that fills the node with page cache: files
 # of a tmpfs, which the kernel cannot drop.
-# Only loads are killed where a node is full: they give this up again.
-echo -1000 >/proc/self/oom_score_adj
+# Where a node is full, loads are killed first: they give this up again. A machine on which nobody may be killed panics.
+echo -900 >/proc/self/oom_score_adj
 socket=/run/numaward/control.sock
 _ready() { wget -qO- http://127.0.0.1:9560/readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
 _event() { wget -qO- http://127.0.0.1:9560/api/v1/events | grep -q "$1"; }

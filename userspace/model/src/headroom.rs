@@ -1,10 +1,13 @@
 //! How each node is doing against what is promised on it and not yet used.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_engine::Conditions;
 use numaward_topology::{Bytes, NodeId};
+
+/// For how long there has to be enough until a node is no longer low.
+pub const CALM: Duration = Duration::from_secs(30);
 
 /// What the guard saw last. Readers keep an `Arc` of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

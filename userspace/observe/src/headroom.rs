@@ -14,14 +14,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use numaward_model::{headroom::NodeHeadroom, snapshot::Resident};
+use numaward_model::{
+    headroom::{CALM, NodeHeadroom},
+    snapshot::Resident,
+};
 use numaward_topology::{Bytes, NodeId};
-
-/// For how long there has to be enough until a node is no longer low.
-const CALM: Duration = Duration::from_secs(30);
 
 /// What promises take of the nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -124,6 +124,8 @@ impl Lows {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const MIB: u64 = 1 << 20;

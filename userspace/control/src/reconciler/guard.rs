@@ -23,7 +23,7 @@ use numaward_config::guard::GuardMode;
 use numaward_engine::ledger::NodeAccount;
 use numaward_model::{
     Report,
-    headroom::{Headroom, NodeHeadroom, OtherWorkload},
+    headroom::{CALM, Headroom, NodeHeadroom, OtherWorkload},
 };
 use numaward_topology::{Bytes, NodeId, NodeSet};
 
@@ -42,6 +42,10 @@ pub(super) struct Guard {
     acted: BTreeMap<NodeId, Instant>,
     /// Who cannot be steered off a node, and was reported: as long as the node is low.
     refused: BTreeSet<(NodeId, CgroupPath)>,
+    /// Nodes that were low since the daemon started.
+    were_low: NodeSet,
+    /// Since when the other nodes that workloads are kept off have had enough. An earlier run found them low.
+    enough_since: BTreeMap<NodeId, Instant>,
 }
 
 impl Guard {
@@ -73,15 +77,20 @@ impl Guard {
         let low: NodeSet = seen.nodes.iter().filter(|of| of.is_low).map(|of| of.node).collect();
         self.acted.retain(|node, _| low.contains(*node));
         self.refused.retain(|(node, _)| low.contains(*node));
-        // After a restart, the guard does not know that a node was low, nor in its first looks what is promised.
+        self.were_low.extend(low.iter());
+        let steered: BTreeSet<NodeId> = core.state.steered.values().flat_map(NodeSet::iter).collect();
+        // In the first looks after a start it is not known what is promised.
         let is_promised = |account: &NodeAccount| account.kinds.values().any(|kind| kind.promised.0 > 0);
         let promised = core.state.ledger.nodes().iter().filter(|(_, account)| is_promised(account));
         let promised: NodeSet = promised.map(|(node, _)| *node).collect();
-        let is_tight = |node: NodeId| match seen.node(node) {
-            Some(of) => of.is_low || !of.has_enough(),
-            None => promised.contains(node),
-        };
-        give_back(core, |off| off.iter().filter(|node| is_tight(*node)).collect());
+        let keep: NodeSet = steered
+            .into_iter()
+            .filter(|node| match seen.node(*node) {
+                Some(of) => !self.is_over(of, now),
+                None => promised.contains(*node),
+            })
+            .collect();
+        give_back(core, |off| off & &keep);
         forget_gone(core);
         for of in seen.nodes.iter().filter(|of| of.is_low && of.is_short()) {
             let is_due = self.acted.get(&of.node).is_none_or(|acted| now.duration_since(*acted) >= SETTLE);
@@ -90,6 +99,19 @@ impl Guard {
             }
         }
         core.metrics.steered(core.state.steered.len());
+    }
+
+    /// Whether a node that workloads are kept off is no longer low. Of one that an earlier run found low this run judges
+    /// as the one that looks does: there has to be enough for a while.
+    fn is_over(&mut self, of: &NodeHeadroom, now: Instant) -> bool {
+        if self.were_low.contains(of.node) {
+            return !of.is_low;
+        }
+        if !of.has_enough() {
+            self.enough_since.remove(&of.node);
+            return false;
+        }
+        now.duration_since(*self.enough_since.entry(of.node).or_insert(now)) >= CALM
     }
 
     /// Steers one workload off a node; `true` if one was.
@@ -318,6 +340,8 @@ mod tests {
         /// Ends the daemon and starts it anew.
         fn restart(&mut self) {
             drop(self.reconciler.take());
+            *self.host.headroom.lock().unwrap() = Arc::default();
+            self.look = 0;
             self.reconciler = Some(reconciler_loop(&self.config, &self.root(), &self.host));
             self.turn();
         }
@@ -364,6 +388,10 @@ mod tests {
         );
         bench.see(false, [63, 1000], &[]);
         assert_eq!(["small", "large"].map(|of| bench.mems(of)), ["0", "0"], "not low, as it was, but tight");
+        for _ in 0..CALM.as_secs() / SETTLE.as_secs() {
+            bench.see(false, [500, 1000], &[]);
+            assert_eq!(["small", "large"].map(|of| bench.mems(of)), ["0", "0"], "enough, but not for long");
+        }
         bench.see(false, [500, 1000], &[]);
         assert_eq!(["small", "large", "bound"].map(|of| bench.mems(of)), ["", "", "1"]);
         assert!(bench.state().steered.is_empty());
