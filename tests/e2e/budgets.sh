@@ -6,6 +6,8 @@ _ready() { wget -qO- http://127.0.0.1:9560/readyz && [ -S $socket ] && numaward 
 metrics() { wget -qO- http://127.0.0.1:9560/metrics; }
 _event() { wget -qO- http://127.0.0.1:9560/api/v1/events | grep -q "$1"; }
 killed() { sed -n 's/^oom_kill //p' $cgroups/numaward/single/memory.events $cgroups/numaward/wide/memory.events; }
+# free_mib NODE
+free_mib() { awk '/MemFree/ { print int($4 / 1024) }' /sys/devices/system/node/node$1/meminfo; }
 _decided() { [ -s /tmp/single.json ] || killed | grep -qv '^0$'; }
 
 # run NAME: the example, with or without budgets.
@@ -22,9 +24,12 @@ run() {
     single=$!
     wait_for 30 grep -q 'populated 1' $cgroups/numaward/single/cgroup.events
     node=$(cat $cgroups/numaward/single/cpuset.mems)
+    # What the machine itself has there differs from boot to boot. So much is left that its processes run, and that what the
+    # other was promised does not fit.
+    size=$(($(free_mib $node) - 120))
     numaward exec --cpus 1 --memory 1000Mi --name wide -- sh -c '
         (echo 0 >/proc/self/oom_score_adj
-        exec numaward-load --size 830M --policy preferred:'$node' --report json >/tmp/wide.json)
+        exec numaward-load --size '$size'M --policy preferred:'$node' --report json >/tmp/wide.json)
         exec sleep 1000' 2>/tmp/wide.err &
     wide=$!
     wait_for 120 [ -s /tmp/wide.json ]

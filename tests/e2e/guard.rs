@@ -16,7 +16,8 @@ fn the_guard_keeps_a_promise_that_a_page_cache_hog_would_break() {
     // Nobody looks: the hog takes what it gets, and what was promised is not there when it is asked for.
     let node: u32 = report.section("off node").parse().unwrap();
     let hog = report.numa_stat("off hog");
-    assert!(hog["file"][&node] > 450 * MIB, "the hog writes where it runs: {hog:?}");
+    let written = report.section("off parts").parse::<u64>().unwrap() * 8 * MIB;
+    assert!(hog["file"][&node] > written - 50 * MIB, "the hog writes where it runs: {hog:?}");
     assert_eq!(report.section("off mems"), "");
     let killed = report.section("off killed");
     assert!(killed != "0", "who was promised memory is killed when it asks for it: {killed}");
