@@ -4,7 +4,7 @@
 import { createServer } from "node:http";
 import { readFile } from "node:fs/promises";
 
-const FILES = new URL("../../userspace/daemon/page/", import.meta.url);
+const FILES = new URL("../../userspace/http/page/", import.meta.url);
 const TYPES = { html: "text/html; charset=utf-8", js: "text/javascript; charset=utf-8", css: "text/css; charset=utf-8", svg: "image/svg+xml" };
 const GIB = 2 ** 30;
 /** The policy that the daemon sends; what it forbids must not be needed. */

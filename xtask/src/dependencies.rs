@@ -1,6 +1,6 @@
 //! Holds the crates' dependencies on each other against the one table of what is allowed.
 //!
-//! The direction is the architecture: `numaward → {cli, daemon} → {control, observe, telemetry, kube}`,
+//! The direction is the architecture: `numaward → {cli, daemon} → {http, control, observe, telemetry, kube}`, `http → {observe, telemetry}`,
 //! `control → {enforce, store, config, model, engine, cgroup}`, `observe → {probes, cgroup, config, model}`,
 //! `telemetry → {model, config}`, `enforce → {model, cgroup, store}`, `config → {kube, probes, api}`,
 //! `model → {api, engine, cgroup}`, `api → {engine, topology}`, `kube → {engine, topology}`, `probes → {abi, topology}`,
@@ -62,6 +62,7 @@ const TABLE: &[Rule] = &[
             "numaward-control",
             "numaward-enforce",
             "numaward-engine",
+            "numaward-http",
             "numaward-kube",
             "numaward-model",
             "numaward-observe",
@@ -95,6 +96,10 @@ const TABLE: &[Rule] = &[
             "numaward-probes",
             "numaward-topology",
         ],
+    ),
+    rule(
+        "numaward-http",
+        &["numaward-api", "numaward-config", "numaward-model", "numaward-observe", "numaward-telemetry"],
     ),
     rule("numaward-telemetry", &["numaward-api", "numaward-config", "numaward-model", "numaward-topology"]),
     // The store for its fault points, nothing else.

@@ -4,6 +4,7 @@ use std::{io, net::SocketAddr, os::unix::net::UnixListener, sync::Arc, time::Dur
 
 use numaward_config::{Config, OperatingMode};
 use numaward_control::{self as control, ControlMetrics};
+use numaward_http::{self as http, App, ControlListener, CredentialError, Gate, ListenError, RemoteListener};
 use numaward_kube::{
     api::Pods,
     pod::{NoPods, PodSource},
@@ -24,7 +25,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    http::{self, App, ControlListener, CredentialError, Gate, ListenError, RemoteListener},
+    allocations,
     kubernetes::{
         cluster::{self, Cluster},
         export,
@@ -87,7 +88,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let metrics = all_metrics(config, &observer, &figures, &placing, &sharing, &alerts, &traces.metrics());
     let metrics = Arc::new(metrics);
     let cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
-    let app = App::new(observer.clone(), metrics.clone(), readiness.clone(), heartbeat.clone());
+    let app = App::new(&observer, &metrics, &readiness, &heartbeat, allocations::open_api());
     let listener = http::listen(config.listen.0, LISTEN)?;
     let remote = match config.control.listen.filter(|_| mode == OperatingMode::Enforce) {
         Some(address) => Some((http::listen(address.0, CONTROL_LISTEN)?, Gate::open(&config.control)?)),
@@ -132,7 +133,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         start_sending((config, address), &metrics, &alerts, traces, &stop);
         if let (Some(reconciler), Some(control)) = (&reconciler, control) {
             let control = ControlListener::new(control)?;
-            let router = http::control_router(app.clone(), reconciler.clone());
+            let router = allocations::control_router(app.clone(), reconciler.clone());
             tokio::spawn(http::serve(control, router, stop.clone()));
             tracing::info!(socket = %config.control_socket.display(), "guarantees can be asked for");
         }
@@ -152,7 +153,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         };
         let (view, source) = assigned.unzip();
         cluster.start(source, &stop);
-        http::serve(listener, http::router(app, view), stop).await;
+        http::serve(listener, allocations::router(app, view), stop).await;
         Ok::<_, io::Error>(())
     });
     for thread in threads {
@@ -262,7 +263,7 @@ fn serve_remote(
     };
     let listener = RemoteListener::new(listener, gate.clone())?;
     let address = listener.local_addr()?;
-    let router = http::remote_router(app.clone(), reconciler.clone(), gate);
+    let router = allocations::remote_router(app.clone(), reconciler.clone(), gate);
     tokio::spawn(http::serve(listener, router, stop.clone()));
     tracing::info!(%address, "guarantees can be asked for over TCP");
     Ok(())

@@ -18,11 +18,10 @@ use std::{
 
 use numaward_config::Control;
 use numaward_daemon::{
-    http::{
-        ControlListener, Gate, MAX_BODY_BYTES, RemoteListener, control_router, listen, remote_router, serve,
-    },
+    allocations::{control_router, remote_router},
     socket,
 };
+use numaward_http::{ControlListener, Gate, MAX_BODY_BYTES, RemoteListener, listen, serve};
 use numaward_topology::{Bytes, CpuSet, Machine};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::Value;

@@ -15,7 +15,8 @@ use axum::{
 use http_body::Body as _;
 use numaward_api::{self as api, Problem, problem::CONTENT_TYPE as PROBLEM_CONTENT_TYPE};
 use numaward_config::Config;
-use numaward_daemon::http::{App, MAX_BODY_BYTES, open_api, router};
+use numaward_daemon::allocations::{self, router};
+use numaward_http::{App, MAX_BODY_BYTES, open_api};
 use numaward_model::{
     Report,
     health::{Heartbeat, Latch, Readiness},
@@ -70,7 +71,7 @@ fn daemon_on(root: tempfile::TempDir) -> Daemon {
     let events = observer.events().clone();
     let mut readiness = Readiness::default();
     let latch = readiness.latch("cgroups");
-    let app = App::new(observer, metrics, readiness, Heartbeat::new());
+    let app = App::new(&observer, &metrics, &readiness, &Heartbeat::new(), allocations::open_api());
     Daemon { router: router(app.clone(), None), app, latch, events, root }
 }
 
@@ -327,7 +328,7 @@ async fn files_that_hang_keep_neither_allocations_nor_events() {
 async fn the_open_api_document_is_checked_in() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("openapi.json");
     let served: Value = daemon().json("/openapi.json").await;
-    assert_eq!(served, open_api());
+    assert_eq!(served, open_api(allocations::open_api()));
     let text = format!("{}\n", serde_json::to_string_pretty(&served).unwrap());
     if std::env::var_os("UPDATE").is_some() {
         fs::write(&path, &text).unwrap();
@@ -341,7 +342,7 @@ async fn the_open_api_document_is_checked_in() {
 #[tokio::test]
 async fn every_route_is_documented_and_answers() {
     let daemon = daemon();
-    let document = open_api();
+    let document = open_api(allocations::open_api());
     let paths: Vec<&str> = document["paths"].as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(
         paths,

@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path};
 
-use numaward_daemon::http::open_api;
+use numaward_daemon::allocations;
+use numaward_http::open_api;
 use serde_json::Value;
 
 const SCHEMAS: &str = "#/components/schemas/";
@@ -153,7 +154,7 @@ fn page(document: &Value) -> String {
 /// `UPDATE=1 cargo test -p numaward-daemon --test http reference` writes it.
 #[test]
 fn the_reference_of_routes_is_checked_in() {
-    let document = open_api();
+    let document = open_api(allocations::open_api());
     let page = page(&document);
     for (path, methods) in document["paths"].as_object().unwrap() {
         for method in methods.as_object().unwrap().keys() {

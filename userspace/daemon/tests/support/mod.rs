@@ -11,7 +11,8 @@ use std::{
 use numaward_cgroup::{Hierarchy, KnobWatch};
 use numaward_config::Config;
 use numaward_control::{Ports, Reconciler, testing};
-use numaward_daemon::http::App;
+use numaward_daemon::allocations;
+use numaward_http::App;
 use numaward_model::health::{Heartbeat, Readiness};
 use numaward_observe::Observer;
 use numaward_telemetry::metrics::Metrics;
@@ -63,7 +64,8 @@ impl Host {
         let (reconciler, thread, stop) = testing::reconciler(&config, hierarchy.root(), ports, watch, None);
         let observer = Arc::new(Observer::new(&config));
         let metrics = Arc::new(Metrics::new(observer.clone()));
-        let app = App::new(observer, metrics, Readiness::default(), Heartbeat::new());
+        let app =
+            App::new(&observer, &metrics, &Readiness::default(), &Heartbeat::new(), allocations::open_api());
         Daemon { app, reconciler, stop, thread: Some(thread) }
     }
 }

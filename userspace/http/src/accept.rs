@@ -4,17 +4,17 @@ use axum::http::{HeaderMap, header};
 
 /// A media type on offer.
 #[derive(Debug)]
-pub(super) struct Offer<T> {
+pub(crate) struct Offer<T> {
     /// `TYPE/SUBTYPE`.
-    pub(super) media_type: &'static str,
+    pub(crate) media_type: &'static str,
     /// The value of the parameter `version`; a client that asks for another version does not get this.
-    pub(super) version: Option<&'static str>,
-    pub(super) gives: T,
+    pub(crate) version: Option<&'static str>,
+    pub(crate) gives: T,
 }
 
 /// The offer that the client prefers; `None` if it takes none. Where it likes several equally, the one
 /// that it names more exactly, then the earlier one. Without the header, the first.
-pub(super) fn choose<'a, T>(headers: &HeaderMap, offers: &'a [Offer<T>]) -> Option<&'a T> {
+pub(crate) fn choose<'a, T>(headers: &HeaderMap, offers: &'a [Offer<T>]) -> Option<&'a T> {
     if !headers.contains_key(header::ACCEPT) {
         return offers.first().map(|offer| &offer.gives);
     }

@@ -25,7 +25,7 @@ use tokio::{
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use super::{
+use crate::{
     TIME_LIMIT,
     accept::Offer,
     pieces::{self, Piece},
@@ -35,7 +35,7 @@ use super::{
 };
 
 /// Streams at once: each holds a connection.
-pub(super) const MAX_STREAMS: usize = 32;
+pub(crate) const MAX_STREAMS: usize = 32;
 /// Events in a page, where nothing else is asked for.
 const PAGE: usize = 100;
 /// Silence after which a comment is sent, so that nobody between takes the connection for dead.
@@ -44,7 +44,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const STREAM: [Offer<()>; 1] = [Offer { media_type: "text/event-stream", version: None, gives: () }];
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(events)).routes(routes!(stream))
 }
 

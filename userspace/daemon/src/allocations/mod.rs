@@ -1,9 +1,6 @@
 //! Allocations over HTTP: read by everybody, changed on the control socket and, if configured, the control address.
-//!
-//! The socket belongs to its owner alone (0600). Who it is on the other side is asked of the kernel all the
-//! same: the mode of a file is easily changed.
 
-use std::{io, os::unix::net::UnixListener, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
     Json, Router,
@@ -17,62 +14,12 @@ use numaward_api::problem::CONTENT_TYPE;
 use numaward_cgroup::knob::KnobError;
 use numaward_control::{AdmissionError, FieldError, Reconciler, Request, Resize, View, reconciler::Answer};
 use numaward_enforce::EnforceError;
+use numaward_http::{App, Blocking, Gate};
 use serde::de::DeserializeOwned;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use super::blocking::Blocking;
-
 mod rebalance;
-pub(super) use self::rebalance::elsewhere as rebalances_elsewhere;
-
-/// Accepts connections on the control socket from those who may change allocations.
-#[derive(Debug)]
-pub struct ControlListener(tokio::net::UnixListener);
-
-/// The answer to everybody else.
-const FORBIDDEN: &[u8] = b"HTTP/1.1 403 Forbidden\r\n\
-    content-type: application/problem+json\r\n\
-    connection: close\r\n\
-    content-length: 124\r\n\
-    \r\n\
-    {\"title\":\"Forbidden\",\"status\":403,\"detail\":\"only root and the user of the daemon may use the control socket\",\"instance\":\"/\"}";
-
-impl ControlListener {
-    /// Takes a listener made by [`listen`](crate::socket::listen). Call it in the runtime that is to serve.
-    pub fn new(listener: UnixListener) -> io::Result<Self> {
-        tokio::net::UnixListener::from_std(listener).map(Self)
-    }
-}
-
-impl super::Accept for ControlListener {
-    type Accepted = tokio::net::UnixStream;
-    type Stream = tokio::net::UnixStream;
-
-    async fn open(stream: Self::Accepted) -> io::Result<(Self::Stream, super::Peer)> {
-        Ok((stream, super::Peer::default()))
-    }
-
-    async fn accept(&self) -> io::Result<Self::Accepted> {
-        loop {
-            let (stream, _) = self.0.accept().await?;
-            match stream.peer_cred() {
-                Ok(peer) if may_control(peer.uid()) => return Ok(stream),
-                Ok(peer) => {
-                    tracing::warn!(uid = peer.uid(), "turned away from the control socket");
-                    // A new socket has room for this; a client that does not read it learns nothing.
-                    let _ = stream.try_write(FORBIDDEN);
-                }
-                Err(error) => tracing::warn!(%error, "it is not known who came to the control socket"),
-            }
-        }
-    }
-}
-
-/// Whether a process of this user may change allocations.
-fn may_control(uid: u32) -> bool {
-    uid == 0 || uid == rustix::process::geteuid().as_raw()
-}
 
 /// Gives the allocations, where there can be any. No file is read for them, so files that hang do not keep them.
 #[derive(Clone)]
@@ -88,18 +35,33 @@ fn changes() -> OpenApiRouter<Arc<Reconciler>> {
     changes.merge(rebalance::routes())
 }
 
-/// What is served to everybody.
-pub(super) fn reading(view: Option<View>) -> Router {
+/// All routes of the read-only address; of allocations only where there can be any.
+pub fn router(app: Arc<App>, view: Option<View>) -> Router {
+    numaward_http::router(app, reading(view).merge(rebalance::elsewhere()))
+}
+
+/// All routes of the control socket.
+pub fn control_router(app: Arc<App>, reconciler: Reconciler) -> Router {
+    numaward_http::control_router(app, controlling(reconciler))
+}
+
+/// All routes of the control address.
+pub fn remote_router(app: Arc<App>, reconciler: Reconciler, gate: Arc<Gate>) -> Router {
+    numaward_http::remote_router(app, controlling(reconciler), gate)
+}
+
+fn reading(view: Option<View>) -> Router {
     reads().with_state(Reading(view, Blocking::default())).into()
 }
 
-/// What is served to those who may control, in addition.
-pub(super) fn changing(reconciler: Reconciler) -> Router {
-    changes().with_state(Arc::new(reconciler)).into()
+fn controlling(reconciler: Reconciler) -> Router {
+    let view = reconciler.view();
+    let changes: Router = changes().with_state(Arc::new(reconciler)).into();
+    reading(Some(view)).merge(changes)
 }
 
-/// The description of all of these.
-pub(super) fn open_api() -> OpenApi {
+/// The description of the routes of allocations.
+pub fn open_api() -> OpenApi {
     let mut document = reads().into_openapi();
     document.merge(changes().into_openapi());
     document
@@ -341,15 +303,4 @@ fn refused(error: &AdmissionError, path: &str) -> Response {
 fn respond(refusal: api::Refusal) -> Response {
     let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     (status, [(header::CONTENT_TYPE, CONTENT_TYPE)], Json(refusal)).into_response()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn root_and_the_daemons_own_user_may_control() {
-        assert!(may_control(0) && may_control(rustix::process::geteuid().as_raw()));
-        assert!(!may_control(rustix::process::geteuid().as_raw().wrapping_add(4711)));
-    }
 }

@@ -15,13 +15,13 @@ use numaward_observe::{Observer, events::Events};
 use numaward_telemetry::metrics::{Format, Metrics};
 use serde_json::json;
 use tokio::sync::Semaphore;
-use utoipa::OpenApi;
+use utoipa::{OpenApi as _, openapi::OpenApi};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use super::{
+use crate::{
     accept::{Offer, choose},
     blocking::Blocking,
-    control, events, pieces,
+    events, pieces,
     problem::Failure,
     samples::Samples,
 };
@@ -40,9 +40,9 @@ pub struct App {
     /// Scrapes that are written at once; each takes a thread.
     scrapes: Arc<Semaphore>,
     /// Streams of events that are open at once.
-    pub(super) streams: Arc<Semaphore>,
+    pub(crate) streams: Arc<Semaphore>,
     /// What those who watch are shown.
-    pub(super) samples: Arc<Samples>,
+    pub(crate) samples: Arc<Samples>,
     /// The OpenAPI document as JSON.
     open_api: serde_json::Value,
 }
@@ -51,29 +51,30 @@ pub struct App {
 const MAX_SCRAPES: usize = 4;
 
 impl App {
-    /// Puts the parts together.
+    /// Puts the parts together. `described` are the routes that others add.
     pub fn new(
-        observer: Arc<Observer>,
-        metrics: Arc<Metrics>,
-        readiness: Readiness,
-        heartbeat: Heartbeat,
+        observer: &Arc<Observer>,
+        metrics: &Arc<Metrics>,
+        readiness: &Readiness,
+        heartbeat: &Heartbeat,
+        described: OpenApi,
     ) -> Arc<Self> {
         Arc::new(Self {
             samples: Samples::new(observer.clone()),
-            observer,
-            metrics,
-            readiness,
-            heartbeat,
+            observer: observer.clone(),
+            metrics: metrics.clone(),
+            readiness: readiness.clone(),
+            heartbeat: heartbeat.clone(),
             blocking: Blocking::default(),
             recalling: Blocking::default(),
             scrapes: Arc::new(Semaphore::new(MAX_SCRAPES)),
             streams: Arc::new(Semaphore::new(events::MAX_STREAMS)),
-            open_api: open_api(),
+            open_api: open_api(described),
         })
     }
 
     /// Asks the observer, on a thread that may block.
-    pub(super) async fn ask<T: Send + 'static>(
+    pub(crate) async fn ask<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Observer) -> T + Send + 'static,
     ) -> Result<T, Failure> {
@@ -82,7 +83,7 @@ impl App {
     }
 
     /// Asks for events, on a thread that may block.
-    pub(super) async fn recall<T: Send + 'static>(
+    pub(crate) async fn recall<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Events) -> T + Send + 'static,
     ) -> Result<T, Failure> {
@@ -91,7 +92,7 @@ impl App {
     }
 }
 
-#[derive(OpenApi)]
+#[derive(utoipa::OpenApi)]
 #[openapi(
     info(
         title = "numaward",
@@ -105,11 +106,11 @@ impl App {
 )]
 struct Document;
 
-/// The OpenAPI document of the routes.
-pub fn open_api() -> serde_json::Value {
-    let mut described = documented().into_openapi();
-    described.merge(control::open_api());
-    let mut document = serde_json::to_value(described).unwrap_or_default();
+/// The OpenAPI document of the routes: those of this crate, and what is described besides.
+pub fn open_api(described: OpenApi) -> serde_json::Value {
+    let mut all = documented().into_openapi();
+    all.merge(described);
+    let mut document = serde_json::to_value(all).unwrap_or_default();
     document["components"]["securitySchemes"] = json!({
         "certificate": {
             "type": "mutualTLS",
@@ -147,7 +148,7 @@ fn documented() -> OpenApiRouter<Arc<App>> {
         .merge(events::routes())
 }
 
-pub(super) fn router(app: Arc<App>) -> Router {
+pub(crate) fn router(app: Arc<App>) -> Router {
     documented().with_state(app).into()
 }
 
@@ -165,14 +166,14 @@ fn has_key(uri: &Uri, taken: Option<&str>) -> Result<bool, Failure> {
     Ok(has)
 }
 
-pub(super) const JSON: [Offer<()>; 1] = [Offer { media_type: "application/json", version: None, gives: () }];
+pub(crate) const JSON: [Offer<()>; 1] = [Offer { media_type: "application/json", version: None, gives: () }];
 const TEXT: [Offer<()>; 1] = [Offer { media_type: "text/plain", version: None, gives: () }];
 const METRICS: [Offer<Format>; 2] = [
     Offer { media_type: "text/plain", version: Some("0.0.4"), gives: Format::Prometheus },
     Offer { media_type: "application/openmetrics-text", version: Some("1.0.0"), gives: Format::OpenMetrics },
 ];
 
-pub(super) fn accepted<'a, T>(headers: &HeaderMap, offers: &'a [Offer<T>]) -> Result<&'a T, Failure> {
+pub(crate) fn accepted<'a, T>(headers: &HeaderMap, offers: &'a [Offer<T>]) -> Result<&'a T, Failure> {
     choose(headers, offers).ok_or_else(|| {
         let offered = offers.iter().map(|Offer { media_type, version, .. }| match version {
             Some(version) => format!("{media_type}; version={version}"),

@@ -12,16 +12,16 @@ use axum::{
     routing::get,
 };
 
-use super::problem::Failure;
+use crate::problem::Failure;
 
 const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-const INDEX: &str = include_str!("../../page/index.html");
+const INDEX: &str = include_str!("../page/index.html");
 
 macro_rules! files {
     ($($name:literal: $content_type:expr),+ $(,)?) => {
-        [$(($name, $content_type, include_str!(concat!("../../page/", $name)))),+]
+        [$(($name, $content_type, include_str!(concat!("../page/", $name)))),+]
     };
 }
 
@@ -46,7 +46,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 
 macro_rules! runbooks {
     ($($alert:literal),+ $(,)?) => {
-        [$(($alert, include_str!(concat!("../../../../docs/runbooks/", $alert, ".md")))),+]
+        [$(($alert, include_str!(concat!("../../../docs/runbooks/", $alert, ".md")))),+]
     };
 }
 
@@ -66,7 +66,7 @@ const RUNBOOKS: [(&str, &str); 12] = runbooks![
     "NumawardUnpinnedStarts",
 ];
 
-pub(super) fn router() -> Router {
+pub(crate) fn router() -> Router {
     let page = Router::new().route("/", get(index)).route("/page/{file}", get(file));
     page.route("/runbooks/{alert}", get(runbook))
 }
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn every_alert_has_one() {
-        const RULES: &str = include_str!("../../../../dashboards/prometheus/rules.yaml");
+        const RULES: &str = include_str!("../../../dashboards/prometheus/rules.yaml");
         let alerts: Vec<&str> =
             RULES.lines().filter_map(|line| line.trim_start().strip_prefix("- alert: ")).collect();
         assert_eq!(alerts.len(), RUNBOOKS.len());

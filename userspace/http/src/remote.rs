@@ -258,7 +258,7 @@ pub struct RemoteListener {
 }
 
 impl RemoteListener {
-    /// Takes a listener made by [`super::listen`]. Call it in the runtime that is to serve.
+    /// Takes a listener made by [`crate::listen`]. Call it in the runtime that is to serve.
     pub fn new(listener: std::net::TcpListener, gate: Arc<Gate>) -> io::Result<Self> {
         Ok(Self { listener: TcpListener::from_std(listener)?, gate })
     }
@@ -269,7 +269,7 @@ impl RemoteListener {
     }
 }
 
-impl super::Accept for RemoteListener {
+impl crate::Accept for RemoteListener {
     type Accepted = (TcpStream, SocketAddr, Arc<Gate>);
     type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
@@ -360,7 +360,7 @@ fn judge_request(
 }
 
 /// Lets through those who may control.
-pub(super) async fn authorize(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
+pub(crate) async fn authorize(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
     let Peer { address, certificate } = request.extensions().get().copied().unwrap_or_default();
     let credentials = match gate.credentials().await {
         Ok(credentials) => credentials,

@@ -10,10 +10,10 @@ use axum::{
 use numaward_api::problem::{CONTENT_TYPE, Problem};
 
 /// An error with its detail; becomes a problem on its way out.
-pub(super) type Failure = (StatusCode, String);
+pub type Failure = (StatusCode, String);
 
 /// Turns every error response into problem details. What the response said becomes the detail.
-pub(super) async fn layer(request: Request, next: Next) -> Response {
+pub(crate) async fn layer(request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let method = request.method().clone();
     let response = next.run(request).await;
@@ -35,10 +35,10 @@ pub(super) async fn layer(request: Request, next: Next) -> Response {
             format!("there is nothing at {path}; /openapi.json says what there is")
         }
         StatusCode::PAYLOAD_TOO_LARGE => {
-            format!("the body is larger than the {} bytes that are taken", super::MAX_BODY_BYTES)
+            format!("the body is larger than the {} bytes that are taken", crate::MAX_BODY_BYTES)
         }
         StatusCode::SERVICE_UNAVAILABLE if said.is_empty() => {
-            format!("no answer within {} seconds", super::TIME_LIMIT.as_secs())
+            format!("no answer within {} seconds", crate::TIME_LIMIT.as_secs())
         }
         _ => said.into_owned(),
     };

@@ -11,20 +11,20 @@ use tokio::{
     time::timeout_at,
 };
 
-use super::TIME_LIMIT;
+use crate::TIME_LIMIT;
 
 /// Pieces that wait for a slow client, at most.
 const WAITING: usize = 4;
 
 /// A part of a body.
-pub(super) enum Piece {
+pub(crate) enum Piece {
     Text(Bytes),
     /// Without it, the text broke off, which the client learns.
     End,
 }
 
 /// A body, and where to put its pieces.
-pub(super) fn body() -> (mpsc::Sender<Piece>, Body) {
+pub(crate) fn body() -> (mpsc::Sender<Piece>, Body) {
     let (sender, receiver) = mpsc::channel(WAITING);
     let pieces = stream::unfold(receiver, async |mut receiver| {
         let piece = match receiver.recv().await {
@@ -38,7 +38,7 @@ pub(super) fn body() -> (mpsc::Sender<Piece>, Body) {
 }
 
 /// The body of `/metrics`, written by a thread that may block. `place` is held until they are written.
-pub(super) fn scrape(metrics: Arc<Metrics>, format: Format, place: Option<OwnedSemaphorePermit>) -> Body {
+pub(crate) fn scrape(metrics: Arc<Metrics>, format: Format, place: Option<OwnedSemaphorePermit>) -> Body {
     let (sender, written) = body();
     let runtime = Handle::current();
     let deadline = Instant::now() + TIME_LIMIT;

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use tokio::sync::Semaphore;
 
-use super::problem::Failure;
+use crate::problem::Failure;
 
 /// Requests that are worked on at once; more wait.
 const MAX_READERS: usize = 8;
 
 /// Runs such work. Clones share the places.
 #[derive(Clone, Debug)]
-pub(super) struct Blocking(Arc<Semaphore>);
+pub struct Blocking(Arc<Semaphore>);
 
 impl Default for Blocking {
     fn default() -> Self {
@@ -23,7 +23,7 @@ impl Default for Blocking {
 
 impl Blocking {
     /// Waits for a place, then for the work. It goes on, and keeps its place, where nobody waits for it any more.
-    pub(super) async fn run<T: Send + 'static>(
+    pub async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Failure> {

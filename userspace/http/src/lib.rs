@@ -1,11 +1,16 @@
-//! The HTTP server: metrics, health, API; read-only but on the control socket and the control address.
+//! The HTTP server: who may connect, what may be read of this host and of numaward itself, and the page for people.
+//!
+//! What is promised, and how that is changed, are routes that the daemon adds ([`router`], [`control_router`],
+//! [`remote_router`]): this crate does not know who decides.
 //!
 //! Requests are bounded in size, in time and in number: a client can neither exhaust the daemon nor
 //! keep it from stopping. Every error is a problem detail (RFC 9457).
 
+#![forbid(unsafe_code)]
+
 mod accept;
 mod blocking;
-mod control;
+mod control_socket;
 mod events;
 mod page;
 mod pieces;
@@ -38,7 +43,6 @@ use hyper_util::{
     server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
-use numaward_control::{Reconciler, View};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -49,7 +53,9 @@ use tokio_util::sync::CancellationToken;
 use tower_http::{limit::RequestBodyLimitLayer, timeout::TimeoutLayer};
 
 pub use self::{
-    control::ControlListener,
+    blocking::Blocking,
+    control_socket::ControlListener,
+    problem::Failure,
     remote::{CredentialError, Gate, Peer, RemoteListener},
     routes::{App, open_api},
 };
@@ -88,27 +94,20 @@ pub fn listen(address: SocketAddr, key: &'static str) -> Result<std::net::TcpLis
     })
 }
 
-/// The routes with everything around them; of allocations only where there can be any.
-pub fn router(app: Arc<App>, allocations: Option<View>) -> Router {
-    layered(reading(app, allocations).merge(control::rebalances_elsewhere()).merge(page::router()))
+/// The routes of the read-only address: those of this crate and `added`, with everything around them.
+pub fn router(app: Arc<App>, added: Router) -> Router {
+    layered(routes::router(app).merge(page::router()).merge(added))
 }
 
-/// The routes of the control socket: those of [`router`] but for people's, and changes.
-pub fn control_router(app: Arc<App>, reconciler: Reconciler) -> Router {
-    layered(controlling(app, reconciler))
+/// The routes of the control socket: those of [`router`] but for people's.
+pub fn control_router(app: Arc<App>, added: Router) -> Router {
+    layered(routes::router(app).merge(added))
 }
 
 /// The routes of the control address: the same, for whom the gate lets through.
-pub fn remote_router(app: Arc<App>, reconciler: Reconciler, gate: Arc<Gate>) -> Router {
-    layered(controlling(app, reconciler).layer(middleware::from_fn_with_state(gate, remote::authorize)))
-}
-
-fn controlling(app: Arc<App>, reconciler: Reconciler) -> Router {
-    reading(app, Some(reconciler.view())).merge(control::changing(reconciler))
-}
-
-fn reading(app: Arc<App>, allocations: Option<View>) -> Router {
-    routes::router(app).merge(control::reading(allocations))
+pub fn remote_router(app: Arc<App>, added: Router, gate: Arc<Gate>) -> Router {
+    let guarded = routes::router(app).merge(added);
+    layered(guarded.layer(middleware::from_fn_with_state(gate, remote::authorize)))
 }
 
 fn layered(router: Router) -> Router {

@@ -23,7 +23,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Reconciler>> {
 }
 
 /// What the read-only address answers.
-pub(in crate::http) fn elsewhere() -> Router {
+pub(super) fn elsewhere() -> Router {
     let answer = async |uri: Uri| {
         let detail = "plans and rebalances are on the control socket and the control address".to_owned();
         respond(refusal(StatusCode::NOT_FOUND, detail, uri.path()))

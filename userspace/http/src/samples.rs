@@ -24,7 +24,7 @@ use tokio::{
 const TURN: Duration = Duration::from_secs(1);
 
 /// A message that says nothing: instead of one that cannot be written, which nothing in an event or a frame causes.
-pub(super) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
+pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 
 /// What was seen at one moment.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ struct Frame {
 
 /// Hands out watchers.
 #[derive(Debug)]
-pub(super) struct Samples {
+pub(crate) struct Samples {
     observer: Arc<Observer>,
     start: Instant,
     latest: watch::Sender<Option<Arc<Frame>>>,
@@ -50,13 +50,13 @@ pub(super) struct Samples {
 }
 
 impl Samples {
-    pub(super) fn new(observer: Arc<Observer>) -> Arc<Self> {
+    pub(crate) fn new(observer: Arc<Observer>) -> Arc<Self> {
         let (latest, running) = (watch::Sender::new(None), Mutex::new(false));
         Arc::new(Self { observer, start: Instant::now(), latest, running })
     }
 
     /// Starts to watch. Must be called in a runtime.
-    pub(super) async fn watch(self: &Arc<Self>) -> Watcher {
+    pub(crate) async fn watch(self: &Arc<Self>) -> Watcher {
         let mut running = self.running.lock().await;
         let mut latest = self.latest.subscribe();
         // What is there may be old; if it is not, it is soon followed by another.
@@ -148,7 +148,7 @@ impl Frame {
 
 /// Gets the samples one after the other.
 #[derive(Debug)]
-pub(super) struct Watcher {
+pub(crate) struct Watcher {
     latest: watch::Receiver<Option<Arc<Frame>>>,
     /// The frame that is to be sent next.
     pending: Option<Arc<Frame>>,
@@ -158,7 +158,7 @@ pub(super) struct Watcher {
 
 impl Watcher {
     /// The next message. May be cancelled without loss.
-    pub(super) async fn next(&mut self) -> Bytes {
+    pub(crate) async fn next(&mut self) -> Bytes {
         loop {
             if let Some(frame) = self.pending.clone() {
                 let is_next = self.sent.is_some_and(|sent| sent + 1 == frame.number);

@@ -1,0 +1,67 @@
+//! The control socket: who may change allocations from this host.
+//!
+//! The socket belongs to its owner alone (0600). Who it is on the other side is asked of the kernel all the
+//! same: the mode of a file is easily changed.
+
+use std::{io, os::unix::net::UnixListener};
+
+use crate::{Accept, Peer};
+
+/// Accepts connections on the control socket from those who may change allocations.
+#[derive(Debug)]
+pub struct ControlListener(tokio::net::UnixListener);
+
+/// The answer to everybody else.
+const FORBIDDEN: &[u8] = b"HTTP/1.1 403 Forbidden\r\n\
+    content-type: application/problem+json\r\n\
+    connection: close\r\n\
+    content-length: 124\r\n\
+    \r\n\
+    {\"title\":\"Forbidden\",\"status\":403,\"detail\":\"only root and the user of the daemon may use the control socket\",\"instance\":\"/\"}";
+
+impl ControlListener {
+    /// Takes a listener of which nobody else may open the file. Call it in the runtime that is to serve.
+    pub fn new(listener: UnixListener) -> io::Result<Self> {
+        tokio::net::UnixListener::from_std(listener).map(Self)
+    }
+}
+
+impl Accept for ControlListener {
+    type Accepted = tokio::net::UnixStream;
+    type Stream = tokio::net::UnixStream;
+
+    async fn open(stream: Self::Accepted) -> io::Result<(Self::Stream, Peer)> {
+        Ok((stream, Peer::default()))
+    }
+
+    async fn accept(&self) -> io::Result<Self::Accepted> {
+        loop {
+            let (stream, _) = self.0.accept().await?;
+            match stream.peer_cred() {
+                Ok(peer) if may_control(peer.uid()) => return Ok(stream),
+                Ok(peer) => {
+                    tracing::warn!(uid = peer.uid(), "turned away from the control socket");
+                    // A new socket has room for this; a client that does not read it learns nothing.
+                    let _ = stream.try_write(FORBIDDEN);
+                }
+                Err(error) => tracing::warn!(%error, "it is not known who came to the control socket"),
+            }
+        }
+    }
+}
+
+/// Whether a process of this user may change allocations.
+fn may_control(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_and_the_daemons_own_user_may_control() {
+        assert!(may_control(0) && may_control(rustix::process::geteuid().as_raw()));
+        assert!(!may_control(rustix::process::geteuid().as_raw().wrapping_add(4711)));
+    }
+}
