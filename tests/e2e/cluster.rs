@@ -8,6 +8,7 @@
 
 mod authority;
 mod control_plane;
+mod decisions;
 mod kubectl;
 mod node;
 
@@ -43,7 +44,9 @@ const PACE: Duration = Duration::from_secs(1);
 const PROGRAMS: &str = "programs";
 /// Lines of each log that are shown where the test fails.
 const TAIL_LINES: &str = "40";
-/// CPUs of each node of the machine; CPU 0 is never exclusive.
+/// CPUs and memory of each node of the machine.
+const MACHINE: (&str, &str) = ("3,3", "2560M,1536M");
+/// Its CPUs by node; CPU 0 is never exclusive.
 const NODES: [&[u64]; 2] = [&[0, 1, 2], &[3, 4, 5]];
 
 /// A pod that has no CPUs of its own, and runs all the time.
@@ -62,8 +65,9 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Starts one; none, after saying why, where that cannot be.
-    fn start() -> Option<Self> {
+    /// Starts one, of which the node has so many CPUs and so much memory on its nodes; none, after saying why, where that
+    /// cannot be.
+    fn start(size: (&str, &str)) -> Option<Self> {
         let started = Instant::now();
         let Some(release) = env::var_os(KUBERNETES).map(PathBuf::from) else {
             // Not even where `CI=true`: Kubernetes is no package of Debian's.
@@ -82,9 +86,24 @@ impl Cluster {
         let authority = Authority::new(folder.path());
         let plane = ControlPlane::start(&programs, &tools.join("etcd"), folder.path(), &authority);
         let kubelet = programs.join(KUBELET);
-        let node = Node::start(&bench, &kubelet, &tools, folder.path(), &authority, plane.port())?;
+        let node = Node::start(&bench, size, &kubelet, &tools, folder.path(), &authority, plane.port())?;
         let kubectl = Kubectl::new(tools.join("kubectl"), plane.kubeconfig("admin"), folder.path());
         Some(Self { kubectl, node, plane, folder, started })
+    }
+
+    /// Waits until the node is ready.
+    fn come_up(&mut self) {
+        self.step("the machine runs");
+        self.wait_for("the API server is ready", || self.kubectl.run(&["get", "--raw=/readyz"]));
+        self.plane.complete();
+        self.wait_for("the node is ready", || {
+            let node = self.kubectl.json(&["get", "node", node::NAME])?;
+            if condition(&node, "Ready") { Ok(()) } else { Err(node["status"]["conditions"].to_string()) }
+        });
+        // The controller manager makes it, and no pod can be without.
+        let find = ["get", "serviceaccount", "default"];
+        self.wait_for("there is a service account", || self.kubectl.run(&find));
+        self.step("the node is ready");
     }
 
     /// Says where the test is: past the test harness, which would keep it.
@@ -295,8 +314,9 @@ fn pod(name: &str, containers: &[Value]) -> Value {
 
 #[test]
 fn pods_get_what_they_are_promised() {
-    let Some(mut cluster) = Cluster::start() else { return };
-    come_up(&mut cluster);
+    let Some(mut cluster) = Cluster::start(MACHINE) else { return };
+    cluster.come_up();
+    is_installed(&cluster);
     are_placed(&cluster);
     are_refused(&cluster);
     are_resized(&cluster);
@@ -309,19 +329,8 @@ fn pods_get_what_they_are_promised() {
     cluster.step("done");
 }
 
-fn come_up(cluster: &mut Cluster) {
-    cluster.step("the machine runs");
-    cluster.wait_for("the API server is ready", || cluster.kubectl.run(&["get", "--raw=/readyz"]));
-    cluster.plane.complete();
-    let cluster = &*cluster;
+fn is_installed(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
-    cluster.wait_for("the node is ready", || {
-        let node = kubectl.json(&["get", "node", node::NAME])?;
-        if condition(&node, "Ready") { Ok(()) } else { Err(node["status"]["conditions"].to_string()) }
-    });
-    // The controller manager makes it, and no pod can be without.
-    cluster.wait_for("there is a service account", || kubectl.run(&["get", "serviceaccount", "default"]));
-    cluster.step("the node is ready");
     let overlay = checkout("deploy/overlays/enforce");
     kubectl.must(&["apply", "--kustomize", &overlay.display().to_string()]);
     cluster.wait_for("numaward runs", || cluster.daemon());

@@ -76,7 +76,7 @@ pub(crate) fn machine(
         eprintln!("skipped: {reason}");
         return None;
     }
-    let machine = Machine::parse(Some(2), Some(cpus), Some(memory), None).unwrap();
+    let machine = Machine::parse(None, Some(cpus), Some(memory), None).unwrap();
     let vm = match driver {
         Driver::Cgroupfs => bench.vm(machine),
         Driver::Systemd => bench.vm_with_systemd(machine),

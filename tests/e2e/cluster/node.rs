@@ -11,7 +11,7 @@ use std::{
 
 use numaward_tests::{Bench, with_prelude};
 use numaward_vm::{Error, Forward, Stopper, Vm};
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::{
@@ -48,17 +48,18 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// A machine with the kubelet and with the plugins `cni`, for the API server on a port of this host; it writes `node.log`
-    /// into the folder, where the authority signs. None, after saying why, where there is no containerd.
+    /// A machine of so many CPUs and so much memory on its nodes, with the kubelet and with the plugins `cni`, for the API
+    /// server on a port of this host; it writes `node.log` into the folder, where the authority signs. None, after saying why, where there is no containerd.
     pub(super) fn start(
         bench: &Bench,
+        size: (&str, &str),
         kubelet: &Path,
         cni: &Path,
         folder: &Path,
         authority: &Authority,
         api_server: u16,
     ) -> Option<Self> {
-        let (vm, files) = machine(bench, ("3,3", "2560M,1536M"), &V2, Driver::Cgroupfs)?;
+        let (vm, files) = machine(bench, size, &V2, Driver::Cgroupfs)?;
         let [port] = free_ports();
         let user = format!("system:node:{NAME}");
         authority.sign(KUBELET, &user, Some("system:nodes"), &[NAME, ADDRESS]);
@@ -118,10 +119,13 @@ impl Drop for Node {
     }
 }
 
-/// A machine with the files of a kubelet, of which some are in this folder.
-fn configured(vm: Vm, folder: &Path) -> Vm {
-    let inside = |name: &str| format!("{CONFIGURATION}/{name}");
-    let config = json!({
+fn inside(name: &str) -> String {
+    format!("{CONFIGURATION}/{name}")
+}
+
+/// What the kubelet is started with.
+pub(super) fn kubelet_configuration() -> Value {
+    json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {
@@ -146,7 +150,11 @@ fn configured(vm: Vm, folder: &Path) -> Vm {
         "runtimeRequestTimeout": "10m",
         "registryPullQPS": 0,
         "eventRecordQPS": 0,
-    });
+    })
+}
+
+/// A machine with the files of a kubelet, of which some are in this folder.
+fn configured(vm: Vm, folder: &Path) -> Vm {
     let kubelet = kubeconfig(&format!("https://{SERVICE_ADDRESS}"), CONFIGURATION, KUBELET);
     let write = |name: &str, text: String| -> PathBuf {
         let path = folder.join(name);
@@ -155,7 +163,7 @@ fn configured(vm: Vm, folder: &Path) -> Vm {
     };
     // YAML holds JSON.
     let mut vm = vm
-        .file(write("kubelet.yaml", config.to_string()), "/var/lib/kubelet/config.yaml")
+        .file(write("kubelet.yaml", kubelet_configuration().to_string()), "/var/lib/kubelet/config.yaml")
         .file(write("kubelet.conf", kubelet.to_string()), inside("kubelet.conf"));
     for name in [CA, &certificate(KUBELET), &key(KUBELET)] {
         vm = vm.file(folder.join(name), inside(name));

@@ -1,5 +1,7 @@
 //! The format of the vectors.
 
+use std::collections::BTreeSet;
+
 use numaward_engine::simulation::format::{ConfigVector, MachineVector, PodVector};
 use serde::Deserialize;
 use serde_json::Value;
@@ -19,6 +21,8 @@ pub(super) struct Scenario {
     pub(super) machine: MachineVector,
     pub(super) config: ConfigVector,
     pub(super) initial: Value,
+    /// What was recorded of each answer; else all.
+    pub(super) compared: Option<BTreeSet<String>>,
     pub(super) steps: Vec<Step>,
 }
 

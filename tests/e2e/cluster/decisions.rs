@@ -1,0 +1,400 @@
+//! What the real kubelet decides, as conformance vectors: under each topology policy and scope pods come and go, and each
+//! answer and the state files after it are recorded. The strategy `kubelet` has to repeat them.
+//!
+//! numaward does not run here. Pods name their node, so that the scheduler keeps none away that the kubelet would refuse.
+
+use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path, process::Command};
+
+use serde_json::{Map, Value, json};
+
+use super::{Cluster, ROLLOUT, condition, container, node, pod};
+use crate::deploy::checkout;
+
+/// Nodes of unlike size, the first with what the machine itself needs.
+const MACHINE: (&str, &str) = ("2,2,2,2", "1536M,512M,512M,640M");
+const RESERVED_CPUS: &str = "0";
+/// Of node 0, in MiB: `kubeReserved` and `evictionHard` together.
+const RESERVED_MIB: u64 = 192 + EVICTION_MIB;
+const EVICTION_MIB: u64 = 64;
+const POLICIES: [&str; 4] = ["none", "best-effort", "restricted", "single-numa-node"];
+const SCOPES: [&str; 2] = ["container", "pod"];
+/// Pods that are asked for under each.
+const PODS: u32 = 12;
+/// CPUs that pods may have together; more is refused before the managers are asked.
+const MAX_CPUS: u32 = 7;
+const MAX_MIB: u32 = 2600;
+
+/// Numbers that are the same in each run (Marsaglia's xorshift).
+struct Numbers(u32);
+
+impl Numbers {
+    fn below(&mut self, end: u32) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 17;
+        self.0 ^= self.0 << 5;
+        self.0 % end
+    }
+}
+
+/// A container: its CPUs in thousandths, and its memory in MiB.
+#[derive(Clone, Copy)]
+struct Wants {
+    millis: u32,
+    mib: u32,
+}
+
+impl Wants {
+    fn resources(self) -> Value {
+        let cpu = if self.millis.is_multiple_of(1000) {
+            (self.millis / 1000).to_string()
+        } else {
+            format!("{}m", self.millis)
+        };
+        json!({ "cpu": cpu, "memory": format!("{}Mi", self.mib) })
+    }
+}
+
+/// A pod that may come.
+struct Candidate {
+    name: String,
+    init: Option<Wants>,
+    sidecar: Option<Wants>,
+    containers: Vec<Wants>,
+}
+
+impl Candidate {
+    fn any(name: String, numbers: &mut Numbers) -> Self {
+        let mut wants = |most: u32| Wants {
+            millis: if numbers.below(6) == 0 { 500 } else { 1000 * (1 + numbers.below(most)) },
+            mib: 32 * (1 + numbers.below(10)),
+        };
+        let containers = if name.ends_with(['3', '7']) { vec![wants(2), wants(1)] } else { vec![wants(3)] };
+        let init = name.ends_with(['4', '7']).then(|| wants(2));
+        let sidecar = name.ends_with('5').then(|| wants(1));
+        Self { name, init, sidecar, containers }
+    }
+
+    /// What it takes of the node, as the scheduler would count it: CPUs in thousandths, and MiB.
+    fn sum(&self) -> (u32, u32) {
+        let add = |of: fn(&Wants) -> u32| {
+            let together: u32 = self.containers.iter().map(of).sum();
+            together.max(self.init.as_ref().map_or(0, of)) + self.sidecar.as_ref().map_or(0, of)
+        };
+        (add(|of| of.millis), add(|of| of.mib))
+    }
+
+    /// As the vectors have it.
+    fn vector(&self) -> Value {
+        let entry = |name: String, of: Wants, policy: Option<&str>| {
+            let mut entry = json!({ "name": name, "resources": of.resources() });
+            if let Some(policy) = policy {
+                entry["restart_policy"] = json!(policy);
+            }
+            entry
+        };
+        let containers = self.containers.iter().enumerate();
+        let containers: Vec<_> =
+            containers.map(|(index, of)| entry(format!("c{index}"), *of, None)).collect();
+        let sidecar = self.sidecar.map(|of| entry("sidecar".to_owned(), of, Some("Always")));
+        let init = self.init.map(|of| entry("init".to_owned(), of, None));
+        let before: Vec<_> = sidecar.into_iter().chain(init).collect();
+        json!({ "name": self.name, "init_containers": before, "containers": containers })
+    }
+
+    fn manifest(&self) -> Value {
+        let vector = self.vector();
+        let made = |list: &Value| -> Vec<Value> {
+            let made = list.as_array().into_iter().flatten().map(|of| {
+                let amounts = json!({ "requests": of["resources"], "limits": of["resources"] });
+                let mut made = container(of["name"].as_str().unwrap(), &amounts);
+                match of["restart_policy"].as_str() {
+                    Some(policy) => made["restartPolicy"] = json!(policy),
+                    None if of["name"] == "init" => made["command"] = json!(["true"]),
+                    None => {}
+                }
+                made
+            });
+            made.collect()
+        };
+        let mut manifest = pod(&self.name, &made(&vector["containers"]));
+        manifest["spec"]["initContainers"] = Value::Array(made(&vector["init_containers"]));
+        manifest["spec"]["nodeName"] = json!(node::NAME);
+        manifest
+    }
+}
+
+#[test]
+fn what_the_kubelet_decides_is_repeated() {
+    let Some(mut cluster) = Cluster::start(MACHINE) else { return };
+    cluster.come_up();
+    let machine = machine(&cluster);
+    let mut scenarios = Vec::new();
+    for (index, (policy, scope)) in
+        POLICIES.iter().flat_map(|policy| SCOPES.map(|scope| (*policy, scope))).enumerate()
+    {
+        let seed = 2_463_534_242 ^ u32::try_from(index).unwrap();
+        scenarios.push(record(&cluster, &machine, policy, scope, Numbers(seed)));
+        cluster.step(&format!("recorded: {policy}, {scope}"));
+    }
+    are_observed(&cluster);
+    let folder = checkout("target/kubelet-decisions");
+    fs::create_dir_all(&folder).unwrap();
+    let mut text = "[\n".to_owned();
+    for (index, scenario) in scenarios.iter().enumerate() {
+        let end = if index + 1 < scenarios.len() { "," } else { "" };
+        writeln!(text, "{scenario}{end}").unwrap();
+    }
+    fs::write(folder.join("kubelet-1.36.json"), text + "]\n").unwrap();
+    replay(&folder);
+    cluster.step("repeated");
+}
+
+/// `deploy/overlays/observe` beside this kubelet shows what it promised.
+fn are_observed(cluster: &Cluster) {
+    cluster.kubectl.must(&[
+        "apply",
+        "--kustomize",
+        &checkout("deploy/overlays/observe").display().to_string(),
+    ]);
+    cluster.wait_for("numaward runs", || cluster.daemon());
+    cluster.kubectl.must(&ROLLOUT);
+    let mut names = BTreeMap::new();
+    let one = |millis, mib| vec![Wants { millis, mib }];
+    for (name, containers) in [("seen", one(2000, 64)), ("part", one(500, 32))] {
+        let candidate = Candidate { name: name.to_owned(), init: None, sidecar: None, containers };
+        assert!(admit(cluster, &candidate, &mut names).1, "{name}");
+    }
+    let promised = as_vector(&state(cluster).unwrap(), &names);
+    let (_, url) = cluster.daemon().unwrap();
+    for name in ["seen", "part"] {
+        let cpus = promised["cpu"]["entries"][name]["c0"].as_str().unwrap_or_default();
+        let nodes: Vec<_> =
+            promised["memory"]["entries"][name]["c0"][0][1].as_array().unwrap().iter().collect();
+        let nodes = nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        cluster.wait_for("what the kubelet promised is shown", || {
+            let shown = cluster.ask(&url, "allocations")?;
+            let full_name = format!("default/{name}/c0");
+            let mut all = shown["allocations"].as_array().into_iter().flatten();
+            match all.find(|of| of["name"] == full_name.as_str()) {
+                Some(of) if of["cpus"] == cpus && of["nodes"] == nodes.as_str() && of["cgroup"] != "" => {
+                    Ok(())
+                }
+                _ => Err(format!("{full_name} has CPUs {cpus:?} and nodes {nodes:?}: {shown}")),
+            }
+        });
+    }
+    cluster.step("numaward shows what the kubelet promised");
+}
+
+/// `cargo xtask conformance DIR` decides the same.
+fn replay(folder: &Path) {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["xtask", "conformance"]).arg(folder).current_dir(checkout(""));
+    let output = command.output().unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert!(output.status.success(), "{}{}", text[0], text[1]);
+}
+
+/// The machine as the vectors have it.
+fn machine(cluster: &Cluster) -> Value {
+    let lines = cluster.node.run(
+        "cd /sys/devices/system
+        for node in node/node[0-9]*; do
+            echo node ${node#node/node} $(awk '/MemTotal/ { print $4 }' $node/meminfo) $(cat $node/distance)
+            echo pages ${node#node/node} $(ls $node/hugepages | sed 's/[^0-9]//g')
+        done
+        for cpu in cpu/cpu[0-9]*; do
+            echo cpu ${cpu#cpu/cpu} $(echo $cpu/node* | sed 's/.*node//') $(cat $cpu/topology/core_id) \
+                $(cat $cpu/topology/physical_package_id) $(cat $cpu/cache/index3/id 2>/dev/null)
+        done",
+    );
+    let lines = lines.unwrap();
+    let mut nodes: BTreeMap<u64, Value> = BTreeMap::new();
+    for line in lines.lines() {
+        let (kind, rest) = line.split_once(' ').unwrap();
+        let values: Vec<u64> = rest.split(' ').map(|value| value.parse().unwrap()).collect();
+        match (kind, values.as_slice()) {
+            ("node", [id, kibibytes, distances @ ..]) => {
+                let node = json!({
+                    "id": id,
+                    "memory_bytes": kibibytes << 10,
+                    "hugepages": {},
+                    "distances": distances,
+                    "cpus": [],
+                });
+                nodes.insert(*id, node);
+            }
+            // Reserved are none.
+            ("pages", [node, sizes @ ..]) => {
+                let name = |size: &u64| if *size == 2048 { "2Mi" } else { "1Gi" }.to_owned();
+                let pools = sizes.iter().map(|size| (name(size), json!(0)));
+                nodes.get_mut(node).unwrap()["hugepages"] = Value::Object(pools.collect());
+            }
+            ("cpu", [cpu, node, core, socket, cache @ ..]) => {
+                let cpus = nodes.get_mut(node).unwrap()["cpus"].as_array_mut().unwrap();
+                cpus.push(json!([cpu, socket * 1000 + core, socket, cache.first()]));
+            }
+            _ => panic!("{line}"),
+        }
+    }
+    json!({ "nodes": nodes.into_values().collect::<Vec<_>>() })
+}
+
+/// Starts the kubelet under a policy without any state, lets pods come and go, and gives the scenario.
+fn record(cluster: &Cluster, machine: &Value, policy: &str, scope: &str, mut numbers: Numbers) -> Value {
+    configure(cluster, policy, scope);
+    let files = state(cluster).unwrap();
+    let mut names = BTreeMap::new();
+    let mut steps = Vec::new();
+    let mut running: Vec<Candidate> = Vec::new();
+    for number in 0..PODS {
+        let candidate = Candidate::any(format!("p{number}"), &mut numbers);
+        let (millis, mib) = candidate.sum();
+        while !fits(&running, millis, mib) {
+            let oldest = running.remove(0);
+            cluster.delete(&[&oldest.name]);
+            steps.push(json!({ "op": "remove", "pod_name": oldest.name, "expect": {} }));
+        }
+        let (expect, is_admitted) = admit(cluster, &candidate, &mut names);
+        steps.push(json!({ "op": "admit", "pod": candidate.vector(), "expect": expect }));
+        if is_admitted {
+            running.push(candidate);
+        } else {
+            cluster.delete(&[&candidate.name]);
+        }
+    }
+    let left: Vec<&str> = running.iter().map(|of| of.name.as_str()).collect();
+    if !left.is_empty() {
+        cluster.delete(&left);
+    }
+    json!({
+        "name": format!("{policy}-{scope}"),
+        "source": "kubelet v1.36.2",
+        "note": "a real cluster; state is recorded after admissions only: a timer of the kubelet removes what is stale",
+        "compared": ["admitted", "reason", "message", "state", "machine_state", "default_cpuset"],
+        "machine": machine,
+        "config": {
+            "kubelet_version": "1.36",
+            "memory_manager_policy": "Static",
+            "reserved_memory": [{ "node": 0, "limits": { "memory": RESERVED_MIB << 20 } }],
+            "cpu_manager_policy": "static",
+            "cpu_manager_policy_options": {},
+            "reserved_cpus": RESERVED_CPUS,
+            "topology_manager_policy": policy,
+            "topology_manager_scope": scope,
+            "topology_manager_policy_options": {},
+        },
+        "initial": { "machine_state": files.1["machineState"], "default_cpuset": files.0["defaultCpuSet"] },
+        "steps": steps,
+    })
+}
+
+/// Whether the node has room for so much beside these.
+fn fits(running: &[Candidate], millis: u32, mib: u32) -> bool {
+    let used = running.iter().map(Candidate::sum);
+    let used = used.fold((millis, mib), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+    used.0 <= 1000 * MAX_CPUS && used.1 <= MAX_MIB
+}
+
+/// Has the kubelet begin anew under a policy.
+fn configure(cluster: &Cluster, policy: &str, scope: &str) {
+    let change = json!({
+        "cpuManagerPolicy": "static",
+        "memoryManagerPolicy": "Static",
+        "topologyManagerPolicy": policy,
+        "topologyManagerScope": scope,
+        "reservedSystemCPUs": RESERVED_CPUS,
+        "kubeReserved": { "memory": format!("{}Mi", RESERVED_MIB - EVICTION_MIB) },
+        "reservedMemory": [{ "numaNode": 0, "limits": { "memory": format!("{RESERVED_MIB}Mi") } }],
+    });
+    let mut config = node::kubelet_configuration();
+    let merged: &mut Map<String, Value> = config.as_object_mut().unwrap();
+    merged.extend(change.as_object().unwrap().clone());
+    let script = format!(
+        "stop-kubelet
+        rm -f /var/lib/kubelet/cpu_manager_state /var/lib/kubelet/memory_manager_state
+        cat >/var/lib/kubelet/config.yaml <<'END'\n{config}\nEND
+        start-kubelet"
+    );
+    cluster.node.run(&script).unwrap();
+    cluster.wait_for("the kubelet has made its state files", || state(cluster));
+    cluster.wait_for("the node has what its managers leave", || {
+        let node = cluster.kubectl.json(&["get", "node", node::NAME])?;
+        match &node["status"]["allocatable"]["cpu"] {
+            cpu if cpu == "7" && condition(&node, "Ready") => Ok(()),
+            _ => Err(node["status"].to_string()),
+        }
+    });
+}
+
+/// The state files of the CPU manager and the memory manager.
+fn state(cluster: &Cluster) -> Result<(Value, Value), String> {
+    let text = cluster
+        .node
+        .run("cd /var/lib/kubelet && cat cpu_manager_state && echo && cat memory_manager_state")?;
+    let (cpus, memory) = text.split_once('\n').ok_or_else(|| format!("two files are missing: {text}"))?;
+    let read = |text: &str| serde_json::from_str::<Value>(text).map_err(|error| format!("{error}: {text}"));
+    let (cpus, memory) = (read(cpus)?, read(memory)?);
+    if cpus["policyName"] != "static" || memory["policyName"] != "Static" {
+        return Err(format!("{cpus}\n{memory}"));
+    }
+    Ok((cpus, memory))
+}
+
+/// Makes a pod and waits for what the kubelet says; whether it was admitted.
+fn admit(cluster: &Cluster, candidate: &Candidate, names: &mut BTreeMap<String, String>) -> (Value, bool) {
+    cluster.kubectl.apply(&candidate.manifest());
+    let status = cluster.wait_for("the kubelet decides about a pod", || {
+        let found = cluster.pod(&candidate.name)?;
+        if condition(&found, "Ready") || found["status"]["phase"] == "Failed" {
+            return Ok(found);
+        }
+        Err(found["status"].to_string())
+    });
+    let uid = status["metadata"]["uid"].as_str().unwrap().to_owned();
+    names.insert(uid, candidate.name.clone());
+    let status = &status["status"];
+    if status["phase"] != "Failed" {
+        return (json!({ "admitted": true, "state": as_vector(&state(cluster).unwrap(), names) }), true);
+    }
+    let message = status["message"].as_str().unwrap_or_default();
+    let message = message.strip_prefix("Pod was rejected: ").unwrap_or(message);
+    (json!({ "admitted": false, "reason": status["reason"], "message": message }), false)
+}
+
+/// State files in the form of the vectors, with the names of pods for their UIDs.
+fn as_vector((cpus, memory): &(Value, Value), names: &BTreeMap<String, String>) -> Value {
+    let named = |entries: &Value, value: &dyn Fn(&Value) -> Value| -> Value {
+        let entries = entries.as_object().into_iter().flatten();
+        let entries = entries.map(|(uid, containers)| {
+            let name = names.get(uid).unwrap_or(uid).clone();
+            let containers = containers.as_object().into_iter().flatten();
+            (name, Value::Object(containers.map(|(name, of)| (name.clone(), value(of))).collect()))
+        });
+        Value::Object(entries.collect())
+    };
+    let blocks = |list: &Value| {
+        let list = list.as_array().into_iter().flatten();
+        let mut blocks: Vec<Value> =
+            list.map(|block| json!([block["type"], block["numaAffinity"], block["size"]])).collect();
+        blocks.sort_by_key(Value::to_string);
+        Value::Array(blocks)
+    };
+    let nodes = memory["machineState"].as_object().into_iter().flatten().map(|(node, state)| {
+        let of_kinds = |member: &str| -> Value {
+            let kinds = state["memoryMap"].as_object().into_iter().flatten();
+            Value::Object(kinds.map(|(kind, of)| (kind.clone(), of[member].clone())).collect())
+        };
+        let state = json!({
+            "n": state["numberOfAssignments"],
+            "cells": state["cells"],
+            "free": of_kinds("free"),
+            "reserved": of_kinds("reserved"),
+        });
+        (node.clone(), state)
+    });
+    json!({
+        "memory": { "numa": Value::Object(nodes.collect()), "entries": named(&memory["entries"], &blocks) },
+        "cpu": { "default": cpus["defaultCpuSet"], "entries": named(&cpus["entries"], &Value::clone) },
+    })
+}
