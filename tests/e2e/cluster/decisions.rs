@@ -109,7 +109,7 @@ impl Candidate {
                 let mut made = container(of["name"].as_str().unwrap(), &amounts);
                 match of["restart_policy"].as_str() {
                     Some(policy) => made["restartPolicy"] = json!(policy),
-                    None if of["name"] == "init" => made["command"] = json!(["true"]),
+                    None if of["name"] == "init" => made["command"] = json!(["sleep", "0"]),
                     None => {}
                 }
                 made
