@@ -24,7 +24,7 @@ use super::{
     outgoing::{Alerts, Otlp},
     policy::{
         CpuList, CpuManagerPolicy, MemoryManagerPolicy, MemoryTier, Reservation, ReservedMemory,
-        StrategyKind, Tiers, TopologyManagerScope,
+        StrategyKind, Thresholds, Tiers, TopologyManagerScope,
     },
     rebalance::Rebalance,
     types::{DutyCycle, Interval, ListenAddress, LogFormat, LogLevel},
@@ -118,8 +118,10 @@ pub struct Config {
     pub kube_reserved: Option<Reservation>,
     /// What the system is kept.
     pub system_reserved: Option<Reservation>,
-    /// The memory at which Kubernetes evicts: `memory.available`.
-    pub eviction_hard: Option<Reservation>,
+    /// When Kubernetes evicts, by signal: an amount, or a share of what there is. `memory.available` counts; the others
+    /// are ignored. Default, as in Kubernetes: 100Mi of memory where `kubeReserved` or `systemReserved` is given, and
+    /// none where other signals are given.
+    pub eviction_hard: Option<Thresholds>,
     /// Kubernetes: placing and watching the pods of this host.
     pub kubernetes: Kubernetes,
     /// Alerts without Prometheus.

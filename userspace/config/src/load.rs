@@ -7,7 +7,9 @@ use std::{
 
 use super::{
     config::Config,
-    control, enforcement, outgoing,
+    control, enforcement,
+    flag_forms::{self, Form},
+    outgoing, policy,
     problem::{Origin, Problem, Problems},
     schema::{Known, closest},
     tree::{self, Node, Value},
@@ -91,7 +93,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
         tree = tree::empty(&path);
     }
 
-    overlay(&mut tree, sources, &known, &mut warnings);
+    overlay(&mut tree, sources, &known, (&mut problems, &mut warnings));
     known.check(&mut tree, &mut problems);
     let given = tree.clone();
     let config = read_values(&mut tree, &mut problems);
@@ -102,7 +104,8 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
         Problem { origin, message: format!("{path}: {message}"), path }
     };
     let declared = enforcement::problems(&numbered, |path| given.at(path).is_ok());
-    problems.extend(declared.into_iter().map(|(path, message)| problem(&path, message)));
+    let pasted = policy::problems(&config);
+    problems.extend(declared.into_iter().chain(pasted).map(|(path, message)| problem(&path, message)));
     // Between values that could not be read, nothing can be said.
     if problems.is_empty() {
         let between = control::problems(&config.control, config.listen)
@@ -139,7 +142,12 @@ fn read(path: &Path) -> std::io::Result<String> {
 }
 
 /// Puts variables and flags over what the file says.
-fn overlay(tree: &mut Node, sources: &Sources, known: &Known, warnings: &mut Vec<String>) {
+fn overlay(
+    tree: &mut Node,
+    sources: &Sources,
+    known: &Known,
+    (problems, warnings): (&mut Vec<Problem>, &mut Vec<String>),
+) {
     let keys: BTreeMap<String, &[String]> = known.leaves().map(|path| (variable_name(path), path)).collect();
     let ours = sources.variables.iter().filter(|(name, _)| name.starts_with(VARIABLE_PREFIX));
     let is_value = |name: &str| name != FILE_VARIABLE && !CLIENT_VARIABLES.contains(&name);
@@ -153,7 +161,21 @@ fn overlay(tree: &mut Node, sources: &Sources, known: &Known, warnings: &mut Vec
             continue;
         };
         let path: Vec<&str> = path.iter().map(String::as_str).collect();
-        tree.set(&path, known.scalar(&path, text), &Origin::Variable { variable: name.clone() });
+        let origin = Origin::Variable { variable: name.clone() };
+        match flag_forms::form(&path).map(|form| (form, form.parse(text))) {
+            None => tree.set(&path, known.scalar(&path, text), &origin),
+            // Each gate for itself, as with the kubelet's flag.
+            Some((Form::Gates, Ok(serde_json::Value::Object(gates)))) => {
+                for (gate, is_on) in gates {
+                    tree.set(&[&path[..], &[gate.as_str()]].concat(), is_on, &origin);
+                }
+            }
+            Some((_, Ok(value))) => tree.set(&path, value, &origin),
+            Some((_, Err(problem))) => {
+                let path = path.join(".");
+                problems.push(Problem { origin, message: format!("{path}: {problem}"), path });
+            }
+        }
     }
     for flag in &sources.flags {
         let path: Vec<&str> = flag.key.split('.').collect();

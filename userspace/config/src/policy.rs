@@ -1,17 +1,17 @@
 //! What is promised: the kubelet's fields under the kubelet's names, so that a block of a
 //! `KubeletConfiguration` can be pasted in.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use numaward_engine::Quantity;
 pub use numaward_engine::policy::{
     CpuManagerPolicy, MemoryManagerPolicy, MemoryTier, Tiers, TopologyManagerPolicy, TopologyManagerScope,
 };
-use numaward_topology::{CpuSet, ZoneKind};
+use numaward_topology::{Bytes, CpuSet, ZoneKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::inline_schema::inline_schema;
+use super::{config::Config, inline_schema::inline_schema};
 
 /// By which rules it is decided who gets what.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -72,6 +72,123 @@ impl<'de> Deserialize<'de> for Amount {
 }
 
 inline_schema!(Amount, { "type": ["string", "number"], "examples": ["1Gi", "500m", 2] });
+
+/// The signal whose threshold counts as reserved memory.
+pub const MEMORY_AVAILABLE: &str = "memory.available";
+
+/// The signals that the kubelet knows.
+const SIGNALS: [&str; 9] = [
+    MEMORY_AVAILABLE,
+    "allocatableMemory.available",
+    "nodefs.available",
+    "nodefs.inodesFree",
+    "imagefs.available",
+    "imagefs.inodesFree",
+    "containerfs.available",
+    "containerfs.inodesFree",
+    "pid.available",
+];
+
+/// When Kubernetes evicts: thresholds by signal. Of these, `memory.available` counts.
+pub type Thresholds = BTreeMap<String, Threshold>;
+
+/// The threshold of `memory.available` where the kubelet is given none.
+pub const DEFAULT_THRESHOLD: Threshold = Threshold::Amount(Quantity::whole(100 << 20));
+
+/// How little is left of something when Kubernetes evicts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Threshold {
+    /// So much.
+    Amount(Quantity),
+    /// So many percent of what there is. From 0 to 100, so never NaN.
+    Percent(f32),
+}
+
+impl Eq for Threshold {}
+
+impl Threshold {
+    /// How much this is, out of so much. Like the kubelet, which ignores 0% and 100%, and which counts in
+    /// floating-point numbers of these sizes.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "it is what the kubelet does"
+    )]
+    pub fn of(self, capacity: Bytes) -> Quantity {
+        match self {
+            Self::Amount(amount) => amount,
+            Self::Percent(100.0) => Quantity::default(),
+            Self::Percent(percent) => {
+                Quantity::whole((capacity.0 as f64 * f64::from(percent / 100.0)) as u64)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Threshold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Amount(amount) => amount.fmt(f),
+            Self::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+impl FromStr for Threshold {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.ends_with('%') {
+            let percent: Option<f32> = text.trim_end_matches('%').parse().ok();
+            let percent = percent.filter(|percent| (0.0..=100.0).contains(percent));
+            let error = || format!("{text:?} is not a share from 0% to 100%");
+            return percent.map(Self::Percent).ok_or_else(error);
+        }
+        let amount =
+            text.parse::<Quantity>().map_err(|error| format!("{error}; a share such as 5% will do, too"))?;
+        if amount.is_zero() {
+            Err("a threshold must be above 0".to_owned())
+        } else {
+            Ok(Self::Amount(amount))
+        }
+    }
+}
+
+impl Serialize for Threshold {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Threshold {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "expected an amount such as 100Mi, or a share such as 5%")]
+        enum Spelling {
+            Text(String),
+            Number(Amount),
+        }
+        let text = match Spelling::deserialize(deserializer)? {
+            Spelling::Text(text) => text,
+            Spelling::Number(Amount(amount)) => amount.to_string(),
+        };
+        text.parse().map_err(de::Error::custom)
+    }
+}
+
+inline_schema!(Threshold, { "type": ["string", "number"], "examples": ["100Mi", "5%"] });
+
+/// What is wrong with what is pasted from a kubelet's configuration, beyond single values: the path of the key, and why.
+pub(super) fn problems(config: &Config) -> Vec<(Vec<String>, String)> {
+    let signals = config.eviction_hard.iter().flatten().map(|(signal, _)| signal);
+    let unknown = signals.filter(|signal| !SIGNALS.contains(&signal.as_str()));
+    let problem = |signal: &String| {
+        let path = vec!["evictionHard".to_owned(), signal.clone()];
+        (path, format!("unsupported eviction signal {signal} (known are {})", SIGNALS.join(", ")))
+    };
+    unknown.map(problem).collect()
+}
 
 /// CPUs as a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

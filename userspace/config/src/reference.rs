@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{load::variable_name, schema::Known, *};
+use super::{flag_forms, load::variable_name, schema::Known, *};
 
 const HEAD: &str = "\
 # Configuration
@@ -19,7 +19,17 @@ value that does not fit and keys that contradict each other are errors that are 
 `numaward check-config FILE`. For editors, `numaward config-schema` prints the JSON schema that this page is made of.
 
 Where the kubelet has a name for something, it is the same here, so that a block of a `KubeletConfiguration` can be pasted
-in.
+in, and means what it means there. Variables of maps and lists have the form of the kubelet's flags:
+
+```
+NUMAWARD_RESERVED_MEMORY=\"0:memory=1Gi,hugepages-2Mi=100Mi;1:memory=1Gi\"
+NUMAWARD_KUBE_RESERVED=cpu=500m,memory=1Gi
+NUMAWARD_EVICTION_HARD=\"memory.available<100Mi,nodefs.available<10%\"
+NUMAWARD_CPU_MANAGER_POLICY_OPTIONS=full-pcpus-only=true,align-by-socket=true
+NUMAWARD_FEATURE_GATES=CPUManagerPolicyAlphaOptions=true
+```
+
+Such a variable replaces the whole key of the file; feature gates are merged one by one.
 ";
 
 /// What a value may be.
@@ -91,9 +101,11 @@ impl Reference {
                 groups.push((path, schema, false));
                 continue;
             }
-            let variable = variable_name(&path.split('.').map(str::to_owned).collect::<Vec<_>>());
-            // Text alone cannot say a list.
-            let has_parts = ["items", "additionalProperties"].iter().any(|parts| schema[parts].is_object());
+            let path_of: Vec<_> = path.split('.').map(str::to_owned).collect();
+            let variable = variable_name(&path_of);
+            // Text alone cannot say a list, but for those that are flags of the kubelet.
+            let has_parts = ["items", "additionalProperties"].iter().any(|parts| schema[parts].is_object())
+                && flag_forms::form(&path_of).is_none();
             let variable = if !is_listed && !has_parts && self.variables.contains(&variable) {
                 format!("<br>`{variable}`")
             } else {

@@ -333,3 +333,71 @@ guarantees:
         assert!(found.starts_with(&format!("config.yaml:{expected}")), "{found}");
     }
 }
+
+/// What is pasted from a `KubeletConfiguration`, and the same by the kubelet's flags.
+const PASTED: &str = "\
+kubeReserved: {cpu: 500m, memory: 1Gi, ephemeral-storage: 1Gi, pid: '1000'}
+systemReserved: {memory: 1Gi}
+evictionHard: {memory.available: 5%, nodefs.available: 10%, imagefs.inodesFree: 5%, pid.available: '1000'}
+reservedMemory:
+- numaNode: 0
+  limits: {memory: 1Gi, hugepages-2Mi: 100Mi}
+- numaNode: 1
+  limits: {memory: 1Gi}
+cpuManagerPolicyOptions: {full-pcpus-only: 'true', align-by-socket: 'true'}
+topologyManagerPolicyOptions: {prefer-closest-numa-nodes: 'true'}
+";
+
+#[test]
+fn the_kubelets_flags_say_the_same_as_its_file() {
+    let variables = [
+        ("NUMAWARD_KUBE_RESERVED", "cpu=500m,memory=1Gi,ephemeral-storage=1Gi,pid=1000"),
+        ("NUMAWARD_SYSTEM_RESERVED", "memory=1Gi"),
+        (
+            "NUMAWARD_EVICTION_HARD",
+            "memory.available<5%,nodefs.available<10%,imagefs.inodesFree<5%,pid.available<1000",
+        ),
+        ("NUMAWARD_RESERVED_MEMORY", "0:memory=1Gi,hugepages-2Mi=100Mi;1:memory=1Gi"),
+        ("NUMAWARD_CPU_MANAGER_POLICY_OPTIONS", "full-pcpus-only=true,align-by-socket=true"),
+        ("NUMAWARD_TOPOLOGY_MANAGER_POLICY_OPTIONS", "prefer-closest-numa-nodes=true"),
+    ];
+    let pasted = with_file(PASTED, &[], vec![]).unwrap().config;
+    assert_eq!(with_file("", &variables, vec![]).unwrap().config, pasted);
+    // A variable replaces what the file has, all of it.
+    let file = "kubeReserved: {memory: 7Gi, hugepages-1Gi: 1Gi}";
+    assert_eq!(with_file(file, &variables, vec![]).unwrap().config, pasted);
+    let text = serde_json::to_string(&pasted).unwrap();
+    assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), pasted);
+    let empty = with_file(PASTED, &[("NUMAWARD_EVICTION_HARD", "")], vec![]).unwrap().config;
+    assert_eq!(empty.eviction_hard, Some(BTreeMap::new()));
+}
+
+#[test]
+fn what_is_wrong_with_a_reservation_names_its_place() {
+    let file = "\
+evictionHard:
+  memory.available: 101%
+  nodefs.available: 0
+  imagefs.available: [5%]
+  memory.avail: 5%
+";
+    let variables = [
+        ("NUMAWARD_KUBE_RESERVED", "cpu=500m,memory"),
+        ("NUMAWARD_SYSTEM_RESERVED", "memory=lots"),
+        ("NUMAWARD_RESERVED_MEMORY", "0:memory=1Gi;disk=1Gi"),
+    ];
+    let found = with_file(file, &variables, vec![]).unwrap_err();
+    let expected = [
+        "config.yaml:2:21: evictionHard.memory.available: \"101%\" is not a share from 0% to 100%",
+        "config.yaml:3:21: evictionHard.nodefs.available: a threshold must be above 0",
+        "config.yaml:4:22: evictionHard.imagefs.available: expected an amount such as 100Mi, or a share such as 5%",
+        "config.yaml:5:17: evictionHard.memory.avail: unsupported eviction signal memory.avail (known are",
+        "variable NUMAWARD_KUBE_RESERVED: kubeReserved: \"memory\" has no '='",
+        "variable NUMAWARD_RESERVED_MEMORY: reservedMemory: \"disk=1Gi\" is not a node and what is reserved there",
+        "variable NUMAWARD_SYSTEM_RESERVED: systemReserved.memory: \"lots\" is not a quantity",
+    ];
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!(found.starts_with(expected), "{found}");
+    }
+}

@@ -51,10 +51,26 @@ impl Node {
         }
     }
 
-    /// Puts a scalar at a path, replacing what is there and adding the mappings that lead to it.
-    pub(super) fn set(&mut self, path: &[&str], scalar: serde_json::Value, origin: &Origin) {
+    /// A value all of which was given at one place.
+    fn of(value: serde_json::Value, origin: &Origin) -> Self {
+        let value = match value {
+            serde_json::Value::Array(items) => {
+                Value::Sequence(items.into_iter().map(|item| Self::of(item, origin)).collect())
+            }
+            serde_json::Value::Object(entries) => {
+                let entry =
+                    |(key, value)| Entry { key, origin: origin.clone(), node: Self::of(value, origin) };
+                Value::Mapping(entries.into_iter().map(entry).collect())
+            }
+            scalar => Value::Scalar(scalar),
+        };
+        Self { origin: origin.clone(), value }
+    }
+
+    /// Puts a value at a path, replacing what is there and adding the mappings that lead to it.
+    pub(super) fn set(&mut self, path: &[&str], value: serde_json::Value, origin: &Origin) {
         let Some((&key, rest)) = path.split_first() else {
-            *self = Self { origin: origin.clone(), value: Value::Scalar(scalar) };
+            *self = Self::of(value, origin);
             return;
         };
         if !matches!(self.value, Value::Mapping(_)) {
@@ -66,7 +82,7 @@ impl Node {
             entries.push(Entry { key: key.to_owned(), origin: origin.clone(), node });
             entries.len() - 1
         });
-        entries[index].node.set(rest, scalar, origin);
+        entries[index].node.set(rest, value, origin);
     }
 
     /// Removes what is at a path of the value that [`Self::to_json`] gives; says where it was. The path becomes

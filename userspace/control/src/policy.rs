@@ -8,14 +8,18 @@
 //! - `topologyManagerPolicy: restricted`: who asks for a guarantee wants to know when it cannot be had.
 //!
 //! Each key that is set replaces just its own default. Reservations by `kubeReserved`, `systemReserved` and
-//! `evictionHard` follow the kubelet's rules: where any is given, they must add up to `reservedMemory`.
+//! `evictionHard` follow the kubelet's rules: where any is given, they must add up to `reservedMemory`, and where the
+//! last is not, it is the kubelet's default.
 
 use std::collections::BTreeMap;
 
 use numaward_config::{
     Config,
     memory_qos::MemoryReservationPolicy,
-    policy::{Amount, CpuManagerPolicy, MemoryManagerPolicy, MemoryTier, StrategyKind},
+    policy::{
+        Amount, CpuManagerPolicy, DEFAULT_THRESHOLD, MEMORY_AVAILABLE, MemoryManagerPolicy, MemoryTier,
+        StrategyKind,
+    },
 };
 use numaward_engine::{
     Kubelet, Native, NativeOptions, PolicyConfig, Quantity, Request, StartError, Strategy,
@@ -35,7 +39,7 @@ pub enum PolicyError {
     /// A reservation is of something that cannot be reserved.
     #[error("{key}.{resource}: {problem}")]
     Reservation {
-        /// `kubeReserved`, `systemReserved` or `evictionHard`.
+        /// `kubeReserved` or `systemReserved`, or `evictionHard`.
         key: &'static str,
         /// The resource.
         resource: String,
@@ -147,7 +151,7 @@ pub fn memory_settings(config: &Config, request: &Request) -> MemorySettings {
 }
 
 fn engine_policy(config: &Config, machine: &Machine, problems: &mut Vec<PolicyError>) -> PolicyConfig {
-    let (node_reservation, cpu_reservation) = reservations(config, problems);
+    let (node_reservation, cpu_reservation) = reservations(config, machine, problems);
     let memory = config.memory_manager_policy.unwrap_or(MemoryManagerPolicy::Static);
     let cpu = config.cpu_manager_policy.unwrap_or(CpuManagerPolicy::Static);
     let reserved_memory = match &config.reserved_memory {
@@ -186,49 +190,53 @@ fn engine_policy(config: &Config, machine: &Machine, problems: &mut Vec<PolicyEr
 /// What all reservations add up to: memory by kind, and CPUs. `None` where nothing is said.
 fn reservations(
     config: &Config,
+    machine: &Machine,
     problems: &mut Vec<PolicyError>,
 ) -> (Option<BTreeMap<ZoneKind, Quantity>>, Option<Quantity>) {
-    let keys = [
-        ("kubeReserved", &config.kube_reserved),
-        ("systemReserved", &config.system_reserved),
-        ("evictionHard", &config.eviction_hard),
-    ];
-    if keys.iter().all(|(_, reservation)| reservation.is_none()) {
-        return (None, None);
-    }
+    let keys = [("kubeReserved", &config.kube_reserved), ("systemReserved", &config.system_reserved)];
+    let is_reserved = keys.iter().any(|(_, reservation)| reservation.is_some());
+    let eviction = match &config.eviction_hard {
+        None if !is_reserved => return (None, None),
+        None => Some(DEFAULT_THRESHOLD),
+        Some(thresholds) => thresholds.get(MEMORY_AVAILABLE).copied(),
+    };
     let (mut memory, mut cpus) = (BTreeMap::<ZoneKind, Quantity>::new(), None);
     for (key, reservation) in keys {
         for (resource, &Amount(amount)) in reservation.iter().flatten() {
-            let name = match key {
-                "evictionHard" => resource.strip_suffix(".available").unwrap_or(resource),
-                _ => resource.as_str(),
-            };
-            let sum = match (name, name.parse::<ZoneKind>()) {
-                ("cpu", _) if key != "evictionHard" => cpus.get_or_insert_with(Quantity::default),
+            let sum = match (resource.as_str(), resource.parse::<ZoneKind>()) {
+                ("cpu", _) => cpus.get_or_insert_with(Quantity::default),
                 (_, Ok(kind)) => memory.entry(kind).or_default(),
                 // The kubelet's other resources are none of the engine's.
-                (
-                    "ephemeral-storage" | "pid" | "nodefs" | "nodefs.inodesFree" | "imagefs"
-                    | "imagefs.inodesFree",
-                    _,
-                ) => {
-                    continue;
-                }
+                ("ephemeral-storage" | "pid", _) => continue,
                 _ => {
                     let problem = "no such resource (expected cpu, memory or hugepages-SIZE)";
                     problems.push(PolicyError::Reservation { key, resource: resource.clone(), problem });
                     continue;
                 }
             };
-            if let Some(total) = sum.checked_add(amount) {
-                *sum = total;
-            } else {
-                let problem = "the sum is too large";
-                problems.push(PolicyError::Reservation { key, resource: resource.clone(), problem });
-            }
+            add(sum, amount, (key, resource), problems);
         }
     }
+    if let Some(threshold) = eviction {
+        let capacity = machine.nodes.values().fold(0, |sum: u64, node| sum.saturating_add(node.memory.0));
+        let sum = memory.entry(ZoneKind::Memory).or_default();
+        add(sum, threshold.of(Bytes(capacity)), ("evictionHard", MEMORY_AVAILABLE), problems);
+    }
     (Some(memory), cpus)
+}
+
+fn add(
+    sum: &mut Quantity,
+    amount: Quantity,
+    (key, resource): (&'static str, &str),
+    problems: &mut Vec<PolicyError>,
+) {
+    if let Some(total) = sum.checked_add(amount) {
+        *sum = total;
+    } else {
+        let problem = "the sum is too large";
+        problems.push(PolicyError::Reservation { key, resource: resource.to_owned(), problem });
+    }
 }
 
 /// The core of the first CPU that there is, with all its threads.
@@ -322,7 +330,7 @@ mod tests {
     #[test]
     fn what_is_said_replaces_its_own_default() {
         let config = r#"{"reservedSystemCPUs": "3", "topologyManagerPolicy": "best-effort",
-            "reservedMemory": [{"numaNode": 1, "limits": {"memory": "1Gi"}}], "systemReserved": {"memory": "1Gi"}}"#;
+            "reservedMemory": [{"numaNode": 1, "limits": {"memory": "1Gi"}}], "systemReserved": {"memory": "924Mi"}}"#;
         let config: Config = serde_json::from_str(config).unwrap();
         let allocatable = strategy(&config, &machine()).unwrap().allocatable();
         assert_eq!(allocatable.cpus.to_string(), "0-2,4-7");
@@ -380,6 +388,34 @@ mod tests {
         for words in ["kubeReserved.gpu", "unknown CPU ID: 99", "nonsense", "NUMA node 7"] {
             assert!(found.iter().any(|problem| problem.contains(words)), "{words}: {found:?}");
         }
+    }
+
+    /// As in the kubelet: absent, it is 100Mi; given without `memory.available`, none; shares are of all memory.
+    #[test]
+    fn the_eviction_threshold_is_part_of_the_reservation() {
+        let eight = machine();
+        for (keys, reserved) in [
+            (r#""kubeReserved": {"memory": "400Mi"}, "systemReserved": {"memory": "524Mi"}"#, "1Gi"),
+            (r#""kubeReserved": {"cpu": 1}"#, "100Mi"),
+            (r#""kubeReserved": {"memory": "1Gi"}, "evictionHard": {}"#, "1Gi"),
+            (r#""kubeReserved": {"memory": "1Gi"}, "evictionHard": {"nodefs.available": "10%"}"#, "1Gi"),
+            (r#""evictionHard": {"memory.available": "200Mi", "pid.available": "5%"}"#, "200Mi"),
+            (r#""evictionHard": {"memory.available": "25%"}"#, "2Gi"),
+            // In floating-point numbers of 32 bits, 5% is a little more than a twentieth.
+            (r#""evictionHard": {"memory.available": "5%"}"#, "429496736"),
+            (r#""kubeReserved": {"memory": "1Gi"}, "evictionHard": {"memory.available": "0%"}"#, "1Gi"),
+            (r#""kubeReserved": {"memory": "1Gi"}, "evictionHard": {"memory.available": "100%"}"#, "1Gi"),
+        ] {
+            let text = format!(
+                r#"{{"reservedMemory": [{{"numaNode": 0, "limits": {{"memory": "{reserved}"}}}}], {keys}}}"#
+            );
+            assert_eq!(problems(&text, &eight), [""; 0], "{keys}");
+        }
+        let found = problems(
+            r#"{"reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi"}}], "kubeReserved": {"memory": "1Gi"}}"#,
+            &eight,
+        );
+        assert!(found[0].contains("1Gi") && found[0].contains("1124Mi"), "{found:?}");
     }
 
     #[test]

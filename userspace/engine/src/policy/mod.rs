@@ -121,13 +121,17 @@ pub struct CpuOptions {
     pub align_by_cache: bool,
 }
 
-/// Reads a truth value in any of Go's spellings.
-fn parse_bool(option: &str, value: &str) -> Result<bool, OptionProblem> {
-    match value {
-        "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
-        "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
-        _ => Err(OptionProblem::NotBool(option.to_owned(), value.to_owned())),
+/// A truth value in any of Go's spellings.
+pub fn go_bool(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
+        "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
+        _ => None,
     }
+}
+
+fn parse_bool(option: &str, value: &str) -> Result<bool, OptionProblem> {
+    go_bool(value).ok_or_else(|| OptionProblem::NotBool(option.to_owned(), value.to_owned()))
 }
 
 impl CpuOptions {
