@@ -82,6 +82,33 @@ named!(
 );
 
 named!(
+    /// A version of the kubelet. What changed in between came with one of the versions after the earlier one.
+    "version" KubeletVersion {
+        /// v1.32 and before.
+        #[serde(rename = "1.32")]
+        V1_32 = "1.32",
+        /// v1.33 to v1.36, and what comes after it.
+        #[default]
+        #[serde(rename = "1.36")]
+        V1_36 = "1.36",
+    }
+);
+
+impl KubeletVersion {
+    /// What holds for this one of what holds for each, in their order.
+    pub(crate) const fn of<T: Copy>(self, each: [T; 2]) -> T {
+        each[self as usize]
+    }
+
+    /// The version that stands for what a Kubernetes node says of its kubelet, such as `v1.34.2+k3s1`.
+    pub fn of_node(reported: &str) -> Option<Self> {
+        let mut numbers = reported.strip_prefix('v').unwrap_or(reported).split('.');
+        let mut number = || numbers.next()?.parse::<u32>().ok();
+        Some(if (number()?, number()?) < (1, 33) { Self::V1_32 } else { Self::V1_36 })
+    }
+}
+
+named!(
     /// How the nodes of several resources have to agree.
     #[serde(rename_all = "kebab-case")]
     "policy" TopologyManagerPolicy {
@@ -157,6 +184,7 @@ mod tests {
         check(CpuManagerPolicy::ALL, &["none", "static"]);
         check(TopologyManagerPolicy::ALL, &["none", "best-effort", "restricted", "single-numa-node"]);
         check(TopologyManagerScope::ALL, &["container", "pod"]);
+        check(KubeletVersion::ALL, &["1.32", "1.36"]);
     }
 
     #[test]
@@ -166,5 +194,22 @@ mod tests {
         assert_eq!(error("Static".parse::<CpuManagerPolicy>().map(drop)), "unknown policy: \"Static\"");
         assert_eq!(error("strict".parse::<TopologyManagerPolicy>().map(drop)), "unknown policy: \"strict\"");
         assert_eq!(error("node".parse::<TopologyManagerScope>().map(drop)), "unknown scope: \"node\"");
+    }
+
+    #[test]
+    fn what_a_node_reports_stands_for_a_version() {
+        for (reported, version) in [
+            ("v1.32.10", Some(KubeletVersion::V1_32)),
+            ("v1.29.0-eks-1234", Some(KubeletVersion::V1_32)),
+            ("v1.33.0", Some(KubeletVersion::V1_36)),
+            ("1.36.2", Some(KubeletVersion::V1_36)),
+            ("v1.40.1+k3s1", Some(KubeletVersion::V1_36)),
+            ("v2.0.0", Some(KubeletVersion::V1_36)),
+            ("", None),
+            ("v1", None),
+            ("latest", None),
+        ] {
+            assert_eq!(KubeletVersion::of_node(reported), version, "{reported}");
+        }
     }
 }

@@ -12,8 +12,8 @@ use numaward_engine::{
     hint::Resource,
     kubelet::{Checkpoints, MAX_NODES, as_reported_to_kubelet},
     policy::{
-        Component, CpuManagerPolicy, MachineProblem, MemoryManagerPolicy, MemoryReservation, Phase,
-        RestoreProblem, StartProblem, TopologyManagerPolicy,
+        Component, CpuManagerPolicy, KubeletVersion, MachineProblem, MemoryManagerPolicy, MemoryReservation,
+        Phase, RestoreProblem, StartProblem, TopologyManagerPolicy,
     },
 };
 use numaward_topology::{Bytes, CpuId, HugepageSize, Machine, NodeId, ZoneKind};
@@ -167,6 +167,7 @@ fn faulty_cpu_policies_are_refused() {
         ),
         (
             |c| {
+                c.kubelet_version = KubeletVersion::V1_32;
                 c.feature_gates = BTreeMap::from([("CPUManagerPolicyBetaOptions".to_owned(), false)]);
                 c.cpu_manager_policy_options = options(&[("full-pcpus-only", "true")]);
             },
@@ -427,7 +428,7 @@ fn explanations_say_why_candidates_lost() {
 fn damaged_state_files_are_reported_and_kept() {
     use std::error::Error as _;
 
-    let error = Checkpoints::read(None, Some("{}"), "/var/lib/kubelet").unwrap_err();
+    let error = Checkpoints::read(None, Some("{}"), "/var/lib/kubelet", KubeletVersion::V1_36).unwrap_err();
     assert_eq!((error.component, error.phase), (Component::MemoryManager, Phase::Start));
     assert_eq!(
         error.to_string(),
@@ -442,6 +443,6 @@ fn damaged_state_files_are_reported_and_kept() {
     let reason = problem.source().unwrap();
     assert!(matches!(reason.downcast_ref(), Some(CheckpointError::Json { line: 1, .. })), "{reason}");
     assert!(reason.to_string().contains("missing field `policyName`"), "{reason}");
-    let error = Checkpoints::read(Some("x"), None, "dir").unwrap_err();
+    let error = Checkpoints::read(Some("x"), None, "dir", KubeletVersion::V1_36).unwrap_err();
     assert!(error.to_string().contains("CPU manager checkpoint file \"dir/cpu_manager_state\""), "{error}");
 }

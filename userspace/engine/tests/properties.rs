@@ -14,7 +14,8 @@ use numaward_engine::{
     checkpoint::{CpuCheckpoint, MemoryCheckpoint},
     kubelet::Checkpoints,
     policy::{
-        CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy, TopologyManagerScope,
+        CpuManagerPolicy, KubeletVersion, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy,
+        TopologyManagerScope,
     },
 };
 use numaward_topology::{
@@ -334,7 +335,7 @@ proptest! {
         let files = run.kubelet.checkpoints(&run.ledger);
         let [cpus, memory] =
             [files.cpus.as_ref().unwrap().write().unwrap(), files.memory.as_ref().unwrap().write().unwrap()];
-        let read = Checkpoints::read(Some(&cpus), Some(&memory), "").unwrap();
+        let read = Checkpoints::read(Some(&cpus), Some(&memory), "", KubeletVersion::V1_32).unwrap();
         prop_assert_eq!(&read, &files);
         let restored = run.kubelet.restore(read, "");
         prop_assert_eq!(&restored.checkpoints, &files);
@@ -599,7 +600,7 @@ proptest! {
         let _ = text.parse::<Quantity>();
         let _ = digits.parse::<Quantity>();
         let _ = CpuCheckpoint::read(&text);
-        let _ = MemoryCheckpoint::read(&text);
+        let _ = MemoryCheckpoint::read(&text, KubeletVersion::V1_36);
     }
 
     #[test]
@@ -626,7 +627,7 @@ proptest! {
                     if let Ok(state) = CpuCheckpoint::read(&damaged) {
                         prop_assert!(same(&state.write().unwrap()), "{damaged}");
                     }
-                } else if let Ok(state) = MemoryCheckpoint::read(&damaged) {
+                } else if let Ok(state) = MemoryCheckpoint::read(&damaged, KubeletVersion::V1_32) {
                     prop_assert!(same(&state.write().unwrap()), "{damaged}");
                 }
             }

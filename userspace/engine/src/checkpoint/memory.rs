@@ -15,8 +15,15 @@ use super::{
 };
 use crate::{
     ledger::{Block, KindAccount, Ledger, NodeAccount},
+    policy_names::KubeletVersion,
     request::{ContainerName, OwnerId},
 };
+
+/// The name of the type that is dumped for the checksum.
+const TYPE: &str = "state.MemoryManagerCheckpoint";
+/// Its name since there is a second version of the file. What is written has the checksum of the first name all the
+/// same.
+const TYPE_V1: &str = "state.MemoryManagerCheckpointV1";
 
 /// The state of the Memory Manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,9 +126,9 @@ impl File {
         self.machine_state.iter().map(|(text, node)| Ok((id(text)?, node))).collect()
     }
 
-    fn hash_input(&self) -> Result<String, CheckpointError> {
+    fn hash_input(&self, name: &str) -> Result<String, CheckpointError> {
         let nodes = self.nodes()?;
-        let mut dump = Dump::pointer_to("state.MemoryManagerCheckpoint");
+        let mut dump = Dump::pointer_to(name);
         dump.fields(|fields| {
             fields.field("PolicyName", "string", |dump| dump.value(&self.policy_name));
             fields.field("MachineState", "state.NUMANodeMap", |dump| dump.map(nodes, dump_node));
@@ -214,13 +221,13 @@ impl MemoryCheckpoint {
             entries: self.entries.iter().map(|(owner, of)| (owner.to_string(), containers(of))).collect(),
             checksum: 0,
         };
-        file.checksum = checksum(&file.hash_input()?);
+        file.checksum = checksum(&file.hash_input(TYPE)?);
         Ok(file)
     }
 
     /// The text over which the checksum is taken.
     pub fn hash_input(&self) -> Result<String, CheckpointError> {
-        self.file()?.hash_input()
+        self.file()?.hash_input(TYPE)
     }
 
     /// The content of the file.
@@ -228,11 +235,14 @@ impl MemoryCheckpoint {
         go_json(&self.file()?)
     }
 
-    /// Reads the content of a file.
-    pub fn read(text: &str) -> Result<Self, CheckpointError> {
+    /// Reads the content of a file, as a kubelet of this version: that of 1.36 takes a checksum of zero for none, and
+    /// one that was made of a dump with its own name of the type.
+    pub fn read(text: &str, version: KubeletVersion) -> Result<Self, CheckpointError> {
         let file: File = serde_json::from_str(text)?;
-        let (stored, computed) = (file.checksum, checksum(&file.hash_input()?));
-        if stored != computed {
+        let (stored, computed) = (file.checksum, checksum(&file.hash_input(TYPE)?));
+        let is_newer = version >= KubeletVersion::V1_36
+            && (stored == 0 || stored == checksum(&file.hash_input(TYPE_V1)?));
+        if stored != computed && !is_newer {
             return Err(CheckpointError::Checksum { stored, computed });
         }
         let mut nodes = BTreeMap::new();
@@ -296,14 +306,14 @@ mod tests {
     fn edited(from: &str, to: &str) -> String {
         let text = checkpoint().write().unwrap().replace(from, to);
         let mut file: File = serde_json::from_str(&text).unwrap();
-        file.checksum = checksum(&file.hash_input().unwrap());
+        file.checksum = checksum(&file.hash_input(TYPE).unwrap());
         go_json(&file).unwrap()
     }
 
     #[test]
     fn what_is_written_reads_again() {
         let text = checkpoint().write().unwrap();
-        assert_eq!(MemoryCheckpoint::read(&text), Ok(checkpoint()));
+        assert_eq!(MemoryCheckpoint::read(&text, KubeletVersion::V1_32), Ok(checkpoint()));
         // Keys are sorted as text in the file, and as numbers for the checksum.
         assert!(text.find("\"10\":") < text.find("\"2\":"), "{text}");
         let input = checkpoint().hash_input().unwrap();
@@ -314,7 +324,7 @@ mod tests {
     fn the_older_name_of_a_group_is_read() {
         let text = edited("\"cells\"", "\"nodes\"");
         assert!(text.contains("\"nodes\":[0,10]") && !text.contains("cells"), "{text}");
-        assert_eq!(MemoryCheckpoint::read(&text), Ok(checkpoint()));
+        assert_eq!(MemoryCheckpoint::read(&text, KubeletVersion::V1_32), Ok(checkpoint()));
         assert_ne!(checkpoint().write().unwrap().split("checksum").last(), text.split("checksum").last());
     }
 
@@ -333,16 +343,38 @@ mod tests {
             (edited("\"memory\":{", "\"disk\":{"), "machineState, 0: \"disk\" is not a kind"),
             (edited("\"free\":6", "\"free\":7"), "4 bytes promised and 7 free do not add up to 10"),
         ] {
-            let error = MemoryCheckpoint::read(&text).unwrap_err().to_string();
+            let error = MemoryCheckpoint::read(&text, KubeletVersion::V1_32).unwrap_err().to_string();
             assert!(error.contains(message), "{text}: {error}");
         }
     }
 
     #[test]
-    fn a_checksum_of_zero_is_refused() {
+    fn a_checksum_of_zero_is_refused_by_1_32_and_taken_by_1_36() {
         let text = checkpoint().write().unwrap();
         let (head, _) = text.rsplit_once(':').unwrap();
-        let error = MemoryCheckpoint::read(&format!("{head}:0}}")).unwrap_err();
+        let text = format!("{head}:0}}");
+        let error = MemoryCheckpoint::read(&text, KubeletVersion::V1_32).unwrap_err();
         assert!(matches!(error, CheckpointError::Checksum { stored: 0, .. }), "{error}");
+        assert_eq!(MemoryCheckpoint::read(&text, KubeletVersion::V1_36), Ok(checkpoint()));
+    }
+
+    /// What 1.36 writes is what 1.32 writes. A file of its second version is refused without the gate for it.
+    #[test]
+    fn both_names_of_the_type_are_read_by_1_36() {
+        let text = checkpoint().write().unwrap();
+        assert_eq!(MemoryCheckpoint::read(&text, KubeletVersion::V1_36), Ok(checkpoint()));
+        let mut file: File = serde_json::from_str(&text).unwrap();
+        file.checksum = checksum(&file.hash_input(TYPE_V1).unwrap());
+        let renamed = go_json(&file).unwrap();
+        assert_eq!(MemoryCheckpoint::read(&renamed, KubeletVersion::V1_36), Ok(checkpoint()));
+        let second = text.replace("\"checksum\":", "\"podEntries\":{\"p1\":{}},\"checksum\":1");
+        for (text, version) in [
+            (renamed, KubeletVersion::V1_32),
+            (second.clone(), KubeletVersion::V1_32),
+            (second, KubeletVersion::V1_36),
+        ] {
+            let error = MemoryCheckpoint::read(&text, version).unwrap_err();
+            assert!(matches!(error, CheckpointError::Checksum { .. }), "{version}: {error}");
+        }
     }
 }

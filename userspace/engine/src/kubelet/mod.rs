@@ -1,5 +1,5 @@
 //! The strategy `kubelet`: the decisions of the kubelet's CPU Manager, Memory Manager and Topology Manager, as
-//! of Kubernetes v1.32, bit for bit.
+//! of Kubernetes v1.32.10 or v1.36.2, bit for bit.
 //!
 //! An admission asks each provider of hints (CPUs, memory) on which sets of nodes it could serve a container, or
 //! in pod scope all containers together; merges the hints into one set of nodes, the *affinity*; and lets each

@@ -12,7 +12,7 @@ use super::{Kubelet, StaticMemory, defects};
 use crate::{
     checkpoint::{CpuCheckpoint, MemoryCheckpoint},
     ledger::{KindAccount, Ledger, NodeAccount},
-    policy::{Component, Phase, RestoreProblem, StartError, StartProblem},
+    policy::{Component, KubeletVersion, Phase, RestoreProblem, StartError, StartProblem},
 };
 
 /// The state files of an earlier run, if there are any.
@@ -37,11 +37,20 @@ fn refused(component: Component) -> impl Fn(StartProblem) -> StartError {
 }
 
 impl Checkpoints {
-    /// Reads the content of state files, where there are any. `directory` is where the files are, for messages.
-    pub fn read(cpus: Option<&str>, memory: Option<&str>, directory: &str) -> Result<Self, StartError> {
+    /// Reads the content of state files, where there are any, as a kubelet of this version. `directory` is where the
+    /// files are, for messages.
+    pub fn read(
+        cpus: Option<&str>,
+        memory: Option<&str>,
+        directory: &str,
+        version: KubeletVersion,
+    ) -> Result<Self, StartError> {
         let corrupt = |state| move |error| unusable(state, directory, RestoreProblem::Corrupt(error));
         let cpus = cpus.map(CpuCheckpoint::read).transpose().map_err(corrupt(CPU_STATE));
-        let memory = memory.map(MemoryCheckpoint::read).transpose().map_err(corrupt(MEMORY_STATE));
+        let memory = memory
+            .map(|text| MemoryCheckpoint::read(text, version))
+            .transpose()
+            .map_err(corrupt(MEMORY_STATE));
         Ok(Self {
             cpus: cpus.map_err(refused(Component::CpuManager))?,
             memory: memory.map_err(refused(Component::MemoryManager))?,

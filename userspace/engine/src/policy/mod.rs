@@ -7,6 +7,7 @@
 //! A fault is a [`StartError`]: which component refuses, at which phase, and why. Its text is the kubelet's
 //! own wherever the kubelet has one.
 
+pub mod gates;
 mod problem;
 
 use std::collections::BTreeMap;
@@ -19,8 +20,8 @@ pub use self::problem::{
     StaticCpuProblem,
 };
 pub use crate::policy_names::{
-    CpuManagerPolicy, MemoryManagerPolicy, MemoryTier, Tiers, TopologyManagerPolicy, TopologyManagerScope,
-    UnknownName,
+    CpuManagerPolicy, KubeletVersion, MemoryManagerPolicy, MemoryTier, Tiers, TopologyManagerPolicy,
+    TopologyManagerScope, UnknownName,
 };
 use crate::quantity::Quantity;
 
@@ -65,16 +66,31 @@ pub struct PolicyConfig {
     pub topology_manager_policy_options: BTreeMap<String, String>,
     /// Groups of options that are switched on or off. Absent means on.
     pub feature_gates: BTreeMap<String, bool>,
+    /// Whose decisions the strategy `kubelet` repeats, and whose levels options have.
+    pub kubelet_version: KubeletVersion,
+}
+
+/// How settled an option is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Level {
+    Alpha,
+    Beta,
+    Stable,
 }
 
 impl PolicyConfig {
-    /// Whether a manager's options of this level are switched on.
+    /// Whether a manager's options of this level are switched on. The level is that of version 1.32, then that of 1.36.
     fn check_gate(
         &self,
         manager: &'static str,
-        level: &'static str,
+        levels: [Level; 2],
         option: &str,
     ) -> Result<(), OptionProblem> {
+        let level = match self.kubelet_version.of(levels) {
+            Level::Alpha => "Alpha",
+            Level::Beta => "Beta",
+            Level::Stable => return Ok(()),
+        };
         let gate = format!("{manager}ManagerPolicy{level}Options");
         if self.feature_gates.get(&gate).copied().unwrap_or(true) {
             return Ok(());
@@ -137,18 +153,19 @@ fn parse_bool(option: &str, value: &str) -> Result<bool, OptionProblem> {
 impl CpuOptions {
     /// Reads the options, in the order of their names, and checks which exclude each other.
     pub fn parse(config: &PolicyConfig) -> Result<Self, StaticCpuProblem> {
+        use Level::{Alpha, Beta, Stable};
         let mut options = Self::default();
         for (name, value) in &config.cpu_manager_policy_options {
-            let target = match name.as_str() {
-                FULL_PCPUS_ONLY => &mut options.full_pcpus_only,
-                DISTRIBUTE_ACROSS_NUMA => &mut options.distribute_across_numa,
-                ALIGN_BY_SOCKET => &mut options.align_by_socket,
-                DISTRIBUTE_ACROSS_CORES => &mut options.distribute_across_cores,
-                STRICT_RESERVATION => &mut options.strict_reservation,
-                ALIGN_BY_CACHE => &mut options.align_by_cache,
+            let (target, levels) = match name.as_str() {
+                FULL_PCPUS_ONLY => (&mut options.full_pcpus_only, [Beta, Stable]),
+                DISTRIBUTE_ACROSS_NUMA => (&mut options.distribute_across_numa, [Alpha, Beta]),
+                ALIGN_BY_SOCKET => (&mut options.align_by_socket, [Alpha, Alpha]),
+                DISTRIBUTE_ACROSS_CORES => (&mut options.distribute_across_cores, [Alpha, Alpha]),
+                STRICT_RESERVATION => (&mut options.strict_reservation, [Alpha, Stable]),
+                ALIGN_BY_CACHE => (&mut options.align_by_cache, [Alpha, Stable]),
                 _ => return Err(OptionProblem::Unknown(name.clone(), "CPU").into()),
             };
-            config.check_gate("CPU", if name == FULL_PCPUS_ONLY { "Beta" } else { "Alpha" }, name)?;
+            config.check_gate("CPU", levels, name)?;
             *target = parse_bool(name, value)?;
         }
         let Self { full_pcpus_only, distribute_across_numa, distribute_across_cores, .. } = options;
@@ -193,7 +210,7 @@ impl TopologyOptions {
             match name.as_str() {
                 PREFER_CLOSEST => prefer_closest = parse_bool(name, value)?,
                 MAX_NODES => {
-                    config.check_gate("Topology", "Beta", name)?;
+                    config.check_gate("Topology", [Level::Beta, Level::Stable], name)?;
                     allowed = parse_max_nodes(name, value)?;
                 }
                 _ => return Err(OptionProblem::Unknown(name.clone(), "Topology").into()),

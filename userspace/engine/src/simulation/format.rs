@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
-    policy::{Component, MemoryReservation, PolicyConfig, UnknownName},
+    policy::{Component, KubeletVersion, MemoryReservation, PolicyConfig, UnknownName},
     quantity::Quantity,
     request::{ContainerRequest, Request, Resources},
 };
@@ -54,6 +54,13 @@ pub struct ConfigVector {
     topology_manager_policy_options: BTreeMap<String, String>,
     #[serde(default)]
     feature_gates: BTreeMap<String, bool>,
+    /// The kubelet that was recorded.
+    #[serde(default = "recorded")]
+    kubelet_version: KubeletVersion,
+}
+
+fn recorded() -> KubeletVersion {
+    KubeletVersion::V1_32
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -188,6 +195,7 @@ impl ConfigVector {
             topology_manager_scope: topology_scope,
             topology_manager_policy_options: self.topology_manager_policy_options.clone(),
             feature_gates: self.feature_gates.clone(),
+            kubelet_version: self.kubelet_version,
         }))
     }
 }

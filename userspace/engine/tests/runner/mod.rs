@@ -10,7 +10,10 @@ mod vectors;
 
 use std::{fmt, path::Path};
 
-use numaward_engine::checkpoint::{CpuCheckpoint, MemoryCheckpoint};
+use numaward_engine::{
+    checkpoint::{CpuCheckpoint, MemoryCheckpoint},
+    policy::KubeletVersion,
+};
 use serde_json::Value;
 
 use self::vectors::Scenario;
@@ -115,7 +118,7 @@ fn check_state_file(vector: &StateFile) -> Vec<String> {
             let state = CpuCheckpoint::read(&vector.content)?;
             Ok((state.hash_input(), state.write()?))
         } else {
-            let state = MemoryCheckpoint::read(&vector.content)?;
+            let state = MemoryCheckpoint::read(&vector.content, KubeletVersion::V1_32)?;
             Ok((state.hash_input()?, state.write()?))
         }
     };

@@ -11,7 +11,7 @@ use numaward_engine::{
     explain::Merge,
     hint::{Hint, HintList, Provider, ProviderHints},
     kubelet::Checkpoints,
-    policy::{Component, Phase, StartError, UnknownName},
+    policy::{Component, KubeletVersion, Phase, StartError, UnknownName},
     simulation::format::Config,
 };
 use numaward_topology::{CpuSet, Machine, NodeSet};
@@ -294,7 +294,7 @@ impl World {
         }
         if let Some(text) = memory {
             let expected = expect[MemoryCheckpoint::FILE].as_str().unwrap_or_default();
-            let sorted = MemoryCheckpoint::read(expected).and_then(|mut state| {
+            let sorted = MemoryCheckpoint::read(expected, KubeletVersion::V1_32).and_then(|mut state| {
                 let rewritten = state.write()?;
                 for blocks in state.entries.values_mut().flat_map(BTreeMap::values_mut) {
                     blocks.sort();

@@ -156,7 +156,7 @@ pub(crate) fn distributed(
     group: usize,
     packing: Packing,
 ) -> Result<CpuSet, CpuError> {
-    let packing = Packing { by_cache: false, ..packing };
+    let packing = Packing { by_cache: None, ..packing };
     if group == 0 || !needed.is_multiple_of(group) {
         return packed(topology, available, needed, packing);
     }

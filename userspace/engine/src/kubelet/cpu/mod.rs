@@ -28,7 +28,9 @@ use crate::{
     decision::{Cause, Shortfall},
     hint::{HintList, Mask, NodeIndex, ProviderHints, Resource, Scope, for_each_subset, positions},
     ledger::{Ledger, Reusable},
-    policy::{CpuOptions, PolicyConfig, StartProblem, StaticCpuProblem, TopologyManagerPolicy},
+    policy::{
+        CpuOptions, KubeletVersion, PolicyConfig, StartProblem, StaticCpuProblem, TopologyManagerPolicy,
+    },
     qos::QosClass,
     request::{ContainerName, ContainerRequest, OwnerId, Request},
 };
@@ -77,6 +79,7 @@ pub(crate) struct StaticCpus {
     topology: CpuTopology,
     nodes: NodeIndex,
     options: CpuOptions,
+    version: KubeletVersion,
     reserved: CpuSet,
     /// The reserved CPUs and their siblings.
     reserved_cores: CpuSet,
@@ -112,6 +115,7 @@ impl StaticCpus {
             topology,
             nodes: nodes.clone(),
             options,
+            version: config.kubelet_version,
             reserved: config.reserved_system_cpus.clone(),
             reserved_cores: CpuSet::new(),
         };
@@ -262,7 +266,7 @@ impl StaticCpus {
     /// Takes CPUs as the options say.
     fn take(&self, available: &CpuSet, needed: usize) -> Result<CpuSet, CpuError> {
         let order = if self.options.distribute_across_cores { Order::Spread } else { Order::Packed };
-        let packing = Packing { order, by_cache: self.options.align_by_cache };
+        let packing = Packing { order, by_cache: self.options.align_by_cache.then_some(self.version) };
         if self.options.distribute_across_numa {
             let group = if self.options.full_pcpus_only { self.topology.cpus_per_core } else { 1 };
             distribute::distributed(&self.topology, available, needed, group, packing)

@@ -10,6 +10,7 @@ use super::{
     CpuError,
     topology::{CpuTopology, Domain, shared},
 };
+use crate::policy::KubeletVersion;
 
 /// How single CPUs are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +26,8 @@ pub(crate) enum Order {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packing {
     pub(crate) order: Order,
-    /// Take CPUs that share a last-level cache where possible.
-    pub(crate) by_cache: bool,
+    /// Take CPUs that share a last-level cache where possible, as a kubelet of this version.
+    pub(crate) by_cache: Option<KubeletVersion>,
 }
 
 /// Collects CPUs until there are as many as needed.
@@ -171,7 +172,7 @@ impl<'a> Accumulator<'a> {
     }
 
     /// Takes whole caches, and what is left from one cache if a cache has just enough.
-    fn take_caches(&mut self) {
+    fn take_caches(&mut self, version: KubeletVersion) {
         for index in self.caches() {
             if self.needs(self.topology.cpus_per_cache) {
                 self.take_full(&self.topology.caches, &self.caches(), None);
@@ -179,24 +180,30 @@ impl<'a> Accumulator<'a> {
             if self.done() {
                 return;
             }
-            self.take_part_of_cache(&self.topology.caches[index]);
+            self.take_part_of_cache(&self.topology.caches[index], version);
             if self.done() {
                 return;
             }
         }
     }
 
-    /// Takes the free CPUs of the lowest cores of a cache if they are just as many as needed.
-    fn take_part_of_cache(&mut self, cache: &Domain) {
-        let cores_needed = usize::try_from(self.needed)
-            .ok()
-            .and_then(|needed| needed.checked_div(self.topology.cpus_per_core))
-            .unwrap_or(0);
+    /// Takes the free CPUs of the lowest cores of a cache if they are just as many as needed. Version 1.32 counts whole
+    /// cores only. Version 1.36 looks at the core of which a part is needed, too, and leaves its highest CPU.
+    fn take_part_of_cache(&mut self, cache: &Domain, version: KubeletVersion) {
+        let (needed, per_core) = (usize::try_from(self.needed).unwrap_or(0), self.topology.cpus_per_core);
+        let cores_needed = match version {
+            KubeletVersion::V1_32 => needed.checked_div(per_core).unwrap_or(0),
+            KubeletVersion::V1_36 => needed.div_ceil(per_core.max(1)),
+        };
         let cores = &self.topology.cores;
-        let part: CpuSet = CpuTopology::within(cores, cache, &self.free)
+        let mut part: CpuSet = CpuTopology::within(cores, cache, &self.free)
             .take(cores_needed)
             .flat_map(|index| (&cores[index].cpus & &self.free).iter().collect::<Vec<_>>())
             .collect();
+        let is_odd = version == KubeletVersion::V1_36 && per_core > 1 && needed % 2 != 0;
+        if let Some(last) = part.last().filter(|_| is_odd && part.len() > needed) {
+            part.remove(last);
+        }
         if to_i64(part.len()) == self.needed {
             self.take(&part);
         }
@@ -224,8 +231,8 @@ pub(crate) fn packed(
         |a, _| if a.nodes_first() { a.take_full_nodes() } else { a.take_full_sockets() },
         |a, _| if a.nodes_first() { a.take_full_sockets() } else { a.take_full_nodes() },
         |a, packing| {
-            if packing.by_cache {
-                a.take_caches();
+            if let Some(version) = packing.by_cache {
+                a.take_caches(version);
             }
         },
         |a, packing| {

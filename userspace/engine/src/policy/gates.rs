@@ -1,0 +1,160 @@
+//! Feature gates, as far as they matter to the kubelet's managers.
+
+use std::collections::BTreeMap;
+
+use crate::policy_names::KubeletVersion;
+
+/// Opens options of the CPU manager that may change.
+pub const CPU_OPTIONS: &str = "CPUManagerPolicyOptions";
+/// Has the managers look at the resources of a pod as a whole.
+pub const POD_LEVEL_RESOURCES: &str = "PodLevelResources";
+/// Has the managers place containers within what their pod has as a whole.
+pub const POD_LEVEL_MANAGERS: &str = "PodLevelResourceManagers";
+/// Opens Memory `QoS`.
+pub const MEMORY_QOS: &str = "MemoryQoS";
+
+/// Set all gates of a stage that are not set themselves.
+const ALL_ALPHA: &str = "AllAlpha";
+const ALL_BETA: &str = "AllBeta";
+
+/// What a gate is by default, and whether it can be set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// There is none.
+    Absent,
+    /// Off.
+    Alpha,
+    /// On.
+    Beta,
+    /// On, for good.
+    Locked,
+}
+
+/// The gates, and their stages in each version.
+const GATES: [(&str, [Stage; 2]); 12] = {
+    use Stage::{Absent, Alpha, Beta, Locked};
+    [
+        ("CPUManager", [Locked, Locked]),
+        (CPU_OPTIONS, [Beta, Locked]),
+        ("CPUManagerPolicyAlphaOptions", [Alpha, Alpha]),
+        ("CPUManagerPolicyBetaOptions", [Beta, Beta]),
+        ("MemoryManager", [Locked, Locked]),
+        (MEMORY_QOS, [Alpha, Alpha]),
+        (POD_LEVEL_MANAGERS, [Absent, Alpha]),
+        (POD_LEVEL_RESOURCES, [Alpha, Beta]),
+        ("TopologyManager", [Locked, Locked]),
+        ("TopologyManagerPolicyOptions", [Locked, Locked]),
+        ("TopologyManagerPolicyAlphaOptions", [Alpha, Alpha]),
+        ("TopologyManagerPolicyBetaOptions", [Beta, Beta]),
+    ]
+};
+
+/// What the kubelet makes of a gate that is set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GateCheck {
+    /// It matters.
+    Known,
+    /// It does not matter to the managers, or is not known here.
+    Other,
+    /// The kubelet does not start with it; its own words.
+    Refused(String),
+}
+
+/// Gates as they are set, for a kubelet of some version.
+#[derive(Clone, Copy, Debug)]
+pub struct FeatureGates<'a> {
+    /// Those that are set.
+    pub set: &'a BTreeMap<String, bool>,
+    /// The version.
+    pub version: KubeletVersion,
+}
+
+impl FeatureGates<'_> {
+    /// The names of the gates that matter.
+    pub fn names() -> impl Iterator<Item = &'static str> + Clone {
+        GATES.iter().map(|(name, _)| *name).chain([ALL_ALPHA, ALL_BETA])
+    }
+
+    /// The stage of a gate that matters, in this version.
+    fn stage(self, name: &str) -> Option<Stage> {
+        let (_, stages) = GATES.iter().find(|(gate, _)| *gate == name)?;
+        Some(self.version.of(*stages))
+    }
+
+    /// Whether a gate is on: as it is set, else by the gate for its whole stage, else by default.
+    pub fn is_on(self, name: &str) -> bool {
+        let set = |all: &str| self.set.get(name).or_else(|| self.set.get(all)).copied();
+        match self.stage(name) {
+            None | Some(Stage::Absent) => false,
+            Some(Stage::Alpha) => set(ALL_ALPHA).unwrap_or(false),
+            Some(Stage::Beta) => set(ALL_BETA).unwrap_or(true),
+            Some(Stage::Locked) => true,
+        }
+    }
+
+    /// Whether the kubelet takes a gate that is set to this.
+    pub fn check(self, name: &str, is_on: bool) -> GateCheck {
+        match self.stage(name) {
+            Some(Stage::Absent) => GateCheck::Refused(format!("unrecognized feature gate: {name}")),
+            Some(Stage::Locked) if !is_on => GateCheck::Refused(format!(
+                "cannot set feature gate {name} to false, feature is locked to true"
+            )),
+            Some(_) => GateCheck::Known,
+            None if [ALL_ALPHA, ALL_BETA].contains(&name) => GateCheck::Known,
+            None => GateCheck::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gates_are_on_as_set_or_by_stage_or_by_default() {
+        const NEW: KubeletVersion = KubeletVersion::V1_36;
+        const OLD: KubeletVersion = KubeletVersion::V1_32;
+        const ALPHA_OPTIONS: &str = "CPUManagerPolicyAlphaOptions";
+        for (set, version, name, is_on) in [
+            ([].as_slice(), NEW, POD_LEVEL_RESOURCES, true),
+            (&[], OLD, POD_LEVEL_RESOURCES, false),
+            (&[], NEW, POD_LEVEL_MANAGERS, false),
+            (&[(POD_LEVEL_MANAGERS, true)], NEW, POD_LEVEL_MANAGERS, true),
+            (&[(POD_LEVEL_MANAGERS, true)], OLD, POD_LEVEL_MANAGERS, false),
+            (&[], NEW, ALPHA_OPTIONS, false),
+            (&[(ALL_ALPHA, true)], NEW, ALPHA_OPTIONS, true),
+            (&[(ALL_ALPHA, true), (ALPHA_OPTIONS, false)], NEW, ALPHA_OPTIONS, false),
+            (&[], NEW, "CPUManagerPolicyBetaOptions", true),
+            (&[(ALL_BETA, false)], NEW, "CPUManagerPolicyBetaOptions", false),
+            (&[(ALL_BETA, false)], NEW, CPU_OPTIONS, true),
+            (&[(ALL_BETA, false)], OLD, CPU_OPTIONS, false),
+            (&[], NEW, "Nonsense", false),
+        ] {
+            let set = set.iter().map(|&(name, is_on)| (name.to_owned(), is_on)).collect();
+            let gates = FeatureGates { set: &set, version };
+            assert_eq!(gates.is_on(name), is_on, "{name} of {version}, {set:?}");
+        }
+    }
+
+    #[test]
+    fn gates_are_refused_in_the_kubelets_words() {
+        let check = |version, name, is_on| FeatureGates { set: &BTreeMap::new(), version }.check(name, is_on);
+        for version in [KubeletVersion::V1_32, KubeletVersion::V1_36] {
+            assert_eq!(check(version, MEMORY_QOS, true), GateCheck::Known);
+            assert_eq!(check(version, ALL_ALPHA, true), GateCheck::Known);
+            assert_eq!(check(version, "NodeSwap", false), GateCheck::Other);
+            assert_eq!(check(version, "MemoryManager", true), GateCheck::Known);
+            let words = "cannot set feature gate MemoryManager to false, feature is locked to true";
+            assert_eq!(check(version, "MemoryManager", false), GateCheck::Refused(words.to_owned()));
+        }
+        assert_eq!(check(KubeletVersion::V1_32, CPU_OPTIONS, false), GateCheck::Known);
+        assert!(matches!(check(KubeletVersion::V1_36, CPU_OPTIONS, false), GateCheck::Refused(_)));
+        let words = "unrecognized feature gate: PodLevelResourceManagers";
+        assert_eq!(
+            check(KubeletVersion::V1_32, POD_LEVEL_MANAGERS, true),
+            GateCheck::Refused(words.to_owned())
+        );
+        let quota = "DisableCPUQuotaWithExclusiveCPUs";
+        assert_eq!(check(KubeletVersion::V1_36, quota, true), GateCheck::Other);
+    }
+}
