@@ -9,7 +9,7 @@ use std::{
 
 use educe::Educe;
 use numaward_api::EnforcementMode;
-use numaward_engine::policy::TopologyManagerPolicy;
+use numaward_engine::policy::{TopologyManagerPolicy, gates::FeatureGates};
 use numaward_topology::NodeId;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -23,8 +23,8 @@ use super::{
     memory_qos::{Factor, MemoryQos, MemoryReservationPolicy},
     outgoing::{Alerts, Otlp},
     policy::{
-        CpuList, CpuManagerPolicy, MemoryManagerPolicy, MemoryTier, Reservation, ReservedMemory,
-        StrategyKind, Thresholds, Tiers, TopologyManagerScope,
+        CpuList, CpuManagerPolicy, KubeletVersion, MemoryManagerPolicy, MemoryTier, Reservation,
+        ReservedMemory, StrategyKind, Thresholds, Tiers, TopologyManagerScope, kubelet_version,
     },
     rebalance::Rebalance,
     types::{DutyCycle, Interval, ListenAddress, LogFormat, LogLevel},
@@ -69,6 +69,14 @@ pub struct Config {
     pub guarantees: Vec<Declared>,
     /// By which rules it is decided who gets what.
     pub strategy: StrategyKind,
+    /// Whose decisions the strategy `kubelet` repeats. Default: what the Kubernetes node reports of its kubelet, where
+    /// `kubernetes.nodeName` is set and the API server is reached at the start; else the newest.
+    #[serde(deserialize_with = "kubelet_version")]
+    pub kubelet_version: Option<KubeletVersion>,
+    /// The kubelet's feature gates. Those of its managers say which options of policies are accepted, and `MemoryQoS` whether
+    /// workloads are slowed down; others are ignored. Default: with the strategy `kubelet` as in the kubelet; with
+    /// `native` all options are accepted.
+    pub feature_gates: BTreeMap<String, bool>,
     /// How memory-only nodes count where a policy wants few nodes: with the nodes with CPUs that they are nearest to, or
     /// as nodes of their own. Only for the strategy `native`.
     pub tiers: Tiers,
@@ -139,6 +147,11 @@ impl Config {
     /// For what they have to agree.
     pub fn topology_scope(&self) -> TopologyManagerScope {
         self.topology_manager_scope.unwrap_or_default()
+    }
+
+    /// The kubelet's feature gates.
+    pub fn gates(&self) -> FeatureGates<'_> {
+        FeatureGates { set: &self.feature_gates, version: self.kubelet_version.unwrap_or_default() }
     }
 
     /// Whether workloads on several nodes are held to their budgets.

@@ -119,6 +119,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
     if problems.is_empty() {
         warnings.extend(control::warnings(&config.control));
         warnings.extend(outgoing::warnings(&config.alerts, &config.otlp));
+        warnings.extend(policy::warnings(&config));
         return Ok(Loaded { config, file, warnings });
     }
     problems.sort_by(|a, b| a.origin.cmp(&b.origin));

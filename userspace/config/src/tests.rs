@@ -346,6 +346,7 @@ reservedMemory:
   limits: {memory: 1Gi}
 cpuManagerPolicyOptions: {full-pcpus-only: 'true', align-by-socket: 'true'}
 topologyManagerPolicyOptions: {prefer-closest-numa-nodes: 'true'}
+featureGates: {CPUManagerPolicyAlphaOptions: true, MemoryQoS: false}
 ";
 
 #[test]
@@ -360,6 +361,7 @@ fn the_kubelets_flags_say_the_same_as_its_file() {
         ("NUMAWARD_RESERVED_MEMORY", "0:memory=1Gi,hugepages-2Mi=100Mi;1:memory=1Gi"),
         ("NUMAWARD_CPU_MANAGER_POLICY_OPTIONS", "full-pcpus-only=true,align-by-socket=true"),
         ("NUMAWARD_TOPOLOGY_MANAGER_POLICY_OPTIONS", "prefer-closest-numa-nodes=true"),
+        ("NUMAWARD_FEATURE_GATES", "CPUManagerPolicyAlphaOptions=true,MemoryQoS=false"),
     ];
     let pasted = with_file(PASTED, &[], vec![]).unwrap().config;
     assert_eq!(with_file("", &variables, vec![]).unwrap().config, pasted);
@@ -370,6 +372,10 @@ fn the_kubelets_flags_say_the_same_as_its_file() {
     assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), pasted);
     let empty = with_file(PASTED, &[("NUMAWARD_EVICTION_HARD", "")], vec![]).unwrap().config;
     assert_eq!(empty.eviction_hard, Some(BTreeMap::new()));
+    // Of gates, it sets those that it names.
+    let merged = with_file(PASTED, &[("NUMAWARD_FEATURE_GATES", "MemoryQoS=true")], vec![]).unwrap().config;
+    let gates: Vec<_> = merged.feature_gates.iter().map(|(name, is_on)| format!("{name}={is_on}")).collect();
+    assert_eq!(gates, ["CPUManagerPolicyAlphaOptions=true", "MemoryQoS=true"]);
 }
 
 #[test]
@@ -400,4 +406,75 @@ evictionHard:
     for (found, expected) in found.iter().zip(expected) {
         assert!(found.starts_with(expected), "{found}");
     }
+}
+
+#[test]
+fn feature_gates_are_checked_as_by_the_kubelet() {
+    let errors = |file: &str| with_file(file, &[], vec![]).map(|loaded| loaded.warnings).unwrap_err();
+    for (file, error) in [
+        (
+            "featureGates: {MemoryManager: false}",
+            "1:31: featureGates.MemoryManager: cannot set feature gate MemoryManager to false, feature is locked to true",
+        ),
+        (
+            "kubeletVersion: '1.32'\nfeatureGates: {PodLevelResourceManagers: false}",
+            "2:42: featureGates.PodLevelResourceManagers: unrecognized feature gate: PodLevelResourceManagers",
+        ),
+        (
+            "featureGates: {CPUManagerPolicyAlphaOption: true}",
+            "1:45: featureGates.CPUManagerPolicyAlphaOption: unrecognized feature gate: CPUManagerPolicyAlphaOption (did \
+             you mean \"CPUManagerPolicyAlphaOptions\"?)",
+        ),
+        (
+            "featureGates: {MemoryQoS: 'yes'}",
+            "1:27: featureGates.MemoryQoS: invalid type: string \"yes\", expected a boolean",
+        ),
+        (
+            "kubeletVersion: 1.32\nfeatureGates: {CPUManagerPolicyOptions: false}\n\
+             cpuManagerPolicyOptions: {full-pcpus-only: 'true'}",
+            "3:26: cpuManagerPolicyOptions: CPU Manager policy options map[full-pcpus-only:true] require feature gates \
+             \"CPUManager\", \"CPUManagerPolicyOptions\" enabled",
+        ),
+        (
+            "featureGates: {MemoryQoS: false}\nmemoryReservationPolicy: TieredReservation",
+            "2:26: memoryReservationPolicy: TieredReservation needs the feature gate MemoryQoS, which is off",
+        ),
+        (
+            "strategy: kubelet\nfeatureGates: {PodLevelResourceManagers: true}",
+            "2:42: featureGates.PodLevelResourceManagers: PodLevelResourceManagers is on, and what the kubelet 1.36 does \
+             then is not repeated: switch it off, or use the strategy native",
+        ),
+        (
+            "strategy: kubelet\nkubeletVersion: 1.32\nfeatureGates: {AllAlpha: true}",
+            "3:26: featureGates.AllAlpha: PodLevelResources is on, and what the kubelet 1.32 does",
+        ),
+        (
+            "kubeletVersion: '1.30'",
+            "1:17: kubeletVersion: unknown version of the kubelet (1.32 and 1.36 are known): \"1.30\"",
+        ),
+        (
+            "memoryThrottlingFormula: 1.23",
+            "1:26: memoryThrottlingFormula: unknown formula (1.22 and 1.27 are known)",
+        ),
+        ("kubeletVersion: '1.30'", "1:17: kubeletVersion: unknown version: \"1.30\" (known are 1.32, 1.36)"),
+        ("kubeletVersion: [1]", "1:17: kubeletVersion: expected a version of the kubelet: \"1.32\" or \"1.36\""),
+    ] {
+        let found = errors(file);
+        assert!(
+            found.len() == 1 && found[0].starts_with(&format!("config.yaml:{error}")),
+            "{file}: {found:#?}"
+        );
+    }
+    for version in ["1.36", "'1.36'"] {
+        let loaded = with_file(&format!("kubeletVersion: {version}"), &[], vec![]).unwrap();
+        assert_eq!(loaded.config.kubelet_version, Some(policy::KubeletVersion::V1_36));
+    }
+    let file =
+        "featureGates: {NodeSwap: true, CPUManager: true, PodLevelResourceManagers: true, AllBeta: true}";
+    let loaded = with_file(file, &[], vec![]).unwrap();
+    assert_eq!(loaded.warnings, ["featureGates.NodeSwap has no effect here"]);
+    // What is wrong for one version only is said when the node's is known.
+    let file = "featureGates: {CPUManagerPolicyOptions: false}";
+    assert_eq!(errors(file).len(), 1);
+    assert!(with_file(file, &[("NUMAWARD_KUBERNETES_NODE_NAME", "a")], vec![]).is_ok());
 }

@@ -18,15 +18,18 @@ use numaward_config::{
     memory_qos::MemoryReservationPolicy,
     policy::{
         Amount, CpuManagerPolicy, DEFAULT_THRESHOLD, MEMORY_AVAILABLE, MemoryManagerPolicy, MemoryTier,
-        StrategyKind,
+        StrategyKind, gate_problems,
     },
 };
 use numaward_engine::{
     Kubelet, Native, NativeOptions, PolicyConfig, Quantity, Request, StartError, Strategy,
     kubelet::as_reported_to_kubelet,
-    memory_qos::{MemoryQos, MemorySettings},
+    memory_qos::{MemoryQos, MemorySettings, ThrottlingFactor},
     native::memory_tier,
-    policy::MemoryReservation,
+    policy::{
+        MemoryReservation,
+        gates::{self, FeatureGates},
+    },
 };
 use numaward_topology::{Bytes, CpuSet, Machine, Node, NodeId, NodeSet, ZoneKind};
 
@@ -45,6 +48,14 @@ pub enum PolicyError {
         resource: String,
         /// What is wrong with it.
         problem: &'static str,
+    },
+    /// A feature gate, or what it opens.
+    #[error("{key}: {problem}")]
+    Gate {
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        problem: String,
     },
     /// A node is named that there cannot be.
     #[error("memoryTiers.{node}: this machine has no such node")]
@@ -136,9 +147,20 @@ pub fn memory_qos(config: &Config, default: MemoryReservationPolicy, ceiling: By
     let reservation = config.memory_reservation_policy.unwrap_or(default);
     MemoryQos {
         reservation: reservation.into(),
-        throttling: config.memory_throttling_factor.map(|factor| factor.0),
+        throttling: throttling(config),
         page_size: Bytes(rustix::param::page_size() as u64),
         node_allocatable: ceiling,
+    }
+}
+
+/// By which factor workloads are slowed down. The gate for Memory `QoS` says whether, where it is set; and then the
+/// factor has the kubelet's default.
+fn throttling(config: &Config) -> Option<ThrottlingFactor> {
+    let factor = config.memory_throttling_factor.map(|factor| factor.0);
+    match config.gates().setting(gates::MEMORY_QOS) {
+        None => factor,
+        Some(false) => None,
+        Some(true) => factor.or(Some(ThrottlingFactor::KUBELET)),
     }
 }
 
@@ -170,6 +192,17 @@ fn engine_policy(config: &Config, machine: &Machine, problems: &mut Vec<PolicyEr
         None if cpu == CpuManagerPolicy::Static && cpu_reservation.is_none() => first_core(machine),
         None => CpuSet::new(),
     };
+    let version = config.kubelet_version.unwrap_or_default();
+    let of_gates = gate_problems(config, version).into_iter();
+    problems.extend(of_gates.map(|(path, problem)| PolicyError::Gate { key: path.join("."), problem }));
+    let gate = |name: &'static str| {
+        let setting = match config.strategy {
+            StrategyKind::Kubelet => Some(config.gates().is_on(name)),
+            // Its options need no gates, but it minds those that are set.
+            StrategyKind::Native => config.gates().setting(name),
+        };
+        Some((name.to_owned(), setting?))
+    };
     PolicyConfig {
         memory_manager_policy: memory,
         reserved_memory,
@@ -183,7 +216,8 @@ fn engine_policy(config: &Config, machine: &Machine, problems: &mut Vec<PolicyEr
         topology_manager_policy: config.topology_policy(),
         topology_manager_scope: config.topology_scope(),
         topology_manager_policy_options: config.topology_manager_policy_options.clone(),
-        feature_gates: BTreeMap::new(),
+        feature_gates: FeatureGates::names().filter_map(gate).collect(),
+        kubelet_version: version,
     }
 }
 
@@ -311,6 +345,50 @@ mod tests {
         for wrong in [r#"{"memoryThrottlingFactor": 0}"#, r#"{"memoryThrottlingFactor": 1.5}"#] {
             assert!(serde_json::from_str::<Config>(wrong).is_err(), "{wrong}");
         }
+    }
+
+    /// As in the kubelet: switched on, the gate for Memory `QoS` throttles at 0.9; switched off, no factor does.
+    #[test]
+    fn the_gate_for_memory_qos_says_whether_workloads_are_throttled() {
+        for (config, factor) in [
+            ("{}", None),
+            (r#"{"memoryThrottlingFactor": 0.5}"#, Some("0.5")),
+            (r#"{"featureGates": {"MemoryQoS": true}}"#, Some("0.9")),
+            (r#"{"featureGates": {"AllAlpha": true}}"#, Some("0.9")),
+            (r#"{"featureGates": {"MemoryQoS": true}, "memoryThrottlingFactor": 0.5}"#, Some("0.5")),
+            (r#"{"featureGates": {"MemoryQoS": false}, "memoryThrottlingFactor": 0.5}"#, None),
+        ] {
+            let read: Config = serde_json::from_str(config).unwrap();
+            assert_eq!(throttling(&read).map(|factor| factor.to_string()).as_deref(), factor, "{config}");
+        }
+    }
+
+    /// With the strategy `kubelet` a gate that is not set is what it is in the kubelet; `native` needs none.
+    #[test]
+    fn feature_gates_decide_which_options_are_accepted() {
+        let refused = |keys: &str| problems(&format!("{{{keys}}}"), &machine());
+        let alpha = r#""cpuManagerPolicyOptions": {"distribute-cpus-across-cores": "true"}"#;
+        let words = "new static policy error: CPU Manager Policy Alpha-level Options not enabled, but option \
+            \"distribute-cpus-across-cores\" provided";
+        let on = r#""featureGates": {"CPUManagerPolicyAlphaOptions": true}"#;
+        let off = r#""featureGates": {"CPUManagerPolicyAlphaOptions": false}"#;
+        let kubelet = r#""strategy": "kubelet""#;
+        assert_eq!(refused(&format!("{kubelet}, {alpha}")), [words]);
+        assert_eq!(refused(&format!("{kubelet}, {alpha}, {off}")), [words]);
+        assert_eq!(refused(&format!("{kubelet}, {alpha}, {on}")), [""; 0]);
+        assert_eq!(refused(alpha), [""; 0]);
+        assert_eq!(refused(&format!("{alpha}, {off}")), [words]);
+        // What is alpha in 1.32 may be stable in 1.36.
+        let strict = r#""cpuManagerPolicyOptions": {"strict-cpu-reservation": "true"}"#;
+        assert_eq!(refused(&format!("{kubelet}, {strict}")), [""; 0]);
+        let found = refused(&format!(r#"{kubelet}, {strict}, "kubeletVersion": "1.32""#));
+        assert!(found[0].contains("Alpha-level Options not enabled"), "{found:?}");
+        // The version may be known only after the configuration was read.
+        let found =
+            refused(r#""kubeletVersion": "1.36", "featureGates": {"CPUManagerPolicyOptions": false}"#);
+        let words = "featureGates.CPUManagerPolicyOptions: cannot set feature gate CPUManagerPolicyOptions to false, \
+            feature is locked to true";
+        assert_eq!(found, [words]);
     }
 
     #[test]

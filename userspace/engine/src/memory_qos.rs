@@ -42,6 +42,9 @@ pub struct ThrottlingFactor {
 pub struct FactorError(pub String);
 
 impl ThrottlingFactor {
+    /// The kubelet's default.
+    pub const KUBELET: Self = Self { billionths: 900_000_000 };
+
     /// The value of `memory.high`, whether it makes sense or not: the request, plus this share of what is between it
     /// and the ceiling; whole pages. The ceiling is the limit, or what is allocatable on the host where there is none.
     /// A request above the ceiling counts as the ceiling.

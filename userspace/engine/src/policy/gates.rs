@@ -81,15 +81,20 @@ impl FeatureGates<'_> {
         Some(self.version.of(*stages))
     }
 
-    /// Whether a gate is on: as it is set, else by the gate for its whole stage, else by default.
+    /// What a gate is set to, itself or with all of its stage.
+    pub fn setting(self, name: &str) -> Option<bool> {
+        let all = match self.stage(name)? {
+            Stage::Alpha => ALL_ALPHA,
+            Stage::Beta => ALL_BETA,
+            Stage::Absent | Stage::Locked => return None,
+        };
+        self.set.get(name).or_else(|| self.set.get(all)).copied()
+    }
+
+    /// Whether a gate is on, set or by default.
     pub fn is_on(self, name: &str) -> bool {
-        let set = |all: &str| self.set.get(name).or_else(|| self.set.get(all)).copied();
-        match self.stage(name) {
-            None | Some(Stage::Absent) => false,
-            Some(Stage::Alpha) => set(ALL_ALPHA).unwrap_or(false),
-            Some(Stage::Beta) => set(ALL_BETA).unwrap_or(true),
-            Some(Stage::Locked) => true,
-        }
+        let default = || matches!(self.stage(name), Some(Stage::Beta | Stage::Locked));
+        self.setting(name).unwrap_or_else(default)
     }
 
     /// Whether the kubelet takes a gate that is set to this.
