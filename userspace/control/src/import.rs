@@ -97,7 +97,8 @@ pub fn import(
         return Err(ImportError::Nothing(directory.to_owned()));
     }
     let place = directory.display().to_string();
-    let checkpoints = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &place)?;
+    let version = config.kubelet_version.unwrap_or_default();
+    let checkpoints = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &place, version)?;
     let ledger = admit_again(&strategy, &strategy.restore(checkpoints, &place).ledger?)?;
     let imported = describe(&ledger);
     if !dry_run {

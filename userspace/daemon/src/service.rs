@@ -107,6 +107,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     observer.keep_off_exclusive_cpus();
     // Requests are few and short; what may block has threads of its own, started as needed.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let config = &runtime.block_on(kubelet::with_version(config));
     let stop = CancellationToken::new();
     let cgroups = match &config.cgroup_mount {
         Some(path) => CgroupSource::Mount(path.as_path().into()),

@@ -13,7 +13,11 @@ use std::{
 };
 
 use numaward_api::{Allocation, EventFilter, EventKind, Target};
-use numaward_config::{Config, Interval, OperatingMode, guard::GuardMode};
+use numaward_config::{
+    Config, Interval, OperatingMode,
+    guard::GuardMode,
+    policy::{KubeletVersion, StrategyKind},
+};
 use numaward_control::View;
 use numaward_daemon::kubernetes::{
     cluster::{Cluster, ClusterMetrics},
@@ -483,4 +487,39 @@ async fn what_is_missing_for_the_cluster_is_told() {
         refused.contains("taken.sock") && refused.contains("kubernetes.podResources.socket"),
         "{refused}"
     );
+}
+
+/// Without a version in the configuration, that of the node counts, for who repeats the kubelet's decisions.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_node_says_which_kubelet_it_has() {
+    use KubeletVersion::{V1_32, V1_36};
+    let server = FakeApiServer::start().await.unwrap();
+    server.put_node("old", "u1", "v1.32.10");
+    server.put_node("new", "u2", "v1.35.0+k3s1");
+    server.put_node("odd", "u3", "unknown");
+    let dir = tempfile::tempdir().unwrap();
+    let kubeconfig = dir.path().join("kubeconfig");
+    fs::write(&kubeconfig, server.kubeconfig()).unwrap();
+    let config = |node: &str, strategy, kubelet_version| {
+        let mut config = Config { strategy, kubelet_version, ..Config::default() };
+        config.kubernetes.node_name = Some(node.to_owned());
+        config.kubernetes.kubeconfig = Some(kubeconfig.clone());
+        config
+    };
+    for (node, configured, version) in [
+        ("old", None, Some(V1_32)),
+        ("new", None, Some(V1_36)),
+        ("old", Some(V1_36), Some(V1_36)),
+        ("odd", None, None),
+        ("gone", None, None),
+    ] {
+        let found = kubelet::with_version(&config(node, StrategyKind::Kubelet, configured)).await;
+        assert_eq!(found.kubelet_version, version, "{node}");
+    }
+    let asked = server.asked().len();
+    let native = config("old", StrategyKind::Native, None);
+    assert_eq!(kubelet::with_version(&native).await, native);
+    let nowhere = Config { strategy: StrategyKind::Kubelet, ..Config::default() };
+    assert_eq!(kubelet::with_version(&nowhere).await, nowhere);
+    assert_eq!(server.asked().len(), asked);
 }

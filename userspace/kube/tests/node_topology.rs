@@ -204,7 +204,7 @@ fn the_schema_finds_faults() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_object_fits_the_schema_and_is_what_the_scheduler_reads() {
     let server = FakeApiServer::start().await.unwrap();
-    server.put_node("n1", "node-uid");
+    server.put_node("n1", "node-uid", "v1.36.2");
     let run = run(Duration::from_millis(1), server).await;
     run.publish(topology(3));
     wait("the object", || run.available().is_some()).await;

@@ -49,7 +49,7 @@ struct Inner {
     compacted: u64,
     /// Watches begun before this are hung up.
     generation: u64,
-    nodes: BTreeMap<String, String>,
+    nodes: BTreeMap<String, Value>,
     events: Vec<Value>,
     topologies: BTreeMap<String, Value>,
     /// Method and path with its query.
@@ -166,9 +166,11 @@ impl FakeApiServer {
         self.change(|inner| inner.generation += 1);
     }
 
-    /// Adds a Kubernetes node with its UID.
-    pub fn put_node(&self, name: &str, uid: &str) {
-        self.shared.state.lock().nodes.insert(name.to_owned(), uid.to_owned());
+    /// Adds a Kubernetes node with its UID and the version of its kubelet.
+    pub fn put_node(&self, name: &str, uid: &str, kubelet: &str) {
+        let node = json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": name, "uid": uid},
+            "status": {"nodeInfo": {"kubeletVersion": kubelet}}});
+        self.shared.state.lock().nodes.insert(name.to_owned(), node);
     }
 
     /// Refuses the next request whose path and query contain this.
@@ -318,10 +320,7 @@ fn line(kind: &str, object: &Value) -> String {
 
 async fn node(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Response {
     match shared.state.lock().nodes.get(&name) {
-        Some(uid) => {
-            Json(json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": name, "uid": uid}}))
-                .into_response()
-        }
+        Some(node) => Json(node).into_response(),
         None => refusal(StatusCode::NOT_FOUND, "there is no such node"),
     }
 }

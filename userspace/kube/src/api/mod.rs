@@ -6,9 +6,11 @@
 //!
 //! - [`Pods`]: the pods of this Kubernetes node, by list and watch.
 //! - [`EventWriter`]: Kubernetes Events on pods.
+//! - [`kubelet_version`]: what the Kubernetes node reports of its kubelet.
 //! - [`connect`]: the client that all of them share.
 //!
-//! It takes these rights, in all namespaces: `pods` list and watch; `events` of `events.k8s.io` create and patch.
+//! It takes these rights, in all namespaces: `pods` list and watch; `events` of `events.k8s.io` create and patch;
+//! `nodes` get.
 
 mod convert;
 mod events;
@@ -25,7 +27,10 @@ use std::{
 };
 
 use http::{HeaderValue, Request, Response, header::AUTHORIZATION};
+use k8s_openapi::api::core::v1::Node;
 use kube::{
+    Api,
+    api::{ApiResource, DynamicObject},
     client::{AuthError, Body, ClientBuilder},
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
@@ -110,6 +115,14 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<kube::Client, ConfigEr
     });
     let client = client.with_layer(&with_token).build();
     Ok(kube::Client::new(tower::service_fn(move |request| answer(client.clone(), request)), "default"))
+}
+
+/// The version of its kubelet that a Kubernetes node reports: `v1.34.2`. The error says why it is not known.
+pub async fn kubelet_version(client: kube::Client, node: &str) -> Result<String, String> {
+    let api: Api<DynamicObject> = Api::all_with(client, &ApiResource::erase::<Node>(&()));
+    let node = api.get(node).await.map_err(|error| RequestError::from(error).to_string())?;
+    let version = node.data["status"]["nodeInfo"]["kubeletVersion"].as_str();
+    version.map(str::to_owned).ok_or_else(|| "the node reports no status.nodeInfo.kubeletVersion".to_owned())
 }
 
 /// The token of a service account, or of a kubeconfig's `tokenFile`, as a header. The kubelet replaces it before it

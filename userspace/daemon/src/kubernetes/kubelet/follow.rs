@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use numaward_config::Config;
+use numaward_config::{Config, policy::KubeletVersion};
 use numaward_engine::{
     Ledger,
     checkpoint::{CpuCheckpoint, MemoryCheckpoint},
@@ -49,6 +49,7 @@ pub async fn follow(
     stop: CancellationToken,
 ) {
     let follower = Follower {
+        version: config.kubelet_version.unwrap_or_default(),
         directory: directory(&config),
         stamps: None,
         socket: pod_resources_socket(&config),
@@ -63,14 +64,14 @@ pub async fn follow(
 
 /// Reads the state files in the kubelet's directory, with their checksums, as the ledger that they make, by the UID of
 /// the pod and the name of the container. None at all: nothing is promised. Else says what is wrong with which file.
-fn read_state(directory: &Path) -> Result<Ledger, String> {
+fn read_state(directory: &Path, version: KubeletVersion) -> Result<Ledger, String> {
     let text = |file: &str| {
         let path = directory.join(file);
         read_text(&path, &path)
     };
     let (cpus, memory) = (text(CpuCheckpoint::FILE)?, text(MemoryCheckpoint::FILE)?);
     let directory = directory.display().to_string();
-    let read = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &directory);
+    let read = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &directory, version);
     read.map(|read| read.ledger()).map_err(|error| error.to_string())
 }
 
@@ -78,6 +79,7 @@ fn read_state(directory: &Path) -> Result<Ledger, String> {
 type Stamp = Option<(u64, i64, i64, u64)>;
 
 struct Follower {
+    version: KubeletVersion,
     directory: PathBuf,
     /// Of the state files that were read last without fault.
     stamps: Option<[Stamp; 2]>,
@@ -129,7 +131,7 @@ impl Follower {
             return;
         }
         self.stamps = None;
-        match read_state(&self.directory) {
+        match read_state(&self.directory, self.version) {
             Ok(ledger) => {
                 self.stamps = Some(stamps);
                 self.observer.note(Part::Kubelet, Ok(()));

@@ -11,6 +11,7 @@
 mod follow;
 pub mod names;
 pub mod policies;
+mod version;
 pub mod view;
 
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 use numaward_config::{Config, OperatingMode};
 use numaward_kube::pod_resources::KUBELET_SOCKET;
 
-pub use self::{follow::follow, policies::Policies};
+pub use self::{follow::follow, policies::Policies, version::with_version};
 
 /// A kubelet places containers itself, and numaward was configured to do so too.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -8,7 +8,10 @@
 use std::{path::PathBuf, sync::Arc};
 
 use numaward_cgroup::CgroupPath;
-use numaward_config::{Config, policy::StrategyKind};
+use numaward_config::{
+    Config,
+    policy::{KubeletVersion, StrategyKind},
+};
 use numaward_control::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
 use numaward_engine::{ContainerName, ContainerRequest, QosClass, Quantity, Request, Resources};
 use numaward_kube::{
@@ -44,12 +47,18 @@ pub(super) struct RequestBuilder {
     host_root: PathBuf,
     kubelet: Arc<devices::Kubelet>,
     strategy: StrategyKind,
+    version: KubeletVersion,
 }
 
 impl RequestBuilder {
     pub(super) fn new(pods: Arc<dyn PodSource>, config: &Config) -> Self {
-        let kubelet = Arc::new(devices::Kubelet::new(config));
-        Self { pods, host_root: config.host_root.clone(), kubelet, strategy: config.strategy }
+        Self {
+            pods,
+            host_root: config.host_root.clone(),
+            kubelet: Arc::new(devices::Kubelet::new(config)),
+            strategy: config.strategy,
+            version: config.kubelet_version.unwrap_or_default(),
+        }
     }
 
     /// What the API server says of a pod.
@@ -66,8 +75,28 @@ impl RequestBuilder {
     /// A pod as a whole, as far as it is known.
     pub(super) fn pod(&self, pod: &nri::Pod) -> PodAsk {
         let annotations = self.annotations(pod);
-        let asked = self.known(pod).map_or(Asked::Nothing, |known| whole::asked(&known, &annotations));
-        self.ask(pod, asked, &annotations)
+        let mut notes = Vec::new();
+        let asked = self.known(pod).map(|known| self.asked(&known, &annotations, &mut notes));
+        let mut ask = self.ask(pod, asked.unwrap_or(Asked::Nothing), &annotations);
+        ask.notes.append(&mut notes);
+        ask
+    }
+
+    /// What is asked for with a pod that the API server has reported. What a pod has as a whole, the kubelet's managers
+    /// do not look at in 1.32; in 1.36 they leave such a pod alone.
+    fn asked(&self, known: &pod::Pod, annotations: &Annotations, notes: &mut Vec<String>) -> Asked {
+        if self.strategy == StrategyKind::Native || known.resources.is_none() {
+            return whole::asked(known, annotations);
+        }
+        if self.version == KubeletVersion::V1_32 {
+            return whole::asked(&pod::Pod { resources: None, ..known.clone() }, annotations);
+        }
+        notes.push(format!(
+            "not placed: the pod has resources as a whole, with which the managers of the kubelet {} place no \
+             container (the strategy native does)",
+            self.version
+        ));
+        Asked::Nothing
     }
 
     /// What is asked for with a pod, on the terms of its annotations and labels.
@@ -131,7 +160,7 @@ impl RequestBuilder {
         let mut notes = Vec::new();
         let (asked, slice) = match self.known(pod) {
             Some(known) => {
-                let asked = whole::asked(&known, &annotations);
+                let asked = self.asked(&known, &annotations, &mut notes);
                 let slice = whole::slice(&known, &asked, &annotations, &container.name);
                 (asked, slice)
             }
@@ -201,7 +230,7 @@ impl RequestBuilder {
     /// What is left for those that share it when the amounts of a pod as a whole change to these; none if nothing is
     /// shared in it.
     pub(super) fn pod_resized(&self, pod: &nri::Pod, requested: &nri::Resources) -> Option<Resources> {
-        let known = self.known(pod)?;
+        let known = self.known(pod).filter(|_| self.strategy == StrategyKind::Native)?;
         let mut amounts = known.resources.as_ref()?.requests.clone();
         let has_cpu = requested.cpu_shares.is_some() || requested.cpu_quota.is_some();
         amounts.cpu = cpus(requested).filter(|_| has_cpu).or(amounts.cpu);
@@ -423,6 +452,39 @@ mod tests {
         let mut guaranteed = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
         guaranteed.strategy = StrategyKind::Native;
         assert!(!guaranteed.pod(&pod(&[("numaward.io/guarantee", "burstable")])).terms.burstable);
+    }
+
+    /// Guaranteed by what it has as a whole. `native` gives its containers slices of that.
+    #[test]
+    fn the_kubelets_managers_leave_a_pod_with_resources_as_a_whole_alone() {
+        let all = resources("4", "8Gi");
+        let of_pod = pod::PodResources { requests: all.clone(), limits: all };
+        let containers = vec![ContainerRequest::guaranteed("db", resources("2", "4Gi"))];
+        let mut builder = known(Vec::new());
+        let id = PodId { namespace: "ns".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() };
+        let known = pod::Pod { id, containers, resources: Some(of_pod), ..pod::Pod::default() };
+        builder.pods = Arc::new(One(known));
+        let db = container("db", "", limits(2000, Bytes::gib(4)));
+        let held = |asked: &Asked| match asked {
+            Asked::Pod(request) => request.containers.iter().map(|of| of.name.to_string()).collect(),
+            _ => Vec::new(),
+        };
+        let more = limits(6000, Bytes::gib(12));
+        builder.strategy = StrategyKind::Kubelet;
+        for (version, expected) in [(KubeletVersion::V1_32, ["db"].as_slice()), (KubeletVersion::V1_36, &[])]
+        {
+            builder.version = version;
+            let ask = builder.pod(&pod(&[]));
+            assert_eq!(held(&ask.asked), expected, "{version}");
+            let of_container = builder.container(&pod(&[]), &db).unwrap();
+            assert_eq!((of_container.pod.asked, of_container.slice), (ask.asked, Slice::Own), "{version}");
+            assert_eq!(of_container.pod.notes, ask.notes);
+            assert_eq!(ask.notes.iter().any(|note| note.contains("kubelet 1.36")), expected.is_empty());
+            assert_eq!(builder.pod_resized(&pod(&[]), &more), None);
+        }
+        builder.strategy = StrategyKind::Native;
+        assert_eq!(held(&builder.pod(&pod(&[])).asked), ["db"]);
+        assert_eq!(builder.pod(&pod(&[])).notes, [""; 0]);
     }
 
     #[test]
