@@ -137,15 +137,9 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Check a configuration and report every error in it
-    CheckConfig {
-        /// Configuration file, which must exist [default: /etc/numaward/config.yaml if it exists]
-        file: Option<PathBuf>,
-        #[command(flatten)]
-        output: Output,
-    },
-    /// Print the JSON schema of the configuration
-    ConfigSchema,
+    /// Check, show or describe the configuration
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -165,6 +159,39 @@ pub(crate) enum Command {
     ImportKubeletState(ImportKubeletState),
     /// Print the version of numaward and of the kernel
     Version(Output),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Check a configuration and report every error in it
+    Check {
+        /// Configuration file, which must exist [default: /etc/numaward/config.yaml if it exists]
+        file: Option<PathBuf>,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Print the configuration as it counts: file, variables and defaults together
+    ///
+    /// What has no value depends on the machine, or is not used. Headers for a collector and the path of a webhook are
+    /// hidden.
+    View {
+        #[command(flatten)]
+        config: ConfigFile,
+        /// Form of the output
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Notation,
+    },
+    /// Print the JSON schema of the configuration
+    Schema,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Notation {
+    /// As in the configuration file
+    #[default]
+    Yaml,
+    /// For programs
+    Json,
 }
 
 #[derive(Debug, Args)]

@@ -44,8 +44,9 @@ use serde::Serialize;
 
 use crate::{
     args::{
-        Cli, Command, ConfigFile, Controlled, Explain, Format, Guarantee, ImportKubeletState, MoveLimits,
-        Output, PlanMoves, Reached, Rebalance, Resize, Run, Shown, Simulate, Socket, Wanted,
+        Cli, Command, ConfigCommand, ConfigFile, Controlled, Explain, Format, Guarantee, ImportKubeletState,
+        MoveLimits, Notation, Output, PlanMoves, Reached, Rebalance, Resize, Run, Shown, Simulate, Socket,
+        Wanted,
     },
     client::{ClientError, Server},
     remote::Remote,
@@ -88,8 +89,9 @@ pub fn main(daemon: &Daemon) -> ExitCode {
         Command::Rebalance(args) => rebalance(args),
         Command::Enter { directory, command } => exec::enter(&directory, &command),
         Command::Doctor { root, config, output } => doctor(daemon, &root, config, output),
-        Command::CheckConfig { file, output } => check_config(file, output),
-        Command::ConfigSchema => print_json(&config::json_schema()),
+        Command::Config(ConfigCommand::Check { file, output }) => check_config(file, output),
+        Command::Config(ConfigCommand::View { config, output }) => view_config(config, output),
+        Command::Config(ConfigCommand::Schema) => print_json(&config::json_schema()),
         Command::Completions { shell } => completions(shell),
         Command::Man { dir } => man(dir.as_deref()),
         Command::Simulate(args) => simulate(daemon, &args),
@@ -411,6 +413,18 @@ fn check_config(file: Option<PathBuf>, output: Output) -> anyhow::Result<ExitCod
             Ok(ExitCode::FAILURE)
         }
         Err(problems) => Err(problems.into()),
+    }
+}
+
+fn view_config(file: ConfigFile, output: Notation) -> anyhow::Result<ExitCode> {
+    let loaded = load(file.config, Vec::new())?;
+    for warning in &loaded.warnings {
+        eprintln!("numaward: {warning}");
+    }
+    let view = loaded.config.view()?;
+    match output {
+        Notation::Yaml => print_text(&config::yaml(&view)),
+        Notation::Json => print_json(&view),
     }
 }
 

@@ -23,8 +23,9 @@ use super::{
     memory_qos::{Factor, MemoryQos, MemoryReservationPolicy},
     outgoing::{Alerts, Otlp},
     policy::{
-        CpuList, CpuManagerPolicy, KubeletVersion, MemoryManagerPolicy, MemoryTier, Reservation,
-        ReservedMemory, StrategyKind, Thresholds, Tiers, TopologyManagerScope, kubelet_version,
+        CpuList, CpuManagerPolicy, DEFAULT_THRESHOLD, KubeletVersion, MEMORY_AVAILABLE, MemoryManagerPolicy,
+        MemoryTier, Reservation, ReservedMemory, StrategyKind, Thresholds, Tiers, TopologyManagerScope,
+        kubelet_version,
     },
     rebalance::Rebalance,
     types::{DutyCycle, Interval, ListenAddress, LogFormat, LogLevel},
@@ -139,6 +140,23 @@ pub struct Config {
 }
 
 impl Config {
+    /// Whether memory is promised.
+    pub fn memory_policy(&self) -> MemoryManagerPolicy {
+        self.memory_manager_policy.unwrap_or(MemoryManagerPolicy::Static)
+    }
+
+    /// Whether CPUs are made exclusive.
+    pub fn cpu_policy(&self) -> CpuManagerPolicy {
+        self.cpu_manager_policy.unwrap_or(CpuManagerPolicy::Static)
+    }
+
+    /// When Kubernetes evicts. None where nothing is said of what it is kept.
+    pub fn thresholds(&self) -> Option<Thresholds> {
+        let is_reserved = self.kube_reserved.is_some() || self.system_reserved.is_some();
+        let default = || [(MEMORY_AVAILABLE.to_owned(), DEFAULT_THRESHOLD)].into();
+        self.eviction_hard.clone().or_else(|| is_reserved.then(default))
+    }
+
     /// How the nodes of CPUs and memory have to agree.
     pub fn topology_policy(&self) -> TopologyManagerPolicy {
         self.topology_manager_policy.unwrap_or(TopologyManagerPolicy::Restricted)

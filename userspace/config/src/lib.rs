@@ -24,6 +24,7 @@ pub mod rebalance;
 mod schema;
 mod tree;
 mod types;
+mod view;
 
 #[cfg(test)]
 mod reference;
@@ -43,4 +44,5 @@ pub use self::{
     problem::{Origin, Position, Problem, Problems},
     schema::json_schema,
     types::{DutyCycle, HttpUrl, Interval, ListenAddress, LogFormat, LogLevel},
+    view::yaml,
 };

@@ -117,7 +117,7 @@ const SIGNALS: [&str; 9] = [
 pub type Thresholds = BTreeMap<String, Threshold>;
 
 /// The threshold of `memory.available` where the kubelet is given none.
-pub const DEFAULT_THRESHOLD: Threshold = Threshold::Amount(Quantity::whole(100 << 20));
+pub(super) const DEFAULT_THRESHOLD: Threshold = Threshold::Amount(Quantity::whole(100 << 20));
 
 /// How little is left of something when Kubernetes evicts.
 #[derive(Clone, Copy, Debug, PartialEq)]

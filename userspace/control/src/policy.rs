@@ -17,8 +17,8 @@ use numaward_config::{
     Config,
     memory_qos::MemoryReservationPolicy,
     policy::{
-        Amount, CpuManagerPolicy, DEFAULT_THRESHOLD, MEMORY_AVAILABLE, MemoryManagerPolicy, MemoryTier,
-        StrategyKind, gate_problems,
+        Amount, CpuManagerPolicy, MEMORY_AVAILABLE, MemoryManagerPolicy, MemoryTier, StrategyKind,
+        gate_problems,
     },
 };
 use numaward_engine::{
@@ -174,8 +174,7 @@ pub fn memory_settings(config: &Config, request: &Request) -> MemorySettings {
 
 fn engine_policy(config: &Config, machine: &Machine, problems: &mut Vec<PolicyError>) -> PolicyConfig {
     let (node_reservation, cpu_reservation) = reservations(config, machine, problems);
-    let memory = config.memory_manager_policy.unwrap_or(MemoryManagerPolicy::Static);
-    let cpu = config.cpu_manager_policy.unwrap_or(CpuManagerPolicy::Static);
+    let (memory, cpu) = (config.memory_policy(), config.cpu_policy());
     let reserved_memory = match &config.reserved_memory {
         Some(reserved) => reserved
             .iter()
@@ -227,13 +226,8 @@ fn reservations(
     machine: &Machine,
     problems: &mut Vec<PolicyError>,
 ) -> (Option<BTreeMap<ZoneKind, Quantity>>, Option<Quantity>) {
+    let Some(thresholds) = config.thresholds() else { return (None, None) };
     let keys = [("kubeReserved", &config.kube_reserved), ("systemReserved", &config.system_reserved)];
-    let is_reserved = keys.iter().any(|(_, reservation)| reservation.is_some());
-    let eviction = match &config.eviction_hard {
-        None if !is_reserved => return (None, None),
-        None => Some(DEFAULT_THRESHOLD),
-        Some(thresholds) => thresholds.get(MEMORY_AVAILABLE).copied(),
-    };
     let (mut memory, mut cpus) = (BTreeMap::<ZoneKind, Quantity>::new(), None);
     for (key, reservation) in keys {
         for (resource, &Amount(amount)) in reservation.iter().flatten() {
@@ -251,7 +245,7 @@ fn reservations(
             add(sum, amount, (key, resource), problems);
         }
     }
-    if let Some(threshold) = eviction {
+    if let Some(threshold) = thresholds.get(MEMORY_AVAILABLE) {
         let capacity = machine.nodes.values().fold(0, |sum: u64, node| sum.saturating_add(node.memory.0));
         let sum = memory.entry(ZoneKind::Memory).or_default();
         add(sum, threshold.of(Bytes(capacity)), ("evictionHard", MEMORY_AVAILABLE), problems);

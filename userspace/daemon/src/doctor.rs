@@ -71,7 +71,7 @@ fn configuration(configured: Result<&Config, &Problems>) -> Outcome {
     let Err(problems) = configured else { return ok("understood") };
     let problems: Vec<_> = problems.0.iter().map(ToString::to_string).collect();
     let finding = format!("the daemon does not start with it: {}", problems.join("; "));
-    fail(finding, "`numaward check-config` says whether it is fixed")
+    fail(finding, "`numaward config check` says whether it is fixed")
 }
 
 fn probe(report: &ProbeReport) -> Check {

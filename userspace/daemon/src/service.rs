@@ -108,6 +108,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     // Requests are few and short; what may block has threads of its own, started as needed.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let config = &runtime.block_on(kubelet::with_version(config));
+    log_configuration(config);
     let stop = CancellationToken::new();
     let cgroups = match &config.cgroup_mount {
         Some(path) => CgroupSource::Mount(path.as_path().into()),
@@ -168,6 +169,23 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     served?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// What counts; in a line, what was configured.
+fn log_configuration(config: &Config) {
+    match config.differences() {
+        Ok(differences) if differences.is_empty() => tracing::info!("the configuration is the default one"),
+        Ok(differences) => {
+            tracing::info!(
+                differences = differences.join(", "),
+                "the configuration differs from the defaults"
+            );
+        }
+        Err(error) => tracing::warn!(%error, "the configuration cannot be shown"),
+    }
+    if let (true, Ok(view)) = (tracing::enabled!(tracing::Level::DEBUG), config.view()) {
+        tracing::debug!(%view, "configuration");
+    }
 }
 
 fn all_metrics(

@@ -51,16 +51,22 @@ fn path(dir: &tempfile::TempDir) -> &str {
 /// The help of every command is in the repository. `UPDATE=1 cargo test -p numaward` writes it.
 #[test]
 fn the_help_is_checked_in() {
-    let (help, _) = ran(&["--help"]);
-    let commands =
-        help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
-    // A line that goes on from the one before is indented further.
-    let names = commands.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
-    let commands: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
-    assert!(commands.contains(&"run") && commands.contains(&"doctor"), "{commands:?}");
-    let mut all = format!("$ numaward --help\n{help}");
-    for command in commands.into_iter().filter(|&command| command != "help") {
-        all.extend(["\n$ numaward ", command, " --help\n", &ran(&[command, "--help"]).0]);
+    fn collect(command: &[&str], all: &mut Vec<String>) {
+        let (help, _) = ran(&[command, &["--help"]].concat());
+        all.push(format!("$ {}\n{help}", [&["numaward"], command, &["--help"]].concat().join(" ")));
+        let commands =
+            help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+        // A line that goes on from the one before is indented further.
+        let names = commands.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+        for name in names.filter(|name| !name.is_empty() && *name != "help") {
+            collect(&[command, &[name]].concat(), all);
+        }
+    }
+    let mut all = Vec::new();
+    collect(&[], &mut all);
+    let all = all.join("\n");
+    for command in ["run", "doctor", "config view"] {
+        assert!(all.contains(&format!("$ numaward {command} --help\n")), "{command}");
     }
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/help.txt");
     if std::env::var_os("UPDATE").is_some() {
@@ -131,30 +137,54 @@ fn a_configuration_is_checked_as_a_whole() {
         "numaward: the configuration has 2 problems:\n  {file}:1:1: unknown key \"lisen\"; did you mean \"listen\"?\n  \
          {file}:2:14: log.level: unknown variant `loud`, expected one of `error`, `warn`, `info`, `debug`, `trace`\n"
     );
-    assert_eq!(failed(&["check-config", file]), (expected.clone(), 1));
+    assert_eq!(failed(&["config", "check", file]), (expected.clone(), 1));
     assert_eq!(failed(&["run", "--config", file]), (expected, 1));
-    let report = json(&["check-config", file, "-o", "json"]);
+    let report = json(&["config", "check", file, "-o", "json"]);
     assert_eq!(report["valid"], false);
     assert_eq!(report["errors"][1]["line"], 2);
 
     fs::write(file, "log: {level: warn}\n").unwrap();
-    assert_eq!(ran(&["check-config", file]), (format!("{file}: valid\n"), 0));
-    let checked = numaward(&["check-config", file]).env("NUMAWARD_LISTEN", "here").output().unwrap();
+    assert_eq!(ran(&["config", "check", file]), (format!("{file}: valid\n"), 0));
+    let checked = numaward(&["config", "check", file]).env("NUMAWARD_LISTEN", "here").output().unwrap();
     assert_eq!(checked.status.code(), Some(1));
     assert!(text(&checked.stderr).contains("variable NUMAWARD_LISTEN: listen: \"here\""), "{checked:?}");
 
-    let (error, code) = failed(&["check-config", "/nonexistent/numaward.yaml"]);
+    let (error, code) = failed(&["config", "check", "/nonexistent/numaward.yaml"]);
     assert_eq!(code, 1);
     assert!(error.contains("/nonexistent/numaward.yaml: cannot be read"), "{error}");
 }
 
 #[test]
+fn the_configuration_is_shown_as_it_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("numaward.yaml");
+    fs::write(&file, "log: {level: warn}\nfeatureGates: {NodeSwap: true}\n").unwrap();
+    let args = ["config", "view", "--config", file.to_str().unwrap()];
+    let shown = numaward(&args).env("NUMAWARD_KUBE_RESERVED", "memory=1Gi").output().unwrap();
+    let yaml = text(&shown.stdout);
+    for lines in ["log:\n  format: text\n  level: warn\n", "kubeReserved:\n  memory: \"1073741824\"\n"] {
+        assert!(yaml.contains(lines), "{lines}: {yaml}");
+    }
+    assert_eq!(text(&shown.stderr), "numaward: featureGates.NodeSwap has no effect here\n");
+    // What is shown can be used.
+    fs::write(&file, &yaml).unwrap();
+    assert_eq!(ran(&args), (yaml, 0));
+    let view = json(&[&args[..], &["-o", "json"]].concat());
+    assert_eq!(
+        (&view["log"]["level"], &view["topologyManagerPolicy"]),
+        (&"warn".into(), &"restricted".into())
+    );
+    fs::write(&file, "log: {level: loud}\n").unwrap();
+    assert_eq!(failed(&args).1, 1);
+}
+
+#[test]
 fn the_schema_and_the_completions_are_printed() {
-    let schema = json(&["config-schema"]);
+    let schema = json(&["config", "schema"]);
     assert_eq!(schema["properties"]["probes"]["properties"]["slots"]["maximum"], 16_384);
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let (script, code) = ran(&["completions", shell]);
-        assert!(code == 0 && script.contains("check-config"), "{shell}");
+        assert!(code == 0 && script.contains("import-kubelet-state"), "{shell}");
     }
 }
 

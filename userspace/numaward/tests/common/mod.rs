@@ -73,10 +73,15 @@ pub(crate) fn daemon() -> Daemon {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut differences = String::new();
     let address = lines.by_ref().find_map(|line| {
         let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        differences += event["differences"].as_str().unwrap_or_default();
         (event["message"] == "serving").then(|| event["address"].as_str().unwrap().parse().unwrap())
     });
+    for key in ["listen: 127.0.0.1:0, log.format: json", "probes.allocation.enabled: false"] {
+        assert!(differences.contains(key), "{key}: {differences}");
+    }
     // The daemon would block on a full pipe.
     std::thread::spawn(move || lines.for_each(drop));
     Daemon { child, address: address.unwrap(), socket, _host: host }

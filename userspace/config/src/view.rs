@@ -1,0 +1,228 @@
+//! A configuration as it counts, to be looked at: file, variables, flags and defaults together.
+//!
+//! Nothing secret is in it. Tokens and keys are in files of their own, whose paths are shown; headers for a collector and
+//! the path of a webhook may have some, and are hidden.
+
+use serde_json::Value as Json;
+
+use super::{Config, tree::resolve};
+
+/// Stands for what is not shown.
+const HIDDEN: &str = "hidden";
+
+impl Config {
+    /// All keys that have a value. Those whose default depends on the machine have none.
+    pub fn view(&self) -> serde_json::Result<Json> {
+        let mut view = self.without_secrets();
+        view.memory_manager_policy = Some(self.memory_policy());
+        view.cpu_manager_policy = Some(self.cpu_policy());
+        view.topology_manager_policy = Some(self.topology_policy());
+        view.topology_manager_scope = Some(self.topology_scope());
+        view.eviction_hard = self.thresholds();
+        let mut view = serde_json::to_value(view)?;
+        drop_nulls(&mut view);
+        Ok(view)
+    }
+
+    /// What differs from the defaults, as `log.level: debug`.
+    pub fn differences(&self) -> serde_json::Result<Vec<String>> {
+        let mut differences = Vec::new();
+        let default = serde_json::to_value(Self::default())?;
+        compare(&default, &serde_json::to_value(self.without_secrets())?, "", &mut differences);
+        Ok(differences)
+    }
+
+    fn without_secrets(&self) -> Self {
+        let mut shown = self.clone();
+        shown.otlp.headers.values_mut().for_each(|value| HIDDEN.clone_into(value));
+        if let Some(url) = &mut shown.alerts.webhook
+            && let (Some(scheme), Some(authority), true) = (
+                url.0.scheme_str(),
+                url.0.authority(),
+                url.0.path_and_query().is_some_and(|path| path != "/"),
+            )
+            && let Ok(short) = format!("{scheme}://{authority}/{HIDDEN}").parse()
+        {
+            *url = short;
+        }
+        shown
+    }
+}
+
+fn drop_nulls(value: &mut Json) {
+    match value {
+        Json::Object(entries) => {
+            entries.retain(|_, value| !value.is_null());
+            entries.values_mut().for_each(drop_nulls);
+        }
+        Json::Array(items) => items.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
+}
+
+fn compare(default: &Json, value: &Json, path: &str, differences: &mut Vec<String>) {
+    match value {
+        Json::Object(entries) if default.is_object() => {
+            for (key, value) in entries {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                compare(&default[key], value, &path, differences);
+            }
+        }
+        _ if value == default => {}
+        Json::String(text) => differences.push(format!("{path}: {text}")),
+        _ => differences.push(format!("{path}: {value}")),
+    }
+}
+
+/// A value as YAML.
+pub fn yaml(value: &Json) -> String {
+    lines(value).into_iter().fold(String::new(), |text, line| text + &line + "\n")
+}
+
+fn lines(value: &Json) -> Vec<String> {
+    let indented = |lines: Vec<String>| lines.into_iter().map(|line| format!("  {line}"));
+    match value {
+        Json::Object(entries) if !entries.is_empty() => entries
+            .iter()
+            .flat_map(|(key, value)| {
+                let key = scalar(key);
+                if is_block(value) {
+                    [format!("{key}:")].into_iter().chain(indented(lines(value))).collect()
+                } else {
+                    vec![format!("{key}: {}", lines(value).concat())]
+                }
+            })
+            .collect(),
+        Json::Array(items) if !items.is_empty() => items
+            .iter()
+            .flat_map(|item| {
+                let lines = lines(item).into_iter().enumerate();
+                lines
+                    .map(|(number, line)| if number == 0 { format!("- {line}") } else { format!("  {line}") })
+            })
+            .collect(),
+        Json::String(text) => vec![scalar(text)],
+        // In YAML as in JSON.
+        other => vec![other.to_string()],
+    }
+}
+
+/// Whether a value takes lines of its own.
+fn is_block(value: &Json) -> bool {
+    match value {
+        Json::Object(entries) => !entries.is_empty(),
+        Json::Array(items) => !items.is_empty(),
+        _ => false,
+    }
+}
+
+/// A text, in quotes if it could mean something else, also to who reads YAML 1.1.
+fn scalar(text: &str) -> String {
+    const WORDS: [&str; 6] = ["y", "n", "yes", "no", "on", "off"];
+    let is_plain = text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '/')
+        && !text.ends_with(':')
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "_-./:@".contains(c))
+        && !WORDS.contains(&text.to_ascii_lowercase().as_str())
+        && resolve(text).is_string();
+    if is_plain { text.to_owned() } else { Json::from(text).to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::{Sources, load};
+
+    fn read(text: &str) -> Config {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.yaml");
+        std::fs::write(&file, text).unwrap();
+        load(&Sources { file: Some(file), variables: BTreeMap::new(), flags: vec![] }).unwrap().config
+    }
+
+    const FILE: &str = "\
+log: {level: debug}
+enforcement: {mode: off}
+kubeletVersion: '1.32'
+strategy: kubelet
+kubeReserved: {cpu: 500m, memory: 1Gi}
+reservedMemory: [{numaNode: 0, limits: {memory: 1124Mi}}]
+memoryTiers: {2: cxl}
+featureGates: {MemoryQoS: true}
+guarantees:
+- {unit: 'db@*.service', cpus: 4, memory: 8Gi, placement: {with: ['a b', \"it's: \\\"x\\\"\", 'on']}}
+- {cgroup: /batch/*, memory: 1Gi}
+";
+
+    #[test]
+    fn a_view_reads_back_as_the_same() {
+        let config = read(FILE);
+        for config in [config, Config::default()] {
+            let view = config.view().unwrap();
+            let text = yaml(&view);
+            let again = read(&text);
+            assert_eq!(again.view().unwrap(), view, "{text}");
+            // Beside the defaults that it fills in, it is the configuration.
+            let filled = Config {
+                memory_manager_policy: again.memory_manager_policy,
+                cpu_manager_policy: again.cpu_manager_policy,
+                topology_manager_policy: again.topology_manager_policy,
+                topology_manager_scope: again.topology_manager_scope,
+                eviction_hard: again.eviction_hard.clone(),
+                ..config
+            };
+            assert_eq!(again, filled, "{text}");
+        }
+    }
+
+    #[test]
+    fn defaults_are_filled_in_where_no_machine_decides() {
+        let text = yaml(&read(FILE).view().unwrap());
+        for line in [
+            "memoryManagerPolicy: Static",
+            "cpuManagerPolicy: static",
+            "topologyManagerPolicy: restricted",
+            "evictionHard:\n  memory.available: \"104857600\"",
+            "kubeletVersion: \"1.32\"",
+            "  mode: \"off\"",
+            "listen: 127.0.0.1:9560",
+            "  - cpus: ",
+            "memoryTiers:\n  \"2\": cxl",
+            "cpuManagerPolicyOptions: {}",
+        ] {
+            assert!(text.contains(line), "{line}:\n{text}");
+        }
+        assert!(!text.contains("null") && !text.contains("reservedSystemCPUs"), "{text}");
+    }
+
+    #[test]
+    fn what_differs_from_the_defaults_is_listed() {
+        assert_eq!(Config::default().differences().unwrap(), [""; 0]);
+        let file = "log: {level: debug, format: text}\nstrategy: kubelet\nfeatureGates: {MemoryQoS: true}\n\
+            hostRoot: /\nguardExempt: [/a/**]\nprobes: {slots: 7}";
+        let expected = [
+            "featureGates.MemoryQoS: true",
+            "guardExempt: [\"/a/**\"]",
+            "log.level: debug",
+            "probes.slots: 7",
+            "strategy: kubelet",
+        ];
+        assert_eq!(read(file).differences().unwrap(), expected);
+    }
+
+    #[test]
+    fn nothing_secret_is_shown() {
+        let config = read(
+            "otlp: {endpoint: 'http://c:4318', headers: {authorization: Bearer s3cret}, tokenFile: /t}\n\
+             alerts: {webhook: 'https://hooks.example:8443/services/s3cret?key=s3cret'}",
+        );
+        let (view, differences) = (config.view().unwrap(), config.differences().unwrap());
+        assert_eq!(view["otlp"]["headers"]["authorization"], HIDDEN);
+        assert_eq!(view["otlp"]["tokenFile"], "/t");
+        assert_eq!(view["alerts"]["webhook"], "https://hooks.example:8443/hidden");
+        let text = format!("{view} {differences:?}");
+        assert!(!text.contains("s3cret"), "{text}");
+        read(&yaml(&view));
+    }
+}
