@@ -9,7 +9,10 @@ use std::{
 
 use educe::Educe;
 use numaward_api::EnforcementMode;
-use numaward_engine::policy::{TopologyManagerPolicy, gates::FeatureGates};
+use numaward_engine::{
+    memory_qos::ThrottlingFormula,
+    policy::{TopologyManagerPolicy, gates::FeatureGates},
+};
 use numaward_topology::NodeId;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -25,7 +28,7 @@ use super::{
     policy::{
         CpuList, CpuManagerPolicy, DEFAULT_THRESHOLD, KubeletVersion, MEMORY_AVAILABLE, MemoryManagerPolicy,
         MemoryTier, Reservation, ReservedMemory, StrategyKind, Thresholds, Tiers, TopologyManagerScope,
-        kubelet_version,
+        optional_version, version,
     },
     rebalance::Rebalance,
     types::{DutyCycle, Interval, ListenAddress, LogFormat, LogLevel},
@@ -72,7 +75,7 @@ pub struct Config {
     pub strategy: StrategyKind,
     /// Whose decisions the strategy `kubelet` repeats. Default: what the Kubernetes node reports of its kubelet, where
     /// `kubernetes.nodeName` is set and the API server is reached at the start; else the newest.
-    #[serde(deserialize_with = "kubelet_version")]
+    #[serde(deserialize_with = "optional_version")]
     pub kubelet_version: Option<KubeletVersion>,
     /// The kubelet's feature gates. Those of its managers say which options of policies are accepted, and `MemoryQoS` whether
     /// workloads are slowed down; others are ignored. Default: with the strategy `kubelet` as in the kubelet; with
@@ -108,8 +111,11 @@ pub struct Config {
     /// Whether what is promised is protected from reclaim. Default: `TieredReservation`.
     pub memory_reservation_policy: Option<MemoryReservationPolicy>,
     /// Where a workload whose limit is above what is promised to it is slowed down: at what is promised plus this share of
-    /// what is between it and the limit. Default: nowhere.
+    /// what is between it and the limit. Default: nowhere; 0.9, as in Kubernetes, if `featureGates` has `MemoryQoS`.
     pub memory_throttling_factor: Option<Factor>,
+    /// Of which version of Kubernetes the formula is.
+    #[serde(deserialize_with = "version")]
+    pub memory_throttling_formula: ThrottlingFormula,
     /// What is done for workloads that are slowed down.
     pub memory_qos: MemoryQos,
     /// Shares of the nodes of workloads with memory on several.

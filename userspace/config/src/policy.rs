@@ -8,7 +8,10 @@ pub use numaward_engine::policy::{
     CpuManagerPolicy, KubeletVersion, MemoryManagerPolicy, MemoryTier, Tiers, TopologyManagerPolicy,
     TopologyManagerScope,
 };
-use numaward_engine::policy::gates::{self, FeatureGates, GateCheck};
+use numaward_engine::policy::{
+    UnknownName,
+    gates::{self, FeatureGates, GateCheck},
+};
 use numaward_topology::{Bytes, CpuSet, ZoneKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -29,24 +32,40 @@ pub enum StrategyKind {
     Native,
 }
 
-/// Reads a version, in quotes or without.
-pub(super) fn kubelet_version<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<KubeletVersion>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "expected a version of the kubelet: \"1.32\" or \"1.36\"")]
-    enum Spelling {
-        Text(String),
-        Number(f64),
+/// A version, in quotes or without.
+struct Version<T>(T);
+
+impl<'de, T: FromStr<Err = UnknownName>> Deserialize<'de> for Version<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "expected a version such as \"1.36\"")]
+        enum Spelling {
+            Text(String),
+            Number(f64),
+        }
+        let text = match Spelling::deserialize(deserializer)? {
+            Spelling::Text(text) => text,
+            Spelling::Number(number) => number.to_string(),
+        };
+        text.parse().map(Self).map_err(de::Error::custom)
     }
-    let text = match Option::deserialize(deserializer)? {
-        None => return Ok(None),
-        Some(Spelling::Text(text)) => text,
-        Some(Spelling::Number(number)) => number.to_string(),
-    };
-    let known = || KubeletVersion::ALL.iter().map(|version| version.as_str()).collect::<Vec<_>>().join(", ");
-    let version = text.parse().map_err(|error| de::Error::custom(format!("{error} (known are {})", known())));
-    version.map(Some)
+}
+
+pub(super) fn version<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err = UnknownName>,
+{
+    Version::deserialize(deserializer).map(|Version(version)| version)
+}
+
+pub(super) fn optional_version<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err = UnknownName>,
+{
+    let version = Option::<Version<T>>::deserialize(deserializer)?;
+    Ok(version.map(|Version(version)| version))
 }
 
 /// Memory of one node that is kept for the system.

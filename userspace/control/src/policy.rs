@@ -148,6 +148,7 @@ pub fn memory_qos(config: &Config, default: MemoryReservationPolicy, ceiling: By
     MemoryQos {
         reservation: reservation.into(),
         throttling: throttling(config),
+        formula: config.memory_throttling_formula,
         page_size: Bytes(rustix::param::page_size() as u64),
         node_allocatable: ceiling,
     }
@@ -335,6 +336,8 @@ mod tests {
         assert_eq!(settings(factor, 100), [Some(100), None, None], "what is promised is not throttled");
         assert_eq!(settings("{}", 200), [None, Some(100), None]);
         assert_eq!(settings(factor, 200), [None, Some(100), Some(150)]);
+        let older = r#"{"memoryThrottlingFactor": 0.9, "memoryThrottlingFormula": "1.22"}"#;
+        assert_eq!(settings(older, 200), [None, Some(100), Some(180)]);
         assert_eq!(settings(r#"{"memoryReservationPolicy": "None"}"#, 100), [None; 3]);
         for wrong in [r#"{"memoryThrottlingFactor": 0}"#, r#"{"memoryThrottlingFactor": 1.5}"#] {
             assert!(serde_json::from_str::<Config>(wrong).is_err(), "{wrong}");

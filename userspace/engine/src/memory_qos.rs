@@ -7,13 +7,14 @@
 //! What is `None` here is not to be written. All sizes are bytes; a factor is a fraction of integers, never a
 //! floating-point number.
 //!
-//! Source: KEP-2570, as of Kubernetes v1.27 and later.
+//! Source: KEP-2570, as of Kubernetes v1.27 and later; the formula for throttling also as of v1.22.
 
 use std::{fmt, str::FromStr};
 
 use numaward_topology::{Bytes, ZoneKind};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
+pub use crate::policy_names::ThrottlingFormula;
 use crate::{
     qos::QosClass,
     quantity::Quantity,
@@ -45,15 +46,25 @@ impl ThrottlingFactor {
     /// The kubelet's default.
     pub const KUBELET: Self = Self { billionths: 900_000_000 };
 
-    /// The value of `memory.high`, whether it makes sense or not: the request, plus this share of what is between it
-    /// and the ceiling; whole pages. The ceiling is the limit, or what is allocatable on the host where there is none.
-    /// A request above the ceiling counts as the ceiling.
-    fn high(self, request: Bytes, ceiling: Bytes, page_size: Bytes) -> Bytes {
-        let above = ceiling.0.saturating_sub(request.0);
-        let share = u128::from(above) * u128::from(self.billionths) / 1_000_000_000;
-        // At most `above`, since the factor is at most one.
-        let share = u64::try_from(share).unwrap_or(above);
-        let exact = request.0.min(ceiling.0).saturating_add(share);
+    /// This share of so many bytes.
+    fn of(self, bytes: u64) -> u64 {
+        let share = u128::from(bytes) * u128::from(self.billionths) / 1_000_000_000;
+        // At most all of them, since the factor is at most one.
+        u64::try_from(share).unwrap_or(bytes)
+    }
+}
+
+impl ThrottlingFormula {
+    /// The value of `memory.high`, whether it makes sense or not; whole pages. The ceiling is the limit, or what is
+    /// allocatable on the host where there is none. A request above the ceiling counts as the ceiling.
+    fn high(self, factor: ThrottlingFactor, request: Bytes, ceiling: Bytes, page_size: Bytes) -> Bytes {
+        let exact = match self {
+            Self::V1_22 => factor.of(ceiling.0),
+            Self::V1_27 => {
+                let above = factor.of(ceiling.0.saturating_sub(request.0));
+                request.0.min(ceiling.0).saturating_add(above)
+            }
+        };
         Bytes(exact - exact % page_size.0.max(1))
     }
 }
@@ -139,6 +150,8 @@ pub struct MemoryQos {
     pub reservation: MemoryReservationPolicy,
     /// Whether containers are slowed down, and by which factor.
     pub throttling: Option<ThrottlingFactor>,
+    /// By which formula.
+    pub formula: ThrottlingFormula,
     /// The size of a base page.
     pub page_size: Bytes,
     /// What is allocatable on the host, all nodes together: the ceiling of who has no limit.
@@ -165,7 +178,7 @@ impl MemoryQos {
     pub fn container_of(&self, class: QosClass, requested: Bytes, limit: Bytes) -> MemorySettings {
         let high = self.throttling.filter(|_| class != QosClass::Guaranteed).and_then(|factor| {
             let ceiling = positive(limit).unwrap_or(self.node_allocatable);
-            let high = factor.high(requested, ceiling, self.page_size);
+            let high = self.formula.high(factor, requested, ceiling, self.page_size);
             // At or below the request it would throttle what was promised.
             Some(high).filter(|&high| high > requested)
         });
@@ -191,6 +204,7 @@ mod tests {
         MemoryQos {
             reservation: MemoryReservationPolicy::TieredReservation,
             throttling: Some(factor(text)),
+            formula: ThrottlingFormula::V1_27,
             page_size,
             node_allocatable: Bytes::mib(2000),
         }
@@ -240,7 +254,8 @@ mod tests {
             (900, 990),
             (1000, 1000),
         ] {
-            let high = factor("0.9").high(Bytes::mib(request), Bytes::mib(1000), Bytes::mib(1));
+            let formula = ThrottlingFormula::default();
+            let high = formula.high(factor("0.9"), Bytes::mib(request), Bytes::mib(1000), Bytes::mib(1));
             assert_eq!(high, Bytes::mib(expected), "request {request}");
         }
     }
@@ -275,14 +290,31 @@ mod tests {
     }
 
     #[test]
+    fn the_formula_of_1_22_takes_the_factor_of_the_limit() {
+        // KEP-2570, Alpha v1.22; the limit is 1000 Mi, the host has 2000 Mi.
+        for (request, limit, factor, expected) in [
+            (0, 1000, "0.8", Some(800)),
+            (500, 1000, "0.8", Some(800)),
+            (800, 1000, "0.8", None),
+            (900, 1000, "0.8", None),
+            (500, 1000, "0.6", Some(600)),
+            (100, 0, "0.9", Some(1800)),
+        ] {
+            let qos = MemoryQos { formula: ThrottlingFormula::V1_22, ..qos(factor, Bytes::mib(1)) };
+            assert_eq!(high(&qos, request, limit), expected, "request {request}, factor {factor}");
+        }
+    }
+
+    #[test]
     fn high_is_whole_pages() {
         let page = Bytes::kib(4);
         let (request, limit) = (Bytes(0), Bytes(10_000));
-        let f = factor("0.9");
-        assert_eq!(f.high(request, limit, page), Bytes(8192));
-        assert_eq!(f.high(request, limit, Bytes(0)), Bytes(9000));
         let all = Bytes(u64::MAX);
-        assert_eq!(factor("1").high(request, all, Bytes(1)), all);
+        for formula in [ThrottlingFormula::V1_22, ThrottlingFormula::V1_27] {
+            assert_eq!(formula.high(factor("0.9"), request, limit, page), Bytes(8192));
+            assert_eq!(formula.high(factor("0.9"), request, limit, Bytes(0)), Bytes(9000));
+            assert_eq!(formula.high(factor("1"), request, all, Bytes(1)), all);
+        }
     }
 
     #[test]

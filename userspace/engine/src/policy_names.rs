@@ -83,7 +83,7 @@ named!(
 
 named!(
     /// A version of the kubelet. What changed in between came with one of the versions after the earlier one.
-    "version" KubeletVersion {
+    "version of the kubelet (1.32 and 1.36 are known)" KubeletVersion {
         /// v1.32 and before.
         #[serde(rename = "1.32")]
         V1_32 = "1.32",
@@ -107,6 +107,19 @@ impl KubeletVersion {
         Some(if (number()?, number()?) < (1, 33) { Self::V1_32 } else { Self::V1_36 })
     }
 }
+
+named!(
+    /// By which formula it is said where a container is slowed down: that of a version of Kubernetes.
+    "formula (1.22 and 1.27 are known)" ThrottlingFormula {
+        /// At the factor times the limit; nowhere if that is no more than the request. Kubernetes v1.22 to v1.26.
+        #[serde(rename = "1.22")]
+        V1_22 = "1.22",
+        /// At the request plus the factor times what is between it and the limit. Since Kubernetes v1.27.
+        #[default]
+        #[serde(rename = "1.27")]
+        V1_27 = "1.27",
+    }
+);
 
 named!(
     /// How the nodes of several resources have to agree.
@@ -185,6 +198,7 @@ mod tests {
         check(TopologyManagerPolicy::ALL, &["none", "best-effort", "restricted", "single-numa-node"]);
         check(TopologyManagerScope::ALL, &["container", "pod"]);
         check(KubeletVersion::ALL, &["1.32", "1.36"]);
+        check(ThrottlingFormula::ALL, &["1.22", "1.27"]);
     }
 
     #[test]
