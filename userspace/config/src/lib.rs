@@ -18,6 +18,7 @@ pub mod kubernetes;
 mod load;
 pub mod memory_qos;
 pub mod outgoing;
+mod pasted;
 pub mod policy;
 mod problem;
 pub mod rebalance;
@@ -41,6 +42,7 @@ pub use self::{
         CLIENT_VARIABLES, DEFAULT_FILE, FILE_VARIABLE, Flag, Loaded, Sources, VARIABLE_PREFIX, load,
         read_yaml,
     },
+    pasted::gate_problems,
     problem::{Origin, Position, Problem, Problems},
     schema::json_schema,
     types::{DutyCycle, HttpUrl, Interval, ListenAddress, LogFormat, LogLevel},

@@ -9,7 +9,7 @@ use super::{
     config::Config,
     control, enforcement,
     flag_forms::{self, Form},
-    outgoing, policy,
+    outgoing, pasted,
     problem::{Origin, Problem, Problems},
     schema::{Known, closest},
     tree::{self, Node, Value},
@@ -104,7 +104,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
         Problem { origin, message: format!("{path}: {message}"), path }
     };
     let declared = enforcement::problems(&numbered, |path| given.at(path).is_ok());
-    let pasted = policy::problems(&config);
+    let pasted = pasted::problems(&config);
     problems.extend(declared.into_iter().chain(pasted).map(|(path, message)| problem(&path, message)));
     // Between values that could not be read, nothing can be said.
     if problems.is_empty() {
@@ -119,7 +119,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
     if problems.is_empty() {
         warnings.extend(control::warnings(&config.control));
         warnings.extend(outgoing::warnings(&config.alerts, &config.otlp));
-        warnings.extend(policy::warnings(&config));
+        warnings.extend(pasted::warnings(&config));
         return Ok(Loaded { config, file, warnings });
     }
     problems.sort_by(|a, b| a.origin.cmp(&b.origin));

@@ -14,12 +14,9 @@
 use std::collections::BTreeMap;
 
 use numaward_config::{
-    Config,
+    Config, gate_problems,
     memory_qos::MemoryReservationPolicy,
-    policy::{
-        Amount, CpuManagerPolicy, MEMORY_AVAILABLE, MemoryManagerPolicy, MemoryTier, StrategyKind,
-        gate_problems,
-    },
+    policy::{Amount, CpuManagerPolicy, MEMORY_AVAILABLE, MemoryManagerPolicy, MemoryTier, StrategyKind},
 };
 use numaward_engine::{
     Kubelet, Native, NativeOptions, PolicyConfig, Quantity, Request, StartError, Strategy,
