@@ -7,6 +7,7 @@
 //! The rules for the Prometheus operator are those of `dashboards/prometheus`, in its envelope; `cargo xtask dashboards`
 //! makes it.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
@@ -33,6 +34,9 @@ const KUBERNETES: [&str; 2] = ["1.26", "1.37"];
 /// The API group of the Prometheus operator.
 const MONITORING: &str = "monitoring.coreos.com/";
 const RULES: &str = "dashboards/prometheus/rules.yaml";
+/// Where the runbooks are in Kubernetes, where an instance is the name of a node: at any daemon, once
+/// `kubectl port-forward` leads there. The chart has the same.
+const RUNBOOKS: &str = "http://localhost:9560/runbooks";
 const OPERATOR_RULES: &str = "deploy/overlays/prometheus-operator/prometheusrule.yaml";
 
 /// Renders and checks every overlay.
@@ -172,11 +176,19 @@ fn operator_rules(root: &Path) -> Result<String> {
     for line in rules.lines().skip_while(|line| line.starts_with('#')) {
         if !line.is_empty() {
             text.push_str("  ");
-            text.push_str(line);
+            text.push_str(&with_runbooks(line));
         }
         text.push('\n');
     }
     Ok(text)
+}
+
+/// A line of the rules whose link to a runbook, if it has one, leads to [`RUNBOOKS`].
+fn with_runbooks(line: &str) -> Cow<'_, str> {
+    match (line.split_once("http://"), line.rsplit_once("/runbooks/")) {
+        (Some((before, _)), Some((_, alert))) => format!("{before}{RUNBOOKS}/{alert}").into(),
+        _ => line.into(),
+    }
 }
 
 #[cfg(test)]
@@ -190,8 +202,19 @@ mod tests {
         let kept = fs::read_to_string(root.join(OPERATOR_RULES)).unwrap_or_default();
         assert!(kept == made, "{OPERATOR_RULES} is old: run `cargo xtask dashboards`");
         let read = |text: &str| serde_norway::from_str::<Value>(text).unwrap();
-        let rules = read(&fs::read_to_string(root.join(RULES)).unwrap());
+        let mut rules = read(&fs::read_to_string(root.join(RULES)).unwrap());
+        for rule in
+            rules["groups"].as_array_mut().unwrap().iter_mut().flat_map(|group| list_mut(&mut group["rules"]))
+        {
+            if let Some(alert) = rule["alert"].as_str().map(str::to_owned) {
+                rule["annotations"]["runbook_url"] = format!("http://localhost:9560/runbooks/{alert}").into();
+            }
+        }
         assert_eq!(read(&made)["spec"], rules);
+    }
+
+    fn list_mut(value: &mut Value) -> &mut Vec<Value> {
+        value.as_array_mut().unwrap()
     }
 
     #[test]
