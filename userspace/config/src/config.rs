@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     cluster::OperatingMode,
-    control::Control,
+    control::{Access, Control, Tls},
     enforcement::{CgroupPattern, Declared, Enforcement},
     guard::{Budgets, GuardMode, essential},
     kubernetes::Kubernetes,
@@ -41,6 +41,11 @@ pub struct Config {
     /// Address and port of the read-only HTTP server: metrics, health, API.
     #[educe(Default(expression = ListenAddress(SocketAddr::from((Ipv4Addr::LOCALHOST, 9560)))))]
     pub listen: ListenAddress,
+    /// TLS of the read-only address, and whose client certificates it asks for. Files that are replaced are read again.
+    pub listen_tls: Tls,
+    /// File with a bearer token that the read-only address asks for; nobody but its owner may read it. Where client
+    /// certificates are asked for too, either will do. `/livez` and `/readyz` are open to all.
+    pub listen_token_file: Option<PathBuf>,
     /// What is logged, and how.
     pub log: Log,
     /// The eBPF probes.
@@ -129,6 +134,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// Who may reach the read-only address.
+    pub fn reading(&self) -> Access {
+        Access::reading(self.listen_token_file.as_deref(), &self.listen_tls)
+    }
+
     /// How the nodes of CPUs and memory have to agree.
     pub fn topology_policy(&self) -> TopologyManagerPolicy {
         self.topology_manager_policy.unwrap_or(TopologyManagerPolicy::Restricted)

@@ -88,9 +88,13 @@ pub fn listen(address: SocketAddr, key: &'static str) -> Result<std::net::TcpLis
     })
 }
 
-/// The routes with everything around them; of allocations only where there can be any.
-pub fn router(app: Arc<App>, allocations: Option<View>) -> Router {
-    layered(reading(app, allocations).merge(control::rebalances_elsewhere()).merge(page::router()))
+/// The routes with everything around them; of allocations only where there can be any. With a gate, for whom it lets through.
+pub fn router(app: Arc<App>, allocations: Option<View>, gate: Option<Arc<Gate>>) -> Router {
+    let routes = reading(app, allocations).merge(control::rebalances_elsewhere()).merge(page::router());
+    layered(match gate {
+        Some(gate) => routes.layer(middleware::from_fn_with_state(gate, remote::authorize_reading)),
+        None => routes,
+    })
 }
 
 /// The routes of the control socket: those of [`router`] but for people's, and changes.
