@@ -51,6 +51,8 @@ const NODES: [&[u64]; 2] = [&[0, 1, 2], &[3, 4, 5]];
 
 /// A pod that has no CPUs of its own, and runs all the time.
 const SHARED: &str = "shared";
+/// Refuses what cannot be on one node.
+const RESTRICTED: &str = "NUMAWARD_TOPOLOGY_MANAGER_POLICY=restricted";
 /// Waits until the `DaemonSet` is as it is to be.
 const ROLLOUT: [&str; 5] =
     ["rollout", "status", "daemonset/numaward", "--namespace=numaward", "--timeout=10m"];
@@ -333,6 +335,8 @@ fn is_installed(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
     let overlay = checkout("deploy/overlays/enforce");
     kubectl.must(&["apply", "--kustomize", &overlay.display().to_string()]);
+    // As it is, it refuses nothing.
+    kubectl.must(&["set", "env", "daemonset/numaward", "--namespace=numaward", RESTRICTED]);
     cluster.wait_for("numaward runs", || cluster.daemon());
     kubectl.must(&ROLLOUT);
     cluster.step("numaward is ready");

@@ -67,7 +67,7 @@ fn the_image_runs_as_the_manifests_demand() {
     let Some(bench) = Bench::open() else { return };
     let Some((mut vm, _files)) = machine(&bench, ("3,3", MEMORY), &V2, Driver::Cgroupfs) else { return };
     let scratch = tempfile::tempdir().unwrap();
-    for overlay in ["observe", "enforce"] {
+    for overlay in ["observe", "try", "enforce"] {
         let path = scratch.path().join(overlay);
         std::fs::write(&path, daemon_set(overlay).to_string()).unwrap();
         vm = vm.file(path, format!("/{overlay}.json"));
@@ -83,6 +83,19 @@ fn the_image_runs_as_the_manifests_demand() {
 
     check_privileges(&report, "observe capabilities", BPF | PERFMON | DAC_READ_SEARCH, DAC_READ_SEARCH);
     check_status(&report, "observe status");
+
+    check_privileges(&report, "try capabilities", BPF | PERFMON | DAC_READ_SEARCH, DAC_READ_SEARCH);
+    check_status(&report, "try status");
+    assert_eq!(report.section("tried"), "cpus  mems  min 0");
+    let decided = report.json("decided");
+    let [decided] = decided["events"].as_array().unwrap().as_slice() else { panic!("{decided}") };
+    let message =
+        "Dry run: container tried of pod default/tried would have had CPUs 1-2, 64Mi of memory on node 0.";
+    assert_eq!(
+        (&decided["message"], &decided["details"]["reason"]),
+        (&message.into(), &"NumaPlacementDryRun".into())
+    );
+    assert_eq!(report.section("try leaves"), "", "nothing of it is on the host");
 
     check_privileges(&report, "enforce capabilities", BPF | PERFMON | SYS_ADMIN | KEPT, KEPT);
     check_status(&report, "enforce status");

@@ -1,6 +1,9 @@
 # The image, run by containerd as the manifests demand.
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
-mkdir -p /var/lib/kubelet /config
+mkdir -p /var/lib/kubelet/pod-resources /config
+# As a kubelet leaves them that pins nothing.
+echo '{"policyName":"none","defaultCpuSet":"","checksum":1353318690}' >/var/lib/kubelet/cpu_manager_state
+echo '{"policyName":"None","machineState":{},"checksum":4236770233}' >/var/lib/kubelet/memory_manager_state
 [ -d /sys/kernel/tracing/events ] || mount -t tracefs tracefs /sys/kernel/tracing
 # As systemd leaves it.
 mount --make-rshared / || fail "shared"
@@ -30,6 +33,27 @@ section "observe capabilities"
 grep -E '^(CapEff|CapBnd|Seccomp|NoNewPrivs):' /proc/$daemon/status
 section "observe log"
 told
+numaward-cri remove ${made#* } && numaward-cri remove-pod ${made% *} || fail "remove"
+
+run_daemon try
+wait_for 120 connected
+section "try status"
+ask /api/v1/status
+section "try capabilities"
+grep -E '^(CapEff|CapBnd|Seccomp|NoNewPrivs):' /proc/$daemon/status
+run tried guaranteed --millicpus 2000 --mebibytes 64 -- sleep 1000000
+section "tried"
+echo "cpus $(cat $cgroup/cpuset.cpus) mems $(cat $cgroup/cpuset.mems) min $(cat $cgroup/memory.min)"
+section "decided"
+decided() { ask "/api/v1/events?kind=decided"; }
+_decided() { decided | grep -q "Dry run"; }
+wait_for 60 _decided
+decided
+section "try log"
+told
+section "try leaves"
+ls -d /run/numaward /var/lib/numaward 2>/dev/null
+numaward-cri remove $container && numaward-cri remove-pod $pod || fail "remove tried"
 numaward-cri remove ${made#* } && numaward-cri remove-pod ${made% *} || fail "remove"
 
 run_daemon enforce

@@ -4,9 +4,14 @@
 //! Kubernetes, unknown fields included, and against what no schema knows: that all that is referred to is there. What
 //! the configurations in them say is tested where they are read, by the daemon.
 //!
+//! The chart for Helm is held against the overlays ([`chart`]).
+//!
 //! The rules for the Prometheus operator are those of `dashboards/prometheus`, in its envelope; `cargo xtask dashboards`
 //! makes it.
 
+mod chart;
+
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
@@ -21,35 +26,47 @@ use serde_json::Value;
 use crate::command;
 use crate::setup::{DebianTool, PythonTool};
 
-/// What is rendered. The last is there for this test: all components at once.
-const OVERLAYS: [&str; 4] = [
+/// What is rendered. The last two are there for this test: all components.
+const OVERLAYS: [&str; 7] = [
     "deploy/overlays/observe",
     "deploy/overlays/enforce",
+    "deploy/overlays/try",
+    "deploy/overlays/migrate",
     "deploy/overlays/prometheus-operator",
     "tests/deploy/everything",
+    "tests/deploy/k0s-observe",
 ];
 /// The oldest and the newest Kubernetes that is supported.
 const KUBERNETES: [&str; 2] = ["1.26", "1.37"];
 /// The API group of the Prometheus operator.
 const MONITORING: &str = "monitoring.coreos.com/";
+/// That of OpenShift, of which there are no schemas here.
+const OPENSHIFT: &str = "security.openshift.io/";
 const RULES: &str = "dashboards/prometheus/rules.yaml";
+/// Where the runbooks are in Kubernetes, where an instance is the name of a node: at any daemon, once
+/// `kubectl port-forward` leads there. The chart has the same.
+const RUNBOOKS: &str = "http://localhost:9560/runbooks";
 const OPERATOR_RULES: &str = "deploy/overlays/prometheus-operator/prometheusrule.yaml";
 
-/// Renders and checks every overlay.
+/// Renders and checks every overlay, and the chart.
 pub(crate) fn check() -> Result<()> {
     let cache = Cache::locate()?;
     let tests = command::root().join("tests/deploy");
     command::run(&mut command::npm_ci(&tests))?;
-    let mut faults = Vec::new();
+    let (mut made, mut faults) = chart::check(&cache)?;
     for overlay in OVERLAYS {
-        let resources = render(&cache, overlay)?;
-        println!("{overlay}: {} resources, against Kubernetes {}", resources.len(), KUBERNETES.join(" and "));
-        faults.extend(dangling(&resources).into_iter().map(|fault| format!("{overlay}: {fault}")));
-        let (monitoring, kubernetes): (Vec<_>, Vec<_>) =
-            resources.into_iter().partition(|resource| api_version(resource).starts_with(MONITORING));
-        validate(&cache, &kubernetes).with_context(|| overlay.to_owned())?;
+        made.push((overlay.to_owned(), render(&cache, overlay)?));
+    }
+    for (name, resources) in made {
+        println!("{name}: {} resources, against Kubernetes {}", resources.len(), KUBERNETES.join(" and "));
+        faults.extend(dangling(&resources).into_iter().map(|fault| format!("{name}: {fault}")));
+        let of = |group: &'static str| move |resource: &&Value| api_version(resource).starts_with(group);
+        let monitoring: Vec<_> = resources.iter().filter(of(MONITORING)).collect();
+        let others =
+            resources.iter().filter(|resource| !of(MONITORING)(resource) && !of(OPENSHIFT)(resource));
+        validate(&cache, others).with_context(|| name.clone())?;
         if !monitoring.is_empty() {
-            validate_monitoring(&tests, &monitoring).with_context(|| overlay.to_owned())?;
+            validate_monitoring(&tests, &monitoring).with_context(|| name.clone())?;
         }
     }
     if !faults.is_empty() {
@@ -77,7 +94,7 @@ fn api_version(resource: &Value) -> &str {
     resource["apiVersion"].as_str().unwrap_or_default()
 }
 
-fn validate(cache: &Cache, resources: &[Value]) -> Result<()> {
+fn validate<'a>(cache: &Cache, resources: impl Iterator<Item = &'a Value>) -> Result<()> {
     let folder = tempfile::Builder::new().prefix("numaward-manifests-").tempdir()?;
     let mut validate = PythonTool::KUBERNETES_VALIDATE.command(cache);
     validate.args(["--strict", "--quiet"]);
@@ -97,7 +114,7 @@ fn validate(cache: &Cache, resources: &[Value]) -> Result<()> {
     command::run(&mut validate)
 }
 
-fn validate_monitoring(tests: &Path, resources: &[Value]) -> Result<()> {
+fn validate_monitoring(tests: &Path, resources: &[&Value]) -> Result<()> {
     let mut node = Command::new("node")
         .arg("monitoring.mjs")
         .current_dir(tests)
@@ -172,11 +189,19 @@ fn operator_rules(root: &Path) -> Result<String> {
     for line in rules.lines().skip_while(|line| line.starts_with('#')) {
         if !line.is_empty() {
             text.push_str("  ");
-            text.push_str(line);
+            text.push_str(&with_runbooks(line));
         }
         text.push('\n');
     }
     Ok(text)
+}
+
+/// A line of the rules whose link to a runbook, if it has one, leads to [`RUNBOOKS`].
+fn with_runbooks(line: &str) -> Cow<'_, str> {
+    match (line.split_once("http://"), line.rsplit_once("/runbooks/")) {
+        (Some((before, _)), Some((_, alert))) => format!("{before}{RUNBOOKS}/{alert}").into(),
+        _ => line.into(),
+    }
 }
 
 #[cfg(test)]
@@ -190,8 +215,19 @@ mod tests {
         let kept = fs::read_to_string(root.join(OPERATOR_RULES)).unwrap_or_default();
         assert!(kept == made, "{OPERATOR_RULES} is old: run `cargo xtask dashboards`");
         let read = |text: &str| serde_norway::from_str::<Value>(text).unwrap();
-        let rules = read(&fs::read_to_string(root.join(RULES)).unwrap());
+        let mut rules = read(&fs::read_to_string(root.join(RULES)).unwrap());
+        for rule in
+            rules["groups"].as_array_mut().unwrap().iter_mut().flat_map(|group| list_mut(&mut group["rules"]))
+        {
+            if let Some(alert) = rule["alert"].as_str().map(str::to_owned) {
+                rule["annotations"]["runbook_url"] = format!("http://localhost:9560/runbooks/{alert}").into();
+            }
+        }
         assert_eq!(read(&made)["spec"], rules);
+    }
+
+    fn list_mut(value: &mut Value) -> &mut Vec<Value> {
+        value.as_array_mut().unwrap()
     }
 
     #[test]

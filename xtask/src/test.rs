@@ -40,7 +40,8 @@ enum Stage {
     Deny,
     /// Alerts and recording rules: firing and quiet cases
     Rules,
-    /// The Kubernetes manifests against the schemas of Kubernetes and of the Prometheus operator
+    /// The Kubernetes manifests against the schemas of Kubernetes and of the Prometheus operator, and the Helm chart
+    /// against the manifests
     Manifests,
     /// The book: it is made, and its links lead somewhere
     Book,
@@ -105,8 +106,8 @@ fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
             Stage::Deny => parts.push(Part::Tool(&CargoTool::DENY)),
             Stage::Rules => parts.push(Part::DebianTool(&DebianTool::PROMETHEUS)),
             Stage::Manifests => {
-                let validate = Part::PythonTool(&PythonTool::KUBERNETES_VALIDATE);
-                parts.extend([Part::DebianTool(&DebianTool::KUSTOMIZE), Part::Node, validate]);
+                parts.extend([Part::DebianTool(&DebianTool::KUSTOMIZE), Part::Node]);
+                parts.extend([&PythonTool::HELM, &PythonTool::KUBERNETES_VALIDATE].map(Part::PythonTool));
             }
             Stage::Book => parts.push(Part::DebianTool(&DebianTool::MDBOOK)),
             Stage::Page => parts.extend([Part::Ebpf, Part::Browser]),

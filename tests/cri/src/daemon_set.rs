@@ -27,6 +27,8 @@ const MASKED: [&str; 8] = [
 ];
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 const HOST_TO_CONTAINER: i32 = 1;
+/// Where volumes are made that begin empty.
+const EMPTY_DIRS: &str = "/var/lib/empty-dirs";
 
 #[derive(Args)]
 pub(crate) struct Run {
@@ -80,6 +82,7 @@ struct Volume {
     name: String,
     host_path: Option<HostPath>,
     config_map: Option<serde::de::IgnoredAny>,
+    empty_dir: Option<serde::de::IgnoredAny>,
 }
 
 #[derive(Deserialize)]
@@ -236,6 +239,11 @@ impl Run {
                     path.path.clone()
                 }
                 Some(Volume { config_map: Some(_), .. }) => self.config.clone(),
+                Some(Volume { empty_dir: Some(_), name, .. }) => {
+                    let path = format!("{EMPTY_DIRS}/{name}");
+                    fs::create_dir_all(&path).map_err(|error| format!("{path}: {error}"))?;
+                    path
+                }
                 _ => return Err(format!("volume {}: it is not understood", mount.name)),
             };
             let propagation = match mount.mount_propagation.as_deref() {

@@ -68,6 +68,8 @@ pub enum EventKind {
     HeadroomLow,
     /// The guard keeps a workload off a node, no longer does, or cannot.
     Steered,
+    /// In a dry run: where a container would have been placed, or that it would have been refused.
+    Decided,
 }
 
 impl EventKind {
@@ -82,7 +84,7 @@ impl EventKind {
     /// How bad such events are, unless one is known to be otherwise.
     pub const fn severity(self) -> Severity {
         match self {
-            Self::MachineChange | Self::HomeMoved | Self::Rebalance => Severity::Info,
+            Self::MachineChange | Self::HomeMoved | Self::Rebalance | Self::Decided => Severity::Info,
             _ => Severity::Warning,
         }
     }
@@ -98,7 +100,8 @@ impl EventKind {
             | Self::GuaranteeRefused
             | Self::NotHerded
             | Self::HomeMoved
-            | Self::BudgetExceeded => 10,
+            | Self::BudgetExceeded
+            | Self::Decided => 10,
             // A conflict over a knob has ten repairs, and its end has to be reported.
             Self::Drift | Self::HeadroomLow => 20,
             Self::MachineChange | Self::Rebalance | Self::Steered => 60,

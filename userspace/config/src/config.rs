@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     cluster::OperatingMode,
-    control::Control,
+    control::{Access, Control, Tls},
     enforcement::{CgroupPattern, Declared, Enforcement},
     guard::{Budgets, GuardMode, essential},
     kubernetes::Kubernetes,
@@ -45,6 +45,11 @@ pub struct Config {
     /// Address and port of the read-only HTTP server: metrics, health, API.
     #[educe(Default(expression = ListenAddress(SocketAddr::from((Ipv4Addr::LOCALHOST, 9560)))))]
     pub listen: ListenAddress,
+    /// TLS of the read-only address, and whose client certificates it asks for. Files that are replaced are read again.
+    pub listen_tls: Tls,
+    /// File with a bearer token that the read-only address asks for; nobody but its owner may read it. Where client
+    /// certificates are asked for too, either will do. `/livez` and `/readyz` are open to all.
+    pub listen_token_file: Option<PathBuf>,
     /// What is logged, and how.
     pub log: Log,
     /// The eBPF probes.
@@ -161,6 +166,11 @@ impl Config {
         let is_reserved = self.kube_reserved.is_some() || self.system_reserved.is_some();
         let default = || [(MEMORY_AVAILABLE.to_owned(), DEFAULT_THRESHOLD)].into();
         self.eviction_hard.clone().or_else(|| is_reserved.then(default))
+    }
+
+    /// Who may reach the read-only address.
+    pub fn reading(&self) -> Access {
+        Access::reading(self.listen_token_file.as_deref(), &self.listen_tls)
     }
 
     /// How the nodes of CPUs and memory have to agree.

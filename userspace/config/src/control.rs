@@ -1,4 +1,4 @@
-//! Control over TCP: keys that only make sense together.
+//! Who may reach an address over TCP: keys that only make sense together.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ pub struct Control {
     pub tls: Tls,
 }
 
-/// TLS of the control address.
+/// TLS of an address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Tls {
@@ -45,47 +45,106 @@ impl Tls {
     }
 }
 
-/// What is wrong between the keys, and with the address of the read-only server: the key that is to be changed, and why.
-pub(super) fn problems(control: &Control, read_only: ListenAddress) -> Vec<(&'static str, String)> {
-    let Control { listen, token_file, allow_unencrypted, tls } = control;
-    let mut problems = Vec::new();
-    let mut needs = |key: &'static str, has: bool, other: &str, is_there: bool| {
-        if has && !is_there {
-            problems.push((key, format!("needs {other}, which is not given")));
+/// By which credentials an address is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// File with a bearer token.
+    pub token_file: Option<PathBuf>,
+    /// TLS.
+    pub tls: Tls,
+    /// The key of the configuration that names the file,
+    pub token_key: &'static str,
+    /// and that of TLS.
+    pub tls_key: &'static str,
+}
+
+impl From<&Control> for Access {
+    fn from(control: &Control) -> Self {
+        Self {
+            token_file: control.token_file.clone(),
+            tls: control.tls.clone(),
+            token_key: "control.tokenFile",
+            tls_key: "control.tls",
         }
-    };
-    let (cert, key) = (tls.cert_file.is_some(), tls.key_file.is_some());
-    needs("control.tls.certFile", cert, "control.tls.keyFile", key);
-    needs("control.tls.keyFile", key, "control.tls.certFile", cert);
-    needs("control.tls.clientCaFile", tls.client_ca_file.is_some(), "control.tls.certFile", cert);
-    let names = tls.client_names.is_some();
-    needs("control.tls.clientNames", names, "control.tls.clientCaFile", tls.client_ca_file.is_some());
-    if tls.client_names.as_ref().is_some_and(Vec::is_empty) {
-        problems.push(("control.tls.clientNames", "is empty: no client could control".to_owned()));
     }
+}
+
+impl Access {
+    /// That of the read-only address.
+    pub(super) fn reading(token_file: Option<&Path>, tls: &Tls) -> Self {
+        Self {
+            token_file: token_file.map(Path::to_owned),
+            tls: tls.clone(),
+            token_key: "listenTokenFile",
+            tls_key: "listenTls",
+        }
+    }
+
+    /// Whether there is TLS, or anything that lets clients in.
+    pub fn is_any(&self) -> bool {
+        self.token_file.is_some() || self.tls != Tls::default()
+    }
+
+    /// What is wrong between the keys of TLS: the key that is to be changed, and why.
+    pub(super) fn problems(&self) -> Vec<(String, String)> {
+        let (mut problems, tls) = (Vec::new(), &self.tls);
+        let key = |name: &str| format!("{}.{name}", self.tls_key);
+        let given = [
+            ("certFile", tls.cert_file.is_some()),
+            ("keyFile", tls.key_file.is_some()),
+            ("clientCaFile", tls.client_ca_file.is_some()),
+            ("clientNames", tls.client_names.is_some()),
+        ];
+        let [cert, private_key, ca, names] = given;
+        for ((name, has), (other, is_there)) in
+            [(cert, private_key), (private_key, cert), (ca, cert), (names, ca)]
+        {
+            if has && !is_there {
+                problems.push((key(name), format!("needs {}, which is not given", key(other))));
+            }
+        }
+        if tls.client_names.as_ref().is_some_and(Vec::is_empty) {
+            problems.push((key("clientNames"), "is empty: no client would be let in".to_owned()));
+        }
+        problems
+    }
+}
+
+/// What is wrong between the keys, and with the address of the read-only server: the key that is to be changed, and why.
+pub(super) fn problems(control: &Control, read_only: ListenAddress) -> Vec<(String, String)> {
+    let Control { listen, token_file, allow_unencrypted, tls } = control;
+    let mut problems = Access::from(control).problems();
+    let cert = tls.cert_file.is_some();
     let Some(ListenAddress(address)) = listen else { return problems };
+    let mut wrong = |message| problems.push(("control.listen".to_owned(), message));
     if token_file.is_none() && tls.client_ca_file.is_none() {
         let message = "anyone who reaches this address could change allocations: give control.tokenFile, \
                        control.tls.clientCaFile or both";
-        problems.push(("control.listen", message.to_owned()));
+        wrong(message.to_owned());
     } else if !cert && !allow_unencrypted && !address.ip().is_loopback() {
         let message = format!(
             "the token would cross the network to {address} unencrypted: give control.tls, listen on 127.0.0.1 or \
              [::1], or set control.allowUnencrypted where the network is encrypted in another way"
         );
-        problems.push(("control.listen", message));
+        wrong(message);
     }
     if *address == read_only.0 && address.port() != 0 {
         let message = format!("{address} is also the address of \"listen\": choose another port");
-        problems.push(("control.listen", message));
+        wrong(message);
     }
     problems
 }
 
 /// What is odd but no error.
-pub(super) fn warnings(control: &Control) -> Vec<String> {
+pub(super) fn warnings(control: &Control, read_only: ListenAddress, reading: &Access) -> Vec<String> {
+    let mut warnings = Vec::new();
     if control.listen.is_none() && *control != Control::default() {
-        return vec!["control has no effect without control.listen".to_owned()];
+        warnings.push("control has no effect without control.listen".to_owned());
     }
-    Vec::new()
+    let is_plain = reading.tls.cert_file.is_none() && !read_only.0.ip().is_loopback();
+    if reading.token_file.is_some() && is_plain {
+        let message = "without listenTls, the token of listenTokenFile crosses the network unencrypted";
+        warnings.push(message.to_owned());
+    }
+    warnings
 }

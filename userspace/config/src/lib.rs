@@ -37,7 +37,7 @@ pub use self::{
     config::{
         AllocationProbe, Config, HardwareProbe, Log, Observe, ProbeSwitch, Probes, RemoteEstimate, StallProbe,
     },
-    control::{Control, Tls},
+    control::{Access, Control, Tls},
     load::{
         CLIENT_VARIABLES, DEFAULT_FILE, FILE_VARIABLE, Flag, Loaded, Sources, VARIABLE_PREFIX, load,
         read_yaml,

@@ -108,16 +108,18 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
     problems.extend(declared.into_iter().chain(pasted).map(|(path, message)| problem(&path, message)));
     // Between values that could not be read, nothing can be said.
     if problems.is_empty() {
+        let outgoing = outgoing::problems(&config.alerts, &config.otlp).into_iter();
         let between = control::problems(&config.control, config.listen)
             .into_iter()
-            .chain(outgoing::problems(&config.alerts, &config.otlp));
+            .chain(config.reading().problems())
+            .chain(outgoing.map(|(key, message)| (key.to_owned(), message)));
         problems.extend(between.map(|(key, message)| {
             let path: Vec<String> = key.split('.').map(str::to_owned).collect();
             problem(&path, message)
         }));
     }
     if problems.is_empty() {
-        warnings.extend(control::warnings(&config.control));
+        warnings.extend(control::warnings(&config.control, config.listen, &config.reading()));
         warnings.extend(outgoing::warnings(&config.alerts, &config.otlp));
         warnings.extend(pasted::warnings(&config));
         return Ok(Loaded { config, file, warnings });

@@ -147,6 +147,27 @@ fn an_unknown_variable_is_a_warning() {
 }
 
 #[test]
+fn credentials_of_the_read_only_address_are_whole() {
+    let text = "listen: 0.0.0.0:1\nlistenTokenFile: /t\nlistenTls:\n  certFile: /c\n  clientCaFile: /a\n  clientNames: []\n";
+    let problems = with_file(text, &[], vec![]).unwrap_err();
+    let expected = [
+        "config.yaml:4:13: listenTls.certFile: needs listenTls.keyFile, which is not given",
+        "config.yaml:6:16: listenTls.clientNames: is empty: no client would be let in",
+    ];
+    assert_eq!(problems, expected);
+    for (text, warnings) in [
+        ("listenTokenFile: /t", &[][..]),
+        ("listen: 0.0.0.0:1\nlistenTokenFile: /t\nlistenTls: {certFile: /c, keyFile: /k}", &[]),
+        (
+            "listen: 0.0.0.0:1\nlistenTokenFile: /t",
+            &["without listenTls, the token of listenTokenFile crosses the network unencrypted"],
+        ),
+    ] {
+        assert_eq!(with_file(text, &[], vec![]).unwrap().warnings, warnings, "{text}");
+    }
+}
+
+#[test]
 fn control_over_tcp_is_refused_where_anybody_could_use_it() {
     let table: &[(&str, &[&str])] = &[
         ("control: {listen: '127.0.0.1:1', tokenFile: /t}", &[]),

@@ -50,8 +50,8 @@ pub enum RunError {
     /// Another daemon promises on this host.
     #[error(transparent)]
     Control(#[from] SocketError),
-    /// Control over TCP would be open to nobody, or to everybody.
-    #[error("control over TCP cannot be given: {0}")]
+    /// An address would be open to nobody, or to everybody.
+    #[error("who may reach an address over TCP is not known: {0}")]
     Credentials(#[from] CredentialError),
     /// The kubelet promises on this host.
     #[error(transparent)]
@@ -90,6 +90,8 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
     let app = App::new(&observer, &metrics, &readiness, &heartbeat, allocations::open_api());
     let listener = http::listen(config.listen.0, LISTEN)?;
+    let reading = config.reading();
+    let reading = reading.is_any().then(|| Gate::open(reading)).transpose()?;
     let remote = match config.control.listen.filter(|_| mode == OperatingMode::Enforce) {
         Some(address) => Some((http::listen(address.0, CONTROL_LISTEN)?, Gate::open(&config.control)?)),
         None => None,
@@ -126,7 +128,6 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         let stop = stop.clone();
         // Whatever ends this block ends the threads too.
         let _stop_all = stop.clone().drop_guard();
-        let listener = TcpListener::from_std(listener)?;
         let address = listener.local_addr()?;
         stop_on_signals(stop.clone())?;
         tokio::spawn(close_events(observer.events().clone(), stop.clone()));
@@ -155,7 +156,11 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         };
         let (view, source) = assigned.unzip();
         cluster.start(source, &stop);
-        http::serve(listener, allocations::router(app, view), stop).await;
+        let router = allocations::router(app, view, reading.clone());
+        match reading {
+            Some(gate) => http::serve(RemoteListener::new(listener, gate)?, router, stop).await,
+            None => http::serve(TcpListener::from_std(listener)?, router, stop).await,
+        }
         Ok::<_, io::Error>(())
     });
     for thread in threads {
@@ -222,7 +227,8 @@ fn start_sending(
     // This host, for those who hear of several.
     let host = config.kubernetes.node_name.clone();
     let host = host.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
-    if let Err(error) = alerts::start(&config.alerts, (&host, address), metrics, alerts, stop) {
+    let scheme = if config.listen_tls.cert_file.is_some() { "https" } else { "http" };
+    if let Err(error) = alerts::start(&config.alerts, (&host, scheme, address), metrics, alerts, stop) {
         tracing::error!(%error, "alerts.webhook cannot be used: alerts are neither watched nor posted");
     }
     let counted = traces.metrics();

@@ -16,9 +16,9 @@ use std::{
     },
 };
 
-use numaward_config::Control;
+use numaward_config::{Config, Control};
 use numaward_daemon::{
-    allocations::{control_router, remote_router},
+    allocations::{control_router, remote_router, router},
     socket,
 };
 use numaward_http::{ControlListener, Gate, MAX_BODY_BYTES, RemoteListener, listen, serve};
@@ -590,4 +590,75 @@ async fn a_client_certificate_opens_the_control_address() {
     assert!(get(address, &ours, Some(&client), &[]).await.is_err());
     assert!(get(address, &foreign, Some(&client), &[]).await.is_err());
     assert_eq!(get(address, &foreign, Some(&foreign.sign("a.example")), &[]).await.unwrap().status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_read_only_address_asks_for_what_is_configured_and_always_says_how_it_is() {
+    let host = host();
+    let daemon = host.start();
+    let path = |name: &str| host.dir.path().join(name);
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let (cert, key) = ours.sign("localhost");
+    write(&path("cert"), &cert);
+    write(&path("key"), &key);
+    write(&path("ca"), &theirs.pem);
+    write(&path("token"), TOKEN);
+    let serving = |config: &Config| {
+        let gate = Gate::open(config.reading()).unwrap();
+        let listener = listen("127.0.0.1:0".parse().unwrap(), "listen").unwrap();
+        let listener = RemoteListener::new(listener, gate.clone()).unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(serve(listener, router(daemon.app.clone(), None, Some(gate)), daemon.stop.clone()));
+        address
+    };
+    let bearer = format!("Bearer {TOKEN}");
+    let bearer = [("authorization", &*bearer)];
+
+    // A token, unencrypted.
+    let mut config = Config { listen_token_file: Some(path("token")), ..Config::default() };
+    let address = serving(&config);
+    let get = async |path, headers: &[_]| {
+        let stream = TcpStream::connect(address).await.unwrap();
+        ask(stream, "GET", path, headers, "").await.unwrap()
+    };
+    for path in ["/metrics", "/api/v1/topology", "/", "/runbooks/NumawardDown", "/livez/"] {
+        let answer = get(path, &[]).await;
+        assert_eq!(answer.status, 401, "{path}: {answer:?}");
+        assert!(
+            answer.head.contains(PROBLEM) && answer.head.contains("www-authenticate: Bearer"),
+            "{answer:?}"
+        );
+    }
+    assert!(get("/metrics", &[]).await.body["detail"].as_str().unwrap().contains("listenTokenFile"));
+    assert_eq!(get("/metrics", &[("authorization", "Bearer x")]).await.status, 401);
+    assert_eq!(get("/metrics", &bearer).await.status, 200);
+    for path in ["/livez", "/readyz"] {
+        assert_ne!(get(path, &[]).await.status, 401, "{path}");
+    }
+
+    // TLS alone: for all.
+    config.listen_token_file = None;
+    config.listen_tls.cert_file = Some(path("cert"));
+    config.listen_tls.key_file = Some(path("key"));
+    let get = async |address, identity: Option<&(String, String)>, path, headers: &[_]| {
+        ask(tls(address, &ours.pem, identity).await.unwrap(), "GET", path, headers, "").await.unwrap().status
+    };
+    let address = serving(&config);
+    assert_eq!(get(address, None, "/metrics", &[]).await, 200);
+    let plain = TcpStream::connect(address).await.unwrap();
+    assert!(ask(plain, "GET", "/metrics", &[], "").await.is_err());
+
+    // Certificates or the token.
+    config.listen_tls.client_ca_file = Some(path("ca"));
+    config.listen_token_file = Some(path("token"));
+    let address = serving(&config);
+    let client = theirs.sign("prometheus.example");
+    assert_eq!(get(address, Some(&client), "/metrics", &[]).await, 200);
+    assert_eq!(get(address, None, "/metrics", &bearer).await, 200);
+    assert_eq!(get(address, None, "/metrics", &[]).await, 401);
+    assert_ne!(get(address, None, "/readyz", &[]).await, 401);
+    // Nothing can be changed here by anybody.
+    let stream = tls(address, &ours.pem, Some(&client)).await.unwrap();
+    let answer = ask(stream, "POST", ALLOCATIONS, &bearer, &request("c", "/c", 1, "1Gi")).await.unwrap();
+    assert!([404, 405].contains(&answer.status), "{answer:?}");
 }

@@ -72,7 +72,7 @@ fn daemon_on(root: tempfile::TempDir) -> Daemon {
     let mut readiness = Readiness::default();
     let latch = readiness.latch("cgroups");
     let app = App::new(&observer, &metrics, &readiness, &Heartbeat::new(), allocations::open_api());
-    Daemon { router: router(app.clone(), None), app, latch, events, root }
+    Daemon { router: router(app.clone(), None, None), app, latch, events, root }
 }
 
 fn daemon() -> Daemon {
@@ -299,7 +299,7 @@ async fn head_has_no_body() {
 async fn files_that_hang_keep_neither_allocations_nor_events() {
     let mut daemon = daemon();
     let held = Arc::new(api::Allocations::default());
-    daemon.router = router(daemon.app.clone(), Some(Arc::new(move || held.clone())));
+    daemon.router = router(daemon.app.clone(), Some(Arc::new(move || held.clone())), None);
     let file = daemon.root.path().join("sys/devices/system/node/node0/meminfo");
     fs::remove_file(&file).unwrap();
     mkfifoat(CWD, &file, Mode::RUSR | Mode::WUSR).unwrap();

@@ -5,7 +5,7 @@
 
 use std::{io, os::unix::net::UnixListener};
 
-use crate::{Accept, Peer};
+use crate::{peer::Peer, server::Accept};
 
 /// Accepts connections on the control socket from those who may change allocations.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use tokio::{
     time::timeout_at,
 };
 
-use crate::TIME_LIMIT;
+use crate::limits::TIME_LIMIT;
 
 /// Pieces that wait for a slow client, at most.
 const WAITING: usize = 4;

@@ -9,6 +9,8 @@ use axum::{
 };
 use numaward_api::problem::{CONTENT_TYPE, Problem};
 
+use crate::limits::{MAX_BODY_BYTES, TIME_LIMIT};
+
 /// An error with its detail; becomes a problem on its way out.
 pub type Failure = (StatusCode, String);
 
@@ -35,10 +37,10 @@ pub(crate) async fn layer(request: Request, next: Next) -> Response {
             format!("there is nothing at {path}; /openapi.json says what there is")
         }
         StatusCode::PAYLOAD_TOO_LARGE => {
-            format!("the body is larger than the {} bytes that are taken", crate::MAX_BODY_BYTES)
+            format!("the body is larger than the {} bytes that are taken", MAX_BODY_BYTES)
         }
         StatusCode::SERVICE_UNAVAILABLE if said.is_empty() => {
-            format!("no answer within {} seconds", crate::TIME_LIMIT.as_secs())
+            format!("no answer within {} seconds", TIME_LIMIT.as_secs())
         }
         _ => said.into_owned(),
     };

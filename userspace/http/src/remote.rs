@@ -1,18 +1,19 @@
-//! Control over TCP: who may change allocations from elsewhere.
+//! TCP: who may change allocations from elsewhere, and who may read, where that is asked.
 //!
 //! Problem: on a socket of this host the kernel says who asks; over TCP a client has to prove that it may.
 //!
-//! Terms: the *credentials* are what the files of [`Control`] hold: a bearer token (RFC 6750), and for TLS the
+//! Terms: the *credentials* are what the files of [`Access`] hold: a bearer token (RFC 6750), and for TLS the
 //! daemon's certificate and the authorities of client certificates. Where both are configured, either will do.
 //!
 //! Algorithm: with each connection and each request the files are looked at, and read anew if they changed.
 //! Files that cannot be used leave those before them in force, and are reported in the log, once. A client whose
 //! certificate is of another authority fails the handshake; all else is answered with 401 or 403.
 //!
-//! Invariants: no request passes without token or certificate, whatever it asks for; the token is compared in
-//! constant time and never logged; a slow handshake holds up nobody else.
+//! Invariants: on the control address no request passes without token or certificate, whatever it asks for; the token is
+//! compared in constant time and never logged; a slow handshake holds up nobody else.
 
 use std::{
+    borrow::Cow,
     fmt, fs,
     io::{self, Read},
     net::SocketAddr,
@@ -27,7 +28,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use numaward_config::{Control, Tls};
+use numaward_config::{Access, Tls};
 use subtle::ConstantTimeEq;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{
@@ -42,8 +43,15 @@ use tokio_rustls::{
 };
 use tokio_util::either::Either;
 
+use crate::{
+    peer::{Certificate, Peer},
+    server::Accept,
+};
+
 /// No file of credentials is larger.
 const MAX_FILE_BYTES: u64 = 1 << 20;
+/// What the kubelet's probes ask for, which have neither token nor certificate.
+const HEALTH: [&str; 2] = ["/livez", "/readyz"];
 /// A shorter token could be guessed.
 const MIN_TOKEN_BYTES: usize = 16;
 
@@ -56,22 +64,6 @@ pub enum CredentialError {
     /// What it holds, or who else may read it, is wrong, and what to do.
     #[error("{path}: {1}", path = .0.display())]
     Unfit(PathBuf, String),
-}
-
-/// Who is on the other side of a connection, as far as the connection shows.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Peer {
-    address: Option<SocketAddr>,
-    certificate: Certificate,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Certificate {
-    #[default]
-    None,
-    Taken,
-    /// Of the right authority, but with none of the names that may control.
-    OtherName,
 }
 
 struct Token(Vec<u8>);
@@ -93,37 +85,38 @@ struct Credentials {
 /// What distinguishes one version of a file from another: device, inode, size, time of change. None: it is not there.
 type Stamp = Option<(u64, u64, u64, i64, i64)>;
 
-/// Decides who may control.
+/// Decides who may reach an address.
 #[derive(Debug)]
 pub struct Gate {
-    control: Control,
+    access: Access,
     /// What the files hold, and which versions of them.
     current: Mutex<(Vec<Stamp>, Arc<Credentials>)>,
 }
 
 impl Gate {
     /// Reads the credentials.
-    pub fn open(control: &Control) -> Result<Arc<Self>, CredentialError> {
+    pub fn open(access: impl Into<Access>) -> Result<Arc<Self>, CredentialError> {
+        let access = access.into();
         // Before the files are read: a change meanwhile is seen later.
-        let seen = stamps(control);
-        let current = Mutex::new((seen, Arc::new(Credentials::read(control)?)));
-        Ok(Arc::new(Self { control: control.clone(), current }))
+        let seen = stamps(&access);
+        let current = Mutex::new((seen, Arc::new(Credentials::read(&access)?)));
+        Ok(Arc::new(Self { access, current }))
     }
 
     /// The credentials as the files hold them now. Blocks for as long as it takes to look at the files.
     fn look(&self) -> Arc<Credentials> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let (seen, credentials) = &mut *current;
-        let now = stamps(&self.control);
+        let now = stamps(&self.access);
         if *seen != now {
             *seen = now;
-            match Credentials::read(&self.control) {
+            match Credentials::read(&self.access) {
                 Ok(read) => {
-                    tracing::info!("the credentials for control over TCP were read again");
+                    tracing::info!(of = self.access.tls_key, "the credentials of an address were read again");
                     *credentials = Arc::new(read);
                 }
                 Err(error) => {
-                    tracing::error!(%error, "the credentials for control over TCP stay as they were");
+                    tracing::error!(%error, "the credentials of an address stay as they were");
                 }
             }
         }
@@ -136,9 +129,9 @@ impl Gate {
     }
 }
 
-fn stamps(control: &Control) -> Vec<Stamp> {
-    let Tls { cert_file, key_file, client_ca_file, client_names: _ } = &control.tls;
-    let files = [&control.token_file, cert_file, key_file, client_ca_file];
+fn stamps(access: &Access) -> Vec<Stamp> {
+    let Tls { cert_file, key_file, client_ca_file, client_names: _ } = &access.tls;
+    let files = [&access.token_file, cert_file, key_file, client_ca_file];
     files
         .into_iter()
         .flatten()
@@ -150,17 +143,17 @@ fn stamps(control: &Control) -> Vec<Stamp> {
 }
 
 impl Credentials {
-    fn read(control: &Control) -> Result<Self, CredentialError> {
-        let Tls { client_ca_file, client_names, .. } = &control.tls;
+    fn read(access: &Access) -> Result<Self, CredentialError> {
+        let Tls { client_ca_file, client_names, .. } = &access.tls;
         let name = |name: &String| {
             ServerName::try_from(name.clone()).map_err(|_| {
                 let file = client_ca_file.as_deref().unwrap_or(Path::new(""));
-                unfit(file, format_args!("control.tls.clientNames: {name:?} is no DNS name"))
+                unfit(file, format_args!("{}.clientNames: {name:?} is no DNS name", access.tls_key))
             })
         };
         let names = client_names.as_ref().map(|names| names.iter().map(name).collect()).transpose()?;
-        let token = control.token_file.as_deref().map(token).transpose()?;
-        let tls = control.tls.identity().map(|(cert, key)| tls(cert, key, client_ca_file.as_deref()));
+        let token = access.token_file.as_deref().map(token).transpose()?;
+        let tls = access.tls.identity().map(|(cert, key)| tls(cert, key, client_ca_file.as_deref()));
         Ok(Self { token, tls: tls.transpose()?, takes_certificates: client_ca_file.is_some(), names })
     }
 }
@@ -250,7 +243,7 @@ fn read(path: &Path) -> Result<(Vec<u8>, fs::Metadata), CredentialError> {
     Ok((text, found))
 }
 
-/// Accepts connections on the control address, with TLS where that is configured.
+/// Accepts connections on an address with credentials, with TLS where that is configured.
 #[derive(Debug)]
 pub struct RemoteListener {
     listener: TcpListener,
@@ -258,7 +251,7 @@ pub struct RemoteListener {
 }
 
 impl RemoteListener {
-    /// Takes a listener made by [`crate::listen`]. Call it in the runtime that is to serve.
+    /// Takes a listener made by [`listen`](crate::listen). Call it in the runtime that is to serve.
     pub fn new(listener: std::net::TcpListener, gate: Arc<Gate>) -> io::Result<Self> {
         Ok(Self { listener: TcpListener::from_std(listener)?, gate })
     }
@@ -269,7 +262,7 @@ impl RemoteListener {
     }
 }
 
-impl crate::Accept for RemoteListener {
+impl Accept for RemoteListener {
     type Accepted = (TcpStream, SocketAddr, Arc<Gate>);
     type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
@@ -301,30 +294,33 @@ fn judge(certificate: &CertificateDer<'_>, names: Option<&[ServerName<'static>]>
 }
 
 /// Why a request is turned away, and with which challenge.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Denied {
     status: StatusCode,
     challenge: Option<&'static str>,
-    reason: &'static str,
+    reason: Cow<'static, str>,
 }
 
 impl IntoResponse for Denied {
     fn into_response(self) -> Response {
         let Self { status, challenge, reason } = self;
         let challenge = challenge.map(|challenge| [(header::WWW_AUTHENTICATE, challenge)]);
-        (challenge, (status, reason.to_owned())).into_response()
+        (challenge, (status, reason.into_owned())).into_response()
     }
 }
 
-/// By what a client may control.
+/// By what a client may reach an address.
 fn judge_request(
+    access: &Access,
     credentials: &Credentials,
     certificate: Certificate,
     headers: &HeaderMap,
 ) -> Result<&'static str, Denied> {
     const BEARER: &str = "Bearer realm=\"numaward\"";
+    let Access { token_key, tls_key, .. } = access;
     let denied = |status, challenge, reason| Err(Denied { status, challenge, reason });
-    let unauthorized = |challenge, reason| denied(StatusCode::UNAUTHORIZED, Some(challenge), reason);
+    let unauthorized =
+        |challenge, reason: String| denied(StatusCode::UNAUTHORIZED, Some(challenge), reason.into());
     if certificate == Certificate::Taken {
         return Ok("certificate");
     }
@@ -336,30 +332,34 @@ fn judge_request(
         (Some(sent), Some(Token(token))) if bool::from(sent.ct_eq(token)) => Ok("token"),
         (Some(_), Some(_)) => unauthorized(
             "Bearer realm=\"numaward\", error=\"invalid_token\"",
-            "this is not the token of control.tokenFile",
+            format!("this is not the token of {token_key}"),
         ),
         _ if certificate == Certificate::OtherName => denied(
             StatusCode::FORBIDDEN,
             None,
-            "the client certificate carries none of the names in control.tls.clientNames",
+            format!("the client certificate carries none of the names in {tls_key}.clientNames").into(),
         ),
         (_, Some(_)) if credentials.takes_certificates => unauthorized(
             BEARER,
-            "this address wants a client certificate or the header Authorization: Bearer TOKEN",
+            "this address wants a client certificate or the header Authorization: Bearer TOKEN".to_owned(),
         ),
         (_, Some(_)) => unauthorized(
             BEARER,
-            "this address wants the header Authorization: Bearer TOKEN, with the token of control.tokenFile",
+            format!(
+                "this address wants the header Authorization: Bearer TOKEN, with the token of {token_key}"
+            ),
         ),
         // RFC 9110 wants a challenge with each 401; there is no scheme for certificates.
         (_, None) => unauthorized(
             "Mutual",
-            "this address wants a client certificate of an authority in control.tls.clientCaFile, and takes no token",
+            format!(
+                "this address wants a client certificate of an authority in {tls_key}.clientCaFile, and takes no token"
+            ),
         ),
     }
 }
 
-/// Lets through those who may control.
+/// Lets through those who may.
 pub(crate) async fn authorize(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
     let Peer { address, certificate } = request.extensions().get().copied().unwrap_or_default();
     let credentials = match gate.credentials().await {
@@ -367,7 +367,7 @@ pub(crate) async fn authorize(State(gate): State<Arc<Gate>>, request: Request, n
         Err(error) => return (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response(),
     };
     let peer = address.map(tracing::field::display);
-    match judge_request(&credentials, certificate, request.headers()) {
+    match judge_request(&gate.access, &credentials, certificate, request.headers()) {
         Ok(by) => {
             if !request.method().is_safe() {
                 tracing::info!(peer, by, method = %request.method(), uri = %request.uri(), "asked over TCP");
@@ -375,8 +375,24 @@ pub(crate) async fn authorize(State(gate): State<Arc<Gate>>, request: Request, n
             next.run(request).await
         }
         Err(denied) => {
-            tracing::warn!(peer, reason = %denied.reason, "turned away from the control address");
+            tracing::warn!(peer, reason = %denied.reason, "turned away");
             denied.into_response()
         }
     }
+}
+
+/// Lets through those who may read: all where nothing but TLS is configured, and to all whether the daemon is well.
+pub(crate) async fn authorize_reading(
+    State(gate): State<Arc<Gate>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if HEALTH.contains(&request.uri().path()) {
+        return next.run(request).await;
+    }
+    let Access { token_file, tls, .. } = &gate.access;
+    if token_file.is_none() && tls.client_ca_file.is_none() {
+        return next.run(request).await;
+    }
+    authorize(State(gate), request, next).await
 }

@@ -264,7 +264,14 @@ mod tests {
         assert!(archive.contains(&program), "{archive}");
         assert!(archive.contains("/completions/numaward.zsh") && archive.contains("/man/man1/numaward.1"));
         let deploy = listing("tar", &["-tzf"], deploy);
-        assert!(deploy.contains("/deploy/base/daemonset.yaml") && deploy.contains("/dashboards/grafana/"));
+        for file in [
+            "base/daemonset.yaml",
+            "helm/numaward/files/enforce.yaml",
+            "helm/numaward/files/dashboards/host.json",
+        ] {
+            assert!(deploy.contains(&format!("/deploy/{file}\n")), "{file}:\n{deploy}");
+        }
+        assert!(deploy.contains("/dashboards/grafana/"));
 
         let contents = listing("dpkg-deb", &["--contents"], package);
         for line in [

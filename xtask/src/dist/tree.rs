@@ -51,13 +51,13 @@ impl Tree {
         set_mode(&target, mode)
     }
 
-    /// Adds the plain files of a folder, with those below it.
+    /// Adds the plain files of a folder, with those below it; of links, what they lead to.
     pub(crate) fn copy(&self, from: &Path, to: &str) -> Result<()> {
         let entries = fs::read_dir(from).with_context(|| format!("cannot list {}", from.display()))?;
         for entry in entries {
             let entry = entry?;
             let to = format!("{to}/{}", entry.file_name().to_string_lossy());
-            if entry.file_type()?.is_dir() {
+            if entry.path().is_dir() {
                 self.copy(&entry.path(), &to)?;
             } else {
                 self.file(&to, &fs::read(entry.path())?, super::PLAIN)?;

@@ -1,6 +1,6 @@
 //! Programs of the Python registry, with what they need: `CACHE/tools/NAME-VERSION`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
@@ -14,7 +14,7 @@ use crate::command;
 /// What it takes to install and run them, with its Debian packages.
 const PYTHON: &[(&str, &str)] = &[("python3", "python3"), ("pip3", "python3-pip")];
 
-/// A package of the Python registry that is run as a module.
+/// A package of the Python registry that is run as a module, or that a script uses.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PythonTool {
     name: &'static str,
@@ -23,6 +23,9 @@ pub(crate) struct PythonTool {
 }
 
 impl PythonTool {
+    /// Renders charts: Helm itself, as a library.
+    pub(crate) const HELM: Self = Self { name: "helm-python-sdk", version: "0.2.2", module: "helm_python" };
+
     /// Holds Kubernetes resources against the schemas of each version.
     pub(crate) const KUBERNETES_VALIDATE: Self =
         Self { name: "kubernetes-validate", version: "1.37.0", module: "kubernetes_validate" };
@@ -33,9 +36,22 @@ impl PythonTool {
 
     /// Runs it, after setup.
     pub(crate) fn command(&self, cache: &Cache) -> Command {
+        let mut command = self.python(cache);
+        command.args(["-m", self.module]);
+        command
+    }
+
+    /// Runs a script that uses it, after setup.
+    pub(crate) fn script(&self, cache: &Cache, script: &Path) -> Command {
+        let mut command = self.python(cache);
+        command.arg(script);
+        command
+    }
+
+    fn python(&self, cache: &Cache) -> Command {
         let mut command = Command::new("python3");
         // Nothing is to be added to what the cache holds.
-        command.args(["-B", "-m", self.module]).env("PYTHONPATH", self.folder(cache));
+        command.arg("-B").env("PYTHONPATH", self.folder(cache));
         command
     }
 

@@ -35,9 +35,9 @@ fn changes() -> OpenApiRouter<Arc<Reconciler>> {
     changes.merge(rebalance::routes())
 }
 
-/// All routes of the read-only address; of allocations only where there can be any.
-pub fn router(app: Arc<App>, view: Option<View>) -> Router {
-    numaward_http::router(app, reading(view).merge(rebalance::elsewhere()))
+/// All routes of the read-only address; of allocations only where there can be any. With a gate, for whom it lets through.
+pub fn router(app: Arc<App>, view: Option<View>, gate: Option<Arc<Gate>>) -> Router {
+    numaward_http::router(app, reading(view).merge(rebalance::elsewhere()), gate)
 }
 
 /// All routes of the control socket.

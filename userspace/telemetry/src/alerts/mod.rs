@@ -127,21 +127,22 @@ fn log(alert: &Alert) {
 }
 
 /// Where the runbooks are: where the user has said, else here.
-fn runbooks(config: &Alerts, host: &str, address: SocketAddr) -> String {
+fn runbooks(config: &Alerts, (host, scheme, address): (&str, &str, SocketAddr)) -> String {
     match &config.runbooks {
         Some(url) => url.to_string().trim_end_matches('/').to_owned(),
         // Who listens on all addresses is best known by name.
-        None if address.ip().is_unspecified() => format!("http://{host}:{}/runbooks", address.port()),
-        None => format!("http://{address}/runbooks"),
+        None if address.ip().is_unspecified() => format!("{scheme}://{host}:{}/runbooks", address.port()),
+        None => format!("{scheme}://{address}/runbooks"),
     }
 }
 
-/// Watches the conditions until `stop`, if that is asked for. `address` is where the daemon serves.
+/// Watches the conditions until `stop`, if that is asked for. `here` is the name of this host, and by which scheme and where
+/// the daemon serves.
 ///
 /// Fails where the webhook can never be reached, for want of certificate authorities.
 pub fn start(
     config: &Alerts,
-    (host, address): (&str, SocketAddr),
+    here: (&str, &str, SocketAddr),
     metrics: &Arc<Metrics>,
     counted: &AlertMetrics,
     stop: &CancellationToken,
@@ -149,6 +150,7 @@ pub fn start(
     if !config.is_on() {
         return Ok(());
     }
+    let (host, ..) = here;
     let webhook = match &config.webhook {
         None => None,
         Some(url) => {
@@ -160,8 +162,7 @@ pub fn start(
             Some(webhook)
         }
     };
-    let book =
-        Book { host: host.to_owned(), runbooks: runbooks(config, host, address), firing: BTreeMap::new() };
+    let book = Book { host: host.to_owned(), runbooks: runbooks(config, here), firing: BTreeMap::new() };
     let watching = watch(config.clone(), metrics.clone(), book, webhook);
     tokio::spawn(stop.clone().run_until_cancelled_owned(watching));
     Ok(())

@@ -17,7 +17,7 @@ fn alert(name: &str, status: Status) -> Alert {
     let condition = CONDITIONS.iter().position(|of| of.alert == "NumawardPinCausedOomKill").unwrap();
     let change = |value| Change { condition, subject: vec![("workload", name.to_owned())], value };
     let address = SocketAddr::from(([0, 0, 0, 0], 9560));
-    let runbooks = runbooks(&Alerts::default(), "host", address);
+    let runbooks = runbooks(&Alerts::default(), ("host", "http", address));
     let mut book = Book { host: "host".to_owned(), runbooks, firing: BTreeMap::new() };
     let firing = book.note(change(Some(1.0)), SystemTime::UNIX_EPOCH).unwrap();
     match status {
@@ -189,7 +189,7 @@ async fn a_condition_of_the_metrics_is_posted() {
     };
     let stop = CancellationToken::new();
     let address = SocketAddr::from(([127, 0, 0, 1], 9560));
-    start(&config, ("host", address), &metrics, &counted, &stop).unwrap();
+    start(&config, ("host", "http", address), &metrics, &counted, &stop).unwrap();
     // A counter is known from its first value on; more than one has to be seen.
     let grow = tokio::spawn(async move {
         loop {
@@ -210,12 +210,13 @@ async fn a_condition_of_the_metrics_is_posted() {
 
 #[test]
 fn runbooks_are_here_unless_they_are_elsewhere() {
-    for (address, base) in [
-        ("127.0.0.1:9560", "http://127.0.0.1:9560/runbooks"),
-        ("[::1]:80", "http://[::1]:80/runbooks"),
-        ("[::]:9561", "http://host:9561/runbooks"),
+    for (scheme, address, base) in [
+        ("http", "127.0.0.1:9560", "http://127.0.0.1:9560/runbooks"),
+        ("https", "[::1]:80", "https://[::1]:80/runbooks"),
+        ("https", "[::]:9561", "https://host:9561/runbooks"),
     ] {
-        assert_eq!(runbooks(&Alerts::default(), "host", address.parse().unwrap()), base);
+        let here = ("host", scheme, address.parse().unwrap());
+        assert_eq!(runbooks(&Alerts::default(), here), base);
     }
 }
 

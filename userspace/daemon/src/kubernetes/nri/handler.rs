@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use numaward_api::EventKind;
+use numaward_api::{Allocation, EventKind};
 use numaward_cgroup::{CgroupPath, knob};
 use numaward_control::{AdmissionError, Reconciler, pod::Asked};
 use numaward_kube::{
@@ -16,6 +16,7 @@ use numaward_kube::{
     pod::{Notice, PodId},
 };
 use numaward_model::{Report, Settings as Held, pod};
+use numaward_topology::Bytes;
 
 use super::{
     NriMetrics, Ports,
@@ -25,6 +26,9 @@ use super::{
 /// How long a pod is waited for that the API server has not reported yet, although pods are synced.
 const POD_PATIENCE: Duration = Duration::from_millis(300);
 const POD_PACE: Duration = Duration::from_millis(10);
+/// Reasons of a dry run.
+const WOULD_PLACE: &str = "NumaPlacementDryRun";
+const WOULD_REFUSE: &str = "NumaRefusalDryRun";
 
 /// Asks the reconciler on behalf of the runtime.
 #[derive(Clone)]
@@ -33,6 +37,8 @@ pub(super) struct NriHandler {
     pub(super) ports: Arc<dyn Ports>,
     pub(super) builder: RequestBuilder,
     pub(super) figures: NriMetrics,
+    /// What is decided is reported, and nobody is held to it.
+    pub(super) is_dry_run: bool,
 }
 
 /// Settings as the runtime takes them.
@@ -52,6 +58,10 @@ fn settings(of: &Held) -> Settings {
     }
 }
 
+fn cgroup_of(container: &Container) -> Option<CgroupPath> {
+    container.cgroup.as_ref().and_then(|path| path.parse().ok())
+}
+
 /// A container in sentences.
 fn container_of(pod: &Pod, container: &Container) -> String {
     format!("container {} of pod {}/{}", container.name, pod.namespace, pod.name)
@@ -62,6 +72,17 @@ fn full_name(pod: &Pod, container: &Container) -> String {
     pod::container_name(&pod.namespace, &pod.name, &container.name)
 }
 
+/// What is held, in words; none if that is nothing.
+fn held_by(allocation: &Allocation) -> Option<String> {
+    let cpus = (!allocation.cpus.is_empty()).then(|| format!("CPUs {}", allocation.cpus));
+    let memory = allocation.memory.iter().map(|block| {
+        let nodes = if block.nodes.contains([',', '-']) { "nodes" } else { "node" };
+        format!("{} of {} on {nodes} {}", Bytes(block.bytes), block.kind, block.nodes)
+    });
+    let all: Vec<_> = cpus.into_iter().chain(memory).collect();
+    (!all.is_empty()).then(|| all.join(", "))
+}
+
 /// A change as the runtime takes it. One that fails must not keep others from being made.
 pub(super) fn update(container: String, of: &Held) -> Update {
     Update { container, settings: settings(of), ignore_failure: true }
@@ -70,6 +91,9 @@ pub(super) fn update(container: String, of: &Held) -> Update {
 impl NriHandler {
     /// Counts and reports a container that was started without what it should have had.
     fn unpinned(&self, pod: &Pod, container: &Container, reason: &'static str) {
+        if self.is_dry_run {
+            return;
+        }
         self.figures.unpinned(reason);
         let (Pod { namespace, name, .. }, of) = (pod, &container.name);
         let what = format!("Container {of} of pod {namespace}/{name}");
@@ -78,8 +102,37 @@ impl NriHandler {
             .detail("reason", reason)
             .detail("pod", format_args!("{namespace}/{name}"))
             .detail("container", of);
-        let cgroup: Option<CgroupPath> = container.cgroup.as_ref().and_then(|path| path.parse().ok());
-        self.ports.report(cgroup.as_ref(), report);
+        self.ports.report(cgroup_of(container).as_ref(), report);
+    }
+
+    /// Has those who look at the pod in the API server know something.
+    fn notify(&self, pod: &Pod, reason: &str, message: String, is_warning: bool) {
+        self.builder.pods.notify(Notice {
+            pod: PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
+            reason: reason.to_owned(),
+            message,
+            is_warning,
+        });
+    }
+
+    /// Reports what was decided in a dry run, here and to those who look at the pod.
+    fn would(&self, pod: &Pod, cgroup: Option<&CgroupPath>, reason: &str, message: String) {
+        let of = format!("{}/{}", pod.namespace, pod.name);
+        let report = Report::new(EventKind::Decided, message.clone()).detail("pod", of);
+        self.ports.report(cgroup, report.detail("reason", reason));
+        self.notify(pod, reason, message, false);
+    }
+
+    /// Reports where a container would be, unless nothing would be promised to it.
+    fn would_place(&self, pod: &Pod, container: &Container) {
+        let Some(cgroup) = cgroup_of(container) else { return };
+        let held = self.reconciler.allocations();
+        let path = cgroup.to_string();
+        let held = held.allocations.iter().find(|held| held.cgroup == path).and_then(|held| held_by(held));
+        if let Some(held) = held {
+            let what = container_of(pod, container);
+            self.would(pod, Some(&cgroup), WOULD_PLACE, format!("Dry run: {what} would have had {held}."));
+        }
     }
 
     /// Waits a moment for the API server to report a pod.
@@ -101,26 +154,30 @@ impl NriHandler {
             tracing::error!(pod = pod.name, error = %refused, "cannot be placed");
             return Ok(());
         };
+        let notes: String = explanation.notes.iter().map(|note| format!("; {note}")).collect();
+        if self.is_dry_run {
+            let message = format!("Dry run: {what} would have been refused: {refused}{notes}");
+            self.would(pod, None, WOULD_REFUSE, message);
+            return Ok(());
+        }
         self.figures.refused.inc();
         let text = format!("numaward cannot place {what}: {refused}");
-        let notes = explanation.notes.iter().map(|note| format!("; {note}"));
-        let message = text.clone() + &notes.collect::<String>();
-        self.builder.pods.notify(Notice {
-            pod: PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
-            reason: "NumaPlacementRefused".to_owned(),
-            message,
-            is_warning: true,
-        });
+        self.notify(pod, "NumaPlacementRefused", text.clone() + &notes, true);
         Err(Refusal(text))
     }
 
     /// What to say to a change that was not made: what is not in anybody's way goes on without us.
-    fn not_resized(&self, what: &str, refused: &AdmissionError) -> Result<(), Refusal> {
+    fn not_resized(&self, pod: &Pod, what: &str, refused: &AdmissionError) -> Result<(), Refusal> {
         let (AdmissionError::Resize(_) | AdmissionError::Failed(_) | AdmissionError::Enforce(_)) = refused
         else {
             tracing::error!(%what, error = %refused, "cannot be resized as asked");
             return Ok(());
         };
+        if self.is_dry_run {
+            let message = format!("Dry run: the resize of {what} would have been refused: {refused}");
+            self.would(pod, None, WOULD_REFUSE, message);
+            return Ok(());
+        }
         self.figures.refused.inc();
         Err(Refusal(format!("numaward cannot resize {what}: {refused}")))
     }
@@ -196,7 +253,8 @@ impl Handler for NriHandler {
     async fn update_pod(&self, pod: Pod, resources: Resources) -> Result<(), Refusal> {
         let Some(to) = self.builder.pod_resized(&pod, &resources) else { return Ok(()) };
         let what = format!("pod {}/{}", pod.namespace, pod.name);
-        self.reconciler.resize_pod(pod.uid, to).await.or_else(|refused| self.not_resized(&what, &refused))
+        let resized = self.reconciler.resize_pod(pod.uid.clone(), to).await;
+        resized.or_else(|refused| self.not_resized(&pod, &what, &refused))
     }
 
     async fn create_container(&self, pod: Pod, container: Container) -> Result<Creation, Refusal> {
@@ -216,14 +274,18 @@ impl Handler for NriHandler {
                 return Ok(Creation::default());
             }
         };
+        let is_whole = matches!(ask.pod.asked, Asked::Pod(_));
         match self.reconciler.create(ask).await {
             Ok((wanted, unpinned)) => {
                 match unpinned {
                     Some(reason) => self.unpinned(&pod, &container, reason.label()),
+                    None if self.is_dry_run => {}
                     None => drop(self.figures.placed.inc()),
                 }
                 Ok(Creation { settings: settings(&wanted), updates: Vec::new() })
             }
+            // Its pod would not have come so far, and that was reported.
+            Err(AdmissionError::Rejected(..)) if self.is_dry_run && is_whole => Ok(Creation::default()),
             Err(refused) => {
                 self.refused(&pod, &container_of(&pod, &container), &refused).map(|()| Creation::default())
             }
@@ -239,10 +301,14 @@ impl Handler for NriHandler {
         let id = container.id.clone();
         let (to, memory) = self.builder.resized(&pod, &container, &requested);
         match self.reconciler.resize(id, to, memory).await {
+            // Whatever is decided, the container stays where the runtime has it.
+            Ok(_) if self.is_dry_run => Ok(Vec::new()),
             // What else is asked for is made so, but where the container runs is ours to say.
             Ok(Some(held)) => Ok(vec![Update { ignore_failure: false, ..update(container.id, &held) }]),
             Ok(None) => Ok(Vec::new()),
-            Err(refused) => self.not_resized(&container_of(&pod, &container), &refused).map(|()| Vec::new()),
+            Err(refused) => {
+                self.not_resized(&pod, &container_of(&pod, &container), &refused).map(|()| Vec::new())
+            }
         }
     }
 
@@ -260,6 +326,9 @@ impl Handler for NriHandler {
                 let bound = self.reconciler.bind(container.id.clone(), ask.map(Box::new)).await;
                 if let Ok(Some(reason)) = bound {
                     self.unpinned(&pod, &container, reason.label());
+                }
+                if self.is_dry_run {
+                    self.would_place(&pod, &container);
                 }
             }
             Event::Container(ContainerEvent::Removed, _, container) => {
@@ -284,6 +353,7 @@ impl Handler for NriHandler {
             (Some(pod), Some(container)) if reason != NoAnswerReason::PinnedByOther => {
                 self.unpinned(&pod, &container, reason.label());
             }
+            _ if self.is_dry_run => {}
             _ => self.figures.unpinned(reason.label()),
         }
     }

@@ -8,7 +8,7 @@
 //! the reconciler (`numaward_control`) decides, stores and answers. What the reconciler later writes itself is reported to
 //! the runtime, so that it repeats it.
 //!
-//! Invariant: no answer to the runtime waits for the runtime.
+//! Invariants: no answer to the runtime waits for the runtime; in a dry run every answer is an empty one, whatever was decided.
 
 mod annotations;
 mod devices;
@@ -21,6 +21,7 @@ mod whole;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use numaward_api::EnforcementMode;
 use numaward_config::Config;
 use numaward_control::{Reconciler, pod::Update};
 use numaward_kube::{
@@ -57,7 +58,8 @@ pub fn plugin(
     let (updates, queue) = mpsc::unbounded_channel();
     reconciler.tell_runtime(updates);
     let builder = RequestBuilder::new(pods, config);
-    let handler = NriHandler { reconciler, ports, builder, figures: figures.clone() };
+    let is_dry_run = config.enforcement.mode == EnforcementMode::DryRun;
+    let handler = NriHandler { reconciler, ports, builder, figures: figures.clone(), is_dry_run };
     let plugin = Plugin::new(config.kubernetes.nri.options(), Arc::new(handler));
     tokio::spawn(stop.clone().run_until_cancelled_owned(update_runtime(plugin.handle(), queue)));
     tokio::spawn(stop.clone().run_until_cancelled_owned(follow(plugin.handle(), figures)));

@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use numaward_api::{EnforcementMode, EventKind};
 use numaward_cgroup::CgroupPath;
 use numaward_config::{
     Config,
@@ -428,6 +429,68 @@ async fn a_resize_stays_within_the_promise_or_is_refused() {
     let updated =
         bench.runtime.update_container(&shared.id, &container(&pod, "web", 3, Bytes(0))).await.unwrap();
     assert_eq!(updated.resources.cpus.unwrap(), "0,2-63".parse().unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dry_run_reports_what_it_decides_and_changes_and_refuses_nothing() {
+    let known = Arc::new(Known::default());
+    let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_3);
+    bench.config.enforcement.mode = EnforcementMode::DryRun;
+    bench.config.topology_manager_policy = Some(TopologyManagerPolicy::SingleNumaNode);
+    // It runs before numaward does.
+    let early = bench.spec("early", "", &[]);
+    let first = container(&early, "db", 3, Bytes::gib(1));
+    bench.runtime.add_running(&early, &first);
+    bench.cgroup(first.cgroups_path.trim_start_matches('/'));
+    let daemon = bench.start().await;
+    until("it is known", || daemon.reconciler.allocations().allocations.len() == 1).await;
+
+    let shared = bench.pod("burst", "/burstable", &[]).await.unwrap();
+    let shared = container(&shared, "web", 4, Bytes(0));
+    let pod = bench.pod("db", "", &[]).await.unwrap();
+    let db = container(&pod, "db", 2, Bytes::gib(1));
+    let large = container(&pod, "large", 17, Bytes::gib(1));
+    for spec in [&shared, &db, &large] {
+        bench.run(spec).await.unwrap();
+    }
+    let updated = bench.runtime.update_container(&db.id, &container(&pod, "db", 18, Bytes::gib(1))).await;
+    assert_eq!(updated.unwrap().resources.cpus, None);
+    let whole = pod::Pod {
+        id: PodId { namespace: "default".to_owned(), name: "pod-whole".to_owned(), uid: "whole".to_owned() },
+        containers: vec![ContainerRequest::guaranteed(
+            "app",
+            Resources::none().with_cpu("70".parse().unwrap()).with_memory("1Gi".parse().unwrap()),
+        )],
+        ..pod::Pod::default()
+    };
+    known.pods.lock().unwrap().insert("whole".to_owned(), Arc::new(whole));
+    let whole = bench.pod("whole", "", &[]).await.unwrap();
+    let app = container(&whole, "app", 70, Bytes::gib(1));
+    bench.run(&app).await.unwrap();
+
+    for spec in [&first, &shared, &db, &large, &app] {
+        assert_eq!((bench.cpus(spec), bench.mems(spec).as_str()), (CpuSet::new(), ""), "{}", spec.id);
+        let resources = bench.runtime.container(&spec.id).unwrap().resources;
+        assert_eq!((resources.cpus, resources.mems), (None, None), "{}", spec.id);
+        assert!(resources.unified.is_empty(), "{}: {:?}", spec.id, resources.unified);
+    }
+    let notices = known.notices.lock().unwrap().clone();
+    let said: Vec<_> = notices.iter().map(|it| (it.pod.uid.as_str(), it.reason.as_str())).collect();
+    let (placed, refused) = ("NumaPlacementDryRun", "NumaRefusalDryRun");
+    assert_eq!(said, [("db", placed), ("db", refused), ("db", refused), ("whole", refused)], "{notices:?}");
+    assert!(notices.iter().all(|notice| !notice.is_warning), "{notices:?}");
+    let message =
+        "Dry run: container db of pod default/pod-db would have had CPUs 4-5, 1Gi of memory on node 0.";
+    assert_eq!(notices[0].message, message);
+    let words = "Dry run: container large of pod default/pod-db would have been refused: ";
+    assert!(notices[1].message.starts_with(words), "{}", notices[1].message);
+    let happened = bench.host.happened.lock().unwrap();
+    let kinds: BTreeSet<_> = happened.iter().map(|(_, report)| report.kind).collect();
+    assert_eq!(kinds, [EventKind::Decided].into(), "{happened:?}");
+    for reason in ["away", "late", "does_not_fit"] {
+        assert_eq!(daemon.figures.unpinned_for(reason), 0, "{reason}");
+    }
+    assert_eq!((daemon.figures.placed.get(), daemon.figures.refused.get()), (0, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

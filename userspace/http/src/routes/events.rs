@@ -26,13 +26,14 @@ use tokio::{
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
-    TIME_LIMIT,
     accept::Offer,
+    limits::TIME_LIMIT,
     pieces::{self, Piece},
     problem::Failure,
-    routes::{App, JSON, accepted},
     samples::{COMMENT, Watcher},
 };
+
+use super::{App, JSON, accepted};
 
 /// Streams at once: each holds a connection.
 pub(crate) const MAX_STREAMS: usize = 32;

@@ -1,5 +1,7 @@
 //! The routes.
 
+mod events;
+
 use std::sync::Arc;
 
 use axum::{
@@ -21,7 +23,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use crate::{
     accept::{Offer, choose},
     blocking::Blocking,
-    events, pieces,
+    pieces,
     problem::Failure,
     samples::Samples,
 };

@@ -1,0 +1,364 @@
+//! The Helm chart makes what the overlays make: the same objects for the same choices, but for names and labels that Helm
+//! adds. Helm itself renders it, by its package for Python.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result};
+use numaward_vm::Cache;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{list, parse, render};
+use crate::command;
+use crate::setup::PythonTool;
+
+const CHART: &str = "deploy/helm/numaward";
+/// In the folder of the tests.
+const SCRIPT: &str = "helm.py";
+/// Labels that one of both has and the other has not, of the object itself.
+const OWN_LABELS: [&str; 2] = ["app.kubernetes.io/name", "app.kubernetes.io/part-of"];
+/// Labels that Helm adds, also where they select.
+const ADDED_LABELS: [&str; 4] = [
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/version",
+    "app.kubernetes.io/managed-by",
+    "helm.sh/chart",
+];
+/// The file of the configuration, in its ConfigMap.
+const CONFIG: &str = "config.yaml";
+
+/// Values, and the overlays that make the same; none where no overlay does.
+fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
+    let on = json!({ "enabled": true });
+    vec![
+        ("as it is", json!({}), &["deploy/overlays/enforce"]),
+        ("observe", json!({ "mode": "observe" }), &["deploy/overlays/observe"]),
+        ("try", json!({ "mode": "try" }), &["deploy/overlays/try"]),
+        ("migrate", json!({ "mode": "migrate" }), &["deploy/overlays/migrate"]),
+        (
+            "everything",
+            json!({
+                "kubeletDirectory": "/var/lib/k0s/kubelet/",
+                "networkPolicy": on,
+                "nodeResourceTopology": on,
+                "selinux": on,
+            }),
+            &["tests/deploy/everything"],
+        ),
+        (
+            "observe with Prometheus",
+            json!({
+                "mode": "observe",
+                "kubeletDirectory": "/var/lib/k0s/kubelet",
+                "podMonitor": on,
+                "prometheusRule": on,
+                "dashboards": on,
+            }),
+            &["tests/deploy/k0s-observe", "deploy/overlays/prometheus-operator"],
+        ),
+        ("OpenShift", json!({ "openshift": on, "extraCapabilities": ["SYS_PTRACE"] }), &[]),
+        (
+            "GKE",
+            json!({
+                "resourceQuota": on,
+                "podMonitor": {
+                    "enabled": true,
+                    "labels": { "release": "a" },
+                    "interval": "30s",
+                    "tlsConfig": {
+                        "ca": { "secret": { "name": "tls", "key": "ca.crt" } },
+                        "cert": { "secret": { "name": "prometheus", "key": "tls.crt" } },
+                        "keySecret": { "name": "prometheus", "key": "tls.key" },
+                        "serverName": "numaward",
+                    },
+                    "authorization": { "credentials": { "name": "numaward", "key": "token" } },
+                },
+                "prometheusRule": { "enabled": true, "labels": { "release": "a" } },
+                "podLabels": { "a": "b" },
+                "podAnnotations": { "a": "b" },
+                "imagePullSecrets": [{ "name": "a" }],
+                "config": {
+                    "listen": "[::]:9560",
+                    "listenTls": { "certFile": "/tls/tls.crt", "keyFile": "/tls/tls.key" },
+                    "listenTokenFile": "/tls/token",
+                    "topologyManagerPolicy": "restricted",
+                },
+                "extraEnv": [{ "name": "SSL_CERT_FILE", "value": "/tls/ca.crt" }],
+                "extraVolumes": [{ "name": "tls", "secret": { "secretName": "tls" } }],
+                "extraVolumeMounts": [{ "name": "tls", "mountPath": "/tls", "readOnly": true }],
+            }),
+            &[],
+        ),
+    ]
+}
+
+/// Values that nobody can mean.
+fn wrong_values() -> [Value; 4] {
+    [
+        json!({ "mode": "maybe" }),
+        json!({ "modus": "try" }),
+        json!({ "podMonitor": { "enabled": "yes" } }),
+        json!({ "kubeletDirectory": "kubelet" }),
+    ]
+}
+
+/// What Helm makes of values.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Rendered {
+    Text(String),
+    Refused(String),
+}
+
+/// What the chart makes of some values, by what they choose; and what is wrong with it.
+pub(super) fn check(cache: &Cache) -> Result<(Vec<(String, Vec<Value>)>, Vec<String>)> {
+    let (choices, wrong) = (choices(), wrong_values());
+    let values = choices.iter().map(|(_, values, _)| values).chain(&wrong).collect::<Vec<_>>();
+    let mut rendered = rendered(cache, &json!(values))?.into_iter();
+    let (mut made, mut faults) = (Vec::new(), Vec::new());
+    for ((choice, _, overlays), rendered) in choices.iter().zip(rendered.by_ref()) {
+        let name = format!("{CHART}, {choice}");
+        match rendered {
+            Rendered::Refused(reason) => faults.push(format!("{name}: refused: {reason}")),
+            Rendered::Text(text) => {
+                let resources = parse(&text).with_context(|| name.clone())?;
+                let mut expected = Vec::new();
+                for overlay in *overlays {
+                    expected.extend(render(cache, overlay)?);
+                }
+                let differences =
+                    if expected.is_empty() { Vec::new() } else { compare(&resources, &expected) };
+                faults.extend(differences.into_iter().map(|fault| format!("{name}: {fault}")));
+                faults.extend(forbidden(&resources).into_iter().map(|fault| format!("{name}: {fault}")));
+                made.push((name, resources));
+            }
+        }
+    }
+    for (values, rendered) in wrong.iter().zip(rendered) {
+        if matches!(rendered, Rendered::Text(_)) {
+            faults.push(format!("{CHART}: takes {values}"));
+        }
+    }
+    Ok((made, faults))
+}
+
+fn rendered(cache: &Cache, values: &Value) -> Result<Vec<Rendered>> {
+    let root = command::root();
+    let mut helm = PythonTool::HELM.script(cache, &root.join("tests/deploy").join(SCRIPT));
+    let mut helm = helm
+        .arg(CHART)
+        .current_dir(root)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        // It reports each link.
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot run python3")?;
+    helm.stdin.take().context("python3 takes no input")?.write_all(values.to_string().as_bytes())?;
+    let output = helm.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    anyhow::ensure!(output.status.success(), "{CHART}: Helm does not take it: {said}");
+    serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("{CHART}: cannot read what Helm makes of it"))
+}
+
+/// What the chart makes differently.
+fn compare(chart: &[Value], overlays: &[Value]) -> Vec<String> {
+    let (chart, overlays) = (comparable(chart), comparable(overlays));
+    let names: BTreeSet<&String> = chart.keys().chain(overlays.keys()).collect();
+    let difference = |name: &&String| match (chart.get(*name), overlays.get(*name)) {
+        (Some(chart), Some(overlay)) => difference(chart, overlay, name),
+        (Some(_), None) => Some(format!("{name} is not in the overlay")),
+        (None, _) => Some(format!("{name} is missing")),
+    };
+    names.iter().filter_map(difference).collect()
+}
+
+/// Resources by kind and name, without what may differ.
+fn comparable(resources: &[Value]) -> BTreeMap<String, Value> {
+    let is_config =
+        |resource: &Value| resource["kind"] == "ConfigMap" && resource["data"][CONFIG].is_string();
+    let config =
+        resources.iter().find(|resource| is_config(resource)).map(|found| &found["metadata"]["name"]);
+    // Helm makes none.
+    let resources = resources.iter().filter(|resource| resource["kind"] != "Namespace").cloned();
+    let named = resources.map(|mut resource| {
+        if let Some(Value::Object(labels)) = resource.pointer_mut("/metadata/labels") {
+            labels.retain(|label, _| !OWN_LABELS.contains(&label.as_str()));
+        }
+        if let Some(Value::Object(annotations)) = resource.pointer_mut("/spec/template/metadata/annotations")
+        {
+            annotations.remove("checksum/config");
+        }
+        if is_config(&resource) {
+            resource["metadata"]["name"] = CONFIG.into();
+            let text = resource["data"][CONFIG].as_str().unwrap_or_default();
+            resource["data"][CONFIG] = serde_norway::from_str(text).unwrap_or_default();
+        }
+        simplify(&mut resource, config);
+        let name = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        (format!("{} {}", name(&resource["kind"]), name(&resource["metadata"]["name"])), resource)
+    });
+    named.collect()
+}
+
+/// Takes out the labels that Helm adds, and the name of the configuration, which has a hash in one of both; sorts lists of what
+/// has a name.
+fn simplify(value: &mut Value, config: Option<&Value>) {
+    match value {
+        Value::Object(fields) => {
+            for (key, field) in fields.iter_mut() {
+                match field {
+                    Value::Object(labels) if ["labels", "matchLabels"].contains(&key.as_str()) => {
+                        labels.retain(|label, _| !ADDED_LABELS.contains(&label.as_str()));
+                    }
+                    Value::Object(volume) if key == "configMap" && volume.get("name") == config => {
+                        volume.remove("name");
+                    }
+                    _ => simplify(field, config),
+                }
+            }
+            // An empty one, and the default, are as good as none.
+            fields.retain(|key, field| {
+                !(key == "labels" && *field == json!({}) || key == "scheme" && field == "HTTP")
+            });
+        }
+        Value::Array(items) => {
+            items.iter_mut().for_each(|item| simplify(item, config));
+            if items.iter().all(|item| item["name"].is_string()) {
+                items.sort_by_key(Value::to_string);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Where the first difference is, and what it is.
+fn difference(chart: &Value, overlay: &Value, path: &str) -> Option<String> {
+    match (chart, overlay) {
+        (Value::Object(of_chart), Value::Object(of_overlay)) => {
+            let keys: BTreeSet<&String> = of_chart.keys().chain(of_overlay.keys()).collect();
+            keys.into_iter().find_map(|key| difference(&chart[key], &overlay[key], &format!("{path}.{key}")))
+        }
+        (Value::Array(of_chart), Value::Array(of_overlay)) if of_chart.len() == of_overlay.len() => {
+            let mut pairs = of_chart.iter().zip(of_overlay).enumerate();
+            pairs
+                .find_map(|(index, (chart, overlay))| difference(chart, overlay, &format!("{path}[{index}]")))
+        }
+        _ => (chart != overlay).then(|| format!("{path} is {chart}, in the overlay {overlay}")),
+    }
+}
+
+/// What a DaemonSet asks for and OpenShift does not allow it.
+fn forbidden(resources: &[Value]) -> Vec<String> {
+    let of_kind = |kind: &'static str| resources.iter().find(move |resource| resource["kind"] == kind);
+    let (Some(allowed), Some(set)) = (of_kind("SecurityContextConstraints"), of_kind("DaemonSet")) else {
+        return Vec::new();
+    };
+    let pod = &set["spec"]["template"]["spec"];
+    let mut faults = Vec::new();
+    let mut needs = |what: &str, needed: &[&Value], allowed: &Value| {
+        let missing = needed.iter().filter(|needed| !list(allowed).contains(needed));
+        faults.extend(missing.map(|missing| format!("OpenShift does not allow the {what} {missing}")));
+    };
+    for container in list(&pod["containers"]) {
+        let added = list(&container["securityContext"]["capabilities"]["add"]).iter();
+        needs("capability", &added.collect::<Vec<_>>(), &allowed["allowedCapabilities"]);
+    }
+    let kinds = list(&pod["volumes"]).iter().filter_map(Value::as_object).flat_map(|volume| volume.keys());
+    let kinds: Vec<Value> = kinds.filter(|key| *key != "name").map(|key| json!(key)).collect();
+    needs("volume", &kinds.iter().collect::<Vec<_>>(), &allowed["volumes"]);
+    if pod["hostPID"] == true && allowed["allowHostPID"] != true {
+        faults.push("OpenShift does not allow the host's process ids".to_owned());
+    }
+    faults
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_chart_has_the_version_of_the_program() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(CHART).join("Chart.yaml");
+        let chart: Value = serde_norway::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+        for field in ["version", "appVersion"] {
+            assert_eq!(chart[field], env!("CARGO_PKG_VERSION"), "{field}");
+        }
+    }
+
+    fn daemon_set(labels: &Value, config: &str, path: &str) -> Value {
+        json!({
+            "kind": "DaemonSet",
+            "metadata": { "name": "a", "labels": labels },
+            "spec": {
+                "selector": { "matchLabels": labels },
+                "volumes": [{ "name": "x", "hostPath": { "path": path } }, { "name": "c", "configMap": { "name": config } }],
+            },
+        })
+    }
+
+    fn config_map(name: &str, text: &str) -> Value {
+        json!({ "kind": "ConfigMap", "metadata": { "name": name }, "data": { CONFIG: text } })
+    }
+
+    #[test]
+    fn labels_order_and_the_hash_of_the_configuration_may_differ_and_nothing_else() {
+        let plain = json!({ "app.kubernetes.io/name": "a" });
+        let helms = json!({ "app.kubernetes.io/name": "a", "app.kubernetes.io/instance": "b" });
+        let overlay = [
+            daemon_set(&plain, "c-123", "/x"),
+            config_map("c-123", "# A comment.\na: 1\n"),
+            json!({ "kind": "Namespace" }),
+        ];
+        let mut chart = [config_map("c", "a: 1\n"), daemon_set(&helms, "c", "/x")];
+        chart[1]["spec"]["volumes"].as_array_mut().unwrap().reverse();
+        assert_eq!(compare(&chart, &overlay), [""; 0]);
+
+        for (changed, fault) in [
+            (
+                [config_map("c", "a: 2"), daemon_set(&helms, "c", "/x")],
+                "ConfigMap config.yaml.data.config.yaml.a is 2, in the overlay 1",
+            ),
+            (
+                [config_map("c", "a: 1"), daemon_set(&helms, "c", "/y")],
+                "DaemonSet a.spec.volumes[1].hostPath.path is \"/y\", in the overlay \"/x\"",
+            ),
+            ([config_map("c", "a: 1"), config_map("c", "a: 1")], "DaemonSet a is missing"),
+        ] {
+            assert_eq!(compare(&changed, &overlay), [fault]);
+        }
+        assert_eq!(compare(&overlay, &chart[..1]), ["DaemonSet a is not in the overlay"]);
+    }
+
+    #[test]
+    fn what_openshift_does_not_allow_is_a_fault() {
+        let mut resources = [
+            json!({
+                "kind": "SecurityContextConstraints",
+                "allowedCapabilities": ["BPF"],
+                "volumes": ["hostPath"],
+                "allowHostPID": false,
+            }),
+            json!({ "kind": "DaemonSet", "spec": { "template": { "spec": {
+                "hostPID": true,
+                "containers": [{ "securityContext": { "capabilities": { "add": ["BPF", "PERFMON"] } } }],
+                "volumes": [{ "name": "a", "hostPath": {} }, { "name": "b", "emptyDir": {} }],
+            } } } }),
+        ];
+        let faults = forbidden(&resources);
+        assert_eq!(faults.len(), 3, "{faults:?}");
+        resources[0] = json!({
+            "kind": "SecurityContextConstraints",
+            "allowedCapabilities": ["BPF", "PERFMON"],
+            "volumes": ["hostPath", "emptyDir"],
+            "allowHostPID": true,
+        });
+        assert_eq!(forbidden(&resources), [""; 0]);
+    }
+}
