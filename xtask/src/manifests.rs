@@ -40,7 +40,7 @@ const OVERLAYS: [&str; 7] = [
 const KUBERNETES: [&str; 2] = ["1.26", "1.37"];
 /// The API group of the Prometheus operator.
 const MONITORING: &str = "monitoring.coreos.com/";
-/// That of OpenShift, of which there are no schemas here.
+/// That of `OpenShift`, of which there are no schemas here.
 const OPENSHIFT: &str = "security.openshift.io/";
 const RULES: &str = "dashboards/prometheus/rules.yaml";
 /// Where the runbooks are in Kubernetes, where an instance is the name of a node: at any daemon, once
@@ -127,7 +127,7 @@ fn validate_monitoring(tests: &Path, resources: &[&Value]) -> Result<()> {
     Ok(())
 }
 
-/// What is referred to and is not there, or is not this version.
+/// What is referred to and is not there, or is not this version; and what is asked for and not needed.
 fn dangling(resources: &[Value]) -> Vec<String> {
     let mut faults = Vec::new();
     let named = |kind: &str| -> BTreeSet<&str> {
@@ -157,6 +157,9 @@ fn dangling(resources: &[Value]) -> Vec<String> {
             }
             let image = BTreeSet::from([concat!("numaward:", env!("CARGO_PKG_VERSION"))]);
             refer("this version's image", &container["image"], &image);
+        }
+        if pod["hostNetwork"] == true {
+            faults.push("the DaemonSet has the host's network, which it does not need".to_owned());
         }
         let selected = set["spec"]["selector"]["matchLabels"].as_object();
         let labels = &set["spec"]["template"]["metadata"]["labels"];
@@ -277,6 +280,8 @@ mod tests {
         }
         let faults = faults(|spec| spec["template"]["metadata"]["labels"]["x"] = "z".into());
         assert_eq!(faults, ["the DaemonSet does not select its own pods"]);
+        let network = self::faults(|spec| spec["template"]["spec"]["hostNetwork"] = true.into());
+        assert_eq!(network, ["the DaemonSet has the host's network, which it does not need"]);
     }
 
     #[test]

@@ -26,7 +26,7 @@ const ADDED_LABELS: [&str; 4] = [
     "app.kubernetes.io/managed-by",
     "helm.sh/chart",
 ];
-/// The file of the configuration, in its ConfigMap.
+/// The file of the configuration, in its `ConfigMap`.
 const CONFIG: &str = "config.yaml";
 
 /// Values, and the overlays that make the same; none where no overlay does.
@@ -104,6 +104,9 @@ fn wrong_values() -> [Value; 4] {
     ]
 }
 
+/// Resources, by what makes them.
+type Made = Vec<(String, Vec<Value>)>;
+
 /// What Helm makes of values.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -113,7 +116,7 @@ enum Rendered {
 }
 
 /// What the chart makes of some values, by what they choose; and what is wrong with it.
-pub(super) fn check(cache: &Cache) -> Result<(Vec<(String, Vec<Value>)>, Vec<String>)> {
+pub(super) fn check(cache: &Cache) -> Result<(Made, Vec<String>)> {
     let (choices, wrong) = (choices(), wrong_values());
     let values = choices.iter().map(|(_, values, _)| values).chain(&wrong).collect::<Vec<_>>();
     let mut rendered = rendered(cache, &json!(values))?.into_iter();
@@ -226,7 +229,9 @@ fn simplify(value: &mut Value, config: Option<&Value>) {
             });
         }
         Value::Array(items) => {
-            items.iter_mut().for_each(|item| simplify(item, config));
+            for item in items.iter_mut() {
+                simplify(item, config);
+            }
             if items.iter().all(|item| item["name"].is_string()) {
                 items.sort_by_key(Value::to_string);
             }
@@ -251,7 +256,7 @@ fn difference(chart: &Value, overlay: &Value, path: &str) -> Option<String> {
     }
 }
 
-/// What a DaemonSet asks for and OpenShift does not allow it.
+/// What a `DaemonSet` asks for and `OpenShift` does not allow it.
 fn forbidden(resources: &[Value]) -> Vec<String> {
     let of_kind = |kind: &'static str| resources.iter().find(move |resource| resource["kind"] == kind);
     let (Some(allowed), Some(set)) = (of_kind("SecurityContextConstraints"), of_kind("DaemonSet")) else {

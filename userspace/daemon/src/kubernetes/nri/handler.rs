@@ -154,7 +154,8 @@ impl NriHandler {
             tracing::error!(pod = pod.name, error = %refused, "cannot be placed");
             return Ok(());
         };
-        let notes: String = explanation.notes.iter().map(|note| format!("; {note}")).collect();
+        let notes: Vec<_> = explanation.notes.iter().map(|note| format!("; {note}")).collect();
+        let notes = notes.concat();
         if self.is_dry_run {
             let message = format!("Dry run: {what} would have been refused: {refused}{notes}");
             self.would(pod, None, WOULD_REFUSE, message);
