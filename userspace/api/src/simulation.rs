@@ -78,6 +78,86 @@ pub struct Simulated {
     pub moved_bytes: u64,
 }
 
+/// What a fleet would have done with the pods of traces.
+#[skip_serializing_none]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SimulatedFleet {
+    /// The machine, if it is not that of each trace.
+    pub machine: Option<String>,
+    /// The hosts.
+    pub hosts: u64,
+    /// What the random numbers began with.
+    pub seed: u64,
+    /// What was asked for.
+    pub offered: Offered,
+    /// Sums over all groups, by who decides.
+    pub outcomes: Vec<FleetOutcome>,
+    /// Hosts alike, in the order of files.
+    pub groups: Vec<FleetGroup>,
+}
+
+/// Hosts with the same machine and the same configuration, and a scheduler of their own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FleetGroup {
+    /// The nodes of a host.
+    pub nodes: u64,
+    /// Its CPUs.
+    pub cpus: u64,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// The topology policy.
+    pub policy: String,
+    /// Its scope.
+    pub scope: String,
+    /// The traces whose pods arrive.
+    pub traces: Vec<String>,
+    /// The hosts.
+    pub hosts: u64,
+    /// The ticks in which pods arrive.
+    pub window_ticks: u64,
+    /// What was asked for.
+    pub offered: Offered,
+    /// What became of it, by who decides.
+    pub outcomes: Vec<FleetOutcome>,
+}
+
+/// What became of the pods of a fleet.
+#[skip_serializing_none]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FleetOutcome {
+    /// The strategy on the hosts: `kubelet` or `native`; `none` if each host counts as one node.
+    pub strategy: String,
+    /// How memory-only nodes count, with `native`.
+    pub tiers: Option<String>,
+    /// Containers that may be moved for a request, with `native`.
+    pub moves: Option<usize>,
+    /// What the scheduler goes by: `NodeResourcesFit`, or also `NodeResourceTopologyMatch`.
+    pub scheduler: String,
+    /// Hosts on which the strategy does not start; nothing is admitted there.
+    pub not_started_hosts: u64,
+    /// Why, for the first of them.
+    pub reason: Option<String>,
+    /// Pods that were admitted, and what they held.
+    pub admitted: Offered,
+    /// By how much less memory time that is than with the strategy `none`; negative if it is more.
+    pub lost_to_numa_mib_ticks: i64,
+    /// How often a host refused a pod.
+    pub refusals: u64,
+    /// How often a controller made a new pod for one that was refused.
+    pub retries: u64,
+    /// Pods that were never placed.
+    pub never_placed: u64,
+    /// Requests that were admitted after others were moved.
+    pub admitted_after_moves: u64,
+    /// Containers that were moved.
+    pub moved: u64,
+    /// Memory that was moved.
+    pub moved_bytes: u64,
+}
+
 /// Memory to reserve on each node, from what was seen in use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -611,11 +611,22 @@ pub(crate) struct Simulate {
     /// Topology policy, instead of the configured one
     #[arg(long, value_parser = policies())]
     pub(crate) policy: Option<TopologyManagerPolicy>,
-    /// Print each trace, not only the sum
+    /// Replay a fleet of so many hosts, whose pods a scheduler sends to hosts
+    ///
+    /// Each host brings the pods of one trace, shifted in time. Printed is what is admitted with the default scheduler
+    /// and with the plugin NodeResourceTopologyMatch, and on hosts without nodes.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    pub(crate) hosts: Option<u16>,
+    /// What the fleet's random numbers begin with: the same number, the same fleet
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, requires = "hosts")]
+    pub(crate) seed: u64,
+    /// Print each trace, or each group of hosts alike, not only the sum
     #[arg(long)]
     pub(crate) each: bool,
     /// Suggest reservedMemory from what this host uses beside containers and commands of numaward exec
-    #[arg(long, conflicts_with_all = ["traces", "strategy", "tiers", "moves", "machine", "config", "policy", "each"])]
+    #[arg(long, conflicts_with_all = [
+        "traces", "strategy", "tiers", "moves", "machine", "config", "policy", "hosts", "each",
+    ])]
     pub(crate) reserved_memory: bool,
     /// How long this host is watched for that, such as 10m
     #[arg(long, value_name = "TIME", default_value = "10s", requires = "reserved_memory")]

@@ -454,7 +454,12 @@ fn simulate(daemon: &Daemon, args: &Simulate) -> anyhow::Result<ExitCode> {
         return print(args.output, &simulate::suggested(args.observe.0)?, simulate::render_suggested);
     }
     let config = args.config.as_ref().map(|file| load(Some(file.clone()), Vec::new())).transpose()?;
-    let simulation = simulate::simulate(args, config.map(|loaded| loaded.config).as_ref(), daemon.policy)?;
+    let config = config.map(|loaded| loaded.config);
+    if let Some(hosts) = args.hosts {
+        let fleet = simulate::fleet(args, hosts, config.as_ref(), daemon.policy)?;
+        return print(args.output, &fleet, |fleet| simulate::render_fleet(fleet, args.each));
+    }
+    let simulation = simulate::simulate(args, config.as_ref(), daemon.policy)?;
     print(args.output, &simulation, |simulation| simulate::render(simulation, args.each))
 }
 

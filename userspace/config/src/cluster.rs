@@ -49,3 +49,18 @@ pub struct NodeResourceTopology {
     #[educe(Default(expression = Interval(Duration::from_secs(5))))]
     pub interval: Interval,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table of docs/kubernetes.md is derived from it.
+    #[test]
+    fn updates_are_as_rare_as_the_book_says() {
+        let page = include_str!("../../../docs/kubernetes.md");
+        let line = page.lines().find(|line| line.starts_with("| NodeResourceTopologies: patch")).unwrap();
+        let seconds = NodeResourceTopology::default().interval.0.as_secs();
+        let (each, all) = (format!("at most once in {seconds} s"), format!("| {},000 requests", 5 / seconds));
+        assert!(line.contains(&each) && line.contains(&all), "{line}");
+    }
+}

@@ -378,6 +378,36 @@ fn traces_are_replayed_with_either_strategy_also_on_another_machine() {
 }
 
 #[test]
+fn a_fleet_is_replayed_with_its_schedulers() {
+    let traces = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/traces/cxl.json.gz");
+    let fleet = |args: &[&str]| json(&[&["simulate", traces, "-o", "json"], args].concat());
+    let seventh = fleet(&["--hosts", "12", "--seed", "7"]);
+    assert_eq!(seventh, fleet(&["--hosts", "12", "--seed", "7"]));
+    assert_ne!(seventh, fleet(&["--hosts", "12", "--seed", "8"]));
+    let groups = seventh["groups"].as_array().unwrap();
+    let hosts: Vec<_> = groups.iter().map(|group| group["hosts"].as_u64().unwrap()).collect();
+    assert_eq!(hosts.iter().sum::<u64>(), 12, "{hosts:?}");
+    let outcomes = seventh["outcomes"].as_array().unwrap();
+    let who: Vec<_> = outcomes
+        .iter()
+        .map(|of| (of["strategy"].as_str().unwrap(), of["scheduler"].as_str().unwrap()))
+        .collect();
+    let (fit, topology) = ("NodeResourcesFit", "NodeResourceTopologyMatch");
+    let expected =
+        [("kubelet", fit), ("kubelet", topology), ("native", fit), ("native", topology), ("none", fit)];
+    assert_eq!(who, expected);
+    let time = |of: &Value| of["admitted"]["memoryMibTicks"].as_i64().unwrap();
+    for (number, of) in outcomes.iter().enumerate() {
+        assert_eq!(of["lostToNumaMibTicks"].as_i64().unwrap(), time(&outcomes[4]) - time(of));
+        let sum: i64 = groups.iter().map(|group| time(&group["outcomes"][number])).sum();
+        assert_eq!(sum, time(of));
+    }
+    assert!(time(&outcomes[0]) < time(&outcomes[2]), "{outcomes:?}");
+    let (printed, code) = ran(&["simulate", traces, "--hosts", "6", "--strategy", "native", "--each"]);
+    assert!(code == 0 && printed.contains("6 hosts in") && printed.contains("no NUMA"), "{printed}");
+}
+
+#[test]
 fn a_simulation_that_cannot_be_says_why() {
     let (error, code) = failed(&["simulate", "/nowhere.json"]);
     assert!(code == 1 && error.contains("/nowhere.json cannot be read"), "{error}");
@@ -395,6 +425,14 @@ fn a_simulation_that_cannot_be_says_why() {
     assert!(code == 0 && printed.contains("kubelet does not start in"), "{printed}");
     let (error, code) = failed(&["simulate"]);
     assert!(code == 2 && error.contains("FILE-OR-DIR"), "{error}");
+    for hosts in ["0", "10001", "many"] {
+        let (error, code) = failed(&["simulate", traces, "--hosts", hosts]);
+        assert!(code == 2 && error.contains("--hosts"), "{error}");
+    }
+    let (error, code) = failed(&["simulate", traces, "--hosts", "5"]);
+    assert!(code == 1 && error.contains("5 hosts are too few for 6 traces"), "{error}");
+    let (error, code) = failed(&["simulate", traces, "--seed", "5"]);
+    assert!(code == 2 && error.contains("--hosts"), "{error}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `numaward simulate`: what strategies would do with pods that come and go.
 
+mod fleet;
 mod machine;
 mod reserved;
 mod traces;
@@ -11,6 +12,7 @@ use numaward_config::Config;
 use numaward_engine::{
     PolicyConfig, Request,
     simulation::{
+        fleet::Member,
         replay::Replay,
         table::per_mille,
         trace::{Sums, Trace},
@@ -19,7 +21,10 @@ use numaward_engine::{
 };
 use numaward_topology::Machine;
 
-pub(crate) use self::reserved::{render as render_suggested, suggest as suggested};
+pub(crate) use self::{
+    fleet::{render as render_fleet, simulate as fleet},
+    reserved::{render as render_suggested, suggest as suggested},
+};
 use crate::{
     args::{Simulate, StrategyName},
     table::{or_dash, size, table},
@@ -39,49 +44,58 @@ fn variants(args: &Simulate, config: Option<&Config>) -> Vec<Variant> {
     variants
 }
 
-/// Replays the traces as the arguments say. `configured` makes a configuration one of the engine's.
-pub(crate) fn simulate(
+/// Makes a configuration one of the engine's.
+type Configured = fn(&Config, &Machine) -> anyhow::Result<PolicyConfig>;
+
+/// The traces that the arguments name, each with what it is replayed on.
+fn members<'a>(
+    traces: &'a [Trace],
     args: &Simulate,
     config: Option<&Config>,
-    configured: fn(&Config, &Machine) -> anyhow::Result<PolicyConfig>,
-) -> anyhow::Result<Simulation> {
-    let traces = traces::read(&args.traces)?;
-    let machine = args.machine.as_deref().map(machine::find).transpose()?;
-    let variants = variants(args, config);
-    let mut total: Vec<Sum> = variants.iter().map(|_| Sum::default()).collect();
-    let mut all = Sums::default();
-    let mut simulated = Vec::with_capacity(traces.len());
-    for trace in &traces {
+    configured: Configured,
+) -> anyhow::Result<Vec<Member<'a>>> {
+    let other = args.machine.as_deref().map(machine::find).transpose()?;
+    let member = |trace: &'a Trace| {
         let wrong = |problem: String| anyhow::anyhow!("trace {:?}: {problem}", trace.name);
         let (own_machine, own_policy, requests) = trace.parts().map_err(wrong)?;
-        let machine = machine.as_ref().unwrap_or(&own_machine);
-        let mut policy = if args.machine.is_some() || config.is_some() {
-            let configured = match config {
-                Some(config) => configured(config, machine)?,
-                None => configured(&Config::default(), machine)?,
-            };
-            match config {
-                Some(_) => configured,
-                // Another machine has other reservations; what is asked of it stays.
-                None => PolicyConfig {
-                    topology_manager_policy: own_policy.topology_manager_policy,
-                    topology_manager_scope: own_policy.topology_manager_scope,
-                    topology_manager_policy_options: own_policy.topology_manager_policy_options,
-                    cpu_manager_policy_options: own_policy.cpu_manager_policy_options,
-                    ..configured
-                },
-            }
-        } else {
-            own_policy
+        let machine = other.clone().unwrap_or(own_machine);
+        let mut policy = match config {
+            Some(config) => configured(config, &machine)?,
+            // Another machine has other reservations; what is asked of it stays.
+            None if other.is_some() => PolicyConfig {
+                topology_manager_policy: own_policy.topology_manager_policy,
+                topology_manager_scope: own_policy.topology_manager_scope,
+                topology_manager_policy_options: own_policy.topology_manager_policy_options,
+                cpu_manager_policy_options: own_policy.cpu_manager_policy_options,
+                ..configured(&Config::default(), &machine)?
+            },
+            None => own_policy,
         };
         if let Some(wanted) = args.policy {
             policy.topology_manager_policy = wanted;
         }
+        Ok(Member { trace, machine, policy, requests })
+    };
+    traces.iter().map(member).collect()
+}
+
+/// Replays the traces as the arguments say.
+pub(crate) fn simulate(
+    args: &Simulate,
+    config: Option<&Config>,
+    configured: Configured,
+) -> anyhow::Result<Simulation> {
+    let traces = traces::read(&args.traces)?;
+    let variants = variants(args, config);
+    let mut total: Vec<Sum> = variants.iter().map(|_| Sum::default()).collect();
+    let mut all = Sums::default();
+    let mut simulated = Vec::with_capacity(traces.len());
+    for Member { trace, machine, policy, requests } in members(&traces, args, config, configured)? {
         let offered = trace.offered();
         all.add(&offered);
         let mut strategies = Vec::with_capacity(variants.len());
         for (variant, total) in variants.iter().zip(&mut total) {
-            let sum = Sum::of(*variant, trace, (machine, &requests), &policy)?;
+            let sum = Sum::of(*variant, trace, (&machine, &requests), &policy)?;
             total.add(&sum);
             strategies.push(sum.document(*variant));
         }
@@ -138,10 +152,7 @@ impl Sum {
 
     fn document(&self, variant: Variant) -> Simulated {
         let Replay { sums, moves: cost, quality, .. } = &self.replay;
-        let (strategy, tiers, moves) = match variant {
-            Variant::Kubelet => ("kubelet", None, None),
-            Variant::Native { tiers, moves } => ("native", Some(tiers.to_string()), Some(moves)),
-        };
+        let (strategy, tiers, moves) = named(variant);
         Simulated {
             strategy: strategy.to_owned(),
             tiers,
@@ -158,6 +169,33 @@ impl Sum {
             moved_bytes: cost.bytes.0,
         }
     }
+}
+
+/// A variant in the words of the documents: strategy, tiers, moves.
+fn named(variant: Variant) -> (&'static str, Option<String>, Option<usize>) {
+    match variant {
+        Variant::Kubelet => ("kubelet", None, None),
+        Variant::Native { tiers, moves } => ("native", Some(tiers.to_string()), Some(moves)),
+    }
+}
+
+/// The same for people.
+fn title(strategy: &str, tiers: Option<&str>, moves: Option<usize>) -> String {
+    let tiers = tiers.map(|tiers| format!(", {tiers}")).unwrap_or_default();
+    let moves = moves.filter(|&moves| moves > 0).map(|moves| format!(", {moves} moves")).unwrap_or_default();
+    format!("{strategy}{tiers}{moves}")
+}
+
+fn percent(per_mille: u64) -> String {
+    format!("{}.{} %", per_mille / 10, per_mille % 10)
+}
+
+fn moved_of(containers: u64, bytes: u64) -> String {
+    or_dash((containers > 0).then(|| format!("{containers} ({})", size(bytes))))
+}
+
+fn share(part: u64, whole: u64) -> String {
+    percent(per_mille(part, whole))
 }
 
 fn amounts(sums: &Sums) -> Offered {
@@ -191,20 +229,10 @@ pub(crate) fn render(simulation: &Simulation, each: bool) -> String {
 }
 
 fn strategies(offered: &Offered, strategies: &[Simulated]) -> String {
-    let percent = |per_mille: u64| format!("{}.{} %", per_mille / 10, per_mille % 10);
-    let share = |part, whole| percent(per_mille(part, whole));
     let rows = strategies.iter().map(|simulated| {
-        let Simulated { admitted, moves, .. } = simulated;
-        let mut name = simulated.strategy.clone();
-        if let Some(tiers) = &simulated.tiers {
-            let _ = write!(name, ", {tiers}");
-        }
-        if let Some(moves) = moves.filter(|&moves| moves > 0) {
-            let _ = write!(name, ", {moves} moves");
-        }
-        let moved = simulated.moved;
+        let Simulated { strategy, tiers, admitted, moves, moved, .. } = simulated;
         vec![
-            name,
+            title(strategy, tiers.as_deref(), *moves),
             share(admitted.pods, offered.pods),
             share(admitted.cpu_milli_ticks, offered.cpu_milli_ticks),
             share(admitted.memory_mib_ticks, offered.memory_mib_ticks),
@@ -212,7 +240,7 @@ fn strategies(offered: &Offered, strategies: &[Simulated]) -> String {
             or_dash(simulated.distance_in_hundredths.map(|of| format!("{}.{:02}", of / 100, of % 100))),
             or_dash(simulated.unusable_cpus_per_mille.map(percent)),
             or_dash(simulated.unusable_memory_per_mille.map(percent)),
-            or_dash((moved > 0).then(|| format!("{moved} ({})", size(simulated.moved_bytes)))),
+            moved_of(*moved, simulated.moved_bytes),
         ]
     });
     table(

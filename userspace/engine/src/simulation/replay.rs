@@ -55,12 +55,15 @@ impl Moves {
 /// What an attempt to admit a request by moving others came to: the ledger afterwards, and what it cost.
 pub type Moved = Option<(Ledger, Moves)>;
 
+/// Moves others so that a request is admitted, where it can.
+pub type MakeRoom<'a> = dyn Fn(&Ledger, &Request) -> Moved + 'a;
+
 /// Replays a trace on a machine. Where a request is rejected, `make_room` may move others and admit it.
 pub fn replay(
     trace: &Trace,
     (machine, requests): (&Machine, &[Request]),
     strategy: &dyn Strategy,
-    make_room: &dyn Fn(&Ledger, &Request) -> Moved,
+    make_room: &MakeRoom<'_>,
 ) -> Replay {
     let mut replay = Replay::default();
     let mut letters = vec![' '; requests.len()];
@@ -86,21 +89,8 @@ pub fn replay(
             again.into_iter().map(|index| (index, 'R')).chain(first.into_iter().map(|index| (index, 'A')));
         for (index, letter) in tries {
             let request = &requests[index];
-            let decision = strategy.admit(&ledger, request);
-            let admitted = if decision.outcome.is_ok() {
-                Some(decision.ledger)
-            } else if let Some((moved, cost)) = make_room(&ledger, request) {
-                replay.moves.add(&cost);
-                Some(moved)
-            } else {
-                ledger = decision.ledger;
-                None
-            };
-            if let Some(next) = admitted {
-                ledger = next;
-                for container in request.all_containers() {
-                    ledger = strategy.started(&ledger, &request.owner, &container.name);
-                }
+            let is_admitted = admit(strategy, make_room, &mut ledger, request, &mut replay.moves);
+            if is_admitted {
                 letters[index] = letter;
                 let pod = &trace.pods[index];
                 departures.add(tick.saturating_add(pod.life), index);
@@ -129,21 +119,45 @@ pub fn replay(
     replay
 }
 
+/// Decides on a request, and starts all containers of one that is admitted. Whether it is.
+pub(super) fn admit(
+    strategy: &dyn Strategy,
+    make_room: &MakeRoom<'_>,
+    ledger: &mut Ledger,
+    request: &Request,
+    moves: &mut Moves,
+) -> bool {
+    let decision = strategy.admit(ledger, request);
+    if decision.outcome.is_ok() {
+        *ledger = decision.ledger;
+    } else if let Some((moved, cost)) = make_room(ledger, request) {
+        moves.add(&cost);
+        *ledger = moved;
+    } else {
+        *ledger = decision.ledger;
+        return false;
+    }
+    for container in request.all_containers() {
+        *ledger = strategy.started(ledger, &request.owner, &container.name);
+    }
+    true
+}
+
 /// What is due at which tick.
 #[derive(Default)]
-struct Due(BTreeMap<u64, Vec<usize>>);
+pub(super) struct Due(BTreeMap<u64, Vec<usize>>);
 
 impl Due {
-    fn add(&mut self, tick: u64, index: usize) {
+    pub(super) fn add(&mut self, tick: u64, index: usize) {
         self.0.entry(tick).or_default().push(index);
     }
 
-    fn next(&self) -> Option<u64> {
+    pub(super) fn next(&self) -> Option<u64> {
         self.0.keys().next().copied()
     }
 
     /// What is due, in the order of the trace.
-    fn take(&mut self, tick: u64) -> Vec<usize> {
+    pub(super) fn take(&mut self, tick: u64) -> Vec<usize> {
         let mut due = self.0.remove(&tick).unwrap_or_default();
         due.sort_unstable();
         due

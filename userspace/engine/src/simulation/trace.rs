@@ -96,6 +96,30 @@ impl Sums {
         self.admitted_first_try + self.admitted_on_retry
     }
 
+    /// Counts a pod, if it is Guaranteed, by the letter of what became of it.
+    pub(super) fn count(&mut self, pod: &TracePod, letter: char) {
+        if !pod.guaranteed {
+            return;
+        }
+        self.guaranteed += 1;
+        match letter {
+            'A' => self.admitted_first_try += 1,
+            'R' => self.admitted_on_retry += 1,
+            _ => {
+                self.dropped += 1;
+                return;
+            }
+        }
+        let hugepages = pod.held.hugepages_mib.iter().fold(0u64, |sum, mib| sum.saturating_add(*mib));
+        for (sum, held) in [
+            (&mut self.cpu_milli_ticks, pod.held.cpu_milli),
+            (&mut self.memory_mib_ticks, pod.held.memory_mib),
+            (&mut self.hugepages_mib_ticks, hugepages),
+        ] {
+            *sum = sum.saturating_add(held.saturating_mul(pod.life));
+        }
+    }
+
     /// Adds another sum.
     pub const fn add(&mut self, other: &Self) {
         self.guaranteed += other.guaranteed;
@@ -121,24 +145,8 @@ impl Trace {
     /// admitted in any case.
     pub fn sums(&self, outcome: &str) -> Sums {
         let mut sums = Sums::default();
-        for (pod, letter) in self.pods.iter().zip(outcome.chars()).filter(|(pod, _)| pod.guaranteed) {
-            sums.guaranteed += 1;
-            match letter {
-                'A' => sums.admitted_first_try += 1,
-                'R' => sums.admitted_on_retry += 1,
-                _ => {
-                    sums.dropped += 1;
-                    continue;
-                }
-            }
-            let hugepages = pod.held.hugepages_mib.iter().fold(0u64, |sum, mib| sum.saturating_add(*mib));
-            for (sum, held) in [
-                (&mut sums.cpu_milli_ticks, pod.held.cpu_milli),
-                (&mut sums.memory_mib_ticks, pod.held.memory_mib),
-                (&mut sums.hugepages_mib_ticks, hugepages),
-            ] {
-                *sum = sum.saturating_add(held.saturating_mul(pod.life));
-            }
+        for (pod, letter) in self.pods.iter().zip(outcome.chars()) {
+            sums.count(pod, letter);
         }
         sums
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use numaward_topology::Machine;
 
 use super::{
-    replay::{Moves, Replay, replay},
+    replay::{MakeRoom, Moves, Replay, replay},
     trace::Trace,
 };
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
     native::{Native, NativeOptions},
     policy::{PolicyConfig, StartError, Tiers},
     request::Request,
+    strategy::Strategy,
     terms::Terms,
 };
 
@@ -49,14 +50,25 @@ impl Variant {
         (machine, requests): (&Machine, &[Request]),
         config: &PolicyConfig,
     ) -> Result<Replay, StartError> {
-        let on = (machine, requests);
+        self.with(machine, config, |strategy, make_room| {
+            replay(trace, (machine, requests), strategy, make_room)
+        })
+    }
+
+    /// Does something with the strategy and its moves, or says why the strategy does not start.
+    pub(super) fn with<T>(
+        self,
+        machine: &Machine,
+        config: &PolicyConfig,
+        work: impl FnOnce(&dyn Strategy, &MakeRoom<'_>) -> T,
+    ) -> Result<T, StartError> {
         match self {
-            Self::Kubelet => Ok(replay(trace, on, &Kubelet::new(machine, config)?, &|_, _| None)),
+            Self::Kubelet => Ok(work(&Kubelet::new(machine, config)?, &|_, _| None)),
             Self::Native { tiers, moves } => {
                 let options = NativeOptions { tiers, ..NativeOptions::default() };
                 let native = Native::new(machine, config, &options)?;
                 let limits = Limits { moves, ..Limits::default() };
-                Ok(replay(trace, on, &native, &|ledger, request| {
+                Ok(work(&native, &|ledger, request| {
                     let plan = native.plan(ledger, request, &Terms::default(), &limits)?;
                     let moves = Moves { plans: 1, moves: plan.moves.len() as u64, bytes: plan.bytes };
                     Some((plan.decision.ledger, moves))

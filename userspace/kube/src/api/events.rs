@@ -23,7 +23,7 @@ use crate::pod::Notice;
 /// Notices that wait.
 const QUEUE: usize = 64;
 /// Requests in a while: what is repeated too often is not worth more.
-const REQUESTS: (u64, Duration) = (60, Duration::from_mins(1));
+pub(super) const REQUESTS: (u64, Duration) = (60, Duration::from_mins(1));
 /// The API server takes no longer message,
 const MAX_MESSAGE_BYTES: usize = 1024;
 /// nor a longer name of who reports.

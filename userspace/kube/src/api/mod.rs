@@ -275,6 +275,22 @@ impl From<kube::Error> for RequestError {
 mod tests {
     use super::*;
 
+    /// The table of docs/kubernetes.md is derived from these.
+    #[test]
+    fn the_limits_are_those_that_the_book_names() {
+        let page = include_str!("../../../../docs/kubernetes.md");
+        let of = |what: &str, (requests, time): (u64, Duration)| {
+            let line = page.lines().find(|line| line.starts_with(what)).expect("it has its line");
+            let limit = format!("At most {requests} in {} s |", time.as_secs());
+            assert!(line.contains(&limit), "{limit}: {line}");
+            let all = format!("| {},000 requests a second |", requests * 5 / time.as_secs());
+            assert!(line.contains(&all), "{all}: {line}");
+        };
+        of("| pods: watch", pods::REQUESTS);
+        of("| events:", events::REQUESTS);
+        assert!(page.contains(&format!("{} pods a page", pods::PAGE)));
+    }
+
     #[tokio::test]
     async fn a_configuration_that_cannot_be_used_says_where_and_why() {
         let dir = tempfile::tempdir().unwrap();

@@ -31,11 +31,11 @@ use super::{
 use crate::pod::{Notice, Pod, PodSource};
 
 /// Pods in one answer to a list.
-const PAGE: u32 = 250;
+pub(super) const PAGE: u32 = 250;
 /// More pods than any Kubernetes node runs: further ones are ignored.
 const MAX_PODS: usize = 4096;
 /// Requests in a while, also to a server that closes each watch at once.
-const REQUESTS: (u64, Duration) = (20, Duration::from_secs(10));
+pub(super) const REQUESTS: (u64, Duration) = (20, Duration::from_secs(10));
 
 /// The pods that are known. Clones know the same.
 #[derive(Clone)]

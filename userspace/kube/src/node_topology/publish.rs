@@ -129,3 +129,17 @@ fn explained(error: &RequestError) -> String {
     };
     format!("the NodeResourceTopology cannot be written: {error}{hint}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_did_not_change_is_written_as_often_as_the_book_says() {
+        let page = include_str!("../../../../docs/kubernetes.md");
+        let line = page.lines().find(|line| line.starts_with("| NodeResourceTopologies: patch")).unwrap();
+        let seconds = REPEAT.as_secs();
+        let expected = format!("unchanged once in {seconds} s | {} requests", (5000 + seconds / 2) / seconds);
+        assert!(line.contains(&expected), "{expected}: {line}");
+    }
+}

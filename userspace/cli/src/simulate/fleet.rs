@@ -1,0 +1,242 @@
+//! `numaward simulate --hosts`: a fleet, and a scheduler that sends pods to its hosts.
+
+use std::{
+    fmt::Write as _,
+    num::NonZero,
+    panic,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
+
+use anyhow::bail;
+use numaward_api::simulation::{FleetGroup, FleetOutcome, Offered, SimulatedFleet};
+use numaward_config::Config;
+use numaward_engine::simulation::{
+    fleet::{Deciders, Fleet, Group, Outcome},
+    table::per_mille,
+    trace::Sums,
+    variant::Variant,
+};
+
+use super::{Configured, amounts, members, moved_of, named, percent, share, title, traces, variants};
+use crate::{
+    args::Simulate,
+    table::{size, table},
+};
+
+/// Who decides, in the order in which it is printed. Last comes that against which the others are held.
+fn deciders(variants: &[Variant]) -> Vec<Deciders> {
+    let mut deciders = Vec::new();
+    for &variant in variants {
+        let host = Some(variant);
+        deciders.extend([false, true].map(|topology_match| Deciders { host, topology_match }));
+    }
+    deciders.push(Deciders { host: None, topology_match: false });
+    deciders
+}
+
+/// What came of a group, or of all.
+#[derive(Clone, Default)]
+struct Tally {
+    outcome: Outcome,
+    not_started: u64,
+    reason: Option<String>,
+}
+
+impl Tally {
+    fn of(group: &Group<'_>, deciders: Deciders) -> anyhow::Result<Self> {
+        match group.run(deciders) {
+            // As in a replay on one host, a fault of `native` is one of ours.
+            Ok(outcome) => match (deciders.host, outcome.faults.first()) {
+                (Some(variant @ Variant::Native { .. }), Some(fault)) => {
+                    bail!("{}, {variant}: {fault}; please report it as a bug", name(group))
+                }
+                _ => Ok(Self { outcome, ..Self::default() }),
+            },
+            Err(reason) => {
+                let outcome = Outcome::default();
+                Ok(Self { outcome, not_started: group.hosts as u64, reason: Some(reason) })
+            }
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.outcome.add(&other.outcome);
+        self.not_started += other.not_started;
+        if self.reason.is_none() {
+            self.reason.clone_from(&other.reason);
+        }
+    }
+
+    /// `without_numa`: the memory time that is admitted where each host is one node.
+    fn document(&self, deciders: Deciders, asked: &Sums, without_numa: u64) -> FleetOutcome {
+        let Outcome { sums, refusals, retries, moves: cost, .. } = &self.outcome;
+        let (strategy, tiers, moves) = deciders.host.map_or(("none", None, None), named);
+        let lost =
+            i64::try_from(without_numa).unwrap_or(i64::MAX).saturating_sub_unsigned(sums.memory_mib_ticks);
+        let scheduler =
+            if deciders.topology_match { "NodeResourceTopologyMatch" } else { "NodeResourcesFit" };
+        FleetOutcome {
+            strategy: strategy.to_owned(),
+            tiers,
+            moves,
+            scheduler: scheduler.to_owned(),
+            not_started_hosts: self.not_started,
+            reason: self.reason.clone(),
+            admitted: Offered { pods: sums.admitted(), ..amounts(sums) },
+            lost_to_numa_mib_ticks: lost,
+            refusals: *refusals,
+            retries: *retries,
+            never_placed: asked.guaranteed - sums.admitted(),
+            admitted_after_moves: cost.plans,
+            moved: cost.moves,
+            moved_bytes: cost.bytes.0,
+        }
+    }
+}
+
+/// Replays a fleet of so many hosts.
+pub(crate) fn simulate(
+    args: &Simulate,
+    hosts: u16,
+    config: Option<&Config>,
+    configured: Configured,
+) -> anyhow::Result<SimulatedFleet> {
+    let traces = traces::read(&args.traces)?;
+    let fleet = Fleet::new(members(&traces, args, config, configured)?, hosts.into(), args.seed)?;
+    let deciders = deciders(&variants(args, config));
+    let results = run(&fleet, &deciders)?;
+    let documents = |asked: &Sums, results: &[Tally]| {
+        let without_numa = results.last().map_or(0, |last| last.outcome.sums.memory_mib_ticks);
+        let document = |(&by, result): (&Deciders, &Tally)| result.document(by, asked, without_numa);
+        deciders.iter().zip(results).map(document).collect::<Vec<_>>()
+    };
+    let mut total = vec![Tally::default(); deciders.len()];
+    let mut all = Sums::default();
+    let mut groups = Vec::with_capacity(fleet.groups.len());
+    for (group, results) in fleet.groups.iter().zip(results.chunks(deciders.len())) {
+        let asked = group.asked();
+        all.add(&asked);
+        total.iter_mut().zip(results).for_each(|(total, result)| total.add(result));
+        groups.push(FleetGroup {
+            nodes: group.machine.nodes.len() as u64,
+            cpus: group.machine.cpus.len() as u64,
+            memory_bytes: group.machine.nodes.values().map(|node| node.memory.0).fold(0, u64::saturating_add),
+            policy: group.policy.topology_manager_policy.to_string(),
+            scope: group.policy.topology_manager_scope.to_string(),
+            traces: group.traces().map(|trace| trace.name.clone()).collect(),
+            hosts: group.hosts as u64,
+            window_ticks: group.window,
+            offered: amounts(&asked),
+            outcomes: documents(&asked, results),
+        });
+    }
+    Ok(SimulatedFleet {
+        machine: args.machine.clone(),
+        hosts: hosts.into(),
+        seed: args.seed,
+        offered: amounts(&all),
+        outcomes: documents(&all, &total),
+        groups,
+    })
+}
+
+/// The results of each group in turn, on all CPUs. They do not depend on what ran where.
+fn run(fleet: &Fleet<'_>, deciders: &[Deciders]) -> anyhow::Result<Vec<Tally>> {
+    let jobs: Vec<_> =
+        fleet.groups.iter().flat_map(|group| deciders.iter().map(move |&by| (group, by))).collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(&(group, by)) = jobs.get(number) else { return done };
+            done.push((number, Tally::of(group, by)));
+        }
+    };
+    let mut done = thread::scope(|scope| {
+        let workers = thread::available_parallelism().map_or(1, NonZero::get);
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        let joined = workers.into_iter().map(thread::ScopedJoinHandle::join);
+        joined.flat_map(|done| done.unwrap_or_else(|error| panic::resume_unwind(error))).collect::<Vec<_>>()
+    });
+    done.sort_by_key(|&(number, _)| number);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+fn name(group: &Group<'_>) -> String {
+    let (nodes, cpus) = (group.machine.nodes.len(), group.machine.cpus.len());
+    format!("hosts with {nodes} nodes, {cpus} CPUs, {}", group.policy.topology_manager_policy)
+}
+
+/// For people.
+pub(crate) fn render(fleet: &SimulatedFleet, each: bool) -> String {
+    let mut text = String::new();
+    for group in fleet.groups.iter().filter(|_| each) {
+        let FleetGroup { nodes, cpus, memory_bytes, policy, scope, hosts, offered, .. } = group;
+        let memory = size(*memory_bytes);
+        let _ = writeln!(
+            text,
+            "{hosts} hosts of {nodes} nodes, {cpus} CPUs, {memory}; {policy}, {scope}; {} Guaranteed pods",
+            offered.pods
+        );
+        text += &outcomes(offered, &group.outcomes);
+        text.push('\n');
+    }
+    let (hosts, groups, pods) = (fleet.hosts, fleet.groups.len(), fleet.offered.pods);
+    let on = fleet.machine.as_ref().map_or_else(String::new, |machine| format!(" on {machine}"));
+    let time = size(fleet.offered.memory_mib_ticks.saturating_mul(1 << 20));
+    let _ = writeln!(
+        text,
+        "{hosts} hosts in {groups} groups{on}, seed {}: {pods} Guaranteed pods, memory time {time} ticks",
+        fleet.seed
+    );
+    text += &outcomes(&fleet.offered, &fleet.outcomes);
+    for outcome in &fleet.outcomes {
+        if let Some(reason) = &outcome.reason {
+            let (strategy, hosts) = (&outcome.strategy, outcome.not_started_hosts);
+            let _ = writeln!(text, "\n{strategy} does not start on {hosts} hosts: {reason}");
+        }
+    }
+    text + "\nPODS, CPU TIME and MEMORY TIME: admitted, of what was asked for. LOST TO NUMA: memory time, against hosts of \
+            one node.\nREFUSALS: by hosts. RETRIES: pods made anew. A pod is lost when its trace's retry_after is over.\n"
+}
+
+fn outcomes(offered: &Offered, outcomes: &[FleetOutcome]) -> String {
+    let rows = outcomes.iter().map(|outcome| {
+        let FleetOutcome { strategy, tiers, moves, admitted, .. } = outcome;
+        let hosts = match strategy.as_str() {
+            "none" => "no NUMA".to_owned(),
+            strategy => title(strategy, tiers.as_deref(), *moves),
+        };
+        let lost = outcome.lost_to_numa_mib_ticks;
+        let sign = if lost < 0 { "-" } else { "" };
+        vec![
+            hosts,
+            outcome.scheduler.clone(),
+            share(admitted.pods, offered.pods),
+            share(admitted.cpu_milli_ticks, offered.cpu_milli_ticks),
+            share(admitted.memory_mib_ticks, offered.memory_mib_ticks),
+            format!("{sign}{}", percent(per_mille(lost.unsigned_abs(), offered.memory_mib_ticks))),
+            outcome.refusals.to_string(),
+            outcome.retries.to_string(),
+            outcome.never_placed.to_string(),
+            moved_of(outcome.moved, outcome.moved_bytes),
+        ]
+    });
+    table(
+        [
+            "HOSTS",
+            "SCHEDULER",
+            "PODS",
+            "CPU TIME",
+            "MEMORY TIME",
+            "LOST TO NUMA",
+            "REFUSALS",
+            "RETRIES",
+            "NEVER PLACED",
+            "MOVED",
+        ],
+        rows,
+    )
+}

@@ -1,0 +1,342 @@
+//! The scheduler: which host a pod is sent to.
+//!
+//! The rule is that of the plugin `NodeResourcesFit`: a host has room if for each resource what its pods request leaves
+//! enough of what it can allocate, on whichever node. Of those, the one with the highest score gets the pod; of several, chance
+//! picks. The score is that of `LeastAllocated`: the mean share of CPUs and of memory that is left, in whole percent,
+//! where a container that requests nothing counts with a little. With the plugin `NodeResourceTopologyMatch`, the
+//! [`super::topology_match`] filters too, and its score is added.
+//!
+//! Every host is looked at for each pod. The other plugins of the default profile are not replayed: hosts and pods are
+//! alike in what they go by, but for `NodeResourcesBalancedAllocation`.
+//!
+//! Sources: `pkg/scheduler/framework/plugins/noderesources`, `pkg/scheduler/schedule_one.go` and
+//! `PodRequests` in `k8s.io/component-helpers/resource`.
+
+use std::collections::BTreeSet;
+
+use numaward_topology::{CpuSet, Machine, NodeId, ZoneKind};
+
+use super::{load::Random, topology_match::TopologyMatch};
+use crate::{
+    ledger::Ledger,
+    policy::PolicyConfig,
+    qos::QosClass,
+    request::{ContainerRequest, Request, Resources},
+    strategy::Allocatable,
+};
+
+/// What a container counts with that requests no CPU (in thousandths) or no memory.
+const UNSET: [u64; 2] = [100, 200 << 20];
+
+/// Amounts of resources: thousandths of CPUs, bytes of base pages, bytes of hugepages by size.
+pub(super) type Amounts = Vec<u64>;
+
+/// What a pod asks the scheduler for.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    /// What it takes of a host.
+    total: Amounts,
+    /// CPUs and memory, as they count for the score.
+    weight: [u64; 2],
+    /// Of a Guaranteed pod: what is compared with single nodes.
+    pub(super) aligned: Option<Aligned>,
+}
+
+/// What a pod asks for, as `NodeResourceTopologyMatch` sees it.
+#[derive(Clone, Debug)]
+pub(super) struct Aligned {
+    pub(super) init_containers: Vec<Amounts>,
+    pub(super) containers: Vec<Amounts>,
+    pub(super) pod: Amounts,
+}
+
+/// What the scheduler knows of a host.
+#[derive(Clone, Debug)]
+struct Host {
+    used: Amounts,
+    weight: [u64; 2],
+    /// What NodeResourceTopology says is available: of each node in turn, the amounts. Empty without it.
+    available: Amounts,
+}
+
+pub(super) struct Scheduler {
+    /// Base pages come first.
+    kinds: Vec<ZoneKind>,
+    /// What each host can allocate.
+    capacity: Amounts,
+    topology_match: Option<TopologyMatch>,
+    /// The allocatable CPUs of each node.
+    nodes: Vec<(NodeId, CpuSet)>,
+    hosts: Vec<Host>,
+    random: Random,
+}
+
+impl Scheduler {
+    /// A scheduler of hosts alike, without any yet; or why there cannot be one.
+    pub(super) fn new<'a>(
+        (machine, policy, allocatable): (&Machine, &PolicyConfig, &Allocatable),
+        requests: impl Iterator<Item = &'a Request>,
+        has_topology_match: bool,
+        seed: u64,
+    ) -> Result<Self, String> {
+        let asked = requests.flat_map(Request::all_containers).flat_map(|of| of.requests.memory.keys());
+        let kinds: BTreeSet<ZoneKind> = allocatable.memory.keys().chain(asked).copied().collect();
+        let hugepages = kinds.into_iter().filter(|&kind| kind != ZoneKind::Memory);
+        let kinds: Vec<ZoneKind> = [ZoneKind::Memory].into_iter().chain(hugepages).collect();
+        let of_kind = |kind| {
+            let nodes = allocatable.memory.get(kind).into_iter().flat_map(|nodes| nodes.values());
+            nodes.fold(0, |sum: u64, bytes| sum.saturating_add(bytes.0))
+        };
+        let mut capacity = vec![1000 * allocatable.cpus.len() as u64];
+        capacity.extend(kinds.iter().map(of_kind));
+        let nodes = machine.nodes.iter().map(|(&id, node)| (id, &allocatable.cpus & &node.cpus)).collect();
+        let topology_match = || {
+            let plugin = TopologyMatch::new(machine, policy, capacity.len());
+            plugin.ok_or_else(|| "NodeResourceTopologyMatch is not replayed on so many nodes".to_owned())
+        };
+        let topology_match = has_topology_match.then(topology_match).transpose()?;
+        let (hosts, random) = (Vec::new(), Random::new(seed));
+        Ok(Self { kinds, capacity, topology_match, nodes, hosts, random })
+    }
+
+    /// Adds so many hosts with this ledger.
+    pub(super) fn add_hosts(&mut self, count: usize, idle: &Ledger) {
+        let host =
+            Host { used: vec![0; self.capacity.len()], weight: [0; 2], available: self.available(idle) };
+        self.hosts.extend(vec![host; count]);
+    }
+
+    /// What a pod asks for.
+    pub(super) fn asked(&self, request: &Request) -> Asked {
+        let amounts = |of: &ContainerRequest| self.amounts(&of.requests);
+        let weight = total(request, 2, |of| {
+            let Resources { cpu, memory } = &of.requests;
+            let amounts = amounts(of);
+            let cpu = if cpu.is_some() { amounts[0] } else { UNSET[0] };
+            let memory = if memory.contains_key(&ZoneKind::Memory) { amounts[1] } else { UNSET[1] };
+            vec![cpu, memory]
+        });
+        let aligned = || {
+            let all = |of: &[ContainerRequest]| of.iter().map(amounts).collect::<Vec<_>>();
+            let (init_containers, containers) = (all(&request.init_containers), all(&request.containers));
+            // The plugin takes no init container for a sidecar.
+            let mut pod = vec![0; self.capacity.len()];
+            for container in &containers {
+                add(&mut pod, container);
+            }
+            for container in &init_containers {
+                raise(&mut pod, container);
+            }
+            Aligned { init_containers, containers, pod }
+        };
+        Asked {
+            total: total(request, self.capacity.len(), amounts),
+            weight: [weight[0], weight[1]],
+            aligned: (request.qos() == QosClass::Guaranteed).then(aligned),
+        }
+    }
+
+    fn amounts(&self, resources: &Resources) -> Amounts {
+        let cpu = resources.cpu.map_or(0, |cpu| cpu.millis().unwrap_or(u64::MAX));
+        let of_kind = |kind| resources.memory.get(kind).map_or(0, |of| of.units().unwrap_or(u64::MAX));
+        [cpu].into_iter().chain(self.kinds.iter().map(of_kind)).collect()
+    }
+
+    /// The host that gets a pod, if one has room.
+    pub(super) fn pick(&mut self, asked: &Asked) -> Option<usize> {
+        let mut best: Option<(u64, usize)> = None;
+        let mut equal = 0;
+        for (number, host) in self.hosts.iter().enumerate() {
+            let mut sums = host.used.iter().zip(&asked.total).zip(&self.capacity);
+            if sums.any(|((used, asked), all)| *asked > 0 && used.saturating_add(*asked) > *all) {
+                continue;
+            }
+            let mut score = self.least_allocated(host, asked);
+            if let (Some(topology_match), Some(aligned)) = (&self.topology_match, &asked.aligned) {
+                if !topology_match.fits(&host.available, aligned) {
+                    continue;
+                }
+                score += topology_match.score(&host.available, aligned);
+            }
+            match best {
+                Some((most, _)) if score < most => continue,
+                Some((most, _)) if score == most => equal += 1,
+                _ => equal = 1,
+            }
+            // Each of those with the same score has the same chance.
+            if self.random.below(equal) == 0 {
+                best = Some((score, number));
+            }
+        }
+        best.map(|(_, host)| host)
+    }
+
+    fn least_allocated(&self, host: &Host, asked: &Asked) -> u64 {
+        let left = (0..2).map(|of| {
+            let (all, used) = (self.capacity[of], host.weight[of].saturating_add(asked.weight[of]));
+            let left = u128::from(all.saturating_sub(used)) * 100;
+            left.checked_div(u128::from(all)).and_then(|left| u64::try_from(left).ok()).unwrap_or(0)
+        });
+        left.sum::<u64>() / 2
+    }
+
+    /// A host decided on a pod that it was sent.
+    pub(super) fn decided(&mut self, host: usize, asked: &Asked, is_admitted: bool, ledger: &Ledger) {
+        self.hosts[host].available = self.available(ledger);
+        if is_admitted {
+            let host = &mut self.hosts[host];
+            add(&mut host.used, &asked.total);
+            add(&mut host.weight, &asked.weight);
+        }
+    }
+
+    /// A pod left a host.
+    pub(super) fn left(&mut self, host: usize, asked: &Asked, ledger: &Ledger) {
+        self.hosts[host].available = self.available(ledger);
+        let host = &mut self.hosts[host];
+        let both = host.used.iter_mut().zip(&asked.total).chain(host.weight.iter_mut().zip(&asked.weight));
+        both.for_each(|(used, asked)| *used = used.saturating_sub(*asked));
+    }
+
+    /// What a host publishes as available, as the daemon does.
+    fn available(&self, ledger: &Ledger) -> Amounts {
+        if self.topology_match.is_none() {
+            return Amounts::new();
+        }
+        let free = |(node, cpus): &(_, CpuSet)| {
+            let account = ledger.nodes().get(node);
+            let memory = self.kinds.iter().map(move |kind| {
+                account.and_then(|account| account.kinds.get(kind)).map_or(0, |account| account.free.0)
+            });
+            [1000 * (ledger.shared_pool() & cpus).len() as u64].into_iter().chain(memory)
+        };
+        self.nodes.iter().flat_map(free).collect()
+    }
+}
+
+/// What a pod takes: its containers and sidecars together, or what there is at most while init containers run.
+fn total(request: &Request, width: usize, of: impl Fn(&ContainerRequest) -> Amounts) -> Amounts {
+    let (mut all, mut sidecars, mut starting) = (vec![0; width], vec![0; width], vec![0; width]);
+    for container in &request.init_containers {
+        let mut now = of(container);
+        add(&mut now, &sidecars);
+        raise(&mut starting, &now);
+        if container.restartable {
+            sidecars = now;
+        }
+    }
+    for container in &request.containers {
+        add(&mut all, &of(container));
+    }
+    add(&mut all, &sidecars);
+    raise(&mut all, &starting);
+    all
+}
+
+fn add(sums: &mut [u64], amounts: &[u64]) {
+    sums.iter_mut().zip(amounts).for_each(|(sum, amount)| *sum = sum.saturating_add(*amount));
+}
+
+fn raise(most: &mut [u64], amounts: &[u64]) {
+    most.iter_mut().zip(amounts).for_each(|(most, amount)| *most = (*most).max(*amount));
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_topology::Bytes;
+
+    use super::*;
+    use crate::policy::TopologyManagerPolicy;
+
+    fn container(cpu: &str, memory: &str) -> ContainerRequest {
+        let mut resources = Resources::none();
+        if !cpu.is_empty() {
+            resources = resources.with_cpu(cpu.parse().unwrap());
+        }
+        if !memory.is_empty() {
+            resources = resources.with_memory(memory.parse().unwrap());
+        }
+        ContainerRequest::guaranteed("c", resources)
+    }
+
+    fn scheduler() -> Scheduler {
+        let machine = Machine::builder().nodes(1).cores_per_node(10).memory(Bytes::gib(10)).build().unwrap();
+        let allocatable = Allocatable {
+            cpus: machine.cpu_ids(),
+            memory: [(ZoneKind::Memory, [(NodeId(0), Bytes::gib(10))].into())].into(),
+        };
+        let policy =
+            PolicyConfig { topology_manager_policy: TopologyManagerPolicy::None, ..PolicyConfig::default() };
+        let mut scheduler =
+            Scheduler::new((&machine, &policy, &allocatable), [].into_iter(), false, 1).unwrap();
+        scheduler.add_hosts(2, &Ledger::default());
+        scheduler
+    }
+
+    #[test]
+    fn a_pod_counts_with_what_it_needs_at_most() {
+        let scheduler = scheduler();
+        let sidecar = ContainerRequest { restartable: true, ..container("1", "1Gi") };
+        let mut request = Request {
+            owner: "p".into(),
+            init_containers: vec![container("3", "1Gi"), sidecar, container("2", "7Gi")],
+            containers: vec![container("1500m", "1Gi"), container("1", "2Gi")],
+        };
+        let asked = scheduler.asked(&request);
+        // CPUs while they run, memory while the last one starts beside the sidecar.
+        assert_eq!(asked.total, [3500, 8 << 30]);
+        // The plugin does not add the sidecar.
+        assert_eq!(asked.aligned.unwrap().pod, [3000, 7 << 30]);
+        request.containers.push(container("", ""));
+        let asked = scheduler.asked(&request);
+        assert!(asked.aligned.is_none(), "not Guaranteed");
+        assert_eq!((asked.total[0], asked.weight[0]), (3500, 3600));
+    }
+
+    #[test]
+    fn hugepages_are_resources_of_their_own() {
+        let machine = Machine::builder().nodes(1).cores_per_node(10).memory(Bytes::gib(10)).build().unwrap();
+        let mut huge = container("1", "1Gi");
+        huge.requests.memory.insert("hugepages-2Mi".parse().unwrap(), "4Mi".parse().unwrap());
+        let request = Request { owner: "p".into(), init_containers: Vec::new(), containers: vec![huge] };
+        let memory: std::collections::BTreeMap<_, _> = [("memory", 10 << 30), ("hugepages-2Mi", 6 << 20)]
+            .map(|(kind, bytes)| (kind.parse().unwrap(), [(NodeId(0), Bytes(bytes))].into()))
+            .into();
+        let allocatable = Allocatable { cpus: machine.cpu_ids(), memory };
+        let on = (&machine, &PolicyConfig::default(), &allocatable);
+        let mut scheduler = Scheduler::new(on, [&request].into_iter(), false, 1).unwrap();
+        scheduler.add_hosts(1, &Ledger::default());
+        let asked = scheduler.asked(&request);
+        assert_eq!((asked.total.as_slice(), asked.weight), (&[1000, 1 << 30, 4 << 20][..], [1000, 1 << 30]));
+        assert_eq!(scheduler.pick(&asked), Some(0));
+        scheduler.decided(0, &asked, true, &Ledger::default());
+        assert_eq!(scheduler.pick(&asked), None);
+    }
+
+    #[test]
+    fn the_host_with_the_most_left_gets_the_pod() {
+        let mut scheduler = scheduler();
+        let workload = |cpu: &str, memory: &str| Request {
+            owner: "p".into(),
+            init_containers: Vec::new(),
+            containers: vec![container(cpu, memory)],
+        };
+        let (idle, small) = (Ledger::default(), scheduler.asked(&workload("1", "1Gi")));
+        let chosen: BTreeSet<_> = (0..20).map(|_| scheduler.pick(&small)).collect();
+        assert_eq!(chosen, [Some(0), Some(1)].into(), "chance picks of equal ones");
+        let large = scheduler.asked(&workload("2", "6Gi"));
+        scheduler.decided(0, &large, true, &idle);
+        let asked = scheduler.asked(&workload("4", "1Gi"));
+        scheduler.decided(1, &asked, true, &idle);
+        // 70 % of CPUs and 30 % of memory are left with it on the first, 50 % and 80 % on the second.
+        assert_eq!(scheduler.least_allocated(&scheduler.hosts[0], &small), 50);
+        assert_eq!(scheduler.least_allocated(&scheduler.hosts[1], &small), 65);
+        assert_eq!(scheduler.pick(&small), Some(1));
+        assert_eq!(scheduler.pick(&scheduler.asked(&workload("7", "1Gi"))), Some(0), "only there is room");
+        assert_eq!(scheduler.pick(&scheduler.asked(&workload("9", "1Gi"))), None);
+        // A pod that was refused holds nothing, and one that left neither.
+        scheduler.decided(1, &small, false, &idle);
+        scheduler.left(0, &large, &idle);
+        assert_eq!(scheduler.pick(&small), Some(0));
+    }
+}

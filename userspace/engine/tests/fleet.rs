@@ -1,0 +1,172 @@
+//! Fleets with known answers.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use numaward_engine::{
+    policy::Tiers,
+    simulation::{
+        fleet::{Deciders, Fleet, FleetError, Member, Outcome},
+        trace::Trace,
+        variant::Variant,
+    },
+};
+use serde_json::{Value, json};
+
+/// A pod with CPUs and GiB, which arrives and lives for so many ticks.
+fn pod(name: &str, (at, life): (u64, u64), cpus: u64, gib: u64) -> Value {
+    let resources = json!({"cpu": cpus.to_string(), "memory": format!("{gib}Gi")});
+    json!({
+        "at": at, "life": life, "guaranteed": true,
+        "held": {"cpu_milli": cpus * 1000, "memory_mib": gib * 1024},
+        "pod": {"name": name, "containers": [{"name": "c", "resources": resources}]},
+    })
+}
+
+/// Two nodes of four CPUs and 64 GiB; a CPU and a GiB of node 0 are reserved.
+fn trace(retry_after: u64, pods: &[Value]) -> Trace {
+    let node = |id: u64| {
+        let cpus: Vec<Value> = (4 * id..4 * id + 4).map(|cpu| json!([cpu, cpu, id, id])).collect();
+        let distances = if id == 0 { [10, 20] } else { [20, 10] };
+        json!({"id": id, "memory_bytes": 64_u64 << 30, "distances": distances, "cpus": cpus})
+    };
+    serde_json::from_value(json!({
+        "name": "small", "retry_after": retry_after, "pods": pods,
+        "machine": {"nodes": [node(0), node(1)]},
+        "config": {
+            "memory_manager_policy": "Static", "cpu_manager_policy": "static", "reserved_cpus": "0",
+            "reserved_memory": [{"node": 0, "limits": {"memory": 1_u64 << 30}}],
+            "topology_manager_policy": "single-numa-node", "topology_manager_scope": "container",
+        },
+    }))
+    .unwrap()
+}
+
+fn fleet(traces: &[Trace], hosts: usize, seed: u64) -> Result<Fleet<'_>, FleetError> {
+    let member = |trace| {
+        let (machine, policy, requests) = Trace::parts(trace).unwrap();
+        Member { trace, machine, policy, requests }
+    };
+    Fleet::new(traces.iter().map(member).collect(), hosts, seed)
+}
+
+const KUBELET: Deciders = Deciders { host: Some(Variant::Kubelet), topology_match: false };
+const WITH_PLUGIN: Deciders = Deciders { topology_match: true, ..KUBELET };
+const NO_NUMA: Deciders = Deciders { host: None, topology_match: false };
+
+fn native(moves: usize) -> Deciders {
+    Deciders { host: Some(Variant::Native { tiers: Tiers::Strict, moves }), topology_match: false }
+}
+
+/// Admitted, refused, made anew.
+fn counts(outcome: &Outcome) -> (u64, u64, u64) {
+    assert_eq!(outcome.faults, Vec::<String>::new());
+    assert_eq!(outcome.sums.guaranteed, outcome.sums.admitted() + outcome.sums.dropped);
+    (outcome.sums.admitted(), outcome.refusals, outcome.retries)
+}
+
+/// One host has three CPUs left on its node 0, and much less memory; the other has three left, on two nodes. The
+/// scheduler sends the last pod, with three CPUs, to where more is left.
+fn split_host(retry_after: u64) -> [Trace; 2] {
+    let long = (0, 100);
+    let pods = [pod("a", long, 4, 40), pod("b", long, 2, 1), pod("c", long, 2, 1), pod("d", long, 3, 1)];
+    [trace(retry_after, &pods), trace(retry_after, &[])]
+}
+
+#[test]
+fn the_default_scheduler_sends_a_pod_where_the_kubelet_refuses_it_and_node_resource_topology_does_not() {
+    let traces = split_host(3);
+    for seed in 0..8 {
+        let fleet = fleet(&traces, 2, seed).unwrap();
+        let [group] = fleet.groups.as_slice() else { panic!("one group") };
+        let run = |deciders| counts(&group.run(deciders).unwrap());
+        // At its arrival, at once again, a tick later, and when the three ticks are over.
+        assert_eq!(run(KUBELET), (3, 4, 3));
+        assert_eq!(run(WITH_PLUGIN), (4, 0, 0));
+        assert_eq!(run(NO_NUMA), (4, 0, 0));
+        assert_eq!(run(native(1)).0, 4);
+    }
+}
+
+#[test]
+fn a_pod_without_patience_is_tried_once() {
+    let traces = split_host(0);
+    let fleet = fleet(&traces, 2, 1).unwrap();
+    assert_eq!(counts(&fleet.groups[0].run(KUBELET).unwrap()), (3, 1, 0));
+}
+
+#[test]
+fn a_pod_for_which_no_host_has_room_waits_until_others_have_left() {
+    // Each host has room for one at a time, wherever it is; the third comes to the front in time, the fourth does not.
+    let pods: Vec<Value> = ["a", "b", "c", "d"]
+        .iter()
+        .zip([4, 6, 2, 2])
+        .map(|(name, life)| pod(name, (0, life), 4, 1))
+        .collect();
+    for (patience, admitted) in [(3, 2), (4, 3), (5, 3), (6, 4)] {
+        let traces = [trace(patience, &pods), trace(patience, &[])];
+        let fleet = fleet(&traces, 2, 1).unwrap();
+        for deciders in [KUBELET, WITH_PLUGIN, NO_NUMA] {
+            let outcome = fleet.groups[0].run(deciders).unwrap();
+            assert_eq!(outcome.sums.admitted(), admitted, "{patience} {deciders:?}");
+        }
+    }
+}
+
+#[test]
+fn the_load_of_a_host_is_that_of_the_trace() {
+    let pods: Vec<Value> =
+        (0..20).map(|at| pod(&format!("p{at}"), (at, 5), 1 + at % 3, 1 + at % 7)).collect();
+    let traces = [trace(5, &pods)];
+    let one = traces[0].offered();
+    for seed in [0, 1, u64::MAX] {
+        let fleet = fleet(&traces, 7, seed).unwrap();
+        let asked = fleet.groups[0].asked();
+        assert_eq!(asked.guaranteed, 7 * one.guaranteed);
+        assert_eq!(asked.memory_mib_ticks, 7 * one.memory_mib_ticks);
+    }
+    // A trace that is half as long comes twice.
+    let short = trace(5, &pods[..10]);
+    let traces = [trace(5, &pods), short.clone()];
+    let fleet = fleet(&traces, 3, 1).unwrap();
+    assert_eq!((fleet.groups.len(), fleet.groups[0].window), (1, 20));
+    let expected = 2 * one.memory_mib_ticks + 2 * short.offered().memory_mib_ticks;
+    assert_eq!(fleet.groups[0].asked().memory_mib_ticks, expected);
+}
+
+#[test]
+fn the_same_seed_is_the_same_fleet() {
+    let pods: Vec<Value> = (0..60).map(|at| pod(&format!("p{at}"), (at / 2, 9), 1 + at % 4, 20)).collect();
+    let traces = [trace(5, &pods)];
+    let run = |seed| {
+        let fleet = fleet(&traces, 9, seed).unwrap();
+        [KUBELET, WITH_PLUGIN, native(0), native(2), NO_NUMA].map(|by| fleet.groups[0].run(by).unwrap())
+    };
+    assert_eq!(run(5), run(5));
+    assert_ne!(run(5), run(6));
+}
+
+#[test]
+fn a_fleet_that_cannot_be_says_why() {
+    let traces = [trace(5, &[]), trace(5, &[pod("a", (0, 1), 1, 1)])];
+    for hosts in [0, 1] {
+        assert_eq!(fleet(&traces, hosts, 1).err(), Some(FleetError::TooFewHosts { hosts, traces: 2 }));
+    }
+    assert_eq!(fleet(&[], 5, 1).err(), Some(FleetError::TooFewHosts { hosts: 5, traces: 0 }));
+    // The short one would come again for all of the long one's ticks.
+    let far = trace(5, &[pod("a", (u64::MAX, 1), 1, 1)]);
+    let error = fleet(&[traces[1].clone(), far], 2, 1).err();
+    assert!(matches!(error, Some(FleetError::TooManyPods(_))), "{error:?}");
+}
+
+#[test]
+fn hosts_that_differ_are_groups_of_their_own() {
+    let one = trace(5, &[pod("a", (0, 1), 1, 1)]);
+    let members = ["single-numa-node", "restricted", "single-numa-node"].map(|policy| {
+        let (machine, mut config, requests) = one.parts().unwrap();
+        config.topology_manager_policy = policy.parse().unwrap();
+        Member { trace: &one, machine, policy: config, requests }
+    });
+    let fleet = Fleet::new(members.to_vec(), 10, 1).unwrap();
+    // 4, 3, 3: the first gets what remains.
+    assert_eq!(fleet.groups.iter().map(|group| group.hosts).collect::<Vec<_>>(), [7, 3]);
+}
