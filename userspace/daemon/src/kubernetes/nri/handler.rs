@@ -13,13 +13,13 @@ use numaward_kube::{
             NoAnswerReason, Online, Pod, PodEvent, Refusal, Resources, Settings, Snapshot, Update,
         },
     },
-    pod::{Notice, PodId},
+    pod::Notice,
 };
 use numaward_model::{Report, Settings as Held, pod};
 
 use super::{
     NriMetrics, Ports,
-    request::{LeftAlone, RequestBuilder},
+    request::{LeftAlone, RequestBuilder, id_of},
 };
 
 /// How long a pod is waited for that the API server has not reported yet, although pods are synced.
@@ -106,7 +106,7 @@ impl NriHandler {
         let notes = explanation.notes.iter().map(|note| format!("; {note}"));
         let message = text.clone() + &notes.collect::<String>();
         self.builder.pods.notify(Notice {
-            pod: PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
+            pod: id_of(pod),
             reason: "NumaPlacementRefused".to_owned(),
             message,
             is_warning: true,

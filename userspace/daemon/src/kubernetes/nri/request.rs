@@ -14,7 +14,7 @@ use numaward_engine::{ContainerName, ContainerRequest, QosClass, Quantity, Reque
 use numaward_kube::{
     cgroup_path::pod_levels,
     nri::types::{self as nri, Limit},
-    pod::{self, PodSource},
+    pod::{self, PodId, PodSource},
 };
 use numaward_model::pod::{POD_SHARE, PodName, Slice};
 use numaward_topology::{Bytes, NodeSet};
@@ -54,7 +54,7 @@ impl RequestBuilder {
 
     /// What the API server says of a pod.
     pub(super) fn known(&self, pod: &nri::Pod) -> Option<Arc<pod::Pod>> {
-        self.pods.pod(&pod.uid)
+        self.pods.pod(&id_of(pod))
     }
 
     /// What a pod's annotations say, as far as the strategy knows it.
@@ -212,6 +212,11 @@ impl RequestBuilder {
     }
 }
 
+/// Which pod it is.
+pub(super) fn id_of(pod: &nri::Pod) -> PodId {
+    PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
+}
+
 /// The class of service of a pod, by its place among the kubelet's cgroups.
 fn class_of(pod: &nri::Pod, container: &nri::Container) -> Option<QosClass> {
     let path = container.cgroup.as_ref().or(pod.cgroup.as_ref());
@@ -286,7 +291,7 @@ mod tests {
     use std::{collections::BTreeMap, time::Duration};
 
     use numaward_engine::Terms;
-    use numaward_kube::pod::{NoPods, Notice, PodId};
+    use numaward_kube::pod::{NoPods, Notice};
     use numaward_topology::HugepageSize;
 
     use super::*;
@@ -307,8 +312,8 @@ mod tests {
     struct One(pod::Pod);
 
     impl PodSource for One {
-        fn pod(&self, uid: &str) -> Option<Arc<pod::Pod>> {
-            (uid == self.0.id.uid).then(|| Arc::new(self.0.clone()))
+        fn pod(&self, id: &PodId) -> Option<Arc<pod::Pod>> {
+            (*id == self.0.id).then(|| Arc::new(self.0.clone()))
         }
         fn is_synced(&self) -> bool {
             true

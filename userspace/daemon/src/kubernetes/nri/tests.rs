@@ -47,8 +47,8 @@ struct Known {
 }
 
 impl PodSource for Known {
-    fn pod(&self, uid: &str) -> Option<Arc<pod::Pod>> {
-        self.pods.lock().unwrap().get(uid).cloned()
+    fn pod(&self, id: &PodId) -> Option<Arc<pod::Pod>> {
+        self.pods.lock().unwrap().get(&id.uid).filter(|pod| pod.id == *id).cloned()
     }
 
     fn is_synced(&self) -> bool {
