@@ -1,6 +1,6 @@
 //! Kubernetes: how this host's pods are placed and watched.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use educe::Educe;
 use numaward_kube::nri;
@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::cluster::{Kubelet, NodeResourceTopology, PodResources};
 
 /// Kubernetes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Kubernetes {
     /// Placing containers while the container runtime creates them.
@@ -26,6 +27,10 @@ pub struct Kubernetes {
     pub pod_resources: PodResources,
     /// Reports to the cluster's scheduler what is free on each node.
     pub node_resource_topology: NodeResourceTopology,
+    /// The namespaces whose pods may opt out with the annotation `numaward.io/placement: off`. A container that does may
+    /// run on all CPUs, also on those that are exclusive to others. In other namespaces `off` counts as `shared`.
+    #[educe(Default(expression = ["kube-system".to_owned()].into()))]
+    pub placement_off_namespaces: BTreeSet<String>,
 }
 
 /// The Node Resource Interface, by which containerd and CRI-O ask where a container shall run.

@@ -1,6 +1,10 @@
 //! Answers the container runtime.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use numaward_api::EventKind;
 use numaward_cgroup::{CgroupPath, knob};
@@ -19,6 +23,7 @@ use numaward_model::{Report, Settings as Held, pod};
 
 use super::{
     NriMetrics, Ports,
+    annotations::OFF_IGNORED,
     request::{LeftAlone, RequestBuilder, id_of},
 };
 
@@ -33,6 +38,8 @@ pub(super) struct NriHandler {
     pub(super) ports: Arc<dyn Ports>,
     pub(super) builder: RequestBuilder,
     pub(super) figures: NriMetrics,
+    /// The UIDs of pods that were warned of `placement: off`.
+    pub(super) warned: Arc<Mutex<BTreeSet<String>>>,
 }
 
 /// Settings as the runtime takes them.
@@ -95,6 +102,19 @@ impl NriHandler {
         }
     }
 
+    /// Warns once of `placement: off` where a pod may not opt out.
+    fn warn_of_off(&self, pod: &Pod) {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.builder.annotations(pod).wants_off && warned.insert(pod.uid.clone()) {
+            self.builder.pods.notify(Notice {
+                pod: id_of(pod),
+                reason: "NumaPlacementOffIgnored".to_owned(),
+                message: OFF_IGNORED.to_owned(),
+                is_warning: true,
+            });
+        }
+    }
+
     /// What to say to a request that was not granted: only the engine's refusals fail anything.
     fn refused(&self, pod: &Pod, what: &str, refused: &AdmissionError) -> Result<(), Refusal> {
         let AdmissionError::Rejected(_, explanation) = refused else {
@@ -141,6 +161,7 @@ impl NriHandler {
         });
         let is_complete = snapshot.unreadable == 0;
         self.ports.containers_are(named.collect(), is_complete);
+        snapshot.pods.values().for_each(|pod| self.warn_of_off(pod));
         let sandboxes = snapshot.pods.iter().map(|(id, pod)| (id.clone(), pod.uid.clone())).collect();
         let count = asks.len();
         match self.reconciler.synchronize(asks, sandboxes, is_complete).await {
@@ -184,6 +205,7 @@ impl Handler for NriHandler {
 
     async fn run_pod(&self, pod: Pod) -> Result<(), Refusal> {
         self.await_pod(&pod).await;
+        self.warn_of_off(&pod);
         let mut ask = self.builder.pod(&pod);
         if !matches!(ask.asked, Asked::Pod(_)) {
             return Ok(());
@@ -266,7 +288,10 @@ impl Handler for NriHandler {
                 self.ports.container_is_gone(&container.id);
                 note_stopping(self.reconciler.stopped(container.id).await);
             }
-            Event::Pod(PodEvent::Stopped | PodEvent::Removed, pod) => {
+            Event::Pod(event @ (PodEvent::Stopped | PodEvent::Removed), pod) => {
+                if event == PodEvent::Removed {
+                    self.warned.lock().unwrap_or_else(PoisonError::into_inner).remove(&pod.uid);
+                }
                 note_stopping(self.reconciler.pod_over(pod.uid, pod.id).await);
             }
             Event::Container(

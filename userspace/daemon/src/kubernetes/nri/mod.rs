@@ -57,7 +57,7 @@ pub fn plugin(
     let (updates, queue) = mpsc::unbounded_channel();
     reconciler.tell_runtime(updates);
     let builder = RequestBuilder::new(pods, config);
-    let handler = NriHandler { reconciler, ports, builder, figures: figures.clone() };
+    let handler = NriHandler { reconciler, ports, builder, figures: figures.clone(), warned: Arc::default() };
     let plugin = Plugin::new(config.kubernetes.nri.options(), Arc::new(handler));
     tokio::spawn(stop.clone().run_until_cancelled_owned(update_runtime(plugin.handle(), queue)));
     tokio::spawn(stop.clone().run_until_cancelled_owned(follow(plugin.handle(), figures)));

@@ -5,7 +5,7 @@
 //! CPU shares that the kubelet makes of a request, and the pod's class of service by its place among the
 //! kubelet's cgroups. The first is used where it is there; decisions from the second say so.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
 use numaward_cgroup::CgroupPath;
 use numaward_config::{Config, policy::StrategyKind};
@@ -44,12 +44,20 @@ pub(super) struct RequestBuilder {
     host_root: PathBuf,
     kubelet: Arc<devices::Kubelet>,
     strategy: StrategyKind,
+    /// Where pods may opt out.
+    off_namespaces: BTreeSet<String>,
 }
 
 impl RequestBuilder {
     pub(super) fn new(pods: Arc<dyn PodSource>, config: &Config) -> Self {
         let kubelet = Arc::new(devices::Kubelet::new(config));
-        Self { pods, host_root: config.host_root.clone(), kubelet, strategy: config.strategy }
+        Self {
+            pods,
+            host_root: config.host_root.clone(),
+            kubelet,
+            strategy: config.strategy,
+            off_namespaces: config.kubernetes.placement_off_namespaces.clone(),
+        }
     }
 
     /// What the API server says of a pod.
@@ -57,9 +65,10 @@ impl RequestBuilder {
         self.pods.pod(&id_of(pod))
     }
 
-    /// What a pod's annotations say, as far as the strategy knows it.
-    fn annotations(&self, pod: &nri::Pod) -> Annotations {
+    /// What a pod's annotations say, as far as the strategy knows it and the pod's namespace is allowed it.
+    pub(super) fn annotations(&self, pod: &nri::Pod) -> Annotations {
         let read = Annotations::read(&pod.annotations);
+        let read = if self.off_namespaces.contains(&pod.namespace) { read } else { read.without_off() };
         if self.strategy == StrategyKind::Native { read } else { read.without_burstable() }
     }
 
@@ -387,6 +396,7 @@ mod tests {
             ask.notes
         );
         let off = pod(&[("db.numaward.io/placement", "off")]);
+        let off = nri::Pod { namespace: "kube-system".to_owned(), ..off };
         let db = container("db", "", limits(2000, Bytes::gib(1)));
         assert_eq!(builder.container(&off, &db).unwrap_err(), LeftAlone::OptedOut);
     }

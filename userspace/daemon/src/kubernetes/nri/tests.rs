@@ -250,7 +250,11 @@ async fn containers_are_placed_kept_apart_and_given_back() {
     let shared = container(&shared, "web", 4, Bytes(0));
     bench.run(&shared).await.unwrap();
     assert_eq!(bench.cpus(&shared), "0-63".parse().unwrap());
-    let opted_out = bench.pod("own", "/burstable", &[("numaward.io/placement", "off")]).await.unwrap();
+    let opted_out = PodSpec {
+        namespace: "kube-system".to_owned(),
+        ..bench.spec("own", "/burstable", &[("numaward.io/placement", "off")])
+    };
+    bench.runtime.run_pod(&opted_out).await.unwrap();
     let opted_out = container(&opted_out, "own", 1, Bytes(0));
     bench.run(&opted_out).await.unwrap();
     assert_eq!(bench.cpus(&opted_out), CpuSet::new());
@@ -284,6 +288,42 @@ async fn containers_are_placed_kept_apart_and_given_back() {
     for reason in ["late", "away", "ledger", "enforcement"] {
         assert_eq!(daemon.figures.unpinned_for(reason), 0, "{reason}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_opts_out_of_the_shared_pool_where_that_is_not_allowed() {
+    let known = Arc::new(Known::default());
+    let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+    let daemon = bench.start().await;
+    let db = bench.pod("db", "", &[]).await.unwrap();
+    let db = container(&db, "db", 2, Bytes::gib(1));
+    bench.run(&db).await.unwrap();
+    let pod = bench.pod("own", "/burstable", &[("own.numaward.io/placement", "off")]).await.unwrap();
+    let own = container(&pod, "own", 1, Bytes(0));
+    bench.run(&own).await.unwrap();
+    assert_eq!(bench.cpus(&own), "0,3-63".parse().unwrap(), "without those that are exclusive");
+    let notices = || known.notices.lock().unwrap().clone();
+    let [notice] = &notices()[..] else { panic!("{:?}", notices()) };
+    assert!(notice.is_warning && notice.pod.uid == "own", "{notice:?}");
+    assert!(notice.message.contains("kubernetes.placementOffNamespaces"), "{notice:?}");
+    // Once, also where the runtime comes back.
+    bench.runtime.stop();
+    bench.runtime.start();
+    assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
+    assert_eq!(notices().len(), 1);
+
+    daemon.stop(&bench.runtime).await;
+    bench.config.kubernetes.placement_off_namespaces = ["default".to_owned()].into();
+    let _daemon = bench.start().await;
+    let free = container(&pod, "own", 1, Bytes(0));
+    let free = ContainerSpec {
+        id: "again".to_owned(),
+        cgroups_path: format!("{}/again", pod.cgroup_parent),
+        ..free
+    };
+    bench.run(&free).await.unwrap();
+    assert_eq!(bench.cpus(&free), CpuSet::new());
+    assert_eq!(notices().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
