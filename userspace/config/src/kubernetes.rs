@@ -51,7 +51,8 @@ pub struct Nri {
     #[schemars(with = "String", regex(pattern = r"^\d\d$"), example = &"90")]
     #[educe(Default(expression = nri::Options::default().index))]
     pub plugin_index: nri::PluginIndex,
-    /// What to do with containers that another plugin or the kubelet has pinned already.
+    /// What to do with containers that another plugin or the kubelet has pinned already: when they are created, and when
+    /// they run already as the runtime is connected.
     pub when_pinned: WhenPinned,
 }
 

@@ -100,6 +100,8 @@ pub struct ContainerAsk {
     pub memory: MemoryAsk,
     /// What the runtime has it pinned to, CPUs and nodes.
     pub pinned: (Option<CpuSet>, Option<numaward_topology::NodeSet>),
+    /// Whether that is somebody else's choice, and left alone, unless we have placed it before.
+    pub is_yielded_to: bool,
 }
 
 impl ContainerAsk {

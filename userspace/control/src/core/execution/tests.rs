@@ -106,6 +106,7 @@ fn container(name: &str, millicpus: u64) -> ContainerAsk {
         slice: Slice::Own,
         memory: MemoryAsk::default(),
         pinned: (None, None),
+        is_yielded_to: false,
     }
 }
 

@@ -11,13 +11,17 @@ use crate::{
 };
 
 impl Core {
-    /// Compares with what runs: what is gone is released, what is not known is adopted, what has no pins gets them.
+    /// Compares with what runs: what is gone is released, what is not known is adopted unless somebody else has pinned it,
+    /// what has no pins gets them.
     pub(crate) fn synchronize(
         &mut self,
         containers: &[ContainerAsk],
         sandboxes: &BTreeMap<String, String>,
         complete: bool,
     ) -> Synchronized {
+        // What a rebuilt ledger does not know may have its pins from us. Those of a kubelet whose promises were taken over
+        // are nobody's any more.
+        let is_taken_over = self.is_rebuilt || self.imported().next().is_some();
         if complete {
             let runs: BTreeSet<&str> = containers.iter().map(|ask| ask.id.as_str()).collect();
             // All of it before anything is released: while that waits, new pods and containers come.
@@ -36,9 +40,17 @@ impl Core {
             self.drop_imported(sandboxes);
         }
         let mut result = Synchronized::default();
+        let is_theirs = |ask: &&ContainerAsk| {
+            ask.is_yielded_to && !is_taken_over && !self.state.containers.contains_key(&ask.id)
+        };
+        let (theirs, containers): (Vec<_>, Vec<_>) = containers.iter().partition(is_theirs);
+        for ask in theirs {
+            let (pod, container) = (&ask.pod.pod.name, &ask.name);
+            tracing::info!(pod, container, "somebody else has pinned it: it is left alone");
+        }
         let mut placed = Vec::new();
         let mut change = self.begin();
-        for ask in containers {
+        for &ask in &containers {
             let known = change.state.containers.get(&ask.id).map(|known| Placed::clone(known));
             placed.push(if let Some(known) = known {
                 change.note_known(ask, known)
@@ -55,7 +67,7 @@ impl Core {
         }
         self.promises_changed();
         // The pool is only known when all have been placed.
-        for (ask, placed) in containers.iter().zip(&placed) {
+        for (ask, placed) in containers.into_iter().zip(&placed) {
             let settings = self.settings_of(placed);
             let wanted = (settings.cpus.clone(), settings.mems.clone());
             let differs = |wanted: bool, has: bool| wanted && !has;

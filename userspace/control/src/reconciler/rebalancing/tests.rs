@@ -110,6 +110,7 @@ impl Bench {
                 slice,
                 memory: MemoryAsk::default(),
                 pinned: (None, None),
+                is_yielded_to: false,
             };
             let id = ask.id.clone();
             let (answer, _created) = oneshot::channel();

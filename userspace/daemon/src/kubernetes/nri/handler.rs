@@ -147,13 +147,14 @@ impl NriHandler {
 
     /// Compares what runs with what is promised: what the runtime is to change.
     async fn compare(&self, snapshot: Snapshot) -> Vec<Update> {
+        let online = self.online();
         let asks: Vec<_> = snapshot
             .containers
             .iter()
             .filter(|container| container.state != ContainerState::Stopped)
             .filter_map(|container| {
                 let pod = snapshot.pods.get(&container.pod_id)?;
-                self.builder.container(pod, container).ok()
+                self.builder.running(pod, container, &online).ok()
             })
             .collect();
         let named = snapshot.containers.iter().filter_map(|container| {

@@ -8,7 +8,7 @@
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
 use numaward_cgroup::CgroupPath;
-use numaward_config::{Config, policy::StrategyKind};
+use numaward_config::{Config, kubernetes::WhenPinned, policy::StrategyKind};
 use numaward_control::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
 use numaward_engine::{ContainerName, ContainerRequest, QosClass, Quantity, Request, Resources};
 use numaward_kube::{
@@ -44,6 +44,7 @@ pub(super) struct RequestBuilder {
     host_root: PathBuf,
     kubelet: Arc<devices::Kubelet>,
     strategy: StrategyKind,
+    when_pinned: WhenPinned,
     /// Where pods may opt out.
     off_namespaces: BTreeSet<String>,
 }
@@ -56,6 +57,7 @@ impl RequestBuilder {
             host_root: config.host_root.clone(),
             kubelet,
             strategy: config.strategy,
+            when_pinned: config.kubernetes.nri.when_pinned,
             off_namespaces: config.kubernetes.placement_off_namespaces.clone(),
         }
     }
@@ -160,7 +162,19 @@ impl RequestBuilder {
             slice,
             memory,
             pinned: (container.resources.cpus.clone(), container.resources.mems.clone()),
+            is_yielded_to: false,
         })
+    }
+
+    /// A container that runs.
+    pub(super) fn running(
+        &self,
+        pod: &nri::Pod,
+        container: &nri::Container,
+        online: &nri::Online,
+    ) -> Result<ContainerAsk, LeftAlone> {
+        let is_yielded_to = self.when_pinned == WhenPinned::Yield && container.resources.is_confined(online);
+        Ok(ContainerAsk { is_yielded_to, ..self.container(pod, container)? })
     }
 
     /// What the protection of a container's memory follows from, if it has these resources.
