@@ -7,7 +7,7 @@ use numaward_model::{
     Settings,
     pod::{PodContainer, PodName, Slice},
 };
-use numaward_topology::{Bytes, CpuSet};
+use numaward_topology::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// An owner that was admitted.
@@ -37,6 +37,9 @@ pub struct Placed {
     /// What its protection follows from.
     #[serde(default)]
     pub memory: MemoryAsk,
+    /// What it would hold without us, where the runtime was asked to set something else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub without_us: Option<Settings>,
 }
 
 /// What a container asks for of memory, as far as its protection follows from it.
@@ -98,9 +101,9 @@ pub struct ContainerAsk {
     pub slice: Slice,
     /// What its protection follows from.
     pub memory: MemoryAsk,
-    /// What the runtime has it pinned to, CPUs and nodes.
-    pub pinned: (Option<CpuSet>, Option<numaward_topology::NodeSet>),
-    /// Whether that is somebody else's choice, and left alone, unless we have placed it before.
+    /// What the runtime sets for it, of what we may set as well. In a creation, what others ask for.
+    pub has: Settings,
+    /// Whether somebody else has chosen its CPUs and nodes, so that it is left alone, unless we have placed it before.
     pub is_yielded_to: bool,
 }
 

@@ -70,7 +70,7 @@ impl State {
         }
         // The runtime tells again, as soon as it is connected.
         let memory = MemoryAsk::default();
-        self.containers.insert(of.id.clone(), Placed { of: of.clone(), cgroup: cgroup.clone(), memory });
+        self.containers.insert(of.id.clone(), Placed { of: of.clone(), cgroup: cgroup.clone(), memory, without_us: None });
     }
 
     /// Takes from an owner all that it holds.

@@ -13,6 +13,7 @@
 //! whatever the runtime has not written is written then, ancestors included, and the probes are told.
 //! [`Core::synchronize`] compares all of that with what runs. When the shared pool changes, containers that
 //! hold no CPUs follow; the runtime is told later, so that it repeats the new pool in what it writes itself.
+//! [`uninstall`] gives containers back what they would hold without us.
 //! [`waiting`] has who runs without what it asks for, [`memory`] what protects memory.
 //!
 //! Invariants: what the runtime is answered is stored; a container that runs is never refused, whatever the
@@ -22,6 +23,7 @@ mod commands;
 mod memory;
 mod resize;
 mod synchronize;
+mod uninstall;
 mod waiting;
 
 use std::{
@@ -266,7 +268,9 @@ impl Core {
             slice: if owner == ask.pod.pod.uid { ask.slice } else { Slice::Own },
             owner,
         };
-        let placed = Placed { of, cgroup: ask.cgroup.clone(), memory: ask.memory };
+        let known = self.state.containers.get(&ask.id).and_then(|known| known.without_us.clone());
+        let without_us = known.or_else(|| self.without_us(&ask.has));
+        let placed = Placed { of, cgroup: ask.cgroup.clone(), memory: ask.memory, without_us };
         self.state.containers.insert(ask.id.clone(), placed.clone());
         placed
     }
@@ -356,6 +360,11 @@ impl Core {
             return Ok(());
         }
         change.let_go_around(&placed.cgroup);
+        if let Some(without_us) = placed.without_us.as_ref().filter(|_| change.mode() == EnforcementMode::On)
+        {
+            let (enforcer, knobs) = (change.enforcer().clone(), settings.values().0.into_keys());
+            enforcer.note_made(&mut change.state.applied, &placed.cgroup, without_us, knobs);
+        }
         let plan = change.plan(Change::Hold(placed.cgroup.clone(), settings.clone()))?;
         change.state.steered.remove(&placed.cgroup);
         let mut name = placed.of.full_name();

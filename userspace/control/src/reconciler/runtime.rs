@@ -37,7 +37,7 @@ impl Reconciler {
 
     /// A container is to be created: what the runtime shall set, and why it goes without a guarantee if it does.
     pub async fn create(&self, ask: ContainerAsk) -> Result<(Settings, Option<Unpinned>), AdmissionError> {
-        self.runtime(|answer| Command::Create { ask, answer }).await?
+        self.runtime(|answer| Command::Create { ask: Box::new(ask), answer }).await?
     }
 
     /// The container's process exists, and its cgroup; `ask` is what to make of it if its creation was not answered in

@@ -160,6 +160,8 @@ pub struct ContainerSpec {
     pub memory_limit: Option<Bytes>,
     /// Its limits of huge pages: size such as `2MB`, and bytes.
     pub hugepage_limits: Vec<(String, u64)>,
+    /// Files of cgroup v2 and their contents.
+    pub unified: BTreeMap<String, String>,
 }
 
 /// A container runtime in memory. Clones are the same runtime; it stops with the last one.
@@ -994,7 +996,7 @@ impl ContainerSpec {
             hugepage_limits: limits
                 .map(|(size, limit)| messages::HugepageLimit { page_size: size.clone(), limit: *limit })
                 .collect(),
-            ..LinuxResources::default()
+            unified: self.unified.clone(),
         }
     }
 }

@@ -39,11 +39,14 @@ impl Waiting {
 
 impl Core {
     /// A container that is known runs: what is reported of it now counts, and what it still misses is waited for.
-    pub(super) fn note_known(&mut self, ask: &ContainerAsk, known: Placed) -> Placed {
+    pub(super) fn note_known(&mut self, ask: &ContainerAsk, known: &Placed) -> Placed {
         let memory = if ask.memory == MemoryAsk::default() { known.memory } else { ask.memory };
-        let placed = Placed { memory, ..known };
-        if placed.memory != known.memory {
+        let without_us = known.without_us.clone().or_else(|| self.known_without_us(&ask.has));
+        let placed = Placed { memory, without_us, ..known.clone() };
+        if placed != *known {
             self.state.containers.insert(ask.id.clone(), placed.clone());
+        }
+        if placed.memory != known.memory {
             // To be held to it.
             self.pods.bound.remove(&ask.id);
         }

@@ -7,7 +7,10 @@
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
-use numaward_cgroup::CgroupPath;
+use numaward_cgroup::{
+    CgroupPath,
+    knob::{Knob, Value},
+};
 use numaward_config::{Config, kubernetes::WhenPinned, policy::StrategyKind};
 use numaward_control::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
 use numaward_engine::{ContainerName, ContainerRequest, QosClass, Quantity, Request, Resources};
@@ -16,7 +19,10 @@ use numaward_kube::{
     nri::types::{self as nri, Limit},
     pod::{self, PodId, PodSource},
 };
-use numaward_model::pod::{POD_SHARE, PodName, Slice};
+use numaward_model::{
+    Settings,
+    pod::{POD_SHARE, PodName, Slice},
+};
 use numaward_topology::{Bytes, NodeSet};
 
 use super::{
@@ -161,7 +167,7 @@ impl RequestBuilder {
             cgroup,
             slice,
             memory,
-            pinned: (container.resources.cpus.clone(), container.resources.mems.clone()),
+            has: settings_in(&container.resources),
             is_yielded_to: false,
         })
     }
@@ -238,6 +244,22 @@ impl RequestBuilder {
 /// Which pod it is.
 pub(super) fn id_of(pod: &nri::Pod) -> PodId {
     PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
+}
+
+/// What is set with these resources, of what we may set as well.
+fn settings_in(resources: &nri::Resources) -> Settings {
+    let limit = |knob: Knob| match knob.parse(resources.unified.get(&knob.to_string())?) {
+        Ok(Value::Limit(limit)) => Some(limit),
+        _ => None,
+    };
+    Settings {
+        cpus: resources.cpus.clone(),
+        mems: resources.mems.clone(),
+        memory_min: limit(Knob::MemoryMin),
+        memory_low: limit(Knob::MemoryLow),
+        memory_high: limit(Knob::MemoryHigh),
+        ..Settings::default()
+    }
 }
 
 /// The class of service of a pod, by its place among the kubelet's cgroups.

@@ -2,6 +2,7 @@
 
 mod faults;
 mod pods;
+mod uninstall;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
