@@ -31,6 +31,20 @@ pub struct Kubernetes {
     /// run on all CPUs, also on those that are exclusive to others. In other namespaces `off` counts as `shared`.
     #[educe(Default(expression = ["kube-system".to_owned()].into()))]
     pub placement_off_namespaces: BTreeSet<String>,
+    /// What becomes of the quota of CPU time of a container that has CPUs of its own, and of its pod.
+    pub cpu_quota: CpuQuota,
+}
+
+/// What becomes of the quota of CPU time of a container that has CPUs of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum CpuQuota {
+    /// There is none, nor one of its pod, as in Kubernetes since 1.33 (`DisableCPUQuotaWithExclusiveCPUs`). Its CPUs are
+    /// limit enough, and a quota throttles it on them. Other containers keep theirs.
+    #[default]
+    Remove,
+    /// It stays.
+    Keep,
 }
 
 /// The Node Resource Interface, by which containerd and CRI-O ask where a container shall run.

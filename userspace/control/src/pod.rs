@@ -37,6 +37,9 @@ pub struct Placed {
     /// What its protection follows from.
     #[serde(default)]
     pub memory: MemoryAsk,
+    /// Whether its pod has a quota of CPU time that stays, whatever becomes of its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_pod_quota: bool,
     /// What it would hold without us, where the runtime was asked to set something else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub without_us: Option<Settings>,
@@ -101,6 +104,8 @@ pub struct ContainerAsk {
     pub slice: Slice,
     /// What its protection follows from.
     pub memory: MemoryAsk,
+    /// Whether its pod has a quota of CPU time that stays, whatever becomes of its own.
+    pub keeps_pod_quota: bool,
     /// What the runtime sets for it, of what we may set as well. In a creation, what others ask for.
     pub has: Settings,
     /// Whether somebody else has chosen its CPUs and nodes, so that it is left alone, unless we have placed it before.

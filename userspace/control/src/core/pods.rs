@@ -35,8 +35,9 @@ use std::{
 use numaward_api::EnforcementMode;
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, Limit, Value},
+    knob::{Knob, Limit, Quota, Value},
 };
+use numaward_config::kubernetes::CpuQuota;
 use numaward_enforce::{Change, EnforceError};
 use numaward_engine::{self as engine, Allocation, OwnerId, Terms};
 use numaward_model::{
@@ -270,7 +271,8 @@ impl Core {
         };
         let known = self.state.containers.get(&ask.id).and_then(|known| known.without_us.clone());
         let without_us = known.or_else(|| self.without_us(&ask.has));
-        let placed = Placed { of, cgroup: ask.cgroup.clone(), memory: ask.memory, without_us };
+        let (cgroup, memory, keeps_pod_quota) = (ask.cgroup.clone(), ask.memory, ask.keeps_pod_quota);
+        let placed = Placed { of, cgroup, memory, keeps_pod_quota, without_us };
         self.state.containers.insert(ask.id.clone(), placed.clone());
         placed
     }
@@ -296,6 +298,10 @@ impl Core {
             ..self.shared()
         };
         if let Some(allocation) = self.allocation_for(&placed.of) {
+            let has_own = allocation.cpus.is_some() && !placed.of.shares_pod();
+            if has_own && self.config.kubernetes.cpu_quota == CpuQuota::Remove {
+                (settings.cpu_max, settings.lifts_parent) = (Some(Quota::Max), !placed.keeps_pod_quota);
+            }
             settings.cpus = allocation.cpus.clone().or(settings.cpus);
             // What has a home is not bound to it.
             let is_bound = !self.terms_of(&placed.of).is_some_and(|terms| terms.burstable);

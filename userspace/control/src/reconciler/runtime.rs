@@ -70,14 +70,16 @@ impl Reconciler {
         self.runtime(|answer| Command::Synchronize { containers, sandboxes, complete, answer }).await
     }
 
-    /// A container's requests are to change. What it is to hold then; none if it is not known.
+    /// A container's requests are to change, and the runtime is asked to set `has`. What it is to hold then; none if it is
+    /// not known.
     pub async fn resize(
         &self,
         id: String,
         to: engine::Resources,
         memory: Option<MemoryAsk>,
+        has: Settings,
     ) -> Result<Option<Settings>, AdmissionError> {
-        self.runtime(|answer| Command::Resize { id, to, memory, answer }).await?
+        self.runtime(|answer| Command::Resize { id, to, memory, has, answer }).await?
     }
 
     /// What the containers of a pod share that have nothing of their own is to change.

@@ -179,6 +179,8 @@ pub struct Settings {
     pub memory_low: Option<Limit<Bytes>>,
     /// `memory.high`.
     pub memory_high: Option<Limit<Bytes>>,
+    /// The CPU time that it may use in each period. The period stays as it is.
+    pub cpu_quota: Option<Limit<Duration>>,
 }
 
 impl Settings {

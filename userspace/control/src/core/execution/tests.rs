@@ -106,6 +106,7 @@ fn container(name: &str, millicpus: u64) -> ContainerAsk {
         cgroup: format!("/kubepods/pod-{name}/{name}").parse().unwrap(),
         slice: Slice::Own,
         memory: MemoryAsk::default(),
+        keeps_pod_quota: false,
         has: Settings::default(),
         is_yielded_to: false,
     }

@@ -54,6 +54,7 @@ pub(crate) enum Command {
         id: String,
         to: engine::Resources,
         memory: Option<MemoryAsk>,
+        has: Settings,
         answer: oneshot::Sender<Result<Option<Settings>, AdmissionError>>,
     },
     /// What the containers of a pod share that have nothing of their own.
@@ -154,8 +155,8 @@ impl Core {
                 reply(answer, result)
             }
             Command::ResizePod { uid, to, answer } => reply(answer, self.resize_pod(&uid, &to)),
-            Command::Resize { id, to, memory, answer } => {
-                let resized = self.resize(&id, &to, memory);
+            Command::Resize { id, to, memory, has, answer } => {
+                let resized = self.resize(&id, &to, memory, has);
                 reply(answer, resized.map(|held| held.map(|settings| self.for_runtime(&id, settings))))
             }
         })

@@ -5,6 +5,8 @@ use std::{
     time::Instant,
 };
 
+use numaward_cgroup::knob::Quota;
+
 use crate::{
     core::Core,
     pod::{ContainerAsk, Synchronized, Unpinned, Update},
@@ -81,7 +83,9 @@ impl Core {
         for (ask, placed) in containers.into_iter().zip(&placed) {
             let settings = self.settings_of(placed);
             let has_cpus = settings.cpus.is_none() || settings.cpus == ask.has.cpus;
-            if !has_cpus || (settings.mems.is_some() && settings.mems != ask.has.mems) {
+            let is_throttled =
+                settings.cpu_max == Some(Quota::Max) && matches!(ask.has.cpu_max, Some(Quota::Of { .. }));
+            if !has_cpus || is_throttled || (settings.mems.is_some() && settings.mems != ask.has.mems) {
                 result.updates.push(Update { id: ask.id.clone(), settings });
             } else {
                 result.unpinned.retain(|(id, reason)| *id != ask.id || *reason == Unpinned::DoesNotFit);

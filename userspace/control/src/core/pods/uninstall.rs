@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 
 use numaward_api::EnforcementMode;
-use numaward_cgroup::knob::{Knob, Limit};
+use numaward_cgroup::knob::{Knob, Limit, Quota};
 use numaward_config::kubernetes::WhenPinned;
 use numaward_model::Settings;
 use numaward_topology::{Bytes, CpuSet, NodeSet};
@@ -82,6 +82,7 @@ impl Core {
                 memory_min: has.memory_min.and(without_us.memory_min.or(none)),
                 memory_low: has.memory_low.and(without_us.memory_low.or(none)),
                 memory_high: has.memory_high.and(without_us.memory_high.or(max)),
+                cpu_max: has.cpu_max.and(without_us.cpu_max.or(Some(Quota::Max))),
                 ..Settings::default()
             };
             if settings == *has {

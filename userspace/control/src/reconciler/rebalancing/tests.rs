@@ -110,6 +110,7 @@ impl Bench {
                 cgroup: format!("/kubepods/pod/{name}").parse().unwrap(),
                 slice,
                 memory: MemoryAsk::default(),
+                keeps_pod_quota: false,
                 has: Settings::default(),
                 is_yielded_to: false,
             };

@@ -24,7 +24,7 @@ use numaward_model::{Report, Settings as Held, pod};
 use super::{
     NriMetrics, Ports,
     annotations::OFF_IGNORED,
-    request::{LeftAlone, RequestBuilder, id_of},
+    request::{LeftAlone, RequestBuilder, id_of, settings_in},
 };
 
 /// How long a pod is waited for that the API server has not reported yet, although pods are synced.
@@ -56,6 +56,10 @@ fn settings(of: &Held) -> Settings {
         memory_min: limit(of.memory_min),
         memory_low: limit(of.memory_low),
         memory_high: limit(of.memory_high),
+        cpu_quota: of.cpu_max.map(|quota| match quota {
+            knob::Quota::Max => Limit::Unlimited,
+            knob::Quota::Of { quota, .. } => Limit::At(Duration::from_micros(quota)),
+        }),
     }
 }
 
@@ -261,7 +265,11 @@ impl Handler for NriHandler {
     ) -> Result<Vec<Update>, Refusal> {
         let id = container.id.clone();
         let (to, memory) = self.builder.resized(&pod, &container, &requested);
-        match self.reconciler.resize(id, to, memory).await {
+        let has = settings_in(&Resources {
+            cpu_period: requested.cpu_period.or(container.resources.cpu_period),
+            ..requested
+        });
+        match self.reconciler.resize(id, to, memory, has).await {
             // What else is asked for is made so, but where the container runs is ours to say.
             Ok(Some(held)) => Ok(vec![Update { ignore_failure: false, ..update(container.id, &held) }]),
             Ok(None) => Ok(Vec::new()),

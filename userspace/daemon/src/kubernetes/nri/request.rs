@@ -5,11 +5,11 @@
 //! CPU shares that the kubelet makes of a request, and the pod's class of service by its place among the
 //! kubelet's cgroups. The first is used where it is there; decisions from the second say so.
 
-use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, Value},
+    knob::{Knob, Quota, Value},
 };
 use numaward_config::{Config, kubernetes::WhenPinned, policy::StrategyKind};
 use numaward_control::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
@@ -155,6 +155,8 @@ impl RequestBuilder {
             None => (alone(pod, container, &annotations, &mut notes), Slice::Own),
         };
         let memory = self.memory(pod, container, &container.resources);
+        let known = self.known(pod);
+        let keeps_pod_quota = known.is_some_and(|known| whole::keeps_quota(&known, &asked));
         let mut pod = self.ask(pod, asked, &annotations);
         pod.notes.append(&mut notes);
         let devices = devices::nodes(&self.host_root, &container.devices);
@@ -167,6 +169,7 @@ impl RequestBuilder {
             cgroup,
             slice,
             memory,
+            keeps_pod_quota,
             has: settings_in(&container.resources),
             is_yielded_to: false,
         })
@@ -247,7 +250,8 @@ pub(super) fn id_of(pod: &nri::Pod) -> PodId {
 }
 
 /// What is set with these resources, of what we may set as well.
-fn settings_in(resources: &nri::Resources) -> Settings {
+pub(super) fn settings_in(resources: &nri::Resources) -> Settings {
+    let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let limit = |knob: Knob| match knob.parse(resources.unified.get(&knob.to_string())?) {
         Ok(Value::Limit(limit)) => Some(limit),
         _ => None,
@@ -258,6 +262,13 @@ fn settings_in(resources: &nri::Resources) -> Settings {
         memory_min: limit(Knob::MemoryMin),
         memory_low: limit(Knob::MemoryLow),
         memory_high: limit(Knob::MemoryHigh),
+        cpu_max: match (resources.cpu_quota, resources.cpu_period) {
+            (Some(Limit::At(quota)), Some(period)) => {
+                Some(Quota::Of { quota: micros(quota), period: micros(period) })
+            }
+            (Some(Limit::Unlimited), _) => Some(Quota::Max),
+            _ => None,
+        },
         ..Settings::default()
     }
 }
@@ -333,7 +344,7 @@ fn cpus(resources: &nri::Resources) -> Option<Quantity> {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, time::Duration};
+    use std::collections::BTreeMap;
 
     use numaward_engine::Terms;
     use numaward_kube::pod::{NoPods, Notice};

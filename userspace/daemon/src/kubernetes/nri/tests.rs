@@ -2,6 +2,7 @@
 
 mod faults;
 mod pods;
+mod quota;
 mod uninstall;
 
 use std::{
@@ -27,7 +28,7 @@ use numaward_kube::{
     cgroup_path,
     nri::{
         fake::{self, ContainerSpec, FakeRuntime, PodSpec},
-        types::Online,
+        types::{self, Online},
     },
     pod::{self, NoPods, Notice, PodId, PodSource},
 };
@@ -191,6 +192,9 @@ impl Bench {
         }
         if let Some(mems) = created.resources.mems {
             fs::write(dir.join("cpuset.mems"), format!("{mems}\n")).unwrap();
+        }
+        if let Some(types::Limit::At(quota)) = created.resources.cpu_quota {
+            fs::write(dir.join("cpu.max"), format!("{} 100000\n", quota.as_micros())).unwrap();
         }
         Ok(())
     }
