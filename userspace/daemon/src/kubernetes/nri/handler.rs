@@ -63,6 +63,23 @@ fn settings(of: &Held) -> Settings {
     }
 }
 
+/// What becomes of a pod that is refused.
+const STAYS: &str = "The kubelet tries again on this node, and the scheduler does not move the pod.";
+
+/// What can be done about a refusal for this reason, one of the kubelet's.
+fn ways_out(reason: &str) -> String {
+    let other = match reason {
+        "TopologyAffinityError" => "ask for less, or for another policy (numaward.io/topology-policy)",
+        "SMTAlignmentError" => "ask for CPUs in whole cores",
+        "UnexpectedAdmissionError" => "ask for less",
+        _ => "correct what the pod asks for",
+    };
+    format!(
+        "Ways out: wait for room; delete the pod, so that it is scheduled anew (by what is free on the nodes: \
+         kubernetes.nodeResourceTopology); {other}"
+    )
+}
+
 /// A container in sentences.
 fn container_of(pod: &Pod, container: &Container) -> String {
     format!("container {} of pod {}/{}", container.name, pod.namespace, pod.name)
@@ -121,14 +138,18 @@ impl NriHandler {
 
     /// What to say to a request that was not granted: only the engine's refusals fail anything.
     fn refused(&self, pod: &Pod, what: &str, refused: &AdmissionError) -> Result<(), Refusal> {
-        let AdmissionError::Rejected(_, explanation) = refused else {
+        let AdmissionError::Rejected(rejection, explanation) = refused else {
             tracing::error!(pod = pod.name, error = %refused, "cannot be placed");
             return Ok(());
         };
         self.figures.refused.inc();
         let text = format!("numaward cannot place {what}: {refused}");
-        let notes = explanation.notes.iter().map(|note| format!("; {note}"));
-        let message = text.clone() + &notes.collect::<String>();
+        // The API server takes no more than 1024 bytes, and what each node has free may be long.
+        let reason = &rejection.reason;
+        let mut message = format!("{reason}. {STAYS} {}. In full: {text}.", ways_out(reason));
+        for note in &explanation.notes {
+            message = format!("{message} Note: {note}.");
+        }
         self.builder.pods.notify(Notice {
             pod: id_of(pod),
             reason: "NumaPlacementRefused".to_owned(),

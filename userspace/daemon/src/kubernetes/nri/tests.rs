@@ -389,11 +389,50 @@ async fn a_known_pod_is_admitted_as_a_whole_or_not_at_all() {
     assert!(error.contains("numaward cannot place pod default/pod-b"), "{error}");
     assert!(error.contains("cpu requested 70"), "{error}");
     let notices = known.notices.lock().unwrap().clone();
-    assert!(matches!(&notices[..], [notice] if notice.is_warning && notice.pod.uid == "b"), "{notices:?}");
+    let [notice] = &notices[..] else { panic!("{notices:?}") };
+    assert!(notice.is_warning && notice.pod.uid == "b", "{notice:?}");
+    assert_eq!(notice.reason, "NumaPlacementRefused");
+    for words in [
+        "TopologyAffinityError",
+        "cpu requested 70",
+        "does not move the pod",
+        "delete the pod",
+        "ask for less",
+    ] {
+        assert!(notice.message.contains(words), "{words}: {}", notice.message);
+    }
 
     // The sandbox ends: all is free, whatever the containers say.
     bench.runtime.remove_pod(&pod.id).await.unwrap();
     assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-63");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_says_why_and_what_can_be_done() {
+    let whole_cores: BTreeMap<_, _> = [("full-pcpus-only".to_owned(), "true".to_owned())].into();
+    for (policy, options, cpus, words) in [
+        (
+            TopologyManagerPolicy::SingleNumaNode,
+            BTreeMap::new(),
+            "17",
+            ["TopologyAffinityError", "numaward.io/topology-policy"],
+        ),
+        (TopologyManagerPolicy::None, whole_cores, "3", ["SMTAlignmentError", "whole cores"]),
+    ] {
+        let known = Arc::new(Known::default());
+        let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+        let machine = Machine::builder().nodes(4).sockets(4).cores_per_node(8).smt(2).memory(Bytes::gib(64));
+        bench.host = Arc::new(Host::new(machine.build().unwrap()));
+        bench.config.topology_manager_policy = Some(policy);
+        bench.config.cpu_manager_policy_options = options;
+        let _daemon = bench.start().await;
+        let amounts = Resources::none().with_cpu(cpus.parse().unwrap()).with_memory("1Gi".parse().unwrap());
+        known.tell("a", vec![ContainerRequest::guaranteed("db", amounts)], None);
+        bench.pod("a", "", &[]).await.unwrap_err();
+        let message = known.notices.lock().unwrap()[0].message.clone();
+        assert!(words.iter().all(|words| message.contains(words)), "{message}");
+        assert!(message.contains("delete the pod"), "{message}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
