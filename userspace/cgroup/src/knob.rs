@@ -221,7 +221,7 @@ fn meaning(knob: Knob, errno: Option<Errno>) -> &'static str {
         (Some(Errno::INVAL), MemoryMin | MemoryLow | MemoryHigh | MemoryMax | HugetlbMax(_)) => {
             "not a number of bytes"
         }
-        (Some(Errno::INVAL), CpuMax) => "not a quota that the cgroups around this one allow",
+        (Some(Errno::INVAL | Errno::RANGE), CpuMax) => "a quota or a period that the kernel does not allow",
         (Some(Errno::INVAL), SubtreeControl) => "a controller that this kernel does not have",
         (Some(Errno::NOSPC), _) => "the set would be empty while tasks need it",
         (Some(Errno::OPNOTSUPP), _) => "the cgroup is threaded, or would become the child of a threaded one",
