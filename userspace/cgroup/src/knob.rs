@@ -47,6 +47,8 @@ pub enum Knob {
     MemoryMax,
     /// `hugetlb.<size>.max`: huge pages of one size that may be in use.
     HugetlbMax(HugepageSize),
+    /// `cpu.max`: the CPU time that may be used in each period.
+    CpuMax,
     /// `cgroup.subtree_control`: the controllers of the children. Written as `+name -name`.
     SubtreeControl,
     /// `cgroup.procs`: the processes in the cgroup itself. A written one moves here.
@@ -62,6 +64,8 @@ pub enum Value {
     Nodes(NodeSet),
     /// Of `memory.*` and `hugetlb.*.max`.
     Limit(Limit),
+    /// Of `cpu.max`.
+    Quota(Quota),
     /// Of `cpuset.cpus.partition`.
     Partition(PartitionState),
     /// Of `cgroup.subtree_control`.
@@ -77,6 +81,20 @@ pub enum Limit {
     Bytes(Bytes),
     /// No limit; for a protection: all that is in use.
     Max,
+}
+
+/// CPU time, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quota {
+    /// No limit. The period stays as it is.
+    Max,
+    /// So much of each period.
+    Of {
+        /// The time.
+        quota: u64,
+        /// The period.
+        period: u64,
+    },
 }
 
 /// What `cpuset.cpus.partition` is asked to be.
@@ -175,8 +193,8 @@ impl KnobError {
 /// What an errno means when this knob is written, where that is known.
 fn meaning(knob: Knob, errno: Option<Errno>) -> &'static str {
     use Knob::{
-        CpusetCpus, CpusetCpusExclusive, CpusetMems, CpusetPartition, HugetlbMax, MemoryHigh, MemoryLow,
-        MemoryMax, MemoryMin, Procs, SubtreeControl,
+        CpuMax, CpusetCpus, CpusetCpusExclusive, CpusetMems, CpusetPartition, HugetlbMax, MemoryHigh,
+        MemoryLow, MemoryMax, MemoryMin, Procs, SubtreeControl,
     };
     match (errno, knob) {
         (Some(Errno::ACCESS | Errno::PERM), _) => "this process may not write here; run as root",
@@ -203,6 +221,7 @@ fn meaning(knob: Knob, errno: Option<Errno>) -> &'static str {
         (Some(Errno::INVAL), MemoryMin | MemoryLow | MemoryHigh | MemoryMax | HugetlbMax(_)) => {
             "not a number of bytes"
         }
+        (Some(Errno::INVAL | Errno::RANGE), CpuMax) => "a quota or a period that the kernel does not allow",
         (Some(Errno::INVAL), SubtreeControl) => "a controller that this kernel does not have",
         (Some(Errno::NOSPC), _) => "the set would be empty while tasks need it",
         (Some(Errno::OPNOTSUPP), _) => "the cgroup is threaded, or would become the child of a threaded one",
@@ -221,7 +240,7 @@ impl Knob {
     pub fn controller(self) -> Option<&'static str> {
         let name = self.to_string();
         let prefix = name.split('.').next();
-        ["cpuset", "memory", "hugetlb"].into_iter().find(|&controller| Some(controller) == prefix)
+        ["cpu", "cpuset", "memory", "hugetlb"].into_iter().find(|&controller| Some(controller) == prefix)
     }
 
     /// Reads the knob of the cgroup with this directory.
@@ -257,6 +276,7 @@ impl Knob {
             Self::MemoryMin | Self::MemoryLow | Self::MemoryHigh | Self::MemoryMax | Self::HugetlbMax(_) => {
                 line.parse().map(Value::Limit).map_err(|LimitError| "a number of bytes or `max`")
             }
+            Self::CpuMax => line.parse().map(Value::Quota).map_err(|QuotaError| "such as `max 100000`"),
             Self::CpusetPartition => line
                 .parse()
                 .map(Value::Partition)
@@ -337,6 +357,7 @@ impl fmt::Display for Knob {
                 };
                 return write!(f, "hugetlb.{count}{unit}.max");
             }
+            Self::CpuMax => "cpu.max",
             Self::SubtreeControl => "cgroup.subtree_control",
             Self::Procs => "cgroup.procs",
         })
@@ -352,7 +373,7 @@ impl FromStr for Knob {
     type Err = KnobNameError;
 
     fn from_str(name: &str) -> Result<Self, KnobNameError> {
-        const PLAIN: [Knob; 12] = [
+        const PLAIN: [Knob; 13] = [
             Knob::CpusetCpus,
             Knob::CpusetCpusEffective,
             Knob::CpusetCpusExclusive,
@@ -363,6 +384,7 @@ impl FromStr for Knob {
             Knob::MemoryLow,
             Knob::MemoryHigh,
             Knob::MemoryMax,
+            Knob::CpuMax,
             Knob::SubtreeControl,
             Knob::Procs,
         ];
@@ -397,6 +419,7 @@ impl fmt::Display for Value {
             Self::Cpus(cpus) => cpus.fmt(f),
             Self::Nodes(nodes) => nodes.fmt(f),
             Self::Limit(limit) => limit.fmt(f),
+            Self::Quota(quota) => quota.fmt(f),
             Self::Partition(state) => state.fmt(f),
             Self::Controllers(names) => f.write_str(&joined(names, " ")),
             Self::Processes(processes) => f.write_str(&joined(processes, "\n")),
@@ -459,6 +482,32 @@ impl FromStr for Limit {
             }
             _ => Err(LimitError),
         }
+    }
+}
+
+impl fmt::Display for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Max => f.write_str("max"),
+            Self::Of { quota, period } => write!(f, "{quota} {period}"),
+        }
+    }
+}
+
+/// A text is no quota.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected a number of microseconds or `max`, and a period")]
+pub struct QuotaError;
+
+impl FromStr for Quota {
+    type Err = QuotaError;
+
+    fn from_str(text: &str) -> Result<Self, QuotaError> {
+        // A new cgroup has this period.
+        let (quota, period) = text.split_once(' ').unwrap_or((text, "100000"));
+        let number = |text: &str| text.parse().map_err(|_| QuotaError);
+        let period = number(period)?;
+        Ok(if quota == "max" { Self::Max } else { Self::Of { quota: number(quota)?, period } })
     }
 }
 
@@ -540,6 +589,7 @@ mod tests {
             "hugetlb.64KB.max",
             "hugetlb.2MB.max",
             "hugetlb.1GB.max",
+            "cpu.max",
             "cgroup.subtree_control",
             "cgroup.procs",
         ] {

@@ -1,6 +1,6 @@
 //! Kubernetes: how this host's pods are placed and watched.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use educe::Educe;
 use numaward_kube::nri;
@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::cluster::{Kubelet, NodeResourceTopology, PodResources};
 
 /// Kubernetes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Kubernetes {
     /// Placing containers while the container runtime creates them.
@@ -26,6 +27,24 @@ pub struct Kubernetes {
     pub pod_resources: PodResources,
     /// Reports to the cluster's scheduler what is free on each node.
     pub node_resource_topology: NodeResourceTopology,
+    /// The namespaces whose pods may opt out with the annotation `numaward.io/placement: off`. A container that does may
+    /// run on all CPUs, also on those that are exclusive to others. In other namespaces `off` counts as `shared`.
+    #[educe(Default(expression = ["kube-system".to_owned()].into()))]
+    pub placement_off_namespaces: BTreeSet<String>,
+    /// What becomes of the quota of CPU time of a container that has CPUs of its own, and of its pod.
+    pub cpu_quota: CpuQuota,
+}
+
+/// What becomes of the quota of CPU time of a container that has CPUs of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum CpuQuota {
+    /// There is none, nor one of its pod, as in Kubernetes since 1.33 (`DisableCPUQuotaWithExclusiveCPUs`). Its CPUs are
+    /// limit enough, and a quota throttles it on them. Other containers keep theirs.
+    #[default]
+    Remove,
+    /// It stays.
+    Keep,
 }
 
 /// The Node Resource Interface, by which containerd and CRI-O ask where a container shall run.
@@ -46,7 +65,8 @@ pub struct Nri {
     #[schemars(with = "String", regex(pattern = r"^\d\d$"), example = &"90")]
     #[educe(Default(expression = nri::Options::default().index))]
     pub plugin_index: nri::PluginIndex,
-    /// What to do with containers that another plugin or the kubelet has pinned already.
+    /// What to do with containers that another plugin or the kubelet has pinned already: when they are created, and when
+    /// they run already as the runtime is connected.
     pub when_pinned: WhenPinned,
 }
 

@@ -65,6 +65,8 @@ pub(crate) struct Core {
     /// What the open transactions go back to.
     open: Vec<State>,
     pub(crate) storage: Storage,
+    /// Whether the ledger could not be read, so that what is not in it may be ours all the same.
+    pub(crate) is_rebuilt: bool,
     pub(crate) execution: Execution,
     pods: Pods,
     pub(crate) isolation: CpuIsolation,
@@ -86,6 +88,7 @@ impl Core {
         let (store, loaded) = Store::open(&config.state_directory)?;
         let found = xattr_backup::read(&hierarchy);
         let is_complete = matches!(loaded, Loaded::Current { .. });
+        let is_fresh = matches!(loaded, Loaded::Fresh) && found.marks.is_empty();
         let (mut state, set_aside) = match loaded {
             Loaded::Current { ledger, set_aside } => (ledger, set_aside),
             // Also if somebody removed the file: what is held is held.
@@ -120,6 +123,7 @@ impl Core {
             state,
             open: Vec::new(),
             storage,
+            is_rebuilt: !is_complete && !is_fresh,
             execution: Execution::new(enforcer),
             pods: Pods::default(),
             isolation,

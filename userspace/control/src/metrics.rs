@@ -25,7 +25,7 @@ type By<const N: usize> = Family<[(&'static str, String); N], Counter>;
 type ByState = Family<[(&'static str, &'static str); 1], Gauge>;
 
 /// The knobs that are counted from the start. Those of huge pages join as they are used.
-const KNOBS: [Knob; 7] = [
+const KNOBS: [Knob; 8] = [
     Knob::CpusetCpus,
     Knob::CpusetMems,
     Knob::CpusetPartition,
@@ -33,6 +33,7 @@ const KNOBS: [Knob; 7] = [
     Knob::MemoryLow,
     Knob::MemoryHigh,
     Knob::MemoryMax,
+    Knob::CpuMax,
 ];
 const BACKENDS: [&str; 2] = ["cgroupfs", "systemd"];
 /// The engine's words for a rejection by a manager.

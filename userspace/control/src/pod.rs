@@ -7,7 +7,7 @@ use numaward_model::{
     Settings,
     pod::{PodContainer, PodName, Slice},
 };
-use numaward_topology::{Bytes, CpuSet};
+use numaward_topology::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// An owner that was admitted.
@@ -37,6 +37,12 @@ pub struct Placed {
     /// What its protection follows from.
     #[serde(default)]
     pub memory: MemoryAsk,
+    /// Whether its pod has a quota of CPU time that stays, whatever becomes of its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_pod_quota: bool,
+    /// What it would hold without us, where the runtime was asked to set something else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub without_us: Option<Settings>,
 }
 
 /// What a container asks for of memory, as far as its protection follows from it.
@@ -98,8 +104,12 @@ pub struct ContainerAsk {
     pub slice: Slice,
     /// What its protection follows from.
     pub memory: MemoryAsk,
-    /// What the runtime has it pinned to, CPUs and nodes.
-    pub pinned: (Option<CpuSet>, Option<numaward_topology::NodeSet>),
+    /// Whether its pod has a quota of CPU time that stays, whatever becomes of its own.
+    pub keeps_pod_quota: bool,
+    /// What the runtime sets for it, of what we may set as well. In a creation, what others ask for.
+    pub has: Settings,
+    /// Whether somebody else has chosen its CPUs and nodes, so that it is left alone, unless we have placed it before.
+    pub is_yielded_to: bool,
 }
 
 impl ContainerAsk {

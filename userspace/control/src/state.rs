@@ -69,8 +69,14 @@ impl State {
             self.pods.insert(of.owner.clone(), admitted);
         }
         // The runtime tells again, as soon as it is connected.
-        let memory = MemoryAsk::default();
-        self.containers.insert(of.id.clone(), Placed { of: of.clone(), cgroup: cgroup.clone(), memory });
+        let placed = Placed {
+            of: of.clone(),
+            cgroup: cgroup.clone(),
+            memory: MemoryAsk::default(),
+            keeps_pod_quota: false,
+            without_us: None,
+        };
+        self.containers.insert(of.id.clone(), placed);
     }
 
     /// Takes from an owner all that it holds.

@@ -97,8 +97,8 @@ pub fn cgroup(dir: &Path, machine: &Machine) {
     fs::create_dir_all(dir).unwrap();
     let (cpus, nodes) = (machine.possible_cpus.to_string(), machine.node_ids().to_string());
     for (file, text) in [
-        ("cgroup.controllers", "cpuset memory hugetlb"),
-        ("cgroup.subtree_control", "cpuset memory hugetlb"),
+        ("cgroup.controllers", "cpu cpuset memory hugetlb"),
+        ("cgroup.subtree_control", "cpu cpuset memory hugetlb"),
         ("cgroup.procs", ""),
         ("cgroup.events", "populated 1"),
         ("cpuset.cpus", ""),
@@ -110,6 +110,7 @@ pub fn cgroup(dir: &Path, machine: &Machine) {
         ("memory.low", "0"),
         ("memory.high", "max"),
         ("memory.max", "max"),
+        ("cpu.max", "max 100000"),
     ] {
         fs::write(dir.join(file), format!("{text}\n")).unwrap();
     }

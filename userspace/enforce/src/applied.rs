@@ -129,6 +129,16 @@ impl AppliedSettings {
             .map(|(path, record)| (path, &record.settings))
     }
 
+    /// Somebody has set these knobs of a cgroup to other values, over which ours are written: these are what it gets back.
+    pub fn note_found(&mut self, path: &CgroupPath, values: &Values) {
+        let Some(record) = self.records.get_mut(path) else { return };
+        for (knob, found) in &mut record.found.0 {
+            if let Some(value) = values.0.get(knob) {
+                found.clone_from(value);
+            }
+        }
+    }
+
     /// The cgroup is to get back what was found.
     pub(super) fn release(&mut self, path: &CgroupPath) {
         if let Some(record) = self.records.get_mut(path) {

@@ -14,7 +14,7 @@ use std::{
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, KnobError, Limit, Partition, PartitionState, Value},
+    knob::{Knob, KnobError, Limit, Partition, PartitionState, Quota, Value},
 };
 use numaward_topology::{Bytes, CpuSet, NodeSet};
 
@@ -282,6 +282,7 @@ pub(super) fn unset(knob: Knob) -> Value {
         Knob::CpusetPartition => Value::Partition(Partition::Member.into()),
         Knob::MemoryMin | Knob::MemoryLow => Value::Limit(Limit::Bytes(Bytes(0))),
         Knob::MemoryHigh | Knob::MemoryMax | Knob::HugetlbMax(_) => Value::Limit(Limit::Max),
+        Knob::CpuMax => Value::Quota(Quota::Max),
         Knob::SubtreeControl => Value::Controllers(BTreeSet::new()),
         Knob::Procs => Value::Processes(Vec::new()),
     }

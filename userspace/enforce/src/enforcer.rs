@@ -10,10 +10,10 @@ use numaward_cgroup::{
     CgroupPath,
     knob::{Knob, KnobError, Limit, Value, enable_controllers},
 };
-use numaward_model::Settings;
+use numaward_model::{Settings, Values};
 
 use super::{
-    applied::{AppliedSettings, Owner, id_of},
+    applied::{AppliedSettings, Owner, Record, id_of},
     backend::{Backend, Cgroupfs, Options, StepError, covers, unset},
     drift::{Drift, DriftKind},
     error::EnforceError,
@@ -157,6 +157,38 @@ impl Enforcer {
             enable_controllers(&cgroup.dir(self.root()), controllers)?;
         }
         Ok(())
+    }
+
+    /// Takes note of a cgroup that was made with our values: what these knobs would hold without us, as nobody can read
+    /// that any more. What they hold now is ours.
+    pub fn note_made(
+        &self,
+        applied: &mut AppliedSettings,
+        path: &CgroupPath,
+        without_us: &Settings,
+        knobs: impl IntoIterator<Item = Knob>,
+    ) {
+        let Some(id) = id_of(&path.dir(self.root())) else { return };
+        let mut record = match applied.get(path).filter(|record| record.id == id) {
+            Some(record) => Record::clone(record),
+            None => Record {
+                id,
+                owner: self.owner(path),
+                settings: Settings::default(),
+                written: Values::default(),
+                found: Values::default(),
+            },
+        };
+        let mut without_us = without_us.values();
+        for knob in knobs {
+            if let (Ok(held), None) = (self.cgroupfs.read(path, knob), record.found.0.get(&knob)) {
+                record.written.0.insert(knob, held);
+                record.found.0.insert(knob, without_us.0.remove(&knob).unwrap_or_else(|| unset(knob)));
+            }
+        }
+        if !record.written.0.is_empty() {
+            applied.put(path, record);
+        }
     }
 
     /// The write that repairs a drift.

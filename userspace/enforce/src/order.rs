@@ -7,7 +7,8 @@
 //! Answer: one write a knob, straight from old to new, in these phases:
 //!
 //! 1. a partition that ends becomes a member, while its CPUs are still its own;
-//! 2. limits rise (`memory.max` before `memory.high`: above the maximum, a high limit does nothing);
+//! 2. limits rise (`memory.max` before `memory.high`: above the maximum, a high limit does nothing), and quotas of CPU
+//!    time are lifted;
 //! 3. protection rises, ancestors first, as it counts only as far as theirs reaches;
 //! 4. `cpuset.cpus.exclusive`, ancestors first, as a child may only take what they have;
 //! 5. `cpuset.cpus`, before `cpuset.mems`: it is quick, and others may be waiting for these CPUs, while the
@@ -15,7 +16,8 @@
 //!    moved as well. Sets that only grow come last: what they grow by was another's;
 //! 6. `cpuset.mems`;
 //! 7. a partition begins, as its CPUs are in place;
-//! 8. limits fall (`memory.high` before `memory.max`: reclaim before out of memory), after the pages moved;
+//! 8. limits fall (`memory.high` before `memory.max`: reclaim before out of memory), after the pages moved, and quotas of
+//!    CPU time come back;
 //! 9. protection falls, the deepest first;
 //! 10. exclusive CPUs are given back, the deepest first.
 
@@ -23,7 +25,7 @@ use std::cmp::Reverse;
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, Partition, Value},
+    knob::{Knob, Partition, Quota, Value},
 };
 
 use super::applied::Owner;
@@ -90,6 +92,7 @@ fn key(step: &Step, is_ancestor: bool) -> ((u8, bool), usize, Reverse<usize>, u8
         Knob::MemoryMax => down(if rises { 2 } else { 8 }, u8::from(!rises)),
         Knob::MemoryHigh => down(if rises { 2 } else { 8 }, u8::from(rises)),
         Knob::HugetlbMax(_) => down(if rises { 2 } else { 8 }, 2),
+        Knob::CpuMax => down(if step.to == Value::Quota(Quota::Max) { 2 } else { 8 }, 3),
         Knob::MemoryMin if rises => down(3, 0),
         Knob::MemoryMin => up(9, 0),
         Knob::MemoryLow if rises => down(3, 1),

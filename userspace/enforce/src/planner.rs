@@ -8,7 +8,7 @@ use std::{
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, KnobError, Limit, Partition, Value},
+    knob::{Knob, KnobError, Limit, Partition, Quota, Value},
 };
 use numaward_model::{Settings, Values};
 use numaward_topology::{Bytes, CpuSet, NodeSet};
@@ -161,6 +161,10 @@ impl Enforcer {
                 && self.needs_exclusive(path)?
             {
                 values.0.insert(Knob::CpusetCpusExclusive, Value::Cpus(cpus.clone()));
+            }
+            let mut children = below().filter(|(other, _)| path.is_parent_of(other));
+            if children.any(|(_, record)| record.settings.lifts_quota_above()) {
+                values.0.insert(Knob::CpuMax, Value::Quota(Quota::Max));
             }
             for knob in PROTECTIONS {
                 if !below()

@@ -229,7 +229,7 @@ fn to_bus(value: &Value) -> Option<Variant<'static>> {
         Value::Nodes(nodes) => Some(mask(nodes).into()),
         Value::Limit(Limit::Bytes(Bytes(bytes))) => Some((*bytes).into()),
         Value::Limit(Limit::Max) => Some(INFINITY.into()),
-        Value::Partition(_) | Value::Controllers(_) | Value::Processes(_) => None,
+        Value::Quota(_) | Value::Partition(_) | Value::Controllers(_) | Value::Processes(_) => None,
     }
 }
 

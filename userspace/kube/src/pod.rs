@@ -8,8 +8,10 @@ use std::{collections::BTreeMap, sync::Arc};
 use numaward_engine::{ContainerRequest, Request, Resources};
 
 /// The annotation by which the mirror pod in the API server of a static pod gives the UID that the kubelet and
-/// the runtime use: the hash of its manifest.
+/// the runtime use: the hash of its manifest. Any author of a pod can set it.
 pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+/// The annotation that makes a pod a mirror pod, with the same hash.
+pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Which pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
@@ -79,8 +81,8 @@ pub struct Notice {
 
 /// Knows the pods of this Kubernetes node. Answers from memory and never blocks.
 pub trait PodSource: Send + Sync + 'static {
-    /// The pod with this UID, the UID being that which the runtime reports.
-    fn pod(&self, uid: &str) -> Option<Arc<Pod>>;
+    /// The pod that has this namespace, this name and this UID, all of them as the runtime reports them.
+    fn pod(&self, id: &PodId) -> Option<Arc<Pod>>;
 
     /// Whether all pods are known, so that one that is not will be in a moment. False where there is no API
     /// server, or as long as it cannot be reached.
@@ -95,7 +97,7 @@ pub trait PodSource: Send + Sync + 'static {
 pub struct NoPods;
 
 impl PodSource for NoPods {
-    fn pod(&self, _uid: &str) -> Option<Arc<Pod>> {
+    fn pod(&self, _id: &PodId) -> Option<Arc<Pod>> {
         None
     }
 

@@ -86,8 +86,12 @@ impl Run {
         self.wait("the first list", |run| run.pods.is_synced().then_some(())).await;
     }
 
+    fn by_uid(&self, uid: &str) -> Option<Arc<StoredPod>> {
+        self.pods.all().into_iter().find(|stored| stored.pod.id.uid == uid)
+    }
+
     async fn pod(&self, uid: &str) -> Arc<StoredPod> {
-        self.wait(uid, |run| run.pods.by_uid(uid)).await
+        self.wait(uid, |run| run.by_uid(uid)).await
     }
 
     fn problem(&self) -> Option<String> {
@@ -107,6 +111,20 @@ impl Run {
     fn count(&self, part: &str) -> usize {
         self.server.asked().iter().filter(|asked| asked.contains(part)).count()
     }
+}
+
+fn id(name: &str, uid: &str) -> PodId {
+    PodId { namespace: "ns".to_owned(), name: name.to_owned(), uid: uid.to_owned() }
+}
+
+/// The mirror of a static pod, as the kubelet of n1 makes it.
+fn mirror(name: &str, uid: &str, hash: &str) -> Value {
+    let mut mirror = pod(name, uid, "n1");
+    mirror["metadata"]["annotations"] =
+        json!({"kubernetes.io/config.hash": hash, "kubernetes.io/config.mirror": hash});
+    mirror["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "node", "controller": true}]);
+    mirror
 }
 
 fn pod(name: &str, uid: &str, node: &str) -> Value {
@@ -175,7 +193,7 @@ async fn pods_come_change_and_go() {
     let run = run_with(server).await;
     run.synced().await;
     assert_eq!(run.pods.all().len(), 1, "only the pods of this Kubernetes node");
-    assert!(run.pods.by_name("ns", "a").is_some());
+    assert!(run.pods.get(&id("a", "1")).is_some());
 
     run.server.put_pod(pod("b", "3", "n1"));
     let b = run.pod("3").await;
@@ -184,11 +202,35 @@ async fn pods_come_change_and_go() {
     started["status"] = json!({"phase": "Running",
         "containerStatuses": [{"name": "main", "containerID": "containerd://c1"}]});
     run.server.put_pod(started);
-    run.wait("the container's id", |run| run.pods.by_uid("3")?.container_ids.get("c1").cloned()).await;
+    run.wait("the container's id", |run| run.by_uid("3")?.container_ids.get("c1").cloned()).await;
     run.server.delete_pod("ns", "b");
-    run.wait("the end of b", |run| run.pods.by_uid("3").is_none().then_some(())).await;
+    run.wait("the end of b", |run| run.by_uid("3").is_none().then_some(())).await;
     assert_eq!(run.metric("kubernetes_pods"), 1);
     assert_eq!(run.count("GET /api/v1/pods?&"), 2, "one list, one watch: {:?}", run.server.asked());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_pod_takes_the_place_of_another() {
+    let server = FakeApiServer::start().await.unwrap();
+    let mut author = pod("a", "1", "n1");
+    author["metadata"]["annotations"] = json!({"kubernetes.io/config.hash": "2"});
+    server.put_pod(author);
+    // Who may write pods may write all that makes a mirror pod, too.
+    server.put_pod(mirror("forged", "3", "2"));
+    server.put_pod(pod("victim", "2", "n1"));
+    server.put_pod(mirror("static", "4", "hash"));
+    let run = run_with(server).await;
+    run.synced().await;
+    let name = |id: &PodId| run.pods.pod(id).map(|pod| pod.id.name.clone());
+    for id in [id("a", "1"), id("victim", "2"), id("static", "hash")] {
+        assert_eq!(name(&id), Some(id.name.clone()));
+    }
+    // The runtime says which name goes with the UID.
+    for id in [id("a", "2"), id("victim", "1"), id("static", "4"), id("victim", "hash")] {
+        assert_eq!(name(&id), None, "{id:?}");
+    }
+    assert_eq!(run.by_uid("2").unwrap().pod.id.name, "victim");
+    assert_eq!(run.pods.all().len(), 3, "the forged mirror is none of them");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -213,7 +255,7 @@ async fn a_watch_that_breaks_goes_on_from_its_version() {
     run.server.put_pod(pod("b", "2", "n1"));
     run.pod("2").await;
     assert_eq!(run.count("limit="), 1, "no second list: {:?}", run.server.asked());
-    assert!(run.pods.by_uid("1").is_some());
+    assert!(run.by_uid("1").is_some());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -242,7 +284,7 @@ async fn there_is_an_end_to_what_is_kept() {
     let mut known = pod("p0000", "0", "n1");
     known["status"] = json!({"phase": "Running"});
     run.server.put_pod(known);
-    run.wait("a change", |run| run.pods.by_uid("0")?.is_running.then_some(())).await;
+    run.wait("a change", |run| run.by_uid("0")?.is_running.then_some(())).await;
     assert_eq!((run.pods.all().len(), run.metric("kubernetes_pods_left_out_total")), (MOST, 2));
     run.server.delete_pod("ns", "one more");
     run.server.delete_pod("ns", "p0001");
@@ -265,7 +307,7 @@ async fn what_is_gone_is_listed_anew() {
     run.server.delete_pod("ns", "a");
     run.server.compact();
     run.server.refuse(None);
-    run.wait("the new list", |run| run.pods.by_uid("1").is_none().then_some(())).await;
+    run.wait("the new list", |run| run.by_uid("1").is_none().then_some(())).await;
     let lists = run.count("limit=");
     assert!(lists >= 2, "{:?}", run.server.asked());
     assert_eq!(run.metric("kubernetes_api_errors_total{operation=\"watch_pods\",reason=\"gone\"}"), 1);
@@ -294,7 +336,7 @@ async fn who_is_refused_says_so_and_keeps_what_is_known() {
         run.server.hang_up();
         let problem = run.wait("the problem", Run::problem).await;
         assert!(problem.contains(words) && problem.contains("refused by the test"), "{problem}");
-        assert!(!run.pods.is_synced() && run.pods.by_uid("1").is_some());
+        assert!(!run.pods.is_synced() && run.by_uid("1").is_some());
         let counted = format!("kubernetes_api_errors_total{{operation=\"watch_pods\",reason=\"{reason}\"}}");
         assert!(run.metric(&counted) >= 1, "{counted}");
         run.server.refuse(None);
@@ -354,7 +396,7 @@ async fn a_slow_server_is_no_failure() {
     server.put_pod(pod("a", "1", "n1"));
     let run = run_with(server).await;
     run.synced().await;
-    assert!(run.pods.by_uid("1").is_some() && run.problem().is_none());
+    assert!(run.by_uid("1").is_some() && run.problem().is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -375,7 +417,7 @@ async fn an_answer_that_does_not_end_is_given_up() {
     let problem = run.wait("the end of patience", Run::problem).await;
     assert!(problem.contains("no answer within 30s"), "{problem}");
 
-    let pod = PodId { namespace: "ns".to_owned(), name: "a".to_owned(), uid: "1".to_owned() };
+    let pod = id("a", "1");
     let (reason, message) = ("Reason".to_owned(), "message".to_owned());
     run.pods.notify(Notice { pod, reason, message, is_warning: true });
     run.wait("the end of patience", |run| {
@@ -401,7 +443,7 @@ async fn pods_are_not_synced_again_before_a_watch_is_open() {
     .await;
     let reports = run.reports.lock().unwrap().clone();
     assert!(reports.iter().skip_while(|report| report.is_ok()).all(Result::is_err), "{reports:#?}");
-    assert!(!run.pods.is_synced() && run.pods.by_uid("1").is_some());
+    assert!(!run.pods.is_synced() && run.by_uid("1").is_some());
     run.server.answer_with("", None);
     run.wait("the problem's end", |run| run.problem().is_none().then_some(())).await;
     assert!(run.pods.is_synced());
@@ -422,7 +464,7 @@ async fn a_pod_that_cannot_be_read_does_not_hold_up_the_others() {
     run.server.put_pod(odd("3"));
     run.server.put_pod(pod("better", "4", "n1"));
     run.pod("4").await;
-    assert!(run.pods.by_uid("1").is_none() && run.pods.by_uid("3").is_none());
+    assert!(run.by_uid("1").is_none() && run.by_uid("3").is_none());
     assert_eq!(run.metric("kubernetes_pods_left_out_total"), 2);
 }
 
@@ -444,9 +486,7 @@ async fn garbage_in_a_watch_is_reported_and_survived() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_notice_becomes_an_event_on_the_pod() {
     let run = run().await;
-    let mut mirror = pod("static", "api-uid", "n1");
-    mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.hash": "hash"});
-    run.server.put_pod(mirror);
+    run.server.put_pod(mirror("static", "api-uid", "hash"));
     let stored = run.pod("hash").await;
     let notice = Notice {
         pod: stored.pod.id.clone(),

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use numaward_cgroup::knob::{Knob, Limit, Partition, Value};
+use numaward_cgroup::knob::{Knob, Limit, Partition, Quota, Value};
 use numaward_topology::{Bytes, CpuSet, HugepageSize, NodeSet};
 use serde::{Deserialize, Serialize};
 
 /// What one cgroup is to hold. `None` is not managed: it stays as it is, or goes back to what was found.
 ///
-/// Serialized as a map from the knob's name to what is written to it, and `beside`.
+/// Serialized as a map from the knob's name to what is written to it, with `beside` and `lifts_parent`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Stored", into = "Stored")]
 pub struct Settings {
@@ -26,6 +26,10 @@ pub struct Settings {
     pub memory_high: Option<Limit>,
     /// `memory.max`.
     pub memory_max: Option<Limit>,
+    /// `cpu.max`.
+    pub cpu_max: Option<Quota>,
+    /// Whether the parent's `cpu.max` holds it no more than its own: where that is lifted, the parent's is, too.
+    pub lifts_parent: bool,
     /// `hugetlb.<size>.max` by page size.
     pub hugetlb: BTreeMap<HugepageSize, Limit>,
     /// What the parent claims besides, by each knob of protection that is claimed here, for what runs beside it: the
@@ -47,6 +51,7 @@ impl Settings {
             .filter_map(|(knob, limit)| Some((knob, Value::Limit(limit?))))
             .chain(self.hugetlb.iter().map(|(&size, &limit)| (Knob::HugetlbMax(size), Value::Limit(limit))))
             .collect();
+        values.extend(self.cpu_max.map(|quota| (Knob::CpuMax, Value::Quota(quota))));
         values.extend(self.cpus.clone().map(|cpus| (Knob::CpusetCpus, Value::Cpus(cpus))));
         values.extend(self.mems.clone().map(|mems| (Knob::CpusetMems, Value::Nodes(mems))));
         values.extend(
@@ -73,6 +78,11 @@ impl Settings {
     pub fn beside_for(&self, knob: Knob) -> Option<Limit> {
         let claims = self.protection(knob).is_some_and(|claim| claim > Limit::Bytes(Bytes(0)));
         self.beside.filter(|_| claims).map(Limit::Bytes)
+    }
+
+    /// Whether the parent's `cpu.max` is lifted.
+    pub fn lifts_quota_above(&self) -> bool {
+        self.lifts_parent && self.cpu_max == Some(Quota::Max)
     }
 
     /// Whether the CPUs are to be a scheduling domain of their own.
@@ -149,21 +159,23 @@ pub struct ValueError {
 struct Stored {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     beside: Option<Bytes>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    lifts_parent: bool,
     #[serde(flatten)]
     values: Values,
 }
 
 impl From<Settings> for Stored {
     fn from(settings: Settings) -> Self {
-        Self { beside: settings.beside, values: settings.values() }
+        Self { beside: settings.beside, lifts_parent: settings.lifts_parent, values: settings.values() }
     }
 }
 
 impl TryFrom<Stored> for Settings {
     type Error = ValueError;
 
-    fn try_from(Stored { beside, values }: Stored) -> Result<Self, ValueError> {
-        let mut settings = Self { beside, ..Self::default() };
+    fn try_from(Stored { beside, lifts_parent, values }: Stored) -> Result<Self, ValueError> {
+        let mut settings = Self { lifts_parent, beside, ..Self::default() };
         for (knob, value) in values.0 {
             match (knob, value) {
                 (Knob::CpusetCpus, Value::Cpus(cpus)) => settings.cpus = Some(cpus),
@@ -175,6 +187,7 @@ impl TryFrom<Stored> for Settings {
                 (Knob::MemoryLow, Value::Limit(limit)) => settings.memory_low = Some(limit),
                 (Knob::MemoryHigh, Value::Limit(limit)) => settings.memory_high = Some(limit),
                 (Knob::MemoryMax, Value::Limit(limit)) => settings.memory_max = Some(limit),
+                (Knob::CpuMax, Value::Quota(quota)) => settings.cpu_max = Some(quota),
                 (Knob::HugetlbMax(size), Value::Limit(limit)) => {
                     settings.hugetlb.insert(size, limit);
                 }
@@ -208,9 +221,15 @@ mod tests {
             r#"{"cpuset.cpus":"2-3","cpuset.cpus.partition":"root","cpuset.mems":"1","memory.min":"268435456","memory.max":"max","hugetlb.2MB.max":"67108864"}"#
         );
         assert_eq!(serde_json::from_str::<Settings>(&text).unwrap(), settings);
-        let settings = Settings { beside: Some(Bytes::mib(1)), mems: settings.mems, ..Settings::default() };
+        let settings = Settings {
+            beside: Some(Bytes::mib(1)),
+            lifts_parent: true,
+            cpu_max: Some(Quota::Max),
+            mems: settings.mems,
+            ..Settings::default()
+        };
         let text = serde_json::to_string(&settings).unwrap();
-        assert_eq!(text, r#"{"beside":1048576,"cpuset.mems":"1"}"#);
+        assert_eq!(text, r#"{"beside":1048576,"lifts_parent":true,"cpuset.mems":"1","cpu.max":"max"}"#);
         assert_eq!(serde_json::from_str::<Settings>(&text).unwrap(), settings);
     }
 

@@ -50,7 +50,7 @@ impl Core {
             memory_max: request.limit.map(Limit::Bytes),
             partition: Some(request.partition).filter(|partition| *partition != Partition::Member),
             hugetlb: request.hugepages().map(|(size, bytes)| (size, Limit::Bytes(bytes))).collect(),
-            beside: None,
+            ..Settings::default()
         }
     }
 

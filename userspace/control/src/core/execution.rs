@@ -27,6 +27,7 @@ use std::{
 use numaward_api::EnforcementMode;
 use numaward_cgroup::CgroupPath;
 use numaward_enforce::{AppliedSettings, Change, Drift, EnforceError, Enforcer, Failure, Plan, Report};
+use numaward_model::Values;
 use numaward_topology::{CpuSet, NodeSet};
 
 use super::{
@@ -295,6 +296,15 @@ impl Core {
                 self.execution.enforcer.refresh();
                 Err(failure.into())
             }
+        }
+    }
+
+    /// What others have set a knob to, over which ours is about to be written again, is what its cgroup gets back.
+    pub(crate) fn note_found(&mut self, drift: &Drift) {
+        let Some(found) = drift.found.clone() else { return };
+        self.state.applied.note_found(&drift.cgroup, &Values([(drift.knob, found)].into()));
+        if let Err(error) = self.save() {
+            tracing::error!(%error, "the ledger cannot be stored");
         }
     }
 

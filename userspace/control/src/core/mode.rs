@@ -62,7 +62,9 @@ impl Core {
 
     /// Gives back all that was written.
     fn give_all_back(&mut self) {
-        let held: Vec<_> = self.state.applied.held().map(|(path, _)| (path.clone(), None)).collect();
+        self.note_unrecorded();
+        // Also what was noted just now, and what a crash left half given back.
+        let held: Vec<_> = self.state.applied.iter().map(|(path, _)| (path.clone(), None)).collect();
         if held.is_empty() {
             return;
         }

@@ -13,6 +13,7 @@
 //! whatever the runtime has not written is written then, ancestors included, and the probes are told.
 //! [`Core::synchronize`] compares all of that with what runs. When the shared pool changes, containers that
 //! hold no CPUs follow; the runtime is told later, so that it repeats the new pool in what it writes itself.
+//! [`uninstall`] gives containers back what they would hold without us.
 //! [`waiting`] has who runs without what it asks for, [`memory`] what protects memory.
 //!
 //! Invariants: what the runtime is answered is stored; a container that runs is never refused, whatever the
@@ -22,6 +23,7 @@ mod commands;
 mod memory;
 mod resize;
 mod synchronize;
+mod uninstall;
 mod waiting;
 
 use std::{
@@ -33,8 +35,9 @@ use std::{
 use numaward_api::EnforcementMode;
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, Limit, Value},
+    knob::{Knob, Limit, Quota, Value},
 };
+use numaward_config::kubernetes::CpuQuota;
 use numaward_enforce::{Change, EnforceError};
 use numaward_engine::{self as engine, Allocation, OwnerId, Terms};
 use numaward_model::{
@@ -266,7 +269,10 @@ impl Core {
             slice: if owner == ask.pod.pod.uid { ask.slice } else { Slice::Own },
             owner,
         };
-        let placed = Placed { of, cgroup: ask.cgroup.clone(), memory: ask.memory };
+        let known = self.state.containers.get(&ask.id).and_then(|known| known.without_us.clone());
+        let without_us = known.or_else(|| self.without_us(&ask.has));
+        let (cgroup, memory, keeps_pod_quota) = (ask.cgroup.clone(), ask.memory, ask.keeps_pod_quota);
+        let placed = Placed { of, cgroup, memory, keeps_pod_quota, without_us };
         self.state.containers.insert(ask.id.clone(), placed.clone());
         placed
     }
@@ -292,6 +298,10 @@ impl Core {
             ..self.shared()
         };
         if let Some(allocation) = self.allocation_for(&placed.of) {
+            let has_own = allocation.cpus.is_some() && !placed.of.shares_pod();
+            if has_own && self.config.kubernetes.cpu_quota == CpuQuota::Remove {
+                (settings.cpu_max, settings.lifts_parent) = (Some(Quota::Max), !placed.keeps_pod_quota);
+            }
             settings.cpus = allocation.cpus.clone().or(settings.cpus);
             // What has a home is not bound to it.
             let is_bound = !self.terms_of(&placed.of).is_some_and(|terms| terms.burstable);
@@ -356,6 +366,11 @@ impl Core {
             return Ok(());
         }
         change.let_go_around(&placed.cgroup);
+        if let Some(without_us) = placed.without_us.as_ref().filter(|_| change.mode() == EnforcementMode::On)
+        {
+            let (enforcer, knobs) = (change.enforcer().clone(), settings.values().0.into_keys());
+            enforcer.note_made(&mut change.state.applied, &placed.cgroup, without_us, knobs);
+        }
         let plan = change.plan(Change::Hold(placed.cgroup.clone(), settings.clone()))?;
         change.state.steered.remove(&placed.cgroup);
         let mut name = placed.of.full_name();

@@ -446,6 +446,10 @@ impl DriftController {
             Some(Verdict::Repair) => {
                 noted.count += 1;
                 core.metrics.drifted(knob);
+                if knob == Knob::CpuMax {
+                    // The kubelet follows the limits of a pod that was resized.
+                    core.note_found(&noted.drift);
+                }
                 let _tree = spans::reconcile();
                 let span = spans::knobs(1);
                 let repaired = core.repair(&noted.drift);

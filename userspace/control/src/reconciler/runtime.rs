@@ -37,7 +37,7 @@ impl Reconciler {
 
     /// A container is to be created: what the runtime shall set, and why it goes without a guarantee if it does.
     pub async fn create(&self, ask: ContainerAsk) -> Result<(Settings, Option<Unpinned>), AdmissionError> {
-        self.runtime(|answer| Command::Create { ask, answer }).await?
+        self.runtime(|answer| Command::Create { ask: Box::new(ask), answer }).await?
     }
 
     /// The container's process exists, and its cgroup; `ask` is what to make of it if its creation was not answered in
@@ -70,14 +70,16 @@ impl Reconciler {
         self.runtime(|answer| Command::Synchronize { containers, sandboxes, complete, answer }).await
     }
 
-    /// A container's requests are to change. What it is to hold then; none if it is not known.
+    /// A container's requests are to change, and the runtime is asked to set `has`. What it is to hold then; none if it is
+    /// not known.
     pub async fn resize(
         &self,
         id: String,
         to: engine::Resources,
         memory: Option<MemoryAsk>,
+        has: Settings,
     ) -> Result<Option<Settings>, AdmissionError> {
-        self.runtime(|answer| Command::Resize { id, to, memory, answer }).await?
+        self.runtime(|answer| Command::Resize { id, to, memory, has, answer }).await?
     }
 
     /// What the containers of a pod share that have nothing of their own is to change.

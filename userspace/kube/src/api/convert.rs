@@ -3,13 +3,13 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use kube::api::DynamicObject;
+use kube::{api::DynamicObject, core::ObjectMeta};
 use numaward_engine::{ContainerRequest, Quantity, Resources};
 use numaward_topology::ZoneKind;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::pod::{CONFIG_HASH, Pod, PodId, PodResources};
+use crate::pod::{CONFIG_HASH, CONFIG_MIRROR, Pod, PodId, PodResources};
 
 /// A pod as it is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,9 +111,19 @@ fn containers(list: Vec<Container>, place: &str) -> Result<Vec<ContainerRequest>
     list.into_iter().map(container).collect()
 }
 
-/// Reads a pod; the error says which, and which field is wrong.
-pub(super) fn pod(object: DynamicObject) -> Result<StoredPod, String> {
+/// The UID by which the runtime knows a static pod, if this is its mirror: made by the kubelet of this node.
+fn uid_of_static_pod(metadata: &ObjectMeta, node: &str) -> Option<String> {
+    let annotations = metadata.annotations.as_ref()?;
+    let mut owners = metadata.owner_references.iter().flatten();
+    let is_ours = owners.any(|of| of.kind == "Node" && of.name == node);
+    let hash = annotations.get(CONFIG_HASH).filter(|hash| !hash.is_empty())?;
+    (is_ours && annotations.contains_key(CONFIG_MIRROR)).then(|| hash.clone())
+}
+
+/// Reads a pod of this node; the error says which, and which field is wrong.
+pub(super) fn pod(object: DynamicObject, node: &str) -> Result<StoredPod, String> {
     let DynamicObject { metadata, data, .. } = object;
+    let of_static_pod = uid_of_static_pod(&metadata, node);
     let (namespace, name) = (metadata.namespace.unwrap_or_default(), metadata.name.unwrap_or_default());
     let called = format!("{namespace}/{name}");
     let fail = |(place, problem): (String, String)| format!("pod {called}: {place}: {problem}");
@@ -124,7 +134,7 @@ pub(super) fn pod(object: DynamicObject) -> Result<StoredPod, String> {
     let Body { spec, status } = serde_json::from_value(data)
         .map_err(|error| fail(("spec or status".to_owned(), error.to_string())))?;
     let annotations = metadata.annotations.unwrap_or_default();
-    let uid = annotations.get(CONFIG_HASH).unwrap_or(&api_uid).clone();
+    let uid = of_static_pod.unwrap_or_else(|| api_uid.clone());
     let resources_of_pod = spec.resources.map(|of_pod| both(Some(of_pod), "spec.resources"));
     let status = status.unwrap_or_default();
     let phase = status.phase.as_deref().unwrap_or_default();
@@ -164,7 +174,7 @@ mod tests {
     use super::*;
 
     fn read(pod: Value) -> Result<StoredPod, String> {
-        super::pod(serde_json::from_value(pod).unwrap())
+        super::pod(serde_json::from_value(pod).unwrap(), "n")
     }
 
     fn full() -> Value {
@@ -214,12 +224,28 @@ mod tests {
 
     #[test]
     fn the_mirror_of_a_static_pod_goes_by_the_uid_of_the_runtime() {
+        type Edit = fn(&mut Value);
         let mut object = full();
-        object["metadata"]["annotations"][CONFIG_HASH] = json!("abcdef");
+        object["metadata"]["annotations"] = json!({CONFIG_HASH: "abcdef", CONFIG_MIRROR: "abcdef"});
+        object["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "n1", "controller": true}]);
         object["status"]["phase"] = json!("Failed");
-        let stored = read(object).unwrap();
+        let stored = read(object.clone()).unwrap();
         assert_eq!((stored.pod.id.uid.as_str(), stored.pod.api_uid.as_str()), ("abcdef", "u1"));
         assert!(stored.pod.is_terminal && !stored.is_running);
+
+        // Any author of a pod can set the annotation.
+        let forgeries: [Edit; 4] = [
+            |metadata| metadata["annotations"] = json!({CONFIG_HASH: "abcdef"}),
+            |metadata| metadata["ownerReferences"] = json!(null),
+            |metadata| metadata["ownerReferences"][0]["kind"] = json!("ReplicaSet"),
+            |metadata| metadata["ownerReferences"][0]["name"] = json!("another"),
+        ];
+        for edit in forgeries {
+            let mut object = object.clone();
+            edit(&mut object["metadata"]);
+            assert_eq!(read(object).unwrap().pod.id.uid, "u1");
+        }
     }
 
     #[test]

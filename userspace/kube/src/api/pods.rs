@@ -6,7 +6,7 @@
 //!
 //! The pods *are synced* while a watch is open and everything up to it is known.
 
-use std::{borrow::Cow, pin::pin, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::HashSet, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::StreamExt as _;
 use kube::{
@@ -28,7 +28,7 @@ use super::{
     limited,
     metrics::Operation,
 };
-use crate::pod::{Notice, Pod, PodSource};
+use crate::pod::{Notice, Pod, PodId, PodSource};
 
 /// Pods in one answer to a list.
 pub(super) const PAGE: u32 = 250;
@@ -92,19 +92,22 @@ impl Pods {
         Self { store, writer: Arc::new(Mutex::new(writer)), synced, events }
     }
 
-    /// The pod with this UID, as the container runtime knows it.
-    pub fn by_uid(&self, uid: &str) -> Option<Arc<StoredPod>> {
-        self.store.find(|stored| stored.pod.id.uid == uid)
+    /// The pod that the container runtime knows by this namespace, name and UID.
+    pub fn get(&self, id: &PodId) -> Option<Arc<StoredPod>> {
+        let stored = self.store.get(&ObjectRef::new(&id.name).within(&id.namespace))?;
+        (stored.pod.id.uid == id.uid).then_some(stored)
     }
 
-    /// The pod of this name.
-    pub fn by_name(&self, namespace: &str, name: &str) -> Option<Arc<StoredPod>> {
-        self.store.get(&ObjectRef::new(name).within(namespace))
-    }
-
-    /// All pods, in no order.
+    /// All pods, in no order, but for mirror pods that claim the UID of another pod: the API server gives UIDs, and the
+    /// hash of a mirror pod is what its author says.
     pub fn all(&self) -> Vec<Arc<StoredPod>> {
-        self.store.state()
+        let mut pods = self.store.state();
+        let given: HashSet<String> = pods.iter().map(|stored| stored.pod.api_uid.clone()).collect();
+        pods.retain(|stored| {
+            let Pod { id, api_uid, .. } = &*stored.pod;
+            id.uid == *api_uid || !given.contains(&id.uid)
+        });
+        pods
     }
 
     /// Notifies of changes of what is known.
@@ -121,14 +124,14 @@ impl Pods {
         report: Report,
         stop: CancellationToken,
     ) {
-        let follower = Follower { pods: self.clone(), metrics, report, listed: 0 };
-        stop.run_until_cancelled(follower.run(client, &node)).await;
+        let follower = Follower { pods: self.clone(), node, metrics, report, listed: 0 };
+        stop.run_until_cancelled(follower.run(client)).await;
     }
 }
 
 impl PodSource for Pods {
-    fn pod(&self, uid: &str) -> Option<Arc<Pod>> {
-        self.by_uid(uid).map(|stored| stored.pod.clone())
+    fn pod(&self, id: &PodId) -> Option<Arc<Pod>> {
+        self.get(id).map(|stored| stored.pod.clone())
     }
 
     fn is_synced(&self) -> bool {
@@ -136,7 +139,7 @@ impl PodSource for Pods {
     }
 
     fn notify(&self, notice: Notice) {
-        let api_uid = self.by_uid(&notice.pod.uid).map(|stored| stored.pod.api_uid.clone());
+        let api_uid = self.get(&notice.pod).map(|stored| stored.pod.api_uid.clone());
         self.events.write(notice, api_uid);
     }
 }
@@ -144,6 +147,7 @@ impl PodSource for Pods {
 #[derive(Clone)]
 struct Follower {
     pods: Pods,
+    node: String,
     metrics: ApiMetrics,
     report: Report,
     /// How many pods the list that is being read has had.
@@ -151,7 +155,7 @@ struct Follower {
 }
 
 impl Follower {
-    async fn run(mut self, client: Client, node: &str) {
+    async fn run(mut self, client: Client) {
         // The watcher does not say when a watch is open. It opens one only when the list before is complete.
         let follower = self.clone();
         let watching = move || {
@@ -160,7 +164,8 @@ impl Follower {
         };
         let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
         let api: Api<DynamicObject> = Api::all_with(limited(client, REQUESTS, watching), &resource);
-        let config = watcher::Config::default().fields(&format!("spec.nodeName={node}")).page_size(PAGE);
+        let config =
+            watcher::Config::default().fields(&format!("spec.nodeName={}", self.node)).page_size(PAGE);
         let mut backoff = DefaultBackoff::default();
         loop {
             let mut events = pin!(watcher(api.clone(), config.clone()));
@@ -242,7 +247,7 @@ impl Follower {
 
     /// A pod that cannot be read is ignored; the others are not held up by it.
     fn convert(&self, object: DynamicObject) -> Option<StoredPod> {
-        let stored = convert::pod(object);
+        let stored = convert::pod(object, &self.node);
         let stored = stored.inspect_err(|error| {
             tracing::warn!(%error, "a pod from the API server is ignored");
             self.metrics.left_out.inc();

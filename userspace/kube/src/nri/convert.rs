@@ -151,6 +151,10 @@ pub(crate) fn settings(settings: &Settings) -> Option<messages::LinuxResources> 
         cpu: Some(messages::LinuxCpu {
             cpus: settings.cpus.as_ref().map(ToString::to_string).unwrap_or_default(),
             mems: settings.mems.as_ref().map(ToString::to_string).unwrap_or_default(),
+            quota: settings.cpu_quota.map(|quota| match quota {
+                Limit::Unlimited => -1,
+                Limit::At(time) => i64::try_from(time.as_micros()).unwrap_or(i64::MAX),
+            }),
             ..messages::LinuxCpu::default()
         }),
         unified: unified
@@ -256,12 +260,16 @@ mod tests {
             mems: Some("1".parse().unwrap()),
             memory_min: Some(Limit::At(Bytes::mib(1))),
             memory_high: Some(Limit::Unlimited),
+            cpu_quota: Some(Limit::Unlimited),
             ..Settings::default()
         })
         .unwrap();
         let cpu = message.cpu.unwrap();
         assert_eq!((cpu.cpus.as_str(), cpu.mems.as_str()), ("2-3", "1"));
-        assert_eq!((cpu.quota, cpu.period, cpu.shares), (None, None, None));
+        assert_eq!((cpu.quota, cpu.period, cpu.shares), (Some(-1), None, None));
+        let quota = Some(Limit::At(Duration::from_millis(150)));
+        let only_quota = settings(&Settings { cpu_quota: quota, ..Settings::default() }).unwrap();
+        assert_eq!(only_quota.cpu.unwrap().quota, Some(150_000));
         let unified: Vec<_> =
             message.unified.iter().map(|(knob, value)| (knob.as_str(), value.as_str())).collect();
         assert_eq!(unified, [("memory.high", "max"), ("memory.min", "1048576")]);

@@ -156,10 +156,14 @@ pub struct ContainerSpec {
     pub mems: String,
     /// Its CPU shares.
     pub cpu_shares: Option<u64>,
+    /// Its quota of CPU time in each 100 ms, in microseconds.
+    pub cpu_quota: Option<i64>,
     /// Its memory limit.
     pub memory_limit: Option<Bytes>,
     /// Its limits of huge pages: size such as `2MB`, and bytes.
     pub hugepage_limits: Vec<(String, u64)>,
+    /// Files of cgroup v2 and their contents.
+    pub unified: BTreeMap<String, String>,
 }
 
 /// A container runtime in memory. Clones are the same runtime; it stops with the last one.
@@ -902,6 +906,7 @@ impl Owners {
         let fields = [
             (!cpu.cpus.is_empty(), "CPU pinning".to_owned()),
             (!cpu.mems.is_empty(), "memory pinning".to_owned()),
+            (cpu.quota.is_some(), "CPU quota".to_owned()),
         ];
         let unified = wanted.unified.keys().map(|key| (true, format!("unified resource {key}")));
         for (_, field) in fields.into_iter().chain(unified).filter(|(is_set, _)| *is_set) {
@@ -987,14 +992,15 @@ impl ContainerSpec {
             memory: Some(messages::LinuxMemory { limit: self.memory_limit.map(signed) }),
             cpu: Some(messages::LinuxCpu {
                 shares: self.cpu_shares,
+                quota: self.cpu_quota,
+                period: self.cpu_quota.map(|_| 100_000),
                 cpus: self.cpus.clone(),
                 mems: self.mems.clone(),
-                ..messages::LinuxCpu::default()
             }),
             hugepage_limits: limits
                 .map(|(size, limit)| messages::HugepageLimit { page_size: size.clone(), limit: *limit })
                 .collect(),
-            ..LinuxResources::default()
+            unified: self.unified.clone(),
         }
     }
 }

@@ -125,9 +125,18 @@ pub struct Resources {
 impl Resources {
     /// Whether somebody else has said where it runs, also in words that could not be read.
     pub fn is_pinned(&self) -> bool {
-        self.cpus.is_some()
-            || self.mems.is_some()
-            || self.malformed.iter().any(|field| matches!(field.field, "cpu.cpus" | "cpu.mems"))
+        self.cpus.is_some() || self.mems.is_some() || self.has_malformed_pin()
+    }
+
+    /// Whether that leaves it less than the whole machine. A pin cannot be taken back, only be made as wide as this.
+    pub fn is_confined(&self, online: &Online) -> bool {
+        self.cpus.as_ref().is_some_and(|cpus| !online.cpus.is_subset(cpus))
+            || self.mems.as_ref().is_some_and(|mems| !online.mems.is_subset(mems))
+            || self.has_malformed_pin()
+    }
+
+    fn has_malformed_pin(&self) -> bool {
+        self.malformed.iter().any(|field| matches!(field.field, "cpu.cpus" | "cpu.mems"))
     }
 }
 
@@ -170,6 +179,8 @@ pub struct Settings {
     pub memory_low: Option<Limit<Bytes>>,
     /// `memory.high`.
     pub memory_high: Option<Limit<Bytes>>,
+    /// The CPU time that it may use in each period. The period stays as it is.
+    pub cpu_quota: Option<Limit<Duration>>,
 }
 
 impl Settings {
@@ -417,6 +428,11 @@ mod tests {
             ..Resources::default()
         };
         assert!(malformed("cpu.cpus").is_pinned());
+        let online = Online { cpus: "0-3".parse().unwrap(), mems: "0".parse().unwrap() };
+        let all = Resources { cpus: Some("0-3".parse().unwrap()), ..Resources::default() };
+        assert!(malformed("cpu.cpus").is_confined(&online) && !all.is_confined(&online));
+        let some = Resources { cpus: Some("0-2".parse().unwrap()), ..Resources::default() };
+        assert!(some.is_confined(&online) && !Resources::default().is_confined(&online));
         assert!(!malformed("memory.limit").is_pinned());
     }
 }

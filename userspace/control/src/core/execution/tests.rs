@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use numaward_config::Config;
 use numaward_engine::{Quantity, Request, Resources, Terms};
 use numaward_model::{
+    Settings,
     pod::{PodName, Slice},
     port::MachineSource as _,
 };
@@ -54,7 +55,7 @@ impl Bench {
     }
 
     fn create(&self, ask: &ContainerAsk) -> Receiver<impl Sized + use<>> {
-        self.ask(|answer| pods::Command::Create { ask: ask.clone(), answer })
+        self.ask(|answer| pods::Command::Create { ask: Box::new(ask.clone()), answer })
     }
 
     fn bind(&self, ask: &ContainerAsk) -> Receiver<Option<crate::pod::Unpinned>> {
@@ -105,7 +106,9 @@ fn container(name: &str, millicpus: u64) -> ContainerAsk {
         cgroup: format!("/kubepods/pod-{name}/{name}").parse().unwrap(),
         slice: Slice::Own,
         memory: MemoryAsk::default(),
-        pinned: (None, None),
+        keeps_pod_quota: false,
+        has: Settings::default(),
+        is_yielded_to: false,
     }
 }
 

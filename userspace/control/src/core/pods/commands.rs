@@ -25,7 +25,7 @@ pub(crate) enum Command {
         answer: oneshot::Sender<Result<(), AdmissionError>>,
     },
     Create {
-        ask: ContainerAsk,
+        ask: Box<ContainerAsk>,
         answer: oneshot::Sender<Result<(Settings, Option<Unpinned>), AdmissionError>>,
     },
     Bind {
@@ -54,6 +54,7 @@ pub(crate) enum Command {
         id: String,
         to: engine::Resources,
         memory: Option<MemoryAsk>,
+        has: Settings,
         answer: oneshot::Sender<Result<Option<Settings>, AdmissionError>>,
     },
     /// What the containers of a pod share that have nothing of their own.
@@ -90,7 +91,6 @@ impl Core {
             Command::RunPod { answer, .. } if is_off => reply(answer, Ok(())),
             Command::Bind { answer, .. } if is_off => reply(answer, None),
             Command::Create { answer, .. } if is_off => reply(answer, Ok((Settings::default(), None))),
-            Command::Synchronize { answer, .. } if is_off => reply(answer, Synchronized::default()),
             Command::Create { ask, answer } => {
                 let created = self.create(&ask, attempt);
                 if overtakes && matches!(created, Err(AdmissionError::Rejected(..))) {
@@ -140,17 +140,23 @@ impl Core {
                 reply(answer, ())
             }
             Command::Synchronize { containers, sandboxes, complete, answer } => {
-                let mut result = self.synchronize(&containers, &sandboxes, complete);
+                let mut result = Synchronized::default();
+                if is_off {
+                    self.drop_gone(&containers, &sandboxes, complete);
+                } else {
+                    result = self.synchronize(&containers, &sandboxes, complete);
+                }
                 if self.mode() != EnforcementMode::On {
                     for update in result.updates.drain(..) {
                         self.for_runtime(&update.id, update.settings);
                     }
+                    result.updates = self.take_back(&containers);
                 }
                 reply(answer, result)
             }
             Command::ResizePod { uid, to, answer } => reply(answer, self.resize_pod(&uid, &to)),
-            Command::Resize { id, to, memory, answer } => {
-                let resized = self.resize(&id, &to, memory);
+            Command::Resize { id, to, memory, has, answer } => {
+                let resized = self.resize(&id, &to, memory, has);
                 reply(answer, resized.map(|held| held.map(|settings| self.for_runtime(&id, settings))))
             }
         })

@@ -15,13 +15,14 @@ use crate::{
 };
 
 impl Core {
-    /// A container's requests are to change to these amounts: within its promise, or not at all. What it is to hold
-    /// then; none if it is not known.
+    /// A container's requests are to change to these amounts: within its promise, or not at all. `has` is what the runtime
+    /// is asked to set for it, of what we may set as well. What it is to hold then; none if it is not known.
     pub(crate) fn resize(
         &mut self,
         id: &str,
         to: &Resources,
         memory: Option<MemoryAsk>,
+        has: Settings,
     ) -> Result<Option<Settings>, AdmissionError> {
         let Some(placed) = self.state.containers.get(id) else { return Ok(None) };
         let mut placed = Placed::clone(placed);
@@ -44,6 +45,18 @@ impl Core {
             change.state.ledger = change.policy.strategy.resize(&ledger, &owner, &container, to)?;
         }
         placed.memory = memory.unwrap_or(placed.memory);
+        if let Some(without_us) = placed.without_us.take() {
+            change.state.applied.note_found(&placed.cgroup, &has.values());
+            placed.without_us = Some(Settings {
+                cpus: has.cpus.or(without_us.cpus),
+                mems: has.mems.or(without_us.mems),
+                memory_min: has.memory_min.or(without_us.memory_min),
+                memory_low: has.memory_low.or(without_us.memory_low),
+                memory_high: has.memory_high.or(without_us.memory_high),
+                cpu_max: has.cpu_max.or(without_us.cpu_max),
+                ..Settings::default()
+            });
+        }
         if change.state.containers.get(id).is_none_or(|known| **known != placed) {
             change.state.containers.insert(id.to_owned(), placed.clone());
         }

@@ -5,43 +5,68 @@ use std::{
     time::Instant,
 };
 
+use numaward_cgroup::knob::Quota;
+
 use crate::{
     core::Core,
-    pod::{ContainerAsk, Placed, Synchronized, Unpinned, Update},
+    pod::{ContainerAsk, Synchronized, Unpinned, Update},
 };
 
 impl Core {
-    /// Compares with what runs: what is gone is released, what is not known is adopted, what has no pins gets them.
+    /// Releases what is gone, where the runtime has listed all that runs.
+    pub(super) fn drop_gone(
+        &mut self,
+        containers: &[ContainerAsk],
+        sandboxes: &BTreeMap<String, String>,
+        complete: bool,
+    ) {
+        if !complete {
+            return;
+        }
+        let runs: BTreeSet<&str> = containers.iter().map(|ask| ask.id.as_str()).collect();
+        // All of it before anything is released: while that waits, new pods and containers come.
+        let gone: Vec<String> =
+            self.state.containers.keys().filter(|id| !runs.contains(id.as_str())).cloned().collect();
+        let pods = self.state.pods.values();
+        let over = pods.filter(|admitted| !sandboxes.contains_key(&admitted.sandbox));
+        let over: BTreeSet<(String, String)> =
+            over.map(|admitted| (admitted.pod.uid.clone(), admitted.sandbox.clone())).collect();
+        for id in gone {
+            self.stopped(&id);
+        }
+        for (uid, sandbox) in over {
+            self.pod_over(&uid, &sandbox);
+        }
+        self.drop_imported(sandboxes);
+    }
+
+    /// Compares with what runs: what is gone is released, what is not known is adopted unless somebody else has pinned it,
+    /// what has no pins gets them.
     pub(crate) fn synchronize(
         &mut self,
         containers: &[ContainerAsk],
         sandboxes: &BTreeMap<String, String>,
         complete: bool,
     ) -> Synchronized {
-        if complete {
-            let runs: BTreeSet<&str> = containers.iter().map(|ask| ask.id.as_str()).collect();
-            // All of it before anything is released: while that waits, new pods and containers come.
-            let gone: Vec<String> =
-                self.state.containers.keys().filter(|id| !runs.contains(id.as_str())).cloned().collect();
-            let pods = self.state.pods.values();
-            let over = pods.filter(|admitted| !sandboxes.contains_key(&admitted.sandbox));
-            let over: BTreeSet<(String, String)> =
-                over.map(|admitted| (admitted.pod.uid.clone(), admitted.sandbox.clone())).collect();
-            for id in gone {
-                self.stopped(&id);
-            }
-            for (uid, sandbox) in over {
-                self.pod_over(&uid, &sandbox);
-            }
-            self.drop_imported(sandboxes);
-        }
+        // What a rebuilt ledger does not know may have its pins from us. Those of a kubelet whose promises were taken over
+        // are nobody's any more.
+        let is_taken_over = self.is_rebuilt || self.imported().next().is_some();
+        self.drop_gone(containers, sandboxes, complete);
         let mut result = Synchronized::default();
+        let is_theirs = |ask: &&ContainerAsk| {
+            ask.is_yielded_to && !is_taken_over && !self.state.containers.contains_key(&ask.id)
+        };
+        let (theirs, containers): (Vec<_>, Vec<_>) = containers.iter().partition(is_theirs);
+        for ask in theirs {
+            let (pod, container) = (&ask.pod.pod.name, &ask.name);
+            tracing::info!(pod, container, "somebody else has pinned it: it is left alone");
+        }
         let mut placed = Vec::new();
         let mut change = self.begin();
-        for ask in containers {
-            let known = change.state.containers.get(&ask.id).map(|known| Placed::clone(known));
+        for &ask in &containers {
+            let known = change.state.containers.get(&ask.id).cloned();
             placed.push(if let Some(known) = known {
-                change.note_known(ask, known)
+                change.note_known(ask, &known)
             } else {
                 let (placed, fits) = change.adopt_container(ask);
                 let reason = if fits { Unpinned::Away } else { Unpinned::DoesNotFit };
@@ -55,13 +80,12 @@ impl Core {
         }
         self.promises_changed();
         // The pool is only known when all have been placed.
-        for (ask, placed) in containers.iter().zip(&placed) {
+        for (ask, placed) in containers.into_iter().zip(&placed) {
             let settings = self.settings_of(placed);
-            let wanted = (settings.cpus.clone(), settings.mems.clone());
-            let differs = |wanted: bool, has: bool| wanted && !has;
-            let differs = differs(wanted.0.is_some(), wanted.0 == ask.pinned.0)
-                || differs(wanted.1.is_some(), wanted.1 == ask.pinned.1);
-            if differs {
+            let has_cpus = settings.cpus.is_none() || settings.cpus == ask.has.cpus;
+            let is_throttled =
+                settings.cpu_max == Some(Quota::Max) && matches!(ask.has.cpu_max, Some(Quota::Of { .. }));
+            if !has_cpus || is_throttled || (settings.mems.is_some() && settings.mems != ask.has.mems) {
                 result.updates.push(Update { id: ask.id.clone(), settings });
             } else {
                 result.unpinned.retain(|(id, reason)| *id != ask.id || *reason == Unpinned::DoesNotFit);

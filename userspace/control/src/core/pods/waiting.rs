@@ -39,11 +39,14 @@ impl Waiting {
 
 impl Core {
     /// A container that is known runs: what is reported of it now counts, and what it still misses is waited for.
-    pub(super) fn note_known(&mut self, ask: &ContainerAsk, known: Placed) -> Placed {
+    pub(super) fn note_known(&mut self, ask: &ContainerAsk, known: &Placed) -> Placed {
         let memory = if ask.memory == MemoryAsk::default() { known.memory } else { ask.memory };
-        let placed = Placed { memory, ..known };
-        if placed.memory != known.memory {
+        let without_us = known.without_us.clone().or_else(|| self.known_without_us(&ask.has));
+        let placed = Placed { memory, without_us, ..known.clone() };
+        if placed != *known {
             self.state.containers.insert(ask.id.clone(), placed.clone());
+        }
+        if placed.memory != known.memory {
             // To be held to it.
             self.pods.bound.remove(&ask.id);
         }
@@ -145,22 +148,20 @@ impl Core {
         true
     }
 
+    /// The UIDs of pods to which a kubelet promised something, and of which no container was seen yet.
+    pub(super) fn imported(&self) -> impl Iterator<Item = &str> {
+        self.state.ledger.owners().map(|(owner, _)| owner.as_str()).filter(|owner| {
+            let is_held = self.state.guarantees.iter().any(|(name, held)| held.owner(name) == *owner);
+            !is_held && !self.state.pods.contains_key(*owner) && *owner != SET_ASIDE
+        })
+    }
+
     /// What a kubelet promised to pods that are gone is given back.
     pub(super) fn drop_imported(&mut self, sandboxes: &BTreeMap<String, String>) {
         let runs: BTreeSet<&str> = sandboxes.values().map(String::as_str).collect();
         let before = self.state.clone();
-        let gone: Vec<String> = self
-            .state
-            .ledger
-            .owners()
-            .map(|(owner, _)| owner.as_str())
-            .filter(|owner| {
-                let is_held = self.state.guarantees.iter().any(|(name, held)| held.owner(name) == *owner);
-                let is_known = self.state.pods.contains_key(*owner) || runs.contains(owner);
-                !is_held && !is_known && *owner != SET_ASIDE
-            })
-            .map(str::to_owned)
-            .collect();
+        let gone: Vec<String> =
+            self.imported().filter(|owner| !runs.contains(owner)).map(str::to_owned).collect();
         for owner in gone {
             tracing::info!(owner, "the kubelet promised something to this pod, which is gone: it is free");
             self.remove_owner(&owner);

@@ -10,6 +10,7 @@ use numaward_config::{
 };
 use numaward_engine::{Conditions, Limits, in_flight::SET_ASIDE};
 use numaward_model::{
+    Settings,
     headroom::Headroom,
     pod::{POD_SHARE, PodName, Slice},
     port::MachineSource as _,
@@ -109,11 +110,13 @@ impl Bench {
                 cgroup: format!("/kubepods/pod/{name}").parse().unwrap(),
                 slice,
                 memory: MemoryAsk::default(),
-                pinned: (None, None),
+                keeps_pod_quota: false,
+                has: Settings::default(),
+                is_yielded_to: false,
             };
             let id = ask.id.clone();
             let (answer, _created) = oneshot::channel();
-            self.runtime(pods::Command::Create { ask, answer });
+            self.runtime(pods::Command::Create { ask: Box::new(ask), answer });
             let (answer, _bound) = oneshot::channel();
             self.runtime(pods::Command::Bind { id, ask: None, answer });
         }

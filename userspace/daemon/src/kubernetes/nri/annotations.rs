@@ -2,7 +2,7 @@
 //!
 //! | annotation | values |
 //! |---|---|
-//! | `numaward.io/placement` | `auto` (what its class of service deserves), `shared` (no exclusive CPUs, no memory on nodes), `off` (not touched at all) |
+//! | `numaward.io/placement` | `auto` (what its class of service deserves), `shared` (no exclusive CPUs, no memory on nodes), `off` (not touched at all; only in namespaces that the configuration lists, else like `shared`) |
 //! | `numaward.io/guarantee` | `auto`; `memory`: the memory that a Burstable container requests is promised on nodes, and bound to them; `burstable`: it is promised on a home node, which follows the pod, and not bound to it. That holds for all containers of the pod with a promise |
 //! | `numaward.io/preferred-nodes` | nodes as a list (`0-1`) on which it should be if it can |
 //! | `numaward.io/topology-policy` | `none`, `best-effort`, `restricted`, `single-numa-node` |
@@ -27,6 +27,10 @@ use std::{
 
 use numaward_engine::Terms;
 use numaward_topology::NodeSet;
+
+/// What is said where `placement: off` is not allowed.
+pub(super) const OFF_IGNORED: &str = "numaward.io/placement: off counts as shared (kubernetes.placementOffNamespaces in \
+    numaward's configuration does not list this namespace)";
 
 /// Whether something is promised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,6 +73,8 @@ pub(super) struct Annotations {
     pub(super) terms: Terms,
     /// What could not be understood, in sentences.
     pub(super) ignored: Vec<String>,
+    /// Whether `placement: off` is given where it is not allowed.
+    pub(super) wants_off: bool,
 }
 
 /// What is given for a pod or for one container.
@@ -208,6 +214,21 @@ impl Annotations {
         self
     }
 
+    /// Takes `placement: off` for `shared`: this namespace may not opt out.
+    #[must_use]
+    pub(super) fn without_off(mut self) -> Self {
+        for given in self.containers.values_mut().chain([&mut self.pod]) {
+            if given.placement == Some(Placement::Off) {
+                given.placement = Some(Placement::Shared);
+                self.wants_off = true;
+            }
+        }
+        if self.wants_off {
+            self.ignored.push(OFF_IGNORED.to_owned());
+        }
+        self
+    }
+
     /// What is wished for a container.
     pub(super) fn of(&self, container: &str) -> Wishes {
         let none = Given::default();
@@ -307,6 +328,16 @@ mod tests {
         let read = read(&[("numaward.io/with", "shop/db"), ("numaward.io/apart", "app=batch,shop/db")]);
         assert_eq!(read.terms.apart, ["app=batch".to_owned()].into());
         assert!(matches!(&read.ignored[..], [text] if text.contains("shop/db")), "{:?}", read.ignored);
+    }
+
+    #[test]
+    fn off_counts_as_shared_where_it_is_not_allowed() {
+        let given = read(&[("numaward.io/placement", "off"), ("db.numaward.io/placement", "auto")]);
+        let read = given.without_off();
+        assert_eq!((read.of("db").placement, read.of("web").placement), (Placement::Auto, Placement::Shared));
+        assert!(read.wants_off && read.ignored == [OFF_IGNORED], "{:?}", read.ignored);
+        let other = Annotations::default().without_off();
+        assert!(!other.wants_off && other.ignored.is_empty());
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! Answers the container runtime.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use numaward_api::{Allocation, EventKind};
 use numaward_cgroup::{CgroupPath, knob};
@@ -13,14 +17,15 @@ use numaward_kube::{
             NoAnswerReason, Online, Pod, PodEvent, Refusal, Resources, Settings, Snapshot, Update,
         },
     },
-    pod::{Notice, PodId},
+    pod::Notice,
 };
 use numaward_model::{Report, Settings as Held, pod};
 use numaward_topology::Bytes;
 
 use super::{
     NriMetrics, Ports,
-    request::{LeftAlone, RequestBuilder},
+    annotations::OFF_IGNORED,
+    request::{LeftAlone, RequestBuilder, id_of, settings_in},
 };
 
 /// How long a pod is waited for that the API server has not reported yet, although pods are synced.
@@ -39,6 +44,8 @@ pub(super) struct NriHandler {
     pub(super) figures: NriMetrics,
     /// What is decided is reported, and nobody is held to it.
     pub(super) is_dry_run: bool,
+    /// The UIDs of pods that were warned of `placement: off`.
+    pub(super) warned: Arc<Mutex<BTreeSet<String>>>,
 }
 
 /// Settings as the runtime takes them.
@@ -55,11 +62,32 @@ fn settings(of: &Held) -> Settings {
         memory_min: limit(of.memory_min),
         memory_low: limit(of.memory_low),
         memory_high: limit(of.memory_high),
+        cpu_quota: of.cpu_max.map(|quota| match quota {
+            knob::Quota::Max => Limit::Unlimited,
+            knob::Quota::Of { quota, .. } => Limit::At(Duration::from_micros(quota)),
+        }),
     }
 }
 
 fn cgroup_of(container: &Container) -> Option<CgroupPath> {
     container.cgroup.as_ref().and_then(|path| path.parse().ok())
+}
+
+/// What becomes of a pod that is refused.
+const STAYS: &str = "The kubelet tries again on this node, and the scheduler does not move the pod.";
+
+/// What can be done about a refusal for this reason, one of the kubelet's.
+fn ways_out(reason: &str) -> String {
+    let other = match reason {
+        "TopologyAffinityError" => "ask for less, or for another policy (numaward.io/topology-policy)",
+        "SMTAlignmentError" => "ask for CPUs in whole cores",
+        "UnexpectedAdmissionError" => "ask for less",
+        _ => "correct what the pod asks for",
+    };
+    format!(
+        "Ways out: wait for room; delete the pod, so that it is scheduled anew (by what is free on the nodes: \
+         kubernetes.nodeResourceTopology); {other}"
+    )
 }
 
 /// A container in sentences.
@@ -107,12 +135,7 @@ impl NriHandler {
 
     /// Has those who look at the pod in the API server know something.
     fn notify(&self, pod: &Pod, reason: &str, message: String, is_warning: bool) {
-        self.builder.pods.notify(Notice {
-            pod: PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
-            reason: reason.to_owned(),
-            message,
-            is_warning,
-        });
+        self.builder.pods.notify(Notice { pod: id_of(pod), reason: reason.to_owned(), message, is_warning });
     }
 
     /// Reports what was decided in a dry run, here and to those who look at the pod.
@@ -148,9 +171,17 @@ impl NriHandler {
         }
     }
 
+    /// Warns once of `placement: off` where a pod may not opt out.
+    fn warn_of_off(&self, pod: &Pod) {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.builder.annotations(pod).wants_off && warned.insert(pod.uid.clone()) {
+            self.notify(pod, "NumaPlacementOffIgnored", OFF_IGNORED.to_owned(), true);
+        }
+    }
+
     /// What to say to a request that was not granted: only the engine's refusals fail anything.
     fn refused(&self, pod: &Pod, what: &str, refused: &AdmissionError) -> Result<(), Refusal> {
-        let AdmissionError::Rejected(_, explanation) = refused else {
+        let AdmissionError::Rejected(rejection, explanation) = refused else {
             tracing::error!(pod = pod.name, error = %refused, "cannot be placed");
             return Ok(());
         };
@@ -163,7 +194,13 @@ impl NriHandler {
         }
         self.figures.refused.inc();
         let text = format!("numaward cannot place {what}: {refused}");
-        self.notify(pod, "NumaPlacementRefused", text.clone() + &notes, true);
+        // The API server takes no more than 1024 bytes, and what each node has free may be long.
+        let reason = &rejection.reason;
+        let mut message = format!("{reason}. {STAYS} {}. In full: {text}.", ways_out(reason));
+        for note in &explanation.notes {
+            message = format!("{message} Note: {note}.");
+        }
+        self.notify(pod, "NumaPlacementRefused", message, true);
         Err(Refusal(text))
     }
 
@@ -185,13 +222,14 @@ impl NriHandler {
 
     /// Compares what runs with what is promised: what the runtime is to change.
     async fn compare(&self, snapshot: Snapshot) -> Vec<Update> {
+        let online = self.online();
         let asks: Vec<_> = snapshot
             .containers
             .iter()
             .filter(|container| container.state != ContainerState::Stopped)
             .filter_map(|container| {
                 let pod = snapshot.pods.get(&container.pod_id)?;
-                self.builder.container(pod, container).ok()
+                self.builder.running(pod, container, &online).ok()
             })
             .collect();
         let named = snapshot.containers.iter().filter_map(|container| {
@@ -199,6 +237,7 @@ impl NriHandler {
         });
         let is_complete = snapshot.unreadable == 0;
         self.ports.containers_are(named.collect(), is_complete);
+        snapshot.pods.values().for_each(|pod| self.warn_of_off(pod));
         let sandboxes = snapshot.pods.iter().map(|(id, pod)| (id.clone(), pod.uid.clone())).collect();
         let count = asks.len();
         match self.reconciler.synchronize(asks, sandboxes, is_complete).await {
@@ -242,6 +281,7 @@ impl Handler for NriHandler {
 
     async fn run_pod(&self, pod: Pod) -> Result<(), Refusal> {
         self.await_pod(&pod).await;
+        self.warn_of_off(&pod);
         let mut ask = self.builder.pod(&pod);
         if !matches!(ask.asked, Asked::Pod(_)) {
             return Ok(());
@@ -301,7 +341,11 @@ impl Handler for NriHandler {
     ) -> Result<Vec<Update>, Refusal> {
         let id = container.id.clone();
         let (to, memory) = self.builder.resized(&pod, &container, &requested);
-        match self.reconciler.resize(id, to, memory).await {
+        let has = settings_in(&Resources {
+            cpu_period: requested.cpu_period.or(container.resources.cpu_period),
+            ..requested
+        });
+        match self.reconciler.resize(id, to, memory, has).await {
             // Whatever is decided, the container stays where the runtime has it.
             Ok(_) if self.is_dry_run => Ok(Vec::new()),
             // What else is asked for is made so, but where the container runs is ours to say.
@@ -336,7 +380,10 @@ impl Handler for NriHandler {
                 self.ports.container_is_gone(&container.id);
                 note_stopping(self.reconciler.stopped(container.id).await);
             }
-            Event::Pod(PodEvent::Stopped | PodEvent::Removed, pod) => {
+            Event::Pod(event @ (PodEvent::Stopped | PodEvent::Removed), pod) => {
+                if event == PodEvent::Removed {
+                    self.warned.lock().unwrap_or_else(PoisonError::into_inner).remove(&pod.uid);
+                }
                 note_stopping(self.reconciler.pod_over(pod.uid, pod.id).await);
             }
             Event::Container(

@@ -59,7 +59,8 @@ pub fn plugin(
     reconciler.tell_runtime(updates);
     let builder = RequestBuilder::new(pods, config);
     let is_dry_run = config.enforcement.mode == EnforcementMode::DryRun;
-    let handler = NriHandler { reconciler, ports, builder, figures: figures.clone(), is_dry_run };
+    let (counted, warned) = (figures.clone(), Arc::default());
+    let handler = NriHandler { reconciler, ports, builder, figures: counted, is_dry_run, warned };
     let plugin = Plugin::new(config.kubernetes.nri.options(), Arc::new(handler));
     tokio::spawn(stop.clone().run_until_cancelled_owned(update_runtime(plugin.handle(), queue)));
     tokio::spawn(stop.clone().run_until_cancelled_owned(follow(plugin.handle(), figures)));

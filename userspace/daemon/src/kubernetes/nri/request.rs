@@ -5,11 +5,15 @@
 //! CPU shares that the kubelet makes of a request, and the pod's class of service by its place among the
 //! kubelet's cgroups. The first is used where it is there; decisions from the second say so.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
-use numaward_cgroup::CgroupPath;
+use numaward_cgroup::{
+    CgroupPath,
+    knob::{Knob, Quota, Value},
+};
 use numaward_config::{
     Config,
+    kubernetes::WhenPinned,
     policy::{KubeletVersion, StrategyKind},
 };
 use numaward_control::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
@@ -17,9 +21,12 @@ use numaward_engine::{ContainerName, ContainerRequest, QosClass, Quantity, Reque
 use numaward_kube::{
     cgroup_path::pod_levels,
     nri::types::{self as nri, Limit},
-    pod::{self, PodSource},
+    pod::{self, PodId, PodSource},
 };
-use numaward_model::pod::{POD_SHARE, PodName, Slice};
+use numaward_model::{
+    Settings,
+    pod::{POD_SHARE, PodName, Slice},
+};
 use numaward_topology::{Bytes, NodeSet};
 
 use super::{
@@ -48,27 +55,34 @@ pub(super) struct RequestBuilder {
     kubelet: Arc<devices::Kubelet>,
     strategy: StrategyKind,
     version: KubeletVersion,
+    when_pinned: WhenPinned,
+    /// Where pods may opt out.
+    off_namespaces: BTreeSet<String>,
 }
 
 impl RequestBuilder {
     pub(super) fn new(pods: Arc<dyn PodSource>, config: &Config) -> Self {
+        let kubelet = Arc::new(devices::Kubelet::new(config));
         Self {
             pods,
             host_root: config.host_root.clone(),
-            kubelet: Arc::new(devices::Kubelet::new(config)),
+            kubelet,
             strategy: config.strategy,
             version: config.kubelet_version.unwrap_or_default(),
+            when_pinned: config.kubernetes.nri.when_pinned,
+            off_namespaces: config.kubernetes.placement_off_namespaces.clone(),
         }
     }
 
     /// What the API server says of a pod.
     pub(super) fn known(&self, pod: &nri::Pod) -> Option<Arc<pod::Pod>> {
-        self.pods.pod(&pod.uid)
+        self.pods.pod(&id_of(pod))
     }
 
-    /// What a pod's annotations say, as far as the strategy knows it.
-    fn annotations(&self, pod: &nri::Pod) -> Annotations {
+    /// What a pod's annotations say, as far as the strategy knows it and the pod's namespace is allowed it.
+    pub(super) fn annotations(&self, pod: &nri::Pod) -> Annotations {
         let read = Annotations::read(&pod.annotations);
+        let read = if self.off_namespaces.contains(&pod.namespace) { read } else { read.without_off() };
         if self.strategy == StrategyKind::Native { read } else { read.without_burstable() }
     }
 
@@ -167,6 +181,8 @@ impl RequestBuilder {
             None => (alone(pod, container, &annotations, &mut notes), Slice::Own),
         };
         let memory = self.memory(pod, container, &container.resources);
+        let known = self.known(pod);
+        let keeps_pod_quota = known.is_some_and(|known| whole::keeps_quota(&known, &asked));
         let mut pod = self.ask(pod, asked, &annotations);
         pod.notes.append(&mut notes);
         let devices = devices::nodes(&self.host_root, &container.devices);
@@ -179,8 +195,21 @@ impl RequestBuilder {
             cgroup,
             slice,
             memory,
-            pinned: (container.resources.cpus.clone(), container.resources.mems.clone()),
+            keeps_pod_quota,
+            has: settings_in(&container.resources),
+            is_yielded_to: false,
         })
+    }
+
+    /// A container that runs.
+    pub(super) fn running(
+        &self,
+        pod: &nri::Pod,
+        container: &nri::Container,
+        online: &nri::Online,
+    ) -> Result<ContainerAsk, LeftAlone> {
+        let is_yielded_to = self.when_pinned == WhenPinned::Yield && container.resources.is_confined(online);
+        Ok(ContainerAsk { is_yielded_to, ..self.container(pod, container)? })
     }
 
     /// What the protection of a container's memory follows from, if it has these resources.
@@ -238,6 +267,35 @@ impl RequestBuilder {
             amounts = amounts.with_memory(Quantity::whole(limit.0));
         }
         whole::share_of(&known, &self.annotations(pod), amounts)
+    }
+}
+
+/// Which pod it is.
+pub(super) fn id_of(pod: &nri::Pod) -> PodId {
+    PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
+}
+
+/// What is set with these resources, of what we may set as well.
+pub(super) fn settings_in(resources: &nri::Resources) -> Settings {
+    let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    let limit = |knob: Knob| match knob.parse(resources.unified.get(&knob.to_string())?) {
+        Ok(Value::Limit(limit)) => Some(limit),
+        _ => None,
+    };
+    Settings {
+        cpus: resources.cpus.clone(),
+        mems: resources.mems.clone(),
+        memory_min: limit(Knob::MemoryMin),
+        memory_low: limit(Knob::MemoryLow),
+        memory_high: limit(Knob::MemoryHigh),
+        cpu_max: match (resources.cpu_quota, resources.cpu_period) {
+            (Some(Limit::At(quota)), Some(period)) => {
+                Some(Quota::Of { quota: micros(quota), period: micros(period) })
+            }
+            (Some(Limit::Unlimited), _) => Some(Quota::Max),
+            _ => None,
+        },
+        ..Settings::default()
     }
 }
 
@@ -312,10 +370,10 @@ fn cpus(resources: &nri::Resources) -> Option<Quantity> {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, time::Duration};
+    use std::collections::BTreeMap;
 
     use numaward_engine::Terms;
-    use numaward_kube::pod::{NoPods, Notice, PodId};
+    use numaward_kube::pod::{NoPods, Notice};
     use numaward_topology::HugepageSize;
 
     use super::*;
@@ -336,8 +394,8 @@ mod tests {
     struct One(pod::Pod);
 
     impl PodSource for One {
-        fn pod(&self, uid: &str) -> Option<Arc<pod::Pod>> {
-            (uid == self.0.id.uid).then(|| Arc::new(self.0.clone()))
+        fn pod(&self, id: &PodId) -> Option<Arc<pod::Pod>> {
+            (*id == self.0.id).then(|| Arc::new(self.0.clone()))
         }
         fn is_synced(&self) -> bool {
             true
@@ -411,6 +469,7 @@ mod tests {
             ask.notes
         );
         let off = pod(&[("db.numaward.io/placement", "off")]);
+        let off = nri::Pod { namespace: "kube-system".to_owned(), ..off };
         let db = container("db", "", limits(2000, Bytes::gib(1)));
         assert_eq!(builder.container(&off, &db).unwrap_err(), LeftAlone::OptedOut);
     }

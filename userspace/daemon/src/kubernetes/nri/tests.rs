@@ -2,6 +2,8 @@
 
 mod faults;
 mod pods;
+mod quota;
+mod uninstall;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +29,7 @@ use numaward_kube::{
     cgroup_path,
     nri::{
         fake::{self, ContainerSpec, FakeRuntime, PodSpec},
-        types::Online,
+        types::{self, Online},
     },
     pod::{self, NoPods, Notice, PodId, PodSource},
 };
@@ -48,8 +50,8 @@ struct Known {
 }
 
 impl PodSource for Known {
-    fn pod(&self, uid: &str) -> Option<Arc<pod::Pod>> {
-        self.pods.lock().unwrap().get(uid).cloned()
+    fn pod(&self, id: &PodId) -> Option<Arc<pod::Pod>> {
+        self.pods.lock().unwrap().get(&id.uid).filter(|pod| pod.id == *id).cloned()
     }
 
     fn is_synced(&self) -> bool {
@@ -192,6 +194,9 @@ impl Bench {
         if let Some(mems) = created.resources.mems {
             fs::write(dir.join("cpuset.mems"), format!("{mems}\n")).unwrap();
         }
+        if let Some(types::Limit::At(quota)) = created.resources.cpu_quota {
+            fs::write(dir.join("cpu.max"), format!("{} 100000\n", quota.as_micros())).unwrap();
+        }
         Ok(())
     }
 
@@ -251,7 +256,11 @@ async fn containers_are_placed_kept_apart_and_given_back() {
     let shared = container(&shared, "web", 4, Bytes(0));
     bench.run(&shared).await.unwrap();
     assert_eq!(bench.cpus(&shared), "0-63".parse().unwrap());
-    let opted_out = bench.pod("own", "/burstable", &[("numaward.io/placement", "off")]).await.unwrap();
+    let opted_out = PodSpec {
+        namespace: "kube-system".to_owned(),
+        ..bench.spec("own", "/burstable", &[("numaward.io/placement", "off")])
+    };
+    bench.runtime.run_pod(&opted_out).await.unwrap();
     let opted_out = container(&opted_out, "own", 1, Bytes(0));
     bench.run(&opted_out).await.unwrap();
     assert_eq!(bench.cpus(&opted_out), CpuSet::new());
@@ -285,6 +294,42 @@ async fn containers_are_placed_kept_apart_and_given_back() {
     for reason in ["late", "away", "ledger", "enforcement"] {
         assert_eq!(daemon.figures.unpinned_for(reason), 0, "{reason}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_opts_out_of_the_shared_pool_where_that_is_not_allowed() {
+    let known = Arc::new(Known::default());
+    let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+    let daemon = bench.start().await;
+    let db = bench.pod("db", "", &[]).await.unwrap();
+    let db = container(&db, "db", 2, Bytes::gib(1));
+    bench.run(&db).await.unwrap();
+    let pod = bench.pod("own", "/burstable", &[("own.numaward.io/placement", "off")]).await.unwrap();
+    let own = container(&pod, "own", 1, Bytes(0));
+    bench.run(&own).await.unwrap();
+    assert_eq!(bench.cpus(&own), "0,3-63".parse().unwrap(), "without those that are exclusive");
+    let notices = || known.notices.lock().unwrap().clone();
+    let [notice] = &notices()[..] else { panic!("{:?}", notices()) };
+    assert!(notice.is_warning && notice.pod.uid == "own", "{notice:?}");
+    assert!(notice.message.contains("kubernetes.placementOffNamespaces"), "{notice:?}");
+    // Once, also where the runtime comes back.
+    bench.runtime.stop();
+    bench.runtime.start();
+    assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
+    assert_eq!(notices().len(), 1);
+
+    daemon.stop(&bench.runtime).await;
+    bench.config.kubernetes.placement_off_namespaces = ["default".to_owned()].into();
+    let _daemon = bench.start().await;
+    let free = container(&pod, "own", 1, Bytes(0));
+    let free = ContainerSpec {
+        id: "again".to_owned(),
+        cgroups_path: format!("{}/again", pod.cgroup_parent),
+        ..free
+    };
+    bench.run(&free).await.unwrap();
+    assert_eq!(bench.cpus(&free), CpuSet::new());
+    assert_eq!(notices().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -345,11 +390,50 @@ async fn a_known_pod_is_admitted_as_a_whole_or_not_at_all() {
     assert!(error.contains("numaward cannot place pod default/pod-b"), "{error}");
     assert!(error.contains("cpu requested 70"), "{error}");
     let notices = known.notices.lock().unwrap().clone();
-    assert!(matches!(&notices[..], [notice] if notice.is_warning && notice.pod.uid == "b"), "{notices:?}");
+    let [notice] = &notices[..] else { panic!("{notices:?}") };
+    assert!(notice.is_warning && notice.pod.uid == "b", "{notice:?}");
+    assert_eq!(notice.reason, "NumaPlacementRefused");
+    for words in [
+        "TopologyAffinityError",
+        "cpu requested 70",
+        "does not move the pod",
+        "delete the pod",
+        "ask for less",
+    ] {
+        assert!(notice.message.contains(words), "{words}: {}", notice.message);
+    }
 
     // The sandbox ends: all is free, whatever the containers say.
     bench.runtime.remove_pod(&pod.id).await.unwrap();
     assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-63");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_says_why_and_what_can_be_done() {
+    let whole_cores: BTreeMap<_, _> = [("full-pcpus-only".to_owned(), "true".to_owned())].into();
+    for (policy, options, cpus, words) in [
+        (
+            TopologyManagerPolicy::SingleNumaNode,
+            BTreeMap::new(),
+            "17",
+            ["TopologyAffinityError", "numaward.io/topology-policy"],
+        ),
+        (TopologyManagerPolicy::None, whole_cores, "3", ["SMTAlignmentError", "whole cores"]),
+    ] {
+        let known = Arc::new(Known::default());
+        let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+        let machine = Machine::builder().nodes(4).sockets(4).cores_per_node(8).smt(2).memory(Bytes::gib(64));
+        bench.host = Arc::new(Host::new(machine.build().unwrap()));
+        bench.config.topology_manager_policy = Some(policy);
+        bench.config.cpu_manager_policy_options = options;
+        let _daemon = bench.start().await;
+        let amounts = Resources::none().with_cpu(cpus.parse().unwrap()).with_memory("1Gi".parse().unwrap());
+        known.tell("a", vec![ContainerRequest::guaranteed("db", amounts)], None);
+        bench.pod("a", "", &[]).await.unwrap_err();
+        let message = known.notices.lock().unwrap()[0].message.clone();
+        assert!(words.iter().all(|words| message.contains(words)), "{message}");
+        assert!(message.contains("delete the pod"), "{message}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

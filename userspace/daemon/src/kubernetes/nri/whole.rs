@@ -85,6 +85,20 @@ pub(super) fn slice(pod: &Pod, asked: &Asked, annotations: &Annotations, contain
     if is_first { Slice::PodAtFirst } else { Slice::Pod }
 }
 
+/// Whether the pod's quota of CPU time stays where some of its containers have CPUs of their own: it has one as a whole,
+/// and others have no limit but that.
+pub(super) fn keeps_quota(pod: &Pod, asked: &Asked) -> bool {
+    let has_cpus = |name: &str| match asked {
+        Asked::Pod(request) => request
+            .all_containers()
+            .filter(|of| of.name.as_str() == name)
+            .any(|of| of.requests.cpu.and_then(Quantity::whole_cpus).is_some()),
+        Asked::Container(_) | Asked::Nothing => false,
+    };
+    let mut containers = pod.init_containers.iter().chain(&pod.containers);
+    pod.resources.is_some() && !containers.all(|of| has_cpus(of.name.as_str()))
+}
+
 /// What the protection of a container's memory follows from.
 pub(super) fn memory(pod: &Pod, container: &str) -> MemoryAsk {
     let found = pod.init_containers.iter().chain(&pod.containers).find(|of| of.name.as_str() == container);

@@ -61,6 +61,67 @@ async fn what_somebody_else_has_pinned_is_left_alone_unless_configured_otherwise
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_somebody_else_has_pinned_is_left_alone_where_it_runs_already() {
+    let mut bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+    let pod = bench.spec("early", "", &[]);
+    let running = |name: &str, cpus: &str| {
+        let spec = ContainerSpec { cpus: cpus.to_owned(), ..container(&pod, name, 2, Bytes::gib(1)) };
+        bench.runtime.add_running(&pod, &spec);
+        bench.cgroup(&path_of(&spec));
+        fs::write(bench.dir.path().join("cgroup").join(path_of(&spec)).join("cpuset.cpus"), cpus).unwrap();
+        spec
+    };
+    let (theirs, wide) = (running("theirs", "40-41"), running("wide", "0-63"));
+    let daemon = bench.start().await;
+    until("what may run everywhere is pinned", || bench.cpus(&wide).len() == 2).await;
+    let shared = bench.pod("burst", "/burstable", &[]).await.unwrap();
+    let shared = container(&shared, "web", 4, Bytes(0));
+    bench.run(&shared).await.unwrap();
+    let db = container(&pod, "db", 2, Bytes::gib(1));
+    bench.run(&db).await.unwrap();
+    let check = || {
+        assert_eq!(bench.cpus(&theirs), "40-41".parse().unwrap());
+        let said = bench.runtime.container(&theirs.id).unwrap().resources;
+        assert_eq!((said.cpus, said.mems), (Some("40-41".parse().unwrap()), None));
+        assert_eq!([&db, &wide].map(|spec| bench.cpus(spec).len()), [2, 2]);
+        assert_eq!(bench.cpus(&shared).len(), 60);
+    };
+    check();
+    assert_eq!(daemon.figures.unpinned_for("away"), 1, "that which may run everywhere");
+    // Either side restarts. Our own pins are none of somebody else's.
+    bench.runtime.stop();
+    bench.runtime.start();
+    assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
+    check();
+    daemon.stop(&bench.runtime).await;
+    let daemon = bench.start().await;
+    until("all are held", || daemon.reconciler.allocations().allocations.len() == 2).await;
+    let late = container(&pod, "late", 2, Bytes::gib(1));
+    bench.run(&late).await.unwrap();
+    assert_eq!((bench.cpus(&shared).len(), bench.cpus(&theirs).len()), (58, 2));
+
+    // Where the ledger is lost, what shares what is left cannot be told from what others have pinned.
+    daemon.stop(&bench.runtime).await;
+    for file in fs::read_dir(&bench.config.state_directory).unwrap() {
+        let path = file.unwrap().path();
+        if path.is_file() {
+            fs::write(path, "damaged").unwrap();
+        }
+    }
+    let daemon = bench.start().await;
+    until("it is taken for ours", || !bench.mems(&theirs).is_empty()).await;
+    daemon.stop(&bench.runtime).await;
+
+    bench.config.kubernetes.nri.when_pinned = numaward_config::kubernetes::WhenPinned::Override;
+    let others = bench.spec("others", "", &[]);
+    let others = ContainerSpec { cpus: "50-51".to_owned(), ..container(&others, "others", 3, Bytes::gib(1)) };
+    bench.runtime.add_running(&bench.spec("others", "", &[]), &others);
+    bench.cgroup(&path_of(&others));
+    let _daemon = bench.start().await;
+    until("it is placed all the same", || bench.cpus(&others).len() == 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbage_costs_a_connection_which_is_counted_and_nothing_else() {
     let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
     let daemon = bench.start().await;
