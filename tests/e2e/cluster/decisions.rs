@@ -132,7 +132,7 @@ fn what_the_kubelet_decides_is_repeated() {
     for (index, (policy, scope)) in
         POLICIES.iter().flat_map(|policy| SCOPES.map(|scope| (*policy, scope))).enumerate()
     {
-        let seed = 2_463_534_242 ^ u32::try_from(index).unwrap();
+        let seed = 2_463_534_242 + u32::try_from(index).unwrap();
         scenarios.push(record(&cluster, &machine, policy, scope, Numbers(seed)));
         cluster.step(&format!("recorded: {policy}, {scope}"));
     }
@@ -364,7 +364,7 @@ fn admit(cluster: &Cluster, candidate: &Candidate, names: &mut BTreeMap<String, 
 
 /// State files in the form of the vectors, with the names of pods for their UIDs.
 fn as_vector((cpus, memory): &(Value, Value), names: &BTreeMap<String, String>) -> Value {
-    let named = |entries: &Value, value: &dyn Fn(&Value) -> Value| -> Value {
+    let by_pod = |entries: &Value, value: &dyn Fn(&Value) -> Value| -> Value {
         let entries = entries.as_object().into_iter().flatten();
         let entries = entries.map(|(uid, containers)| {
             let name = names.get(uid).unwrap_or(uid).clone();
@@ -394,7 +394,7 @@ fn as_vector((cpus, memory): &(Value, Value), names: &BTreeMap<String, String>) 
         (node.clone(), state)
     });
     json!({
-        "memory": { "numa": Value::Object(nodes.collect()), "entries": named(&memory["entries"], &blocks) },
-        "cpu": { "default": cpus["defaultCpuSet"], "entries": named(&cpus["entries"], &Value::clone) },
+        "memory": { "numa": Value::Object(nodes.collect()), "entries": by_pod(&memory["entries"], &blocks) },
+        "cpu": { "default": cpus["defaultCpuSet"], "entries": by_pod(&cpus["entries"], &Value::clone) },
     })
 }

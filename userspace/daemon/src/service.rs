@@ -92,10 +92,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let listener = http::listen(config.listen.0, LISTEN)?;
     let reading = config.reading();
     let reading = reading.is_any().then(|| Gate::open(reading)).transpose()?;
-    let remote = match config.control.listen.filter(|_| mode == OperatingMode::Enforce) {
-        Some(address) => Some((http::listen(address.0, CONTROL_LISTEN)?, Gate::open(&config.control)?)),
-        None => None,
-    };
+    let remote = control_address(config, mode)?;
     let control = match mode {
         OperatingMode::Enforce => control_socket(config)?,
         OperatingMode::Observe => None,
@@ -272,6 +269,17 @@ fn follow_kubelet(
 async fn close_events(events: Events, stop: CancellationToken) {
     stop.cancelled().await;
     events.close();
+}
+
+/// The control address, and who may use it; none where nothing can be asked for.
+fn control_address(
+    config: &Config,
+    mode: OperatingMode,
+) -> Result<Option<(std::net::TcpListener, Arc<Gate>)>, RunError> {
+    match config.control.listen.filter(|_| mode == OperatingMode::Enforce) {
+        Some(address) => Ok(Some((http::listen(address.0, CONTROL_LISTEN)?, Gate::open(&config.control)?))),
+        None => Ok(None),
+    }
 }
 
 /// Takes changes over TCP.

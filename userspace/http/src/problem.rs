@@ -37,7 +37,7 @@ pub(crate) async fn layer(request: Request, next: Next) -> Response {
             format!("there is nothing at {path}; /openapi.json says what there is")
         }
         StatusCode::PAYLOAD_TOO_LARGE => {
-            format!("the body is larger than the {} bytes that are taken", MAX_BODY_BYTES)
+            format!("the body is larger than the {MAX_BODY_BYTES} bytes that are taken")
         }
         StatusCode::SERVICE_UNAVAILABLE if said.is_empty() => {
             format!("no answer within {} seconds", TIME_LIMIT.as_secs())
