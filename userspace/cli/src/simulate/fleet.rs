@@ -199,7 +199,7 @@ pub(crate) fn render(fleet: &SimulatedFleet, each: bool) -> String {
         }
     }
     text + "\nPODS, CPU TIME and MEMORY TIME: admitted, of what was asked for. LOST TO NUMA: memory time, against hosts of \
-            one node.\nREFUSALS: by hosts. RETRIES: pods made anew. A pod is lost when its trace's retry_after is over.\n"
+            one node.\nREFUSALS: by hosts. RETRIES: pods made anew. NEVER PLACED: not within their trace's retry_after.\n"
 }
 
 fn outcomes(offered: &Offered, outcomes: &[FleetOutcome]) -> String {
