@@ -89,17 +89,16 @@ fn the_image_runs_as_the_manifests_demand() {
     assert_eq!(report.section("tried"), "cpus  mems  min 0");
     let decided = report.json("decided");
     let [decided] = decided["events"].as_array().unwrap().as_slice() else { panic!("{decided}") };
-    let message =
-        "Dry run: container tried of pod default/tried would have had CPUs 1-2, 64Mi of memory on node 0.";
-    assert_eq!(
-        (&decided["message"], &decided["details"]["reason"]),
-        (&message.into(), &"NumaPlacementDryRun".into())
-    );
+    let message = decided["message"].as_str().unwrap();
+    let words = "Dry run: container main of pod default/tried would have had CPUs ";
+    assert!(message.starts_with(words) && message.contains("64Mi of memory on node "), "{decided}");
+    assert_eq!(decided["details"]["reason"], "NumaPlacementDryRun", "{decided}");
     assert_eq!(report.section("try leaves"), "", "nothing of it is on the host");
 
     check_privileges(&report, "enforce capabilities", BPF | PERFMON | SYS_ADMIN | KEPT, KEPT);
     check_status(&report, "enforce status");
-    assert_eq!(report.section("placed"), "1-2\n0");
+    // Both fit on either node.
+    assert!(["1-2\n0", "3-4\n1"].contains(&report.section("placed")), "{report}");
     let allocations = report.json("drift");
     let drift = &allocations["allocations"][0]["drift"][0];
     // The host's processes can be named: fanotify is there, and so are the host's process ids.

@@ -66,8 +66,9 @@ run db guaranteed --millicpus 2000 --mebibytes 64 -- sleep 1000000
 section "placed"
 cat $cgroup/cpuset.cpus $cgroup/cpuset.mems
 section "drift"
+placed=$(cat $cgroup/cpuset.cpus)
 echo 0 >$cgroup/cpuset.cpus
-_pinned() { [ "$(cat $cgroup/cpuset.cpus)" = 1-2 ]; }
+_pinned() { [ "$(cat $cgroup/cpuset.cpus)" = "$placed" ]; }
 wait_for 60 _pinned
 allocations
 section "enforce sockets"
