@@ -293,7 +293,8 @@ mod tests {
                     ..api::Placement::default()
                 },
             });
-            assert!(reconciler.admit(&request.unwrap(), false).is_ok());
+            let admitted = reconciler.admit(&request.unwrap(), false);
+            assert!(admitted.is_ok(), "{:?}", admitted.err());
             Self { dir, host, config, reconciler: Some(reconciler), look: 0, now: Instant::now() }
         }
 
