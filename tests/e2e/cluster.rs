@@ -156,8 +156,8 @@ impl Cluster {
         self.kubectl.must(&[&["delete", "pod", "--timeout=10m"], pods].concat());
     }
 
-    /// Where a container of a pod may run, and where its memory may be.
-    fn place(&self, pod: &str, container: &str) -> Result<Place, String> {
+    /// What a script prints in the cgroup of a container.
+    fn in_cgroup(&self, pod: &str, container: &str, script: &str) -> Result<String, String> {
         let status = self.pod(pod)?["status"].take();
         let all = ["containerStatuses", "initContainerStatuses"].map(|name| status[name].as_array().cloned());
         let mut all = all.into_iter().flatten().flatten();
@@ -167,9 +167,12 @@ impl Cluster {
         let id = id.ok_or_else(|| format!("{pod}/{container} has no container: {status}"))?;
         // One that has ended is not there.
         let find = format!("cgroup=$(find /sys/fs/cgroup/kubepods -name {id} | grep .)");
-        let text = self
-            .node
-            .run(&format!("{find} && cd $cgroup && cat cpuset.cpus.effective cpuset.mems.effective"))?;
+        self.node.run(&format!("{find} && cd $cgroup && {script}"))
+    }
+
+    /// Where a container of a pod may run, and where its memory may be.
+    fn place(&self, pod: &str, container: &str) -> Result<Place, String> {
+        let text = self.in_cgroup(pod, container, "cat cpuset.cpus.effective cpuset.mems.effective")?;
         let (cpus, mems) = text.split_once('\n').ok_or_else(|| format!("{pod}/{container}: {text:?}"))?;
         let set = |text| numbers(text).into_iter().collect();
         Ok(Place { cpus: set(cpus), nodes: set(mems) })
@@ -352,6 +355,10 @@ fn are_placed(cluster: &Cluster) {
     let expected = [("two", "main", 2), ("three", "main", 3)];
     let places = cluster.wait_until_placed(&expected);
     cluster.step("pods are placed");
+    cluster.wait_for("who has CPUs to itself has no quota of CPU time", || {
+        let quotas = cluster.in_cgroup("two", "main", "cat cpu.max ../cpu.max")?;
+        if quotas == "max 100000\nmax 100000" { Ok(()) } else { Err(quotas) }
+    });
     let (daemon, _) = cluster.daemon().unwrap();
     cluster.kubectl.must(&["delete", "pod", &daemon, "--namespace=numaward", "--timeout=10m"]);
     cluster.wait_for("numaward is back", || match cluster.daemon()? {
@@ -363,24 +370,27 @@ fn are_placed(cluster: &Cluster) {
     cluster.step("numaward was replaced");
 }
 
-/// Each node has a CPU left, and a pod wants two of one node. It starts when they are there.
+/// A pod wants two CPUs of one node, and no node has so many. It starts when they are there.
 fn are_refused(cluster: &Cluster) {
     let wants = |name, cpus| pod(name, &[container("main", &guaranteed(cpus, 64))]);
-    // One after the other: the first goes to node 0, and leaves too little there for the second.
+    // Three can be on node 1 only, and then one on node 0 only.
+    cluster.run(&[wants("trio", 3)]);
+    cluster.wait_until_placed(&[("trio", "main", 3)]);
     cluster.run(&[wants("one", 1)]);
-    cluster.wait_until_placed(&[("one", "main", 1)]);
-    cluster.run(&[wants("pair", 2)]);
-    let expected = [("one", "main", 1), ("pair", "main", 2)];
+    let expected = [("one", "main", 1), ("trio", "main", 3)];
     let places = cluster.wait_until_placed(&expected);
     cluster.kubectl.apply(&wants("late", 2));
-    for reason in ["NumaPlacementRefused", "FailedCreatePodSandBox"] {
+    for (reason, word) in
+        [("NumaPlacementRefused", "TopologyAffinityError"), ("FailedCreatePodSandBox", "numaward")]
+    {
         let message = cluster.wait_for(&format!("a pod has the event {reason}"), || {
             cluster.events("late", reason)?.pop().ok_or_else(|| "there is none".to_owned())
         });
         for words in [
+            word,
             "numaward cannot place pod default/late: ",
             "node 0: cpu requested 2, free 1",
-            "node 1: cpu requested 2, free 1",
+            "node 1: cpu requested 2, free 0",
         ] {
             assert!(message.contains(words), "{words}: {message}");
         }
@@ -388,34 +398,34 @@ fn are_refused(cluster: &Cluster) {
     assert_eq!(cluster.pod("late").unwrap()["status"]["phase"], "Pending");
     assert_eq!(cluster.wait_until_placed(&expected), places, "nobody was to move");
     cluster.step("a pod was refused");
-    cluster.delete(&["one"]);
+    cluster.delete(&["trio"]);
     cluster.wait_until_ready("late");
-    cluster.wait_until_placed(&[("late", "main", 2), ("pair", "main", 2)]);
-    cluster.delete(&["late"]);
+    cluster.wait_until_placed(&[("late", "main", 2), ("one", "main", 1)]);
     cluster.step("it runs where there is room");
 }
 
-/// The pod `pair` is given more CPUs and fewer while it runs, and never more than its node has.
+/// The pod `late` is given more CPUs and fewer while it runs, and never more than its node has.
 fn are_resized(cluster: &Cluster) {
     let resize = |cpus: u32| {
         let containers = json!([{ "name": "main", "resources": guaranteed(cpus, 96) }]);
         let patch = json!({ "spec": { "containers": containers } }).to_string();
-        cluster.kubectl.must(&["patch", "pod", "pair", "--subresource=resize", "--patch", &patch]);
+        cluster.kubectl.must(&["patch", "pod", "late", "--subresource=resize", "--patch", &patch]);
     };
-    let before = cluster.wait_until_placed(&[("pair", "main", 2)]);
+    let expected = |cpus| [("late", "main", cpus), ("one", "main", 1)];
+    let before = cluster.wait_until_placed(&expected(2));
     resize(3);
-    cluster.wait_until_placed(&[("pair", "main", 3)]);
+    cluster.wait_until_placed(&expected(3));
     resize(2);
-    assert_eq!(cluster.wait_until_placed(&[("pair", "main", 2)]), before);
+    assert_eq!(cluster.wait_until_placed(&expected(2)), before);
     resize(4);
     let message = cluster.wait_for("a resize fails", || {
-        cluster.events("pair", "ResizeError")?.pop().ok_or_else(|| "there is no event".to_owned())
+        cluster.events("late", "ResizeError")?.pop().ok_or_else(|| "there is no event".to_owned())
     });
-    let words = "numaward cannot resize container main of pod default/pair: what is missing is not free on its nodes: \
+    let words = "numaward cannot resize container main of pod default/late: what is missing is not free on its nodes: \
                  node 1: cpu requested 2, free 1";
     assert!(message.contains(words), "{message}");
-    assert_eq!(cluster.wait_until_placed(&[("pair", "main", 2)]), before);
-    cluster.delete(&["pair"]);
+    assert_eq!(cluster.wait_until_placed(&expected(2)), before);
+    cluster.delete(&["late", "one"]);
     cluster.step("a pod was resized");
 }
 
@@ -546,13 +556,14 @@ fn is_removed(cluster: &Cluster) {
     let overlay = overlay.display().to_string();
     cluster.kubectl.must(&["apply", "--kustomize", &overlay]);
     cluster.kubectl.must(&ROLLOUT);
+    cluster.wait_for("all is given back", || {
+        let mut left = cluster.knobs()?;
+        // All of the machine: the kubelet's own, and of containers, from which no set can be taken back.
+        left.retain(|line| !line.ends_with("/cpuset.cpus:0-5") && !line.ends_with("/cpuset.mems:0-1"));
+        if left.is_empty() { Ok(()) } else { Err(format!("{left:#?}")) }
+    });
     cluster.kubectl.must(&["delete", "--kustomize", &overlay, "--timeout=10m"]);
     cluster.step("numaward was removed");
-
-    let mut left = cluster.knobs().unwrap();
-    // All of the machine: the kubelet's own, and of containers, from which no set can be taken back.
-    left.retain(|line| !line.ends_with("/cpuset.cpus:0-5") && !line.ends_with("/cpuset.mems:0-1"));
-    assert_eq!(left, [""; 0]);
     cluster.run(&[wants("new")]);
     let place = cluster.place("new", "main").unwrap();
     assert_eq!((place.cpus.len(), place.nodes.len()), (6, 2), "{place:?}");

@@ -132,6 +132,9 @@ fn spin() -> ExitCode {
     println!("ready");
     let mut line = String::new();
     io::stdin().read_line(&mut line).unwrap();
+    // It may have been moved to its cgroup while it ran. Whose a task is, is found when it is switched in, and on a CPU that
+    // nobody else wants that may be never.
+    thread::sleep(Duration::from_millis(1));
     loop {
         std::hint::spin_loop();
     }
