@@ -373,11 +373,14 @@ fn are_placed(cluster: &Cluster) {
 /// A pod wants two CPUs of one node, and no node has so many. It starts when they are there.
 fn are_refused(cluster: &Cluster) {
     let wants = |name, cpus| pod(name, &[container("main", &guaranteed(cpus, 64))]);
-    // Three can be on node 1 only, and then one on node 0 only.
+    // Three can be on node 1 only, then one on node 0 only, and then two on node 1 only.
     cluster.run(&[wants("trio", 3)]);
     cluster.wait_until_placed(&[("trio", "main", 3)]);
     cluster.run(&[wants("one", 1)]);
-    let expected = [("one", "main", 1), ("trio", "main", 3)];
+    cluster.wait_until_placed(&[("one", "main", 1), ("trio", "main", 3)]);
+    cluster.delete(&["trio"]);
+    cluster.run(&[wants("pair", 2)]);
+    let expected = [("one", "main", 1), ("pair", "main", 2)];
     let places = cluster.wait_until_placed(&expected);
     cluster.kubectl.apply(&wants("late", 2));
     for (reason, word) in
@@ -390,7 +393,7 @@ fn are_refused(cluster: &Cluster) {
             word,
             "numaward cannot place pod default/late: ",
             "node 0: cpu requested 2, free 1",
-            "node 1: cpu requested 2, free 0",
+            "node 1: cpu requested 2, free 1",
         ] {
             assert!(message.contains(words), "{words}: {message}");
         }
@@ -398,34 +401,34 @@ fn are_refused(cluster: &Cluster) {
     assert_eq!(cluster.pod("late").unwrap()["status"]["phase"], "Pending");
     assert_eq!(cluster.wait_until_placed(&expected), places, "nobody was to move");
     cluster.step("a pod was refused");
-    cluster.delete(&["trio"]);
+    cluster.delete(&["one"]);
     cluster.wait_until_ready("late");
-    cluster.wait_until_placed(&[("late", "main", 2), ("one", "main", 1)]);
+    cluster.wait_until_placed(&[("late", "main", 2), ("pair", "main", 2)]);
+    cluster.delete(&["late"]);
     cluster.step("it runs where there is room");
 }
 
-/// The pod `late` is given more CPUs and fewer while it runs, and never more than its node has.
+/// The pod `pair` is given more CPUs and fewer while it runs, and never more than its node has.
 fn are_resized(cluster: &Cluster) {
     let resize = |cpus: u32| {
         let containers = json!([{ "name": "main", "resources": guaranteed(cpus, 96) }]);
         let patch = json!({ "spec": { "containers": containers } }).to_string();
-        cluster.kubectl.must(&["patch", "pod", "late", "--subresource=resize", "--patch", &patch]);
+        cluster.kubectl.must(&["patch", "pod", "pair", "--subresource=resize", "--patch", &patch]);
     };
-    let expected = |cpus| [("late", "main", cpus), ("one", "main", 1)];
-    let before = cluster.wait_until_placed(&expected(2));
+    let before = cluster.wait_until_placed(&[("pair", "main", 2)]);
     resize(3);
-    cluster.wait_until_placed(&expected(3));
+    cluster.wait_until_placed(&[("pair", "main", 3)]);
     resize(2);
-    assert_eq!(cluster.wait_until_placed(&expected(2)), before);
+    assert_eq!(cluster.wait_until_placed(&[("pair", "main", 2)]), before);
     resize(4);
     let message = cluster.wait_for("a resize fails", || {
-        cluster.events("late", "ResizeError")?.pop().ok_or_else(|| "there is no event".to_owned())
+        cluster.events("pair", "ResizeError")?.pop().ok_or_else(|| "there is no event".to_owned())
     });
-    let words = "numaward cannot resize container main of pod default/late: what is missing is not free on its nodes: \
+    let words = "numaward cannot resize container main of pod default/pair: what is missing is not free on its nodes: \
                  node 1: cpu requested 2, free 1";
     assert!(message.contains(words), "{message}");
-    assert_eq!(cluster.wait_until_placed(&expected(2)), before);
-    cluster.delete(&["late", "one"]);
+    assert_eq!(cluster.wait_until_placed(&[("pair", "main", 2)]), before);
+    cluster.delete(&["pair"]);
     cluster.step("a pod was resized");
 }
 
